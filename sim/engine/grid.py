@@ -3,7 +3,7 @@
 from collections import deque
 
 from sim.engine.barrier import witnesses
-from sim.engine.scheduler import FINISHED, PARKED, YIELDED
+from sim.engine.scheduler import FINISHED, ONE_OF_BLOCK, PARKED, YIELDED
 from sim.errors import Abandoned, Stuck
 from sim.events import Finding
 
@@ -86,6 +86,11 @@ def indices(shape):
     return [(x, y, z) for z in range(shape[2]) for y in range(shape[1]) for x in range(shape[0])]
 
 
+def wait_together(block):
+    """Whether all threads of a parked block wait for the grid, and not one for all of them."""
+    return all(thread.waits != ONE_OF_BLOCK for thread in block.threads)
+
+
 class Grid:
     """Walks the blocks of one launch in a seeded order."""
 
@@ -116,6 +121,10 @@ class Grid:
         self.context.live = live
         try:
             while pending or live or parked:
+                if self.scheduler.woken:
+                    self.scheduler.woken = False
+                    live.extend(block for block in parked if block.ready)
+                    parked = [block for block in parked if not block.ready]
                 if not live and pending:
                     live.append(self.start(pending.popleft()))
                 elif not live:
@@ -158,7 +167,7 @@ class Grid:
 
     def release(self, parked):
         """All blocks left wait for the whole grid. If every block is there, the barrier opens."""
-        if len(parked) == len(self.order):
+        if len(parked) == len(self.order) and all(wait_together(block) for block in parked):
             for block in parked:
                 self.scheduler.open_barrier(block)
             self.context.announce("grid_barrier_opened")

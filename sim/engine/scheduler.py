@@ -7,6 +7,7 @@ from sim.events import SITES, Access, Finding, index_text
 PASSES = 64  # how often a thread that asks in vain is passed over
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
 BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
+ONE_OF_BLOCK = "grid.sync, for its block"  # a thread that waits for other blocks while its own block does not
 
 
 class Dim3:
@@ -31,6 +32,7 @@ class Scheduler:
         self.context = context
         self.takes_turns = False  # whether an atomic lets others run: needed where threads spin on memory
         self.abandoned = 0  # blocks ended early
+        self.woken = False  # whether threads of parked blocks can run again
         # turns that the running thread might have given to others, and how many it need not give
         self.turns = self.patience = 0
         self.thread_index, self.block_index, self.block = Dim3(), Dim3(), None
@@ -173,6 +175,9 @@ class Scheduler:
         what = {thread.waits for thread in waiting}
         if WARP in what and warp.settle(self.context, block):
             return True
+        if ONE_OF_BLOCK in what:
+            self.context.flush()
+            return False
         # counted, not put in a set: Python takes a microsecond to hash a code object
         places = [(thread.frame.f_code, thread.frame.f_lasti, thread.calls) for thread in waiting]
         meet = places.count(places[0]) == len(block.threads)

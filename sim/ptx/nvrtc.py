@@ -1,5 +1,8 @@
 """CUDA C++ to PTX by NVRTC, NVIDIA's run-time compiler, which needs no GPU."""
 
+import functools
+import importlib.util
+import os
 from pathlib import Path
 
 from sim.errors import LaunchError
@@ -9,12 +12,18 @@ INSTALL = (
     "pip install cuda-bindings nvidia-cuda-nvrtc (numba-cuda[cu13] brings both), or give PTX to load_ptx"
 )
 
+HEADERS = (
+    "The toolkit's headers come with: pip install nvidia-cuda-runtime nvidia-cuda-cccl (numba-cuda[cu13]"
+    ' brings both); folders of your own by load_cuda(path, "-Ifolder")'
+)
+
 
 def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80") -> Module:
     """The Module of a .cu file: its `extern "C"` and other kernels, compiled by NVRTC with line numbers.
 
     path: the file.
-    options: more of NVRTC's, such as "-I/usr/local/cuda/include" or "-DWIDTH=8".
+    options: more of NVRTC's, such as "-Imy_headers" or "-DWIDTH=8". Headers of the CUDA toolkit, such as
+        <cooperative_groups.h>, are found where NVIDIA's Python packages or CUDA_HOME have them.
     architecture: whose PTX is wanted; sim runs what sm_80 has.
 
     Errors: LaunchError where NVRTC is missing, or with the compiler's message.
@@ -30,14 +39,28 @@ def compiled(source: str, name: str, *options: str, architecture: str = "compute
     except ImportError as error:
         raise LaunchError(f"{name} needs NVRTC, which is not installed\n  {INSTALL}") from error
     flags = [f"--gpu-architecture={architecture}", "-lineinfo", "--std=c++17", *options]
+    flags += [f"-I{folder}" for folder in header_folders()]
     try:
         _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
     except RuntimeError as error:  # the library itself
         raise LaunchError(f"{name} needs NVRTC, which cannot be loaded: {error}\n  {INSTALL}") from error
     (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise LaunchError(f"NVRTC does not compile {name}:\n{read(nvrtc, 'ProgramLog', program)}")
+        log = read(nvrtc, "ProgramLog", program)
+        hint = f"\n  {HEADERS}" if "open source file" in log else ""
+        raise LaunchError(f"NVRTC does not compile {name}:\n{log}{hint}")
     return without_folder(read(nvrtc, "PTX", program), name)
+
+
+@functools.cache
+def header_folders():
+    """The folders that hold the CUDA toolkit's headers: of NVIDIA's Python packages, else of CUDA_HOME."""
+    spec = importlib.util.find_spec("nvidia")
+    packages = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
+    found = [folder for package in packages for folder in sorted(package.glob("*/include"))]
+    found += [Path(os.environ[name], "include") for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    found += [folder / "cccl" for folder in found]
+    return tuple(str(folder) for folder in found if folder.is_dir())
 
 
 def read(nvrtc, what, program):

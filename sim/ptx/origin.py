@@ -40,7 +40,7 @@ class Origin:
         """The number of the Site of an instruction: by its .loc, else by its line of PTX."""
         at = item or function
         ptx = " ".join(self.text.lines[at.line - 1].split())
-        place = item and self.place(function, item.location)
+        place = item and self.place(item.location)
         if place is None:
             return SITES.add(Site(action, f"{plain_name(function.name)}, PTX", at.line, 0, ptx))
         text, path = self.source_line(place.file, place.line), self.text.files.get(place.file, "?")
@@ -50,14 +50,14 @@ class Origin:
         indent = len(text) - len(text.lstrip())
         return SITES.add(Site(action, name, place.line, max(place.column - 1, 0), text.strip(), indent))
 
-    def place(self, function, location):
-        """The innermost place, of those that were inlined into each other, in the file in which the function
-        is."""
-        home = next((i.location.file for i in function.body if getattr(i, "location", None)), None)
+    def place(self, location):
+        """Return the innermost place, of those that were inlined into each other, in the file in which the
+        function itself is: the one of the outermost place."""
         chain = []
         while location is not None:
             chain.append(location)
             location = location.inlined
+        home = chain[-1].file if chain else None
         chain = [place for place in chain if place.line]
         return next((place for place in chain if place.file == home), chain[-1] if chain else None)
 

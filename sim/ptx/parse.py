@@ -170,6 +170,7 @@ class Parser(Operands):
 
     def body(self, function):
         function.body, self.location = [], None
+        self.located = {}  # (file, line, column) -> the last Location there
         self.take("{")
         passed = (v for v in (*function.returns, *function.parameters) if v.space == "reg")
         self.scopes = [{v.name: Register(v.name, v.type) for v in passed}]
@@ -280,5 +281,7 @@ class Parser(Operands):
                 if self.taken("+"):
                     self.integer()
             elif what == "inlined_at":
-                inlined = Location(self.integer(), self.integer(), self.integer())
-        self.location = Location(*place, inlined)
+                call = self.integer(), self.integer(), self.integer()
+                inlined = self.located.get(call) or Location(*call)
+        # a call that is itself inlined stands there as the last location of its line and column
+        self.location = self.located[tuple(place)] = Location(*place, inlined)

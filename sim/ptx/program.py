@@ -12,6 +12,7 @@ from sim.isa.registers import HELPERS, WIDTHS, Missing
 from sim.isa.table import INSTRUCTIONS
 from sim.ptx import atomics
 from sim.ptx.emit import Writer
+from sim.ptx.grid_sync import HIGH, LOW, GridSync
 from sim.ptx.holding import read_and_written
 from sim.ptx.syntax import Instruction, python_name
 
@@ -45,6 +46,7 @@ class Program:
         self.text, self.origin, self.entry, self.branches = text, origin, entry, branches
         self.given, self.arguments, self.names = {}, {}, {}
         self.addressed = set()  # names of the module's variables whose address the source takes
+        self.grid_syncs = {}  # function -> its GridSync
         self.used, self.synchronizes, self.stores = set(), False, False
         self.counter = itertools.count(1)
         self.missing = []
@@ -68,9 +70,21 @@ class Program:
             raise LaunchError(refusal(self.entry, self.missing))
         return "\n".join(lines)
 
+    @property
+    def grid_sync(self):
+        """The GridSync of the function that is translated now."""
+        name = self.function.name
+        if name not in self.grid_syncs:
+            self.grid_syncs[name] = GridSync(self.function)
+        return self.grid_syncs[name]
+
     def look_at(self, function):
         """Whether threads act on what atomics tell them, and whether anything stores."""
-        instructions = [item for item in function.body if isinstance(item, Instruction)]
+        self.used |= {"this_grid"} if self.grid_sync.needed else set()
+        barriers = self.grid_sync.arrivals | self.grid_sync.waits
+        instructions = [
+            item for item in function.body if isinstance(item, Instruction) and id(item) not in barriers
+        ]
         read = set().union(*(read_and_written(item)[0] for item in instructions))
         for item in instructions:
             parts = item.names
@@ -167,6 +181,8 @@ class Program:
             return "1" if "ncta" in stem else "0"
         if stem in ("nwarpid", "dynamic_smem_size", "total_smem_size", "aggr_smem_size"):
             return self.shared_name(stem, lambda run: run.extent(stem, None))
+        if stem in (HIGH, LOW):
+            return self.shared_name(stem, lambda run: run.workspace_address(stem))
         if stem in CLOCKS:
             return self.shared_name("clock", lambda run: run.clock) + "()"
         if stem in SPECIALS:
@@ -194,12 +210,17 @@ class Program:
 
     def strong(self, action, ptx_type, space, access):
         """A load or store that other threads' strong ones do not race with."""
+        if id(self.item) in self.grid_sync.waits:
+            place = self.place()
+            return self.unique("wait_for_grid", lambda run: run.wait_for_grid(place))
         self.used.add("atomic")
         self.synchronizes = True
         rest = ptx_type, space, access, self.site("atomic"), self.site(action)
         return self.unique(action, lambda run: run.memory.strong(action, *rest))
 
     def atomic(self, access):
+        if id(self.item) in self.grid_sync.arrivals:
+            return "u32", self.shared_name("arrive_at_grid", lambda run: run.arrive_at_grid)
         self.used.add("atomic")
         ptx_type, combine, replaces = atomics.atomic(access)
         site, writes = self.site("atomic"), atomics.writes(access)

@@ -13,10 +13,12 @@ from sim.memory.declared import check_sizes
 from sim.memory.spaces import bind_arguments, host_array
 from sim.ptx import outside
 from sim.ptx.copies import OfAddresses
+from sim.ptx.grid_sync import HIGH, GridBarrier, workspace
 from sim.ptx.memory import Memory
 from sim.ptx.origin import plain_name
 from sim.ptx.regions import VIEWS, WINDOWS
 
+WORKSPACE = "%envreg1"  # the name of its allocation
 STACK = 1 << 16  # bytes of a thread for the local memory of a function that calls itself
 
 
@@ -39,6 +41,7 @@ class Run:
         self.allocations = {}  # variable's name -> allocation
         self.dynamic = None
         self.ticks = itertools.count()
+        self.grid = GridBarrier(scheduler)
         self.declared_bytes = {"shared": 0, "local": 0}
         self.lay_out()
 
@@ -195,6 +198,20 @@ class Run:
             return lambda scope: 1
         at = self.place(place)
         return lambda handle, flags: self.scheduler.wait(GRID, at) or 0
+
+    def workspace_address(self, half):
+        """Half of the address of what the driver gives a cooperative launch: the high or the low 32 bits."""
+        if WORKSPACE not in self.allocations:
+            self.allocations[WORKSPACE] = workspace(self)
+        address = self.allocations[WORKSPACE].base
+        return address >> 32 if half == HIGH else address & 0xFFFFFFFF
+
+    def arrive_at_grid(self, address, added):
+        return self.grid.arrive(added)
+
+    def wait_for_grid(self, place):
+        at = self.place(place)
+        return lambda address: self.grid.wait(at)
 
     def warp_call(self, entry, place, space=None, sites=None):
         at, scheduler = self.place(place), self.scheduler

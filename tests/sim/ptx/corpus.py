@@ -16,6 +16,7 @@ class Case:
     output: int
     right: object
     mended_arguments: object = None
+    shared: int = 0  # bytes of dynamic shared memory
 
 
 def floats(n, seed=0):
@@ -124,7 +125,35 @@ CASES = {
     ),
     "vector_misaligned": Case(1, 8, lambda: [floats(33), zeros(8)], 1, lambda x, y: four_sums(x)),
     "never_ends": Case(1, 32, lambda: [wholes(32), zeros(32, np.int32)], 1, lambda x, s: halvings(x)),
+    "grid_sync": Case(4, 16, lambda: [floats(64), zeros(64)], 0, lambda x, y: smoothed(x, 10)),
+    "grid_sync_skipped": Case(
+        4,
+        32,
+        lambda: [70, wholes(70), zeros(5, np.int32)],
+        2,
+        lambda n, x, s: [x.sum(), *(x[i : i + 32].sum() for i in range(0, 128, 32))],
+    ),
+    "overlapping_counters": Case(
+        1,
+        64,
+        lambda: [wholes(64), zeros(10, np.uint32), zeros(1, np.uint64)],
+        1,
+        lambda x, c, t: np.bincount(x, minlength=10),
+        shared=48,
+    ),
+    "overlapping_tickets": Case(
+        8, 32, lambda: [wholes(8), zeros(3, np.int32), zeros(8, np.int32)], 1, lambda x, t, o: [x.sum(), 0, 8]
+    ),
+    "groups": Case(
+        1, 64, lambda: [wholes(64), zeros(1, np.int32), zeros(65, np.int32)], 1, lambda x, s, o: [x.sum()]
+    ),
 }
+
+
+def smoothed(x, rounds):
+    for _ in range(rounds):
+        x = np.float32(0.5) * (np.roll(x, -1) + np.roll(x, 1))
+    return x
 
 
 def bits(holds, lanes):

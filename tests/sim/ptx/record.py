@@ -9,8 +9,13 @@ HERE = Path(__file__).parent / "cuda"
 
 
 def compiled(path):
-    """The PTX of a .cu file. Errors: LaunchError."""
-    return nvrtc.compiled(path.read_text(), path.name)
+    """Return the PTX of a .cu file, with "include" for the folder of the toolkit's headers.
+
+    Errors: LaunchError."""
+    text = nvrtc.compiled(path.read_text(), path.name)
+    for folder in nvrtc.header_folders():
+        text = text.replace(folder, "include")
+    return text
 
 
 def main():

@@ -35,9 +35,9 @@ def test_the_bug_is_found_where_it_is(name):
         for number, line in enumerate(source.splitlines(), 1)
         if "FOUND" in line
     }
-    report = simulate(kernels["bug"], on_finding="report", max_steps=100_000)[case.grid, case.block](
-        *case.arguments()
-    )
+    report = simulate(kernels["bug"], on_finding="report", max_steps=100_000)[
+        case.grid, case.block, 0, case.shared
+    ](*case.arguments())
     assert {(a.site.line, f.kind) for f in report.findings for a in f.accesses if a.site} == marked
     assert all(a.site.function == f"{name}.cu" for f in report.findings for a in f.accesses if a.site)
 
@@ -47,7 +47,7 @@ def test_the_mended_kernel_is_right(name):
     case, (_, kernels) = CASES[name], module(name)
     arguments = (case.mended_arguments or case.arguments)()
     wanted = case.right(*(a.copy() if isinstance(a, np.ndarray) else a for a in arguments))
-    report = simulate(kernels["mended"])[case.grid, case.block](*arguments)
+    report = simulate(kernels["mended"])[case.grid, case.block, 0, case.shared](*arguments)
     assert report.findings == ()
     if wanted is not None:
         np.testing.assert_allclose(arguments[case.output], wanted, rtol=1e-5, atol=1e-6)

@@ -13,8 +13,12 @@ pytest.importorskip("numba")
 # kernels of the corpus that fibers run, and why
 LEFT = {
     "copy_not_awaited": "cp.async",
+    "grid_sync": "atom.add.release|envreg|ld.acquire",
+    "grid_sync_skipped": "atom.add.release|envreg|ld.acquire",
+    "groups": "atomics tell|call|redux|activemask|atom|fence",
     "last_block": "atomics tell|membar",
     "lock": "atomics tell|membar",
+    "overlapping_tickets": "atomics tell",
     "scope_of_block": ".cta.",
     "stack_aba": "membar",
 }
@@ -38,7 +42,7 @@ def test_findings_and_values_are_the_interpreters(name):
         for engine in ("fibers", "native"):
             arguments = make()
             how = simulate(kernels[which], engine=engine, on_finding="report", max_steps=100_000)
-            report = how[case.grid, case.block](*arguments)
+            report = how[case.grid, case.block, 0, case.shared](*arguments)
             found.append((told(report), [a.tobytes() for a in arguments if isinstance(a, np.ndarray)]))
         assert found[0] == found[1]
         by_fission = report.notes[0].startswith("by fission")
@@ -115,5 +119,7 @@ def test_of_a_large_launch_only_the_blocks_with_a_finding_are_explained():
 
 def test_what_is_not_compiled_is_named():
     case, (_, kernels) = CASES["copy_not_awaited"], module("copy_not_awaited")
-    report = simulate(kernels["mended"], engine="native")[case.grid, case.block](*case.arguments())
+    report = simulate(kernels["mended"], engine="native")[case.grid, case.block, 0, case.shared](
+        *case.arguments()
+    )
     assert report.notes[0] == "by fibers: cp.async.ca.shared.global (PTX line 92) has no compiled form"

@@ -1,0 +1,120 @@
+"""The grid barrier of cooperative groups in PTX: `cg::this_grid().sync()` compiles to a barrier of the block,
+an atomic addition by one thread of each block to a word that the driver provides, a loop of that thread until
+the word's highest bit has changed, and another barrier of the block.
+
+The word is the second one of a workspace, whose address is in %envreg1 (high half) and %envreg2 (low half).
+Where the addition and the loop stand together, the thread waits instead of looping, and the barrier orders
+the whole grid, as `grid.sync()` of a Python kernel does. Where a kernel calls `barrier_arrive` and
+`barrier_wait` apart from each other, the workspace is memory like any other, and release and acquire order
+the accesses."""
+
+from itertools import pairwise
+
+import numpy as np
+
+from sim.engine.scheduler import ONE_OF_BLOCK
+from sim.ptx.holding import named, read_and_written
+from sim.ptx.syntax import Address, Instruction, Special
+
+HIGH, LOW = "envreg1", "envreg2"  # where the halves of the workspace's address are
+BYTES = 8  # of the workspace: its size, and the barrier's word
+TOP = 1 << 31  # the bit of that word which changes when the barrier opens
+WORD = (1 << 32) - 1
+
+
+class GridSync:
+    """What a function does with the workspace. `arrivals`, `waits`: the ids of the instructions of barriers
+    in their usual form; `needed`: whether the function uses the workspace's memory, or hands its address on,
+    so that the launch has to be a cooperative one."""
+
+    def __init__(self, function):
+        items = [item for item in function.body if isinstance(item, Instruction)]
+        self.pointers = pointers(items)
+        self.arrivals, self.waits = set(), set()
+        self.needed = any(self.uses(item) for item in items)
+        for item, following in pairwise(items):
+            if self.adds(item) and self.asks(following) and where(item) == where(following):
+                self.arrivals.add(id(item))
+                self.waits.add(id(following))
+
+    def adds(self, item):
+        return item.names[:2] == ["atom", "add"] and self.at_workspace(item)
+
+    def asks(self, item):
+        strong = {"acquire", "volatile", "relaxed"} & set(item.names)
+        return item.names[0] == "ld" and bool(strong) and self.at_workspace(item)
+
+    def uses(self, item):
+        if item.names[0] in ("atom", "red"):
+            return self.at_workspace(item)
+        stored = item.names[0] == "st" and {register.name for register in named(item.operands[1])}
+        return bool(stored and stored & self.pointers)
+
+    def at_workspace(self, item):
+        found = where(item)
+        return found is not None and getattr(found.base, "name", None) in self.pointers
+
+
+def where(item):
+    """The Address of an instruction, or None."""
+    return next((operand for operand in item.operands if isinstance(operand, Address)), None)
+
+
+def pointers(items):
+    """Return the names of the registers that are computed from the workspace's address, and not loaded."""
+    found, before = set(), None
+    computing = [item for item in items if item.names[0] not in ("ld", "ldu", "atom", "call", "setp")]
+    while found != before:
+        before = set(found)
+        for item in computing:
+            read, written = read_and_written(item)
+            special = any(isinstance(o, Special) and o.name in (HIGH, LOW) for o in item.operands)
+            if special or read & found:
+                found |= written
+    return found
+
+
+class GridBarrier:
+    """The grid barrier of one launch. `word`: what the word in the workspace holds."""
+
+    def __init__(self, scheduler):
+        self.scheduler, self.context = scheduler, scheduler.context
+        self.word = 0
+        self.arrived = {}  # block -> the word before its last arrival
+        self.waiting = []  # threads, each for its block
+
+    def arrive(self, added):
+        """Add to the word for the running thread's block; returns what was there."""
+        old = self.word
+        self.word = old + added & WORD
+        self.arrived[self.context.thread.block] = old
+        if (old ^ self.word) & TOP:
+            self.open()
+        return old
+
+    def open(self):
+        """All blocks have arrived."""
+        self.context.flush()
+        self.context.announce("grid_barrier_opened")
+        self.context.progress()
+        for thread in self.waiting:
+            thread.block.ready.append(thread)
+        self.scheduler.woken = bool(self.waiting)
+        self.waiting = []
+
+    def wait(self, at):
+        """Let the running thread wait until the barrier has opened since its block arrived."""
+        thread = self.context.thread
+        old = self.arrived.get(thread.block)
+        if old is not None and not (old ^ self.word) & TOP:
+            self.waiting.append(thread)
+            self.scheduler.wait(ONE_OF_BLOCK, at)
+        return self.word
+
+
+def workspace(run):
+    """The workspace of a launch: its bytes in global memory."""
+    allocation = run.memory.reserve("the workspace of the grid barrier", "global", BYTES, 8, 4, None, 1)
+    allocation.root[:4] = np.frombuffer(BYTES.to_bytes(4, "little"), np.uint8)
+    run.memory.hold(allocation)
+    return allocation
