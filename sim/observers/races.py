@@ -257,7 +257,9 @@ def in_order(rows, i, j, order):
 def follows_atomic(rows, i, j):
     """Whether between an atomic i and an access j there is an atomic that j's thread did, or knows of by a
     barrier: that one saw what i had done."""
-    mine = (rows.action == ATOMIC) & (rows.block == rows.block[j]) & (rows.position > rows.position[i])
+    element = (rows.address == rows.address[i]) & (rows.size == rows.size[i])
+    mine = element & (rows.action == ATOMIC) & (rows.block == rows.block[j])
+    mine &= rows.position > rows.position[i]
     own = (rows.thread == rows.thread[j]) & (rows.position < rows.position[j])
     return bool((mine & (own | (rows.epoch < rows.epoch[j]))).any())
 
@@ -310,3 +312,17 @@ def with_atomics(rows, party, members):
         first = behind[np.unique(who[behind], return_index=True)[1]]
         yield from ((members[i], members[j]) for i in last if not follows_atomic(here, i, j))
         yield from ((members[j], members[i]) for i in first)
+    if not one_element(here):
+        yield from overlapping_atomics(here, party, members)
+
+
+def overlapping_atomics(here, party, members):
+    """Pairs of atomics on elements that overlap without being the same, which are not atomic to each other:
+    for each atomic the last earlier one of each other thread."""
+    who = here.block.astype(np.int64) << 12 | here.thread
+    atomic = here.action == ATOMIC
+    for j in np.flatnonzero(atomic).tolist():
+        other = (here.address[:j] != here.address[j]) | (here.size[:j] != here.size[j])
+        before = np.flatnonzero(atomic[:j] & other & (party[members[:j]] != party[members[j]]))
+        last = before[len(before) - 1 - np.unique(who[before][::-1], return_index=True)[1]]
+        yield from ((members[i], members[j]) for i in last)

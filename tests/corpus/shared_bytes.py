@@ -1,7 +1,7 @@
 """Corpus: views of the same bytes of shared memory, and what threads that share a word may do."""
 
 import numpy as np
-from numba import cuda, float32, float64, int32, uint8
+from numba import cuda, float32, float64, int32, int64, uint8
 from numba.types import float16
 
 
@@ -208,3 +208,50 @@ class AtomicsOfTwoWidths:
 
     def wanted(out):
         return {"out": [4, 4]}
+
+
+class TicketsBesideATotal:
+    """Atomics of 32 and 64 bits change the same bytes, and threads act on what the narrow ones return."""
+
+    launch = 1, 8, 0, 16
+    findings = {
+        (
+            "race-shared",
+            "error",
+            "total",
+            ("cuda.atomic.add(total, 0, 1)", "changed"),
+            ("out[cuda.atomic.add(ticket, 0, 1)] = t", "changed"),
+        )
+    }
+
+    def arguments():
+        return (np.full(32, -1, np.int64),)
+
+    @cuda.jit
+    def buggy(out):
+        total = cuda.shared.array(0, int64)
+        ticket = cuda.shared.array(0, int32)
+        t = cuda.threadIdx.x
+        if t == 0:
+            total[0] = 0
+            ticket[0] = 0
+        cuda.syncthreads()
+        out[cuda.atomic.add(ticket, 0, 1)] = t
+        cuda.atomic.add(total, 0, 1)
+
+    @cuda.jit
+    def fixed(out):
+        total = cuda.shared.array(0, int64)
+        ticket = cuda.shared.array(0, int32)[2:]
+        t = cuda.threadIdx.x
+        if t == 0:
+            total[0] = 0
+            ticket[0] = 0
+        cuda.syncthreads()
+        cuda.atomic.add(total, 0, 1)
+        cuda.atomic.add(ticket, 0, 1)
+        cuda.syncthreads()
+        out[t] = total[0] + ticket[0]
+
+    def wanted(out):
+        return {"out": [16] * 8 + [-1] * 24}

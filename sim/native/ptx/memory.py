@@ -10,17 +10,28 @@ import functools
 import numpy as np
 
 from sim.native.codegen.int64 import set_byte, variant, words
-from sim.native.codegen.shadow import BARE, BOUNDS, LOCAL, dirty, watch_load
+from sim.native.codegen.shadow import (
+    BARE,
+    BOUNDS,
+    EPOCH_SHIFT,
+    LOCAL,
+    RACE,
+    dirty,
+    races_with,
+    unwritten,
+    watch_atomic,
+    watch_load,
+)
 
 # the words of a table, and behind them the region of each place
 REGIONS, COUNT, SCRATCH, PLACES = 0, 1, 2, 8
 # the words of a region: its address, bytes (of one thread, if STRIDE is not 0), the address of its bytes
 # and of its shadow, the binary logarithm of a granule, how it is watched, whether it is fixed (or new for
-# each block), how many bytes lie from one thread's to the next, and of what power of two its declaration
-# makes its address a multiple
-BASE, SIZE, HOST, SHADOW, SHIFT, WATCH, FIXED, STRIDE, ALIGNED = range(9)
+# each block), how many bytes lie from one thread's to the next, of what power of two its declaration makes
+# its address a multiple; and of the atomics that change it: how many bytes, and `me` of the first of them
+BASE, SIZE, HOST, SHADOW, SHIFT, WATCH, FIXED, STRIDE, ALIGNED, WIDTH, FIRST = range(11)
 WRITABLE, READ_ONLY, OF_BLOCK = range(3)
-FIELDS = 9
+FIELDS = 11
 
 
 @words(inline=False)
@@ -39,7 +50,23 @@ def looked(shadow, offset, shift, watch, state, size, watched):
         watched(watch, shadow, granule, state)
 
 
-def located(table, place, address, thread, state, size, writes, look):
+@words(inline=False)
+def of_one_width(region, size, state):
+    """Mark the running block if atomics of different widths change a region: where their bytes overlap, they
+    are not atomic to each other. The interpreter decides whether they do."""
+    same, fresh = region[WIDTH] == size, unwritten(region[FIRST], state)
+    if region[WIDTH] == 0 or region[FIXED] == OF_BLOCK and (same or fresh):
+        region[WIDTH] = size
+        region[FIRST] = state.me
+    elif same:
+        pass
+    elif fresh:
+        races_with(state, region[FIRST] >> EPOCH_SHIFT)
+    else:
+        dirty(state, RACE)
+
+
+def located(table, place, address, thread, state, size, writes, changes, look):
     region = table[PLACES + place]
     offset = address - region[BASE] - thread * region[STRIDE]
     if offset < 0 or offset > region[SIZE] - size:
@@ -57,6 +84,8 @@ def located(table, place, address, thread, state, size, writes, look):
     offset += thread * region[STRIDE]
     watch = region[WATCH]
     if watch != BARE:
+        if changes and watch != LOCAL:
+            of_one_width(region, size, state)
         look(region[SHADOW], offset, region[SHIFT], watch, state)
     return region[HOST] + offset
 
@@ -67,8 +96,9 @@ def locator(watched, size):
     be read, written or changed (`watched`: watch_load, watch_store or watch_atomic); of others where nobody
     looks, if that cannot be."""
     look = variant(looked, f"{watched.words.name}_{size}", size=size, watched=watched)
-    writes = watched is not watch_load
-    return variant(located, f"{watched.words.name}_{size}", size=size, writes=writes, look=look)
+    writes, changes = watched is not watch_load, watched is watch_atomic
+    name = f"{watched.words.name}_{size}"
+    return variant(located, name, size=size, writes=writes, changes=changes, look=look)
 
 
 @words(inline=False)
@@ -115,7 +145,7 @@ class Table:
         if watch != BARE:
             shadow = np.zeros(granules, np.uint8) if watch == LOCAL else np.zeros(2 * granules, np.int64)
         addresses = self.address(memory), self.address(shadow)
-        rest = shift, watch, fixed, stride, allocation.alignment
+        rest = shift, watch, fixed, stride, allocation.alignment, 0, 0
         self.rows.append((allocation.base, allocation.root.size, *addresses, *rest))
 
     def address(self, array):
