@@ -389,7 +389,8 @@ for _to, _scalar in WIDE_AND_NARROW.items():
             enter(f"cvt.{_mode}i.{_to}.{_from}", _meaning, (_source,), _scalar, also=_also)
 for _to, _scalar in REALS.items():
     for _from, _source in (REALS | WIDE_AND_NARROW).items():
-        if _from in REALS and np.dtype(_scalar).itemsize > np.dtype(_source).itemsize:
+        wider = np.dtype(_scalar).itemsize > np.dtype(_source).itemsize
+        if _from in REALS and (_from == _to or wider):
             enter(f"cvt.{_to}.{_from}", lambda x: x, (_source,), _scalar)
         for _mode in DIRECTIONS:
             _meaning = partial(to_float, source=_source, scalar=_scalar, mode=_mode)

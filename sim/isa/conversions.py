@@ -120,17 +120,19 @@ def _integral(value, bits, signed):
     raise TypeError(f"{value!r} is no number, and cannot become an integer")
 
 
-def truncated(value, bits=64, signed=True):
+def truncated(value, bits=64, signed=True, least=16):
     """A float as an integer, as the PTX `cvt.rzi` that Numba emits: towards zero, saturated, a value for NaN.
 
-    Saturation is to `bits` bits, or 16 where `bits` is 8: Numba then keeps the low 8. A float16 is rounded to
-    the nearest (ties to even) and saturates at 8 too, because Numba's conversion of one emits `cvt.rni`. NaN
-    becomes 0, or the top bit alone when the source is a float64 or the result has 64 bits (PTX ISA, `cvt`).
+    Saturation is to `bits` bits, or to `least` where that is more: Numba keeps the low 8 of 16. A float16 is
+    rounded to the nearest (ties to even) and saturates at 8 too, because Numba's conversion of one emits
+    `cvt.rni`. NaN becomes 0, or the top bit alone when the source is a float64 or the result has 64 bits (PTX
+    ISA, `cvt`).
     """
     half = type(value) is float16
-    width = bits if half else max(bits, 16)
+    width = bits if half else max(bits, least)
     if value != value:
-        return (-1 if signed else 1) << (width - 1) if width == 64 or isinstance(value, float) else 0
+        top = width == 64 or isinstance(value, float) and width > 8
+        return (-1 if signed else 1) << (width - 1) if top else 0
     value = float(value)
     low, high = (-(1 << (width - 1)), (1 << (width - 1)) - 1) if signed else (0, (1 << width) - 1)
     if not low < value < high:

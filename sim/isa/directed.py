@@ -29,7 +29,7 @@ def from_float(value, dtype, mode):
     dtype = as_dtype(dtype)
     if math.isfinite(value):
         value = type(value)(float(WHOLE[mode](float(value))))
-    return int(cast(dtype)(truncated(value, 8 * dtype.itemsize, dtype.kind == "i")))
+    return int(cast(dtype)(truncated(value, 8 * dtype.itemsize, dtype.kind == "i", least=8)))
 
 
 def divided(x, y, scalar, mode):

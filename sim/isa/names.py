@@ -5,7 +5,7 @@ Source: PTX ISA, "Fundamental Types", "Instruction Statements"."""
 # type -> its width in bits
 WIDTHS = {f"{letter}{width}": width for letter in "sub" for width in (8, 16, 32, 64)}
 WIDTHS |= {"f16": 16, "bf16": 16, "f32": 32, "f64": 64, "f16x2": 32, "bf16x2": 32}
-WIDTHS |= {"tf32": 32, "pred": 1, "b128": 128}
+WIDTHS |= {"tf32": 32, "pred": 1, "b128": 128, "e4m3x2": 16, "e5m2x2": 16}
 
 
 class Missing(Exception):

@@ -19,7 +19,7 @@ import operator
 from dataclasses import dataclass
 
 import numpy as np
-from ml_dtypes import bfloat16
+from ml_dtypes import bfloat16, finfo
 from numpy import float32
 
 from sim.isa import arithmetic, bits, ieee
@@ -58,7 +58,7 @@ HELPERS = {scalar.__name__: scalar for scalar in REALS.values()} | {"sqrt": np.s
 HELPERS |= {f"{scalar.__name__}_of": halves.__getitem__ for scalar, halves in bits.HALVES.items()}
 for _function in (
     ieee.saturated, ieee.at_least_zero, bits.bits_of, bits.float32_of, bits.float64_of, bits.to_tf32,
-    bits.two_halves,
+    bits.two_halves, bits.two_bytes, bits.halves_to_bytes, bits.bytes_to_halves, bits.at_most,
 ):  # fmt: skip
     HELPERS[_function.__name__] = _function
 CALLED = {}  # a helper's name -> the entry of the table
@@ -152,7 +152,9 @@ def of_table(name):
     """The Operation of an entry, with the modifiers that the table does not heed."""
     ftz, relu = name.has("ftz"), name.has("relu")
     floating = name.types and name.types[0] in REALS and name.base != "setp"
-    sat = floating and name.types != ["f32", "f32"] and name.has("sat")
+    whole = name.canonical == "cvt.sat.f32.f32"  # the entry of __saturatef
+    sat = floating and not whole and name.has("sat")
+    finite = floating and name.has("satfinite")
     name.rest = [DIRECTIONS.get(part, part) for part in name.rest]
     try:
         entry = by_ptx(name.canonical)
@@ -160,6 +162,8 @@ def of_table(name):
         raise Missing(name.text) from None
     operands, result = tuple(map(type_name, entry.operands)), type_name(entry.results)
     text, kept, operands = spelled(name, entry, operands, result)
+    if finite:
+        text = text.replace("{0}", within(result, "{0}"))
     if ftz and "f32" in (*operands, result):
         text = flushed(text, operands, result)
     if relu:
@@ -343,18 +347,47 @@ def pairwise(function, scalar):
 
 @own("cvt")
 def _convert(name):
+    if set(name.types) & BYTES.keys():
+        return _convert_bytes(name)
     if name.type in ("f16x2", "bf16x2"):
         return _convert_two(name)
     if name.type == "tf32":
-        mode = name.one_of(("rna", "rn", "rz"))
-        return Operation(f"to_tf32({{0}}, {mode!r})", ("b32",), ("b32",), True)
+        mode, relu, finite = name.one_of(("rna", "rn", "rz")), name.has("relu"), name.has("satfinite")
+        more = f", {relu}, {finite}" if relu or finite else ""
+        return Operation(f"to_tf32({{0}}, {mode!r}{more})", ("b32",), ("b32",), True)
     return None
 
 
 def _convert_two(name):
-    ptx_type = name.types[0][:-2]
-    mode, relu, sat = name.one_of(("rn", "rz"), "rn"), name.has("relu"), name.has("satfinite")
-    if name.types[1:] != ["f32"] or sat:
+    if name.types[1:] != ["f32"]:
         return None
-    text = f"two_halves({{0}}, {{1}}, {REALS[ptx_type].__name__}, {mode!r}, {relu})"
+    ptx_type, (one, other) = name.types[0][:-2], ("{0}", "{1}")
+    mode, relu = name.one_of(("rn", "rz"), "rn"), name.has("relu")
+    if name.has("satfinite"):
+        one, other = within(ptx_type, one), within(ptx_type, other)
+    text = f"two_halves({one}, {other}, {REALS[ptx_type].__name__}, {mode!r}, {relu})"
     return Operation(text, ("f32", "f32"), ("b32",), True)
+
+
+def within(ptx_type, text):
+    """Return the text of a float that is no larger than the largest number of a type (.satfinite)."""
+    return f"at_most({text}, {float(finfo(REALS[ptx_type]).max)!r})"
+
+
+BYTES = {"e4m3x2": "float8_e4m3fn", "e5m2x2": "float8_e5m2"}
+HELPERS |= {scalar.__name__: scalar for scalar in bits.BYTES}
+
+
+def _convert_bytes(name):
+    """Make the Operation between two floats of 8 bits and two wider ones."""
+    to, source = name.types
+    relu, nearest = name.has("relu"), name.has("rn")
+    if not nearest or (to in BYTES) != name.has("satfinite"):
+        return None
+    if to in BYTES and source == "f32":
+        return Operation(f"two_bytes({{0}}, {{1}}, {BYTES[to]}, {relu})", ("f32", "f32"), ("b16",), True)
+    if to in BYTES and source == "f16x2":
+        return Operation(f"halves_to_bytes({{0}}, {BYTES[to]}, {relu})", ("b32",), ("b16",), True)
+    if to == "f16x2":
+        return Operation(f"bytes_to_halves({{0}}, {BYTES[source]}, {relu})", ("b16",), ("b32",), True)
+    return None

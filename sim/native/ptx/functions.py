@@ -216,8 +216,7 @@ def to_whole(e, found, x):
     double = e.intrinsic(WHOLE[found["mode"]], e.real(x, "f64")).code
     signed, bits = found["to"][0] == "s", int(found["to"][1:])
     numba_type = numba_type_of(np.dtype(f"{'i' if signed else 'u'}{bits // 8}"))
-    width = bits if x.ptx_type == "f16" else max(bits, 16)
-    code = to_integer(e.builder, numba_type, double, 16 if x.ptx_type == "f64" else 64, width)
+    code = to_integer(e.builder, numba_type, double, 16 if x.ptx_type == "f64" else 64, bits)
     return e.of_register(code, bits, signed)
 
 
