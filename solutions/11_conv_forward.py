@@ -44,6 +44,7 @@ from kernels.conv import forward as conv_forward
 from kernels.reference import conv_tiled
 from kernels.conv import tiles as conv_tiles
 from kernels.conv.forward import conv_forward_kernel
+from kernels.common import strips
 from kernels.common.launch import launch, output, simulated
 from kernels.reference.tiled import Traffic
 from kernels.common.tiles import MINUS_INFINITY, weight
@@ -741,8 +742,8 @@ print(inspect.getsource(conv_tiles.add_products.py_func))
 # A thread makes a **strip** of 8 neighbouring T. For one row of taps they need 8 + c_k − 1 neighbouring scores. They are kept in a window of registers, which moves on by four columns at a time; and each tap is fetched once for all 8.
 
 # %%
-print(inspect.getsource(conv_tiles.convolve_strip.py_func))
-print(inspect.getsource(conv_tiles.add_group.py_func))
+print(inspect.getsource(strips.convolve_strip.py_func))
+print(inspect.getsource(strips.add_group.py_func))
 
 # %% [markdown]
 # (Taps are filled up with zeros to a multiple of four columns. There are at most four such groups, and each is written out, as are a thread's two strips: registers have no index, and so the window moves on without a single instruction.) Both in a picture, for one thread:

@@ -82,6 +82,7 @@ nightly = pytest.mark.nightly
 LAYERS = "inside sim, a launch stands on the engine, the engine on memory, memory on the vocabulary"
 TOOLS = "observers and viz know only events, device and errors, and not each other"
 RING = "no modules import each other in a ring"
+KINDS = "inside kernels, the kinds of attention stand on shared code, and do not import each other"
 PACKAGES = "course stands on kernels and sim, which know nothing of each other"
 
 
@@ -94,6 +95,7 @@ PACKAGES = "course stands on kernels and sim, which know nothing of each other"
         pytest.param("sim/observers/__init__.py", "import sim.memory", TOOLS, marks=nightly),
         pytest.param("kernels/__init__.py", "import sim", PACKAGES, marks=nightly),
         ("kernels/common/tiles.py", "import kernels.flash.forward", RING),
+        ("kernels/flash/forward.py", "import kernels.conv.tiles", KINDS),
     ],
 )
 def test_an_import_that_points_up_is_caught(tmp_path, module, line, broken):

@@ -8,7 +8,7 @@ import torch
 
 from kernels.common.arguments import MAX_HEAD_DIM
 from kernels.common.splits import MERGING_WARPS
-from kernels.conv.tiles import GROUP
+from kernels.common.tiles import GROUP
 from kernels.latent.backward import latent_backward
 from kernels.latent.decode import heads_in_a_block, latent_attention_decode
 from kernels.latent.forward import latent_forward

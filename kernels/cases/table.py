@@ -21,10 +21,11 @@ from kernels.cases.memory_patterns import PADDED, THREADS, TILE, blocks, tiles
 from kernels.common.arguments import MAX_HEAD_DIM, MOST_TAPS
 from kernels.common.launch import WIDTHS, launch, output, width_for
 from kernels.common.splits import MERGING_WARPS
+from kernels.common.strips import TAPS
 from kernels.conv import backward as conv_backward
 from kernels.conv import decode as conv_decode
 from kernels.conv import forward as conv_forward
-from kernels.conv.tiles import PADDING, TAPS
+from kernels.conv.tiles import PADDING
 from kernels.flash.forward import KEYS, flash_forward
 from kernels.flash.warp import warp_forward
 from kernels.multi_token import bands as multi_token_bands

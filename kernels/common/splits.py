@@ -12,9 +12,13 @@ import torch
 from numba import cuda
 from numpy import float32
 
+from kernels.common.arguments import MAX_HEAD_DIM
 from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
 
-WARP_LANES, ALL_LANES = 32, 0xFFFFFFFF
+LANES, ALL_LANES = 32, 0xFFFFFFFF  # of a warp
+# c & LANE is c, but now the compiler knows that it is not negative
+LANE, LARGEST_D, PLACE = LANES - 1, MAX_HEAD_DIM - 1, (1 << 62) - 1
+UNROLLED = 4  # columns of a piece in a turn of a loop that is short enough for the compiler to unroll it
 MERGING_WARPS = 8  # of a block that merges
 BLOCKS, FEWEST_KEYS = 4, 64  # blocks that a multiprocessor holds, with 128 registers a thread; keys a block
 
@@ -44,16 +48,16 @@ def add_splits(sums, totals, part):
     each of MERGING_WARPS warps has added up: every MERGING_WARPS-th split, a lane every 32nd number. The
     caller puts a barrier before others read them."""
     splits, d = part.shape[0], part.shape[1] - 2
-    lane, warp = cuda.threadIdx.x % WARP_LANES, cuda.threadIdx.x // WARP_LANES
+    lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
     m, l = MINUS_INFINITY, float32(0)
-    for s in range(lane, splits, WARP_LANES):
+    for s in range(lane, splits, LANES):
         m = max(m, part[s, d])
     m = largest_of_warp(m)
     for s in range(warp, splits, MERGING_WARPS):
         l += weight(part[s, d], m) * part[s, d + 1]
     if lane == 0:
         totals[warp] = l
-    for c in range(lane, d, WARP_LANES):
+    for c in range(lane, d, LANES):
         total = float32(0)
         for s in range(warp, splits, MERGING_WARPS):
             total += weight(part[s, d], m) * part[s, c]
@@ -124,3 +128,17 @@ def checked_splits(splits):
     if splits < 1:
         raise ValueError(f"argument splits is {splits}; wanted at least 1")
     return splits
+
+
+def flat(rows):
+    """(B, H, N, d) as a kernel reads it where it is: one dimension that begins at its first number, and the
+    strides of batch and head.
+
+    Only rows that do not follow each other in memory are copied first.
+    """
+    *_, n, d = rows.shape
+    rows = rows if rows.stride()[2:] == (d, 1) else rows.contiguous()
+    span = (
+        1 + sum((size - 1) * stride for size, stride in zip(rows.shape, rows.stride())) if rows.numel() else 0
+    )
+    return rows.as_strided((span,), (1,)), rows.stride()[:2]

@@ -34,25 +34,20 @@ from numpy import float32, int32
 
 from kernels.common.arguments import ANY_FLOAT, FLOAT32, HALVES, backward_arguments
 from kernels.common.launch import launch, output, width_for
+from kernels.common.strips import MOST_REGISTERS, STRIP, TAPS, add_tap_gradients, load_taps
+from kernels.common.tiles import GROUP
 from kernels.conv.tensor_backward import conv_tensor_backward
 from kernels.conv.tiles import (
-    GROUP,
-    INDEX,
-    MOST_REGISTERS,
     NUMBERS,
     PADDING,
     PATCH,
-    STRIP,
     STRIPS,
-    TAPS,
-    WINDOW,
     add_weighted_columns,
     add_weighted_rows,
     check_size,
     clear,
     convolve_strips,
     copy_rows,
-    load_taps,
     products,
     store_rows,
     strip_column,
@@ -138,25 +133,6 @@ def store_strips(tile, strip, rows, first_column, last_column):
                 j = strip_column(s) + x
                 owned = i < rows and first_column <= j and j < last_column
                 tile[i, j] = strip[(turn * strips + s) * STRIP + x] if owned else float32(0)
-
-
-@cuda.jit(device=True)
-def add_tap_gradients(sums, g_tile, s_tile, a, b, part, parts, rows, first, last):
-    """sums[x] += Σ_ij dT[i, j] · S0[i + a, j + b + x], over the rows part, part + parts, … < rows and the
-    columns [first, last)."""
-    window = cuda.local.array(WINDOW, float32)
-    for i in range(part, rows, parts):
-        for x in range(STRIP):
-            window[x] = s_tile[i + a, ((first + b) & INDEX) + x]
-        for j in range(first, last, GROUP):
-            for x in range(GROUP):
-                window[STRIP + x] = s_tile[i + a, ((j + b) & INDEX) + STRIP + x]
-            for y in range(GROUP):
-                d_t = g_tile[i, (j & INDEX) + y] if j + y < last else float32(0)
-                for x in range(STRIP):
-                    sums[x] += d_t * window[x + y]
-            for x in range(STRIP):
-                window[x] = window[x + GROUP]
 
 
 # Kernels ----------------------------------------------------------------------------------------------------

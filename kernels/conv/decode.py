@@ -48,16 +48,26 @@ from kernels.common.arguments import (
     checked_scale,
 )
 from kernels.common.launch import launch, output
-from kernels.common.splits import MERGING_WARPS, add_splits, largest_of_warp, merged, splits_for, sum_of_warp
+from kernels.common.splits import (
+    LANE,
+    LANES,
+    LARGEST_D,
+    MERGING_WARPS,
+    PLACE,
+    UNROLLED,
+    add_splits,
+    flat,
+    largest_of_warp,
+    merged,
+    splits_for,
+    sum_of_warp,
+)
 from kernels.common.tiles import MINUS_INFINITY, weight
 from kernels.conv import tensor_decode as decode_tensor
 from kernels.tensor_cores.launch import check_tensor_cores, kind_of, tensor_width
 
-LANES, WARPS = 32, 4
-# c & LANE is c, but now the compiler knows that it is not negative
-LANE, LARGEST_D, PLACE = LANES - 1, MAX_HEAD_DIM - 1, (1 << 62) - 1
+WARPS = 4
 PITCH = LANES + 1  # of a piece of K, so that a column lies in 32 banks
-UNROLLED = 4  # columns of a piece in a turn of a loop that is short enough for the compiler to unroll it
 RING = 2 * LANES  # scores kept of each window row: a power of two, as & finds the place
 
 
@@ -314,20 +324,6 @@ def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None)
     )
     launch(conv_decode_merge_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, run=run)
     return o, log_sum
-
-
-def flat(rows):
-    """(B, H, N, d) as a kernel reads it where it is: one dimension that begins at its first number, and the
-    strides of batch and head.
-
-    Only rows that do not follow each other in memory are copied first.
-    """
-    *_, n, d = rows.shape
-    rows = rows if rows.stride()[2:] == (d, 1) else rows.contiguous()
-    span = (
-        1 + sum((size - 1) * stride for size, stride in zip(rows.shape, rows.stride())) if rows.numel() else 0
-    )
-    return rows.as_strided((span,), (1,)), rows.stride()[:2]
 
 
 def decode_arguments(q, k, v, w, scale, dtypes=FLOAT32):

@@ -32,24 +32,19 @@ from numpy import float32, int32
 from kernels.common.arguments import ANY_FLOAT, FLOAT32, HALVES, conv_arguments
 from kernels.common.launch import launch, output, width_for
 from kernels.common.splits import checked_splits, multiprocessors
-from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
+from kernels.common.strips import MOST_REGISTERS, ROW_THREADS, STRIP, TAPS, load_taps
+from kernels.common.tiles import GROUP, MINUS_INFINITY, reciprocal, weight
 from kernels.conv.tensor_forward import conv_tensor_forward
 from kernels.conv.tiles import (
-    GROUP,
-    MOST_REGISTERS,
     NUMBERS,
     PADDING,
     PATCH,
-    ROW_THREADS,
-    STRIP,
     STRIPS,
-    TAPS,
     add_weighted_rows,
     check_size,
     clear,
     convolve_strips,
     copy_rows,
-    load_taps,
     patch_place,
     products,
     store_rows,

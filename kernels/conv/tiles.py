@@ -17,21 +17,14 @@ a row of a chunk 4 more than it holds).
 from numba import cuda
 from numpy import float32
 
+from kernels.common.strips import ROW_THREADS, STRIP, convolve_strip
+from kernels.common.tiles import GROUP, INDEX, SECTOR
+
 SIZES = (32, 64)
 PATCH = 4
-STRIP, ROW_THREADS = 8, 4  # neighbouring columns of a thread; threads that share a row
 PADDING = 9  # how far a strip with all of its taps, in groups of four, may reach beyond the tile
-# taps and columns that come in one load of 16 bytes; also what a row of a chunk is longer than it need be,
-# for eight rows in different banks
-GROUP = 4
-TAPS = 16  # the largest kernel, 15 × 15, in whole groups
-# of a thread: then two blocks of 256 threads share a multiprocessor, which hides more than spilling costs
-MOST_REGISTERS = 128
-SECTOR = 8  # numbers in a sector of global memory
-# no index into a tile is larger, or negative: i & INDEX says so to the compiler, which then drops its code
-# for negative indices; i & PLACE does for rows of q, k and v
-INDEX, PLACE = 127, (1 << 31) - 1
-NUMBERS, PATCH_OPERANDS, WINDOW = PATCH * PATCH, PATCH * GROUP, STRIP + GROUP
+PLACE = (1 << 31) - 1  # as INDEX, for rows of q, k and v
+NUMBERS, PATCH_OPERANDS = PATCH * PATCH, PATCH * GROUP
 STRIPS = NUMBERS // STRIP  # NUMBERS of a tile are each thread's: a patch, or strips in one row or in two
 
 
@@ -83,33 +76,6 @@ def clear(tile):
     rows, columns = tile.shape
     for element in range(cuda.threadIdx.x, rows * columns, cuda.blockDim.x):
         tile[element // columns, element % columns] = float32(0)
-
-
-@cuda.jit(device=True)
-def load_taps(taps, w, flipped):
-    """taps = w (c_q, c_k), in both directions reversed if `flipped`, with 0 to its right and below. taps:
-    (TAPS, TAPS)."""
-    c_q, c_k = w.shape
-    for element in range(cuda.threadIdx.x, TAPS * TAPS, cuda.blockDim.x):
-        a, b = element // TAPS, element % TAPS
-        tap = float32(0)
-        if a < c_q and b < c_k:
-            tap = w[c_q - 1 - a, c_k - 1 - b] if flipped else w[a, b]
-        taps[a, b] = tap
-
-
-@cuda.jit(device=True)
-def load_columns(chunk, rows, first, start):
-    """chunk = rows[first : first + size, start : start + width], with 0 for what lies outside `rows` (n, d).
-    chunk: (size, width + GROUP). SECTOR neighbouring threads share a row: 32 bytes a time."""
-    n, d = rows.shape
-    for i in range(cuda.threadIdx.x // SECTOR, chunk.shape[0], cuda.blockDim.x // SECTOR):
-        inside = 0 <= first + i and first + i < n
-        for c in range(0, chunk.shape[1] - GROUP, SECTOR):
-            column = (c + cuda.threadIdx.x % SECTOR) & INDEX
-            chunk[i, column] = (
-                rows[first + i, start + column] if inside and start + column < d else float32(0)
-            )
 
 
 @cuda.jit(device=True)
@@ -260,39 +226,3 @@ def convolve_strips(strip, counts, tile, taps, c_q, c_k):
     if counts[1] > 0:
         row, column = strip_row(1 // strips, size), strip_column(1 % strips)
         convolve_strip(strip, STRIP, tile, taps, row, column, c_q, c_k)
-
-
-@cuda.jit(device=True)
-def convolve_strip(strip, place, tile, taps, i, j, c_q, c_k):
-    """strip[place + x] = Σ_ab taps[a, b] · tile[i + a, j + x + b] for x < STRIP.
-
-    Each number of the tile is loaded once a row, and used STRIP times from a window of registers that moves
-    on by GROUP columns.
-    """
-    window = cuda.local.array(WINDOW, float32)
-    for x in range(STRIP):
-        strip[place + x] = float32(0)
-    for a in range(c_q):
-        for x in range(STRIP):
-            window[x] = tile[i + a, (j & INDEX) + x]
-        add_group(strip, place, window, tile, taps, i, j, a, 0)
-        if c_k > GROUP:
-            add_group(strip, place, window, tile, taps, i, j, a, GROUP)
-            if c_k > 2 * GROUP:
-                add_group(strip, place, window, tile, taps, i, j, a, 2 * GROUP)
-                if c_k > 3 * GROUP:
-                    add_group(strip, place, window, tile, taps, i, j, a, 3 * GROUP)
-
-
-@cuda.jit(device=True)
-def add_group(strip, place, window, tile, taps, i, j, a, b):
-    """strip[place + x] += Σ_y taps[a, b + y] · tile[i + a, j + x + b + y] for y < GROUP; window then holds
-    STRIP columns from j + b + GROUP on."""
-    for x in range(GROUP):
-        window[STRIP + x] = tile[i + a, ((j + b) & INDEX) + STRIP + x]
-    for y in range(GROUP):
-        tap = taps[a, (b & INDEX) + y]
-        for x in range(STRIP):
-            strip[place + x] += tap * window[x + y]
-    for x in range(STRIP):
-        window[x] = window[x + GROUP]

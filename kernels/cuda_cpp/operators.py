@@ -4,8 +4,8 @@ import numpy as np
 
 from kernels.common.arguments import attention_arguments, backward_arguments, conv_arguments
 from kernels.common.launch import output, width_for
-from kernels.common.splits import splits_for
-from kernels.conv.decode import LANES, MERGING_WARPS, WARPS, decode_arguments, flat
+from kernels.common.splits import LANES, flat, splits_for
+from kernels.conv.decode import MERGING_WARPS, WARPS, decode_arguments
 from kernels.conv.forward import SIZE
 from kernels.conv.tiles import check_size, threads_of
 from kernels.cuda_cpp.launch import Kernel, launch

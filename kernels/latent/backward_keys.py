@@ -6,7 +6,7 @@ import functools
 from numba import cuda
 from numpy import float32
 
-from kernels.conv.tiles import GROUP, INDEX, load_columns
+from kernels.common.tiles import GROUP, INDEX, load_columns
 from kernels.latent.tiles import (
     COLUMNS,
     PATCH,

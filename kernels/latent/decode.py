@@ -30,16 +30,15 @@ from numpy import float32
 from kernels.common.arguments import FLOAT32, MAX_HEAD_DIM, checked_scale
 from kernels.common.launch import launch, output
 from kernels.common.splits import (
+    LANES,
     MERGING_WARPS,
-    WARP_LANES,
     add_splits,
     merged,
     splits_for,
     sum_of_warp,
     sum_of_warps,
 )
-from kernels.common.tiles import MINUS_INFINITY
-from kernels.conv.tiles import GROUP, load_columns
+from kernels.common.tiles import GROUP, MINUS_INFINITY, load_columns
 from kernels.latent.arguments import check_shapes, checked_alpha, checked_window
 from kernels.latent.tensor_decode import read_latents as read_latents_on_tensor_cores
 from kernels.latent.tiles import (
@@ -59,14 +58,14 @@ from kernels.latent.tiles import (
     sum_of_row,
 )
 
-THREADS_OF_A_HEAD = MERGING_WARPS * WARP_LANES  # of a block that projects or merges
+THREADS_OF_A_HEAD = MERGING_WARPS * LANES  # of a block that projects or merges
 
 
 @cuda.jit(device=True)
 def add_products_of_warp(sums, row, matrix):
     """sums[warp] = row matrix (m, n), over every MERGING_WARPS-th number of the row from the warp's on."""
-    lane, warp = cuda.threadIdx.x % WARP_LANES, cuda.threadIdx.x // WARP_LANES
-    for c in range(lane, matrix.shape[1], WARP_LANES):
+    lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+    for c in range(lane, matrix.shape[1], LANES):
         total = float32(0)
         for x in range(warp, matrix.shape[0], MERGING_WARPS):
             total += row[x] * matrix[x, c]
@@ -81,7 +80,7 @@ def latent_decode_project_kernel(q, newest, w_q, alpha, scale, q_latent, band):
     sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
     batch, head = cuda.blockIdx.y, cuda.blockIdx.x
     q_rows, k_row, w = q[batch, head], newest[batch], w_q[head]
-    thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % WARP_LANES, cuda.threadIdx.x // WARP_LANES
+    thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
     (rows, d), latent, reach = q_rows.shape, k_row.shape[0], band.shape[2]
     # 1. q̃; r = W_q k̃, a warp a number
     add_products_of_warp(sums, q_rows[rows - 1], w)
@@ -91,7 +90,7 @@ def latent_decode_project_kernel(q, newest, w_q, alpha, scale, q_latent, band):
     if reach > 0:
         for x in range(warp, d, MERGING_WARPS):
             total = float32(0)
-            for c in range(lane, latent, WARP_LANES):
+            for c in range(lane, latent, LANES):
                 total += w[x, c] * k_row[c]
             total = sum_of_warp(total)
             if lane == 0:
@@ -100,7 +99,7 @@ def latent_decode_project_kernel(q, newest, w_q, alpha, scale, q_latent, band):
     # 2. r·q_j, a warp a key
     for back in range(warp, reach, MERGING_WARPS):
         total = float32(0)
-        for x in range(lane, d, WARP_LANES):
+        for x in range(lane, d, LANES):
             total += absorbed[x] * q_rows[rows - 1 - back, x]
         total = sum_of_warp(total)
         if lane == 0:

@@ -32,8 +32,7 @@ from numpy import float32
 
 from kernels.common.arguments import HALVES
 from kernels.common.launch import launch, output
-from kernels.common.tiles import MINUS_INFINITY, reciprocal
-from kernels.conv.tiles import GROUP, INDEX, load_columns
+from kernels.common.tiles import GROUP, INDEX, MINUS_INFINITY, load_columns, reciprocal
 from kernels.latent.arguments import latent_arguments
 from kernels.latent.tensor_forward import latent_tensor_forward
 from kernels.latent.tiles import (

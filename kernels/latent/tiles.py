@@ -12,8 +12,7 @@ from numba import cuda
 from numpy import float32
 
 from kernels.common.launch import width_for
-from kernels.common.tiles import weight
-from kernels.conv.tiles import GROUP, INDEX, load_columns
+from kernels.common.tiles import GROUP, INDEX, load_columns, weight
 
 THREADS = 64
 COLUMNS = 32  # of a tile of scores: the rows that stream by

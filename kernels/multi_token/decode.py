@@ -35,9 +35,18 @@ from numpy import float32
 
 from kernels.common.arguments import MAX_HEAD_DIM, MOST_TAPS
 from kernels.common.launch import launch, output
-from kernels.common.splits import largest_of_warp, multiprocessors, sum_of_warp
+from kernels.common.splits import (
+    LANE,
+    LANES,
+    LARGEST_D,
+    PLACE,
+    UNROLLED,
+    flat,
+    largest_of_warp,
+    multiprocessors,
+    sum_of_warp,
+)
 from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
-from kernels.conv.decode import LANE, LANES, LARGEST_D, PLACE, UNROLLED, flat
 from kernels.reference import EPSILON
 
 KEYS, COLUMNS = 64, 16  # of a piece of K

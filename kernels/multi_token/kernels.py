@@ -25,9 +25,16 @@ from numpy import float32
 
 from kernels.common.arguments import MOST_TAPS
 from kernels.common.splits import largest_of_warp, sum_of_warp
-from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
-from kernels.conv.backward import add_tap_gradients
-from kernels.conv.tiles import INDEX, MOST_REGISTERS, ROW_THREADS, STRIP, TAPS, convolve_strip, load_taps
+from kernels.common.strips import (
+    MOST_REGISTERS,
+    ROW_THREADS,
+    STRIP,
+    TAPS,
+    add_tap_gradients,
+    convolve_strip,
+    load_taps,
+)
+from kernels.common.tiles import INDEX, MINUS_INFINITY, reciprocal, weight
 
 SIZE = 64  # rows and columns of a tile
 THREADS, WARPS = 256, 8

@@ -6,8 +6,8 @@ product and one move: U[b, j] = Σ_a w[a, b] · S0[a, j], then T[j] = Σ_b U[b, 
 """
 
 from kernels.common.launch import output, width_for
-from kernels.common.splits import splits_for
-from kernels.conv.decode import decode_arguments, flat
+from kernels.common.splits import flat, splits_for
+from kernels.conv.decode import decode_arguments
 from kernels.triton.launch import launch
 from kernels.triton.optional import tl, triton
 from kernels.triton.tiles import head_of_program, load_rows, products, reciprocal, weight

@@ -1,0 +1,84 @@
+"""Device functions that convolve scores with taps: a thread computes a strip of neighbouring columns.
+
+Taps are in shared memory, filled with zeros to TAPS × TAPS. A strip has STRIP columns of one row, which
+ROW_THREADS threads share.
+"""
+
+from numba import cuda
+from numpy import float32
+
+from kernels.common.tiles import GROUP, INDEX
+
+STRIP, ROW_THREADS = 8, 4  # neighbouring columns of a thread; threads that share a row
+TAPS = 16  # the largest kernel, 15 × 15, in whole groups
+WINDOW = STRIP + GROUP
+# of a thread: then two blocks of 256 threads share a multiprocessor, which hides more than spilling costs
+MOST_REGISTERS = 128
+
+
+@cuda.jit(device=True)
+def load_taps(taps, w, flipped):
+    """taps = w (c_q, c_k), in both directions reversed if `flipped`, with 0 to its right and below. taps:
+    (TAPS, TAPS)."""
+    c_q, c_k = w.shape
+    for element in range(cuda.threadIdx.x, TAPS * TAPS, cuda.blockDim.x):
+        a, b = element // TAPS, element % TAPS
+        tap = float32(0)
+        if a < c_q and b < c_k:
+            tap = w[c_q - 1 - a, c_k - 1 - b] if flipped else w[a, b]
+        taps[a, b] = tap
+
+
+@cuda.jit(device=True)
+def convolve_strip(strip, place, tile, taps, i, j, c_q, c_k):
+    """strip[place + x] = Σ_ab taps[a, b] · tile[i + a, j + x + b] for x < STRIP.
+
+    Each number of the tile is loaded once a row, and used STRIP times from a window of registers that moves
+    on by GROUP columns.
+    """
+    window = cuda.local.array(WINDOW, float32)
+    for x in range(STRIP):
+        strip[place + x] = float32(0)
+    for a in range(c_q):
+        for x in range(STRIP):
+            window[x] = tile[i + a, (j & INDEX) + x]
+        add_group(strip, place, window, tile, taps, i, j, a, 0)
+        if c_k > GROUP:
+            add_group(strip, place, window, tile, taps, i, j, a, GROUP)
+            if c_k > 2 * GROUP:
+                add_group(strip, place, window, tile, taps, i, j, a, 2 * GROUP)
+                if c_k > 3 * GROUP:
+                    add_group(strip, place, window, tile, taps, i, j, a, 3 * GROUP)
+
+
+@cuda.jit(device=True)
+def add_group(strip, place, window, tile, taps, i, j, a, b):
+    """strip[place + x] += Σ_y taps[a, b + y] · tile[i + a, j + x + b + y] for y < GROUP; window then holds
+    STRIP columns from j + b + GROUP on."""
+    for x in range(GROUP):
+        window[STRIP + x] = tile[i + a, ((j + b) & INDEX) + STRIP + x]
+    for y in range(GROUP):
+        tap = taps[a, (b & INDEX) + y]
+        for x in range(STRIP):
+            strip[place + x] += tap * window[x + y]
+    for x in range(STRIP):
+        window[x] = window[x + GROUP]
+
+
+@cuda.jit(device=True)
+def add_tap_gradients(sums, g_tile, s_tile, a, b, part, parts, rows, first, last):
+    """sums[x] += Σ_ij dT[i, j] · S0[i + a, j + b + x], over the rows part, part + parts, … < rows and the
+    columns [first, last)."""
+    window = cuda.local.array(WINDOW, float32)
+    for i in range(part, rows, parts):
+        for x in range(STRIP):
+            window[x] = s_tile[i + a, ((first + b) & INDEX) + x]
+        for j in range(first, last, GROUP):
+            for x in range(GROUP):
+                window[STRIP + x] = s_tile[i + a, ((j + b) & INDEX) + STRIP + x]
+            for y in range(GROUP):
+                d_t = g_tile[i, (j & INDEX) + y] if j + y < last else float32(0)
+                for x in range(STRIP):
+                    sums[x] += d_t * window[x + y]
+            for x in range(STRIP):
+                window[x] = window[x + GROUP]
