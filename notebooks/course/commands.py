@@ -164,7 +164,7 @@ def docs(arguments: list[str]) -> int:
 
 def bench_sim(arguments: list[str]) -> int:
     """Our simulator and Numba's, the same kernels, one table."""
-    return run("tests/bench/bench_sim.py", *arguments)
+    return run("tests/sim/bench_sim.py", *arguments)
 
 
 def run(*arguments: str) -> int:

@@ -22,5 +22,5 @@ def live(cell):
 @functools.cache
 def recorded():
     """{"source": "Recorded on an NVIDIA H200, ...", "cells": {a cell's function: what it printed}};
-    tests/bench/record_live.py writes it."""
+    `course.record.live` writes it."""
     return json.loads(RECORD.read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ import inspect
 import linecache
 import textwrap
 
-from power.lessons import used_names
+from course.definitions import used_names
 
 
 def edited(piece, *edits):

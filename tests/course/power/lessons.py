@@ -2,15 +2,12 @@
 need."""
 
 import ast
-import dis
 import functools
 import linecache
 import re
 from dataclasses import dataclass
-from pathlib import Path
-from types import CodeType
 
-ROOT = Path(__file__).resolve().parents[3]
+from course.definitions import cells_of, needed, source
 
 
 @dataclass(frozen=True)
@@ -38,17 +35,6 @@ class Exercise:
         return self.with_cell(self.cell, "the solution")
 
 
-def source(lesson):
-    """The text of lesson "05"."""
-    (path,) = ROOT.joinpath("solutions").glob(f"{lesson}_*.py")
-    return path.read_text(encoding="utf-8")
-
-
-def cells_of(text):
-    """The texts of a lesson's cells, without their first lines."""
-    return [cell.partition("\n")[2] for cell in re.split(r"^# %%", text, flags=re.M)]
-
-
 @functools.cache
 def exercises(lesson):
     """{"ex05_3": Exercise} of lesson "05"."""
@@ -65,19 +51,6 @@ def exercise(cells, check, answer):
     begin = next(i for i, line in enumerate(lines) if "# BEGIN SOLUTION" in line) + 1
     end = next(i for i, line in enumerate(lines) if "# END SOLUTION" in line) + 1
     return Exercise(check, answer, cells[place], needed(cells[:place], cells[place]), (begin, end))
-
-
-def needed(before, cell):
-    """The text of those top-level statements of the cells before that the cell's names need, in order."""
-    statements = [(node, text) for text in before for node in parsed(text)]
-    made_by = {name: i for i, (node, *_) in enumerate(statements) for name in names_made(node)}
-    wanted, open_names = set(), used_names(cell)
-    while open_names:
-        name = open_names.pop()
-        if (i := made_by.get(name)) is not None and i not in wanted:
-            wanted.add(i)
-            open_names |= used_names(whole(*statements[i]))
-    return "\n\n\n".join(whole(*statements[i]) for i in sorted(wanted))
 
 
 @functools.cache
@@ -103,35 +76,3 @@ def without_docstrings(text):
     return (
         "\n".join(line for line in lines if line and not re.match(r" *# (BEGIN|END) SOLUTION", line)) + "\n"
     )
-
-
-def parsed(text):
-    return ast.parse(text).body if not text.startswith(" [markdown]") else []
-
-
-def whole(node, text):
-    """A statement's text with its decorators."""
-    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-    return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
-
-
-def names_made(node):
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
-    if isinstance(node, ast.Assign):
-        return [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
-    return []
-
-
-def used_names(text):
-    """The names that the code takes from outside its functions."""
-    codes, names = [compile(text, "<lesson>", "exec")], set()
-    while codes:
-        code = codes.pop()
-        codes += [part for part in code.co_consts if isinstance(part, CodeType)]
-        names |= {
-            step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-        }
-    return names

@@ -1,7 +1,7 @@
-"""Records on a GPU what lesson 07 shows: prints the JSON of kernels/data/lesson07.json on stdout, and nothing
+"""Record on a GPU what lesson 07 shows: print the JSON of kernels/data/lesson07.json on stdout, and nothing
 else.
 
-Run from the repository's root, on a machine with a GPU: python tests/bench/record_lesson07.py > lesson07.json
+    python -m kernels.bench.record.lesson07 > lesson07.json
 """
 
 import json

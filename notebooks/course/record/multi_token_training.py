@@ -1,7 +1,8 @@
-"""Records on a GPU what each part of the multi-token layer adds: find-the-block whose answer is the block's
+"""Record on a GPU what each part of the multi-token layer adds: find-the-block whose answer is the block's
 last letter, five variants of the layer, several seeds each; JSON as kernels/data/multi_token_training.json.
 
-Run from the repository's root: python tests/bench/record_multi_token_training.py --out training.json
+    python -m course.record.multi_token_training --out training.json
+
 Every run is a process of its own, all at once, as a model so small leaves a GPU idle. The layers are those of
 `kernels.MultiTokenAttention`, computed by the plain PyTorch reference: at 40 tokens it is the faster one.
 """

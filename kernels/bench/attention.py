@@ -1,5 +1,5 @@
-"""How fast the attention kernels are on this GPU beside PyTorch's own, and what a launch costs the host:
-python tests/bench/bench_attention.py"""
+"""python -m kernels.bench.attention: time the attention kernels on this GPU next to PyTorch's own, and
+a launch on the host."""
 
 import statistics
 import time

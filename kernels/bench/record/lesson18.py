@@ -1,7 +1,7 @@
-"""Prints kernels/data/lesson18.json, filled in: run it from the project's root on a machine with a GPU of
-compute capability 9.0 or newer.
+"""Record what lesson 18 shows, on a machine with a GPU of compute capability 9.0 or newer: print the JSON of
+kernels/data/lesson18.json.
 
-    python tests/bench/record_lesson18.py > lesson18.json
+    python -m kernels.bench.record.lesson18 > lesson18.json
 
 What the driver says of the 16-bit kernels (registers, bytes spilled, shared memory, resident blocks), how
 long the backward pass and one token take in a CUDA graph with a cold cache, and PyTorch beside them. Each way

@@ -1,7 +1,7 @@
-"""Prints kernels/data/lesson08.json, filled in: run it from the project's root on a machine with an H200 and
-ncu.
+"""Record what lesson 08 shows, on a machine with an H200 and ncu: print the JSON of
+kernels/data/lesson08.json.
 
-    python tests/bench/record_lesson08.py > lesson08.json
+    python -m kernels.bench.record.lesson08 > lesson08.json
 
 Runs itself under ncu for the counters (--launch), then times without ncu. What it does goes to stderr. About
 11 GiB of GPU memory.
@@ -170,7 +170,14 @@ def profile():
         "--kernel-name-base",
         "mangled",
     ]
-    command += ["--metrics", ",".join(METRICS), sys.executable, __file__, "--launch"]
+    command += [
+        "--metrics",
+        ",".join(METRICS),
+        sys.executable,
+        "-m",
+        "kernels.bench.record.lesson08",
+        "--launch",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"ncu failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")

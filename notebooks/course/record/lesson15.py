@@ -1,7 +1,8 @@
-"""Records on a GPU what lesson 15 shows: find-the-block with and without convolution, five seeds each; JSON
+"""Record on a GPU what lesson 15 shows: find-the-block with and without convolution, five seeds each; JSON
 as kernels/data/lesson15.json.
 
-Run from the repository's root: python tests/bench/record_lesson15.py --out lesson15.json
+    python -m course.record.lesson15 --out lesson15.json
+
 The file is written anew after every run, so that an interruption costs one run. Progress goes to stderr.
 """
 

@@ -1,5 +1,5 @@
-"""What a launch costs the host on this GPU, and how a captured CUDA graph saves it: python
-tests/bench/bench_launch.py"""
+"""python -m kernels.bench.launch: time what a launch costs the host on this GPU, and what a captured CUDA
+graph saves."""
 
 import statistics
 import time

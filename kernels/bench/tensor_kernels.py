@@ -1,5 +1,5 @@
-"""Registers, spills, shared memory, occupancy and time of each kernel on tensor cores, in bfloat16, causal:
-python tests/bench/bench_tensor_kernels.py
+"""python -m kernels.bench.tensor_kernels: print registers, spills, shared memory, occupancy and time of each
+kernel on tensor cores, in bfloat16, causal.
 
 Needs a GPU of compute capability 8.0 or newer. Times are medians of CUDA graphs with a cold cache.
 """

@@ -1,8 +1,7 @@
-"""Records on a GPU what the cells under @live print: the JSON of notebooks/course/recorded/live.json, on
+"""Record on a GPU what the cells under @live print: the JSON of notebooks/course/recorded/live.json, on
 stdout.
 
-Run from the repository's root, on a machine with a GPU: PYTHONPATH=.:notebooks python
-tests/bench/record_live.py > live.json
+python -m course.record.live > live.json
 """
 
 import io

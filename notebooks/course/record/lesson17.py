@@ -1,6 +1,6 @@
-"""Prints kernels/data/lesson17.json, filled in: run it from the project's root on a machine with an H200.
+"""Record what lesson 17 shows, on a machine with an H200: print the JSON of kernels/data/lesson17.json.
 
-    PYTHONPATH=.:notebooks:tests/course python tests/bench/record_lesson17.py > lesson17.json
+    python -m course.record.lesson17 > lesson17.json
 
 Times the flash kernels that stand in solutions/17_fast_forward.py, with larger tiles, and beside them what
 the package and PyTorch have. (What convolutions take is in bench.json.) What it does goes to stderr.
@@ -8,7 +8,6 @@ the package and PyTorch have. (What convolutions take is in bench.json.) What it
 
 import json
 import linecache
-import re
 import sys
 from math import sqrt
 
@@ -17,11 +16,10 @@ from numba import cuda
 from numpy import float32, int32, uint32
 from torch.nn.functional import scaled_dot_product_attention
 
+from course.definitions import cells_of, needed, source
 from kernels.bench.timing import machine, milliseconds
 from kernels.flash.forward import flash_attention
-from power.lessons import ROOT, needed
 
-LESSON = ROOT / "solutions" / "17_fast_forward.py"
 SIZES, SMALL = "WIDTH, KEYS, WARPS = 64, 64, 4", "WIDTH, KEYS, WARPS = 16, 16, 2"
 PADDED, UNPADDED = "PITCH = WIDTH + 8", "PITCH = WIDTH"
 N, D = 65_536, 64
@@ -61,11 +59,10 @@ def plain_value_operands(tile, first, column):
 
 def flash_kernel(walk, plain, padded):
     """(kernel, queries of a block, threads) of the lesson's text with the recording's sizes."""
-    cells = [cell.partition("\n")[2] for cell in re.split(r"^# %%", LESSON.read_text("utf-8"), flags=re.M)]
-    text = needed(cells, "flash_with, one_place, two_places, plain_key_operands")
+    text = needed(cells_of(source("17")), "flash_with, one_place, two_places, plain_key_operands")
     for old, new in [(SMALL, SIZES), *([] if padded else [(PADDED, UNPADDED)])]:
         if text.count(old) != 1:
-            raise ValueError(f"{old!r} stands {text.count(old)} times in {LESSON.name}")
+            raise ValueError(f"{old!r} stands {text.count(old)} times in lesson 17")
         text = text.replace(old, new)
     name = f"<lesson 17: {walk}, {plain}, {padded}>"
     linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name

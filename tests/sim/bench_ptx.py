@@ -1,4 +1,4 @@
-"""What a million PTX instructions take in the simulator: python tests/bench/bench_ptx.py
+"""Time a million PTX instructions in the simulator: python tests/sim/bench_ptx.py
 
 Kernels as Numba's own PTX for sm_80, which needs no GPU. Prints a Markdown table: the instructions that all
 threads of a launch carry out (a guarded one counts in any case), for each engine the seconds for a million of
@@ -12,10 +12,10 @@ from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
-from bench_sim import cases
 from numba import cuda, float32
 from numba.cuda import dispatcher
 
+from bench_sim import cases
 from kernels.tensor_cores.instructions import mma_bf16
 from sim import load_ptx, simulate
 from sim.observers import DEFAULT

@@ -1,7 +1,7 @@
 """Convolutional attention over several GPUs: equality with one, times over the length of the sequence, the
 share of communication. Writes JSON.
 
-    python tests/bench/bench_distributed.py [--ranks 2] [--lengths 32768 65536 131072] [--json
+    python -m kernels.bench.distributed [--ranks 2] [--lengths 32768 65536 131072] [--json
     kernels/data/sharded.json]
 
 One process per GPU, NCCL; "one GPU" is the same call in a group of one. Communication alone is the same

@@ -1,0 +1,1 @@
+"""Programs that record on a GPU, in kernels/data, what lessons show."""

@@ -1,0 +1,65 @@
+"""Definitions taken from a lesson's source, with just the other definitions that they need."""
+
+import ast
+import dis
+import re
+from types import CodeType
+
+from course.bootstrap import ROOT
+
+
+def source(lesson):
+    """Return the text of lesson "05"."""
+    (path,) = ROOT.joinpath("solutions").glob(f"{lesson}_*.py")
+    return path.read_text(encoding="utf-8")
+
+
+def cells_of(text):
+    """Return the texts of a lesson's cells, without their first lines."""
+    return [cell.partition("\n")[2] for cell in re.split(r"^# %%", text, flags=re.M)]
+
+
+def needed(before, cell):
+    """Return the text of those top-level statements of the cells before that the cell's names need, in
+    order."""
+    statements = [(node, text) for text in before for node in parsed(text)]
+    made_by = {name: i for i, (node, *_) in enumerate(statements) for name in names_made(node)}
+    wanted, open_names = set(), used_names(cell)
+    while open_names:
+        name = open_names.pop()
+        if (i := made_by.get(name)) is not None and i not in wanted:
+            wanted.add(i)
+            open_names |= used_names(whole(*statements[i]))
+    return "\n\n\n".join(whole(*statements[i]) for i in sorted(wanted))
+
+
+def parsed(text):
+    return ast.parse(text).body if not text.startswith(" [markdown]") else []
+
+
+def whole(node, text):
+    """Return a statement's text with its decorators."""
+    first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+    return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
+
+
+def names_made(node):
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return [node.name]
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
+    if isinstance(node, ast.Assign):
+        return [name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)]
+    return []
+
+
+def used_names(text):
+    """Return the names that the code takes from outside its functions."""
+    codes, names = [compile(text, "<lesson>", "exec")], set()
+    while codes:
+        code = codes.pop()
+        codes += [part for part in code.co_consts if isinstance(part, CodeType)]
+        names |= {
+            step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        }
+    return names
