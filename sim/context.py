@@ -19,7 +19,7 @@ from sim.events import (
     Access,
     Batch,
     Decisions,
-    Heard,
+    EnabledEvents,
     Moment,
     Observer,
     Site,
@@ -48,7 +48,7 @@ class Context:
         self.counts_rounds = False  # whether loops around barriers count their rounds
         self.listeners = {hook: listeners(observers, hook) for hook in HOOKS}
         self.log = array("q") if self.listeners["accesses"] else None
-        self.heard = Heard(
+        self.enabled = EnabledEvents(
             bool(self.listeners["accesses"]),
             any(hook.__self__.local for hook in self.listeners["accesses"]),
             bool(self.listeners["unwritten"]),
@@ -60,7 +60,7 @@ class Context:
         self.segments, self.last_segment = [], -1  # (position in the log, thread): who appended what follows
         self.logged = 0  # accesses that tools have been told
         # whether a batch may hold what several blocks did, in turns
-        self.mixes_blocks = not (self.heard.local or self.heard.branches)
+        self.mixes_blocks = not (self.enabled.local or self.enabled.branches)
         self.findings = []
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # a Recording, if a tool makes one

@@ -292,7 +292,7 @@ class Recording:
 Findings = Iterable[Finding] | None  # what a hook may return
 
 
-class Heard(NamedTuple):
+class EnabledEvents(NamedTuple):
     """What the tools of a launch listen to, as far as a kernel's code depends on it: accesses, those to local
     memory too, reads of local memory that is not written, branches."""
 

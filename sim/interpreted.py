@@ -86,8 +86,8 @@ class Interpreted:
         # 3. its blocks
         fiber = self.fiber if scheduler.takes_turns or binder.used & SUSPENDING else None
         if fiber is Fiber and not scheduler.takes_turns:
-            in_steps = binder.in_steps(launch.function, parameters, kernel)
-            fiber, kernel = (Steps, in_steps) if in_steps else (fiber, kernel)
+            as_generator = binder.as_generator(launch.function, parameters, kernel)
+            fiber, kernel = (Steps, as_generator) if as_generator else (fiber, kernel)
         unnumbered = "has no source to number, so its operators are Python's own"
         notes = tuple(f"{name} {unnumbered}" for name in binder.without_source)
         code = tuple(copy.__code__ for copy in binder.functions.values())
@@ -97,7 +97,7 @@ class Interpreted:
 
 
 def binder_of(context, dialect):
-    fast = accessors(context.log, context.values, context.heard.local)
+    fast = accessors(context.log, context.values, context.enabled.local)
     context.load, context.store = (
         [fast.get(f"{what}{rank}") for rank in range(MAX_FAST_RANK + 1)] for what in ("load", "store")
     )

@@ -163,7 +163,7 @@ def check_returns(function: Any) -> None:
     if function in CHECKED:
         return
     source = source_of(function)
-    if source is not None and (returned := source.returned()) is not None:
+    if source is not None and (returned := source.value_return()) is not None:
         site = source.site("call", returned)
         raise LaunchError(
             f"the kernel returns a value: {site.function} line {site.line}  {site.source}\n  wanted `return`"

@@ -1,4 +1,4 @@
-"""The types of calls: one method for each role of what is called (sim.frontend.resolve)."""
+"""Types of calls: one method for each role that a called name can have (sim.frontend.resolve)."""
 
 import ast
 import functools
@@ -7,7 +7,7 @@ import numpy as np
 
 from sim.frontend.intervals import operation
 from sim.frontend.names import dtype_or_none, names_in, only_signature
-from sim.frontend.resolve import bound_arguments, first_argument, source_of, stands_for
+from sim.frontend.resolve import bound_arguments, first_argument, referent_of, source_of
 from sim.frontend.types import (
     ANY,
     INT64,
@@ -29,7 +29,8 @@ from sim.frontend.types import (
 from sim.isa.promotion import SCALAR, SIGNED
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
 
-OF_CUDA = {  # what functions and attributes of cuda give whose type does not hang on their arguments
+# the types of cuda's functions and attributes whose result type does not depend on arguments
+OF_CUDA = {
     "laneid": Number(np.int32, 0, 31),
     "warpsize": Number(np.int32, 32, 32),
     "grid": natural(int, LONG),
@@ -39,10 +40,14 @@ OF_CUDA = {  # what functions and attributes of cuda give whose type does not ha
 
 
 class CallTypes:
-    """Types of calls, for inference that has `of(expression)`; `block` and `results` are its own."""
+    """The part of type inference that handles calls.
+
+    The class that inherits it provides `of(expression)`, `block` (the shape of the block) and `results`
+    (types that device functions return).
+    """
 
     def of_call(self, node):
-        """What a call gives, by what it calls."""
+        """Return the type of a call's result, by the role of the called name."""
         given = [self.of(argument) for argument in node.args]
         return getattr(self, f"call_{getattr(node, 'calls', '')}", lambda *_: ANY)(node, given)
 
@@ -50,7 +55,7 @@ class CallTypes:
         return of_result(node.func.referent.dtype)
 
     def call_member(self, node, given):
-        """A method of a number or an array."""
+        """Return the type of a call of a number's or an array's method."""
         if not isinstance(node.func, ast.Attribute):
             return ANY
         held, name = self.of(node.func.value), node.func.attr
@@ -69,17 +74,20 @@ class CallTypes:
         return of_function(node.func.referent.entry, given)
 
     def call_object(self, node, given):
-        called = stands_for(node.func).value
+        called = referent_of(node.func).value
         if UNKNOWN in given:
             return UNKNOWN
         if not (isinstance(called, np.ufunc) and all(isinstance(number, Number) for number in given)):
             return ANY
-        return probed(called, tuple(number.scalar for number in given))
+        return probe_result_type(called, tuple(number.scalar for number in given))
 
-    def given(self, node):
-        """{parameter: type} of a call of a device function; None where that is not known, or where one copy
-        of the function must serve all calls."""
-        function = stands_for(node.func).function
+    def argument_types(self, node):
+        """Return {parameter: type} for a call of a device function.
+
+        Return None if the arguments are not known, or if one copy of the function has to serve all calls,
+        because it declares shared memory.
+        """
+        function = referent_of(node.func).function
         if function is None or "shared" in names_in(function.__code__):
             return None
         arguments = bound_arguments(function, node)
@@ -89,8 +97,8 @@ class CallTypes:
         }
 
     def call_device(self, node, _):
-        """The type of what a device function returns."""
-        called, given = node.func.referent, self.given(node)
+        """Return the type of a device function's result."""
+        called, given = node.func.referent, self.argument_types(node)
         signature = only_signature(called.value)
         if signature is not None:
             return element_type(dtype) if (dtype := dtype_or_none(signature.return_type)) is not None else ANY
@@ -98,7 +106,7 @@ class CallTypes:
             return UNKNOWN if given else ANY
         key = called.function, tuple(given.items())
         if key not in self.results:
-            self.results[key], source = UNKNOWN, source_of(called.function)  # while it calls itself
+            self.results[key], source = UNKNOWN, source_of(called.function)  # what a recursive call finds
             found = source and type(self)(source, given, self.block, self.results)
             self.results[key] = found.result() if found else ANY
         return self.results[key]
@@ -144,7 +152,8 @@ class CallTypes:
     call_lanes = call_cuda
 
     def of_instruction(self, entry, given):
-        """The type of what an instruction of a warp or block gives: a tuple if it has several results."""
+        """Return the type of the result of a warp or block instruction: a tuple if there are several
+        results."""
         given = dict(zip(entry.parameters, given))
         results = [
             given.get(result, ANY) if isinstance(result, Like) else Number(SCALAR[result.type])
@@ -154,20 +163,20 @@ class CallTypes:
         return tuple(results) if len(results) > 1 else results[0] if results else NONE
 
     def call_declaration(self, node, _):
-        """`cuda.shared.array(shape, dtype)`: the type of array that it makes."""
-        local, dtype = node.declares.space == "local", stands_for(node.declares.dtype).dtype
+        """Return the type of the array that `cuda.shared.array(shape, dtype)` or its like declares."""
+        local, dtype = node.declares.space == "local", referent_of(node.declares.dtype).dtype
         shape = self.versions.shape(node.declares.shape)
-        # (0,): the dynamic bytes, of which there may be none
+        # shape (0,) is a view of the dynamic shared bytes, and there may be none
         if dtype is None or dtype.hasobject or not shape or 0 in shape:
             return ANY
-        # a large number has no fast path where stores are noted
+        # the fast path marks local elements as written by 8-byte words, so wider elements do not take it
         if dtype.names is not None or local and dtype.itemsize > 8:
             return View(element_type(dtype), len(shape))
         return ArrayType(element_type(dtype), len(shape), dtype.itemsize, shape=shape, local=local)
 
 
 def of_function(entry, given):
-    """The type of what a Function of the table gives."""
+    """Return the type of the result of a Function of `sim.isa`."""
     if UNKNOWN in given:
         return UNKNOWN
     if entry is None or len(given) != entry.count or not all(isinstance(number, Number) for number in given):
@@ -181,7 +190,8 @@ def of_function(entry, given):
 
 
 def of_result(result):
-    """A Number of the type `result`; a signed integer is a Python int."""
+    """Return the Number for a result of a dtype. A narrow signed integer has an interval, so it is a
+    Python int."""
     dtype = np.dtype(result)
     scalar = SCALAR.get(dtype.type)
     if scalar is None:
@@ -190,12 +200,13 @@ def of_result(result):
 
 
 @functools.cache
-def probed(function, scalars):
-    """The type of what a function of ours gives for numbers of these scalar types, by asking it."""
+def probe_result_type(function, scalars):
+    """Return the type of the result of a numpy function, found by calling it with ones of these scalar
+    types."""
     try:
         with np.errstate(all="ignore"):
             return type_of_result(function(*(scalar(1) for scalar in scalars)))
-    except Exception:  # nothing is known of a function that takes no such numbers
+    except Exception:  # the function does not accept such numbers, so its result type is not known
         return ANY
 
 

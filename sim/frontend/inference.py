@@ -1,4 +1,5 @@
-"""Inference of types: round the versions of a function (sim.frontend.ssa) until nothing changes."""
+"""Type inference: compute the type of each version of each variable (sim.frontend.ssa) from the others,
+until nothing changes."""
 
 import ast
 import functools
@@ -9,7 +10,7 @@ import numpy as np
 from sim.frontend.call_types import OF_CUDA, CallTypes
 from sim.frontend.intervals import ADDITIVE, BITWISE, operation, range_interval
 from sim.frontend.names import MISSING
-from sim.frontend.resolve import AXIS, builtin_called, stands_for
+from sim.frontend.resolve import AXIS, builtin_called, referent_of
 from sim.frontend.ssa import Versions, stored_names, version_of
 from sim.frontend.tree import UNARY, indices_of
 from sim.frontend.types import (
@@ -35,7 +36,7 @@ from sim.frontend.types import (
     part,
     signed,
     type_of_value,
-    widened,
+    widen,
     with_float64,
 )
 from sim.isa.promotion import COMPLEX, INTEGRAL, SIGNED, UNSIGNED
@@ -51,9 +52,12 @@ GEOMETRY = {
 
 
 class Types(CallTypes):
-    """The types of the variables and expressions of a Source. `parameters` maps parameter names to types;
-    `block` is the launch's, (x, y, z); `results` remembers what device functions return,
-    {(function, types): type}."""
+    """The types of the variables and expressions of a Source.
+
+    parameters: {name: type} of the parameters, as far as known. block: the launch's block (x, y, z), which
+    bounds threadIdx. results: {(function, types): type}, the types that device functions return, shared by
+    the inferences of one kernel.
+    """
 
     def __init__(self, source, parameters, block=None, results=None):
         self.results, tree = {} if results is None else results, source.tree
@@ -63,7 +67,7 @@ class Types(CallTypes):
         self.block = block
         named = [part.arg for part in ast.walk(tree.args) if isinstance(part, ast.arg)]
         self.parameters, self.fixed = dict(parameters), set(named) - stored_names(tree.body)
-        self.versions = Versions(named, tree.body, lambda node: stands_for(node).value, self.is_none)
+        self.versions = Versions(named, tree.body, lambda node: referent_of(node).value, self.is_none)
         self.found = {}
         rounds, changed = 0, True
         while changed:
@@ -72,11 +76,12 @@ class Types(CallTypes):
                 before = self.found.get(version)
                 after = join(before, self.of_version(version))
                 if after != before:
-                    self.found[version] = widened(after) if rounds > ROUNDS else after
+                    self.found[version] = widen(after) if rounds > ROUNDS else after
                     changed = True
 
     def is_none(self, test):
-        """Whether `x is None` holds for an argument, as its type says; None for other conditions."""
+        """Return whether `x is None` holds for an argument, which its type tells; None for all other
+        conditions."""
         match test:
             case ast.Compare(ast.Name(name), [ast.Is() | ast.IsNot() as sign], [ast.Constant(None)]):
                 type_ = self.parameters.get(name, ANY) if name in self.fixed else ANY
@@ -98,12 +103,12 @@ class Types(CallTypes):
         return functools.reduce(part, positions, found)
 
     def result(self):
-        """The type of what the function returns."""
+        """Return the type of the function's result."""
         returned = [self.of(node.value) if node.value else NONE for node in self.versions.returns]
         return functools.reduce(join, returned, NONE if self.versions.falls_through else UNKNOWN)
 
     def of_iteration(self, node):
-        """The type of what a `for` loop over `node` yields."""
+        """Return the type of the values over which a `for` loop over `node` iterates."""
         name = builtin_called(node)
         if name == "range" and node.args:
             return self.of_range([self.of(argument) for argument in node.args])
@@ -139,11 +144,11 @@ class Types(CallTypes):
         version = version_of(node)
         if version is not None:
             return self.found.get(version)
-        value = stands_for(node).value
+        value = referent_of(node).value
         return ANY if value is MISSING else type_of_value(value)
 
     def of_attribute(self, node):
-        found = stands_for(node)
+        found = referent_of(node)
         if found.role == AXIS and node.attr in "xyz":
             return Number(np.int32, *of_axis(self.geometry[found.name], "xyz".index(node.attr)))
         if found.name in OF_CUDA:
@@ -179,8 +184,11 @@ class Types(CallTypes):
         return part(held, node.slice.value if isinstance(node.slice, ast.Constant) else None)
 
     def of_part(self, array, indices):
-        """An element, or what has an axis for each slice and for each axis without an index: an ArrayType,
-        where it is not empty, as no slice leaves anything out."""
+        """Return the type of an array indexed by `indices`: an element, or an array with one axis for each
+        slice and each axis without an index.
+
+        It is an ArrayType only if each slice is a plain `:`. Any other slice may be empty, so it is a View.
+        """
         axes = [isinstance(index, ast.Slice) for index in indices] + [True] * (array.rank - len(indices))
         types_ = [self.of(index) for index, axis in zip(indices, axes) if not axis]
         if len(axes) > array.rank or not all(isinstance(type_, Number | None) for type_ in types_):
@@ -218,7 +226,7 @@ class Types(CallTypes):
         version = INSTRUCTIONS[f"operator.{UNARY[type(node.op)]}"].version(operand.scalar)
         if version is None or operand.scalar not in SIGNED or operand.bits is None:
             return ANY if version is None else Number(version.results)
-        if isinstance(node.op, ast.USub):  # of the lowest integer it is that again
+        if isinstance(node.op, ast.USub):  # the negative of the lowest integer is that integer again
             negative = Number(int, -operand.high, -operand.low)
             return negative if operand.scalar is int else signed(int, operand.bits)
         low, high = operand.low, operand.high
@@ -228,13 +236,14 @@ class Types(CallTypes):
         return operation(node.op, self.of(node.left), self.of(node.right))
 
     def alike(self, left, right):
-        """Whether Python compares these two expressions as Numba does."""
+        """Return whether Python compares these two expressions as Numba does."""
         types_ = [self.of(left), self.of(right)]
         integers = all(bits(type_) is not None or is_signed(type_) for type_ in types_)
         return all(map(is_float, types_)) or integers or NONE in types_ or with_float64(*types_)
 
     def plain(self, op, left, right):
-        """Whether Python's own operator gives Numba's result on these two, and never raises."""
+        """Return whether Python's own operator gives Numba's result for these two operands, and never
+        raises."""
         a, b = self.of(left), self.of(right)
         if is_numpys(a, b):
             quotient = isinstance(op, ast.Div) and not {a.scalar, b.scalar} & COMPLEX
@@ -249,7 +258,7 @@ class Types(CallTypes):
 
 
 def real_part(type_):
-    """The type of a real or imaginary part; ANY of what is no complex number, nor an array of such."""
+    """Return the type of `.real` or `.imag`: of a complex number, or of an array of them; else ANY."""
     if isinstance(type_, ArrayType | View):
         element = real_part(type_.element)
         return ANY if element == ANY else View(element, type_.rank)
@@ -258,10 +267,11 @@ def real_part(type_):
 
 
 def is_whole(index):
-    """Whether an index is a plain `:`."""
+    """Return whether an index is a plain `:`."""
     return isinstance(index, ast.Slice) and index.lower is index.upper is index.step is None
 
 
 def of_axis(ends, axis):
-    """The interval of one of x, y and z, of which `ends` is that of all, or a list."""
+    """Return the interval of one axis. `ends` is either a list with an interval for each axis, or one
+    interval for all."""
     return ends[axis] if isinstance(ends, list) else ends

@@ -1,4 +1,4 @@
-"""The type of `a op b`, and the interval of its results."""
+"""The type of `a op b`, and the interval that contains its results."""
 
 import ast
 import functools
@@ -9,7 +9,9 @@ from sim.frontend.types import ANY, MOST_BITS, UNKNOWN, Number
 from sim.isa.table import INSTRUCTIONS
 
 ADDITIVE, BITWISE = (ast.Add, ast.Sub), (ast.BitAnd, ast.BitOr, ast.BitXor)
-EXACT = {  # as Python has them; at the corners of two intervals they are at their lowest and highest
+# Operators that are monotonic in each operand, so that their lowest and highest results are at the corners
+# of the two intervals. Python's integers cannot overflow, so the corners are exact.
+EXACT = {
     op: getattr(operator, OPERATORS[op])
     for op in (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.LShift, ast.RShift)
 }
@@ -17,14 +19,15 @@ EXACT = {  # as Python has them; at the corners of two intervals they are at the
 
 @functools.cache
 def scalar_of(op, left, right):
-    """The scalar type of an operator's result; None where Numba has none."""
+    """Return the scalar type of an operator's result, or None if Numba does not have the operator for
+    these types."""
     entry = INSTRUCTIONS.get(f"operator.{OPERATORS.get(op)}")
     version = entry and entry.version(left, right)
     return version and version.results
 
 
 def operation(op, left, right):
-    """The type of `left op right`."""
+    """Return the type of `left op right`."""
     if UNKNOWN in (left, right):
         return UNKNOWN
     if not (isinstance(left, Number) and isinstance(right, Number)):
@@ -37,14 +40,14 @@ def operation(op, left, right):
 
 
 def interval(op, a, b):
-    """The lowest and the highest result of `op` on two Numbers with known intervals; else ()."""
+    """Return (lowest, highest) result of `op` on two Numbers with known intervals; () if it is not known."""
     if isinstance(op, BITWISE):
         return bitwise_interval(op, a, b)
     if isinstance(op, ast.Mod):
         most = max(abs(b.low), abs(b.high))
         high = b.high - 1 if b.low > 0 else most
         return (0, min(high, a.high) if a.low >= 0 else high) if b.low > 0 else (-most, most)
-    if isinstance(op, ast.FloorDiv) and b.low <= 0:  # i // 0 is 0
+    if isinstance(op, ast.FloorDiv) and b.low <= 0:  # Numba defines i // 0 as 0
         most = max(abs(a.low), abs(a.high))
         return -most, most
     if isinstance(op, ast.RShift) and not 0 <= b.low <= b.high < 64:
@@ -57,6 +60,7 @@ def interval(op, a, b):
 
 
 def bitwise_interval(op, a, b):
+    """Return (lowest, highest) result of `&`, `|` or `^` on two Numbers with known intervals."""
     natural_highs = [number.high for number in (a, b) if number.low >= 0]
     if isinstance(op, ast.BitAnd) and natural_highs:
         return 0, min(natural_highs)
@@ -65,7 +69,7 @@ def bitwise_interval(op, a, b):
 
 
 def range_interval(*ends):
-    """The lowest and the highest number in a range between Numbers."""
+    """Return (lowest, highest) number in a `range` whose ends are these Numbers."""
     start, stop = (Number(int, 0, 0), *ends) if len(ends) == 1 else ends[:2]
     if len(ends) < 3 or ends[2].low > 0:
         return start.low, max(stop.high - 1, start.low)

@@ -1,4 +1,4 @@
-"""What the global and free names of a function stand for: numbers, device functions, parts of cuda."""
+"""What the global and free names of a function refer to: numbers, device functions, parts of numba.cuda."""
 
 import functools
 import importlib
@@ -12,21 +12,21 @@ from sim.isa.conversions import cast
 from sim.isa.table import INSTRUCTIONS, STANDING_FOR, name_of
 
 MISSING = object()
-CUDA_MODULES = ("numba.cuda", "sim.cuda")  # modules that kernels know as `cuda`
+CUDA_MODULES = ("numba.cuda", "sim.cuda")  # modules that a kernel may import as `cuda`
 NAMESPACES = ("atomic", "shared", "local", "const")
 PLAIN = (int, float, str, bool, tuple)
 LIBRARIES = ("math", "cmath", "numpy", "operator", "_operator")
 
 
 class Names:
-    """What a function's names stand for: its free variables first, then its globals, then the builtins."""
+    """The values of a function's names: its free variables first, then its globals."""
 
     def __init__(self, function):
         self.free = {}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             try:
                 self.free[name] = cell.cell_contents
-            except ValueError:  # not assigned yet
+            except ValueError:  # the enclosing function has not assigned it yet
                 pass
         self.globals = function.__globals__
         self.local = set(function.__code__.co_varnames) | set(function.__code__.co_cellvars)
@@ -39,13 +39,13 @@ class Names:
         return self.globals.get(name, MISSING)
 
     def resolve(self, path):
-        """What a dotted name ("cuda.shared.array") stands for, or MISSING."""
+        """Return the value of a dotted name such as "cuda.shared.array", or MISSING."""
         first, *rest = path.split(".")
         return functools.reduce(member, rest, self.value(first))
 
 
 def member(owner, name):
-    """`owner.name`, or MISSING."""
+    """Return `owner.name`, or MISSING."""
     value = getattr(owner, name, MISSING)
     lacks = value is MISSING and owner is sys.modules.get("numba.cuda")
     return stand_ins().get(name, MISSING) if lacks else value
@@ -53,7 +53,8 @@ def member(owner, name):
 
 @functools.cache
 def stand_ins():
-    """What `cuda` offers to kernels and lacks outside them when NUMBA_ENABLE_CUDASIM is set."""
+    """Return the members that `numba.cuda` has for kernels, but not as module attributes, when
+    NUMBA_ENABLE_CUDASIM is set: {name: value}."""
     if not sys.modules["numba.cuda"].config.ENABLE_CUDASIM:
         return {}
     names = "stubs", "intrinsics", "cg", "libdevice"
@@ -66,11 +67,12 @@ def stand_ins():
 
 
 def names_in(code):
-    """Every global and attribute name that `code`, or a function within it, mentions; free variables too."""
+    """Return every global, free and attribute name that `code`, or a function inside it, mentions."""
     return [name for one in codes_in(code) for name in (*one.co_names, *one.co_freevars)]
 
 
 def codes_in(code):
+    """Yield `code` and all code objects inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -78,7 +80,8 @@ def codes_in(code):
 
 
 def cuda_name(value):
-    """The name of `value` in numba.cuda (or, without Numba, sim.cuda), if it is from there, or None."""
+    """Return the name of `value` in numba.cuda (in sim.cuda, without Numba), or None if it is not from
+    there."""
     if value is MISSING or type(value) in PLAIN:
         return None
     modules = filter(None, map(sys.modules.get, CUDA_MODULES))
@@ -87,9 +90,9 @@ def cuda_name(value):
 
 @functools.cache
 def names_by_identity(module):
-    """{id: name} of what `module` offers, and of what its namespaces offer: "atomic.add"."""
+    """Return {id: name} for the members of `module` and of its namespaces, such as "atomic.add"."""
     offered = {**(stand_ins() if module.__name__ == "numba.cuda" else {}), **vars(module)}
-    home = module.__name__.partition(".")[0]  # what it imports itself, numpy say, is no part of it
+    home = module.__name__.partition(".")[0]  # modules that it imports, such as numpy, are not its members
     named = {
         name: member
         for name, member in public(offered)
@@ -97,7 +100,7 @@ def names_by_identity(module):
         and (not isinstance(member, types.ModuleType) or member.__name__.startswith(home))
     }
     inner = {
-        f"{space}.{name}": getattr(member, "__func__", member)  # of a static method
+        f"{space}.{name}": getattr(member, "__func__", member)  # unwraps a static method
         for space in NAMESPACES
         for name, member in public(vars(named[space]))
     }
@@ -109,13 +112,13 @@ def public(members):
 
 
 def name_in_cuda(value):
-    """The name of `value` in numba.cuda, or None; a grid group's constructor is "this_grid"."""
+    """Return the name of `value` in numba.cuda, or None. The constructor of a grid group is "this_grid"."""
     home = getattr(value, "__module__", None) or ""
     of_grid = getattr(value, "__name__", None) == "this_grid" and home.startswith("numba.cuda")
     return name_of(value) or ("this_grid" if of_grid else cuda_name(value))
 
 
-# module -> what the table puts in front of a name of it
+# module -> prefix of its functions' names in the table of sim.isa
 OF_MODULE = {
     "math": "math.",
     "cmath": "cmath.",
@@ -126,7 +129,7 @@ OF_MODULE = {
 
 
 def entry_of(value):
-    """The entry of the table that an object is, stands for, or has the name of; else None."""
+    """Return the entry of `sim.isa` that an object is, or that has the object's name; else None."""
     if value is MISSING or id(value) in STANDING_FOR:
         return STANDING_FOR.get(id(value))
     before = OF_MODULE.get(getattr(value, "__module__", None))
@@ -134,9 +137,10 @@ def entry_of(value):
 
 
 def device_function(value):
-    """The Python function behind a device function; None for anything else, as Numba's own."""
+    """Return the Python function behind a device function; None for anything else, such as Numba's own
+    functions."""
     home = getattr(value, "__module__", None) or ""
-    # Numba's own kernels, and those of its tests, are kernels as any
+    # Numba's own kernels, and those of its tests, are kernels like any other
     kernels = home.startswith(("numba.cuda.kernels.", "numba.cuda.random")) or ".tests." in home
     own = home.partition(".")[0] in ("math", "numpy", "builtins") or home.startswith("numba.") and not kernels
     return None if value is MISSING or own or cuda_name(value) or name_of(value) else python_function(value)
@@ -146,7 +150,8 @@ def device_function(value):
 
 
 class DType:
-    """A dtype as a kernel sees it: callable as a conversion, accepted where an array is declared."""
+    """A dtype as a kernel sees it: called, it converts a value; passed to a declaration, it is the element
+    type."""
 
     def __init__(self, dtype):
         self.dtype = np.dtype(dtype)
@@ -161,7 +166,7 @@ class DType:
 
 @functools.cache
 def as_dtype(value):
-    """The numpy dtype that `value` (a numpy or Numba type, a dtype, one of ours) names, or None."""
+    """Return the numpy dtype that `value` names (a numpy or Numba type, a dtype, a DType), or None."""
     if isinstance(value, DType):
         return value.dtype
     if isinstance(value, np.dtype):
@@ -176,7 +181,9 @@ def as_dtype(value):
         record = getattr(value, "dtype", None)
         return record if isinstance(record, np.dtype) else dtype_named(str(getattr(value, "name", value)))
     if any(base.__name__ == "Type" and base.__module__.startswith("numba") for base in type(value).__mro__):
-        return np.dtype(object)  # a type that somebody added to Numba: its values have no bytes here
+        return np.dtype(
+            object
+        )  # a type that an extension added to Numba: the simulator cannot store its values as bytes
     return None
 
 
@@ -185,12 +192,12 @@ def dtype_named(name):
         return np.dtype(ml_dtypes.bfloat16)
     try:
         return np.dtype("bool" if name == "boolean" else name)
-    except (TypeError, ValueError, SyntaxError):  # numpy raises all three for what is no dtype
+    except (TypeError, ValueError, SyntaxError):  # numpy raises any of the three for an unknown dtype
         return None
 
 
 def dtype_or_none(value):
-    """`as_dtype` for any value: what has no hash, or must not be kept alive, is no dtype."""
+    """Return `as_dtype(value)`, and None for values that cannot be hashed or that must not be kept alive."""
     if isinstance(value, (types.FunctionType, types.ModuleType)) or hasattr(value, "py_func"):
         return None
     try:
@@ -200,16 +207,17 @@ def dtype_or_none(value):
 
 
 def python_function(kernel):
-    """The Python function behind a `@cuda.jit` dispatcher or a plain function; None for anything else."""
-    # Numba's simulator calls it fn
+    """Return the Python function behind a `@cuda.jit` dispatcher or a plain function; None for anything
+    else."""
+    # `py_func` in numba-cuda, `fn` in Numba's own simulator
     function = getattr(kernel, "py_func", None) or getattr(kernel, "fn", kernel)
     return function if isinstance(function, types.FunctionType) else None
 
 
 def only_signature(dispatcher):
-    """The signature that `@cuda.jit("...", device=True)` was given, or None."""
+    """Return the signature that `@cuda.jit("...", device=True)` was given, or None."""
     compiled = list(getattr(dispatcher, "overloads", {}).values())
-    # without a signature Numba compiles for whatever types come
+    # without a signature, Numba can compile further versions for other types
     if len(compiled) != 1 or getattr(dispatcher, "_can_compile", True):
         return None
     return compiled[0].signature
@@ -222,16 +230,22 @@ def is_number(dtype):
 # --- what a kernel was made for -----------------------------------------------------------------------------
 
 
-def outside(function, seen=frozenset()):
-    """What the globals and free variables of a function are now, and those of the device functions that it
-    calls, as far as what a kernel becomes depends on them."""
+def captured_values(function, seen=frozenset()):
+    """Return a key for the values of a function's globals and free variables, and of those of the device
+    functions that it calls.
+
+    A rewritten kernel may be reused only while this key stays the same.
+    """
     names, mentioned, seen = Names(function), sorted(set(names_in(function.__code__))), seen | {function}
-    return tuple(frozen(names.value(name), mentioned, seen) for name in mentioned)
+    return tuple(comparison_key(names.value(name), mentioned, seen) for name in mentioned)
 
 
-def frozen(value, mentioned, seen):
-    """What there is to compare in a global: a number itself, a function's code (which the key keeps alive, as
-    its identity must not pass to another), the members of a module."""
+def comparison_key(value, mentioned, seen):
+    """Return the part of a global's value that the key contains: a number itself, a function's code, the
+    mentioned members of a module, and the identity of anything else.
+
+    The key holds a reference to the code object. Otherwise a new object could get the same identity.
+    """
     if isinstance(value, (int, float, complex, str, np.generic)):
         return type(value), value
     if isinstance(value, tuple):
@@ -239,7 +253,9 @@ def frozen(value, mentioned, seen):
     if isinstance(value, np.ndarray):
         return id(value), value.shape, value.dtype
     if (function := device_function(value)) is not None:
-        return function.__code__, () if function in seen else outside(function, seen)
+        return function.__code__, () if function in seen else captured_values(function, seen)
     if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] not in (*LIBRARIES, "numba"):
-        return tuple(frozen(getattr(value, name), (), seen) for name in mentioned if hasattr(value, name))
+        return tuple(
+            comparison_key(getattr(value, name), (), seen) for name in mentioned if hasattr(value, name)
+        )
     return id(value)

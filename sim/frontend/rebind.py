@@ -1,9 +1,9 @@
-"""The copy of a kernel whose names are ours: same text, fresh globals in which `cuda`, `math`, dtypes and
-device functions belong to one launch.
+"""Copies of a kernel for one launch: the same text, with fresh globals in which `cuda`, `math`, dtypes and
+device functions belong to the launch.
 
-The original function is never touched and nothing is patched, so the same object can be launched on a GPU in
-the same process. The rewritten code is made once for each function and combination of argument types; binding
-it to a launch costs a dictionary.
+The original function is never changed and nothing is patched, so the same object can be launched on a GPU in
+the same process. The rewritten code is made once for each function and each combination of argument types.
+Binding it to a launch costs one dictionary.
 """
 
 import ast
@@ -24,15 +24,15 @@ from sim.frontend.names import (
     MISSING,
     DType,
     Names,
+    captured_values,
     cuda_name,
     dtype_or_none,
     is_number,
     names_in,
     only_signature,
-    outside,
     python_function,
 )
-from sim.frontend.resolve import GEOMETRIES, source_of, stands_for
+from sim.frontend.resolve import GEOMETRIES, referent_of, source_of
 from sim.frontend.rewrite import Rewriter
 from sim.frontend.tree import as_list, located
 from sim.isa.conversions import cast, domain
@@ -42,12 +42,12 @@ from sim.memory.declared import constant_array
 from sim.memory.spaces import host_array
 
 ONE_NUMBER = int, float, complex, np.generic
-# function -> {(types of parameters, globals, tools that listen): Code}
+# function -> {(types of parameters, values of globals, enabled events, block shape): Code}
 CODES = weakref.WeakKeyDictionary()
 
 
-def of_numbers(ufunc, *operands, **keywords):
-    """A ufunc in a kernel."""
+def apply_ufunc(ufunc, *operands, **keywords):
+    """Call a numpy ufunc inside a kernel. Raise TypeError for arrays: a thread works on single numbers."""
     for given in (*operands, *keywords.values()):
         if isinstance(given, Array):
             name, elements = f"np.{ufunc.__name__}", ", ".join(["x[i]"] * ufunc.nin)
@@ -59,12 +59,12 @@ def of_numbers(ufunc, *operands, **keywords):
 
 
 def is_one_number(element):
-    """np.isscalar."""
+    """Return whether `element` is a number, as np.isscalar does inside a kernel."""
     return isinstance(element, ONE_NUMBER)
 
 
 def with_signature(dispatcher, function):
-    """A device function's copy, with arguments and result converted as its signature says."""
+    """Return a copy of a device function that converts its arguments and its result as its signature says."""
     signature = only_signature(dispatcher)
     if signature is None:
         return function
@@ -81,32 +81,35 @@ def with_signature(dispatcher, function):
 
 
 def conversion(numba_type):
-    """The conversion to a Numba number type; what is no number stays as it is."""
+    """Return the conversion to a Numba number type; the identity for any other type."""
     dtype = dtype_or_none(numba_type)
     return cast(dtype) if dtype is not None and is_number(dtype) else lambda value: value
 
 
 class Code:
-    """A function's rewritten code object, or its own where it has no source. Keeps no reference to the
-    function, which would keep both alive for ever."""
+    """The rewritten code object of a function, or its own code object if it has no source.
 
-    def __init__(self, function, parameters, heard, block):
+    It holds no reference to the function. Such a reference would keep both alive for ever, because CODES maps
+    the one to the other.
+    """
+
+    def __init__(self, function, parameters, enabled, block):
         source = source_of(function)
         self.rewritten = source is not None
         self.constants, self.calls, self.makers = {}, {}, {}
         self.used = set(names_in(function.__code__))
         self.code, self.loops, self.synchronizes, self.stores = function.__code__, True, False, False
-        self.counts_rounds, self.in_steps, self.compared = False, None, set()
+        self.counts_rounds, self.as_generator, self.compared = False, None, set()
         if self.rewritten:
-            self.compared = compared(function, source.tree)
+            self.compared = comparison_constants(function, source.tree)
             self.loops = any(isinstance(node, ast.While) for node in ast.walk(source.tree))
             self.synchronizes, self.stores = source.acts_on_atomics, source.stores_elsewhere
-            self.code = self.rewrite(function, source, parameters, heard, block)
+            self.code = self.rewrite(function, source, parameters, enabled, block)
 
-    def rewrite(self, function, source, parameters, heard, block):
+    def rewrite(self, function, source, parameters, enabled, block):
         tree, found = source.tree, Types(source, dict(parameters), block)
-        rewriter = Rewriter(source, found, heard)
-        rewriter.take_apart(tree.body)
+        rewriter = Rewriter(source, found, enabled)
+        rewriter.split_variables(tree.body)
         unassigned = found.versions.unassigned(tree.body)
         rewriter.unassigned = {id(node) for node in unassigned}
         tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
@@ -118,25 +121,26 @@ class Code:
         tree.body = [*located(unset, tree), *body]
         self.constants, self.calls, self.makers = rewriter.constants, rewriter.calls, rewriter.makers
         free = function.__code__.co_freevars
-        # a function that calls itself by its global name
+        # a recursive function refers to itself by its global name
         outside = [] if tree.name in free else [ast.Global([tree.name])]
         arguments = ast.arguments([], [ast.arg(name) for name in free], None, [], [], None, [])
         factory = ast.FunctionDef(PREFIX + "factory", arguments, [*outside, tree], [], None)
         module = ast.fix_missing_locations(ast.Module([ast.copy_location(factory, tree)], []))
 
-        def compiled():
+        def compile_tree():
             outer = code_named(compile(module, function.__code__.co_filename, "exec"), factory.name)
             return code_named(outer, tree.name)
 
-        code = compiled()
+        code = compile_tree()
         if "syncthreads" in names_in(code):
-            tree.body = [InSteps().visit(statement) for statement in tree.body]
-            self.in_steps = compiled()
+            tree.body = [BarriersAsYields().visit(statement) for statement in tree.body]
+            self.as_generator = compile_tree()
         return code
 
 
-def compared(function, tree):
-    """The numbers, by themselves or by a name from outside, that stand in a function's comparisons."""
+def comparison_constants(function, tree):
+    """Return the numbers that occur in a function's comparisons, as literals or as the values of outer
+    names."""
     names, comparisons = Names(function), [n for n in ast.walk(tree) if isinstance(n, ast.Compare)]
     parts = [part for comparison in comparisons for part in ast.walk(comparison)]
     values = [part.value for part in parts if isinstance(part, ast.Constant)]
@@ -144,12 +148,12 @@ def compared(function, tree):
     return {value for value in values if type(value) is float or type(value) is int and abs(value) < 1 << 63}
 
 
-class InSteps(ast.NodeTransformer):
-    """Each `cuda.syncthreads()` of a rewritten function becomes a `yield`."""
+class BarriersAsYields(ast.NodeTransformer):
+    """Replaces each `cuda.syncthreads()` of a rewritten function by `yield`."""
 
     def visit_Expr(self, node):
         match node.value:
-            case ast.Call(func, [], []) if stands_for(func).name == "syncthreads":
+            case ast.Call(func, [], []) if referent_of(func).name == "syncthreads":
                 node.value = ast.copy_location(ast.Yield(), node.value)
         return node
 
@@ -158,34 +162,40 @@ class InSteps(ast.NodeTransformer):
 
 
 def code_named(code, name):
-    """The code object called `name` among the constants of `code`."""
+    """Return the code object called `name` among the constants of `code`."""
     return next(c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == name)
 
 
 class Namespace:
-    """A module (or a class used as one) whose members come out rebound."""
+    """A module, or a class used as one, whose members are bound to a launch when they are read."""
 
     def __init__(self, binder, owner):
         self._binder, self._owner = binder, owner
 
     def __getattr__(self, name):
-        value = self._binder.rebound(getattr(self._owner, name))
+        value = self._binder.rebind(getattr(self._owner, name))
         setattr(self, name, value)
         return value
 
 
 class Binder:
-    """Binds functions to one launch: `dialect` takes the place of `cuda`, `modules` that of modules."""
+    """Binds functions to one launch.
+
+    dialect: the object that takes the place of `numba.cuda`. modules: {name: module} for the modules that are
+    replaced.
+    """
 
     def __init__(self, context, dialect, modules, builtins, given):
         self.context, self.dialect, self.modules = context, dialect, modules
         self.builtins, self.given = builtins, given
-        self.functions = {}  # (id of a function, types of its parameters) -> its copy, so that recursion ends
-        self.constants = {}  # id of a global array -> our Array
+        # (id of a function, types of its parameters) -> its copy, entered before its body, so that recursion ends
+        self.functions = {}
+        self.constants = {}  # id of a global array -> its Array in constant memory
         self.used, self.codes, self.without_source = set(), [], []
 
     def bind(self, function, parameters=()):
-        """The copy of `function` for this launch; `parameters` are (name, type) pairs, as far as known."""
+        """Return the copy of `function` for this launch. `parameters` are (name, type) pairs, as far as
+        known."""
         known = id(function), tuple(parameters)
         if known in self.functions:
             return self.functions[known]
@@ -203,7 +213,7 @@ class Binder:
         for name in set(names_in(code.code)):
             value = names.value(name) if name not in names.free else MISSING
             if value is not MISSING:
-                namespace[name] = self.rebound(value)
+                namespace[name] = self.rebind(value)
         for name, declared in code.makers.items():
             namespace[name] = self.dialect.local.maker(*declared)
         for name, (path, given) in code.calls.items():
@@ -212,19 +222,22 @@ class Binder:
             namespace[name] = with_signature(called, self.bind(python_function(called), given))
         for name, cell in cells.items():
             if name in names.free:
-                cell.cell_contents = self.rebound(names.free[name])
-        copy.__defaults__ = self.rebound(function.__defaults__)
-        copy.__kwdefaults__ = {k: self.rebound(v) for k, v in (function.__kwdefaults__ or {}).items()} or None
+                cell.cell_contents = self.rebind(names.free[name])
+        copy.__defaults__ = self.rebind(function.__defaults__)
+        copy.__kwdefaults__ = {k: self.rebind(v) for k, v in (function.__kwdefaults__ or {}).items()} or None
         return copy
 
     def any(self, fact):
-        """Whether a Code of the launch has this attribute: "loops", "stores", ..."""
+        """Return whether any Code of the launch has this attribute set: "loops", "stores", and so on."""
         return any(getattr(code, fact) for code in self.codes)
 
-    def in_steps(self, function, parameters, copy):
-        """`copy`, that of a kernel, as a generator whose steps end at its barriers; None where threads wait
-        for anything else, or elsewhere."""
-        code = self.code(function, tuple(parameters)).in_steps
+    def as_generator(self, function, parameters, copy):
+        """Return the copy of a kernel as a generator that yields at its barriers.
+
+        Return None if threads also wait for something else, or in a function that the kernel calls. Only the
+        kernel's own frame can yield.
+        """
+        code = self.code(function, tuple(parameters)).as_generator
         mentioned = [code, *(other.__code__ for other in self.functions.values() if other is not copy)]
         if code is None or self.used & SUSPENDING != {"syncthreads"} or self.any("counts_rounds"):
             return None
@@ -233,24 +246,25 @@ class Binder:
         return types.FunctionType(code, copy.__globals__, copy.__name__, copy.__defaults__, copy.__closure__)
 
     def code(self, function, parameters):
-        """The function's code for these types of parameters, for what its globals are now, for the block's
-        shape, and for what is heard: accesses, branches."""
+        """Return the function's Code for these parameter types, for the present values of its globals, for
+        the block's shape, and for the events that observers listen to."""
         known = CODES.setdefault(function, {})
-        heard, block = self.context.heard, self.context.block_shape
-        key = parameters, outside(function), heard, block
+        enabled, block = self.context.enabled, self.context.block_shape
+        key = parameters, captured_values(function), enabled, block
         if key not in known:
-            known[key] = Code(function, parameters, heard, block)
+            known[key] = Code(function, parameters, enabled, block)
         return known[key]
 
-    def rebound(self, value):
-        """What stands for `value`, a global, free variable, module member or default, inside the launch."""
+    def rebind(self, value):
+        """Return the launch's replacement for `value`, which is a global, a free variable, a module's
+        member or a default."""
         python_type = type(value)
         if python_type in (int, bool, str, type(None)):
             return value
         if python_type in (float, complex) or isinstance(value, np.generic):
             return domain(value)
         if python_type is tuple:
-            return tuple(map(self.rebound, value))
+            return tuple(map(self.rebind, value))
         if isinstance(value, types.ModuleType):
             return self.module(value)
         if id(value) in STANDING_FOR:
@@ -261,12 +275,12 @@ class Binder:
         if dtype is not None and is_number(dtype) and value not in (int, float, bool, complex):
             return DType(dtype)
         if name is not None and hasattr(self.dialect, name.split(".")[0]):
-            self.used |= set(name.split("."))  # also where the kernel calls it otherwise
+            self.used |= set(name.split("."))  # even if the kernel uses another name for it
             return operator.attrgetter(name)(self.dialect)
-        return self.other(value)
+        return self.rebind_object(value)
 
-    def other(self, value):
-        """Any other object: an array, a function, something to pass on."""
+    def rebind_object(self, value):
+        """Return the launch's replacement for an array, a function, or any other object."""
         array = host_array(value, "a global array")
         if array is not None:
             if id(value) not in self.constants:
@@ -275,7 +289,7 @@ class Binder:
         if getattr(builtins, getattr(value, "__name__", ""), None) is value:
             return self.builtins[value.__name__]
         if isinstance(value, np.ufunc):
-            return functools.partial(of_numbers, value)
+            return functools.partial(apply_ufunc, value)
         if value is np.isscalar:
             return is_one_number
         # `from math import exp`, `from numba.cuda.libdevice import fmul_rn`

@@ -1,10 +1,11 @@
-"""A function of a kernel read once: each name in its tree knows what it stands for, and each call what it is
-of. Both engines print from this tree; neither asks again.
+"""Name resolution: read a function's source once, and mark what each name refers to and what each call does.
+Both engines print their code from this tree, and neither asks again.
 
-`node.referent` of a Name or an attribute is a Referent; `node.calls` of a call is the role of its referent,
-or, for some parts of numba.cuda, one of CALLS, ATOMIC and WAIT; `node.declares` of a call that makes an array
-is a Declaration. A new role is a row here, and a method `call_ROLE` of those printers that do
-something of their own with it.
+    node.referent    of a Name or an Attribute: its Referent
+    node.calls       of a Call: the role of the called name, or ATOMIC, WAIT or a value of CALLS
+    node.declares    of a Call that declares an array: its Declaration
+
+To add a role, add a constant here, and a method `call_ROLE` to each printer that treats it in its own way.
 """
 
 import ast
@@ -32,13 +33,13 @@ from sim.frontend.tree import tree_of
 from sim.isa.functions import Function
 from sim.isa.table import BLOCK_WIDE, WARP_WIDE
 
-# what a name stands for: a variable, something of a value (`a.shape`), a builtin, a number or a tuple of
-# them, threadIdx and the like, one axis of those, a Function of the table, a type of numbers or records, some
-# other part of numba.cuda, a device function, and any other object
+# The roles of a name: a variable; an attribute of a value (`a.shape`); a builtin; a number or a tuple of
+# numbers; threadIdx and the like; one axis of those; a Function of the table in sim.isa; a dtype; another
+# part of numba.cuda; a device function; any other object.
 VARIABLE, MEMBER, BUILTIN, CONSTANT = "variable", "member", "builtin", "constant"
 GEOMETRY, AXIS, FUNCTION, DTYPE, CUDA = "geometry", "axis", "function", "dtype", "cuda"
 DEVICE, OBJECT = "device", "object"
-# what a part of numba.cuda does when it is called
+# The roles of calls of numba.cuda's parts.
 ATOMIC, DECLARATION, LANES, POSITION = "atomic", "declaration", "lanes", "position"
 SAME, WAIT = "same", "wait"
 CALLS = {
@@ -55,8 +56,12 @@ PYTHON_TYPES = (int, float, bool, complex)
 
 
 class Referent:
-    """What a name stands for: its `role`, its `value` (or MISSING), its `name` in numba.cuda or among the
-    builtins, and the `entry` of the table, the `dtype` or the `function` that the value is."""
+    """The thing that a name refers to.
+
+    role: one of the constants above. value: the object, or MISSING. name: its name in numba.cuda or among the
+    builtins. entry, dtype, function: the entry of `sim.isa`, the dtype or the Python function, if the object
+    is one.
+    """
 
     def __init__(self, role, value=MISSING, name="", entry=None, dtype=None, function=None):
         self.role, self.value, self.name = role, value, name
@@ -72,7 +77,7 @@ class Referent:
 
     @property
     def calls(self):
-        """What a call of it is."""
+        """The role of a call of this object."""
         if self.role is not CUDA:
             return self.role
         first = self.name.partition(".")[0]
@@ -86,7 +91,7 @@ OF_THE_FUNCTION, OF_A_VALUE = Referent(VARIABLE), Referent(MEMBER)
 
 @dataclass
 class Declaration:
-    """A call of `cuda.shared.array` or `cuda.local.array`, with expressions or None."""
+    """A call of `cuda.shared.array` or `cuda.local.array`: its shape and dtype as expressions, or None."""
 
     space: str
     shape: ast.expr | None
@@ -94,7 +99,7 @@ class Declaration:
 
 
 def referent(value):
-    """The Referent of an object."""
+    """Return the Referent of an object."""
     if isinstance(value, PLAIN):
         return Referent(CONSTANT, value)
     name, entry = name_in_cuda(value) or "", entry_of(value)
@@ -114,22 +119,25 @@ def referent(value):
     return Referent(OBJECT if function is None else DEVICE, value, function=function)
 
 
-def stands_for(node):
-    """The Referent of any expression; one that a printer has made stands for nothing."""
+def referent_of(node):
+    """Return the Referent of an expression. A node that a printer has made has none, and counts as part of
+    a value."""
     return getattr(node, "referent", OF_A_VALUE)
 
 
 class Source(ast.NodeVisitor):
-    """A function, its tree marked, and its places: `local` are its variables, `known` the Referents of
-    parameters that stand for something known."""
+    """A function's marked syntax tree, and the sites in it.
+
+    local: the names of its variables. known: {parameter: Referent} for parameters whose value is known.
+    """
 
     def __init__(self, function, tree, known=()):
         self.function, self.name, self.tree = function, function.__name__, tree
         self.names, self.known, self.local = Names(function), dict(known), tree.variables - set(known)
         self.visit(tree)
 
-    def knowing(self, known):
-        """The same, where parameters stand for something known."""
+    def with_known(self, known):
+        """Return a copy of this Source in which some parameters have known Referents."""
         if not known:
             return self
         source = copy.copy(self)
@@ -149,16 +157,16 @@ class Source(ast.NodeVisitor):
 
     def visit_Attribute(self, node):
         self.visit(node.value)
-        owner = stands_for(node.value)
+        owner = referent_of(node.value)
         if owner.role == GEOMETRY:
             node.referent = Referent(AXIS, name=owner.name)
             return
         value = MISSING if owner.value is MISSING else member(owner.value, node.attr)
-        node.referent = lacking(owner, node.attr) if value is MISSING else referent(value)
+        node.referent = missing_attribute(owner, node.attr) if value is MISSING else referent(value)
 
     def visit_Call(self, node):
         self.generic_visit(node)
-        node.calls = stands_for(node.func).calls
+        node.calls = referent_of(node.func).calls
         if node.calls == DECLARATION:
             named = {keyword.arg: keyword.value for keyword in node.keywords}
             given = dict(zip(("shape", "dtype"), node.args)) | named
@@ -167,7 +175,8 @@ class Source(ast.NodeVisitor):
             self.check_shape(node)
 
     def check_shape(self, node):
-        """A declared array's shape is of numbers and names: an expression is no constant for Numba."""
+        """Raise LaunchError if a declared array's shape contains an expression, which is not a constant
+        for Numba."""
         for part in ast.walk(node.declares.shape or ast.Constant(0)):
             operation = isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp))
             computed = operation or getattr(part, "attr", "") == "shape"
@@ -182,7 +191,7 @@ class Source(ast.NodeVisitor):
     # --- what it uses ---------------------------------------------------------------------------------------
 
     def referents(self):
-        """Those of all names that are read."""
+        """Return the Referents of all names that are read."""
         return [
             node.referent
             for node in ast.walk(self.tree)
@@ -190,12 +199,13 @@ class Source(ast.NodeVisitor):
         ]
 
     def calls(self, *roles):
-        """The calls of these roles."""
+        """Return the calls that have one of these roles."""
         return [node for node in ast.walk(self.tree) if getattr(node, "calls", None) in roles]
 
     @property
     def acts_on_atomics(self):
-        """Whether it uses what an atomic gives, or fences: its threads may act on who goes first."""
+        """Whether the function uses the result of an atomic, or a fence. Then its behaviour may depend on
+        the schedule."""
         names = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name))
         read = {name.id for name in names if isinstance(name.ctx, ast.Load)}
         ignored = {
@@ -211,7 +221,7 @@ class Source(ast.NodeVisitor):
 
     @property
     def stores_elsewhere(self):
-        """Whether it may store to an array that it does not declare itself."""
+        """Whether the function may store to an array that it does not declare itself."""
         nodes = list(ast.walk(self.tree))
         made = [node for node in nodes if getattr(getattr(node, "value", None), "calls", None) == DECLARATION]
         own = {getattr(node.targets[0], "id", "") for node in made if isinstance(node, ast.Assign)}
@@ -221,33 +231,34 @@ class Source(ast.NodeVisitor):
         arrays = (part for part in stored if isinstance(part, (ast.Name, ast.Subscript, ast.Attribute)))
         return any(getattr(part, "id", None) not in own for part in arrays)
 
-    def returned(self, seen=frozenset()):
-        """The first statement that returns a value (of a function, its own), or None."""
+    def value_return(self, seen=frozenset()):
+        """Return the first `return` that returns a value, directly or through a device function's result;
+        else None."""
         for node in returns_of(self.tree):
             function = getattr(getattr(node.value, "func", None), "referent", OF_A_VALUE).function
             nothing = node.value is None or isinstance(node.value, ast.Constant) and node.value.value is None
             source = None if function is None or function in seen else source_of(function)
-            if not (nothing or source and source.returned(seen | {function}) is None):
+            if not (nothing or source and source.value_return(seen | {function}) is None):
                 return node
         return None
 
     # --- places ---------------------------------------------------------------------------------------------
 
     def site(self, action, node):
-        """The place of `node`."""
+        """Return the Site of `node`."""
         line = self.tree.lines.get(node.lineno, "")
         column, indent = node.col_offset, len(line) - len(line.lstrip())
         return Site(action, self.name, node.lineno - self.tree.lineno + 1, column, line.strip(), indent)
 
 
 def source_of(function):
-    """The Source of a function; None where there is none."""
+    """Return the Source of a function, or None if there is no source text."""
     tree = tree_of(function)
     return None if tree is None else Source(function, tree)
 
 
 def returns_of(node):
-    """The `return` statements in `node`, without those of functions in it."""
+    """Yield the `return` statements in `node`, except those of inner functions."""
     for part in ast.iter_child_nodes(node):
         if isinstance(part, ast.Return):
             yield part
@@ -255,9 +266,9 @@ def returns_of(node):
             yield from returns_of(part)
 
 
-def lacking(owner, name):
-    """The Referent of an attribute that its owner lacks, or of which nothing is known: a part of `cuda` that
-    this Numba does not have is known by its name."""
+def missing_attribute(owner, name):
+    """Return the Referent of an attribute that was not found. A part of `cuda` that the installed Numba
+    lacks is still recognised by its name."""
     if isinstance(owner.value, ModuleType) and owner.value.__name__ in CUDA_MODULES:
         return Referent(CUDA, name=name)
     if owner.role == CUDA:
@@ -266,20 +277,20 @@ def lacking(owner, name):
 
 
 def builtin_called(node):
-    """The name of the builtin that `node` is a call of, or ""."""
+    """Return the name of the builtin that `node` calls, or ""."""
     return node.func.referent.name if getattr(node, "calls", "") == BUILTIN else ""
 
 
 def first_argument(call):
-    """The expression that a call of one argument gives, by position or by name."""
+    """Return the only argument's expression, given by position or by name."""
     return (*call.args, *(keyword.value for keyword in call.keywords))[0]
 
 
 def bound_arguments(function, call):
-    """{parameter: expression, or value of a default} of a call of a function; None where the text does not
-    tell, or where they do not fit."""
+    """Return {parameter: expression, or the value of its default} for a call of a function. Return None if
+    arguments are unpacked, or if they do not fit."""
     named = {keyword.arg: keyword.value for keyword in call.keywords}
-    if None in named or any(isinstance(part, ast.Starred) for part in call.args):  # unpacked
+    if None in named or any(isinstance(part, ast.Starred) for part in call.args):  # f(*values) or f(**values)
         return None
     try:
         bound = inspect.signature(function).bind(*call.args, **named)

@@ -1,8 +1,8 @@
-"""A kernel's syntax tree as fibers run it: its sites are numbered, and each operator that Numba types
-differently is a call.
+"""A kernel's syntax tree, rewritten for the interpreter: each site gets its number, and each operator whose
+type rules differ between Numba and Python becomes a call.
 
-`while` bodies begin with `tick(19)`, `x * y` becomes `mul(x, y)` unless the types say that Python agrees with
-Numba, and a literal 0.5 becomes a numpy float64. Line numbers stay the file's.
+The body of a `while` loop begins with `tick(19)`. `x * y` becomes `mul(x, y)`, unless the types say that
+Python agrees with Numba. The literal 0.5 becomes a numpy float64. Line numbers stay those of the file.
 """
 
 import ast
@@ -13,40 +13,46 @@ import numpy as np
 from sim.engine.grid import ROUNDS
 from sim.frontend.accesses import PREFIX, Accesses
 from sim.frontend.names import is_number
-from sim.frontend.resolve import BUILTIN, DECLARATION, PYTHON_TYPES, builtin_called, stands_for
-from sim.frontend.tree import BINARY, COMPARISONS, UNARY, Apart, located, torn
+from sim.frontend.resolve import BUILTIN, DECLARATION, PYTHON_TYPES, builtin_called, referent_of
+from sim.frontend.tree import BINARY, COMPARISONS, UNARY, SplitByType, located, torn_variables
 from sim.frontend.types import UINT64, Number, bits, is_float, join
 from sim.isa.conversions import cast
 from sim.isa.functions import Function
 from sim.isa.promotion import SCALAR, SIGNED
 from sim.isa.table import INSTRUCTIONS
 
-BY_WIDTH = ("clz", "popc", "abs")  # whose result hangs on the width of an integer
+BY_WIDTH = ("clz", "popc", "abs")  # the result depends on the width of an integer operand
 NARROW = SIGNED - {int}
-SHORT = (np.int8, np.int16)  # narrow enough to keep a float32 that they meet
-UNSET = object()  # what a variable holds to which nothing has been assigned
+SHORT = (
+    np.int8,
+    np.int16,
+)  # an operation with float32 stays float32; with a wider integer it becomes float64
+UNSET = object()  # the value of a variable before its first assignment
 
 
 def held_as(type_):
-    """The scalar type of a Number as the interpreter holds it: a signed integer of 32 bits and more is an
-    int. None for what is no Number."""
+    """Return the scalar type of a Number as the interpreter represents it: a signed integer of 32 bits or
+    more is an int. Return None for other types."""
     return None if not isinstance(type_, Number) else int if type_.scalar is np.int32 else type_.scalar
 
 
 def class_of(type_):
-    """The class of all numbers of this type where fibers run; None where it is not sure."""
+    """Return the Python class that all values of this type have in the interpreter, or None if it is not
+    certain."""
     if is_float(type_) or type_ == UINT64:
         return type_.scalar
     return int if bits(type_) is not None and type_.scalar is int else None
 
 
 class Rewriter(Accesses):
-    """Prints one Source. `calls` collects the names that stand for device functions: {name: (expression,
-    types of its parameters)}, `makers` those for declarations of local memory: {name: (site, shape, dtype)}.
+    """Prints one Source.
+
+    calls: collects {name in the rewritten text: (expression of a device function, types of its parameters)}.
+    makers: collects {name in the rewritten text: (site, shape, dtype)} for declarations of local memory.
     """
 
-    def take_apart(self, statements):
-        """Give each type of a variable a name of its own."""
+    def split_variables(self, statements):
+        """Give each variable a separate name for each of its types."""
         number, versions = itertools.count(1), self.types.versions
 
         def held(version):
@@ -55,7 +61,7 @@ class Rewriter(Accesses):
         def fresh(name):
             return f"{PREFIX}{name}_{next(number)}"
 
-        Apart(statements, versions, held, torn(versions, held), fresh, self.converted)
+        SplitByType(statements, versions, held, torn_variables(versions, held), fresh, self.convert)
 
     # --- numbers --------------------------------------------------------------------------------------------
 
@@ -66,10 +72,11 @@ class Rewriter(Accesses):
         return self.constant(wide(node.value), node)
 
     def visit_Name(self, node):
-        """A name imported from numba.cuda whose value changes from thread to thread becomes an attribute."""
+        """Rewrite a name imported from numba.cuda whose value differs from thread to thread into an
+        attribute of `cuda`."""
         if not isinstance(node.ctx, ast.Load):
             return node
-        if stands_for(node).name == "laneid":
+        if referent_of(node).name == "laneid":
             return ast.copy_location(ast.Attribute(self.name("cuda", node), "laneid", ast.Load()), node)
         if id(node) not in self.unassigned:
             return node
@@ -86,11 +93,12 @@ class Rewriter(Accesses):
         self.generic_visit(node)
         if plain:
             return node
-        operands = [self.sized(node.left, left, SHORT), self.sized(node.right, right, SHORT)]
+        operands = [self.with_width(node.left, left, SHORT), self.with_width(node.right, right, SHORT)]
         return self.operation(BINARY[type(node.op)], operands, [left, right], node)
 
     def visit_Compare(self, node):
-        """Numba compares an int64 with a uint64, or with a float32, as float64; Python does not."""
+        """Rewrite comparisons in which Numba converts both sides to float64, as int64 with uint64 or
+        float32; Python does not."""
         parts = [node.left, *node.comparators]
         if any(type(sign) not in COMPARISONS for sign in node.ops) or all(
             self.types.alike(a, b) for a, b in itertools.pairwise(parts)
@@ -117,57 +125,61 @@ class Rewriter(Accesses):
         self.generic_visit(node)
         if plain or isinstance(node.op, ast.Not):
             return node
-        return self.operation(UNARY[type(node.op)], [self.sized(node.operand, type_)], [type_], node)
+        return self.operation(UNARY[type(node.op)], [self.with_width(node.operand, type_)], [type_], node)
 
     def form(self, entry, types_, node):
-        """A constant: what an entry is for numbers of these types; None where these are not sure."""
+        """Return a constant node with the form of an entry for operands of these types, or None if the
+        types are not certain."""
         classes = tuple(map(class_of, types_))
         if None in classes or len(classes) != entry.count or entry.version(*classes) is None:
             return None
         return self.constant(entry.forms[classes], node)
 
     def operation(self, name, operands, types_, node):
-        """The call of an operator that Numba has otherwise than Python."""
+        """Return the call of an operator for which Numba's rules differ from Python's."""
         form = self.form(INSTRUCTIONS[f"operator.{name}"], types_, node)
         return ast.copy_location(ast.Call(form or self.name(name, node), operands, []), node)
 
-    def sized(self, node, type_, narrow=NARROW):
-        """`node` as an integer of its width, where Numba's result hangs on it and an int lost it."""
+    def with_width(self, node, type_, narrow=NARROW):
+        """Return `node` converted to its own narrow integer type, where Numba's result depends on the
+        width and an int has lost it."""
         if not isinstance(type_, Number) or type_.scalar not in narrow or type_.bits is None:
             return node
         self.constants[PREFIX + type_.scalar.__name__] = type_.scalar
         return self.call(type_.scalar.__name__, [node], node)
 
-    def converted(self, node, scalar):
-        """`node` converted to a scalar type; None: not known, it stays what it is."""
+    def convert(self, node, scalar):
+        """Return `node` converted to a scalar type; `node` itself if the type is None, which means not
+        known."""
         if scalar is None:
             return node
         name, convert = f"to_{scalar.__name__}", cast(scalar)
         self.constants[PREFIX + name] = lambda value: value if value is UNSET else convert(value)
         return self.call(name, [node], node)
 
-    def alike(self, parts, type_):
-        """The expressions `parts`, of which the program chooses one, as the type `type_` that they share."""
+    def unify(self, parts, type_):
+        """Return the expressions `parts`, of which the program selects one, converted to the type that
+        they share."""
         made, wanted = [], held_as(type_)
         for part, held in [(part, held_as(self.types.of(part))) for part in parts]:
             same = None in (wanted, held) or held is wanted
-            made.append(self.visit(part) if same else self.converted(self.visit(part), wanted))
+            made.append(self.visit(part) if same else self.convert(self.visit(part), wanted))
         return made
 
     def visit_BoolOp(self, node):
-        node.values = self.alike(node.values, self.types.of(node))
+        node.values = self.unify(node.values, self.types.of(node))
         return node
 
     def visit_Return(self, node):
         if node.value is not None:
-            (node.value,) = self.alike([node.value], join(self.types.of(node.value), self.types.result()))
+            (node.value,) = self.unify([node.value], join(self.types.of(node.value), self.types.result()))
         return node
 
     def is_instance(self, node):
-        """`isinstance(x, float)`: as Numba has it, by the type of x alone: an int32 is no int, which is an
-        int64."""
+        """Return `isinstance(x, float)` decided by the type of x alone, as in Numba, where an int32 is not
+        an `int` (int64)."""
         named = node.args[1].elts if isinstance(node.args[1], ast.Tuple) else [node.args[1]]
-        referents, type_ = [stands_for(part) for part in named], self.types.of(node.args[0])
+        referents, type_ = [referent_of(part) for part in named], self.types.of(node.args[0])
         python = {one.__name__: one for one in PYTHON_TYPES}
         wanted = [python.get(found.name) if found.dtype is None else found.dtype.type for found in referents]
         scalars = {SCALAR.get(one) for one in wanted} - {None}
@@ -182,22 +194,22 @@ class Rewriter(Accesses):
         return ast.copy_location(made, node)
 
     def is_item_of_number(self, node):
-        """Whether a call is `number.item()`, which for Numba is the number itself."""
+        """Return whether a call is `number.item()`, which is the number itself in Numba."""
         func = node.func
         called = isinstance(func, ast.Attribute) and func.attr == "item" and not node.args
         return called and isinstance(self.types.of(func.value), Number)
 
     def visit_Call(self, node):
-        """`abs`, `cuda.clz` and the like look at the width of their operand's type, which an int has lost:
-        `clz(a[i])` becomes `clz(int32(a[i]))`."""
-        called = stands_for(node.func)
+        """Rewrite a call. `abs`, `cuda.clz` and their like depend on the width of the operand, which an
+        int has lost; so `clz(a[i])` becomes `clz(int32(a[i]))`."""
+        called = referent_of(node.func)
         if getattr(node, "calls", None) == DECLARATION:
             return self.declaration(node)
         if builtin_called(node) == "isinstance" and len(node.args) == 2:
             return self.is_instance(node)
         if self.is_item_of_number(node):
             return self.visit(node.func.value)
-        types_, given = [self.types.of(argument) for argument in node.args], self.types.given(node)
+        types_, given = [self.types.of(argument) for argument in node.args], self.types.argument_types(node)
         dtype = called.dtype if len(node.args) == 1 else None
         by_width = (called.entry.name if called.entry else called.name).rpartition(".")[2] in BY_WIDTH
         self.generic_visit(node)
@@ -208,7 +220,7 @@ class Rewriter(Accesses):
             name = self.name(f"f{len(self.calls)}", node)
             self.calls[name.id], node.func = (ast.unparse(node.func), tuple(given.items())), name
         node.func.referent = called
-        if given:  # its copy knows the types
+        if given:  # the callee's copy was made for these types, so operands need no width
             return node
         entry = (
             INSTRUCTIONS.get(f"builtins.{called.name}.{len(types_)}")
@@ -219,12 +231,12 @@ class Rewriter(Accesses):
             node.func = form
             return node
         narrow = NARROW if by_width else SHORT
-        node.args = [self.sized(argument, type_, narrow) for argument, type_ in zip(node.args, types_)]
+        node.args = [self.with_width(argument, type_, narrow) for argument, type_ in zip(node.args, types_)]
         return node
 
     def declaration(self, node):
-        """Local memory of which the text says all has a maker of its own."""
-        dtype = stands_for(node.declares.dtype).dtype
+        """Return the call of a prepared maker for local memory whose shape and dtype are constants."""
+        dtype = referent_of(node.declares.dtype).dtype
         shape = self.types.versions.shape(node.declares.shape)
         if node.declares.space != "local" or dtype is None or dtype.hasobject or shape is None:
             return self.generic_visit(node)
@@ -235,38 +247,41 @@ class Rewriter(Accesses):
     # --- branches -------------------------------------------------------------------------------------------
 
     def visit_If(self, node):
-        return self.branching(self.generic_visit(node))
+        return self.count_branch(self.generic_visit(node))
 
     def visit_IfExp(self, node):
-        node.body, node.orelse = self.alike([node.body, node.orelse], self.types.of(node))
+        node.body, node.orelse = self.unify([node.body, node.orelse], self.types.of(node))
         node.test = self.visit(node.test)
-        return self.branching(node)
+        return self.count_branch(node)
 
-    def branching(self, node):
-        if self.heard.branches:
+    def count_branch(self, node):
+        """Wrap the test of a branch, so that observers of branches get its decision."""
+        if self.enabled.branches:
             node.test = self.call("branch", [node.test, self.site("branch", node.test)], node.test)
         return node
 
     # --- loops ----------------------------------------------------------------------------------------------
 
     def visit_For(self, node):
-        """A `range` gives Python's ints, also where it has only unsigned ends."""
+        """Rewrite a loop. `range` yields Python ints, even where both ends are unsigned, so those are
+        converted."""
         type_ = self.types.of_iteration(node.iter)
         unsigned = type_ == Number(np.uint64) and builtin_called(node.iter) == "range"
         self.generic_visit(node)
         if unsigned and isinstance(node.target, ast.Name):
-            value = self.converted(ast.Name(node.target.id, ast.Load()), np.uint64)
+            value = self.convert(ast.Name(node.target.id, ast.Load()), np.uint64)
             node.body[:0] = located([ast.Assign([node.target], value)], node)
-        return self.with_rounds(node)
+        return self.with_iteration_count(node)
 
     def visit_While(self, node):
         tick = ast.copy_location(ast.Expr(self.call("tick", [self.site("loop", node)], node)), node)
         self.visit_If(node)
         node.body.insert(0, tick)
-        return self.with_rounds(node)
+        return self.with_iteration_count(node)
 
-    def with_rounds(self, node):
-        """A loop that counts its rounds: the variable ROUNDS has a number for each such loop around."""
+    def with_iteration_count(self, node):
+        """Return a loop that counts its iterations: the variable ROUNDS is a tuple with a count for each
+        such loop around."""
         if id(node) not in self.counting:
             return node
         enter, more, leave = (

@@ -1,8 +1,10 @@
-"""The variables of a function as Numba has them: static single assignment, on the syntax tree.
+"""The variables of a function in static single assignment form, on the syntax tree. Numba gives a type to
+each version of a variable, not to the variable.
 
-Each assignment makes a version of its variable. Where control flow brings several versions together, one more
-version stands for them (a phi of SSA), and it alone has the type that they all fit into: in `m = 0`, `if c: m
-= x`, `m * m` the last line reads a third m. Every Name gets what it reads or makes as its `version`.
+Each assignment makes a version. Where control flow merges several versions, a further version, a phi,
+represents them, and its type is the one that all of them fit into. In `m = 0`, `if c: m = x`, `m * m` the
+last line reads a third version of m. Every Name node gets the version that it reads or makes as
+`node.version`.
 """
 
 import ast
@@ -19,27 +21,30 @@ COMPARED = {op: getattr(operator, name) for op, name in COMPARISONS.items()}
 
 
 class Version:
-    """One assignment to the variable `name`: `source` says of what, as (how, expression, positions in nested
-    tuples). A phi has `incoming` instead: [(place, version or None for unassigned)], a place being ("before",
-    statement) or ("end", list of statements)."""
+    """One assignment to the variable `name`.
+
+    source: what is assigned: (how, expression, positions in nested tuples). incoming: for a phi, in place of
+    a source: [(place, version, or None if unassigned)]. A place is ("before", statement) or ("end", list of
+    statements).
+    """
 
     def __init__(self, name, source=None, incoming=None):
         self.name, self.source, self.incoming, self.same = name, source, incoming, None
 
     def settled(self):
-        """This version, or the only one that a phi brings."""
+        """Return this version; for a phi that merges only one version, that version."""
         version = self
         while version.same is not None:
             version = version.same
         return version
 
     def comes_from(self):
-        """[(place, version or None)] of a phi."""
+        """Return [(place, version or None)] of a phi."""
         return [(place, version and version.settled()) for place, version in self.incoming]
 
 
 def stored_names(nodes):
-    """The names that are assigned within `nodes`."""
+    """Return the names that are assigned within `nodes`."""
     return {
         part.id
         for node in nodes
@@ -49,8 +54,9 @@ def stored_names(nodes):
 
 
 def opaque_names(statements):
-    """The variables whose assignments are not followed: those of nested functions and comprehensions, and
-    whatever `with`, `try`, `match` or `:=` in a part of an expression that is not always evaluated assign."""
+    """Return the variables whose assignments are not followed: those of nested functions and
+    comprehensions, those that `with`, `try` or `match` assign, and those that `:=` assigns in an operand
+    that is not always evaluated."""
     found = set()
     for node in [part for statement in statements for part in ast.walk(statement)]:
         if isinstance(node, (ast.FunctionDef, ast.Lambda)):
@@ -64,9 +70,11 @@ def opaque_names(statements):
 
 
 class Versions:
-    """Finds the versions in a function's statements. `value(node)`: what a Name that is no variable, or an
-    attribute of one, stands for, or MISSING; `other(test)`: what else a condition is known to be while the
-    function is compiled, or None."""
+    """The versions of all variables in a function's statements.
+
+    value(node): returns the value of a Name that is not a variable, or of an attribute of one, or MISSING.
+    other(test): returns whether a condition is known to hold at compile time, or None.
+    """
 
     def __init__(self, parameters, statements, value=lambda node: MISSING, other=lambda test: None):
         self.value, self.other_condition, self.opaque = value, other, opaque_names(statements)
@@ -79,7 +87,8 @@ class Versions:
         self.phis = self.live_phis()
 
     def unassigned(self, statements):
-        """The Names in `statements` that may be read before anything has been assigned to their variable."""
+        """Return the Names in `statements` that may be read before anything has been assigned to their
+        variable."""
         stored = stored_names(statements) - self.opaque
         lacking, before = {None}, 0
         while len(lacking) > before:
@@ -107,7 +116,7 @@ class Versions:
     # --- which phis there are -------------------------------------------------------------------------------
 
     def settle(self):
-        """A phi that brings only one version is that version."""
+        """Replace each phi that merges only one version by that version."""
         changed = True
         while changed:
             changed = False
@@ -117,7 +126,7 @@ class Versions:
                     phi.same, changed = others.pop(), True
 
     def live_phis(self):
-        """The phis that something reads, if only another phi that something reads."""
+        """Return the phis that something reads, directly or through another phi that is read."""
         live, waiting = [], [version.settled() for version in self.read]
         while waiting:
             phi = waiting.pop()
@@ -136,7 +145,7 @@ class Versions:
         return now
 
     def meet(self, ways):
-        """What the variables are where `ways`, [(place, variables)], come together."""
+        """Return {variable: version} where several paths, [(place, variables)], come together."""
         ways = [(place, now) for place, now in ways if now is not None]
         if len(ways) < 2:
             return ways[0][1] if ways else None
@@ -173,7 +182,8 @@ class Versions:
         return self.meet([(("end", part), self.run(part, dict(now))) for part in parts])
 
     def of_while(self, node, now):
-        """Python tests again behind the body, so the first test can be decided by itself."""
+        """Handle a `while` loop. The test is evaluated before the first iteration and after each, so the
+        first test may be decided separately."""
         self.expression(node.test, dict(now))
         first = self.decided(node.test)
         return self.loop(node, now, lambda inside: self.expression(node.test, inside), first)
@@ -183,7 +193,8 @@ class Versions:
         return self.loop(node, now, lambda inside: None, None)
 
     def loop(self, node, now, test, first):
-        """`first`: what the test is known to be before the first round."""
+        """Handle a loop. `first`: the value that the test is known to have before the first iteration, or
+        None."""
         head = dict(now)
         for name in stored_names([node]) - self.opaque:
             head[name] = self.made(name, incoming=[(("before", node), now.get(name))])
@@ -218,7 +229,8 @@ class Versions:
     # --- what is known while the function is compiled -------------------------------------------------------
 
     def decided(self, test):
-        """What a condition is known to be, as Numba prunes branches: None if it is not known."""
+        """Return the value that a condition is known to have, as Numba prunes branches; None if it is not
+        known."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             known = self.decided(test.operand)
             return known if known is None else not known
@@ -235,13 +247,13 @@ class Versions:
         return bool(compared(left, right))
 
     def constant(self, node):
-        """The number (or None) that an expression is known to be, or MISSING."""
+        """Return the number (or None) that an expression is known to be, or MISSING."""
         value = self.known(node)
         return value if isinstance(value, (bool, int, float, type(None))) else MISSING
 
     def known(self, node):
-        """What an expression is while the function is compiled: a literal, a global, or a variable at which
-        nothing but such a value arrives; else MISSING."""
+        """Return the value that an expression has at compile time: a literal, a global, or a variable
+        whose only version is such a value; else MISSING."""
         version = version_of(node)
         if version is not None:
             plain = version.incoming is None and version.source[0] == "value" and version.source[2] == ()
@@ -254,7 +266,7 @@ class Versions:
         return node.value if isinstance(node, ast.Constant) else self.value(node)
 
     def shape(self, node):
-        """The shape, a tuple, that an expression is known to be, or None."""
+        """Return the shape (a tuple) that an expression is known to be, or None."""
         if isinstance(node, (ast.Tuple, ast.List)):
             sides = [self.shape(element) for element in node.elts]
             plain = all(side and len(side) == 1 for side in sides)
@@ -272,7 +284,7 @@ class Versions:
         return version
 
     def expression(self, node, now):
-        """Note what each Name in `node` reads, in order of evaluation."""
+        """Record the version that each Name in `node` reads, in the order of evaluation."""
         if node is None or isinstance(node, ast.Lambda):
             return
         if isinstance(node, ast.Name):
@@ -290,7 +302,7 @@ class Versions:
                 self.expression(part, now)
 
     def target(self, node, source, now):
-        """Note what an assignment makes; `source` says what is assigned."""
+        """Record the versions that an assignment makes. `source` describes what is assigned."""
         how, value, positions = source
         if isinstance(node, ast.Name):
             if node.id not in self.opaque:
@@ -305,6 +317,6 @@ class Versions:
 
 
 def version_of(node):
-    """The version that a Name reads or makes, or None where that is not known."""
+    """Return the version that a Name reads or makes, or None if it is not known."""
     version = getattr(node, "version", None)
     return version and version.settled()

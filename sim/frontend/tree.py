@@ -1,8 +1,8 @@
-"""A function as a syntax tree of few kinds of statements: every assignment that reads or stores an element of
-an array has one target, in the order in which Python evaluates.
+"""A function's source as a syntax tree with few kinds of statements. Every assignment that loads or stores an
+element of an array has one target, and the order of statements is Python's order of evaluation.
 
-`a[i] += v` becomes `a[i] = a[i] + v`, `a[i, n], n = v, n + 1` becomes `part, n_2 = v, n + 1`, `a[i, n] =
-part`, `n = n_2`. Line numbers and columns stay the file's.
+`a[i] += v` becomes `a[i] = a[i] + v`, and `a[i, n], n = v, n + 1` becomes `part, n_2 = v, n + 1`, `a[i, n] =
+part`, `n = n_2`. Line numbers and columns stay those of the file.
 """
 
 import ast
@@ -14,7 +14,7 @@ import textwrap
 
 from sim.frontend.names import codes_in, names_in
 
-# an operator -> its name in Python's module operator, and behind "operator." in the table of sim.isa
+# AST class of an operator -> its name in Python's module `operator`; in sim.isa its entry is operator.NAME
 COMPARISONS = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
 UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
 BINARY = {
@@ -35,8 +35,12 @@ OPERATORS = COMPARISONS | UNARY | BINARY
 
 
 def tree_of(function):
-    """The function's FunctionDef without its decorators, or None where there is no source (built by exec, a
-    lambda, a C function). `tree.variables`: the names of its variables; `tree.lines`: {number: text}."""
+    """Return the function's FunctionDef without its decorators, or None if there is no source (built by exec,
+    a lambda, a C function).
+
+    The tree has two more attributes. `tree.variables`: the names of the function's variables. `tree.lines`:
+    {line number: text}.
+    """
     try:
         lines, start = inspect.getsourcelines(function)
         text = "".join(lines)
@@ -49,18 +53,19 @@ def tree_of(function):
     ast.increment_lineno(node, max(start, 1) - 1)
     indent_columns(node, len(text) - len(text.lstrip()))
     node.decorator_list, node.returns = [], None
-    return simplified(node, function, lines)
+    return simplify(node, function, lines)
 
 
 def indent_columns(tree, indent):
-    """Undo what dedenting did to the columns, so that they are the file's."""
+    """Add the indentation that dedenting removed to all columns, so that they are those of the file."""
     for node in ast.walk(tree):
         if hasattr(node, "col_offset"):
             node.col_offset += indent
             node.end_col_offset += indent
 
 
-def simplified(tree, function, lines):
+def simplify(tree, function, lines):
+    """Return the tree with folded literals and simple assignments."""
     tree = Fold().visit(tree)
     codes = list(codes_in(function.__code__))
     variables = (name for code in codes for name in (*code.co_varnames, *code.co_cellvars))
@@ -72,17 +77,17 @@ def simplified(tree, function, lines):
 
 
 def indices_of(node):
-    """The index expressions of a Subscript."""
+    """Return the index expressions of a Subscript."""
     return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
 
 
 def is_of_shape(node):
-    """Whether a Subscript is of a shape or of strides."""
+    """Return whether a Subscript indexes a shape or strides."""
     return isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides")
 
 
 def from_end(index):
-    """n of the literal index -n, which is meant to count from the end; else None."""
+    """Return n if the index is the literal -n, which counts from the end; else None."""
     match index:
         case ast.UnaryOp(ast.USub(), ast.Constant(int(back))):
             return back
@@ -90,17 +95,18 @@ def from_end(index):
 
 
 def as_list(result):
-    """What visiting a statement gives, as a list."""
+    """Return the result of visiting a statement as a list."""
     return result if isinstance(result, list) else [result]
 
 
 def has(node, *classes):
+    """Return whether a node of one of these classes is in `node`."""
     return any(isinstance(part, classes) for part in ast.walk(node))
 
 
 class Fold(ast.NodeTransformer):
-    """What Python's compiler computes becomes a literal, as for Numba, which reads bytecode: `2**64 - 1` is a
-    uint64, not an int64 that has wrapped."""
+    """Replaces operations on literals by the literal that Python's compiler computes. Numba reads
+    bytecode, where `2**64 - 1` is one uint64, not an int64 that has wrapped."""
 
     def visit_BinOp(self, node):
         node = self.generic_visit(node)
@@ -108,7 +114,7 @@ class Fold(ast.NodeTransformer):
             return node
         code = compile(ast.Expression(node), "literals", "eval")
         if any(done.opname.startswith(("BINARY", "UNARY")) for done in dis.get_instructions(code)):
-            return node  # such as 1 / 0, and what would take too long
+            return node  # Python's compiler did not fold it: it raises, as 1 / 0, or is too large
         value = eval(code)
         if isinstance(value, complex) or isinstance(value, float) and not math.isfinite(value):
             return node
@@ -119,18 +125,22 @@ class Fold(ast.NodeTransformer):
 
 
 def is_literal(node):
-    """Whether a node is a literal number, with a sign or without."""
+    """Return whether a node is a literal number, with or without a sign."""
     match node:
         case ast.Constant(bool() | int() | float()) | ast.UnaryOp(_, ast.Constant(bool() | int() | float())):
             return True
     return False
 
 
-STEMS = {"value": "owner", "slice": "index"}  # of what a target that is read too has in it, by field
+# field of a Subscript -> stem of the variable that holds it, where `a[f()] += v` reads and stores one element
+STEMS = {"value": "owner", "slice": "index"}
 
 
 class Simplify(ast.NodeTransformer):
-    """`taken`: the names that must not be given to new variables; `made`: those that were given."""
+    """Splits assignments into simple ones.
+
+    taken: the names that new variables must not get. made: the names of the new variables.
+    """
 
     def __init__(self, taken):
         self.taken, self.made = taken, set()
@@ -144,13 +154,16 @@ class Simplify(ast.NodeTransformer):
         self.made.add(name)
         return name
 
-    def held(self, node, stem, before):
-        """`node` if evaluating it twice costs nothing, else a new variable, which `before` gets the
-        assignment of; as a function that makes the node anew."""
+    def evaluate_once(self, node, stem, before):
+        """Return a function that makes the node anew for each use.
+
+        If evaluating the node twice would cost something, a new variable holds its value, and its assignment
+        is appended to `before`.
+        """
         if isinstance(node, ast.Tuple):
-            parts = [self.held(part, stem, before) for part in node.elts]
+            parts = [self.evaluate_once(part, stem, before) for part in node.elts]
             return lambda: ast.copy_location(ast.Tuple([part() for part in parts], ast.Load()), node)
-        if isinstance(getattr(node, "operand", node), ast.Constant):  # a number, which may have a sign
+        if isinstance(getattr(node, "operand", node), ast.Constant):  # a literal, possibly with a sign
             return lambda: copy.deepcopy(node)
         name = node.id if isinstance(node, ast.Name) else self.fresh(stem)
         if not isinstance(node, ast.Name):
@@ -162,7 +175,7 @@ class Simplify(ast.NodeTransformer):
         if isinstance(target, ast.Subscript) and has(target.slice, ast.Slice, ast.Starred):
             return node
         fields = [(field, stem) for field, stem in STEMS.items() if hasattr(target, field)]
-        parts = {field: self.held(getattr(target, field), stem, before) for field, stem in fields}
+        parts = {field: self.evaluate_once(getattr(target, field), stem, before) for field, stem in fields}
 
         def again(context):
             made = copy.copy(target)
@@ -180,7 +193,7 @@ class Simplify(ast.NodeTransformer):
     def visit_Assign(self, node):
         target, before = node.targets[0], []
         if len(node.targets) > 1:
-            value = self.held(node.value, "value", before)
+            value = self.evaluate_once(node.value, "value", before)
             single = located([ast.Assign([target], value()) for target in node.targets], node)
             return [*located(before, node), *(part for one in single for part in as_list(self.visit(one)))]
         if isinstance(target, ast.Attribute):
@@ -189,7 +202,7 @@ class Simplify(ast.NodeTransformer):
             if has(node.value, ast.Call) and (
                 has(target.slice, ast.Call, ast.Subscript) or not isinstance(target.value, ast.Name)
             ):
-                node.value = self.held(node.value, "value", before)()
+                node.value = self.evaluate_once(node.value, "value", before)()
             return located([*before, node], node) if before else node
         if isinstance(target, ast.Name) or not has(target, ast.Subscript, ast.Attribute):
             return node
@@ -198,7 +211,8 @@ class Simplify(ast.NodeTransformer):
         return located([node, *later], node)
 
     def put_off(self, target, later):
-        """`target` with names for elements of arrays and what is behind them, assigned in `later`."""
+        """Return `target` with new names in place of array elements and all targets after them; append
+        their assignments to `later`."""
         if isinstance(target, (ast.Tuple, ast.List)):
             target.elts = [self.put_off(part, later) for part in target.elts]
             return target
@@ -210,16 +224,17 @@ class Simplify(ast.NodeTransformer):
 
 
 def located(statements, node):
-    """`statements`, what has no place yet being where `node` is."""
+    """Return `statements`, with the position of `node` for each that has none."""
     return [ast.fix_missing_locations(ast.copy_location(statement, node)) for statement in statements]
 
 
-class Apart:
-    """Gives each type of a variable a name of its own, and converts what goes over from the one to the other
-    where versions meet.
+class SplitByType:
+    """Gives each type of a variable a name of its own, and inserts conversions where versions of different
+    types merge.
 
-    `type_of(version)`: what tells one type from another; `torn`: the variables concerned; `fresh(name)`: a
-        name like `name`; `converted(node, type)`: an expression."""
+    type_of(version): returns a key that differs between types. torn: the variables that need several names.
+    fresh(name): returns a new name that resembles `name`. converted(node, type): returns an expression.
+    """
 
     def __init__(self, statements, versions, type_of, torn, fresh, converted):
         self.versions, self.type_of, self.torn = versions, type_of, torn
@@ -235,7 +250,7 @@ class Apart:
             insert(statements, self.conversions())
 
     def name(self, version):
-        """The name of a version."""
+        """Return the name for a version."""
         key = version.name, self.type_of(version)
         if version.name in self.torn and key not in self.names:
             first = all(name != version.name for name, _ in self.names)
@@ -254,8 +269,8 @@ class Apart:
         return added
 
 
-def torn(versions, type_of):
-    """The variables of which one type goes over into another; a type that is None is not known."""
+def torn_variables(versions, type_of):
+    """Return the variables that change their type where versions merge. A type of None is not known."""
     pairs = [
         (phi, version) for phi in versions.phis for _, version in phi.comes_from() if version is not None
     ]
@@ -263,8 +278,8 @@ def torn(versions, type_of):
 
 
 def insert(statements, added):
-    """Put the statements that `added` has, {(where, id of a statement or list): [statement]}, where they
-    belong in `statements` and in all that they contain."""
+    """Insert `added`, {(where, id of a statement or of a list): [statement]}, into `statements` and all
+    lists inside."""
     before = [(statement, added.get(("before", id(statement)), [])) for statement in statements]
     for statement in statements:
         for part in (getattr(statement, "body", None), getattr(statement, "orelse", None)):

@@ -1,10 +1,10 @@
-"""Types of a kernel's variables and expressions, as Numba has them, and the interval in which an integer
-lies: from both follows which operators can stay Python's own, and which indices need no check.
+"""Types of a kernel's variables and expressions as Numba infers them, with the interval that contains each
+integer. They decide which operators can stay Python's own, and which indices need no check.
 
-A type is a Number (a scalar type of sim.isa.promotion, and for integers the lowest and the highest value, if
-known), an ArrayType, a View, a Record, a tuple of types, or ANY. A variable is a Python int for certain where
-its interval is known; a counter that still grows after a few rounds has none, which is always right and only
-slower.
+A type is a Number (a scalar type of `sim.isa.promotion`; for an integer also its lowest and highest value, if
+known), an ArrayType, a View, a Record, a tuple of types, or ANY. A variable is certainly a Python int if its
+interval is known. A counter that still grows after a few iterations of the inference gets no interval; that
+is always correct, and only slower.
 """
 
 import functools
@@ -20,15 +20,20 @@ from sim.memory.array import MAX_FAST_RANK
 
 ANY = "any"
 NONE = "none"  # the type of None
-UNKNOWN = None  # not found so far
+UNKNOWN = None  # the inference has not reached it yet
 MOST_BITS = 62
-LENGTH, LONG = 40, 42  # bits of a length or a dimension, and of a position in a grid
-PYTHON = (np.float16, np.float32, np.float64)  # floats that Python's operators treat as Numba does
+LENGTH, LONG = 40, 42  # bits of an array's length; bits of a thread's position in the grid
+PYTHON = (
+    np.float16,
+    np.float32,
+    np.float64,
+)  # floats on which Python's (numpy's) operators agree with Numba's
 
 
 @dataclass(frozen=True)
 class Number:
-    """With `low` and `high`: a Python int within these; without: whatever sim.isa has for `scalar`."""
+    """A number. With `low` and `high` it is a Python int between them; without, it is represented as
+    `sim.isa` does for `scalar`."""
 
     scalar: type
     low: int | None = None
@@ -36,25 +41,28 @@ class Number:
 
     @property
     def bits(self):
-        """Those of the magnitude, if it is known."""
+        """The number of bits of its magnitude, or None if the interval is not known."""
         return None if self.low is None else max(self.high, ~self.low).bit_length()
 
 
 def signed(scalar, bits):
-    """A Number of either sign."""
+    """Return a Number that may be negative, of `bits` bits and a sign."""
     return Number(scalar, -(1 << bits), (1 << bits) - 1)
 
 
 def natural(scalar, bits):
-    """A Number that is not negative."""
+    """Return a Number of `bits` bits that is not negative."""
     return Number(scalar, 0, (1 << bits) - 1)
 
 
 @dataclass(frozen=True)
 class ArrayType:
-    """An array of `rank` dimensions. What else the text tells saves looking it up at each load: the constant
-    `shape` of a declared array, whether the last axis is contiguous (`rowwise`), and whether it is `local`
-    memory."""
+    """An array of `rank` dimensions, with what else is known at compile time, so that no load has to look it
+    up.
+
+    shape: the constant shape of a declared array. rowwise: whether the last axis is contiguous. local:
+    whether it is in local memory.
+    """
 
     element: object
     rank: int
@@ -66,7 +74,8 @@ class ArrayType:
 
 @dataclass(frozen=True)
 class View:
-    """An array of `rank` dimensions of which no more is known than its elements: a slice, records."""
+    """An array of `rank` dimensions of which only the element type is known: a slice, or an array of
+    records."""
 
     element: object
     rank: int
@@ -74,6 +83,8 @@ class View:
 
 @dataclass(frozen=True)
 class Record:
+    """A record of a structured dtype."""
+
     dtype: np.dtype
 
 
@@ -82,7 +93,7 @@ INT32, INT64, UINT64, BOOL = signed(np.int32, 31), Number(int), Number(np.uint64
 
 
 def bits(type_):
-    """The bits of an integer that is surely a Python int, else None."""
+    """Return the bits of an integer that is certainly a Python int, else None."""
     return type_.bits if isinstance(type_, Number) else None
 
 
@@ -95,14 +106,15 @@ def is_signed(type_):
 
 
 def with_float64(a, b):
-    """Whether Python's operators make a float64 of both, as Numba does: one is, the other an integer."""
+    """Return whether one type is float64 and the other an integer; Python's operators then make a float64,
+    as Numba does."""
     scalars = {type_.scalar for type_ in (a, b) if isinstance(type_, Number)}
     return np.float64 in scalars and len(scalars) == 2 and scalars <= INTEGRAL | {np.float64}
 
 
 def is_numpys(a, b):
-    """Whether + - * of Python, and / unless one is complex, are Numba's on both: numpy's, of numbers that it
-    promotes alike."""
+    """Return whether numpy's `+`, `-`, `*` on both types give Numba's result, and `/` too unless one is
+    complex."""
     if not (isinstance(a, Number) and isinstance(b, Number)):
         return False
     scalars = {a.scalar, b.scalar}
@@ -112,13 +124,13 @@ def is_numpys(a, b):
 
 
 def join(a, b):
-    """The type of a variable that holds now an `a`, now a `b`: Numba's unification."""
+    """Return the type of a variable that may hold an `a` or a `b`: Numba's unification."""
     if a == b or b is UNKNOWN:
         return a
     if a is UNKNOWN:
         return b
     if isinstance(a, Number) and isinstance(b, Number):
-        scalar = unified(a.scalar, b.scalar)
+        scalar = unify_scalars(a.scalar, b.scalar)
         return ANY if scalar is None else Number(scalar, *hull(a, b))
     if isinstance(a, ArrayType) and isinstance(b, ArrayType):
         rowwise = a.rowwise and b.rowwise
@@ -133,8 +145,8 @@ def join(a, b):
 
 
 def hull(a, b):
-    """The interval of a Number that is now `a`, now `b`: the larger one if it holds both, else one whose ends
-    are powers of two, so that a counter takes few steps to grow."""
+    """Return the interval of a Number that may be `a` or `b`: the larger interval if it contains both.
+    Otherwise its ends are powers of two, so that a counter's interval grows in few steps."""
     if None in (a.low, b.low):
         return ()
     ends = low, high = min(a.low, b.low), max(a.high, b.high)
@@ -144,7 +156,8 @@ def hull(a, b):
 
 
 @functools.cache
-def unified(a, b):
+def unify_scalars(a, b):
+    """Return the scalar type that two scalar types fit into, or None."""
     if a is b:
         return a
     if not {a, b} & COMPLEX:
@@ -155,7 +168,7 @@ def unified(a, b):
 
 
 def element_type(dtype):
-    """The type that a load from an array of `dtype` gives."""
+    """Return the type that a load from an array of `dtype` gives."""
     if dtype.names is not None:
         return Record(dtype)
     if dtype.subdtype is not None:
@@ -165,7 +178,7 @@ def element_type(dtype):
 
 
 def field(type_, name):
-    """The type of a record's field, or of the column of an array of records; ANY of anything else."""
+    """Return the type of a record's field, or of the column of an array of records; ANY of anything else."""
     if isinstance(type_, View):
         found = field(type_.element, name)
         return View(found, type_.rank) if isinstance(found, Number | Record) else ANY
@@ -174,7 +187,7 @@ def field(type_, name):
 
 
 def type_of_argument(value):
-    """The type of a launch argument. Intervals are rounded up, so that few specialisations arise."""
+    """Return the type of a launch argument. Its interval is rounded up, so that few specialisations arise."""
     if isinstance(value, tuple):
         return tuple(map(type_of_argument, value))
     if type(value) is np.int32:
@@ -187,7 +200,8 @@ def type_of_argument(value):
 
 
 def type_of_value(value):
-    """The type of a literal, global or free variable, and of an argument that is no integer."""
+    """Return the type of a literal, of a global or free variable, or of an argument that is not an
+    integer."""
     if value is None:
         return NONE
     if isinstance(value, int) and not isinstance(value, bool):
@@ -202,7 +216,7 @@ def type_of_value(value):
         return type_of_constant_array(value)
     if isinstance(value, memory.Record):
         return Record(value._array.dtype)
-    # an array with a fast path
+    # an array of the simulator whose accesses may be written out
     if hasattr(value, "allocation") and value.dtype.names is None and hasattr(value, "data"):
         size = value.dtype.itemsize
         return ArrayType(element_type(value.dtype), value.ndim, size, value.strides[-1] == size)
@@ -212,22 +226,23 @@ def type_of_value(value):
 
 
 def type_of_constant_array(array):
-    """The type of a global array, which is constant memory in rows."""
+    """Return the type of a global array, which becomes constant memory in row-major order."""
     fast = array.dtype.type in SCALAR and array.dtype.isnative and 1 <= array.ndim <= MAX_FAST_RANK
     if not (fast and array.size):
         return ANY
     return ArrayType(element_type(array.dtype), array.ndim, array.dtype.itemsize, shape=array.shape)
 
 
-def widened(type_):
-    """A type without the bits that keep growing."""
+def widen(type_):
+    """Return a type without its interval, for a version whose interval keeps growing."""
     if isinstance(type_, tuple):
-        return tuple(map(widened, type_))
+        return tuple(map(widen, type_))
     return INT64 if isinstance(type_, Number) and type_.scalar is int else type_
 
 
 def general(type_):
-    """A type with little of what sets one call of a device function apart from another."""
+    """Return a type without most of what distinguishes one call of a device function from another, so that
+    few copies are made."""
     if not isinstance(type_, Number) or type_.bits is None or type_.scalar not in (int, np.int32):
         return type_
     few = next((few for few in (31, LONG) if type_.bits <= few), None)
@@ -235,7 +250,7 @@ def general(type_):
 
 
 def part(type_, position):
-    """The type of one part of a value of type `type_`; position None: of any."""
+    """Return the type of the part at `position` of a value; for position None, a type that holds any part."""
     if type_ is UNKNOWN:
         return UNKNOWN
     if isinstance(type_, tuple) and isinstance(position, int):
@@ -247,7 +262,7 @@ def part(type_, position):
 
 
 def row(array):
-    """The type of what an array of this type holds along its first axis."""
+    """Return the type of an array's parts along its first axis."""
     if array.rank == 1:
         return array.element
     is_view, rank = isinstance(array, View), array.rank - 1

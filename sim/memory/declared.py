@@ -78,7 +78,7 @@ class Declarations:
 
     def local_maker(self, site, shape, dtype):
         """What makes an array each time that a thread comes to this declaration of local memory."""
-        context, watched = self.context, self.context.heard.unwritten
+        context, watched = self.context, self.context.enabled.unwritten
         layout, allocation = layout_of(dtype, as_shape(shape), c_strides(shape, dtype), watched), None
         nbytes, fast = layout.size * dtype.itemsize, layout.span is not None
         full = poisoned(nbytes, dtype)

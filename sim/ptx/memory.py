@@ -90,7 +90,7 @@ class Memory:
         region = frames.regions[frames.depth]
         frames.depth += 1
         region.root[:] = poisoned(nbytes, None)
-        region.written = np.zeros(nbytes, bool) if self.context.heard.unwritten else None
+        region.written = np.zeros(nbytes, bool) if self.context.enabled.unwritten else None
         return region.base - WINDOWS["local"]
 
     def release(self, allocation):
@@ -161,7 +161,7 @@ class Memory:
 
     def noted(self, access, nbytes, site):
         """An access to local memory, which knows what its thread has written there."""
-        if not self.context.heard.unwritten:
+        if not self.context.enabled.unwritten:
             return access
         window, stores = WINDOWS["local"], site & 3 == STORE
 
@@ -208,8 +208,8 @@ class Memory:
     def measures(self, ptx_type, space, count, site):
         size = np.dtype(VIEWS[ptx_type]).itemsize
         bits, window = (size * count).bit_length() - 1, WINDOWS[space]
-        heard = self.context.log is not None and (space != "local" or self.context.heard.local)
-        log = self.context.log.append if heard else None
+        logs = self.context.log is not None and (space != "local" or self.context.enabled.local)
+        log = self.context.log.append if logs else None
         code = (site << SITE_SHIFT) + (bits << ADDRESS_BITS) + window
         return size, size * count - 1, window, log, code, size.bit_length() - 1
 

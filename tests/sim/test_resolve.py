@@ -9,7 +9,7 @@ import pytest
 from numba import cuda, float32
 
 from sim.frontend import resolve
-from sim.frontend.resolve import source_of, stands_for
+from sim.frontend.resolve import referent_of, source_of
 from sim.frontend.ssa import Versions
 from sim.native.lower.name_lowering import Names
 
@@ -90,7 +90,7 @@ def test_a_declaration_and_its_shape():
 
     source = source_of(declares)
     (call,) = source.calls(resolve.DECLARATION)
-    versions = Versions((), source.tree.body, lambda node: stands_for(node).value)
+    versions = Versions((), source.tree.body, lambda node: referent_of(node).value)
     assert call.declares.space == "local" and versions.shape(call.declares.shape) == (4, 3, 64)
 
 

@@ -14,7 +14,7 @@ from sim.frontend.resolve import (
     builtin_called,
     first_argument,
     referent,
-    stands_for,
+    referent_of,
 )
 from sim.frontend.tree import located
 from sim.isa.table import INSTRUCTIONS
@@ -154,7 +154,7 @@ class Calls(Names):
             return found if len(found.value) == len(parts) and literal(found.value) is not None else None
         if isinstance(argument, ast.Constant):
             argument = argument.value
-        found = stands_for(argument) if isinstance(argument, ast.AST) else referent(argument)
+        found = referent_of(argument) if isinstance(argument, ast.AST) else referent(argument)
         if found.role == CONSTANT:
             return None if literal(found.value) is None else found
         part_of_cuda = found.value is not MISSING and found.role in (FUNCTION, DTYPE, CUDA, GEOMETRY)
@@ -180,7 +180,7 @@ class Calls(Names):
     def call_declaration(self, node):
         """The parameter that brings a shared or local array."""
         space, given = node.declares.space, node.declares.dtype
-        dtype = self.dtype_given(given) or stands_for(given).dtype
+        dtype = self.dtype_given(given) or referent_of(given).dtype
         shape = self.versions.shape(node.declares.shape)
         if dtype is None or shape is None or not is_number(dtype) or any(size < 0 for size in shape):
             raise self.cannot(f"cuda.{space}.array wants a constant shape and a numeric dtype", node)

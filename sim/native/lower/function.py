@@ -4,7 +4,7 @@ import ast
 import copy
 import enum
 
-from sim.frontend.resolve import DEVICE, referent, stands_for
+from sim.frontend.resolve import DEVICE, referent, referent_of
 from sim.frontend.ssa import Versions
 from sim.frontend.tree import BINARY, as_list, from_end, has, is_of_shape, located
 from sim.native.codegen.symbols import RESERVED, home_of, in_text
@@ -28,7 +28,7 @@ class Lowering(Calls):
     for."""
 
     def __init__(self, module, function, rename=None, known=()):
-        super().__init__(module, module.reachable[function].knowing(known), rename or {})
+        super().__init__(module, module.reachable[function].with_known(known), rename or {})
         self.tree = self.source.tree
         for name in self.source.local - set(self.rename):
             if home_of(name) or name in RESERVED:
@@ -38,7 +38,7 @@ class Lowering(Calls):
         """The function's statements, rewritten."""
         tree = copy.deepcopy(self.tree)
         names = {part.arg for part in ast.walk(tree.args) if isinstance(part, ast.arg)} & self.source.local
-        self.versions = Versions(names, tree.body, lambda node: stands_for(node).value)
+        self.versions = Versions(names, tree.body, lambda node: referent_of(node).value)
         definite_assignment.watch(self, tree)
         return self.statements(tree.body[ast.get_docstring(tree) is not None :]) or [ast.Pass()]
 
@@ -78,7 +78,7 @@ class Lowering(Calls):
     # --- accesses, where they are numbered ------------------------------------------------------------------
 
     def visit_Subscript(self, node):
-        owner = stands_for(node.value).value
+        owner = referent_of(node.value).value
         if isinstance(owner, enum.EnumMeta) and isinstance(node.slice, ast.Constant):
             return self.standing_for(referent(owner[node.slice.value]), node.slice.value, node)
         if not isinstance(owner, tuple) and not is_of_shape(node):
@@ -102,7 +102,7 @@ class Lowering(Calls):
         """Whether a Subscript is to be numbered: not an element of a shape or of a constant tuple, and not a
         slice, which reads nothing."""
         sliced = isinstance(node.ctx, ast.Load) and has(node.slice, ast.Slice, ast.Starred)
-        of_tuple = isinstance(stands_for(node.value).value, tuple)
+        of_tuple = isinstance(referent_of(node.value).value, tuple)
         return self.module.counted and not (sliced or of_tuple or is_of_shape(node))
 
     def visit_Assign(self, node):
@@ -112,7 +112,7 @@ class Lowering(Calls):
     def visit_Compare(self, node):
         """`function is None`, `function != None`: known here."""
         parts = [node.left, *node.comparators]
-        functions = any(stands_for(part).role == DEVICE for part in parts)
+        functions = any(referent_of(part).role == DEVICE for part in parts)
         none = any(isinstance(part, ast.Constant) and part.value is None for part in parts)
         if functions and none and len(parts) == 2:
             return ast.copy_location(ast.Constant(isinstance(node.ops[0], (ast.IsNot, ast.NotEq))), node)

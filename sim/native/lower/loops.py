@@ -3,7 +3,7 @@ rounds."""
 
 import ast
 
-from sim.frontend.resolve import builtin_called, stands_for
+from sim.frontend.resolve import builtin_called, referent_of
 from sim.frontend.tree import located
 
 LONG = 1 << 20  # rounds after which a `for` loop looks for Ctrl-C
@@ -17,7 +17,7 @@ def over_elements(lowering, loop):
     """Make a loop over an array (or a tuple; through `enumerate` and `zip` too) one over positions; returns
     what comes before it, and first in its body."""
     iterable = isinstance(loop.iter, (ast.Name, ast.Attribute, ast.Subscript)) and not isinstance(
-        stands_for(loop.iter).value, tuple
+        referent_of(loop.iter).value, tuple
     )
     if not (iterable or pairing(loop.iter)):
         return [], []

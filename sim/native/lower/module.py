@@ -18,7 +18,7 @@ import numpy as np
 
 from sim.frontend.names import MISSING, is_number
 from sim.frontend.resolve import DECLARATION, DEVICE, WAIT, Source
-from sim.frontend.tree import indent_columns, simplified, tree_of
+from sim.frontend.tree import indent_columns, simplify, tree_of
 from sim.native.codegen.scalars import HALVES
 from sim.native.codegen.symbols import RESERVED, home_of
 
@@ -200,7 +200,7 @@ def tree_of_lambda(function):
     ast.increment_lineno(tree, start - 1)
     indent_columns(tree, len(lines[0]) - len(lines[0].lstrip()))
     returns = ast.copy_location(ast.Return(found[0].body), found[0].body)
-    return simplified(
+    return simplify(
         ast.copy_location(ast.FunctionDef("lambda_function", found[0].args, [returns], [], None), found[0]),
         function,
         lines,

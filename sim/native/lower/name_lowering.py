@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 
 from sim.frontend.names import is_number
-from sim.frontend.resolve import VARIABLE, referent, stands_for
+from sim.frontend.resolve import VARIABLE, referent, referent_of
 from sim.memory.spaces import host_array
 from sim.native.codegen.array_attributes import ATTRIBUTES
 from sim.native.codegen.isa_functions import compiles
@@ -76,7 +76,7 @@ class Names(ast.NodeTransformer):
         return ast.copy_location(ast.Attribute(self.as_name(found.name, node), name, node.ctx), node)
 
     def of_member(self, found, name, node):
-        if isinstance(stands_for(node.value).value, ModuleType):
+        if isinstance(referent_of(node.value).value, ModuleType):
             raise self.cannot(f"{ast.unparse(node)} has no compiled form", node)
         if name == "dtype" and (dtype := self.dtype_given(node)) is not None:
             return self.dtype(dtype, node)

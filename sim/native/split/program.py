@@ -10,7 +10,7 @@ import numba
 from numba.core.errors import NumbaError
 
 from sim.frontend.ssa import Versions
-from sim.frontend.tree import Apart, as_list, located
+from sim.frontend.tree import SplitByType, as_list, located
 from sim.isa.memory import interpreted_only
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
 from sim.native.codegen import cache
@@ -187,12 +187,12 @@ def typed_apart(module, statements, parameters, types_of):
         how = several, module.fresh, lambda node, _: node
         trial = copy.deepcopy(statements)
         versions = Versions(parameters, trial, module.value)
-        names = Apart(trial, versions, lambda version: version, *how).names
+        names = SplitByType(trial, versions, lambda version: version, *how).names
         found = types_of(trial)
         names = [names.get((version.name, version.settled())) for version in versions.all]
         numba_types = [variable_types.unified(found[name]) if name in found else None for name in names]
         versions = Versions(parameters, statements, module.value)
-        Apart(statements, versions, dict(zip(versions.all, numba_types, strict=True)).get, *how)
+        SplitByType(statements, versions, dict(zip(versions.all, numba_types, strict=True)).get, *how)
         found = types_of(statements)
     return statements, {name: variable_types.unified(types_) for name, types_ in found.items()}
 

@@ -9,7 +9,7 @@ from numba.core.errors import NumbaError
 
 from sim.engine.collector import uncollected
 from sim.errors import LaunchError
-from sim.frontend.names import names_in, outside, python_function
+from sim.frontend.names import captured_values, names_in, python_function
 from sim.memory.spaces import argument_array
 from sim.native.codegen.arrays import GuardedType, ReferenceType, array_type
 from sim.native.codegen.scalars import argument_of, dtype_of
@@ -79,7 +79,7 @@ def source(kernel, *arguments):
 
 def fission_program(function, numba_types, counted=False):
     dtypes = dtypes_of(function, numba_types)
-    now = outside(function), dtypes, counted
+    now = captured_values(function), dtypes, counted
     lowered = remembered(function, now, lambda: lower_for_fission(function, dtypes, counted))
     return remembered(
         function, (now, numba_types), lambda: fissioned(lowered, function.__name__, numba_types)

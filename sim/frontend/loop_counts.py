@@ -1,7 +1,8 @@
-"""Loops in which threads may come to one barrier in different rounds: only those count their rounds.
+"""The loops whose iterations have to be counted, because threads may reach one barrier in different
+iterations of them.
 
-Where each barrier stands in a loop's body as it is, and is passed once in every round, threads that have
-passed equally many are in the same round, and there is nothing to count.
+If each barrier in a loop's body is passed exactly once in each iteration, two threads that have passed
+equally many barriers are in the same iteration, and nothing needs to be counted.
 """
 
 import ast
@@ -9,25 +10,27 @@ import ast
 from sim.frontend.resolve import DEVICE, WAIT, source_of
 from sim.isa.table import BLOCK_WIDE
 
-NEVER, ONCE, ANYHOW = range(3)  # how often who goes through passes a barrier, as far as the text tells
+# how often a thread that runs through some statements passes a barrier: never, exactly once, or anything else
+NEVER, ONCE, ANYHOW = range(3)
 LOOPS, BRANCHES = (ast.For, ast.While), (ast.IfExp, ast.BoolOp, ast.comprehension)
 
 
-def counting(source):
-    """The ids of those loops of a Source that count their rounds."""
-    passes = Passes()
+def loops_to_count(source):
+    """Return the ids of the loops of a Source whose iterations have to be counted."""
+    passes = BarrierPasses()
     loops = [node for node in ast.walk(source.tree) if isinstance(node, LOOPS)]
     return {id(loop) for loop in loops if passes.of_body(loop.body, ast.Continue) == ANYHOW}
 
 
-class Passes:
-    """How often a thread passes a barrier; remembers functions."""
+class BarrierPasses:
+    """Estimates how often a path passes a barrier; remembers the estimates of functions."""
 
     def __init__(self):
         self.known = {}
 
     def of_body(self, statements, leave):
-        """Of statements that a `leave` (`continue`, `return`) would end early."""
+        """Return the estimate for statements that a `leave` statement (`continue` or `return`) can end
+        early."""
         each = [self.of_statement(statement) for statement in statements]
         if not any(each) or ANYHOW in each:
             return max(each, default=NEVER)
@@ -51,14 +54,14 @@ class Passes:
 
     def of_function(self, function):
         if function not in self.known:
-            self.known[function] = NEVER  # for one that calls itself
+            self.known[function] = NEVER  # what a recursive call finds
             source = source_of(function)
             self.known[function] = NEVER if source is None else self.of_body(source.tree.body, ast.Return)
         return self.known[function]
 
 
 def leaves(statement, leave):
-    """Whether `statement` has a `return`, or a `continue` of the loop that it stands in."""
+    """Return whether `statement` contains a `return`, or a `continue` of the loop that it belongs to."""
     if leave is ast.Continue and isinstance(statement, LOOPS):
         return any(leaves(part, leave) for part in statement.orelse)
     return isinstance(statement, leave) or any(
