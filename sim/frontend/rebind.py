@@ -188,7 +188,7 @@ class Binder:
     def __init__(self, context, dialect, modules, builtins, given):
         self.context, self.dialect, self.modules = context, dialect, modules
         self.builtins, self.given = builtins, given
-        # (id of a function, types of its parameters) -> its copy, entered before its body, so that recursion ends
+        # (id of a function, types of its parameters) -> its copy; entered early, so that recursion ends
         self.functions = {}
         self.constants = {}  # id of a global array -> its Array in constant memory
         self.used, self.codes, self.without_source = set(), [], []
