@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from sim.device import DeviceSpec
 from sim.engine.base import Engine, Launch
@@ -39,7 +39,9 @@ def native() -> Engine:
     return Native()
 
 
-ENGINES: dict[str, Callable[[], Engine]] = {
+EngineName = Literal["fibers", "threads", "native"]
+OnFinding = Literal["raise", "report"]
+ENGINES: dict[EngineName, Callable[[], Engine]] = {
     "fibers": lambda: Interpreted(Fiber),
     "threads": lambda: Interpreted(OSThread),
     "native": native,
@@ -50,9 +52,9 @@ CHECKED: "weakref.WeakSet[Any]" = weakref.WeakSet()  # kernels that return no va
 def simulate(
     kernel: Callable[..., Any],
     *,
-    engine: str = "fibers",
+    engine: EngineName = "fibers",
     seed: int = 0,
-    on_finding: str = "raise",
+    on_finding: OnFinding = "raise",
     observers: Iterable[type[Observer] | Observer] = DEFAULT,
     spec: DeviceSpec = DeviceSpec(),
     max_steps: int | None = None,
@@ -122,8 +124,8 @@ def tools_of(observers: Any) -> tuple[Any, ...]:
 class Simulation:
     """A kernel and how to simulate it; index it with the launch configuration."""
 
-    engine: str
-    on_finding: str
+    engine: EngineName
+    on_finding: OnFinding
     launch: Launch  # that configuration and arguments complete
 
     def __call__(self, *arguments: Any) -> Report:
@@ -142,7 +144,7 @@ class Simulation:
         return functools.partial(launched, self.engine, self.on_finding, launch)
 
 
-def launched(engine: str, on_finding: str, launch: Launch, *arguments: Any) -> Report:
+def launched(engine: EngineName, on_finding: OnFinding, launch: Launch, *arguments: Any) -> Report:
     """The Report of a launch with these arguments."""
     named = dict(zip(argument_names(launch.function, arguments), arguments))
     if not hasattr(launch.function, "ready"):

@@ -10,6 +10,7 @@ import functools
 import sys
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -137,7 +138,7 @@ class Empty(np.ndarray):
         return fresh if fresh.any() else None
 
 
-def empty(shape, dtype=np.float32):
+def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
     """An array of `shape` whose elements nobody has written yet: full of poison, and a load before a store is
     a finding `uninitialized-read`. What a launch or the host has stored there counts as written in later
     launches."""

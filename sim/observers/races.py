@@ -27,7 +27,7 @@ WARP_SHIFT = 5
 class Races(Ordering):
     """Findings `race-shared` and `race-global`; writes of equal values are warnings, if not allowed."""
 
-    def __init__(self, allow_equal_writes=False):
+    def __init__(self, allow_equal_writes: bool = False) -> None:
         self.allow_equal_writes = allow_equal_writes
 
     def launch_started(self, context):

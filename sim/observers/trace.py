@@ -1,8 +1,10 @@
 """trace: an ordered record of loads, stores, atomics and barriers, for figures and tests to read."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
-from sim.events import BARRIER, Home, Observer, Recording
+from sim.events import BARRIER, Home, Index3, Observer, Recording
 
 COLUMNS = ("action", "block", "epoch", "thread", "site", "address")
 
@@ -11,7 +13,7 @@ class Trace(Observer):
     """Leaves a Recording in `report.trace`: of all blocks, or of those listed in `blocks` ((x, y, z) or x),
     and of the first `limit` events."""
 
-    def __init__(self, blocks=None, limit=100_000):
+    def __init__(self, blocks: Iterable[int | Index3] | None = None, limit: int = 100_000) -> None:
         self.wanted = None if blocks is None else {b if isinstance(b, tuple) else (b, 0, 0) for b in blocks}
         self.limit, self.rows, self.length, self.cut = limit, [], 0, 0
         self.blocks, self.barrier_site = {}, {}

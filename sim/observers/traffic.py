@@ -17,7 +17,7 @@ class Traffic(Observer):
     by line: "syncthreads", "shfl_down_sync", ...
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         # (site, space, name, size) -> accesses; (name, site) -> times
         self.accessed, self.together = Counter(), Counter()
 
