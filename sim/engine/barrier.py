@@ -12,6 +12,29 @@ def decide(threads):
         thread.result = result
 
 
+def is_one(waiting, block):
+    """Return whether all threads of the block wait at one barrier of PTX, at whatever places: its number is
+    one, and so is its operation."""
+    barriers = {(thread.frame.number, thread.payload and thread.payload[0]) for thread in waiting}
+    return len(waiting) == len(block.threads) and len(barriers) == 1
+
+
+def several_places(scheduler, block):
+    """Return the warning about a barrier that opens though threads wait at several places."""
+    seen = witnesses(scheduler, block)
+    return Finding(
+        "barrier-divergence",
+        "warning",
+        f"the threads of the block meet at barrier {block.threads[0].frame.number} from several places",
+        seen,
+        reason=(
+            "PTX counts arrivals at a barrier from anywhere, so it opens. In CUDA C++ every thread of the block"
+            " has to reach the same cuda.syncthreads(), and a compiler may rely on that."
+        ),
+        fix="move the barrier out of the branch, so that every thread reaches the same one",
+    )
+
+
 def divergence(scheduler, block):
     """Some threads wait at one barrier while others wait at another or have returned."""
     waiting, all_of_them = sum(not thread.done for thread in block.threads), len(block.threads)

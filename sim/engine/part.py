@@ -23,16 +23,37 @@ def meet(scheduler, number, count, frame, waits):
     context, thread = scheduler.context, scheduler.context.thread
     part = checked(thread.block.parts, number, count, context.spec.warp_size)
     phase = ("barrier", number), part.opened
-    part.have_come += 1
-    context.event("arrived", phase)
-    if part.have_come == part.count:
-        thread.block.ready += part.waiting
-        part.count, part.have_come, part.waiting, part.opened = None, 0, [], part.opened + 1
-    elif waits:
+    if not arrive(context, thread.block, part, phase) and waits:
         part.waiting.append(thread)
         scheduler.wait(PART, frame)
     if waits:
         context.event("passed", phase)
+
+
+def join(scheduler, block, waiting):
+    """Let the threads that wait at a barrier of the whole block count at the one of the same number to which
+    others come with a count. Returns whether it opens."""
+    for number, part in block.parts.items():
+        same = [thread for thread in waiting if thread.frame.number == number and thread.payload is None]
+        if part.have_come and part.count == len(block.threads) == part.have_come + len(same):
+            for thread in same:
+                scheduler.enter(thread)
+                thread.payload = ("barrier", number), part.opened
+                part.waiting.append(thread)
+                arrive(scheduler.context, block, part, thread.payload)
+            return True
+    return False
+
+
+def arrive(context, block, part, phase):
+    """Count the running thread, and open the barrier if it is the last one. Returns whether it is."""
+    part.have_come += 1
+    context.event("arrived", phase)
+    if part.have_come < part.count:
+        return False
+    block.ready += part.waiting
+    part.count, part.have_come, part.waiting, part.opened = None, 0, [], part.opened + 1
+    return True
 
 
 def checked(parts, number, count, warp_size):

@@ -30,6 +30,8 @@ class Scheduler:
 
     def __init__(self, context):
         self.context = context
+        # whether a barrier opens by the number of arrivals from anywhere (PTX), or at one call alone (CUDA C++)
+        self.counts_arrivals = False
         self.takes_turns = False  # whether an atomic lets others run: needed where threads spin on memory
         self.abandoned = 0  # blocks ended early
         self.woken = False  # whether threads of parked blocks can run again
@@ -185,7 +187,11 @@ class Scheduler:
         if what == {GRID} and together:
             self.context.flush()
             return False
-        if what == {BARRIER} and together:
+        if self.counts_arrivals and part.join(self, block, [t for t in waiting if t.waits == BARRIER]):
+            return True
+        if what == {BARRIER} and (together or self.counts_arrivals and barrier.is_one(waiting, block)):
+            if not meet:
+                self.context.findings.append(barrier.several_places(self, block))
             barrier.decide(waiting)
             self.open_barrier(block)
             return True

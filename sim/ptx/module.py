@@ -101,7 +101,7 @@ class Kernel:
         )
         program, code = self.program(context.decisions is not None)
         scheduler = Scheduler(context)
-        scheduler.takes_turns = bool(program.used & YIELDING)
+        scheduler.takes_turns, scheduler.counts_arrivals = bool(program.used & YIELDING), True
         context.synchronizes, context.stores = program.synchronizes, program.stores
         run = Run(context, scheduler, program, launch)
         values = run.bind(launch.arguments)

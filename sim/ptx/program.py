@@ -196,7 +196,7 @@ class Program:
 
     def place(self):
         """(an identity, the number of its site) of a place where threads wait."""
-        return (self.entry.name, self.item.line), self.site("call")
+        return (self.entry.name, next(self.counter)), self.site("call")
 
     # --- memory ---------------------------------------------------------------------------------------------
 
@@ -245,15 +245,15 @@ class Program:
         place = self.place()
         return self.unique("part", lambda run: run.part(place, waits))
 
-    def barrier(self, number=None, count=None, vote=None):
-        if count is not None or number is not None and getattr(number, "value", 1) != 0:
+    def barrier(self, number, count, vote):
+        if count is not None or getattr(number, "value", 1) != 0:
             raise Missing(f"{self.item.opcode} of a part of the block")
-        return self.whole_barrier(vote)
+        return self.whole_barrier(vote, number.value)
 
-    def whole_barrier(self, vote):
+    def whole_barrier(self, vote, number):
         self.used.add("syncthreads")
         place = self.place()
-        return self.unique("barrier", lambda run: run.barrier(place, vote))
+        return self.unique("barrier", lambda run: run.barrier(place, vote, number))
 
     def yielding(self, entry):
         """What carries out a fence, or nanosleep."""

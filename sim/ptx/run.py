@@ -23,12 +23,14 @@ STACK = 1 << 16  # bytes of a thread for the local memory of a function that cal
 
 
 class Place:
-    """Where a thread waits, as the engine knows it from a frame: `f_code` and `f_lasti` tell places apart."""
+    """Where a thread waits, as the engine knows it from a frame: `f_code` and `f_lasti` tell places apart.
+    `number`: of the barrier of the whole block there."""
 
-    __slots__ = ("f_code", "f_lasti")
+    __slots__ = ("f_code", "f_lasti", "number")
 
-    def __init__(self, context, identity, site):
+    def __init__(self, context, identity, site, number=None):
         self.f_code, self.f_lasti = identity
+        self.number = number
         context.called_from[id(self.f_code), self.f_lasti, "call"] = site
 
 
@@ -169,11 +171,11 @@ class Run:
 
     # --- waiting --------------------------------------------------------------------------------------------
 
-    def place(self, place):
-        return Place(self.context, *place)
+    def place(self, place, number=None):
+        return Place(self.context, *place, number)
 
-    def barrier(self, place, vote):
-        context, at = self.context, self.place(place)
+    def barrier(self, place, vote, number):
+        context, at = self.context, self.place(place, number)
         if vote is not None:
             return lambda predicate: int(self.scheduler.wait(BARRIER, at, (vote, predicate)))
 
@@ -181,6 +183,8 @@ class Run:
             thread = context.thread
             thread.waits, thread.frame, thread.payload = BARRIER, at, None
             thread.fiber.suspend()
+            if thread.payload is not None:  # it opened by sim.engine.part.join
+                context.event("passed", thread.payload)
 
         return wait
 

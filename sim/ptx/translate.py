@@ -144,7 +144,7 @@ def barrier(writer, item):
         writer.assign(to, f"{name}({writer.value(predicate, 'pred')})", result, True)
         return
     if does == {"sync"} and len(operands) == 1 and isinstance(operands[0], Immediate):
-        writer.emit(f"{writer.module.barrier()}()")
+        writer.emit(f"{writer.module.whole_barrier(None, operands[0].value)}()")
         return
     if does not in ({"sync"}, {"arrive"}) or not 1 + ("arrive" in does) <= len(operands) <= 2:
         raise Missing(f"{item.opcode} with these operands")

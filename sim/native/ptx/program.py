@@ -125,7 +125,7 @@ class Lowering(Program):
 
     # --- waiting --------------------------------------------------------------------------------------------
 
-    def whole_barrier(self, vote):
+    def whole_barrier(self, vote, number):
         name = f"barrier_{next(self.counter)}"
         given, got = (("pred",), ("s64",)) if vote else ((), ())
         self.stops[name] = vote.name if vote else "syncthreads", given, got

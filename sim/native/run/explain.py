@@ -9,7 +9,7 @@ import numpy as np
 from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.interpreted import Interpreted
-from sim.native.codegen.shadow import BETWEEN, TROUBLES
+from sim.native.codegen.shadow import BETWEEN, PARTED, TROUBLES
 from sim.observers import DEFAULT
 
 FEW = 1 << 13  # threads: a launch of so many is explained as a whole, and of a larger one so many
@@ -33,17 +33,34 @@ def explained(attempt):
         attempt.go_back()
         return by_fibers(launch, "by fission, then explained by fibers")
     count = int(np.count_nonzero(concerned(attempt)))
+    parted = np.flatnonzero(attempt.found & PARTED).tolist()
+    outcome = of_blocks(attempt, blocks)
+    if runs_on(outcome) and not set(parted) <= set(blocks):  # compiled code has stopped in the others
+        blocks = sorted({*blocks, *parted})
+        outcome = of_blocks(attempt, blocks)
     note = f"by fission; of {launch.blocks:,} blocks {count:,} {'is' if count == 1 else 'are'} not in order"
     note += (
         f", and {len(blocks):,} of them explained by fibers: counts of findings are of those"
         if count > len(blocks)
         else ", explained by fibers"
     )
+    outcome.notes = note, *outcome.notes
+    return outcome
+
+
+def runs_on(outcome):
+    """Return whether threads met at one barrier from several places, and it opened."""
+    return any(f.kind == "barrier-divergence" and f.severity == "warning" for f in outcome.findings)
+
+
+def of_blocks(attempt, blocks):
+    """Return the Outcome of a launch whose blocks at these positions run by fibers, the others by fission."""
+    launch = attempt.launch
     attempt.go_back()
     watching = replace(
         launch, observers=tuple(observer for observer in launch.observers if tool_of(observer) in DEFAULT)
     )
-    outcome = by_fibers(watching, note, partial(Chosen, attempt, blocks))
+    outcome = Interpreted(Fiber).run(watching, partial(Chosen, attempt, blocks))
     if not any(finding.kind == "no-progress" for finding in outcome.findings):
         attempt.advance(launch.blocks)
     outcome.findings = [

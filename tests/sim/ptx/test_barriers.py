@@ -231,3 +231,77 @@ def test_a_message_between_blocks_needs_a_scope_that_holds_both(release, acquire
     assert {f.kind for f in report.findings} <= {"race-global"}
     assert len({f.array for f in report.findings}) == found
     assert message[1] == 7
+
+
+# the halves of the block reach barrier 0 at places of their own
+HALVES = "@%p1 bra LOW;\nbar.sync 0; bra BOTH;\nLOW: bar.sync 0; BOTH:"
+
+
+def findings(body, engine="fibers", seed=0, grid=1):
+    """((kind, severity) of each finding, y) of blocks of 64 threads; each block writes the same."""
+    x, y = np.zeros(64, np.int32), np.full(64, -1, np.int32)
+    kernel = load_ptx(f"{HEAD}{body}\n    ret;\n}}")["k"]
+    report = simulate(kernel, on_finding="report", seed=seed, engine=engine)[grid, 64](x, y)
+    return sorted((finding.kind, finding.severity) for finding in report.findings), y, report
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+@pytest.mark.parametrize(
+    "barriers",
+    [
+        HALVES,
+        HALVES.replace("bar.sync 0; bra", "barrier.sync 0; bra"),
+        HALVES.replace("bar.sync 0", "bar.red.popc.u32 %r10, 0, %p2"),
+        "mov.u32 %r10, 0; " + HALVES.replace("LOW: bar.sync 0;", "LOW: bar.sync %r10;"),
+        HALVES.replace("LOW: bar.sync 0;", "LOW: bar.sync 0, 64;"),
+        "@%p1 bra LOW; bar.sync 0; bar.sync 0; bra BOTH; LOW: bar.sync 0; add.u32 %r1, %r1, 0; bar.sync 0; BOTH:",
+    ],
+)
+def test_a_barrier_counts_arrivals_from_anywhere(barriers, engine):
+    for seed in range(3):
+        found, y, _ = findings(PUT + barriers + GET, engine, seed)
+        assert y.tolist() == [i ^ 32 for i in range(64)]
+        assert set(found) <= {("barrier-divergence", "warning")}
+        assert found or "%r10;" in barriers or ", 64;" in barriers
+
+
+def test_a_barrier_by_the_number_of_some_and_of_all_orders_both():
+    """bar.arrive with a count, and bar.sync of the whole block."""
+    body = MAKES + PUT + "bar.arrive 0, 64;" + TAKES + "bar.sync 0;" + GET + "END:"
+    found, y, _ = findings(body)
+    assert found == [] and y[32:].tolist() == list(range(32))
+
+
+def test_the_finding_names_both_places():
+    (finding,) = findings(PUT + HALVES + GET)[2].findings
+    assert "the threads of the block meet at barrier 0 from several places" in finding.message
+    assert [access.thread for access in finding.accesses] == [(0, 0, 0), (32, 0, 0)]
+
+
+def test_races_are_judged_as_with_one_barrier():
+    """The barrier orders what comes before it with what comes after, and no more."""
+    found, _, _ = findings(PUT + HALVES + GET + PUT)
+    assert found == [("barrier-divergence", "warning"), ("race-shared", "error")]
+    found, _, _ = findings(PUT + HALVES + GET + HALVES.replace("LOW", "DOWN").replace("BOTH", "AGAIN") + PUT)
+    assert set(found) == {("barrier-divergence", "warning")}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "@%p1 bra LOW; bar.sync 1; bra BOTH; LOW: bar.sync 2; BOTH:",  # of two numbers
+        "@%p1 bra LOW; bar.sync 0; bra BOTH; LOW: bar.sync 0; bar.sync 0; BOTH:",  # not as often
+        "@%p1 bra LOW; bar.sync 0; bra BOTH; LOW: bar.red.or.pred %p3, 0, %p2; BOTH:",  # of two kinds
+    ],
+)
+def test_barriers_that_are_not_one_still_wait(body):
+    for engine in ("fibers", "native"):
+        assert ("barrier-divergence", "error") in findings(body, engine)[0]
+
+
+def test_of_a_large_launch_the_values_are_right_too():
+    pytest.importorskip("numba")
+    body = PUT + HALVES + "ld.shared.u32 %r8, [%r5]; add.u32 %r8, %r8, 1; red.global.add.u32 [%x3], %r8;"
+    found, y, report = findings(body, "native", grid=200)
+    assert found == [("barrier-divergence", "warning")] and report.notes[0].startswith("by fission; of 200")
+    assert y.tolist() == [200 * ((i ^ 32) + 1) - 1 for i in range(64)]

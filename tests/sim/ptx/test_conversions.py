@@ -1,4 +1,4 @@
-"""cvt in every combination of types, rounding and saturation that the PTX ISA allows (9.7.9.21), compared with
+"""cvt in every combination of types, rounding and saturation that the PTX ISA allows (9.7.9.21), against
 exact rational numbers."""
 
 import itertools
