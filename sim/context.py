@@ -65,6 +65,7 @@ class Context:
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # a Recording, if a tool makes one
         self.overwriting = set()  # sites of atomics that do not depend on what they replace: exch
+        self.strong = {}  # sites of relaxed and acquiring loads, releasing stores -> LOAD or STORE
         # sites of atomics for their block alone -> LOAD or STORE, which they are to other blocks
         self.of_block = {}
         # (id of code, instruction, action) -> site number, for what is called rather than rewritten

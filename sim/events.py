@@ -28,6 +28,7 @@ SPACES = ("global", "const", "shared", "local")
 GLOBAL, CONST, SHARED, LOCAL = range(4)
 CONSTANT = "a global array"  # what all arrays in constant memory are called
 ACTIONS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
+ACTIONS |= {"atomic load": 2, "atomic store": 2}  # relaxed and acquiring loads, relaxed and releasing stores
 LOAD, STORE, ATOMIC, BARRIER = range(4)
 # Every kind of finding of the package. `exception` is pytest --cuda-sim's; simulate raises ThreadError.
 KINDS = tuple(
@@ -48,12 +49,17 @@ def index_text(index: tuple[int, ...], least: int = 0) -> str:
 class Site:
     """One place in a kernel's source where something happens: an access, a barrier, a loop's back-edge."""
 
-    action: str  # "load", "store", "atomic", "loop", "call", "branch"
+    action: str  # "load", "store", "atomic", "atomic load", "atomic store", "loop", "call", "branch"
     function: str
     line: int  # within the function, its `def` line being line 1
     column: int
     source: str  # that line of text, without its indentation
     indent: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The action without its second word: an atomic load is an atomic."""
+        return self.action.partition(" ")[0]
 
 
 class SiteTable:
@@ -286,7 +292,7 @@ class Recording:
             return Event("barrier", block, epoch, None, site)
         home = self.arrays[self.array[position]]
         index = tuple(map(int, np.unravel_index(self.element[position], home.shape)))
-        return Event(site.action, block, epoch, int(self.thread[position]), site, home.name, index)
+        return Event(site.kind, block, epoch, int(self.thread[position]), site, home.name, index)
 
 
 Findings = Iterable[Finding] | None  # what a hook may return

@@ -9,6 +9,7 @@ from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SITE_BITS, SPACE_SHIFT, STO
 from sim.observers.copies import LINE_SHIFT
 
 FEW_ROWS = 64  # accesses of which it takes longer to leave some out than to keep all
+ATOMIC_LOAD = 3  # the action of an atomic that only reads: a relaxed or acquiring load
 MOST_CELLS = 512  # racy cells of one pattern that are looked at one by one; further ones are counted
 
 
@@ -38,7 +39,8 @@ class Rows:
     size: np.ndarray
     position: np.ndarray
     value: np.ndarray
-    action: np.ndarray  # LOAD, STORE or ATOMIC, as its site says; to other blocks an atomic for one is plain
+    # LOAD, STORE, ATOMIC or ATOMIC_LOAD, as its site says; to other blocks an atomic for one block is plain
+    action: np.ndarray
 
     @classmethod
     def of(cls, batch, written, block):
@@ -152,14 +154,14 @@ def shared(cell, party):
 
 
 def racy_cells(rows, party):
-    """The Cells that two parties touch, one of them writing and not both atomically."""
+    """Return the Cells that two parties touch, one of them writing and not both atomically."""
     cell, origin = rows.address, np.arange(len(rows.address))
     if len(distinct(rows.size)) > 1 or (rows.address % rows.size).any():  # per byte
         origin = np.repeat(origin, rows.size)
         begins = np.cumsum(rows.size) - rows.size
         cell = rows.address[origin] + np.arange(len(origin)) - begins[origin]
     action = rows.action[origin]
-    keep = np.flatnonzero(np.isin(cell, cell[action != LOAD]))
+    keep = np.flatnonzero(np.isin(cell, cell[(action == STORE) | (action == ATOMIC)]))
     if not shared(cell[keep], party[origin[keep]]):
         return Cells(rows, party, origin[:0], cell[:0], origin[:0], origin[:0])
     keep = keep[np.lexsort((rows.thread[origin[keep]], party[origin[keep]], cell[keep]))]

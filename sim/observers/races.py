@@ -14,7 +14,7 @@ import numpy as np
 
 from sim.events import ATOMIC, LOAD, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding, alias
 from sim.observers import advice
-from sim.observers.cells import Rows, distinct, racy_cells
+from sim.observers.cells import ATOMIC_LOAD, Rows, distinct, racy_cells
 from sim.observers.copies import LINE_SHIFT, WORDS, Flights
 from sim.observers.order import Order, Ordering
 
@@ -104,6 +104,8 @@ class Races(Ordering):
 
     def races(self, rows, party):
         """Findings for all cells that two parties (threads of a block, or blocks) touch without order."""
+        loads = [site for site, action in self.context.strong.items() if action == LOAD]
+        rows.action[np.isin(rows.site, loads) & (rows.action == ATOMIC)] = ATOMIC_LOAD
         cells = racy_cells(rows, party)
         known = [None] * len(cells.address)
         if self.matters:
@@ -148,7 +150,7 @@ class Races(Ordering):
             a, b = b, a
         element = self.context.space.element(address)
         space = "shared" if address >> SPACE_SHIFT == SHARED else "global"
-        did, other_did = WORDS[a.site & 3], WORDS[b.site & 3]
+        did, other_did = self.word(a.site), self.word(b.site)
         by = "two threads" if did == other_did else f"one thread and {other_did} by another"
         witnesses = self.witness(a), self.witness(b)
         called = f"{element}{alias(witnesses[0], element.array)}"
@@ -169,9 +171,13 @@ class Races(Ordering):
             near=near,
         )
 
+    def word(self, site):
+        """What an access does: "read", "written" or "changed"."""
+        return WORDS[self.context.strong.get(site, site & 3)]
+
     def witness(self, row):
         thread = self.context.thread_index(row.thread)
-        return Access(WORDS[row.site & 3], self.names[row.block], thread, SITES[row.site], row.value)
+        return Access(self.word(row.site), self.names[row.block], thread, SITES[row.site], row.value)
 
     def lacks_fence(self, a, b):
         """Whether a fence before every atomic would order the two, where threads act on atomics."""
@@ -195,7 +201,9 @@ def replaced(rows, row):
 def compete(rows):
     """Whether accesses to one byte may race: one writes, and not all are atomics on one element."""
     actions = set(rows.action.tolist())
-    return actions != {LOAD} and (actions != {ATOMIC} or not one_element(rows))
+    if actions.isdisjoint({STORE, ATOMIC}):
+        return False
+    return not actions <= {ATOMIC, ATOMIC_LOAD} or not one_element(rows)
 
 
 def alike(rows, party, chosen, order):
@@ -214,6 +222,11 @@ def same(rows, i, j):
     a, b = rows.value[i], rows.value[j]
     where = rows.address[i] == rows.address[j] and rows.size[i] == rows.size[j]
     return where and (a == b or (a != a and b != b))
+
+
+def atomic(rows):
+    """Whether each access is atomic."""
+    return (rows.action == ATOMIC) | (rows.action == ATOMIC_LOAD)
 
 
 def one_element(rows):
@@ -249,7 +262,7 @@ def in_order(rows, i, j, order):
     cell (Rows, all of its accesses) in order."""
     if rows.position[i] > rows.position[j]:
         i, j = j, i
-    if rows.action[i] == ATOMIC and rows.action[j] != ATOMIC and follows_atomic(rows, i, j):
+    if atomic(rows)[i] and not atomic(rows)[j] and follows_atomic(rows, i, j):
         return True
     return order.before(rows.row(i), rows.row(j))
 
@@ -258,7 +271,7 @@ def follows_atomic(rows, i, j):
     """Whether between an atomic i and an access j there is an atomic that j's thread did, or knows of by a
     barrier: that one saw what i had done."""
     element = (rows.address == rows.address[i]) & (rows.size == rows.size[i])
-    mine = element & (rows.action == ATOMIC) & (rows.block == rows.block[j])
+    mine = element & atomic(rows) & (rows.block == rows.block[j])
     mine &= rows.position > rows.position[i]
     own = (rows.thread == rows.thread[j]) & (rows.position < rows.position[j])
     return bool((mine & (own | (rows.epoch < rows.epoch[j]))).any())
@@ -280,7 +293,7 @@ def unordered_pairs(cells, order):
         members = members[np.argsort(rows.position[members], kind="stable")]
         pairs = (
             successive(rows, cells.party, members.tolist())
-            if (rows.action[members] != ATOMIC).all()
+            if not atomic(rows)[members].any()
             else with_atomics(rows, cells.party, members)
         )
         found.append(next(((rows.row(i), rows.row(j)) for i, j in pairs if not ordered(i, j)), None))
@@ -302,11 +315,13 @@ def successive(rows, party, members):
 
 def with_atomics(rows, party, members):
     """Pairs of accesses to one cell, one of them atomic, that have to be in order."""
-    here, plain = rows[members], np.flatnonzero(rows.action[members] != ATOMIC).tolist()
+    here = rows[members]
+    changing, plain = here.action == ATOMIC, np.flatnonzero(~atomic(here)).tolist()
     yield from successive(rows, party, members[plain].tolist())
     who = here.block.astype(np.int64) << 12 | here.thread
     for j in plain:
-        atomics = np.flatnonzero((here.action == ATOMIC) & (party[members] != party[members[j]]))
+        competing = changing if here.action[j] == LOAD else atomic(here)
+        atomics = np.flatnonzero(competing & (party[members] != party[members[j]]))
         before, behind = atomics[atomics < j], atomics[atomics > j]
         last = before[len(before) - 1 - np.unique(who[before][::-1], return_index=True)[1]]
         first = behind[np.unique(who[behind], return_index=True)[1]]
@@ -320,9 +335,9 @@ def overlapping_atomics(here, party, members):
     """Pairs of atomics on elements that overlap without being the same, which are not atomic to each other:
     for each atomic the last earlier one of each other thread."""
     who = here.block.astype(np.int64) << 12 | here.thread
-    atomic = here.action == ATOMIC
-    for j in np.flatnonzero(atomic).tolist():
+    for j in np.flatnonzero(atomic(here)).tolist():
         other = (here.address[:j] != here.address[j]) | (here.size[:j] != here.size[j])
-        before = np.flatnonzero(atomic[:j] & other & (party[members[:j]] != party[members[j]]))
+        competing = atomic(here) if here.action[j] == ATOMIC else here.action == ATOMIC
+        before = np.flatnonzero(competing[:j] & other & (party[members[:j]] != party[members[j]]))
         last = before[len(before) - 1 - np.unique(who[before][::-1], return_index=True)[1]]
         yield from ((members[i], members[j]) for i in last)

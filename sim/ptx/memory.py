@@ -256,13 +256,14 @@ class Memory:
 
         return change
 
-    def strong(self, action, ptx_type, space, access, atomic, plain):
+    def strong(self, action, ptx_type, space, access, atomic, plain, relied_on=False):
         """A load or store that does not race with other strong ones. A volatile one of shared memory is a
-        plain one; a load lets others go first. `atomic`, `plain`: its sites."""
+        plain one, and so is a volatile load whose value is `relied_on` (sim.ptx.volatile); a load lets others
+        go first. `atomic`, `plain`: its sites."""
         loads = action == "load"
 
         def make(name):
-            if access.volatile and name in ("shared", "local"):
+            if access.volatile and (name in ("shared", "local") or relied_on):
                 if not loads:
                     return self.store_to(ptx_type, name, 1, plain)
                 load = self.load_from(ptx_type, name, 1, plain)
@@ -270,6 +271,7 @@ class Memory:
             combine = (lambda old: old) if loads else lambda old, value: value
             return self.atomic_in(ptx_type, name, atomic, access.reach, combine, not loads, access.release)
 
+        self.context.strong[atomic] = LOAD if loads else STORE
         if not loads:
             self.context.overwriting.add(atomic)
         return self.by_space(make, space)

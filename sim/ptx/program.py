@@ -15,6 +15,7 @@ from sim.ptx.emit import Writer
 from sim.ptx.grid_sync import HIGH, LOW, GridSync
 from sim.ptx.holding import read_and_written
 from sim.ptx.syntax import Instruction, python_name
+from sim.ptx.volatile import Uses
 
 COORDINATES = {"tid": "thread.index[{}]", "ctaid": "thread.block.index[{}]"}
 SPECIALS = {
@@ -46,7 +47,7 @@ class Program:
         self.text, self.origin, self.entry, self.branches = text, origin, entry, branches
         self.given, self.arguments, self.names = {}, {}, {}
         self.addressed = set()  # names of the module's variables whose address the source takes
-        self.grid_syncs = {}  # function -> its GridSync
+        self.grid_syncs, self.value_uses = {}, {}  # function -> its GridSync, its Uses
         self.used, self.synchronizes, self.stores = set(), False, False
         self.counter = itertools.count(1)
         self.missing = []
@@ -77,6 +78,14 @@ class Program:
         if name not in self.grid_syncs:
             self.grid_syncs[name] = GridSync(self.function)
         return self.grid_syncs[name]
+
+    @property
+    def uses(self):
+        """The Uses of the function that is translated now."""
+        name = self.function.name
+        if name not in self.value_uses:
+            self.value_uses[name] = Uses(self.function)
+        return self.value_uses[name]
 
     def look_at(self, function):
         """Whether threads act on what atomics tell them, and whether anything stores."""
@@ -214,8 +223,10 @@ class Program:
             place = self.place()
             return self.unique("wait_for_grid", lambda run: run.wait_for_grid(place))
         self.used.add("atomic")
-        self.synchronizes = True
-        rest = ptx_type, space, access, self.site("atomic"), self.site(action)
+        relied_on = access.volatile and action == "load" and self.uses.computes(self.item)
+        acted_on = not relied_on and (not access.volatile or self.uses.decides(self.item))
+        self.synchronizes |= action == "load" and acted_on
+        rest = ptx_type, space, access, self.site(f"atomic {action}"), self.site(action), relied_on
         return self.unique(action, lambda run: run.memory.strong(action, *rest))
 
     def atomic(self, access):

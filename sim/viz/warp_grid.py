@@ -98,7 +98,7 @@ def step(recording: Recording, request: Request, columns: int, says_line: bool) 
     )
     words = (
         f"warp {request.warp}, epoch {request.epoch}: {len(rows)} of {spec.warp_size} lanes"
-        f" {VERBS[site.action][0]} {home.space} array {home.name}: {cost}"
+        f" {VERBS[site.kind][0]} {home.space} array {home.name}: {cost}"
     )
     if says_line:
         words = f"{source_of(recording, request)}\n     {words}"
@@ -117,7 +117,7 @@ def banks(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: i
     spec, address = recording.spec, recording.address[rows]
     size = np.full(len(rows), itemsize)
     (wavefronts,), (fewest,), (ways,) = spec.wavefronts(
-        np.zeros(len(rows), np.int64), lanes, address, size, np.full(len(rows), site.action == "atomic")
+        np.zeros(len(rows), np.int64), lanes, address, size, np.full(len(rows), site.kind == "atomic")
     )
     each = max(itemsize // spec.bank_bytes, 1)
     asked: list[tuple[int, int]] = []
@@ -127,7 +127,7 @@ def banks(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: i
             bank, phase = word % spec.banks, lane * each // spec.banks
             asked.append((lane, bank))
             wanted.setdefault(bank, {}).setdefault(phase, []).append(word)
-    together = len if site.action == "atomic" else lambda words: len(set(words))
+    together = len if site.kind == "atomic" else lambda words: len(set(words))
     total = {bank: max(map(together, phases.values())) for bank, phases in wanted.items()}
     conflict = "no bank conflict" if ways == 1 else f"{ways}-way bank conflict"
     return (

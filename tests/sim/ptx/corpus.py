@@ -133,6 +133,11 @@ CASES = {
         2,
         lambda n, x, s: [x.sum(), *(x[i : i + 32].sum() for i in range(0, 128, 32))],
     ),
+    "volatile_warp": Case(1, 64, lambda: [wholes(64), zeros(1, np.int32)], 1, lambda x, s: [x.sum()]),
+    "look_back": Case(
+        4, 32, lambda: [wholes(4), zeros(4, np.int32), zeros(4, np.int32)], 1, lambda x, s, r: np.cumsum(x)
+    ),
+    "ticket_lock": Case(4, 32, lambda: [zeros(1, np.int32) for _ in range(3)], 2, lambda t, turn, c: [4]),
     "overlapping_counters": Case(
         1,
         64,

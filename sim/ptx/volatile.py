@@ -1,0 +1,110 @@
+"""Which volatile loads of a PTX function are checked by the program: those whose value a loop waits for, or
+that only decide where control goes.
+
+A volatile access is a relaxed one: it does not race with other volatile ones, and nothing orders them either.
+A thread that loops until a flag changes makes its own order of the value that it sees. A thread that goes on
+computing with whatever it finds, as a reduction of a warp by `volatile int*` does, relies on an order that
+nobody has promised."""
+
+from sim.ptx.holding import read_and_written
+from sim.ptx.syntax import Address, Group, Instruction, Label, Register, Symbol
+
+NOT_VALUES = {"setp", "isspacep", "testp"}  # instructions whose results only decide
+
+
+class Uses:
+    """Where the values of a function's registers go."""
+
+    def __init__(self, function):
+        self.body = function.body
+        self.readers, self.labels = {}, {}  # register -> places of instructions that read it; label -> place
+        self.jumps = []  # (place, places of its targets) of all branches
+        for at, item in enumerate(self.body):
+            if isinstance(item, Label):
+                self.labels[item.name] = at
+            elif isinstance(item, Instruction):
+                for name in read_and_written(item)[0]:
+                    self.readers.setdefault(name, []).append(at)
+        for at, item in enumerate(self.body):
+            if isinstance(item, Instruction) and item.names[0] in ("bra", "brx"):
+                self.jumps.append((at, [self.labels[name] for name in targets(item) if name in self.labels]))
+
+    def computes(self, load):
+        """Return whether the value of a load ends in other memory, and no loop waits for it. An element's own
+        next value (`(*turn)++`) does not count, and what a function passes on is not followed."""
+        values, decisions = self.reached(load)
+        readers = self.reading(values)
+        if passed_on(readers):
+            return False
+        kept = any(ends_in_memory(item) and address_of(item) != address_of(load) for item in readers)
+        return kept and not self.awaited(self.body.index(load), decisions)
+
+    def decides(self, load):
+        """Return whether a thread may act on the value of a load: a predicate depends on it, or a function
+        passes it on."""
+        values, decisions = self.reached(load)
+        return bool(decisions) or passed_on(self.reading(values))
+
+    def reading(self, names):
+        """Return the instructions that read one of these registers."""
+        return [self.body[at] for name in names for at in self.readers.get(name, ())]
+
+    def reached(self, load):
+        """Return (registers with values that depend on the one that is loaded, predicates that do)."""
+        values, decisions = {r.name for r in registers(load.operands[0])}, set()
+        waiting = list(values)
+        while waiting:
+            name = waiting.pop()
+            for at in self.readers.get(name, ()):
+                item = self.body[at]
+                if item.names[0] in ("ld", "ldu", "atom", "st", "red", "bra", "brx"):
+                    continue
+                written = {r.name for operand in item.operands[:1] for r in registers(operand)}
+                deciding = name in decisions or item.names[0] in NOT_VALUES
+                found = decisions if deciding and predicates(item) else None if deciding else values
+                if found is not None:
+                    waiting += written - found
+                    found |= written
+        return values, decisions
+
+    def awaited(self, at, decisions):
+        """Return whether a branch by one of these predicates may leave a loop around a place."""
+        loops = [(target, jump) for jump, targets in self.jumps for target in targets if target <= at <= jump]
+        for first, last in loops:
+            for jump, places in self.jumps:
+                guard = self.body[jump].guard
+                if first <= jump <= last and guard is not None and guard[0].name in decisions:
+                    behind = [*places, jump + 1]
+                    if any(not first <= place <= last for place in behind):
+                        return True
+        return False
+
+
+def passed_on(readers):
+    """Return whether one of these instructions gives a value to a function, or to a caller."""
+    return any(item.opcode.startswith("st.param") for item in readers)
+
+
+def ends_in_memory(item):
+    """Return whether an instruction stores a value, adds it to memory, or takes it as an address."""
+    return item.names[0] in ("st", "red", "ld", "ldu", "atom") and "cas" not in item.names
+
+
+def address_of(item):
+    return next((operand for operand in item.operands if isinstance(operand, Address)), None)
+
+
+def targets(item):
+    return [part.name for operand in item.operands for part in parts(operand) if isinstance(part, Symbol)]
+
+
+def parts(operand):
+    return operand.parts if isinstance(operand, Group) else (operand,)
+
+
+def registers(operand):
+    return [part for part in parts(operand) if isinstance(part, Register)]
+
+
+def predicates(item):
+    return all(r.type == "pred" for r in registers(item.operands[0]))
