@@ -54,9 +54,10 @@ GEOMETRY = {
 class Types(CallTypes):
     """The types of the variables and expressions of a Source.
 
-    parameters: {name: type} of the parameters, as far as known. block: the launch's block (x, y, z), which
-    bounds threadIdx. results: {(function, types): type}, the types that device functions return, shared by
-    the inferences of one kernel.
+    parameters: {name: type} of the parameters, as far as known.
+    block: the launch's block (x, y, z), which bounds threadIdx.
+    results: {(function, types): type}, the types that device functions return, shared by the inferences of
+        one kernel.
     """
 
     def __init__(self, source, parameters, block=None, results=None):

@@ -181,8 +181,8 @@ class Namespace:
 class Binder:
     """Binds functions to one launch.
 
-    dialect: the object that takes the place of `numba.cuda`. modules: {name: module} for the modules that are
-    replaced.
+    dialect: the object that takes the place of `numba.cuda`.
+    modules: {name: module} for the modules that are replaced.
     """
 
     def __init__(self, context, dialect, modules, builtins, given):

@@ -58,9 +58,10 @@ PYTHON_TYPES = (int, float, bool, complex)
 class Referent:
     """The thing that a name refers to.
 
-    role: one of the constants above. value: the object, or MISSING. name: its name in numba.cuda or among the
-    builtins. entry, dtype, function: the entry of `sim.isa`, the dtype or the Python function, if the object
-    is one.
+    role: one of the constants above.
+    value: the object, or MISSING.
+    name: its name in numba.cuda or among the builtins.
+    entry, dtype, function: the entry of `sim.isa`, the dtype or the Python function, if the object is one.
     """
 
     def __init__(self, role, value=MISSING, name="", entry=None, dtype=None, function=None):
@@ -128,7 +129,8 @@ def referent_of(node):
 class Source(ast.NodeVisitor):
     """A function's marked syntax tree, and the sites in it.
 
-    local: the names of its variables. known: {parameter: Referent} for parameters whose value is known.
+    local: the names of its variables.
+    known: {parameter: Referent} for parameters whose value is known.
     """
 
     def __init__(self, function, tree, known=()):

@@ -23,9 +23,9 @@ COMPARED = {op: getattr(operator, name) for op, name in COMPARISONS.items()}
 class Version:
     """One assignment to the variable `name`.
 
-    source: what is assigned: (how, expression, positions in nested tuples). incoming: for a phi, in place of
-    a source: [(place, version, or None if unassigned)]. A place is ("before", statement) or ("end", list of
-    statements).
+    source: what is assigned: (how, expression, positions in nested tuples).
+    incoming: for a phi, in place of a source: [(place, version, or None if unassigned)]. A place is
+        ("before", statement) or ("end", list of statements).
     """
 
     def __init__(self, name, source=None, incoming=None):

@@ -139,7 +139,8 @@ STEMS = {"value": "owner", "slice": "index"}
 class Simplify(ast.NodeTransformer):
     """Splits assignments into simple ones.
 
-    taken: the names that new variables must not get. made: the names of the new variables.
+    taken: the names that new variables must not get.
+    made: the names of the new variables.
     """
 
     def __init__(self, taken):
@@ -232,8 +233,10 @@ class SplitByType:
     """Gives each type of a variable a name of its own, and inserts conversions where versions of different
     types merge.
 
-    type_of(version): returns a key that differs between types. torn: the variables that need several names.
-    fresh(name): returns a new name that resembles `name`. converted(node, type): returns an expression.
+    type_of(version): returns a key that differs between types.
+    torn: the variables that need several names.
+    fresh(name): returns a new name that resembles `name`.
+    converted(node, type): returns an expression.
     """
 
     def __init__(self, statements, versions, type_of, torn, fresh, converted):

@@ -60,8 +60,9 @@ class ArrayType:
     """An array of `rank` dimensions, with what else is known at compile time, so that no load has to look it
     up.
 
-    shape: the constant shape of a declared array. rowwise: whether the last axis is contiguous. local:
-    whether it is in local memory.
+    shape: the constant shape of a declared array.
+    rowwise: whether the last axis is contiguous.
+    local: whether it is in local memory.
     """
 
     element: object

@@ -1,9 +1,13 @@
-"""The arithmetic of PTX, an entry for each type that an instruction has: add.s32, shl.b64, setp.lt.f32, cvt.
-Modules of the dialect that have one too (libdevice, cuda.fp16) give it their name, and a compiled form.
+"""PTX's arithmetic, with one entry for each type that an instruction has: add.s32, shl.b64, setp.lt.f32, cvt.
 
-`.approx` functions give the accurate value, which the hardware only approximates; `.ftz` is not heeded.
+Where libdevice or cuda.fp16 has the same function, that module adds its own name to the entry, and a compiled
+form.
+
+An `.approx` function returns the correctly rounded value, which the hardware only approximates. `.ftz` is
+ignored.
+
 Source: PTX ISA 9.7.1 (integers), 9.7.3 (floats), 9.7.4 (halves), 9.7.6 and 9.7.8 (comparison, logic, shift),
-    9.7.9 (cvt).
+9.7.9 (cvt).
 """
 
 import math
@@ -30,13 +34,16 @@ TWICE = {"s16": int32, "s32": int64, "u16": uint32, "u32": uint64}
 
 
 def enter(name, meaning, operands, result, native=None, also=()):
-    """An entry by its name in PTX; `also`: others there."""
+    """Enter a function under its PTX name. `also`: further PTX names."""
     Function(name, meaning, "PTX ISA", operands, result, native=native, ptx=(name, *also)).enter()
 
 
 def family(name, types, meaning, count=2, results=None, native=None):
-    """`name`, in which T stands for the type, for each of `types`; `results`: {type: the result's}; `count`:
-    how many operands of the type there are, or what types follow the first one."""
+    """Enter an instruction for each type. The letter T in `name` stands for the type.
+
+    results: {type: type of the result}, where it is not the type itself.
+    count: the number of operands of that type, or a tuple with the types of the operands after the first.
+    """
     for text, scalar in types.items():
         result = scalar if results is None else results[text] if isinstance(results, dict) else results
         operands = (scalar, *count) if isinstance(count, tuple) else (scalar,) * count
@@ -47,12 +54,12 @@ def family(name, types, meaning, count=2, results=None, native=None):
 
 
 def quotient(x, y):
-    """Towards zero; unspecified by 0: all bits set, as GPUs give it."""
+    """Return x / y rounded towards zero. For y = 0 PTX leaves the result open; GPUs set all bits."""
     return -1 if y == 0 else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
 
 
 def remainder(x, y):
-    """With the sign of x."""
+    """Return the remainder, with the sign of x."""
     return x if y == 0 else abs(x) % abs(y) * (-1 if x < 0 else 1)
 
 
@@ -73,22 +80,22 @@ def difference(x, y, z):
 
 
 def shifted_left(x, count, *, bits):
-    """By as many as the low 32 bits of `count` say; by `bits` or more: 0."""
+    """Return x shifted left by the low 32 bits of `count`; 0 if that is `bits` or more."""
     return x << count if count < bits else 0
 
 
 def shifted_right(x, count, *, bits):
-    """The same; what comes in is the sign."""
+    """Return x shifted right by the low 32 bits of `count`. The sign is shifted in."""
     return x >> min(count, bits)
 
 
 def field(x, start, length, *, bits):
-    """Unsigned bit field extract."""
+    """Return an unsigned bit field (bfe)."""
     return (x >> (start & 255)) & ((1 << (length & 255)) - 1)
 
 
 def inserted(x, into, start, length, *, bits):
-    """Bit field insert."""
+    """Return `into` with a bit field replaced by the low bits of x (bfi)."""
     mask = ((1 << (length & 255)) - 1) << (start & 255)
     return into & ~mask | (x << (start & 255)) & mask
 
@@ -110,7 +117,7 @@ def funnel(wrapped, left):
 
 
 def any_of_three(x, y, z, table):
-    """lop3: each bit of the result stands in `table` at the position that the three bits give."""
+    """Return lop3: `table` has one bit for each combination of the three operands' bits."""
     result = 0
     for position in range(8):
         if table >> position & 1:
@@ -119,8 +126,8 @@ def any_of_three(x, y, z, table):
 
 
 def dot(width, count, first=0):
-    """The sum of the products of `count` parts of x, `width` bits each, with bytes of y, from the `first` on,
-    and z."""
+    """Return a function that adds products to z: `count` parts of x, each `width` bits wide, times bytes
+    of y, starting at byte `first` (dp4a, dp2a)."""
 
     def signed(signed_x, signed_y):
         def dot(x, y, z):
@@ -134,34 +141,35 @@ def dot(width, count, first=0):
 
 
 def part(word, start, width, signed):
-    """`width` bits of a word, as a number with a sign or without."""
+    """Return `width` bits of a word as a signed or an unsigned number."""
     bits = word >> start & (1 << width) - 1
     return wrap(bits, width) if signed else bits
 
 
 def most_significant(x, *, bits):
-    """bfind: the position of the highest bit that is not the sign; all bits set for none."""
+    """Return the position of the highest bit that differs from the sign; all bits set if there is none
+    (bfind)."""
     return max(x, ~x).bit_length() - 1
 
 
 def distance(x, *, bits):
-    """bfind.shiftamt: how far that bit is from the top; all bits set for none."""
+    """Return the distance of that bit from the top; all bits set if there is none (bfind.shiftamt)."""
     length = max(x, ~x).bit_length()
     return -1 if length == 0 else bits - length
 
 
 def within_word(wraps, number):
-    """A position or a length, below 32 or at most 32."""
+    """Return a position or a length limited to a word: modulo 32 if it wraps, else at most 32."""
     return number & 31 if wraps else min(number, 32)
 
 
 def bit_mask(wraps):
-    """bmsk: so many bits set, from a position on."""
+    """Return a function for bmsk: a mask of consecutive ones from a position on."""
     return lambda at, length: (1 << within_word(wraps, length)) - 1 << within_word(wraps, at)
 
 
 def extended(wraps, signed):
-    """szext: the low bits of a word, with their sign or without."""
+    """Return a function for szext: the low bits of a word, with or without sign extension."""
 
     def extend(x, length):
         length = within_word(wraps, length)
@@ -171,8 +179,8 @@ def extended(wraps, signed):
 
 
 def nth_set(mask, base, offset):
-    """fns: the position of the offset-th bit set, upwards from `base` (down for a negative one); all bits set
-    where there is none."""
+    """Return the position of the offset-th set bit, upwards from `base`; downwards if the offset is
+    negative. Return all bits set if there is no such bit (fns)."""
     base &= 31
     if offset == 0:
         return base if mask >> base & 1 else -1
@@ -200,7 +208,8 @@ def nibble(i, selector):
 
 
 def permuting(choice):
-    """prmt: four of the eight bytes of high:low, each one whole, or, with 8 in its choice, its sign alone."""
+    """Return a function for prmt: select four of the eight bytes of high:low. A selector with bit 3 set
+    copies the byte's sign bit to all bits."""
 
     def permuted(low, high, selector):
         both, result = (high & 0xFFFFFFFF) << 32 | low & 0xFFFFFFFF, 0
@@ -274,7 +283,8 @@ REALS = FLOATS | HALVES
 
 
 def in_direction(scalar, mode):
-    """{name: (how many operands, meaning)} of what is rounded once, in this direction."""
+    """Return {name: (number of operands, function)} for the operations that are rounded once, in this
+    direction."""
     how = {"scalar": scalar, "mode": mode}
     found = {
         "add": (2, lambda x, y: fused(x, 1.0, y, **how)),

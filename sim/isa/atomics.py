@@ -1,9 +1,10 @@
-"""The atomics: what each makes of the element that is there, and the names of Numba and of PTX.
+"""Atomics: the new value that each one computes from the old element, with its names in Numba and in PTX.
 
-Operands have the element's type, and are converted to it: integers come as Python ints, and what is returned
-wraps. Each returns the element as it was before.
+Operands have the element's type and are converted to it. Integers come as Python ints, and results wrap.
+Every atomic returns the old element.
+
 Sources: PTX ISA 9.7.13 (atom, red); CUDA C++ Programming Guide, "Atomic Functions"; Numba's documentation for
-    nanmax, nanmin, cas and compare_and_swap.
+nanmax, nanmin, cas and compare_and_swap.
 """
 
 import operator
@@ -17,8 +18,13 @@ from sim.isa.table import THREAD, Entry, Touch
 
 @dataclass(frozen=True, eq=False)
 class Atomic(Entry):
-    """`meaning`: (old element, *operands) -> new element; `overwrites`: the new one does not depend on the
-    old one; `tests`: it may leave the element as it was; `indexed`: a call says which element."""
+    """An atomic operation.
+
+    meaning: (old element, *operands) -> new element.
+    overwrites: whether the new element does not depend on the old one.
+    tests: whether it may leave the element as it was.
+    indexed: whether a call names the element.
+    """
 
     operands: tuple = ("value",)
     overwrites: bool = False
@@ -39,18 +45,17 @@ def enter(name, meaning, ptx=(), **more):
 
 
 def increment(old, value):
-    """0 if old >= value else old + 1."""
+    """Return 0 if old >= value, else old + 1."""
     return 0 if old >= value else old + 1
 
 
 def decrement(old, value):
-    """value if old is 0 or above value, else old - 1."""
+    """Return value if old is 0 or above value, else old - 1."""
     return value if old == 0 or old > value else old - 1
 
 
 def larger(old, value):
-    """The larger; a NaN on either side stays what it was before (Numba: max with a NaN element keeps the
-    NaN)."""
+    """Return the larger value. If either is NaN, the old element stays, as in Numba's max."""
     return value if value > old else old
 
 
@@ -59,7 +64,7 @@ def smaller(old, value):
 
 
 def larger_number(old, value):
-    """The larger, NaN losing to any number."""
+    """Return the larger value; any number wins over NaN."""
     return value if old != old or value > old else old
 
 
@@ -76,7 +81,8 @@ def compare_and_swap(old, expected, value):
 
 
 def unsigned_increment(old, value):
-    """Compiled: beside a literal 1, Numba would make a uint64 a float64."""
+    """Return `increment` in a form to compile: next to a literal 1, Numba would turn a uint64 into a
+    float64."""
     return old - old if old >= value else old + uint64(1)
 
 

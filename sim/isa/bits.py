@@ -1,4 +1,5 @@
-"""Meanings of what counts and reverses bits (`bits`: how many the operand has), and floats as bits.
+"""Functions that count and reverse bits, and conversions between floats and their bits. The argument `bits`
+is the width of the operand.
 
 Source: PTX ISA 9.7.1 (popc, clz, brev); CUDA Math API (ffs); PTX ISA 9.7.9.21 (cvt to tf32, to two halves).
 """
@@ -15,27 +16,27 @@ POPC, CLZ, BREV, FMA = LLVM("ctpop"), LLVM("ctlz", ((1, 0),)), LLVM("bitreverse"
 
 
 def popc(x, *, bits):
-    """How many bits are set."""
+    """Return the number of set bits."""
     return (x & (1 << bits) - 1).bit_count()
 
 
 def clz(x, *, bits):
-    """How many zeros lead; all for 0."""
+    """Return the number of leading zeros; all bits for 0."""
     return bits - (x & (1 << bits) - 1).bit_length()
 
 
 def brev(x, *, bits):
-    """The bits in reverse order."""
+    """Return the bits in reverse order."""
     return int(f"{x & (1 << bits) - 1:0{bits}b}"[::-1], 2)
 
 
 def ffs(x):
-    """The position of the lowest bit set, counted from 1; 0 for none."""
+    """Return the position of the lowest set bit, counted from 1; 0 if there is none."""
     return (x & -x).bit_length()
 
 
 def first_set(x):
-    """ffs, compiled."""
+    """Return ffs in a form to compile."""
     return POPC(x ^ (x - 1)) if x != 0 else 0
 
 
@@ -46,7 +47,7 @@ HALVES = {scalar: np.arange(1 << 16, dtype=np.uint16).view(scalar) for scalar in
 
 
 def bits_of(x):
-    """The bits of a float as an int."""
+    """Return the bits of a float as an int."""
     return int(x.view(UNSIGNED[x.dtype.itemsize]))
 
 

@@ -1,6 +1,7 @@
-"""What a value becomes when a kernel converts or stores it, and how a host's scalar enters a kernel.
+"""Conversions of values: when a kernel converts or stores them, and when a number of the host enters a
+kernel.
 
-Inside a kernel the Python type of a value stands for its Numba type:
+Inside a kernel, the Python type of a value represents its Numba type:
 
     int                              int64, and any narrower signed integer whose width no longer matters
     numpy int8, int16, int32         a signed integer that has kept its width (Numba's arithmetic drops it)
@@ -9,8 +10,8 @@ Inside a kernel the Python type of a value stands for its Numba type:
     numpy float16, float32, float64, ml_dtypes.bfloat16 (a Python float is read as a float64)
     numpy complex64, complex128      (a Python complex is read as a complex128)
 
-Nothing here raises for a value out of range: integers wrap, floats saturate as the GPU's `cvt` does. numpy
-would warn about some of that, so callers run under `numpy.errstate(all="ignore")`.
+Nothing here raises for a value that is out of range: integers wrap, and floats saturate as the GPU's `cvt`
+does. numpy would warn about some of these conversions, so callers run under `numpy.errstate(all="ignore")`.
 """
 
 import math
@@ -22,10 +23,10 @@ from numpy import complex64, complex128, float16, float32, float64, uint64
 
 from sim.isa.rounding import rounded
 
-# A Python float times this is a float32: the quickest way to round one, as numpy takes a Python float as no
-# wider.
+# A Python float times ONE is a float32, because numpy adapts a Python float to the other operand. It is the
+# quickest way to round to float32.
 ONE = float32(1)
-EXACT = 2**53  # up to here every integer is a float64
+EXACT = 2**53  # float64 represents every integer up to this one
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 INTEGERS = (int, np.integer, np.bool_)
 FLOATS = (float, np.floating, bfloat16)
@@ -33,18 +34,18 @@ NUMBERS = INTEGERS + FLOATS + (complex, np.complexfloating)
 
 
 def wrap(value, bits=64):
-    """The signed integer of `bits` bits that is congruent to `value`."""
+    """Return the signed integer of `bits` bits that is congruent to `value`."""
     half = 1 << (bits - 1)
     return ((value + half) & ((1 << bits) - 1)) - half
 
 
 @cache
 def cast(dtype):
-    """A function from any domain value to the domain value of `dtype`, as `numba.float32(x)` or `np.int32(x)`
-    convert.
+    """Return the function that converts any value inside a kernel to `dtype`, as `numba.float32(x)` or
+    `np.int32(x)` do.
 
-    `dtype`: a numpy dtype or scalar type, `ml_dtypes.bfloat16`, a Python type, or anything whose `str` names
-        a dtype (a Numba type, say). Signed results are Python ints, within the range of `dtype`.
+    dtype: a numpy dtype or scalar type, `ml_dtypes.bfloat16`, a Python type, or anything whose `str` names a
+    dtype, such as a Numba type. Signed results are Python ints within the range of `dtype`.
     """
     dtype = _as_dtype(dtype)
     if dtype.kind == "i":
@@ -55,7 +56,8 @@ def cast(dtype):
 
 
 def domain(value):
-    """A host's scalar as the value that a kernel sees; tuples by element, everything else unchanged.
+    """Return a number of the host as the value that a kernel sees. Tuples are converted element by element,
+    anything else is unchanged.
 
     Errors: OverflowError for an int of more than 64 bits.
     """
@@ -121,12 +123,13 @@ def _integral(value, bits, signed):
 
 
 def truncated(value, bits=64, signed=True, least=16):
-    """A float as an integer, as the PTX `cvt.rzi` that Numba emits: towards zero, saturated, a value for NaN.
+    """Return a float as an integer, as PTX's `cvt.rzi` does for Numba: rounded towards zero, saturated, with
+    a fixed result for NaN.
 
-    Saturation is to `bits` bits, or to `least` where that is more: Numba keeps the low 8 of 16. A float16 is
-    rounded to the nearest (ties to even) and saturates at 8 too, because Numba's conversion of one emits
-    `cvt.rni`. NaN becomes 0, or the top bit alone when the source is a float64 or the result has 64 bits (PTX
-    ISA, `cvt`).
+    It saturates to `bits` bits, or to `least` if that is more: for an 8-bit result Numba saturates to 16 bits
+    and keeps the low 8. A float16 is rounded to the nearest integer instead (ties to even) and saturates to 8
+    bits, because Numba's conversion of a float16 emits `cvt.rni`. NaN gives 0. It gives the top bit alone if
+    the source is a float64 or the result has 64 bits (PTX ISA, `cvt`).
     """
     half = type(value) is float16
     width = bits if half else max(bits, least)
@@ -147,7 +150,7 @@ def _to_float16(value):
 
 
 def _to_bfloat16(value):
-    """Rounded once: by way of float32 it would be twice."""
+    """Round once to bfloat16. By way of float32, the value would be rounded twice."""
     if type(value) is bfloat16:
         return value
     value = _double(value)
@@ -164,7 +167,7 @@ def _to_float32(value):
     if isinstance(value, float) or (type(value) is int and -EXACT <= value <= EXACT):
         return ONE * float(value)
     if isinstance(value, INTEGERS):
-        # By way of a double it would be rounded twice.
+        # By way of a double, it would be rounded twice.
         return float32(np.int64(value)) if value <= HIGHEST else float32(uint64(value))
     return float32(_double(value))
 

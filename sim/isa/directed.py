@@ -1,5 +1,4 @@
-"""Arithmetic and conversions in a stated rounding direction, as PTX's `add.rd` or `cvt.rzi` carry them
-out."""
+"""Arithmetic and conversions in a given rounding direction, as PTX's `add.rd` or `cvt.rzi`."""
 
 import math
 
@@ -15,7 +14,7 @@ DIRECTIONS = tuple(WHOLE)
 
 
 def to_float(value, source, scalar, mode):
-    """`value`, first converted to `source`, as a `scalar` rounded in the direction `mode`."""
+    """Convert `value` to `source`, then round it to `scalar` in the direction `mode`."""
     value = cast(source)(value)
     number = int(value) if as_dtype(source).kind in "iu" else float(value)
     if not math.isfinite(number) or number == 0:
@@ -24,8 +23,8 @@ def to_float(value, source, scalar, mode):
 
 
 def from_float(value, dtype, mode):
-    """The float `value` as the integer `dtype`, rounded in the direction `mode`, saturated; NaN as PTX's
-    `cvt` has it."""
+    """Convert the float `value` to the integer `dtype`, rounded in the direction `mode` and saturated. NaN
+    gives what PTX's `cvt` gives."""
     dtype = as_dtype(dtype)
     if math.isfinite(value):
         value = type(value)(float(WHOLE[mode](float(value))))
@@ -33,7 +32,7 @@ def from_float(value, dtype, mode):
 
 
 def divided(x, y, scalar, mode):
-    """x / y rounded once to `scalar` in the direction `mode`."""
+    """Return x / y rounded once to `scalar` in the direction `mode`."""
     x, y = float(x), float(y)
     if not (math.isfinite(x) and math.isfinite(y)) or x == 0 or y == 0:
         return scalar(float64(x) / float64(y))
@@ -43,7 +42,7 @@ def divided(x, y, scalar, mode):
 
 
 def multiplied(x, y, scalar, mode):
-    """x * y rounded once to `scalar` in the direction `mode`."""
+    """Return x * y rounded once to `scalar` in the direction `mode`."""
     x, y = float(x), float(y)
     if x == 0 or y == 0:
         return scalar(x * y)
@@ -51,7 +50,7 @@ def multiplied(x, y, scalar, mode):
 
 
 def square_root(x, scalar, mode, inverse=False):
-    """sqrt(x), or 1 / sqrt(x), rounded once to `scalar` in the direction `mode`."""
+    """Return sqrt(x), or 1 / sqrt(x) if `inverse`, rounded once to `scalar` in the direction `mode`."""
     x = float(x)
     if not math.isfinite(x) or x <= 0:
         root = np.sqrt(float64(x))

@@ -1,8 +1,8 @@
-"""Entries of what one thread does by itself: operators, functions of numbers, conversions.
+"""Entries for what one thread computes from numbers: operators, mathematical functions, conversions.
 
-A meaning takes one number for each operand and returns its result, a tuple if there are several. Integers
-come as Python ints within their type's range, floats as numpy's; what is returned is converted to the type
-of the result, so an integer wraps.
+The semantics is a plain function of one number for each operand. It returns the result, or a tuple of
+results. Integers come as Python ints within the range of their type, floats as numpy's scalars. The returned
+value is converted to the type of the result, so an integer wraps.
 """
 
 import inspect
@@ -24,14 +24,14 @@ VALUE = "the same number, in the type of the result"
 
 
 def same(x):
-    """The meaning of a conversion whose operand has the type of the result."""
+    """Return x: the semantics of a conversion whose operand already has the type of the result."""
     return x
 
 
 @dataclass(frozen=True)
 class LLVM:
-    """The LLVM intrinsic `name`, of its operands' type; `more`: (bits, value) of constants that follow
-    them."""
+    """The LLVM intrinsic `name` for the operands' type. `more`: (bits, value) of constant operands that
+    follow."""
 
     name: str
     more: tuple = ()
@@ -41,8 +41,11 @@ class LLVM:
 
 
 class Unassuming:
-    """An integer itself, of which LLVM then supposes nothing: from the flag that Numba gives to `n + 1` it
-    concludes that the sum is not the lowest integer."""
+    """Returns an integer unchanged, and hides from LLVM how it was computed.
+
+    Numba marks the sum in `n + 1` as one that cannot overflow. LLVM concludes that the sum is not the lowest
+    integer, which is wrong on a GPU.
+    """
 
     def __call__(self, x):
         return x
@@ -52,8 +55,8 @@ UNASSUMING = Unassuming()
 
 
 class Tabulated(list):
-    """A plain function of a small integer by its results, which the interpreter looks up; compiled code calls
-    the function."""
+    """A lookup table for a function of a small integer. The interpreter indexes the table, compiled code
+    calls the function."""
 
     def __init__(self, function, results):
         super().__init__(results)
@@ -64,8 +67,12 @@ class Tabulated(list):
 
 
 class Version(NamedTuple):
-    """A Function for operands of certain types: to which types they are converted, those of the results, and
-    its meaning and compiled form where they are not the entry's."""
+    """A Function for certain types of operands.
+
+    operands: the types to which the operands are converted.
+    results: the type of the result, or a tuple of types.
+    meaning, native: the semantics and the compiled form, where they are not the entry's.
+    """
 
     operands: tuple
     results: object
@@ -75,16 +82,16 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Function(Entry):
-    """What a thread computes from numbers alone.
+    """A function that one thread computes from numbers alone.
 
-    operands  the type of each operand, to which it is converted: a dtype
-    results   the type of the result, or a tuple of types
-    rule      in place of both, where they hang on what is given: (scalar type, ...) -> Version,
-              or None where Numba has no such function
-    native    what Numba compiles: SAME (the meaning), BITS, VALUE, LLVM, a plain function of the converted
-              operands, or None where there is no compiled form
-    ulps      by how many units in the last place that may differ from the meaning
-    otherwise what the interpreter calls for what is no number
+    operands: the dtype to which each operand is converted.
+    results: the dtype of the result, or a tuple of dtypes.
+    rule: in place of operands and results, if these depend on the given types: (scalar type, ...) -> Version,
+        or None if Numba does not have the function for these types.
+    native: the compiled form: SAME (the semantics itself), BITS, VALUE, LLVM, a plain function of the
+        converted operands, or None.
+    ulps: the largest difference of the compiled form from the semantics, in units in the last place.
+    otherwise: the function that the interpreter calls for values that are not numbers.
     """
 
     operands: tuple = ()
@@ -96,11 +103,12 @@ class Function(Entry):
     scope = THREAD
 
     def named(self, *names, **more):
-        """The entry with further names, and what `more` says of it; it takes this one's place."""
+        """Enter this entry again with further names, and with the attributes in `more` replaced; return
+        it."""
         return replace(self, also=(*self.also, *names), **more).enter()
 
     def version(self, *scalars):
-        """The Version for operands of these scalar types; None where Numba has no such function."""
+        """Return the Version for operands of these scalar types, or None if Numba does not have one."""
         found = self.rule(*scalars) if self.rule else Version(self.operands, self.results)
         if found is None:
             return None
@@ -108,17 +116,18 @@ class Function(Entry):
 
     @property
     def count(self):
-        """How many operands there are."""
+        """The number of operands."""
         return self.rule.__code__.co_argcount if self.rule else len(self.operands)
 
     @cached_property
     def forms(self):
-        """{types of numbers: the function of such that is called}."""
+        """{types of the operands: function to call}."""
         return Forms(self)
 
     @cached_property
     def call(self):
-        """What a kernel calls, interpreted: any numbers in, converted as Numba converts them."""
+        """The function that an interpreted kernel calls. It takes any numbers and converts them as Numba
+        does."""
         forms = self.forms
 
         def of_one(x):
@@ -133,7 +142,7 @@ class Function(Entry):
             return forms[*map(type, given)](*given)
 
         made = {1: of_one, 2: of_two}.get(self.count, of_more)
-        made.__qualname__ = self.name  # Python names it where arguments are missing
+        made.__qualname__ = self.name  # Python's own error for missing arguments names it
         return made
 
     def __call__(self, *operands):
@@ -141,7 +150,7 @@ class Function(Entry):
 
 
 class Forms(dict):
-    """(type given, ...) -> the function of numbers of these types, made when first asked."""
+    """{(type, ...): function for operands of these types}; each function is made when it is first needed."""
 
     def __init__(self, entry):
         self.entry = entry
@@ -156,12 +165,13 @@ class Forms(dict):
             raise TypeError(f"Numba's {entry.name} takes no {names}")
         else:
             self[given] = form(found, given)
-            self[given].__qualname__ = entry.name  # Python names it where arguments are missing
+            self[given].__qualname__ = entry.name  # Python's own error for missing arguments names it
         return self[given]
 
 
 def form(version, given):
-    """The meaning of a Version for numbers of these types, with those conversions that they need."""
+    """Return the semantics of a Version for operands of these types, with only those conversions that are
+    needed."""
     names = {"meaning": sized(version.meaning, version.operands), "result": to_result(version.results)}
     numbers = [f"x{place}" for place in range(len(version.operands))]
     taken = list(numbers)
@@ -169,7 +179,7 @@ def form(version, given):
         if (convert := to_operand_from(*types)) is not None:
             names[f"convert{place}"], taken[place] = convert, f"convert{place}(x{place})"
     text = f"meaning({', '.join(taken)})"
-    # Python's operators give floats of the type that they are given
+    # Python's operators on numpy floats return the type of their operands, so no conversion is needed
     closed = isinstance(version.meaning, BuiltinFunctionType) and version.results in PLAIN
     if not (closed and {*version.operands} == {version.results}):
         names["wanted"] = version.results if version.results in FLOATING | {bool} else None
@@ -178,7 +188,7 @@ def form(version, given):
 
 
 def to_operand_from(given, scalar):
-    """The conversion of a number of type `given` to an operand; None: it is one."""
+    """Return the conversion from a number of type `given` to an operand, or None if none is needed."""
     source = SCALAR[given]
     if given is scalar and scalar in FLOATING | COMPLEX | {bool, int}:
         return None
@@ -192,21 +202,22 @@ def to_operand_from(given, scalar):
 
 
 def sized(meaning, operands):
-    """`meaning`, told how many `bits` the first operand has if it asks for that."""
+    """Return `meaning` with its keyword `bits` set to the width of the first operand, if it has that
+    keyword."""
     asks = getattr(getattr(meaning, "__code__", None), "co_kwonlyargcount", 0)
     return partial(meaning, bits=8 * np.dtype(operands[0]).itemsize) if asks else meaning
 
 
 @cache
 def to_operand(scalar):
-    """The conversion of any number to an operand of this type."""
+    """Return the conversion of any number to an operand of this type."""
     dtype, convert = np.dtype(scalar), cast(scalar)
     return (lambda value: int(convert(value))) if dtype.kind == "u" else convert
 
 
 @cache
 def to_result(scalar):
-    """The conversion of what a meaning returns; None: it has its type."""
+    """Return the conversion of the semantics' result to this type."""
     if scalar is None:
         return lambda value: value
     if isinstance(scalar, tuple):
@@ -216,17 +227,19 @@ def to_result(scalar):
 
 
 def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_for=None):
-    """Enter a function into the table as what one thread computes; returns the Function, which kernels call.
+    """Enter a function into the table, as one that a thread computes. Return the Function, which kernels
+    call.
 
-    Its annotations are types, dtypes such as numpy.int8, also of the result (`->`; a tuple of dtypes if there
-    are several). The interpreter calls it as it is, Numba compiles it as it is.
+    Annotations are dtypes, such as numpy.int8: of each operand, and of the result (`->`; a tuple of dtypes
+    for several results). The interpreter calls the function, and Numba compiles it, as it is.
 
-    source      where it is specified, such as a section of the PTX ISA
-    name, also  what findings call it, by default the function's name; more names
-    ptx         its names in PTX: a tuple
-    native      what Numba compiles instead, which must give the same: a plain function, LLVM, or None
-    ulps        by how many units in the last place that may differ
-    stands_for  what kernels call instead, on a GPU
+    source: the specification, such as a section of the PTX ISA.
+    name: the name in findings; by default the function's own.
+    also: further names.
+    ptx: its names in PTX, a tuple.
+    native: a compiled form that gives the same results: a plain function, LLVM, or None.
+    ulps: the largest difference of that form, in units in the last place.
+    stands_for: the object that kernels call in its place on a GPU.
 
     Errors: ValueError for a name that another function has, or an operand or result without a dtype.
     """

@@ -1,11 +1,14 @@
-"""The functions of `numba.cuda.fp16`: arithmetic of float16, each result rounded once from one that is exact
-or a double. Operands of other types are first converted to float16.
+"""The functions of `numba.cuda.fp16`: arithmetic of float16. Each result is rounded once, from an exact value
+or from a double. Operands of other types are converted to float16 first.
 
-`hmax`, `hmin` ignore a NaN, `__hmax_nan`, `__hmin_nan` keep it; a comparison with a NaN is false, and with
-the suffix u true; `_sat` clamps to 0 ... 1 with NaN becoming 0; `_relu` turns what is negative, or NaN, into
-0. Compiled, all is computed in float64: for a sum, product, quotient or square root that gives the nearest
-number too, since 53 bits are more than twice the 11 that are kept, and two (Figueroa, "When is double
+`hmax` and `hmin` ignore a NaN; `__hmax_nan` and `__hmin_nan` return it. A comparison with a NaN is false, and
+true with the suffix u. `_sat` clamps to 0 ... 1 and turns NaN into 0. `_relu` turns negative numbers and NaN
+into 0.
+
+Compiled code computes in float64. For a sum, a product, a quotient or a square root this gives the nearest
+float16 too, because 53 bits are more than twice the 11 bits of a float16, plus two (Figueroa, "When is double
 rounding innocuous?", 1995).
+
 Source: CUDA Math API, "Half Precision Intrinsics".
 """
 
@@ -29,29 +32,29 @@ def enter(name, meaning, count=1, result=float16, operand=float16, native=SAME, 
 
 
 def is_of_ptx(names, ptx, native=SAME):
-    """Each of the names is this instruction of PTX; `native`: its compiled form."""
+    """Give these names to an instruction of PTX. `native`: its compiled form."""
     PTX[ptx].named(*(f"fp16.{name}" for name in names.split()), native=native)
 
 
 def in_double(function):
-    """`function` of a float64, compiled."""
+    """Return a compiled form that calls `function` with a float64."""
     return lambda x: function(float64(x))
 
 
 def in_single(function):
-    """The same of a float32, from which a NaN converts as from a float16."""
+    """Return a compiled form that calls `function` with a float32, whose NaN converts as a float16's does."""
     return lambda x: function(float32(x))
 
 
 def saturated(ptx):
-    """The result of an instruction between 0 and 1."""
+    """Return the semantics of an instruction with its result clamped to 0 ... 1."""
     meaning = PTX[ptx].meaning
     return lambda *given: ieee.saturated(float16(meaning(*given)))
 
 
 def double_fma(x, y, z):
-    """Compiled: exact wherever a tie is near; a sum that a float64 cannot hold lies within a millionth of one
-    of the numbers."""
+    """Return x * y + z in a form to compile. It is exact wherever a tie between two float16 is near; a sum
+    that a float64 cannot hold is within a millionth of one of the operands."""
     return float64(x) * float64(y) + float64(z)
 
 

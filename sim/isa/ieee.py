@@ -1,7 +1,7 @@
-"""Functions of doubles, after Python's `math`, that answer as IEEE 754 and CUDA do where Python would raise.
+"""Functions of doubles that return the result of IEEE 754 and CUDA where Python's `math` raises an exception.
 
-Each entry pairs a fast function, which may raise ValueError, OverflowError or ZeroDivisionError, with the
-answer to give then.
+Each entry is a pair: a fast function, which may raise ValueError, OverflowError or ZeroDivisionError, and a
+function for the result in that case.
 """
 
 import math
@@ -16,7 +16,7 @@ RAISES = (ValueError, OverflowError, ZeroDivisionError)
 
 
 def total(function, otherwise):
-    """`function` of doubles with `otherwise` in place of an exception."""
+    """Return `function` with the result of `otherwise` in place of an exception."""
 
     def evaluate(*x):
         try:
@@ -28,7 +28,7 @@ def total(function, otherwise):
 
 
 def scaled(x, exponent):
-    """x * 2**exponent."""
+    """Return x * 2**exponent."""
     try:
         return math.ldexp(x, exponent)
     except OverflowError:
@@ -36,27 +36,29 @@ def scaled(x, exponent):
 
 
 def fraction_and_whole(x):
-    """modf, compiled: both parts have the sign of x."""
+    """Return modf in a form to compile. Both parts have the sign of x."""
     whole = np.trunc(x)
     return copysign(x - whole if np.isfinite(whole) or np.isnan(whole) else 0.0, x), whole
 
 
 def nearest_remainder(x, y):
-    """remainder, compiled: x - n y for the whole number n nearest to x / y, ties to even; exact."""
+    """Return the IEEE remainder in a form to compile: x - n y, exact, for the whole number n nearest to x
+    / y, ties to even."""
     size, step = abs(x), abs(y)
-    above = np.fmod(size, step)  # how far `size` is above a multiple of `step`
+    above = np.fmod(size, step)  # the distance of `size` above the next lower multiple of `step`
     below = step - above
     tie = above - 2 * np.fmod((size - above) / 2, step)
     return copysign(1.0, x) * (above if above < below else -below if above > below else tie)
 
 
 def _whole(function):
-    """A rounding to a whole number as a double, the sign of a zero kept; raises for what is not finite."""
+    """Return a rounding function whose result is a double and keeps the sign of a zero. It raises for
+    infinities and NaN."""
     return lambda x: copysign(function(x), x)
 
 
 def _round_away(x):
-    """To the nearest, ties away from zero."""
+    """Round to the nearest whole number, ties away from zero."""
     return copysign(math.floor(abs(x)) + int(abs(x) % 1.0 >= 0.5), x)
 
 
@@ -71,13 +73,13 @@ def _log_gamma_pole(x):
 
 
 def cospi(x):
-    """cos(pi x), exact where it is 0, 1 or -1."""
+    """Return cos(pi x), exact where it is 0, 1 or -1."""
     x = abs(math.fmod(x, 2.0))
     return 0.0 if x in (0.5, 1.5) else math.cos(math.pi * x) if x <= 1.0 else math.cos(math.pi * (2.0 - x))
 
 
 def sinpi(x):
-    """sin(pi x), exact where it is 0, 1 or -1."""
+    """Return sin(pi x), exact where it is 0, 1 or -1."""
     rest = math.remainder(x, 2.0)
     if abs(rest) in (0.0, 1.0):
         return copysign(0.0, x)
@@ -85,12 +87,12 @@ def sinpi(x):
 
 
 def _edges(low, at_low, high, at_high):
-    """The values of an inverse function at the ends of its domain, and NaN outside."""
+    """Return a function with the values of an inverse function at the ends of its domain, and NaN outside."""
     return lambda x: at_low if x == low else at_high if x == high else nan
 
 
 def erfinv(x):
-    """The inverse of erf: the normal quantile, improved by two steps of Newton's method near zero."""
+    """Return the inverse of erf: the normal quantile, improved by two steps of Newton's method near zero."""
     y = -NormalDist().inv_cdf((1.0 - abs(x)) / 2.0) / math.sqrt(2.0)
     for _ in range(2 if abs(x) < 0.5 else 0):
         y -= (math.erf(y) - abs(x)) * math.sqrt(math.pi) / 2.0 * math.exp(y * y)
@@ -114,8 +116,8 @@ def _rcbrt(x):
 
 
 def rounded_to_digits(x, digits):
-    """CPython's fallback for rounding to decimal digits, which Numba compiles for CUDA
-    (numba/cuda/cudaimpl.py): by way of an int64."""
+    """Round to decimal digits by way of an int64: CPython's fallback, which Numba compiles for CUDA
+    (numba/cuda/cudaimpl.py)."""
     digits = min(max(digits, -400), 400)
     scale, spare = float64(10.0) ** abs(digits), 1.0
     if digits > 22:
@@ -130,7 +132,7 @@ def rounded_to_digits(x, digits):
 
 
 def whole_in_int64(y):
-    """The nearest whole number that an int64 holds, which has no -0."""
+    """Return the nearest whole number that an int64 can hold; never -0."""
     return min(max(np.rint(y), -(2.0**63)), 2.0**63) + 0.0
 
 
@@ -138,7 +140,7 @@ def whole_in_int64(y):
 
 
 def larger(x, y):
-    """Of a NaN and a number the number; 0 is more than -0 (PTX ISA, max)."""
+    """Return the larger number. A number wins over NaN, and 0 over -0 (PTX ISA, max)."""
     if x > y or y > x:
         return x if x > y else y
     if x != x or y != y:
@@ -147,7 +149,7 @@ def larger(x, y):
 
 
 def smaller(x, y):
-    """Of a NaN and a number the number; -0 is less than 0 (PTX ISA, min)."""
+    """Return the smaller number. A number wins over NaN, and -0 over 0 (PTX ISA, min)."""
     if x < y or y < x:
         return x if x < y else y
     if x != x or y != y:
@@ -156,32 +158,32 @@ def smaller(x, y):
 
 
 def larger_or_nan(x, y):
-    """The same, but NaN if either is (PTX ISA, max.NaN)."""
+    """Return the larger number, or NaN if either is NaN (PTX ISA, max.NaN)."""
     return x if x != x else y if y != y else larger(x, y)
 
 
 def smaller_or_nan(x, y):
-    """The same, but NaN if either is (PTX ISA, min.NaN)."""
+    """Return the smaller number, or NaN if either is NaN (PTX ISA, min.NaN)."""
     return x if x != x else y if y != y else smaller(x, y)
 
 
 def saturated(x):
-    """x between 0 and 1, NaN as 0."""
+    """Clamp x to 0 ... 1; NaN gives 0."""
     return type(x)(0) if not x > 0 else min(x, type(x)(1))
 
 
 def at_least_zero(x):
-    """x, or 0 where it is negative; NaN stays."""
+    """Return x, or 0 if it is negative; NaN stays."""
     return x if x > 0 or x != x else type(x)(0)
 
 
 def numpys(name):
-    """The function of numpy that Python's math or cmath has by this name."""
+    """Return numpy's function for a name of Python's math or cmath."""
     return getattr(np, {"pow": "power"}.get(name) or re.sub("^a(?=[cst])", "arc", name))
 
 
 def of_both(names):
-    """The functions that Python's math and numpy have, by name."""
+    """Return {name: (math's function, numpy's function)}."""
     return {name: (getattr(math, name), numpys(name)) for name in names.split()}
 
 
@@ -218,8 +220,8 @@ BINARY = of_both("atan2 copysign fmod hypot pow") | {
 
 # --- what Numba compiles ------------------------------------------------------------------------------------
 
-ULPS = 2  # how far two libraries differ
-# exact in all
+ULPS = 2  # the largest difference between two libraries, in units in the last place
+# exact in every library
 EXACT = {
     "ceil": np.ceil, "fabs": math.fabs, "floor": np.floor, "nearbyint": np.rint, "rint": np.rint,
     "sqrt": math.sqrt, "trunc": np.trunc, "copysign": math.copysign, "fmod": np.fmod,
@@ -236,20 +238,26 @@ NATIVE |= {
     "rsqrt": lambda x: 1.0 / math.sqrt(float64(x)),
     "tgamma": math.gamma,
 }
-WHOLE = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}  # by direction
+WHOLE = {
+    "rn": np.rint,
+    "rz": np.trunc,
+    "rd": np.floor,
+    "ru": np.ceil,
+}  # direction -> rounding to a whole number
 
 
 def compiled(name):
-    """What a Function needs for its compiled form: `native` and `ulps`, as far as there is one."""
+    """Return the keyword arguments of a Function for its compiled form, {} if it has none: `native` and
+    `ulps`."""
     ulps = 0 if name in EXACT else 8 * ULPS if name == "lgamma" else ULPS
     return {"native": NATIVE[name], "ulps": ulps} if name in NATIVE else {}
 
 
 def of_one(name):
-    """The function `name` of one double, in place of an exception the answer."""
+    """Return the function `name` of one double, which never raises."""
     return total(*UNARY[name])
 
 
 def of_two(name):
-    """The same of two."""
+    """Return the function `name` of two doubles, which never raises."""
     return total(*BINARY[name])

@@ -1,11 +1,12 @@
-"""What a kernel sees as `cuda.popc`, `brev`, `clz`, `ffs`, `fma`, `cbrt`, `selp` and `cuda.fp16`.
+"""`cuda.popc`, `brev`, `clz`, `ffs`, `fma`, `cbrt`, `selp`, and `cuda.fp16`, as kernels see them.
 
-Numba counts in the width of the operand's type. A Python int is an int64 here; a numpy scalar (`numpy.int32`,
-...) has its own width. Only popc of a negative number and clz depend on it. Results as Numba types them:
+Numba counts bits in the width of the operand's type. A Python int is an int64 here; a numpy scalar such as
+`numpy.int32` has its own width. Only clz, and popc of a negative number, depend on it. The results have
+Numba's types:
 
     popc, clz   the operand's type (an int for an int)
-    ffs         uint32: 1 for the lowest bit, 0 for no bit at all
-    brev        uint64 for a uint64; otherwise uint32, of the low 32 bits, for an int64 too
+    ffs         uint32: 1 for the lowest bit, 0 if no bit is set
+    brev        uint64 for a uint64; otherwise uint32, of the low 32 bits, even for an int64
 """
 
 import numpy as np
@@ -22,7 +23,7 @@ SOURCE = "CUDA Math API"
 
 
 def counted(scalar):
-    """The integer that counts: another number becomes an int8, as in Numba."""
+    """Return the integer type whose bits are counted. Any other number becomes an int8, as in Numba."""
     return scalar if scalar in INTEGRAL - {bool} else np.int8
 
 
@@ -39,7 +40,7 @@ def of_64_or_32_bits(x):
 
 
 def of_floats(x, y, z):
-    """float32 unless an operand needs float64."""
+    """Return the rule for fma: float32 unless an operand needs float64."""
     scalar = paired(paired(x, y), paired(y, z))
     return Version((scalar,) * 3, scalar, fused_float32 if scalar is float32 else None)
 
@@ -53,12 +54,12 @@ def of_two_alike(test, a, b):
 
 
 def fused_once(x, y, z):
-    """x * y + z rounded once."""
+    """Return x * y + z rounded once."""
     return fused(x, y, z, type(x))
 
 
 def chosen(test, a, b):
-    """a if test else b."""
+    """Return a if test, else b."""
     return a if test else b
 
 

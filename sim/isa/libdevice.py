@@ -1,12 +1,12 @@
-"""The functions of `numba.cuda.libdevice`, each with Numba's fixed signature: operands are converted, the
-result has its type.
+"""The functions of `numba.cuda.libdevice`. Numba gives each a fixed signature: operands are converted to it,
+and the result has its type.
 
-A signature is a letter for the result, then one for each operand: i int32, l int64, h int16, f float32, d
-float64. An int32 or int64 is a Python int in its range (Numba has no unsigned types here: umulhi returns an
-int32). A function whose C original writes through pointers returns a tuple. `fast_` functions give the
-accurate value, which the hardware's only approximate.
+A signature is a string with one letter for the result, then one for each operand: i int32, l int64, h int16,
+f float32, d float64. An int32 or int64 is a Python int within its range. Numba has no unsigned types here:
+umulhi returns an int32. A function whose C original writes through pointers returns a tuple. A `fast_`
+function returns the accurate value, which the hardware's only approximates.
 
-Without an equivalent here, calling one raises NotImplementedError: see MISSING.
+A function without an equivalent here raises NotImplementedError when it is called: see MISSING.
 """
 
 import math
@@ -35,8 +35,8 @@ MISSING |= dict.fromkeys(
 
 
 def define(name, signature, meaning, **more):
-    """Enter `meaning` under `name`, with operands and result converted as `signature` says; `more`: see
-    Function."""
+    """Enter `meaning` under `name`, with operands and result converted as `signature` says. `more`:
+    attributes of the Function."""
     result, *operands = (TYPES[letter] for letter in signature)
     enter(name, tuple(operands), result, meaning, **more)
 
@@ -46,18 +46,19 @@ def enter(name, operands, results, meaning, **more):
 
 
 def define_both(name, signature, meaning, **more):
-    """A function of doubles, and under the name with an f its twin of floats; `signature` is of the first."""
+    """Enter a function of doubles, and its twin for floats under the name with an f. `signature` is that
+    of the first."""
     define(name, signature, meaning, **more)
     define(name + "f", signature.replace("d", "f"), meaning, **more)
 
 
 def is_of_ptx(name, ptx, **more):
-    """`name` is an instruction of PTX; `more`: its compiled form."""
+    """Give the name to an instruction of PTX. `more`: its compiled form."""
     PTX[ptx].named(f"libdevice.{name}", **more)
 
 
 def fast(name):
-    """`fast_NAME`, which the hardware approximates: the same."""
+    """Enter `fast_NAME`, which the hardware approximates, as another name of NAME."""
     INSTRUCTIONS[f"libdevice.{name}"].named(f"libdevice.fast_{name}")
 
 
@@ -91,7 +92,7 @@ def ilogb(x):
 
 
 def rounded_int(whole):
-    """The nearest integer by `whole`, saturated to an int64."""
+    """Return a function that rounds to an integer by `whole` and saturates to an int64."""
     return lambda x: from_float(float64(whole(x)) if math.isfinite(x) else float64(x), int64, "rz")
 
 
@@ -113,7 +114,8 @@ define("isfinited", "id", math.isfinite, native=SAME)
 
 
 def remquo(x, y):
-    """(IEEE remainder, the low bits of the rounded quotient with its sign, of which C promises three)."""
+    """Return (IEEE remainder, low bits of the rounded quotient with its sign; C promises three of these
+    bits)."""
     if not (math.isfinite(x) and math.isfinite(y)) or y == 0:
         return ieee.of_two("remainder")(x, y), 0
     (xn, xd), (yn, yd) = abs(x).as_integer_ratio(), abs(y).as_integer_ratio()
@@ -123,7 +125,7 @@ def remquo(x, y):
 
 
 def both(first, second):
-    """The function that answers with the results of two."""
+    """Return a function that returns the results of two functions."""
     first, second = ieee.of_one(first), ieee.of_one(second)
     return lambda x: (first(x), second(x))
 
@@ -133,7 +135,7 @@ def sine_and_cosine(x):
 
 
 for _name, _results, _operands, _meaning, _more in (
-    ("frexp", "di", "d", math.frexp, {}),  # what is not finite comes back with 0
+    ("frexp", "di", "d", math.frexp, {}),  # an infinity or NaN is returned with exponent 0
     ("modf", "dd", "d", math.modf, {"native": ieee.fraction_and_whole}),
     ("remquo", "di", "dd", remquo, {}),
     ("sincos", "dd", "d", both("sin", "cos"), {"native": sine_and_cosine, "ulps": ieee.ULPS}),
@@ -151,7 +153,7 @@ def reciprocal(x):
     return 1 / x
 
 
-# in PTX -> what gives the same, compiled, to the nearest
+# name in PTX -> a compiled form with the same result, rounded to nearest
 COMPILED = {
     "add": SAME, "sub": SAME, "mul": SAME, "div": operator.truediv, "rcp": reciprocal, "sqrt": math.sqrt,
     "fma": bits.FMA,
@@ -177,13 +179,13 @@ for _mode in DIRECTIONS:
         ):
             _to, _from = f"cvt.{_mode}i.{_integer}.{_of}", f"cvt.{_mode}.{_of}.{_integer}"
             _named = (f"{_format}2{_name}_{_mode}", f"{_name}2{_format}_{_mode}")
-            _there_is = _format == "float" or _letter == "l" or _nearest  # the second
+            _there_is = _format == "float" or _letter == "l" or _nearest  # the second result
             if _name not in UNSIGNED:
                 is_of_ptx(_named[0], _to, native=ieee.WHOLE[_mode])
                 if _there_is:
                     is_of_ptx(_named[1], _from, native=same if _nearest else None)
                 continue
-            # which Numba types as signed
+            # unsigned in C, signed in Numba
             define(_named[0], _letter + _format[0], PTX[_to].meaning)
             if _there_is:
                 _native = UNSIGNED[_name] if _nearest else None
@@ -219,7 +221,7 @@ define("half2float", "fh", lambda x: np.int16(x).view(np.float16))
 
 
 def unsigned(function, bits=32):
-    """`function` with every operand read as unsigned."""
+    """Return `function` with every operand read as unsigned."""
     mask = (1 << bits) - 1
     return lambda *x: function(*(v & mask for v in x))
 

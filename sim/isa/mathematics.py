@@ -1,5 +1,5 @@
-"""What a kernel sees as `math`, `cmath` and `libdevice`: the functions that Numba CUDA has, typed as it does,
-IEEE not exceptions.
+"""`math`, `cmath` and `libdevice` as a kernel sees them: the functions that Numba CUDA has, with its types,
+and with IEEE results in place of exceptions.
 
     argument(s)                                       result
     integer or bool                                   float64
@@ -17,7 +17,8 @@ IEEE not exceptions.
     modf                                              float32 for float32, else float64
     pow(float32, int32 or uint16)                     float32, if the int32 has kept its width; else as two
 
-Values are the double result rounded once to the type. The GPU's libdevice may differ in the last places.
+A value is the double result, rounded once to the type. The last places may differ from those of the GPU's
+libdevice.
 """
 
 import cmath as cpython
@@ -45,11 +46,11 @@ class Library(SimpleNamespace):
 
 
 def called(prefix):
-    """{name: what the interpreter calls} of a namespace of the table."""
+    """Return {name: function that the interpreter calls} for a namespace of the table."""
     return {name: entry.call for name, entry in under(prefix).items()}
 
 
-# What Numba takes for a float32 when a function has only a float32 and a float64 version.
+# Types that Numba converts to float32 if a function has only a float32 and a float64 version.
 SINGLE = NARROW | {float16, bfloat16, float32}
 WITH_HALF = set("ceil cos exp exp2 fabs floor log log10 log2 sin sqrt trunc".split())
 UNARY = set(
@@ -62,7 +63,7 @@ LIKE = dict.fromkeys(INTEGRAL, float64) | dict.fromkeys(FLOATING, float32) | {fl
 
 
 def of_one(half):
-    """The rule of a function of one number; `half`: what a float16 gives."""
+    """Return the type rule of a function of one number. `half`: the type of its result for a float16."""
     results = LIKE | {float16: half}
 
     def rule(x):
@@ -72,27 +73,28 @@ def of_one(half):
 
 
 def of_two(x, y):
-    """The rule of a function of two numbers."""
+    """Return the Version of a function of two numbers."""
     return None if {x, y} & COMPLEX else Version((paired(x, y),) * 2, paired(x, y))
 
 
 def of_two_reals(x, y):
-    """The same, where two integers are float64."""
+    """Return the Version of a function of two numbers for which two integers become float64."""
     return Version((float64,) * 2, float64) if {x, y} <= INTEGRAL else of_two(x, y)
 
 
 def paired(left, right):
-    """float32 if both types may count as one, else float64."""
+    """Return float32 if both types count as single precision, else float64."""
     return float32 if left in SINGLE and right in SINGLE else float64
 
 
 def single(scalar):
-    """The type that a lone argument of a function without integer versions takes."""
+    """Return the type of the operand of a function that has no integer version."""
     return paired(scalar, float32)
 
 
 def of_power(x, y):
-    """An exponent that is still an int32 leaves a float32, and so does a uint16 if x is one."""
+    """Return the Version of pow. An exponent that is still an int32 keeps a float32; so does a uint16 if x
+    is float32."""
     whole = y is np.int32 and x in SINGLE or y is np.uint16 and x is float32
     return of_two(x, float32 if whole else y)
 
@@ -102,7 +104,7 @@ def of_scaling(x, exponent):
 
 
 def of_parts(x):
-    """modf: float32 for float32 alone."""
+    """Return the Version of modf: float32 for float32 alone."""
     scalar = float32 if x is float32 else float64
     return Version((scalar,), (scalar, scalar))
 
@@ -112,7 +114,8 @@ def of_mantissa(x):
 
 
 def of_product(x):
-    """x times a constant, both in the type of the result, as Numba multiplies."""
+    """Return the Version of a product with a constant, both in the type of the result, as Numba
+    multiplies."""
     scalar = float64 if x in INTEGRAL | {float64} else float32
     return Version((scalar,), scalar)
 
@@ -137,8 +140,8 @@ for _name, _rule in {
     "pow": of_power,
 }.items():  # fmt: skip
     enter(_name, ieee.of_two(_name), _rule, **ieee.compiled(_name))
-enter("ldexp", ieee.scaled, of_scaling, native=python.ldexp)  # the exponent is taken modulo 2**32
-enter("frexp", python.frexp, of_mantissa, native=python.frexp)  # of what is not finite, the exponent is 0
+enter("ldexp", ieee.scaled, of_scaling, native=python.ldexp)  # Numba takes the exponent modulo 2**32
+enter("frexp", python.frexp, of_mantissa, native=python.frexp)  # for infinities and NaN the exponent is 0
 enter("modf", python.modf, of_parts, native=ieee.fraction_and_whole)
 enter("nextafter", np.nextafter, of_two, native=SAME)
 enter("degrees", scaling(180.0 / python.pi), of_product, native=python.degrees, ulps=ieee.ULPS)
@@ -153,7 +156,7 @@ math = Library(__name__="math", **called("math"), **CONSTANTS)
 
 
 def of_complex(z):
-    """complex64 for what counts as a float32, or is one."""
+    """Return the Version of a complex function: complex64 for what counts as single precision."""
     return Version((complex128,), complex64 if z is complex64 or z in SINGLE else complex128)
 
 

@@ -1,5 +1,5 @@
-"""Entries of what one thread does with memory by an instruction of its own: some neighbouring bytes at a
-time, now or later."""
+"""Entries for instructions by which one thread accesses memory: a few neighbouring bytes at a time, at
+once or asynchronously."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from sim.isa.table import GRID, INSTRUCTIONS, THREAD, YIELDING, Entry, parameter
 
 @dataclass(frozen=True, eq=False)
 class MemoryInstruction(Entry):
-    """What one thread does with memory: `meaning` (memory, *arguments); memory is a
+    """An instruction by which one thread accesses memory. `meaning`: (memory, *arguments), with a
     sim.memory.transfer.Memory."""
 
     scope = THREAD
@@ -20,18 +20,24 @@ class MemoryInstruction(Entry):
 
 
 def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None, yields=False):
-    """Enter a function into the table as what one thread does with memory; returns the MemoryInstruction.
+    """Enter a function into the table, as an instruction by which one thread accesses memory. Return the
+    MemoryInstruction.
 
-    The function is its meaning: it takes `memory`, then the arguments of a call. memory.read(array, index,
-    size) gives `size` bytes of neighbouring elements, which begin at a multiple of that (or of a fourth
-    argument); memory.send(array, index, data) writes bytes when they arrive (`source=`, a Spot that
-    memory.source gave, says what is read until then), memory.commit() makes a group of what was sent, and
-    memory.receive(n) waits for all groups but the newest n; memory.fence(reach) orders what comes before and
-    behind it, and memory.turn() lets other threads go first. The interpreter calls it; there is no compiled
-    form.
+    The function takes `memory`, then the arguments of a call. The interpreter calls it; there is no compiled
+    form. `memory` has these methods:
 
-    source, name, ptx, touches, stands_for   as for sim.isa.instruction
-    yields   whether other threads may go first there: where one may wait for them by asking again and again
+        read(array, index, size)   returns `size` bytes of neighbouring elements; the address has to be a
+                                   multiple of the size, or of a fourth argument
+        send(array, index, data)   writes bytes when they arrive; source=, a Spot that memory.source returned,
+                                   is the memory that is read until then
+        commit()                   makes a group of everything that was sent
+        receive(n)                 waits for all groups except the newest n
+        fence(reach)               orders the accesses before it and after it
+        turn()                     lets other threads run first
+
+    source, name, ptx, touches, stands_for: as for sim.isa.instruction.
+    yields: whether other threads may run at this instruction, because a thread may wait for them by repeating
+        it.
 
     Errors: ValueError for a name that another function has.
     """
@@ -49,7 +55,7 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None
 
 
 def interpreted_only(names):
-    """Those of the names that are instructions without a compiled form."""
+    """Return those of the names that are instructions without a compiled form."""
     entries = {name: INSTRUCTIONS[name] for name in names if name in INSTRUCTIONS}
     return sorted(
         name

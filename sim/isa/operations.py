@@ -1,10 +1,12 @@
-"""The operators and number builtins as entries: how Numba types them, what they mean, what is compiled.
+"""Operators and number builtins as entries: their types in Numba, their semantics, and their compiled forms.
 
-A half is computed as a float64 and rounded: for a sum, product or quotient that gives the nearest number,
-since 53 bits are more than twice the 11 that are kept, and two (Figueroa, "When is double rounding
+A half is computed as a float64 and rounded. For a sum, a product or a quotient this gives the nearest half,
+because 53 bits are more than twice the 11 bits of a half, plus two (Figueroa, "When is double rounding
 innocuous?", 1995).
-What the interpreter calls stands in sim.isa.operators and builtins.
-Source: Numba's typing on CUDA, and the PTX that it emits; PTX ISA 9.7.1 to 9.7.8.
+
+The semantics that only the interpreter calls are in `sim.isa.operators`.
+
+Source: Numba's typing on CUDA and the PTX that it emits; PTX ISA 9.7.1 to 9.7.8.
 """
 
 import math
@@ -37,13 +39,15 @@ def enter(name, meaning, rule, native=SAME, **more):
 
 
 def wide(scalar):
-    """The type in which a number is computed: float64 for a half."""
+    """Return the type in which a number is computed: float64 for a half."""
     return float64 if scalar in HALVES else scalar
 
 
 def both(rule, native=(), meanings=()):
-    """Both operands become what `rule` says, and so does the result; `native`, `meanings`: {scalar type: the
-    compiled form, or the meaning} of some results."""
+    """Return the rule of an operator whose operands and result all get the type that `rule` returns.
+
+    native, meanings: {scalar type: compiled form, or semantics} for some types of the result.
+    """
 
     def version(a, b):
         scalar = rule(a, b)
@@ -59,7 +63,7 @@ def both(rule, native=(), meanings=()):
 
 
 def signed_quotient(a, b):
-    """a // b; 0 where b is, and of the lowest integer by -1, which the processor does not divide."""
+    """Return a // b; 0 for b = 0, and for the lowest integer by -1, which a CPU cannot divide."""
     if b == 0:
         return 0
     if b == -1:
@@ -80,12 +84,13 @@ def unsigned_remainder(a, b):
 
 
 def shifted_left(a, count):
-    """By the low 32 bits of the count; 64 or more leave 0 (PTX ISA, shl)."""
+    """Return a shifted left by the low 32 bits of the count; 64 or more give 0 (PTX ISA, shl)."""
     return a << count if count < 64 else a - a
 
 
 def shifted_right(a, count):
-    """The same; 64 or more leave the sign alone (PTX ISA, shr)."""
+    """Return a shifted right by the low 32 bits of the count; 64 or more leave only the sign (PTX ISA,
+    shr)."""
     return a >> count if count < 64 else a >> 63 >> 1
 
 
@@ -97,7 +102,7 @@ def of_shift(a, b):
 QUOTIENT = {int: signed_quotient, uint64: unsigned_quotient} | dict.fromkeys(PLAIN, floored.quotient)
 REMAINDER = {int: signed_remainder, uint64: unsigned_remainder} | dict.fromkeys(PLAIN, floored.remainder)
 
-# the same of floats, asked of numpy first where that is surely right
+# // and % of floats, by numpy where its result is certainly correct
 INTERPRETED = {
     name: dict.fromkeys(PLAIN, undisturbed(getattr(operator, name), exact))
     for name, exact in (("floordiv", floored.quotient), ("mod", floored.remainder))
@@ -118,7 +123,7 @@ def of_divmod(a, b):
 
 
 def squaring(one):
-    """The function (x, n) -> x to the power of the magnitude of n, from `one` in the type of x."""
+    """Return the function (x, n) -> x to the power |n|, by repeated squaring from `one` in the type of x."""
 
     def product_of(x, n):
         product, rest = one, abs(int64(n))
@@ -133,7 +138,7 @@ def squaring(one):
 
 
 def is_far(n):
-    """Whether Numba leaves an exponent to the function of two floats."""
+    """Return whether Numba computes this exponent by the function of two floats."""
     return n > 0x10000 or n < -0x10000
 
 
@@ -157,7 +162,7 @@ signed_product, unsigned_product = squaring(int64(1)), squaring(uint64(1))
 
 
 def signed_power(x, n):
-    """x ** n modulo 2**64."""
+    """Return x ** n modulo 2**64."""
     if n < 0 and x == 0:
         return LOWEST
     if n < 0 and x != 1 and x + 1 != 0:
@@ -204,7 +209,8 @@ def second_if_smaller(a, b):
 
 
 def of_extreme(of_floats=None):
-    """Of two floats as PTX chooses, if it has a say; of others the second if it is better."""
+    """Return the rule of max or min: two floats as PTX compares them, if it can; otherwise the second if
+    it is better."""
 
     def rule(a, b):
         scalar = promotion.unified(a, b)
@@ -217,7 +223,7 @@ def of_extreme(of_floats=None):
 
 
 def of_int(x):
-    """An integer keeps its type; a float goes towards zero, and saturates."""
+    """Return the Version of int(x). An integer keeps its type; a float is truncated and saturates."""
     return None if x in COMPLEX else Version((x,), x if x in INTEGRAL - {bool} else int)
 
 
@@ -226,7 +232,7 @@ def text_or_number(x):
 
 
 def of_float(x):
-    """A float keeps its type."""
+    """Return the Version of float(x). A float keeps its type."""
     return None if x in COMPLEX else Version((x,), x if x in FLOATING else float64)
 
 
@@ -244,7 +250,7 @@ def of_both_parts(real, imag):
 
 
 def of_dtype(scalar):
-    """The rule of a dtype that is called: only a complex number becomes one, or a bool, from a complex."""
+    """Return the rule of a dtype that is called. Only complex and bool types accept a complex number."""
 
     def rule(x):
         if x in COMPLEX and scalar not in COMPLEX | {bool}:
@@ -270,7 +276,7 @@ def of_round_to_digits(x, digits):
 
 
 def in_its_width(operation):
-    """The rule of a unary operator: an integer is computed in its own width, then has 64 bits."""
+    """Return the rule of a unary operator. An integer is computed in its own width, and then has 64 bits."""
 
     def rule(x):
         if x not in INTEGRAL:
@@ -293,7 +299,7 @@ MAGNITUDES = {bool: int8, bfloat16: float32, complex64: float32, complex128: flo
 
 
 def of_abs(x):
-    """The type of x, a bool's an int8; that of a bfloat16 is a float32."""
+    """Return the Version of abs(x): the type of x, but int8 for a bool and float32 for a bfloat16."""
     magnitude = MAGNITUDES.get(x, x)
     if x in COMPLEX:
         return Version((x,), magnitude, lambda z: hypot(z.real, z.imag), abs)
@@ -335,7 +341,8 @@ MEANINGS = {"lshift": shifted_left, "rshift": shifted_right}
 
 
 def enter_operator(name, python, rule, **more):
-    """Enter an operator; `python`: Python's own, which serves what is no number. Returns the entry."""
+    """Enter an operator and return its entry. `python`: Python's own operator, for values that are not
+    numbers."""
     more = {"native": SAME, "rule": rule, "otherwise": python} | more
     return Function(name, MEANINGS.get(python.__name__, python), SOURCE, **more).enter()
 
@@ -363,12 +370,13 @@ for _scalar in sorted(INTEGRAL | FLOATING | COMPLEX, key=str):
 
 
 def of_either_count(name):
-    """A builtin of one or two numbers."""
+    """Return the builtin that takes one number or two."""
     return lambda *given: INSTRUCTIONS[f"builtins.{name}.{len(given)}"].call(*given)
 
 
 def of_some(name, better):
-    """max or min: of two numbers the entry; of more, or of a tuple, one by one, without a word from PTX."""
+    """Return max or min: the entry for two numbers. More numbers, or a tuple, are compared one by one,
+    without PTX's rule for NaN."""
     of_two = INSTRUCTIONS[f"builtins.{name}.2"].call
     following = Function(name, better, SOURCE, rule=of_extreme()).call
 
@@ -381,12 +389,12 @@ def of_some(name, better):
 
 
 def sum_(values, start=0):
-    """Begins with the int64 0."""
+    """Return the sum of the values, starting with the int64 0."""
     return reduce(INSTRUCTIONS["operator.add"].call, values, start)
 
 
 def range_(*bounds):
-    """Its bounds may be floats, as math.ceil gives them."""
+    """Return a range whose bounds may be floats, as math.ceil returns them."""
     try:
         return range(*bounds)
     except TypeError:

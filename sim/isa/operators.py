@@ -1,5 +1,5 @@
-"""The operators and number builtins of a kernel, typed as Numba types them and never raising for a value; and
-those meanings that only the interpreter calls. What compiled kernels do, and so does it:
+"""Operators and number builtins with Numba's types, which never raise for a value; here are the semantics
+that only the interpreter calls. Compiled kernels and interpreted ones agree on:
 
     int64 overflow                        wraps                  (uint64 likewise)
     -x, ~x of a narrow integer            in its own width       (then widened: -uint8(1) is 255,
@@ -20,7 +20,7 @@ those meanings that only the interpreter calls. What compiled kernels do, and so
     int(x)                                towards zero, saturated; NaN gives -2**63
     round(x)                              to the nearest, ties to even; as int(x) beyond int64
 
-Complex division by zero, an exception on the CPU, gives numpy's nan or inf. Conversions:
+A complex division by zero raises on the CPU; here it gives numpy's nan or inf. Conversions are in
 `sim.isa.conversions`.
 """
 
@@ -32,12 +32,12 @@ from numpy import float64
 from sim.isa import ieee
 from sim.isa.conversions import LOWEST, truncated, wrap
 
-WHOLE = 2.0**23  # float32 has all whole numbers up to here
+WHOLE = 2.0**23  # float32 represents every whole number up to this one
 
 
 def undisturbed(of_python, exact):
-    """// or % of two floats: Python's where rounding a / b does no harm, as it has a fraction or is exact;
-    else `exact`, which takes longer."""
+    """Return // or % of two floats: Python's result where the rounding of a / b cannot change it, because
+    the quotient has a fraction or is exact; otherwise the result of `exact`, which takes longer."""
 
     def evaluate(a, b):
         ratio = a / b
@@ -50,7 +50,8 @@ def undisturbed(of_python, exact):
 
 
 def complex_quotient(a, b):
-    """a / b in Numba's order, which is Python's of old: numpy's multiplies by 1 / denominator."""
+    """Return a / b in Numba's order of operations, which is that of older Pythons; numpy multiplies by 1 /
+    denominator."""
     if b == 0:
         raise ZeroDivisionError("complex division by zero, where a GPU ends the thread without a word")
     if abs(b.real) >= abs(b.imag):
@@ -66,14 +67,14 @@ def complex_quotient(a, b):
 
 ieee_power = ieee.total(*ieee.BINARY["pow"])
 
-# Numba's int_power ends with `return 1.0 / r if invert else r`: in the bytecode of Python before 3.12 one
-# return of a float64, whose conversion back saturates; since then two
+# Numba's int_power ends with `return 1.0 / r if invert else r`. Before Python 3.12 its bytecode has one
+# return of a float64, and the conversion back to an integer saturates. Since 3.12 it has two returns.
 BY_WAY_OF_FLOAT64 = sys.version_info < (3, 12)
 
 
 def int_power(a, b, scalar, by_way_of_float64=BY_WAY_OF_FLOAT64):
-    """a ** b of an int modulo 2**64, rounded to a float64 where Numba does that; saturated where the exponent
-    is above 2**16."""
+    """Return a ** b of ints modulo 2**64, rounded to a float64 where Numba does that; saturated where the
+    exponent is above 2**16."""
     a, signed = int(a), scalar is int
     if b < 0 and a not in (1, -1):
         return 0 if a else LOWEST
@@ -85,7 +86,7 @@ def int_power(a, b, scalar, by_way_of_float64=BY_WAY_OF_FLOAT64):
 
 
 def repeated(a, exponent):
-    """a ** exponent as Numba multiplies, one rounding a step."""
+    """Return a ** exponent by Numba's sequence of multiplications, rounded at each step."""
     if exponent == 2:
         return a * a
     if abs(exponent) > 0x10000:

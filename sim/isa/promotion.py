@@ -1,6 +1,6 @@
-"""Numba's typing of numbers on CUDA: which type an operation on two types is carried out in.
+"""Numba's typing of numbers on CUDA: the type in which an operation on two types is carried out.
 
-Arithmetic (+ - * and, integers apart, /), checked against the typing of numba-cuda 0.30:
+Arithmetic (+ - * and, except for integers, /), checked against the typing of numba-cuda 0.30:
 
     operands                                              type of the result
     integers or booleans, one of them at least signed     int64      (uint64 with int64 too: numpy
@@ -17,11 +17,16 @@ Arithmetic (+ - * and, integers apart, /), checked against the typing of numba-c
         float32, complex64                                complex64
     complex with any other number but bfloat16            complex128
 
-/ of integers is float64. // and % turn halves into float32 and know no complex numbers. A shift has the type
-of its left operand alone, uint64 if unsigned and int64 otherwise. & | ^ of booleans are boolean. ** of a
-float and an integer keeps the float (halves become float32). Comparisons and divmod work like arithmetic,
-except that uint64 meets a signed integer in float64 and a boolean meets an unsigned in uint64. min and max
-take numpy's `promote_types`, except that a bfloat16 goes with bfloat16 only.
+The other operators differ as follows:
+
+    /            float64 for integers
+    // and %     halves become float32; complex numbers are refused
+    << and >>    the type of the left operand alone: uint64 if it is unsigned, else int64
+    & | ^        booleans stay boolean
+    **           a float to an integer power keeps the float (halves become float32)
+    comparisons  (and divmod) as arithmetic, but uint64 and a signed integer become float64, and a boolean and
+                 an unsigned integer become uint64
+    min, max     numpy's `promote_types`, but a bfloat16 goes with bfloat16 only
 """
 
 import numpy as np
@@ -33,18 +38,19 @@ SIGNED = {np.int8, np.int16, np.int32, int}
 INTEGRAL = UNSIGNED | SIGNED | {bool}
 NARROW = {bool, np.int8, np.int16, np.uint8}
 HALVES = {float16: {float16, bool, np.int8}, bfloat16: {bfloat16, np.int8, np.uint8}}
-# The floats that numpy promotes as Numba does.
+# Floats for which numpy's promotion agrees with Numba's.
 PLAIN = {float32, float64}
 COMPLEX = {complex64, complex128}
 FLOATING = {float16, bfloat16, float32, float64}
 
-# How to read a value's type: the scalar type that stands for a Numba type.
+# Python type of a value -> the scalar type that represents its Numba type.
 SCALAR = {scalar: scalar for scalar in INTEGRAL | FLOATING | COMPLEX}
 SCALAR |= {np.bool_: bool, np.int64: int, float: float64, complex: complex128}
 
 
 def arithmetic(a, b):
-    """The scalar type of a + b; None where Numba has no such operation. `a`, `b`: scalar types."""
+    """Return the scalar type of a + b, or None if Numba does not have the operation. `a`, `b`: scalar
+    types."""
     if a in COMPLEX or b in COMPLEX:
         return _complex(a, b)
     if a in FLOATING or b in FLOATING:
@@ -69,18 +75,18 @@ def _floating(a, b):
 
 
 def division(a, b):
-    """The scalar type of a / b."""
+    """Return the scalar type of a / b."""
     return float64 if {a, b} <= INTEGRAL else arithmetic(a, b)
 
 
 def real_division(a, b):
-    """The scalar type of a // b and a % b."""
+    """Return the scalar type of a // b and a % b."""
     scalar = arithmetic(a, b)
     return {float16: float32, bfloat16: float32, complex64: None, complex128: None}.get(scalar, scalar)
 
 
 def exponentiation(a, b):
-    """The scalar type of a ** b."""
+    """Return the scalar type of a ** b."""
     if a in FLOATING and b in INTEGRAL:
         return float64 if a is float64 else float32
     scalar = arithmetic(a, b)
@@ -88,21 +94,21 @@ def exponentiation(a, b):
 
 
 def shift(a, b):
-    """The scalar type of a << b and a >> b."""
+    """Return the scalar type of a << b and a >> b."""
     if not {a, b} <= INTEGRAL:
         return None
     return uint64 if a in UNSIGNED else int
 
 
 def bitwise(a, b):
-    """The scalar type of a & b, a | b and a ^ b."""
+    """Return the scalar type of a & b, a | b and a ^ b."""
     if a is bool and b is bool:
         return bool
     return arithmetic(a, b) if {a, b} <= INTEGRAL else None
 
 
 def comparison(a, b):
-    """The scalar type in which a and b are compared."""
+    """Return the scalar type in which a and b are compared."""
     if {a, b} <= UNSIGNED | {bool}:
         return uint64 if {a, b} & UNSIGNED else int
     if uint64 in (a, b) and {a, b} & SIGNED:
@@ -111,12 +117,12 @@ def comparison(a, b):
 
 
 def quotient_and_remainder(a, b):
-    """The scalar type of both parts of divmod(a, b)."""
+    """Return the scalar type of both results of divmod(a, b)."""
     return comparison(a, b) if {a, b} <= INTEGRAL else real_division(a, b)
 
 
 def unified(a, b):
-    """The scalar type of min(a, b) and max(a, b)."""
+    """Return the scalar type of min(a, b) and max(a, b)."""
     if a is b:
         return None if a in COMPLEX else a
     if bfloat16 in (a, b) or {a, b} & COMPLEX or {a, b} == {bool, float16}:

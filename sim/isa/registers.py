@@ -1,18 +1,21 @@
-"""PTX instructions on the registers of one thread, as generated Python code writes them.
+"""PTX instructions on the registers of one thread, as text for the generated Python code.
 
-`meaning("add.s32")` is an Operation: an expression in the operands, their types and those of the results.
-What an instruction computes stands in the table (sim.isa.table.by_ptx); here is how a few of them are spelled
-out, because calls are slow, and what the table has no use for: carries, two halves in a register, set and
-slct.
+`meaning("add.s32")` is an Operation: an expression in the operands, with the types of operands and results.
+The table (sim.isa.table.by_ptx) defines what an instruction computes. This module writes some instructions
+out as expressions, because calls are slow. It also has what the table has no use for: carries, two halves in
+a register, set and slct.
 
-In expressions integers are Python ints: of a type u or b not negative, of a type s signed; a result may lie
-outside its type, and is wrapped by whoever keeps it. f32, f64 and f16 are numpy's scalars, bf16 is
-ml_dtypes', predicates are bools; packed types are ints.
+In expressions, integers are Python ints: not negative for types u and b, signed for types s. A result may be
+outside its type's range; the code that stores it wraps it. f32, f64 and f16 are numpy's scalars, bf16 is
+ml_dtypes'. Predicates are bools, and packed types are ints.
 
 The approximations (ex2.approx, lg2, sin, cos, tanh, rcp, rsqrt, sqrt, div.approx and div.full) give the exact
-value rounded once, which lies within the error that the PTX ISA states for each; a GPU's last places may
-differ. Subnormal numbers are flushed where .ftz says so. Source: PTX ISA 9.7.1 to 9.7.9, "Integer Arithmetic
-Instructions" to "Data Movement and Conversion Instructions"."""
+value rounded once. That is within the error that the PTX ISA states for each; the last places of a GPU's
+result may differ. With .ftz, subnormal numbers become zero.
+
+Source: PTX ISA 9.7.1 to 9.7.9, "Integer Arithmetic Instructions" to "Data Movement and Conversion
+Instructions".
+"""
 
 import math
 import operator
@@ -29,16 +32,20 @@ from sim.isa.functions import sized
 from sim.isa.names import WIDTHS, Missing, Name
 from sim.isa.table import by_ptx
 
-# PTX's names of directions, where the table has CUDA's
+# PTX's name of a rounding direction -> CUDA's name, which the table uses
 DIRECTIONS = {"rm": "rd", "rp": "ru", "rmi": "rdi", "rpi": "rui"}
-CARRY = "carry"  # the condition code that add.cc leaves for addc
+CARRY = "carry"  # the PTX type of the condition code that add.cc sets and addc reads
 
 
 @dataclass(frozen=True)
 class Operation:
-    """`text`: an expression with {0}, {1}, ... for its operands, whose types are `operands`; with several
-    `results` it is a tuple. `kept`: whether an integer result lies within its type already; `by_constant`:
-    the expression where the second operand is a number, as a function of that one."""
+    """An instruction as an expression.
+
+    text: the expression, with {0}, {1}, ... for the operands; a tuple if there are several results.
+    operands, results: their PTX types.
+    kept: whether an integer result is certainly within its type's range.
+    by_constant: a function that returns the expression for a constant second operand.
+    """
 
     text: str
     operands: tuple
@@ -47,13 +54,13 @@ class Operation:
     by_constant: object = None
 
     def of(self, values):
-        """The expression of these operands."""
+        """Return the expression for these operands."""
         if self.by_constant and values[1].isdigit():
             return self.by_constant(int(values[1])).format(*values)
         return self.text.format(*values)
 
 
-# what expressions call by its name
+# name in an expression -> the function that it calls
 HELPERS = {scalar.__name__: scalar for scalar in REALS.values()} | {"sqrt": np.sqrt}
 HELPERS |= {f"{scalar.__name__}_of": halves.__getitem__ for scalar, halves in bits.HALVES.items()}
 for _function in (
@@ -61,13 +68,13 @@ for _function in (
     bits.two_halves, bits.two_bytes, bits.halves_to_bytes, bits.bytes_to_halves, bits.at_most,
 ):  # fmt: skip
     HELPERS[_function.__name__] = _function
-CALLED = {}  # a helper's name -> the entry of the table
-PAIRS = {}  # a helper's name -> (expression of halves, how many operands, their PTX type)
-OWN = {}  # name's first part -> what makes an Operation of a Name, or None
+CALLED = {}  # helper's name -> its entry in the table
+PAIRS = {}  # helper's name -> (expression for one half, number of operands, their PTX type)
+OWN = {}  # first part of a name -> function that makes the Operation of a Name, or returns None
 
 
 def helper(function):
-    """A function that expressions call by its name."""
+    """Register a function that expressions call by its name."""
     HELPERS[function.__name__] = function
     return function
 
@@ -81,7 +88,7 @@ def own(*names):
 
 
 def meaning(text):
-    """The Operation of a PTX instruction on registers. Errors: Missing."""
+    """Return the Operation of a PTX instruction on registers. Errors: Missing."""
     name = Name(text)
     if name.types and name.types[0] in ("f16x2", "bf16x2") and name.base != "cvt":
         return packed(name)
@@ -95,7 +102,7 @@ def meaning(text):
 
 
 def alike(text, name, count, kept=False, of=None):
-    """An Operation whose operands and result have one type."""
+    """Return an Operation whose operands and result have one type."""
     ptx_type = of or name.type
     return Operation(text, (ptx_type,) * count, (ptx_type,), kept)
 
@@ -127,7 +134,7 @@ SPELLED = {
     arithmetic.multiply_add: "{0} * {1} + {2}",
     arithmetic.chosen: "{0} if {2} else {1}",
 }
-# what does not depend on a sign, if the result has the operands' width
+# operations whose low bits are the same for signed and unsigned operands
 SIGNLESS = {
     operator.add,
     operator.sub,
@@ -137,22 +144,29 @@ SIGNLESS = {
     operator.ne,
     arithmetic.multiply_add,
 }
-WITHIN = {operator.and_, operator.or_, operator.xor, min, max, arithmetic.chosen}  # of unsigned operands
+WITHIN = {
+    operator.and_,
+    operator.or_,
+    operator.xor,
+    min,
+    max,
+    arithmetic.chosen,
+}  # the result of unsigned operands is within their range
 FLOATING = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
 NAMES = {np.dtype(np.bool_): "pred", np.dtype(bfloat16): "bf16"}
 
 
 def type_name(scalar):
-    """PTX's name of a type of the table."""
+    """Return PTX's name of a type of the table."""
     dtype = np.dtype(scalar)
     return NAMES.get(dtype) or f"{dtype.kind.replace('i', 's')}{8 * dtype.itemsize}"
 
 
 def of_table(name):
-    """The Operation of an entry, with the modifiers that the table does not heed."""
+    """Return the Operation of an entry, with the modifiers that the table ignores."""
     ftz, relu = name.has("ftz"), name.has("relu")
     floating = name.types and name.types[0] in REALS and name.base != "setp"
-    whole = name.canonical == "cvt.sat.f32.f32"  # the entry of __saturatef
+    whole = name.canonical == "cvt.sat.f32.f32"  # this is the entry of __saturatef, not a cvt with a modifier
     sat = floating and not whole and name.has("sat")
     finite = floating and name.has("satfinite")
     name.rest = [DIRECTIONS.get(part, part) for part in name.rest]
@@ -174,13 +188,14 @@ def of_table(name):
 
 
 def spelled(name, entry, operands, result):
-    """(the expression of an entry, whether it is kept, the types of its operands)."""
+    """Return (the expression of an entry, whether its result is within its type's range, the types of its
+    operands)."""
     if name.base in FLOATING and result in REALS and not set(name.rest) - {"rn"}:
-        return SPELLED[FLOATING[name.base]], False, operands  # numpy's scalars round to the nearest
+        return SPELLED[FLOATING[name.base]], False, operands  # numpy's operators round to nearest
     meaning = entry.native if callable(entry.native) and entry.native in SPELLED else entry.meaning
     calls = ", ".join(f"{{{i}}}" for i in range(len(operands)))
     if name.base in ("cvt", "mov") and plain_conversion(name, operands[0], result):
-        operands = (name.types[-1],)  # the table has Numba's, which know no unsigned ones
+        operands = (name.types[-1],)  # the table's entry has Numba's types, which are signed
         text = f"{REALS[result].__name__}({{0}})" if result in REALS and operands[0] != result else "{0}"
         return text, operands[0][0] == result[0] == "u" and WIDTHS[operands[0]] <= WIDTHS[result], operands
     if meaning not in SPELLED:
@@ -196,7 +211,7 @@ def spelled(name, entry, operands, result):
 
 
 def plain_conversion(name, source, to):
-    """Whether a conversion is what Python's int or numpy's type does."""
+    """Return whether Python's int or numpy's type performs this conversion."""
     if to not in REALS:
         return source not in REALS and "sat" not in name.rest
     if name.rest not in ([], ["rn"]):
@@ -205,7 +220,7 @@ def plain_conversion(name, source, to):
 
 
 def shifts(sign, beyond):
-    """How a shift by a constant is spelled."""
+    """Return a function for the expression of a shift by a constant."""
     return lambda name: lambda count: f"{{0}} {sign} {{1}}" if count < name.width else beyond
 
 
@@ -216,7 +231,7 @@ BY_CONSTANT = {
 
 
 def flushed(text, operands, result):
-    """The text with subnormal operands and results as zeros."""
+    """Return the text with subnormal operands and results replaced by zeros."""
     for i, ptx_type in enumerate(operands):
         if ptx_type == "f32":
             text = text.replace(f"{{{i}}}", f"flush({{{i}}})")
@@ -228,7 +243,7 @@ SMALLEST = float32(2.0**-126)
 
 @helper
 def flush(x):
-    """A subnormal float32 as a zero of its sign."""
+    """Return a subnormal float32 as a zero of its sign."""
     return x if abs(x) >= SMALLEST or x != x else x * float32(0)
 
 
@@ -264,7 +279,8 @@ def _multiply_add(name):
 
 
 def carrying(text, ptx_type, count, takes, gives):
-    """An Operation that takes the carry as its last operand, or gives one as its second result."""
+    """Return an Operation that takes the carry as its last operand, or returns one as its second result,
+    or does both."""
     operands = (ptx_type,) * count + ((CARRY,) if takes else ())
     if not gives:
         return Operation(text, operands, (ptx_type,))
@@ -273,20 +289,20 @@ def carrying(text, ptx_type, count, takes, gives):
 
 @helper
 def carried(total, width):
-    """(its low bits, the bit that is carried or borrowed)."""
+    """Return (the low bits, the bit that is carried or borrowed)."""
     return total & ((1 << width) - 1), total >> width & 1
 
 
 @helper
 def clamped(value, width):
-    """A signed integer saturated."""
+    """Return a signed integer saturated to `width` bits."""
     return max(-(1 << width - 1), min(value, (1 << width - 1) - 1))
 
 
 # --- choices ------------------------------------------------------------------------------------------------
 
 
-# the Boolean operator by which set and setp join a comparison with a predicate -> Python's
+# operator by which set and setp combine a comparison with a predicate -> Python's operator
 JOINED = {"and": "&", "or": "|", "xor": "^"}
 
 
@@ -315,7 +331,7 @@ def _set(name):
 
 
 def packed(name):
-    """The Operation on both halves of packed operands."""
+    """Return the Operation on both halves of packed operands."""
     if name.base in ("neg", "abs"):
         return Operation(
             "{0} ^ 0x80008000" if name.base == "neg" else "{0} & 0x7FFF7FFF", ("b32",), ("b32",), True

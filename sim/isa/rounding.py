@@ -1,6 +1,6 @@
-"""Exact rational numbers rounded once to a float format, in any of IEEE 754's four directions.
+"""Exact rational numbers rounded once to a float format, in any of the four directions of IEEE 754.
 
-Directions carry PTX's names: rn to nearest (ties to even), rz towards zero, rd down, ru up.
+The directions have PTX's names: rn to nearest (ties to even), rz towards zero, rd down, ru up.
 """
 
 import math
@@ -9,7 +9,7 @@ from math import copysign, inf, isfinite, nextafter
 from ml_dtypes import bfloat16
 from numpy import float16, float32, float64
 
-# scalar type: bits of precision, exponent of the smallest subnormal, exponent that overflows
+# scalar type -> (bits of precision, exponent of the smallest subnormal, smallest exponent that overflows)
 FORMATS = {
     float16: (11, -24, 16),
     bfloat16: (8, -133, 128),
@@ -19,7 +19,8 @@ FORMATS = {
 
 
 def rounded(numerator, denominator, scalar, mode="rn"):
-    """numerator / denominator as a `scalar`. Whole numbers; denominator positive, numerator not zero."""
+    """Return numerator / denominator as a `scalar`. Both are whole numbers; the denominator is positive,
+    the numerator is not zero."""
     if scalar is float64 and mode == "rn":
         return _divided(numerator, denominator)
     precision, lowest, overflow = FORMATS[scalar]
@@ -38,7 +39,7 @@ def rounded(numerator, denominator, scalar, mode="rn"):
 
 
 def _divided(numerator, denominator):
-    """To the nearest double: so Python divides whole numbers."""
+    """Return the nearest double, as Python's division of whole numbers gives it."""
     try:
         return float64(numerator / denominator)
     except OverflowError:
@@ -46,7 +47,7 @@ def _divided(numerator, denominator):
 
 
 def _quotient(magnitude, denominator, exponent):
-    """Quotient and remainder in units of 2**exponent, and what was divided by."""
+    """Return the quotient and the remainder in units of 2**exponent, and the divisor."""
     divisor = denominator << max(exponent, 0)
     return *divmod(magnitude << max(-exponent, 0), divisor), divisor
 
@@ -58,21 +59,22 @@ def _goes_up(quotient, remainder, divisor, negative, mode):
 
 
 def rounded_root(numerator, denominator, scalar, mode="rn"):
-    """The square root of numerator / denominator, both positive whole numbers, rounded once."""
+    """Return the square root of numerator / denominator, both positive whole numbers, rounded once."""
     spare = FORMATS[scalar][0] + 4
     shift = max(0, spare + (denominator.bit_length() - numerator.bit_length()) // 2 + 1)
     scaled, remainder = divmod(numerator << (2 * shift), denominator)
     root = math.isqrt(scaled)
     inexact = remainder != 0 or root * root != scaled
-    # One more bit says that something follows: enough for every direction, as the root has bits to spare.
+    # One further bit says whether the root is inexact. That is enough for every direction, because the
+    # root has spare bits.
     return rounded(2 * root + inexact, 2 << shift, scalar, mode)
 
 
 def fused(a, b, c, scalar, mode="rn"):
-    """a * b + c rounded once to `scalar`; infinities, NaN and signed zeros as IEEE 754 has them."""
+    """Return a * b + c rounded once to `scalar`. Infinities, NaN and signed zeros follow IEEE 754."""
     a, b, c = float(a), float(b), float(c)
     if not (isfinite(a) and isfinite(b) and isfinite(c)):
-        # With a or b infinite the product has no overflow to hide; otherwise c alone decides.
+        # If a or b is infinite, Python's product is correct. Otherwise c alone decides.
         return scalar(c if isfinite(a) and isfinite(b) else a * b + c)
     (an, ad), (bn, bd), (cn, cd) = a.as_integer_ratio(), b.as_integer_ratio(), c.as_integer_ratio()
     numerator = an * bn * cd + cn * ad * bd
@@ -84,7 +86,8 @@ def fused(a, b, c, scalar, mode="rn"):
 
 
 def fused_float32(a, b, c):
-    """`fused` for float32 to nearest, by double arithmetic: the product is exact, the sum rounded to odd.
+    """Return `fused` for float32 to nearest, computed in double: the product is exact, and the sum is rounded
+    to odd.
 
     Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums: Proved Algorithms Using Rounding to
     Odd" (2008).

@@ -1,7 +1,8 @@
-"""Instructions of a warp that only PTX has in this form: shfl.sync with its bounds and predicate, redux.sync,
+"""Warp instructions that only PTX has in this form: shfl.sync with its bounds and predicate, redux.sync,
 elect.sync.
 
-Source: PTX ISA 9.7.9, "shfl.sync", "redux.sync", "elect.sync"."""
+Source: PTX ISA 9.7.9, "shfl.sync", "redux.sync", "elect.sync".
+"""
 
 from functools import reduce
 
@@ -11,9 +12,12 @@ from sim.isa.table import GIVEN, Like, instruction
 
 
 def shuffle(mode, source, inside):
-    """shfl.sync.`mode`: a lane reads from `source(lane, b, segment)` if that is `inside(it, bound)`; else it
-    keeps its own value and the predicate is false. The five low bits of c are the bound, those from bit 8 say
-    which bits of a lane's number tell its segment."""
+    """Enter shfl.sync.`mode`. A lane reads from lane `source(lane, b, segment)` if `inside(that lane, bound)`
+    holds; otherwise it keeps its own value and the predicate is false.
+
+    The five low bits of c are the bound. The bits from 8 on say which bits of a lane's number select its
+    segment.
+    """
 
     def read(lane, value, b, c):
         segment = c >> 8 & 31
@@ -49,7 +53,7 @@ COMBINE = {
 
 
 def reduction(operation, name, dtype):
-    """redux.sync.`operation`: every lane has the combination of all."""
+    """Enter redux.sync.`operation`: every lane gets the combination of all lanes' values."""
     combine = COMBINE[operation]
 
     def meaning(lanes, value: dtype, *, result: dtype):

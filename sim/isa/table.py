@@ -1,13 +1,13 @@
-"""The table of instructions: one entry each, from which typing, suspension, masks, lanes and both engines'
-code derive.
+"""The table of instructions. Typing, waiting, masks, lanes and the code of both engines are derived from its
+entries.
 
-An entry is a function, its meaning, under `instruction`. Of a warp's instruction it is given the lanes that
-take part (a mask of 32 bits), then each operand as a row of 32 values, one for each lane, and fills a row for
-each result. Results are the keyword-only parameters; annotations are the types. The interpreter calls the
-function, the native engine compiles it. What one thread does by itself is a Function (sim.isa.functions).
+The semantics of an entry is a plain function. For a warp's instruction (`instruction`) it takes the mask of
+the lanes that take part, then each operand as a row of 32 values, one for each lane, and fills a row for each
+result. The results are its keyword-only parameters; annotations are the types. The interpreter calls the
+function, the native engine compiles it. What one thread computes by itself is a Function (sim.isa.functions).
 
-An entry is found by its name in the dialect, without `cuda.` ("shfl_sync", "libdevice.fmaf_rn", "math.exp"):
-INSTRUCTIONS[name]; and by its name in PTX ("fma.rn.f32"): by_ptx(name).
+INSTRUCTIONS[name] finds an entry by its name in Python kernels, without `cuda.`: "shfl_sync",
+"libdevice.fmaf_rn", "math.exp". by_ptx(name) finds it by its PTX name: "fma.rn.f32".
 """
 
 import inspect
@@ -20,27 +20,28 @@ import numpy as np
 
 from sim.isa.conversions import cast
 
-INSTRUCTIONS: dict[str, "Entry"] = {}  # name in the dialect -> entry
+INSTRUCTIONS: dict[str, "Entry"] = {}  # name in Python kernels -> entry
 PTX: dict[str, "Entry"] = {}  # name in PTX -> entry
-BY_PARTS: dict[tuple[Any, ...], "Entry"] = {}  # parts of a name in PTX, in any order -> entry
-# id of an object that kernels call -> the entry that it stands for; those objects, which stay
+BY_PARTS: dict[tuple[Any, ...], "Entry"] = {}  # parts of a PTX name, in canonical order -> entry
+# id of an object that kernels call -> the entry that it stands for. SUBSTITUTES keeps the objects alive, so
+# that no id is reused.
 STANDING_FOR: dict[int, "Entry"] = {}
 SUBSTITUTES: list[object] = []
-# names at which a thread waits, and of those what the lanes of a warp, or the threads of a block, do
-# together; entries add theirs
+# Names of instructions at which a thread waits; of these, the instructions of a warp and those of a block.
+# Entries add their own names.
 SUSPENDING: set[str] = set()
 WARP_WIDE: set[str] = set()
 BLOCK_WIDE: set[str] = set()
-YIELDING = {"atomic"}  # names at which a thread may let others go first; entries add theirs
-# which lanes take part: those of the mask that the call gives first, whichever are here, all 32
+YIELDING = {"atomic"}  # instructions at which other threads may run; entries add theirs
+# Lanes that take part: those in the mask that is the call's first argument; those that are converged; all 32.
 GIVEN, CONVERGED, ALL = "given", "converged", "all"
 FULL = 0xFFFFFFFF
 THREAD, WARP, BLOCK, GRID = "thread", "warp", "block", "grid"  # scopes
-MODIFIERS = ("ftz", "full")  # of PTX's names, which no meaning here heeds: subnormal numbers stay
+MODIFIERS = ("ftz", "full")  # modifiers in PTX names that are ignored here: subnormal numbers stay
 
 
 class Like(str):
-    """The type of a result: the one that the operand of this name has."""
+    """The type of a result that has the type of the operand with this name."""
 
 
 Type = np.dtype | Like | None  # None: any number
@@ -48,8 +49,13 @@ Type = np.dtype | Like | None  # None: any number
 
 @dataclass(frozen=True)
 class Touch:
-    """Memory that an entry touches: it `does` read, write or change elements of the array that `operand`
-    names, in `space` (shared, global, local, or any), of `size` bytes per thread (0: one element)."""
+    """The memory that an entry touches.
+
+    operand: the name of the operand that is an array.
+    does: "read", "write" or "change".
+    space: "shared", "global", "local" or "any".
+    size: bytes per thread; 0 means one element.
+    """
 
     operand: str
     does: str
@@ -59,8 +65,14 @@ class Touch:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """What every entry has: its `name` in the dialect, the others (`also`), its names in `ptx`, its
-    `meaning`, the `source` that specifies it, and the memory that it `touches` (a tuple of Touch)."""
+    """An instruction in the table.
+
+    name, also: its names in Python kernels.
+    meaning: its semantics, a function.
+    source: the document that specifies it.
+    ptx: its names in PTX.
+    touches: the memory that it touches, a tuple of Touch.
+    """
 
     name: str
     meaning: Callable[..., Any]
@@ -70,7 +82,7 @@ class Entry:
     touches: tuple[Touch, ...] = field(default=(), kw_only=True)
 
     def enter(self) -> Self:
-        """Into the table; returns the entry."""
+        """Put the entry into the table and return it."""
         for name in (self.name, *self.also):
             known = INSTRUCTIONS.get(name)
             if known and place_of(known.meaning) != place_of(self.meaning):
@@ -84,7 +96,8 @@ class Entry:
         return self
 
     def offered(self, instead: object = None) -> Self:
-        """The same, for kernels to call the entry, or what stands for it on a GPU."""
+        """Enter this entry, and let kernels call it, or the object that is called in its place on a GPU;
+        return it."""
         self.enter()
         self.stands_for(self if instead is None else instead)
         return self
@@ -100,7 +113,8 @@ class Entry:
         return list(inspect.signature(self.meaning).parameters)
 
     def in_order(self, given: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments of a call, by position. Errors: TypeError for more, fewer or others."""
+        """Return the arguments of a call by position. Errors: TypeError for too many, too few or unknown
+        ones."""
         rest = self.parameters[len(given) :]
         if len(given) > len(self.parameters) or named.keys() != set(rest):
             got = ", ".join([str(len(given))] + [f"{name}=" for name in named])
@@ -111,8 +125,8 @@ class Entry:
         return (*given, *map(named.get, rest))
 
     def stands_for(self, called: Any) -> Any:
-        """Let `called`, a Numba CUDA intrinsic, say, mean this entry wherever a simulated kernel calls it;
-        returns it."""
+        """Let `called`, such as a Numba CUDA intrinsic, mean this entry wherever a simulated kernel calls
+        it; return it."""
         STANDING_FOR[id(called)] = self
         SUBSTITUTES.append(called)
         return called
@@ -123,7 +137,7 @@ def place_of(function: Callable[..., Any]) -> tuple[str | None, str]:
 
 
 def under(prefix: str) -> dict[str, "Entry"]:
-    """{name behind the prefix: entry} of a namespace of the dialect, such as "libdevice"."""
+    """Return {name after the prefix: entry} for a namespace such as "libdevice"."""
     begin = f"{prefix}."
     return {name.removeprefix(begin): entry for name, entry in INSTRUCTIONS.items() if name.startswith(begin)}
 
@@ -144,7 +158,8 @@ def by_ptx(name: str) -> Entry:
     )
 
 
-# parts of a name in PTX whose order says which operand they describe: types, and layouts of matrices
+# Parts of a PTX name whose order matters, because it says which operand they describe: types, and layouts of
+# matrices.
 POSITIONAL = re.compile(r"([subf]|bf|tf)\d+(x\d)?|e\dm\d(x\d)?|pred|row|col")
 
 
@@ -160,12 +175,14 @@ def parts_of(name: str) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Instruction(Entry):
-    """What the lanes of a warp do together.
+    """An instruction that the lanes of a warp execute together.
 
-    `operands`: {name: dtype, or None for any number}; `results`: {name: dtype, or Like an
-        operand}; `mask`: GIVEN, CONVERGED or ALL; `reads`: (lane, *its operands) -> the lane whose operand
-        it reads, for a shuffle; `orders`: whether it orders memory accesses of the lanes; `fetch`: (memory,
-        *arguments) -> the operands, where these stand in memory.
+    operands: {name: dtype, or None for any number}.
+    results: {name: dtype, or Like an operand}.
+    mask: GIVEN, CONVERGED or ALL.
+    reads: for a shuffle, (lane, *its operands) -> the lane whose operand it reads.
+    orders: whether it orders the lanes' memory accesses.
+    fetch: (memory, *arguments) -> the operands, if these are in memory.
     """
 
     operands: dict[str, Type]
@@ -188,21 +205,21 @@ class Instruction(Entry):
         return (FULL,) if self.mask == GIVEN else ()
 
     def converted(self, values: Sequence[Any]) -> list[Any]:
-        """The operands of one lane, as the meaning takes them."""
+        """Return the operands of one lane, converted for the semantics."""
         return [
             one_number(self.name, value) if dtype is None else cast(dtype)(value)
             for value, dtype in zip(values, self.operands.values())
         ]
 
     def alone(self, operands: Sequence[Any]) -> Any:
-        """What a lane has from a group that it does not belong to: its own operand, or 0."""
+        """Return the result of a lane in a group that it does not belong to: its own operand, or 0."""
         given = dict(zip(self.operands, operands))
         return self.result(
             [given[type_] if isinstance(type_, Like) else kept(type_)(0) for type_ in self.results.values()]
         )
 
     def carried_out(self, lanes: int, operands: dict[int, Sequence[Any]]) -> dict[int, Any]:
-        """{lane: result} of the lanes (a mask) whose operands are {lane: values}."""
+        """Return {lane: result} for the lanes (a mask) whose operands are {lane: values}."""
         members = sorted(operands)
         rows = [
             absent_filled(
@@ -223,7 +240,7 @@ class Instruction(Entry):
 
 
 def one_number(name: str, value: Any) -> Any:
-    """`value`, if a lane can hand it to another: a register holds a number."""
+    """Return `value` if a lane can pass it to another lane: a register holds one number."""
     if not isinstance(value, (int, float, complex, np.generic)):
         raise TypeError(
             f"{name} hands one number from lane to lane, got {value!r}; hand the elements over one by one"
@@ -232,8 +249,8 @@ def one_number(name: str, value: Any) -> Any:
 
 
 def kept(type_: Any) -> Callable[[Any], Any]:
-    """The conversion of a result to its type, a narrow integer keeping its width; of one that has an
-    operand's type, none."""
+    """Return the conversion of a result to its type, in which a narrow integer keeps its width; the
+    identity for `Like` types."""
     if isinstance(type_, Like):
         return lambda value: value
     convert = cast(type_)
@@ -241,7 +258,7 @@ def kept(type_: Any) -> Callable[[Any], Any]:
 
 
 def absent_filled(row: Sequence[Any], members: Sequence[int]) -> Sequence[Any]:
-    """A row of operands with what a lane that is not there has: bits that nobody wrote."""
+    """Return a row of operands in which the lanes that do not take part have bits that nobody wrote."""
     if len(members) == 32:
         return row
     like = row[members[0]]
@@ -250,8 +267,8 @@ def absent_filled(row: Sequence[Any], members: Sequence[int]) -> Sequence[Any]:
 
 
 def absent(value: Any) -> Any:
-    """What a register holds that nobody wrote, as a number of the type of `value`: NaN, or a conspicuous
-    integer."""
+    """Return the content of a register that nobody wrote, as a number of the type of `value`: NaN, or a
+    conspicuous integer."""
     dtype = np.dtype(np.int64) if isinstance(value, int) else np.asarray(value).dtype
     bits = np.full(dtype.itemsize, 0xA5 if dtype.kind in "iu" else 0xFF, np.uint8).view(dtype)[0]
     return int(bits) if isinstance(value, int) else bits
@@ -269,32 +286,34 @@ def instruction(
     ptx: tuple[str, ...] = (),
     touches: tuple[Touch, ...] = (),
 ) -> Callable[[Callable[..., None]], Instruction]:
-    """Enter a function into the table as an instruction of a warp; returns the Instruction, which kernels
+    """Enter a function into the table, as an instruction of a warp. Return the Instruction, which kernels
     call.
 
-    The function is its meaning: it takes `lanes` (int, a mask of those that take part), then each operand as
-    a row of 32 values, and fills the rows of its results, which are its keyword-only parameters: `row[lane] =
-    value`. It is called as it is, and compiled by Numba as it is: numbers, tuples, loops, and plain functions
-    of the same kind that it calls.
-    Annotations are types: a dtype such as numpy.int8 converts an operand or result; of a result, Like("a")
-        says that it has the type of operand a; an operand without one is any number. A call in a kernel gives
-        one number for each operand and has the lane's result, a tuple if there are several.
+    The function takes `lanes` (int, a mask of the lanes that take part), then each operand as a row of 32
+    values. It fills the rows of its results, which are its keyword-only parameters: `row[lane] = value`. It
+    is called as it is, and compiled by Numba as it is: use numbers, tuples, loops, and plain functions of the
+    same kind.
 
-    mask        ALL (the default): all 32 lanes must come, a missing one is a finding; GIVEN: a call's first
-                argument says which; CONVERGED: whichever are here
-    source      where it is specified, such as a section of the PTX ISA
-    name        what findings call it, by default the function's name
-    reads       (lane, *operands of that lane) -> the lane whose operands it reads: reading from one that
-                takes no part is a finding
-    orders      whether it orders memory accesses between its lanes, as bar.warp.sync does
-    fetch       (memory, *arguments) -> a tuple of the operands, if a call's arguments are not these but say
-                where they stand: memory.read(array, index, size) gives `size` bytes
-    stands_for  what kernels call instead, on a GPU: a Numba CUDA intrinsic, or a device function around
-                inline PTX
-    ptx         its names in PTX, such as "shfl.sync.idx.b32": a tuple
-    touches     the memory that it touches: a tuple of Touch
+    Annotations are types. A dtype such as numpy.int8 converts an operand or a result. Like("a") gives a
+    result the type of operand a. An operand without an annotation is any number. A call in a kernel passes
+    one number for each operand and returns the lane's result, or a tuple if there are several.
 
-    Errors: ValueError for a name that another function has, or a type that is no dtype and no operand's.
+    mask: ALL (the default): all 32 lanes have to arrive, and a missing one is a finding. GIVEN: the first
+        argument of a call is the mask. CONVERGED: the lanes that happen to be together.
+    source: the specification, such as a section of the PTX ISA.
+    name: the name in findings; by default the function's own.
+    reads: (lane, *operands of that lane) -> the lane whose operands it reads. Reading from a lane that takes
+        no part is a finding.
+    orders: whether it orders memory accesses between its lanes, as bar.warp.sync does.
+    fetch: (memory, *arguments) -> a tuple of the operands, if a call's arguments say where the operands are;
+        memory.read(array, index, size) returns `size` bytes.
+    stands_for: the object that kernels call in its place on a GPU: a Numba CUDA intrinsic, or a device
+        function around inline PTX.
+    ptx: its names in PTX, a tuple such as ("shfl.sync.idx.b32",).
+    touches: the memory that it touches, a tuple of Touch.
+
+    Errors: ValueError for a name that another function has, or a type that is neither a dtype nor an
+    operand's.
     """
 
     def enter(meaning: Callable[..., None]) -> Instruction:
@@ -324,7 +343,8 @@ def instruction(
 
 
 def parameters_of(meaning: Callable[..., Any], *first: str) -> list[inspect.Parameter]:
-    """The parameters of a meaning, which begins with these. Errors: ValueError if it has fewer."""
+    """Return the parameters of a semantics function, which has to begin with `first`. Errors: ValueError
+    if it has fewer."""
     parameters = list(inspect.signature(meaning).parameters.values())
     if len(parameters) < len(first):
         raise ValueError(
@@ -335,7 +355,7 @@ def parameters_of(meaning: Callable[..., Any], *first: str) -> list[inspect.Para
 
 
 def type_of(meaning: Callable[..., None], parameter: inspect.Parameter) -> Type:
-    """The dtype of a parameter, Like another's, or None."""
+    """Return the type of a parameter: a dtype, Like another operand's, or None."""
     given = parameter.annotation
     try:
         if isinstance(given, Like):
@@ -349,7 +369,7 @@ def type_of(meaning: Callable[..., None], parameter: inspect.Parameter) -> Type:
 
 
 def number_dtype(given: Any) -> np.dtype:
-    """The dtype of numbers that an annotation names; TypeError if it names none."""
+    """Return the dtype of numbers that an annotation names. Errors: TypeError if it names none."""
     dtype = np.dtype(given)
     if dtype.hasobject:
         raise TypeError(f"{given!r} is no type of numbers")
@@ -357,7 +377,7 @@ def number_dtype(given: Any) -> np.dtype:
 
 
 def check(entry: Instruction) -> None:
-    """Every result has a type."""
+    """Raise ValueError if a result has no type."""
     for result, type_ in entry.results.items():
         if type_ is None or isinstance(type_, Like) and type_ not in entry.operands:
             raise ValueError(
@@ -367,6 +387,6 @@ def check(entry: Instruction) -> None:
 
 
 def name_of(value: Any) -> str | None:
-    """The name of the instruction that an object a kernel calls is, or stands for; else None."""
+    """Return the name of the instruction that an object is, or stands for; else None."""
     entry = STANDING_FOR.get(id(value))
     return entry.name if entry else None

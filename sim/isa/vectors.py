@@ -1,9 +1,10 @@
-"""CUDA's vector types: float32x4, alias float4, and their like, one to four numbers of one type under the
-names x, y, z and w.
+"""CUDA's vector types: float32x4, alias float4, and the others. A vector has one to four numbers of one type,
+called x, y, z and w.
 
-A kernel builds one from as many numbers, or from shorter vectors and numbers in a row:
+A kernel makes one from that many numbers, or from shorter vectors and numbers in a row:
 `cuda.float4(cuda.float2(1, 2), 3, 4)`.
-Source: CUDA C++ Programming Guide, "Built-in Vector Types"; the names as Numba has them.
+
+Source: CUDA C++ Programming Guide, "Built-in Vector Types"; the names are Numba's.
 """
 
 import numpy as np
@@ -24,13 +25,13 @@ SCALARS = {
     "ulong": np.uint,
     "ulonglong": np.ulonglong,
 }
-# float32x4, where C has float4
+# Numba's name float32x4 for CUDA's float4
 SEPARATED = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 
 
 class Vector:
-    """A vector; each type is a subclass with its `names` (of the components), `dtype`, and `convert` (to
-    their type)."""
+    """A vector. Each type is a subclass, with the `names` of its components, their `dtype`, and `convert`,
+    the conversion to it."""
 
     __slots__ = ("x", "y", "z", "w")
 
@@ -49,7 +50,7 @@ class Vector:
 
 
 def vector_types():
-    """{name: type} of every vector type under all its names."""
+    """Return {name: type} for every vector type under all its names."""
     named = {f"{name}x": name for name in SEPARATED} | SCALARS
     types = {}
     for name, dtype in zip(named, map(np.dtype, named.values())):

@@ -1,7 +1,7 @@
 """The instructions of a warp: shuffles, votes, matches, syncwarp and activemask.
 
-Source: PTX ISA 9.7.9 (shfl.sync, activemask, match.sync, vote.sync), 9.7.13 (bar.warp.sync); types as Numba
-    has them: a ballot is a signed 32-bit integer.
+Source: PTX ISA 9.7.9 (shfl.sync, activemask, match.sync, vote.sync), 9.7.13 (bar.warp.sync). The types are
+Numba's: a ballot is a signed 32-bit integer.
 """
 
 from inspect import Signature, signature
@@ -12,8 +12,8 @@ from sim.isa.table import CONVERGED, GIVEN, INSTRUCTIONS, WARP_WIDE, Like, instr
 
 
 def shuffle(name, mode, operand, source):
-    """The shuffle `name`, in which a lane reads from `source(lane, value, argument)`, an argument that Numba
-    calls `operand`; outside the warp it keeps its own value."""
+    """Enter the shuffle `name`. A lane reads from lane `source(lane, value, argument)`; Numba calls the
+    argument `operand`. A lane whose source is outside the warp keeps its own value."""
 
     def meaning(lanes, value, argument: int64, *, result: Like("value")):
         for lane in range(32):
@@ -33,7 +33,7 @@ shuffle("shfl_xor_sync", "bfly", "lane_mask", lambda lane, value, argument: lane
 
 
 def lanes_where(lanes, predicate):
-    """The mask of those of the lanes for which the predicate holds."""
+    """Return the mask of the lanes for which the predicate holds."""
     holding = 0
     for lane in range(32):
         if predicate[lane]:
@@ -98,7 +98,7 @@ def activemask(lanes, *, result: uint32):
     for_all(result, lanes)
 
 
-# those that numba.cuda has: they are entered above
+# the instructions above that numba.cuda has
 OF_NUMBA = [
     entry
     for entry in map(INSTRUCTIONS.__getitem__, sorted(WARP_WIDE))
