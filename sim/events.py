@@ -370,6 +370,9 @@ class Observer:
     def copies_received(self, at: Moment, copies: list[Copy]) -> Findings:
         """A thread has waited for copies that it sent."""
 
+    def copies_tracked(self, at: Moment, phase: Phase, copies: list[Copy]) -> Findings:
+        """An mbarrier counts an arrival in this phase when the copies that a thread has sent have arrived."""
+
     def atomic_narrowed(self, access: Access, array: Any, index: tuple[int, ...]) -> Findings:
         """An atomic on an integer `array` was given a floating-point value, which loses its fraction."""
 

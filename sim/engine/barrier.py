@@ -28,8 +28,8 @@ def several_places(scheduler, block):
         f"the threads of the block meet at barrier {block.threads[0].frame.number} from several places",
         seen,
         reason=(
-            "PTX counts arrivals at a barrier from anywhere, so it opens. In CUDA C++ every thread of the block"
-            " has to reach the same cuda.syncthreads(), and a compiler may rely on that."
+            "PTX counts arrivals at a barrier from anywhere, so it opens. In CUDA C++ every thread of the"
+            " block has to reach the same cuda.syncthreads(), and a compiler may rely on that."
         ),
         fix="move the barrier out of the branch, so that every thread reaches the same one",
     )

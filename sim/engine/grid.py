@@ -22,7 +22,8 @@ class Thread:
         self.fiber = self.waits = self.frame = self.payload = self.result = self.error = None
         self.done = False
         self.calls = self.rounds = ()  # by which it came to its barrier; of loops around that, if they count
-        self.sent, self.groups = [], []  # (Copy, memory, data) since the last commit; those of each commit
+        # copies (sim.memory.transfer.Sent) since the last commit; those of each commit
+        self.sent, self.groups = [], []
         self.asked = None  # the Question that its last atomic was, if that changed nothing
         self.passed_over = 0  # how often others have gone first since, as it would be asked in vain
 

@@ -30,7 +30,7 @@ class Scheduler:
 
     def __init__(self, context):
         self.context = context
-        # whether a barrier opens by the number of arrivals from anywhere (PTX), or at one call alone (CUDA C++)
+        # whether a barrier opens by the number of arrivals from anywhere (PTX), or at one call (CUDA C++)
         self.counts_arrivals = False
         self.takes_turns = False  # whether an atomic lets others run: needed where threads spin on memory
         self.abandoned = 0  # blocks ended early

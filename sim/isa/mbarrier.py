@@ -3,7 +3,7 @@
 A place is what memory.read takes. A phase is complete when as many threads have arrived as its barrier was
 initialised for; the next one begins at once. The state that an arrival gives holds the number of the phase
 and how many arrivals were pending.
-Source: PTX ISA 9.7.13.15, "mbarrier.init" to "mbarrier.pending_count"."""
+Source: PTX ISA 9.7.13.15, "mbarrier.init" to "mbarrier.pending_count", "cp.async.mbarrier.arrive"."""
 
 from numpy import uint32, uint64
 
@@ -15,10 +15,12 @@ MOST = (1 << COUNT_BITS) - 1
 
 
 class Barrier:
-    """The arrivals `expected` in a phase, those `pending` in this one, and its number."""
+    """An mbarrier: the arrivals `expected` in a phase, those `pending` in this one, the number of this one,
+    and where it is. `tracked`: lists of copies under way, each of which arrives when it is complete."""
 
     def __init__(self, expected):
         self.expected, self.pending, self.phase = checked(expected), expected, 0
+        self.address, self.tracked = None, []
 
     @property
     def state(self):
@@ -27,6 +29,8 @@ class Barrier:
     def arrive(self, count, drops):
         """`count` threads arrive; `drops`: and take no part in later phases. Whether that completes it."""
         if checked(count) > self.pending:
+            self.complete_copies()
+        if count > self.pending:
             raise ValueError(f"{count} arrive at an mbarrier that waits for {self.pending} in this phase")
         self.pending -= count
         self.expected -= count * drops
@@ -34,6 +38,14 @@ class Barrier:
             return False
         self.phase, self.pending = self.phase + 1, self.expected
         return True
+
+    def complete_copies(self):
+        """All copies that the barrier tracks have arrived."""
+        tracked, self.tracked = self.tracked, []
+        for copies in tracked:
+            for sent in copies:
+                sent.arrive()
+            self.arrive(1, False)
 
 
 def checked(count):
@@ -50,7 +62,7 @@ def enter(name, *modifiers, drops=False, completes=True):
         if barrier is None:
             return 0
         state, phase = barrier.state, barrier.phase
-        memory.arrived(where, index, phase)
+        memory.arrived(barrier, phase)
         if barrier.arrive(count, drops) and not completes:
             raise ValueError("mbarrier.arrive.noComplete completes a phase, which it must not")
         return state
@@ -63,6 +75,27 @@ def enter(name, *modifiers, drops=False, completes=True):
 for _name in ("arrive", "arrive_drop"):
     enter(_name, drops=_name == "arrive_drop")
     enter(_name, "noComplete", drops=_name == "arrive_drop", completes=False)
+
+
+def tracks(name, adds):
+    """Enter cp.async.mbarrier.arrive: the barrier gets an arrival of its own when the thread's copies have
+    arrived; `adds`: this phase waits for one arrival more, otherwise the barrier was initialised for it."""
+
+    def track(memory, where, index):
+        barrier = memory.barrier(where, index)
+        if barrier is None:
+            return
+        if adds:
+            barrier.pending = checked(barrier.pending + 1)
+        memory.track(barrier)
+
+    ptx = (f"cp.async.mbarrier.{name}.b64",)
+    dialect = f"cp_async_mbarrier_{name.replace('.', '_')}"
+    memory_instruction(name=dialect, source="PTX ISA cp.async.mbarrier.arrive", ptx=ptx)(track)
+
+
+tracks("arrive", True)
+tracks("arrive.noinc", False)
 
 
 @memory_instruction(source="PTX ISA mbarrier.init", ptx=("mbarrier.init.b64",))
@@ -81,10 +114,11 @@ def asks(name, is_over):
     def ask(memory, where, index, asked):
         barrier = memory.barrier(where, index)
         if barrier is not None and not is_over(barrier.phase, asked):
+            barrier.complete_copies()  # as late as can be: the answer is still no
             memory.turn()
             return False
         if barrier is not None:
-            memory.passed(where, index, barrier.phase - 1)
+            memory.passed(barrier, barrier.phase - 1)
         return True
 
     ptx = tuple(f"mbarrier.{way}.{name}b64" for way in ("test_wait", "try_wait"))

@@ -20,6 +20,19 @@ class Spot(NamedTuple):
     memory: np.ndarray
 
 
+class Sent:
+    """A copy under way: the Copy, the memory that it writes, and the bytes; None after they have arrived."""
+
+    __slots__ = ("copy", "memory", "data")
+
+    def __init__(self, copy, memory, data):
+        self.copy, self.memory, self.data = copy, memory, data
+
+    def arrive(self):
+        if self.data is not None:
+            self.memory[:], self.data = self.data, None
+
+
 class Memory:
     """What an instruction does with memory; a front end says what a place is: `spot` and `site`."""
 
@@ -60,7 +73,7 @@ class Memory:
             return
         taken = (None, 0) if source is None else (source.address, len(source.memory))
         copy = Copy(spot.address, len(data), site, *taken)
-        thread.sent.append((copy, spot.memory, data))
+        thread.sent.append(Sent(copy, spot.memory, data))
         self.log_write(spot, site, bytes(data))
         self.context.event("copy_sent", copy)
 
@@ -75,10 +88,22 @@ class Memory:
         thread, arrived = self.context.thread, []
         while len(thread.groups) > groups:
             arrived += thread.groups.pop(0)
-        for _, memory, data in arrived:
-            memory[:] = data
+        for sent in arrived:
+            sent.arrive()
         if arrived:
-            self.context.event("copies_received", [copy for copy, *_ in arrived])
+            self.context.event("copies_received", [sent.copy for sent in arrived])
+
+    def track(self, barrier):
+        """Let an mbarrier count an arrival when all copies that the running thread has sent have
+        arrived: at the latest when a thread asks whether the barrier's phase is complete."""
+        thread = self.context.thread
+        for group in (*thread.groups, thread.sent):
+            group[:] = [sent for sent in group if sent.data is not None]
+        under_way = [sent for group in (*thread.groups, thread.sent) for sent in group]
+        barrier.tracked.append(under_way)
+        self.context.event(
+            "copies_tracked", phase_of(barrier, barrier.phase), [sent.copy for sent in under_way]
+        )
 
     # --- barriers in shared memory --------------------------------------------------------------------------
 
@@ -99,6 +124,8 @@ class Memory:
         spot = self.spot(where, index, 8, 8, site, "written")
         if spot is not None:
             self.context.thread.block.mbarriers[spot.address] = barrier
+            if barrier is not None:
+                barrier.address = spot.address
             self.log_write(spot, site)
 
     def not_initialised(self, address, site):
@@ -113,12 +140,12 @@ class Memory:
             fix="let one thread initialise it (mbarrier.init), then cuda.syncthreads()",
         )
 
-    def arrived(self, where, index, phase):
-        """The running thread has come to the barrier at a place in this phase."""
-        self.context.event("arrived", (("mbarrier", index), phase))
+    def arrived(self, barrier, phase):
+        """The running thread has come to an mbarrier in this phase."""
+        self.context.event("arrived", phase_of(barrier, phase))
 
-    def passed(self, where, index, phase):
-        self.context.event("passed", (("mbarrier", index), phase))
+    def passed(self, barrier, phase):
+        self.context.event("passed", phase_of(barrier, phase))
 
     def fence(self, reach):
         """What the running thread did is there for all in reach ("block", "grid") before what follows."""
@@ -143,6 +170,11 @@ class Memory:
         self.log(spot.address, len(spot.memory), site)
         if self.context.log is not None:
             self.context.values.append(value)
+
+
+def phase_of(barrier, phase):
+    """Return what observers call a phase of an mbarrier."""
+    return ("mbarrier", barrier.address), phase
 
 
 class Alignment:

@@ -6,27 +6,31 @@ Whether it comes behind is judged as for races: by the thread's own order, barri
 sim.observers.order knows. An access that nothing orders with the issue is a race.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from sim.events import ATOMIC, LOAD, SITES, STORE, Access, Copy, Finding, Moment, alias
+from sim.observers.order import copies_of
 
 # the widest access has 16 bytes: aligned accesses to different lines of 16 bytes do not meet
 LINE_SHIFT = 4
+NEVER = math.inf  # the epoch of an end that no barrier of the block makes known
 WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
 
 
 @dataclass(eq=False)
 class Flight:
-    """A copy under way: of the block with this index, from one Moment to another, if that has come; of
-    a Moment the block is a number."""
+    """A copy under way: of the block with this index, from one Moment to the first of others, if one has
+    come; of a Moment the block is a number. A copy that an mbarrier tracks ends when its phase is complete,
+    for those who know of that: a Moment of `copies_of` its thread."""
 
     index: tuple[int, int, int]
     copy: Copy
     begin: Moment
-    end: Moment | None = None
+    ends: list[Moment] = field(default_factory=list)
 
     def places(self):
         """The bytes that it writes, and those that it reads, if any."""
@@ -36,7 +40,11 @@ class Flight:
 
     def is_under_way(self, row, order):
         """Whether an access comes surely behind the issue, and not surely behind the wait."""
-        return precedes(self.begin, row, order) and not (self.end and precedes(self.end, row, order))
+        return precedes(self.begin, row, order) and not any(precedes(end, row, order) for end in self.ends)
+
+    def is_over(self, order):
+        """Whether all threads of the block are behind its end, now that they have met at a barrier."""
+        return any(end.epoch < NEVER or order.all_know(end) for end in self.ends)
 
 
 def precedes(at, row, order):
@@ -65,8 +73,17 @@ class Flights:
         self.under_way.setdefault(block, {})[id(copy)] = flight
 
     def received(self, at, block, copies):
+        self.end(at._replace(block=block), copies)
+
+    def tracked(self, at, block, copies):
+        """An mbarrier counts the copies that a thread has sent."""
+        self.end(Moment(block, NEVER, copies_of(at.thread), at.segment), copies)
+
+    def end(self, at, copies):
+        flights = self.under_way.get(at.block, {})
         for copy in copies:
-            self.under_way[block][id(copy)].end = at._replace(block=block)
+            if id(copy) in flights:  # else it was over before
+                flights[id(copy)].ends.append(at)
 
     def lines(self, block):
         """The lines of bytes to which copies are under way."""
@@ -76,7 +93,7 @@ class Flights:
     def epoch_ended(self, block, rows, order):
         """Findings of an epoch's accesses (Rows, or None); what has been waited for is forgotten."""
         flights = self.under_way.pop(block, {})
-        if left := {key: flight for key, flight in flights.items() if flight.end is None}:
+        if left := {key: flight for key, flight in flights.items() if not flight.is_over(order)}:
             self.under_way[block] = left
         return list(self.early(flights.values(), rows, order)) if flights and rows is not None else []
 
@@ -98,7 +115,10 @@ class Flights:
         did, begin = WORDS[row.site & 3], flight.begin
         reads = Access(did, flight.index, self.context.thread_index(row.thread), SITES[row.site], row.value)
         sent = Access("sent", flight.index, self.context.thread_index(begin.thread), SITES[flight.copy.site])
-        own = row.thread == begin.thread
+        own, tracked = row.thread == begin.thread, any(end.epoch == NEVER for end in flight.ends)
+        wait = "commit it and wait for it (cp.async.wait_group)" + (
+            " before this line" if own else ", and all threads meet behind that: cuda.syncthreads()"
+        )
         direction, does = ("to", "arrives") if place.is_written else ("from", "reads")
         return Finding(
             "async-copy",
@@ -108,6 +128,7 @@ class Flights:
             (reads, sent),
             *element,
             reason=f"Such a copy {does} at any time until the thread that sent it waits for it.",
-            fix="let the thread that sent the copy commit it and wait for it (cp.async.wait_group)"
-            + (" before this line" if own else ", and all threads meet behind that: cuda.syncthreads()"),
+            fix="wait for the phase of the mbarrier that counts the copy (mbarrier.try_wait) before this line"
+            if tracked
+            else f"let the thread that sent the copy {wait}",
         )

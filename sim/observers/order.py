@@ -62,6 +62,18 @@ class Order:
         self.gathered.pop((block, (barrier, opened - 2)), None)
         self.gathered.setdefault((block, phase), []).append(self.now(block, epoch, thread, segment))
 
+    def tracked(self, block, epoch, thread, segment, phase):
+        """The thread's copies arrive at the barrier by themselves: who passes it, knows of what the thread
+        did before, and that its copies up to now are complete."""
+        self.arrived(block, epoch, thread, segment, phase)
+        copies = copies_of(thread)
+        self.gathered[block, phase].append({(block, copies): segment})
+
+    def all_know(self, at):
+        """Whether all threads of the block know of a Moment since its last barrier."""
+        known = self.of_block.get(at.block, ((), ((),)))[1][-1]
+        return any(at.segment <= part.get((at.block, at.thread), -1) for part in known)
+
     def passed(self, block, epoch, thread, segment, phase):
         """It knows that all have come, and of what they did before."""
         gathered = self.gathered.get((block, phase), [])
@@ -176,6 +188,9 @@ class Ordering(Observer):
     def warp_synchronized(self, block, threads, segment):
         self.heard("warp", block, threads, segment)
 
+    def copies_tracked(self, at, phase, copies):
+        self.heard("tracked", *at, phase)
+
     def arrived(self, at, phase):
         self.heard("arrived", *at, phase)
 
@@ -184,6 +199,11 @@ class Ordering(Observer):
 
 
 NOTHING = (), ()
+
+
+def copies_of(thread):
+    """Return what stands for a thread's asynchronous copies where threads do."""
+    return "copies", thread
 
 
 def widened(known, parts):

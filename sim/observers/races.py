@@ -55,6 +55,10 @@ class Races(Ordering):
     def copies_received(self, at, copies):
         self.flights.received(at, self.number(at.block), copies)
 
+    def copies_tracked(self, at, phase, copies):
+        super().copies_tracked(at, phase, copies)
+        self.flights.tracked(at, self.number(at.block), copies)
+
     def heard(self, name, block, *facts):
         super().heard(name, self.number(block), *facts)
         if len(self.events) < MOST_EVENTS:

@@ -249,6 +249,8 @@ def call(writer, item):
 def asynchronous(writer, item):
     """cp.async: a copy to shared memory that is there after the wait for it, not before."""
     operands, does = item.operands, set(item.names[1:])
+    if "mbarrier" in does:
+        return tracked(writer, item)
     if len(does) == 2 and (what := does & ASYNCHRONOUS.keys()):
         values = [writer.value(operand, "u32") for operand in operands]
         if len(values) != ("wait_group" in what):
@@ -264,6 +266,20 @@ def asynchronous(writer, item):
     name = writer.module.transfer(f"cp_async_{size.value}")
     places = f"'shared', {address(writer, to)}, 'global', {address(writer, source)}"
     writer.emit(f"{name}({places}, {bytes_taken(writer, size.value, *taken)})")
+
+
+def tracked(writer, item):
+    """cp.async.mbarrier.arrive: an arrival when the thread's copies have arrived."""
+    (where,) = item.operands
+    space, plain = shared_or_generic(item.names)
+    name = writer.module.transfer(entry_of(plain).name)
+    writer.emit(f"{name}({space!r}, {address(writer, where)})")
+
+
+def shared_or_generic(names):
+    """Return the state space of an address in shared memory, and the name without it."""
+    spaces = {"shared", "shared::cta"} & set(names)
+    return "shared" if spaces else "generic", ".".join(n for n in names if n not in spaces)
 
 
 ASYNCHRONOUS = {

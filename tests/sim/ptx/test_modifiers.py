@@ -39,6 +39,7 @@ STATEMENTS = """
     ldmatrix.sync.aligned.m8n8.x2.trans.shared::cta.b16 {%r4, %r5}, [%r8];
     cp.async.cg.shared.global.L2::128B [%r4], [%d1], 16; cp.async.ca.shared::cta.global [%r4], [%d1], 8, %r5;
     cp.async.commit_group; cp.async.wait_group 1; cp.async.wait_all;
+    cp.async.mbarrier.arrive.noinc.shared.b64 [%r4]; cp.async.mbarrier.arrive.shared::cta.b64 [%r4];
     mbarrier.init.shared.b64 [%r4], 32; mbarrier.arrive.noComplete.release.cta.shared::cta.b64 %d5, [%r4], 1;
     mbarrier.arrive_drop.shared.b64 %d5, [%r4];
     mbarrier.test_wait.parity.acquire.cta.shared.b64 %p1, [%r4], 0;
