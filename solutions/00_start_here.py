@@ -49,7 +49,7 @@ x, out = np.arange(8, dtype=float32), np.zeros(8, dtype=float32)
 # %%
 report = simulate(add_neighbours, on_finding="report", seed=1)[1, 8](x, out)
 print(out)
-print(f"\n{len(report.findings)} findings; the first:\n")
+print(f"\nfindings: {len(report.findings)}; the first:\n")
 print(report.findings[0].message)
 
 # %% [markdown]
@@ -69,7 +69,7 @@ def add_neighbours_in_order(x, out):
 
 
 report = simulate(add_neighbours_in_order, on_finding="report", seed=1)[1, 8](x, out)
-print(out, len(report.findings), "findings")
+print(out, "findings:", len(report.findings))
 
 # %% [markdown]
 # You have found and mended your first GPU bug. In lesson 03 you build such a simulator yourself, and lesson 04 has eight more kinds of bugs.

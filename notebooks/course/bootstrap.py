@@ -233,8 +233,11 @@ def cuda_requirements(driver: tuple[int, int] | None, system: str) -> tuple[str,
     return (*CUDA_12, f"cuda-toolkit==12.{min(driver[1], NEWEST_12)}.*")
 
 
-def remedy(requirements: tuple[str, ...]) -> str:
-    """The command that installs requirements into .venv; it needs no activated environment."""
+def remedy(requirements: tuple[str, ...], set_up: bool = True) -> str:
+    """Return the command that installs requirements into .venv; it needs no activated environment. Before the
+    set-up there is no .venv, and the set-up installs them."""
+    if not set_up:
+        return "make setup"
     quoted = " ".join(f'"{requirement}"' for requirement in requirements)
     return f"{venv_python(Path())} -m pip install -c constraints.txt {quoted}"
 

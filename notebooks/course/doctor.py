@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from course.bootstrap import OLDEST_PYTHON, cuda_driver, cuda_requirements, remedy, too_old, venv_python
+from course.bootstrap import OLDEST_PYTHON, ROOT, cuda_driver, cuda_requirements, remedy, too_old, venv_python
 
 SHOWN = ("numpy", "torch", "numba", "numba-cuda")
 NO_GPU = "no GPU: every lesson runs in the simulator"
@@ -40,6 +40,7 @@ class Facts:
     gpus: tuple[str, ...] = ()
     torch_cuda: tuple[int, int] | None = None  # the CUDA that torch was built for
     ptx: tuple[int, int] | None = None  # the CUDA whose PTX a kernel is compiled to
+    set_up: bool = True  # whether there is a .venv
     compiled: str = ""  # where the native engine keeps compiled kernels, and how large they are
 
 
@@ -98,11 +99,13 @@ def lesson_troubles(facts: Facts):
     if "simulator" in facts.broken:
         yield Trouble(
             f"The simulator cannot be imported: {facts.broken['simulator']}",
-            "make setup PIP_ARGS=--force-reinstall",
+            "make setup" + " PIP_ARGS=--force-reinstall" * facts.set_up,
             stops=True,
         )
     if "torch" in facts.broken:
-        yield Trouble(f"torch cannot be imported: {facts.broken['torch']}", remedy(("torch",)), stops=True)
+        yield Trouble(
+            f"torch cannot be imported: {facts.broken['torch']}", remedy(("torch",), facts.set_up), stops=True
+        )
 
 
 def gpu_troubles(facts: Facts):
@@ -133,20 +136,24 @@ def numba_cuda_troubles(facts: Facts):
             "none is needed in the simulator; a GPU needs Linux or Windows",
         )
     elif "numba-cuda" not in facts.versions:
-        yield Trouble("numba-cuda is not installed: kernels cannot run on a GPU.", remedy(parts))
+        yield Trouble(
+            "numba-cuda is not installed: kernels cannot run on a GPU.", remedy(parts, facts.set_up)
+        )
     elif numpy and numpy >= (2, 5):
-        yield Trouble(f"numpy {facts.versions['numpy']} is too new for numba-cuda.", remedy(("numpy",)))
+        yield Trouble(
+            f"numpy {facts.versions['numpy']} is too new for numba-cuda.", remedy(("numpy",), facts.set_up)
+        )
     elif "numba.cuda" in facts.broken:
         yield Trouble(
             f"numba-cuda cannot be imported: {facts.broken['numba.cuda']}",
-            f"{venv_python(Path())} -m pip uninstall numba-cuda; numba has a numba.cuda of its own, enough"
-            " for the simulator",
+            f"{venv_python(Path()) if facts.set_up else 'python'} -m pip uninstall numba-cuda; numba has a"
+            " numba.cuda of its own, enough for the simulator",
         )
     elif facts.driver and facts.ptx and facts.ptx > facts.driver:
         yield Trouble(
             f"The driver is too old for the PTX version: it understands CUDA {dotted(facts.driver)}, kernels"
             f" are compiled for {dotted(facts.ptx)}.",
-            f"update the NVIDIA driver, or: {remedy(parts)}",
+            f"update the NVIDIA driver, or: {remedy(parts, facts.set_up)}",
         )
 
 
@@ -162,6 +169,7 @@ def examine() -> Facts:
         driver=cuda_driver(),
         gpus=gpu_names(),
         torch_cuda=number(said.get("torch", "")),
+        set_up=venv_python(ROOT).exists(),
         compiled=said.get("compiled", ""),
         ptx=next((number(versions[name]) for name in PTX_WRITERS if name in versions), None),
     )

@@ -149,6 +149,24 @@ def test_what_a_lesson_lacks_has_a_remedy_and_stops_it(name):
     assert report(facts, [trouble])[-1] == "No lesson can run before this is mended."
 
 
+@pytest.mark.parametrize("name", [*GPU_TROUBLES, *LESSON_TROUBLES])
+def test_before_the_set_up_no_remedy_names_a_python_that_is_not_there(name):
+    facts = but({**GPU_TROUBLES, **LESSON_TROUBLES}[name][0], set_up=False)
+    (trouble,) = diagnose(facts)
+    assert "bin/python" not in trouble.remedy and "Scripts" not in trouble.remedy
+    if name in ("torch is missing", "the simulator is broken"):
+        assert trouble.remedy == "make setup"
+
+
+def test_whether_there_is_a_venv_is_a_fact(tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    assert not doctor.examine().set_up
+    python = doctor.venv_python(tmp_path)
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert doctor.examine().set_up
+
+
 def test_what_stops_the_lessons_comes_first():
     facts = but(LAPTOP, versions=without("numba-cuda"), broken={"torch": "ImportError"})
     assert [trouble.stops for trouble in diagnose(facts)] == [True, False]

@@ -19,19 +19,37 @@ SETTINGS = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel, built from a copy of the sources."""
+def sources(tmp_path_factory):
+    """A copy of the sources, as a clone has them."""
+    folder = tmp_path_factory.mktemp("sources") / "sim"
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+    return shutil.copytree(HOME, folder, ignore=ignored)
+
+
+@pytest.fixture(scope="module")
+def wheel(sources, tmp_path_factory):
+    """The wheel, built as pip builds it in a clone."""
     folder = tmp_path_factory.mktemp("wheel")
-    shutil.copytree(HOME, folder / "sim", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build"))
+    steps = "get_requires_for_build_wheel()", "prepare_metadata_for_build_wheel(to)", "build_wheel(to)"
+    code = "".join(f"; made = build_meta.{step}" for step in steps)
     command = [
         sys.executable,
         "-c",
-        "import os, sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))",
-        str(folder),
+        f"import sys; from setuptools import build_meta; to = sys.argv[1]{code}; print(made)",
     ]
-    built = subprocess.run(command, cwd=folder / "sim", capture_output=True, text=True)
+    built = subprocess.run([*command, str(folder)], cwd=sources, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
     return folder / built.stdout.splitlines()[-1]
+
+
+def test_building_leaves_nothing_in_the_sources(wheel, sources):
+    def files(home):
+        return {
+            path.relative_to(home) for path in home.rglob("*") if not {"__pycache__", "build"} & {*path.parts}
+        }
+
+    assert wheel.exists() and not (sources / "build").exists()
+    assert files(sources) == {path for path in files(HOME) if not path.parts[0].endswith(".egg-info")}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +82,7 @@ def test_the_wheel_holds_the_simulator_and_nothing_else(wheel):
     sources = {
         str(Path("sim", path.relative_to(HOME)).as_posix())
         for path in HOME.rglob("*.py")
-        if "build" not in path.parts
+        if "build" not in path.parts and path.name != "setup.py"
     }
     assert {name for name in names if ".dist-info/" not in name} == {*sources, "sim/py.typed"}
     metadata = (
