@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -781,11 +782,48 @@ def test_what_is_kept_is_private_and_what_is_damaged_is_made_anew(again, few):
         assert launched() == "0 ('by fission',)"
 
 
-def test_a_folder_in_which_others_may_write_is_not_used(tmp_path, monkeypatch):
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions of POSIX")
+@pytest.mark.parametrize(
+    ("above", "own", "wrong"),
+    [
+        (0o700, 0o700, ""),
+        (0o755, 0o755, ""),
+        (0o1777, 0o700, ""),
+        (0o777, 0o700, "everyone may write in {}, which has no sticky bit"),
+        (0o703, 0o700, "everyone may write in {}, which has no sticky bit"),
+        (0o1777, 0o777, "others may write in {}/home/sim-native"),
+        (0o700, 0o720, "others may write in {}/home/sim-native"),
+    ],
+)
+def test_a_folder_that_others_may_change_is_not_used(tmp_path, monkeypatch, above, own, wrong):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "home"))
+    (tmp_path / "home" / "sim-native").mkdir(parents=True)
+    (tmp_path / "home" / "sim-native").chmod(own)
+    tmp_path.chmod(above)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        used = cache.folder.__wrapped__()
+    tmp_path.chmod(0o700)
+    assert used.is_relative_to(tmp_path) == (not wrong)
+    texts = [str(each.message) for each in said if each.category is RuntimeWarning]
+    assert [wrong.format(tmp_path) in text for text in texts] == [True] * bool(wrong)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions of POSIX")
+def test_a_folder_of_another_user_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    (tmp_path / "sim-native").mkdir()
-    (tmp_path / "sim-native").chmod(0o777)
-    assert not cache.folder.__wrapped__().is_relative_to(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.warns(RuntimeWarning, match="sim-native belongs to another user"):
+        assert not cache.folder.__wrapped__().is_relative_to(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions of POSIX")
+def test_a_link_is_not_used(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "sim-native").symlink_to(tmp_path / "elsewhere")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    with pytest.warns(RuntimeWarning, match="sim-native is no folder"):
+        assert not cache.folder.__wrapped__().is_relative_to(tmp_path)
 
 
 def test_what_is_kept_is_known_by_all_sources_that_it_relies_on(tmp_path, monkeypatch):

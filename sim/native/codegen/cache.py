@@ -1,6 +1,9 @@
 """Where compiled kernels are kept: a folder of the user's own, in which nothing that is damaged is used and
 nothing forgotten stays.
 
+The files are pickles of machine code: to load them is to run code of their author. So a folder that another
+user can write or replace is not used.
+
 A kernel's text is a file named by a hash of all that it relies on, what Numba has compiled of it lies beside
 it; each begins with a hash of itself.
 """
@@ -46,8 +49,8 @@ def version():
 
 @functools.cache
 def folder():
-    """The folder: in NUMBA_CACHE_DIR or the user's cache, if only this user can write there; else one that
-    ends with the process."""
+    """Return the folder: in NUMBA_CACHE_DIR or the user's cache, if only this user can change it. Else warn,
+    and return one that ends with the process."""
     home = (
         os.environ.get("NUMBA_CACHE_DIR")
         or os.environ.get("LOCALAPPDATA")
@@ -57,7 +60,14 @@ def folder():
     path = Path(home) / "sim-native"
     try:
         path.mkdir(0o700, parents=True, exist_ok=True)
-        if is_private(path):
+        if found := open_to_others(path):
+            warnings.warn(
+                f"compiled kernels are not kept, and each process compiles again: {found}; loading them runs"
+                " code, so only you may be able to change their folder: close it, or set NUMBA_CACHE_DIR",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        else:
             with tempfile.TemporaryFile(dir=path):
                 prune(path)
                 return path
@@ -67,12 +77,28 @@ def folder():
     return Path(folder.temporary.name)
 
 
-def is_private(path):
-    """Whether `path` is a folder, no link, of this user's, in which nobody else may write."""
-    found = path.lstat()
-    return stat.S_ISDIR(found.st_mode) and (
-        not hasattr(os, "geteuid") or found.st_uid == os.geteuid() and not found.st_mode & 0o022
-    )
+def open_to_others(path):
+    """Return how somebody else may change what is in `path`, "" if nobody can: it must be this user's folder,
+    no link, without write permission for others; and nobody but this user and the administrator may rename
+    the folders above it, as owner or by a write permission for everyone without the sticky bit."""
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        return f"{path} is no folder"
+    if not hasattr(os, "geteuid"):
+        return ""
+    mine = path.stat()
+    if mine.st_uid != os.geteuid():
+        return f"{path} belongs to another user"
+    if mine.st_mode & 0o022:
+        return f"others may write in {path}"
+    # the owner of / is the administrator: not always number 0, in a container
+    trusted = {0, os.geteuid(), Path("/").stat().st_uid}
+    for above in path.resolve().parents:
+        found = above.stat()
+        if found.st_uid not in trusted:
+            return f"{above} belongs to another user"
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            return f"everyone may write in {above}, which has no sticky bit"
+    return ""
 
 
 def prune(path):
