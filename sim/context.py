@@ -26,7 +26,7 @@ from sim.events import (
 )
 from sim.progress import Judge, ours
 
-HOOKS = [name for name in vars(Observer) if not name.startswith("_")]
+HOOKS = [name for name, hook in vars(Observer).items() if callable(hook) and not name.startswith("_")]
 FLUSH_AT = 1 << 20
 DEFAULT_STEPS = 1_000_000
 # seconds of this process's own time without anything that counts as progress: until threads are looked at
@@ -296,7 +296,18 @@ def thread_index(linear, block_shape):
 
 def listeners(observers, hook):
     """The bound methods of those observers that override `hook`."""
-    return [getattr(o, hook) for o in observers if getattr(type(o), hook) is not getattr(Observer, hook)]
+    return [getattr(observer, hook) for observer in observers if hook in overridden(observer)]
+
+
+def tool_of(observer):
+    """The class of an observer, which may be a class or an instance."""
+    return observer if isinstance(observer, type) else type(observer)
+
+
+def overridden(observer):
+    """The names of the hooks that an observer overrides, in the order of HOOKS."""
+    tool = tool_of(observer)
+    return [hook for hook in HOOKS if getattr(tool, hook) is not getattr(Observer, hook)]
 
 
 @functools.lru_cache(256)

@@ -113,19 +113,22 @@ class DeviceSpec:
                 word[has] + part
             ) // self.banks
         wanted = np.sort(wanted.reshape(-1, self.banks), axis=1)
-        # how many different words (or, where serial, lanes) have come so far, in the whole row and since its
-        # bank began
-        there = wanted != NOTHING
-        one_by_one = np.zeros(count, bool)
-        one_by_one[request] = serial
-        new = there & ((np.diff(wanted, axis=1, prepend=-1) != 0) | np.repeat(one_by_one, phases)[:, None])
-        so_far = np.cumsum(new, axis=1, dtype=np.int16)
-        bank_begins = there & (np.diff(wanted >> shift, axis=1, prepend=-1) != 0)
-        before = np.maximum.accumulate(np.where(bank_begins, so_far, 0), axis=1)
-        ways = (so_far - before + 1).max(axis=1) * there[:, 0]
+        # a word of each bank counts once, and where serial once for each lane
+        new = np.empty(wanted.shape, bool)
+        new[:, 0] = True
+        np.not_equal(wanted[:, 1:], wanted[:, :-1], out=new[:, 1:])
+        if serial.any():
+            one_by_one = np.zeros(count, bool)
+            one_by_one[request] = serial
+            new |= np.repeat(one_by_one, phases)[:, None]
+        new &= wanted != NOTHING
+        place = np.flatnonzero(new)
+        of_bank = wanted.reshape(-1)[place] >> shift
+        words = np.bincount(place // self.banks * self.banks + of_bank, minlength=wanted.size)
+        ways = words.reshape(wanted.shape).max(axis=1)
         return (
             np.add.reduceat(ways, first, dtype=np.int64),
-            np.add.reduceat(there[:, 0], first, dtype=np.int64),
+            np.add.reduceat(new[:, 0], first, dtype=np.int64),
             np.maximum.reduceat(ways, first),
         )
 

@@ -2,8 +2,9 @@
 
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -179,14 +180,14 @@ class Batch:
     site: np.ndarray  # int32, a number for SITES
     address: np.ndarray  # int64, bytes in the simulated address space (see sim.memory.spaces)
     size: np.ndarray  # int32, bytes
-    values: list
+    values: Sequence[object]
 
     @property
     def action(self) -> np.ndarray:
         """LOAD, STORE or ATOMIC for each access."""
         return self.site & 3
 
-    @property
+    @cached_property
     def space(self) -> np.ndarray:
         """GLOBAL, CONST, SHARED or LOCAL for each access."""
         return self.address >> SPACE_SHIFT

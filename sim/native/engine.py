@@ -1,17 +1,19 @@
 """The native engine, for kernels in Python and in PTX."""
 
 from sim.native.lower.module import CannotLower
-from sim.native.run.explain import by_fibers, explained, tool_of
+from sim.native.run.access_log import not_replayed
+from sim.native.run.explain import by_fibers, explained
 from sim.native.run.launch import Attempt
-from sim.observers import COUNTERS, DEFAULT
 
 
 class Native:
     """An engine (sim.engine.base)."""
 
     def run(self, launch):
-        if not set(map(tool_of, launch.observers)) <= {*DEFAULT, *COUNTERS}:
-            return by_fibers(launch, "by fibers, as the tools asked for hear of every access")
+        for name, hooks in not_replayed(launch.observers).items():
+            return by_fibers(
+                launch, f"by fibers, as {name} observes {hooks[0]}, which compiled code does not log"
+            )
         try:
             attempt = attempt_of(launch.function)(launch)
             attempt.run()

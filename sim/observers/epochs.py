@@ -37,9 +37,11 @@ class EpochCounter(Observer):
 
     def accesses(self, batch: Batch) -> None:
         mine = batch.space == self.space
-        if mine.any():
-            lane, site = (column[mine].astype(np.int64) for column in (batch.thread, batch.site))
-            self.keep(batch.block, lane, site, batch.address[mine], batch.size[mine])
+        if mine.all():
+            self.keep(batch.block, batch.thread, batch.site, batch.address, batch.size)
+        elif mine.any():
+            columns = batch.thread, batch.site, batch.address, batch.size
+            self.keep(batch.block, *(column[mine] for column in columns))
 
     def keep(self, block: Index3, *columns: np.ndarray) -> None:
         self.open.setdefault(block, []).append(columns)
@@ -62,7 +64,8 @@ class EpochCounter(Observer):
 
     def hand_over(self) -> None:
         if self.closed:
-            self.epochs(*map(np.concatenate, zip(*self.closed)))
+            lane, site, *columns = map(np.concatenate, zip(*self.closed))
+            self.epochs(lane.astype(np.int64, copy=False), site.astype(np.int64, copy=False), *columns)
         self.closed, self.number, self.held = [], 0, 0
 
     def epochs(self, lane: np.ndarray, site: np.ndarray, *columns: np.ndarray) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from sim.events import SITES, Observer
 
+LUMP = 1 << 14  # accesses to count at a time: long enough for numpy, short enough for the processor's cache
 DONE = {"load": "loads", "store": "stores", "atomic": "atomics"}
 
 
@@ -20,20 +21,29 @@ class Traffic(Observer):
     def __init__(self) -> None:
         # (site, space, name, size) -> accesses; (name, site) -> times
         self.accessed, self.together = Counter(), Counter()
+        self.batches, self.held = [], 0  # columns that are not counted yet, and their length
 
     def launch_started(self, context):
         self.allocations, self.known, self.order = context.space.allocations, 0, None
 
     def accesses(self, batch):
-        starts, names = self.owners()
-        owner = np.searchsorted(starts, batch.address, side="right") - 1
-        size = np.frexp(batch.size)[1].astype(np.int64)  # 1, 2, 4 ... as 1, 2, 3 ...
-        key, count = np.unique(
-            (batch.site.astype(np.int64) * len(starts) + owner) << 4 | size, return_counts=True
-        )
-        for k, n in zip(key.tolist(), count.tolist()):
-            site, owner = divmod(k >> 4, len(starts))
-            self.accessed[(site, *names[owner], 1 << (k & 15) - 1)] += n
+        self.batches.append((batch.site, batch.address, batch.size))
+        self.held += len(batch.site)
+        if self.held > LUMP:
+            self.count()
+
+    def count(self):
+        """Count the accesses of the batches held, and let go of them."""
+        if not self.batches:
+            return
+        (site, address, size), (starts, names) = map(np.concatenate, zip(*self.batches)), self.owners()
+        self.batches, self.held = [], 0
+        owner = np.searchsorted(starts, address, side="right") - 1
+        first, bits = int(site.min()), int(size.max()).bit_length()
+        key = ((site - first).astype(np.int64) * len(starts) + owner) << bits | size
+        for k, n in zip(*counted(key)):
+            site, owner = divmod(k >> bits, len(starts))
+            self.accessed[(site + first, *names[owner], k & (1 << bits) - 1)] += n
 
     def owners(self):
         """The addresses at which arrays start, in order, and (space, name) of each."""
@@ -47,6 +57,7 @@ class Traffic(Observer):
         self.together[name, site] += 1
 
     def launch_finished(self, context):
+        self.count()
         total, spaces, arrays = dict.fromkeys(DONE.values(), 0), {}, {}
         for (site, space, name, size), count in sorted(self.accessed.items()):
             what = DONE[SITES[site].action]
@@ -61,3 +72,12 @@ class Traffic(Observer):
             for table in (context.line(site), together):
                 table[name] = table.get(name, 0) + count
         context.counters |= {**total, "memory": spaces, "arrays": arrays, "together": together}
+
+
+def counted(keys):
+    """(the values among `keys`, integers >= 0, and how often each occurs), as lists."""
+    if keys.max() > 4 * LUMP:
+        return [column.tolist() for column in np.unique(keys, return_counts=True)]
+    times = np.bincount(keys)
+    found = np.flatnonzero(times)
+    return found.tolist(), times[found].tolist()

@@ -1,9 +1,9 @@
-"""What compiled code writes down where accesses are counted: one word for each access and branch, in the
-order in which one thread after another does them.
+"""The access log that compiled code writes where an observer listens to accesses, branches or barriers.
 
-A word is, from the lowest bit, 48 bits of address (of a branch: whether it was taken), 3 of log2(size in
-bytes), 12 of the place in the source, or of what else is told: which thread goes on, the end of an epoch,
-something that threads did together. sim.native.run.tally counts them.
+One entry is an int64: from the lowest bit, 48 bits of address (of a branch: whether it was taken), 3 bits
+of log2(size in bytes), 12 bits of the place in the source. Places from PLACES on mark entries of another
+kind: the running thread changes, a barrier opens, lanes of a warp do something together, part of a value
+that a store or an atomic wrote, a block ends. sim.native.run.access_log replays the log to the observers.
 """
 
 from numba.core.imputils import impl_ret_borrowed
@@ -13,10 +13,16 @@ from sim.native.codegen.arrays import GuardedType
 from sim.native.codegen.int64 import words
 from sim.native.codegen.linking import always
 
-OFFERED = {"logged", "branch", "log_thread", "log_epoch", "log_together", "log_warp"}
+OFFERED = {"logged", "branch", "log_thread", "log_barrier", "log_block", "log_together", "log_warp"}
 SIZE_SHIFT, PLACE_SHIFT = 48, 51
-PLACES = (1 << 12) - 4  # of a kernel; behind them what else a word may tell
-THREAD_GOES_ON, EPOCH_ENDS, TOGETHER = range(PLACES, PLACES + 3)
+PLACES = (1 << 12) - 8  # the most places in the source of a kernel
+THREAD_GOES_ON, BARRIER_OPENS, TOGETHER, VALUE, BLOCK_ENDS = range(PLACES, PLACES + 5)
+# A VALUE entry holds 4 bytes of a value, or all of a shorter one, and above them its dtype's position here.
+VALUE_BITS = 32
+DTYPES = tuple(
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64"
+    " complex128".split()
+)
 
 
 @words
@@ -33,8 +39,13 @@ def log_thread(state, thread):
 
 
 @words
-def log_epoch(state):
-    append(state, EPOCH_ENDS << PLACE_SHIFT)
+def log_barrier(state, place):
+    append(state, BARRIER_OPENS << PLACE_SHIFT | place)
+
+
+@words
+def log_block(state):
+    append(state, BLOCK_ENDS << PLACE_SHIFT | state.position)
 
 
 @words
@@ -44,7 +55,7 @@ def log_together(state, place):
 
 @words
 def log_warp(state, place, warp, threads):
-    """The same of those lanes of a warp that are there."""
+    """Log what lanes of a warp do together, if any lane has not returned."""
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
         if not state.returned[thread]:
             log_together(state, place)

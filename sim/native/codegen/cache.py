@@ -228,18 +228,3 @@ class Kept(NullCache):
 def names_of(library):
     """The names of a compiled library's global variables."""
     return [variable.name for variable in library._final_module.global_variables]
-
-
-class KeptOwn(Kept):
-    """The same of a function of ours."""
-
-    def folder(self):
-        return own_folder()
-
-
-@functools.cache
-def own_folder():
-    path = folder() / f"sim_{version()[:20]}"
-    path.mkdir(0o700, exist_ok=True)
-    os.utime(path)
-    return path

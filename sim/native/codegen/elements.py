@@ -14,7 +14,7 @@ from numba.cpython import slicing
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from sim.memory.spaces import poisoned as fresh_bytes
-from sim.native.codegen.access_log import PLACE_SHIFT, SIZE_SHIFT, append
+from sim.native.codegen.access_log import DTYPES, PLACE_SHIFT, SIZE_SHIFT, VALUE, VALUE_BITS, append
 from sim.native.codegen.arrays import Array, GuardedType, ReferenceType, is_record, packed
 from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.scalars import converted, dtype_of, numba_type_of
@@ -129,31 +129,33 @@ class Place:
         terms = [self.builder.mul(place, self.array.stride(axis)) for axis, place in enumerate(places)]
         return reduce(self.builder.add, terms, I64(0))
 
-    def log(self):
-        """Write down an access, if there is such an element."""
-        builder, there, places = self.builder, ir.IntType(1)(1), []
-        for axis, place in enumerate(self.given):
-            side = self.array.side(axis)
-            below = builder.icmp_signed("<", place, I64(0))  # counted from the end
-            places.append(builder.select(below, builder.add(place, side), place))
-            there = builder.and_(there, builder.icmp_unsigned("<", places[axis], side))
-        with builder.if_then(there):
-            address = builder.ptrtoint(self.array.pointer(self.flat(places)), I64)
-            size = dtype_of(self.x.dtype).itemsize.bit_length() - 1
-            what = I64(self.x.place << PLACE_SHIFT | size << SIZE_SHIFT)
-            self.array.call(append, self.array.members.state, builder.or_(what, address))
+    def log(self, flat, writes):
+        """Append the access to the log, and behind it the bytes of the element if the access `writes`."""
+        builder, state, dtype = self.builder, self.array.members.state, dtype_of(self.x.dtype)
+        address = builder.ptrtoint(self.array.pointer(flat), I64)
+        what = I64(self.x.place << PLACE_SHIFT | dtype.itemsize.bit_length() - 1 << SIZE_SHIFT)
+        self.array.call(append, state, builder.or_(what, address))
+        if not writes:
+            return
+        what = I64(VALUE << PLACE_SHIFT | DTYPES.index(dtype.name) << VALUE_BITS)
+        some = ir.IntType(8 * min(dtype.itemsize, 4))
+        for offset in range(0, dtype.itemsize, 4):
+            part = builder.inttoptr(builder.add(address, I64(offset)), some.as_pointer())
+            bits = builder.zext(builder.load(part, align=1), I64)
+            self.array.call(append, state, builder.or_(what, bits))
 
     def access(self, watched, do, otherwise=None):
         """`do(flat)` at the element, if there is one, else `otherwise`: a value, or None for both. `watched`:
         watch_load, watch_store or watch_atomic."""
         builder, members = self.builder, self.array.members
-        if self.x.place is not None:
-            self.log()
         lost = builder.append_basic_block("lost") if self.given else None
         flat = self.found(lost) if self.given else I64(0)
         if self.x.watch not in (BARE, BOUNDED):
             self.array.call(watched, I64(self.x.watch), members.shadow, flat, members.state)
-        value, after = do(flat), builder.block
+        value = do(flat)
+        if self.x.place is not None:
+            self.log(flat, writes=watched is not watch_load)
+        after = builder.block
         if lost is None:
             return value
         builder.branch(lost)

@@ -27,7 +27,7 @@ WORDS = {
     "pairs": 1,  # the address of a list of (position, epoch of another block that it races with),
     "pair_count": 1,  # how many there are,
     "pair_room": 1,  # and how many there may be
-    "log": 1,  # the same of the words that are written down to be counted (sim.native.codegen.access_log)
+    "log": 1,  # the same of the access log (sim.native.codegen.access_log)
     "log_count": 1,
     "log_room": 1,
     "segments": WARPS,  # how often the lanes of each warp have synchronised
@@ -42,19 +42,6 @@ WORDS = {
 }
 
 
-FIELDS = {}  # name -> the field of a structure that functions of words know
-
-
-def shared(structure):
-    """The decorator of a structure of words whose fields functions of words call by name."""
-    fields = {name: getattr(structure, name) for name, _ in structure._fields_}
-    if taken := FIELDS.keys() & fields.keys():
-        raise TypeError(f"{structure.__name__}: another structure of words has {', '.join(sorted(taken))}")
-    FIELDS.update(fields)
-    return structure
-
-
-@shared
 class State(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64 * count if count > 1 else ctypes.c_int64) for name, count in WORDS.items()
@@ -64,6 +51,9 @@ class State(ctypes.Structure):
         """Of a launch with blocks of this shape."""
         super().__init__()
         self.address, self.indices[: prod(block)] = ctypes.addressof(self), indices_of(block)
+
+
+FIELDS = {name: getattr(State, name) for name in WORDS}  # as int64 helpers address them
 
 
 @functools.cache

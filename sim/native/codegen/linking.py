@@ -237,12 +237,12 @@ class External(Compiler):
     lower = LowerToRun
 
 
-def kernel(function, kept=Kept):
+def kernel(function):
     """`function` compiled for Python to call, and kept on disk (sim.native.codegen.cache)."""
     dispatcher = njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True, pipeline_class=External)(
         function
     )
-    dispatcher._cache = kept(function)
+    dispatcher._cache = Kept(function)
     return dispatcher
 
 

@@ -24,7 +24,7 @@ OFFERED = set(
     " barrier is_stopped again counted interrupted".split()
 )
 
-MUCH = 1 << 18  # words of a log, after which they are counted
+MUCH = 1 << 16  # entries of a log, after which it is replayed to the observers
 # what a region says: go on, or leave; `holds` takes 0 and 1
 NOBODY, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13
 

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from sim.context import tool_of
 from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.interpreted import Interpreted
@@ -13,10 +14,6 @@ from sim.native.codegen.shadow import BETWEEN, PARTED, TROUBLES
 from sim.observers import DEFAULT
 
 FEW = 1 << 13  # threads: a launch of so many is explained as a whole, and of a larger one so many
-
-
-def tool_of(observer):
-    return observer if isinstance(observer, type) else type(observer)
 
 
 def by_fibers(launch, note, walk=Grid):
@@ -29,7 +26,7 @@ def explained(attempt):
     """The Outcome of a launch in which not all is in order: of a small one by fibers as a whole, of a large
     one those blocks."""
     launch, blocks = attempt.launch, chosen(attempt)
-    if launch.blocks * launch.threads <= FEW:
+    if attempt.is_small:
         attempt.go_back()
         return by_fibers(launch, "by fission, then explained by fibers")
     count = int(np.count_nonzero(concerned(attempt)))
@@ -66,6 +63,8 @@ def of_blocks(attempt, blocks):
     outcome.findings = [
         finding for finding in outcome.findings if finding.kind != "unassigned-variable"
     ] + attempt.unassigned  # of all blocks
+    outcome.findings += attempt.logged.findings
+    outcome.notes, outcome.trace = (*outcome.notes, *attempt.logged.notes), attempt.logged.trace
     counted = attempt.counters()
     outcome.counters |= counted | {"barriers": counted["barriers"] + outcome.counters["barriers"]}
     return outcome

@@ -5,7 +5,7 @@ import signal
 import numpy as np
 from numba.core.errors import NumbaError
 
-from sim.context import thread_index
+from sim.context import thread_index, tool_of
 from sim.engine.base import Outcome
 from sim.engine.collector import uncollected
 from sim.events import Access
@@ -13,12 +13,11 @@ from sim.memory.spaces import argument_array, named_leaves
 from sim.native.codegen import shadow
 from sim.native.lower import definite_assignment
 from sim.native.lower.module import CannotLower
-from sim.native.run.explain import FEW, tool_of
+from sim.native.run.access_log import Replay, is_logged, replayed
+from sim.native.run.explain import FEW
 from sim.native.run.memory import Memory, check_declared, check_writable
-from sim.native.run.tally import Tally
 from sim.native.split.program import first_line
 from sim.native.split.specialize import argument_type, fission_program
-from sim.observers import COUNTERS
 from sim.observers.misuse import Misuse, unassigned_variable
 from sim.observers.races import Races
 from sim.observers.uninitialized import Uninitialized
@@ -58,11 +57,10 @@ class Attempt(Memory):
             for name, value in named_leaves(launch.arguments.items())
             if (array := argument_array(value, name)) is not None
         }
-        counted = bool(self.tools & set(COUNTERS))
         self.program = fission_program(
             launch.function,
             tuple(argument_type(name, value) for name, value in launch.arguments.items()),
-            counted,
+            is_logged(launch.observers),
         )
         lowered = self.program.lowered
         if lowered.module.prints:
@@ -79,8 +77,10 @@ class Attempt(Memory):
         self.saved = {name: self.arrays[name].copy() for name in self.written}
         self.given = self.arguments()
         module = self.program.lowered.module
-        self.tally = Tally(self.launch, module, self.homes()) if module.counted else None
-        self.log = np.empty(ROOM if self.tally else 0, np.int64)
+        self.replay, self.fed, self.logged = None, False, Outcome()
+        if replayed(self.launch.observers):
+            self.replay = Replay(self.launch, module, *self.homes(), self.index_of)
+        self.log = np.empty(ROOM if module.counted else 0, np.int64)
         self.state.log, self.state.log_room = self.log.ctypes.data, len(self.log)
         try:
             self.compile()
@@ -88,16 +88,31 @@ class Attempt(Memory):
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
         try:
             self.advance(self.launch.blocks)
-        except Exception:  # the kernel's own: fibers say whose
-            if not self.may_raise:
+        except CannotLower:
+            raise
+        except Exception:  # the kernel's own, unless an observer raised it: fibers say whose
+            if not self.may_raise or self.replay and self.replay.context.telling:
                 raise
             self.found[self.state.position] |= shadow.PARTED
         self.wrote = bool(self.state.wrote)
-        self.counted, self.tally = self.tally.counters() if self.tally else {}, None
         self.unassigned = list(self.unassigned_variables())
+        self.in_order = self.is_in_order()
         self.found &= self.heeded()
+        if self.replay and (self.in_order or not self.is_small):
+            self.logged = self.replay.finish()
+        self.replay = None  # what runs again is not logged again
+
+    def is_in_order(self):
+        """Whether nothing needs to be explained of the blocks that have run."""
+        if (self.found & self.heeded()).any():
+            return False
         empty = not any(array.size for array in self.arrays.values())
-        self.in_order = not self.found.any() and (empty or self.wrote or Misuse not in self.tools)
+        return empty or self.next < self.launch.blocks or bool(self.state.wrote) or Misuse not in self.tools
+
+    @property
+    def is_small(self):
+        """Whether the launch, if something is not in order, is run again as a whole by fibers."""
+        return self.launch.blocks * self.launch.threads <= FEW and not self.fed
 
     def heeded(self):
         """The TROUBLES that a tool asks for, or that no launch can do without."""
@@ -126,19 +141,25 @@ class Attempt(Memory):
         while self.next < stop:
             self.program.run(*self.run_arguments(stop))
             self.next = self.state.position + 1 if self.state.stopped == shadow.FULL else stop
-            self.count()
+            self.hand_over()
         if self.state.stopped == shadow.INTERRUPTED:
             signal.raise_signal(signal.SIGINT)
             raise KeyboardInterrupt
 
-    def count(self):
-        """Count what is written down; nobody asks a second time."""
+    def hand_over(self):
+        """Replay the log to the observers. They get nothing of a launch that fibers run again as a whole:
+        observers cannot take back what they have counted."""
         length, self.state.log_count = self.state.log_count, 0
-        if length > len(self.log):
+        if self.replay is None or self.is_small and not self.is_in_order():
+            return
+        if length <= len(self.log):
+            self.fed = True
+            self.replay.add(self.log[:length])
+        elif self.fed:
+            self.replay.skip(self.log)
+        else:
             self.go_back()
-            raise CannotLower(f"one block has more than {ROOM:,} accesses to count")
-        if self.tally and length:
-            self.tally.add(self.log[:length])
+            raise CannotLower(f"one block has more than {ROOM:,} accesses to log")
 
     def go_back(self):
         """Make the arguments what they were before the launch."""
@@ -164,9 +185,10 @@ class Attempt(Memory):
     def counters(self):
         blocks, barriers = self.launch.blocks, self.state.barriers
         threads = blocks * self.launch.threads
-        return {"threads": threads, "blocks": blocks, "barriers": barriers, **self.counted}
+        return {"threads": threads, "blocks": blocks, "barriers": barriers, **self.logged.counters}
 
     def outcome(self):
         lowered = self.program.lowered
         notes = ("by fission", undecided(1)) if self.watched and lowered.synchronizes else ("by fission",)
-        return Outcome(self.unassigned, self.counters(), notes, lowered.code)
+        notes, findings = (*notes, *self.logged.notes), [*self.unassigned, *self.logged.findings]
+        return Outcome(findings, self.counters(), notes, lowered.code, self.logged.trace)

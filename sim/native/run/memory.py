@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 
-from sim.events import CONSTANT, SPACES
+from sim.events import CONSTANT
 from sim.memory.declared import check_sizes
 from sim.memory.spaces import (
     AddressSpace,
@@ -22,7 +22,6 @@ from sim.native.codegen.launch_state import State
 from sim.native.codegen.scalars import argument_of
 from sim.native.codegen.shadow import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED
 from sim.native.lower.module import CannotLower
-from sim.native.run.tally import Home
 from sim.native.split.program import sizes_of
 
 
@@ -62,7 +61,7 @@ class Memory:
             if not {*names} & {*self.written} and not empty:
                 continue
             size = group[names[0]].itemsize
-            offsets = {name: a.__array_interface__["data"][0] - low for name, a in group.items()}
+            offsets = {name: first_byte(a) - low for name, a in group.items()}
             distances = [*offsets.values(), *(stride for a in group.values() for stride in a.strides)]
             if any(a.itemsize != size for a in group.values()) or any(d % size for d in distances):
                 raise CannotLower(f"arguments {', '.join(names)} overlap and their elements do not")
@@ -74,7 +73,7 @@ class Memory:
     def hold(self, array):
         """Keep `array` alive; returns its address."""
         self.held.append(array)
-        return array.__array_interface__["data"][0]
+        return first_byte(array)
 
     def kept(self):
         """The address of the variables that live from one region to another, an array over threads each."""
@@ -112,19 +111,24 @@ class Memory:
         return self.guarded(memory[:whole].view(dtype), SHARED, shadow)
 
     def homes(self):
-        """The arrays of the launch, as the tools know them."""
-        space, module = AddressSpace(), self.program.lowered.module
+        """Return the simulated address space, and {first byte of an array on the host: Allocation}."""
+        space, module, homes = AddressSpace(), self.program.lowered.module, {}
         bind_arguments(space, self.arrays)
-        homes = [Home(a.name, SPACES.index(a.space), *extent(a.root), a.base) for a in space.allocations]
+        for allocation in space.allocations:
+            homes[first_byte(allocation.root)] = allocation
         named = [
             *((CONSTANT, "const") for _ in module.arrays),
-            *((declared.name, declared.space) for declared in module.declared.values()),
+            *((declared.name or declared.space, declared.space) for declared in module.declared.values()),
         ]
         for (name, where), guarded in zip(named, self.given):
-            memory = guarded.held[0].reshape(-1).view(np.uint8)
-            base = space.add(name, where, memory, None).base
-            homes.append(Home(name, SPACES.index(where), *extent(memory), base))
-        return homes
+            array, copies = guarded.held[0], 1
+            if where == "local":
+                array, copies = array[0], len(array)
+            if array.size and first_byte(array) not in homes:  # views of the dynamic bytes begin at one byte
+                home = 0, array.itemsize, array.shape, array.strides
+                root = array.reshape(-1).view(np.uint8)
+                homes[first_byte(array)] = space.add(name, where, root, home, copies)
+        return space, homes
 
 
 def check_writable(given, writes):
@@ -136,10 +140,8 @@ def check_writable(given, writes):
             raise CannotLower(f"argument {name} is a read-only array, and the kernel may write to it")
 
 
-def extent(memory):
-    """(first byte, byte behind the last) of an array of bytes."""
-    first = memory.__array_interface__["data"][0]
-    return first, first + memory.size
+def first_byte(array):
+    return array.__array_interface__["data"][0]
 
 
 def check_declared(module, launch):

@@ -176,7 +176,7 @@ class Fission(Computable):
         if at == BLOCK:
             lines += ["if not barrier(state):", "    return"]
             if self.module.counted:
-                lines += [f"log_together(state, {call.site})", "log_epoch(state)"]
+                lines += [f"log_barrier(state, {call.site})"]
             return [*lines, f"{in_text(call.stops, 'all')}(threads, {', '.join(given)})"] if given else lines
         if self.module.counted:
             lines += [f"log_warp(state, {call.site}, warp, threads)"]

@@ -14,6 +14,7 @@ from sim.frontend.tree import SplitByType, as_list, located
 from sim.isa.memory import interpreted_only
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
 from sim.native.codegen import cache
+from sim.native.codegen.access_log import PLACES
 from sim.native.codegen.arrays import GuardedType
 from sim.native.codegen.isa_functions import digest
 from sim.native.codegen.scalars import numba_type_of
@@ -99,6 +100,8 @@ def lower_for_fission(function, dtypes=(), counted=False):
     synchronizes = any(source.acts_on_atomics for source in module.reachable.values())
     module.reachable = None  # the functions themselves are not kept alive
     writes = Writes(module).of(statements)
+    if counted and len(module.sites) > PLACES:
+        raise CannotLower(f"it has {len(module.sites):,} places to log, and a log numbers {PLACES:,}")
     if writes & set(module.arrays):
         raise CannotLower("a global array is constant, and the kernel may write to it")
     writes &= {*parameters, *module.declared}
@@ -231,7 +234,7 @@ def fission_text(module, name, parameters, split, renewing=()):
     """The text of a kernel's file: head, regions, a block, the walk over all blocks. `renewing`: statements
     that come before each block."""
     shared = [known for known, declared in module.declared.items() if declared.space == "shared"]
-    for needed in ("begin_block", "end_block", "block_index", "dim3", "poisoned", "log_epoch"):
+    for needed in ("begin_block", "end_block", "block_index", "dim3", "poisoned", "log_block"):
         module.library(needed)
     block = split.function(f"{name}_block", split.lines)
     what = "each region is a loop over the threads that stand between two places where threads wait"
@@ -249,7 +252,7 @@ def fission_text(module, name, parameters, split, renewing=()):
         *(f"    poisoned({name})" for name in shared),
         *(f"    {statement}" for statement in renewing),
         f"    {block}",
-        *(["    log_epoch(state)"] if module.counted else []),
+        *(["    log_block(state)"] if module.counted else []),
         "    if end_block(state):",
         "        return",
     ]

@@ -1,0 +1,229 @@
+"""Replay of the access log of compiled code: the observers of a launch get the hooks that they get from
+interpreted threads (sim.context).
+
+A piece of the log holds whole blocks. sim.native.codegen.access_log says what one entry is.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sim.context import Context, overridden, tool_of
+from sim.engine.base import Outcome
+from sim.events import ACTIONS, LOCAL, SITES, SPACE_SHIFT, Batch, Decisions
+from sim.isa.conversions import domain
+from sim.native.codegen.access_log import (
+    BARRIER_OPENS,
+    BLOCK_ENDS,
+    DTYPES,
+    PLACE_SHIFT,
+    SIZE_SHIFT,
+    THREAD_GOES_ON,
+    TOGETHER,
+    VALUE,
+    VALUE_BITS,
+)
+from sim.native.codegen.scalars import HALVES
+from sim.observers import DEFAULT
+
+BRANCH = ACTIONS["branch"]
+MARK = BRANCH + 1  # the action of an entry that is neither an access nor a branch
+FACT = (1 << SIZE_SHIFT) - 1  # bits of an address, and of what a mark says
+LOGGED = {"accesses", "branches", "collective", "barrier_opened", "block_ended"}  # hooks that need a log
+REPLAYED = LOGGED | {"launch_started", "launch_finished"}
+
+
+def replayed(observers):
+    """The observers that the log is replayed to; compiled code itself contains the checks of DEFAULT."""
+    return [observer for observer in observers if tool_of(observer) not in DEFAULT]
+
+
+def not_replayed(observers):
+    """{name of an observer: hooks that it overrides and that no log can call}."""
+    found = {
+        tool_of(observer).__name__: {*overridden(observer)} - REPLAYED for observer in replayed(observers)
+    }
+    return {name: sorted(hooks) for name, hooks in found.items() if hooks}
+
+
+def is_logged(observers):
+    """Whether an observer needs a log."""
+    return any({*overridden(observer)} & LOGGED for observer in replayed(observers))
+
+
+class Replay:
+    """The observers of one compiled launch.
+
+    `module` is the lowered module, whose places the log numbers; `homes` maps the first byte of an array in
+    the host's memory to its Allocation in `space`; `index_of(position)` is the index of a block.
+    """
+
+    def __init__(self, launch, module, space, homes, index_of):
+        observers = [tool() if isinstance(tool, type) else tool for tool in replayed(launch.observers)]
+        self.context = Context(observers, launch.spec, space, launch.block, None)
+        self.listeners, self.local = self.context.listeners, self.context.enabled.local
+        self.operations, self.index_of = module.operations, index_of
+        # tables by the highest 16 bits of an entry, its place and size: action, number of the site, bytes
+        places = np.arange(1 << 16) >> PLACE_SHIFT - SIZE_SHIFT
+        actions, sites = np.full(1 << 13, MARK, np.int8), np.zeros(1 << 13, np.int32)
+        actions[: len(module.sites)] = [ACTIONS[site.action] for site in module.sites]
+        sites[: len(module.sites)] = self.sites = [SITES.add(site) for site in module.sites]
+        self.action, self.site = actions[places], sites[places]
+        self.size = (1 << np.arange(1 << 16) % (1 << PLACE_SHIFT - SIZE_SHIFT)).astype(np.int32)
+        homes = sorted((low, allocation.base) for low, allocation in homes.items())
+        self.low, base = np.array(homes or [(0, 0)], np.int64).T
+        self.moved = base - self.low
+        self.segments = self.accesses = 0  # of the blocks replayed so far
+        self.started, self.skipped, self.blocks = False, 0, launch.blocks
+        self.tools = [type(observer).__name__ for observer in observers]
+
+    def start(self):
+        if not self.started:
+            self.started = True
+            self.context.announce("launch_started", self.context)
+
+    def finish(self):
+        """The Outcome of what the observers found and counted."""
+        with np.errstate(all="ignore"):
+            self.start()
+            self.context.announce("launch_finished", self.context)
+        own = ("threads", "blocks", "barriers")
+        counters = {name: count for name, count in self.context.counters.items() if name not in own}
+        return Outcome(self.context.findings, counters, self.notes(), (), self.context.trace)
+
+    def notes(self):
+        if not self.skipped:
+            return ()
+        tools, blocks = ", ".join(self.tools), f"{self.blocks - self.skipped:,} of {self.blocks:,} blocks"
+        return (f"{tools} watched {blocks}: the log of the others has no room for their accesses",)
+
+    def add(self, log):
+        """Replay a piece of the log."""
+        with np.errstate(all="ignore"):
+            self.start()
+            Piece(self, log).replay()
+
+    def skip(self, log):
+        """Replay a piece of the log that lacks the end of its last block, without that block."""
+        ends = np.flatnonzero(log >> PLACE_SHIFT == BLOCK_ENDS)
+        if len(ends):
+            self.add(log[: ends[-1] + 1])
+        self.skipped += 1
+
+
+class Piece:
+    """One piece of the log. `kind` is the highest 16 bits of each entry; a `region` is what one thread does
+    between two places where it waits."""
+
+    def __init__(self, launch, log):
+        self.launch, self.log = launch, log
+        self.kind = log.view(np.uint16)[3::4].astype(np.intp)
+        self.action = launch.action[self.kind]
+        marks = np.flatnonzero(self.action == MARK)
+        kinds, facts = self.kind[marks] >> PLACE_SHIFT - SIZE_SHIFT, log[marks] & FACT
+        goes_on = kinds == THREAD_GOES_ON
+        begins, self.thread = np.append(0, marks[goes_on]), np.append(0, facts[goes_on]).astype(np.int32)
+        self.region = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(log)))
+        told = ~goes_on & (kinds != VALUE)
+        self.moments = zip(*(column[told].tolist() for column in (marks, kinds, facts)))
+        self.blocks = iter(facts[kinds == BLOCK_ENDS].tolist())
+        self.values_at = marks[kinds == VALUE]
+        self.announced = [
+            (hook, Run(*columns()), make)
+            for hook, columns, make in (
+                ("accesses", self.accesses, self.batch),
+                ("branches", self.branches, Decisions),
+            )
+            if launch.listeners[hook]
+        ]
+
+    def accesses(self):
+        """(positions in the piece, columns of a Batch but its values)."""
+        launch, at, values = self.launch, np.flatnonzero(self.action < BRANCH), self.values_at
+        address = self.log[at]
+        address &= FACT
+        address += launch.moved[np.searchsorted(launch.low, address, side="right") - 1]
+        if not launch.local:
+            wanted = address >> SPACE_SHIFT != LOCAL
+            if not wanted.all():
+                values = values[wanted[np.searchsorted(at, values) - 1]]
+                at, address = at[wanted], address[wanted]
+        region, kind = self.region[at], self.kind[at]
+        position = np.arange(launch.accesses, launch.accesses + len(at))
+        thread, segment = self.thread[region], region + launch.segments
+        self.values = Run(values, (self.log[values],))
+        launch.accesses += len(at)
+        launch.segments += len(self.thread)
+        return at, (thread, segment, position, launch.site[kind], address, launch.size[kind])
+
+    def branches(self):
+        """(positions in the piece, columns of Decisions)."""
+        at = np.flatnonzero(self.action == BRANCH)
+        thread, site = self.thread[self.region[at]], self.launch.site[self.kind[at]]
+        return at, (thread.astype(np.int64), site.astype(np.int64), self.log[at] & 1)
+
+    def replay(self):
+        launch, epoch, block = self.launch, 0, None
+        for mark, kind, fact in self.moments:
+            block = launch.index_of(next(self.blocks)) if block is None else block
+            if kind == TOGETHER:
+                launch.context.announce("collective", launch.operations[fact], block, launch.sites[fact])
+                continue
+            self.announce_before(mark, block, epoch)
+            if kind == BARRIER_OPENS:
+                launch.context.announce("collective", "syncthreads", block, launch.sites[fact])
+                launch.context.announce("barrier_opened", block, epoch)
+                epoch += 1
+            else:
+                launch.context.announce("block_ended", block, epoch)
+                epoch, block = 0, None
+
+    def announce_before(self, mark, block, epoch):
+        """Announce what the block has done since the last moment, up to the entry at `mark`."""
+        self.mark = mark
+        for hook, run, make in self.announced:
+            columns = run.before(mark)
+            if len(columns[0]):
+                self.launch.context.announce(hook, make(block, epoch, *columns))
+
+    def batch(self, block, epoch, *columns):
+        return Batch(block, epoch, *columns, Values(*self.values.before(self.mark)))
+
+
+class Run:
+    """Parallel `columns`, of entries at increasing positions `at` of a piece; each is taken once."""
+
+    def __init__(self, at, columns):
+        self.at, self.columns, self.taken = at, columns, 0
+
+    def before(self, mark):
+        """The next entries of each column, up to the position `mark`."""
+        first, self.taken = self.taken, int(np.searchsorted(self.at, mark))
+        return [column[first : self.taken] for column in self.columns]
+
+
+class Values(Sequence):
+    """The values of a Batch: `entries` of the log, which are decoded when an observer asks for them."""
+
+    def __init__(self, entries):
+        self.entries, self.decoded = entries, None
+
+    def __len__(self):
+        return len(self.values())
+
+    def __getitem__(self, position):
+        return self.values()[position]
+
+    def values(self):
+        if self.decoded is None:
+            dtypes = self.entries >> VALUE_BITS & 255
+            borders = np.flatnonzero(np.diff(dtypes)) + 1
+            runs = zip(np.split(self.entries, borders), np.split(dtypes, borders))
+            self.decoded = [value for bits, of in runs if len(of) for value in values_of(bits, DTYPES[of[0]])]
+        return self.decoded
+
+
+def values_of(entries, name):
+    """The values of a dtype in consecutive entries, as a kernel computes with them."""
+    dtype = HALVES[name].numpy if name in HALVES else np.dtype(name)
+    return map(domain, entries.astype(f"u{min(dtype.itemsize, 4)}").view(dtype))
