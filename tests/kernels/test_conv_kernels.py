@@ -1,6 +1,7 @@
 """The convolutional kernels against the float64 reference: interpreted, on tiny shapes; their inputs,
 gradients and memory."""
 
+import functools
 import math
 
 import pytest
@@ -24,19 +25,10 @@ from kernels.common.launch import simulated
 from kernels.conv.backward import conv_backward
 from kernels.conv.forward import conv_forward
 from kernels.reference import identity_taps
+from runners import checked
 
 gpu = pytest.mark.gpu
 SMALL = 32  # tiles of 32 × 32: a block of 64 threads
-
-
-def simulator(**options):
-    """A runner that simulates; any finding, a warning too, fails."""
-
-    def run(*launch):
-        report = simulated(*launch, **options)
-        assert not report.findings, report.findings
-
-    return run
 
 
 # In the simulator -------------------------------------------------------------------------------------------
@@ -60,7 +52,8 @@ def test_tiny_shapes_under_every_seed(shape, engine, few):
     answers = []
     for seed in few(range(20), 2):
         tensors = inputs(shape)
-        answers.append(results(*tensors, shape.causal, size=SMALL, run=simulator(engine=engine, seed=seed)))
+        run = functools.partial(checked, engine=engine, seed=seed)
+        answers.append(results(*tensors, shape.causal, size=SMALL, run=run))
         assert right(relative_errors(answers[-1], reference(*tensors, shape.causal)))
     assert all(
         torch.equal(a, b)
@@ -82,7 +75,7 @@ def test_small_shapes(shape):
     """Heads are blocks of their own, so that where tokens are many one head tells as much as three."""
     if shape.n > 7:
         shape = shape._replace(heads=1)
-    errors = errors_of(shape, size=SMALL, run=simulator())
+    errors = errors_of(shape, size=SMALL, run=checked)
     assert right(errors), errors
 
 
@@ -124,7 +117,7 @@ def extremes():
 
 @pytest.mark.parametrize("what, q, k, v, w", extremes(), ids=[what for what, *_ in extremes()])
 def test_no_nan(what, q, k, v, w):
-    answer = results(q, k, v, w, torch.ones_like(q), True, size=SMALL, run=simulator())
+    answer = results(q, k, v, w, torch.ones_like(q), True, size=SMALL, run=checked)
     assert all(result.isfinite().all() for result in answer)
     if "1e4" not in what:
         assert right(relative_errors(answer, reference(q, k, v, w, torch.ones_like(q), True)))

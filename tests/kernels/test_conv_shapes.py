@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.cases.conv import SHAPES, Shape, errors_of, inputs, right
-from kernels.common.launch import simulated, width_for
+from kernels.common.launch import width_for
 from kernels.conv.forward import conv_forward
+from runners import native
 
 gpu, nightly = pytest.mark.gpu, pytest.mark.nightly
 
@@ -28,13 +29,6 @@ SAMPLE = [
     shape if shape.d <= WIDTH else shape._replace(d=13) for shape in SHAPES[::5]
 ]  # has every length and all taps
 ON_A_CPU = [*SAMPLE, *(pytest.param(shape, marks=nightly) for shape in SHAPES if shape not in SAMPLE)]
-
-
-def native(*launch):
-    """A runner; any finding, a warning too, fails, and so does a kernel that goes the slow way."""
-    report = simulated(*launch, engine="native")
-    assert not report.findings, report.findings
-    assert report.notes == ("by fission",)
 
 
 def is_right(shape, **options):

@@ -21,25 +21,14 @@ from kernels.cases.latent import (
     results,
     right,
 )
-from kernels.common.launch import simulated
 from kernels.flash.forward import flash_forward
 from kernels.latent.backward import latent_backward
 from kernels.latent.forward import latent_forward
+from runners import checked, native
 
 gpu = pytest.mark.gpu
 # of one width, so that one kernel is compiled
 SAMPLE = [shape for shape in SHAPES if max(shape.d, shape.latent) <= 32][::2]
-
-
-def simulator(*launch, **options):
-    """A runner that simulates; any finding, a warning too, fails, and so does a kernel that native runs the
-    slow way."""
-    report = simulated(*launch, **options)
-    assert not report.findings, report.findings
-    assert report.engine != "native" or report.notes == ("by fission",)
-
-
-native = functools.partial(simulator, engine="native")
 
 
 def is_right(shape, **options):
@@ -82,7 +71,7 @@ def test_tiny_shapes_under_every_seed(shape, engine, few):
     other's sums."""
     answers = []
     for seed in few(range(6), 2):
-        run = functools.partial(simulator, engine=engine, seed=seed)
+        run = functools.partial(checked, engine=engine, seed=seed)
         answers.append(results(shape, *inputs(shape), run=run, deterministic=True))
         assert right(relative_errors(answers[-1], reference(shape, *inputs(shape))))
     assert all(torch.equal(a, b) for answer in answers for a, b in zip(answer, answers[0]))

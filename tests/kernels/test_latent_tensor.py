@@ -9,10 +9,10 @@ import torch
 
 from kernels import LatentAttention, latent_attention, latent_attention_decode, reference
 from kernels.cases.latent import SHAPES, TINY, Shape, inputs
-from kernels.common.launch import simulated
 from kernels.latent.forward import latent_forward
 from kernels.reference.latent import latent_scores
 from kernels.tensor_cores.launch import aligned, operand
+from runners import checked
 
 gpu = pytest.mark.gpu
 DTYPES = torch.bfloat16, torch.float16
@@ -20,11 +20,6 @@ DTYPES = torch.bfloat16, torch.float16
 
 def relative(got, wanted):
     return float((got.double() - wanted).norm() / wanted.norm())
-
-
-def simulator(*launch, **options):
-    report = simulated(*launch, **options)
-    assert not report.findings, report.findings
 
 
 def is_right(shape, dtype, device="cpu", scale=None, run=None):
@@ -58,7 +53,7 @@ def is_right(shape, dtype, device="cpu", scale=None, run=None):
     ids=str,
 )
 def test_forward(shape, dtype, scale):
-    is_right(shape, dtype, scale=scale, run=simulator)
+    is_right(shape, dtype, scale=scale, run=checked)
 
 
 @gpu
@@ -81,7 +76,7 @@ def decodes(batch, heads, given, keys, d, latent, window, dtype, device="cpu", *
     "sizes", [(1, 2, 3, 5, 7, 5, 3), (1, 17, 1, 140, 4, 24, 0), (2, 3, 2, 70, 64, 100, 2)], ids=str
 )
 def test_decode(sizes):
-    decodes(*sizes, DTYPES[sizes[0] % 2], splits=2, run=simulator)
+    decodes(*sizes, DTYPES[sizes[0] % 2], splits=2, run=checked)
 
 
 @gpu

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels.cases.multi_token import SHAPES, Shape, errors_of, right
-from kernels.common.launch import simulated
+from runners import native
 
 gpu = pytest.mark.gpu
 SIDE = st.integers(1, 15)
@@ -30,13 +30,6 @@ def shapes(draw, most=128, heads=(1, 2, 3, 4, 6), groups=None, taps=TAPS):
     parts = draw(taps), draw(groups), draw(taps), draw(groups)
     sizes = draw(st.integers(1, 2)), heads, draw(st.integers(1, 140)), draw(st.integers(1, most))
     return Shape(*sizes, *parts, draw(st.booleans()), draw(st.integers(1, 140)))
-
-
-def native(*launch):
-    """A runner; any finding, a warning too, fails, and so does a kernel that goes the slow way."""
-    report = simulated(*launch, engine="native")
-    assert not report.findings, report.findings
-    assert report.notes == ("by fission",)
 
 
 def is_right(shape, **options):

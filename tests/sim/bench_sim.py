@@ -17,25 +17,11 @@ import time
 import numpy as np
 from numba import cuda, float32
 
+from example_kernels import tiled_matmul
+
 TILE = 16
+matmul = tiled_matmul(TILE)
 HALVINGS = (128, 64, 32, 16, 8, 4, 2, 1)
-
-
-@cuda.jit
-def matmul(a, b, c):
-    tile_a = cuda.shared.array((TILE, TILE), float32)
-    tile_b = cuda.shared.array((TILE, TILE), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    column, row = cuda.blockIdx.x * TILE + x, cuda.blockIdx.y * TILE + y
-    total = float32(0)
-    for tile in range(a.shape[1] // TILE):
-        tile_a[y, x] = a[row, tile * TILE + x]
-        tile_b[y, x] = b[tile * TILE + y, column]
-        cuda.syncthreads()
-        for k in range(TILE):
-            total += tile_a[y, k] * tile_b[k, x]
-        cuda.syncthreads()
-    c[row, column] = total
 
 
 @cuda.jit

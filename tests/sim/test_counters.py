@@ -8,6 +8,7 @@ import pytest
 from numba import cuda, float32, float64, int8, int32
 
 import sim.context
+from example_kernels import tiled_matmul
 from sim import simulate
 from sim.observers import COUNTERS
 from sim.observers.banks import Banks
@@ -216,23 +217,7 @@ def test_a_padded_tile_has_no_conflict(width, turns, ways):
 # --- traffic, and a whole kernel ----------------------------------------------------------------------------
 
 TILE = 16
-
-
-@cuda.jit
-def matmul(a, b, c):
-    tile_a = cuda.shared.array((TILE, TILE), float32)
-    tile_b = cuda.shared.array((TILE, TILE), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row, column = cuda.blockIdx.y * TILE + y, cuda.blockIdx.x * TILE + x
-    total = float32(0)
-    for tile in range(a.shape[1] // TILE):
-        tile_a[y, x] = a[row, tile * TILE + x]
-        tile_b[y, x] = b[tile * TILE + y, column]
-        cuda.syncthreads()
-        for k in range(TILE):
-            total += tile_a[y, k] * tile_b[k, x]
-        cuda.syncthreads()
-    c[row, column] = total
+matmul = tiled_matmul(TILE)
 
 
 def matmul_counters(**how):

@@ -6,9 +6,10 @@ import time
 
 import numpy as np
 import pytest
-from numba import cuda, float32
+from numba import cuda
 
 import sim
+from example_kernels import tiled_matmul
 from sim import KernelBug, LaunchError, ThreadError, simulate
 from sim.engine.scheduler import Scheduler
 from sim.errors import Stuck
@@ -17,23 +18,7 @@ from sim.observers.order import Order
 
 ENGINES = ("fibers", "threads")
 TILE = 4
-
-
-@cuda.jit
-def matmul(a, b, c):
-    tile_a = cuda.shared.array((TILE, TILE), float32)
-    tile_b = cuda.shared.array((TILE, TILE), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row, column = cuda.blockIdx.y * TILE + y, cuda.blockIdx.x * TILE + x
-    total = float32(0)
-    for tile in range(a.shape[1] // TILE):
-        tile_a[y, x] = a[row, tile * TILE + x]
-        tile_b[y, x] = b[tile * TILE + y, column]
-        cuda.syncthreads()
-        for k in range(TILE):
-            total += tile_a[y, k] * tile_b[k, x]
-        cuda.syncthreads()
-    c[row, column] = total
+matmul = tiled_matmul(TILE)
 
 
 @cuda.jit

@@ -17,6 +17,7 @@ import pytest
 from numba import cuda, float32, float64, int32, uint8
 from numba.cuda import libdevice
 
+from example_kernels import grid_wide, tiled_matmul
 from sim import KernelBug, LaunchError, ThreadError, empty, simulate
 from sim.native import source
 from sim.native.codegen import cache
@@ -24,24 +25,8 @@ from sim.observers import COUNTERS, DEFAULT, Trace
 
 FULL = 0xFFFFFFFF
 TILE = 4
+matmul = tiled_matmul(TILE)
 WEIGHTS = np.array([0.25, 0.5, 0.25], np.float32)
-
-
-@cuda.jit
-def matmul(a, b, c):
-    tile_a = cuda.shared.array((TILE, TILE), float32)
-    tile_b = cuda.shared.array((TILE, TILE), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    row, column = cuda.blockIdx.y * TILE + y, cuda.blockIdx.x * TILE + x
-    total = float32(0)
-    for tile in range(a.shape[1] // TILE):
-        tile_a[y, x] = a[row, tile * TILE + x]
-        tile_b[y, x] = b[tile * TILE + y, column]
-        cuda.syncthreads()
-        for k in range(TILE):
-            total += tile_a[y, k] * tile_b[k, x]
-        cuda.syncthreads()
-    c[row, column] = total
 
 
 @cuda.jit(device=True)
@@ -104,17 +89,6 @@ def votes(x, out):
     out[i, 2] = cuda.match_any_sync(FULL, x[i])
     out[i, 3] = cuda.syncthreads_count(positive)
     out[i, 4] = cuda.popc(cuda.activemask())
-
-
-@cuda.jit
-def grid_wide(x, y):
-    group = cuda.cg.this_grid()
-    i = cuda.grid(1)
-    for step in range(3):
-        x[i] = i + step
-        group.sync()
-        y[i] += x[x.shape[0] - 1 - i]
-        group.sync()
 
 
 @cuda.jit

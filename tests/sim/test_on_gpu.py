@@ -13,6 +13,7 @@ import pytest
 from numba import cuda, float32, int8, int32, int64, uint32, uint64
 from numba.cuda import libdevice
 
+from example_kernels import grid_wide
 from sim import simulate
 
 TABLE = np.arange(10, dtype=np.float32) ** 2
@@ -173,17 +174,6 @@ def atomics(cells, unsigned, floats):
 
 
 @cuda.jit
-def whole_grid(x, y):
-    i = cuda.grid(1)
-    group = cuda.cg.this_grid()
-    for step in range(3):
-        x[i] = i + step
-        group.sync()
-        y[i] += x[x.shape[0] - 1 - i]
-        group.sync()
-
-
-@cuda.jit
 def narrow_operands(small, unsigned, words, out):
     i = cuda.grid(1)
     a, b, c = small[i], unsigned[i], words[i]
@@ -256,7 +246,7 @@ CASES = [
         (4, 64),
         (out(8, dtype=np.int32), out(4, dtype=np.uint32), np.array([0, -5, np.nan, np.nan], np.float32)),
     ),
-    (whole_grid, (4, 16), (out(64), out(64))),
+    (grid_wide, (4, 16), (out(64), out(64))),
     (
         narrow_operands,
         (1, 16),
