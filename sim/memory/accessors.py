@@ -1,10 +1,11 @@
-"""The checked access: how one element of an array is read and written.
+"""Fast access to one element of an array.
 
 The front end turns `a[i, j]` into `load2(a, i, j, site)` and `a[i, j] = v` into `store2(a, i, j, v, site)`.
-Those functions are made from one template for each number of dimensions (`accessors`): they check the bounds,
-append one integer to the log if any tool listens, and touch the element. All that is unusual (negative and
-bad indices, numpy's narrow integers, tuples, slices, things that are no arrays) goes to `Array.load` and
-`Array.store`.
+These functions are made from one template for each number of dimensions. They check the bounds, append one
+integer to the log if an observer listens, and access the element.
+
+Everything unusual goes to `Array.load` and `Array.store`: negative and invalid indices, numpy's narrow
+integers, tuples, slices, and objects that are not arrays.
 """
 
 import numpy as np
@@ -47,8 +48,11 @@ def store{rank}(x, {indices}, value, site):
 
 
 def template(logged, local):
-    """The source of all fast accessors; with `logged`, each access appends site, size and address to the log
-    as one integer; with `local`, one to local memory too."""
+    """Return the source of all fast accessors.
+
+    logged: whether an access appends site, size and address to the log, as one integer.
+    local: whether accesses to local memory do so too.
+    """
     announce = f"log((site << {SITE_SHIFT}) + x.code + (flat << x.shift))"
     parts = []
     for rank in range(1, MAX_FAST_RANK + 1):
@@ -79,7 +83,7 @@ CODE = {
 
 
 def convert(x, flat, value):
-    """Store a value that the array's memory does not take as it is."""
+    """Store a value that the array's memory does not accept as it is."""
     if not x.writable:
         raise only_read(x) from None
     x.cells[flat] = cast(x.dtype)(value)
@@ -102,13 +106,24 @@ def store_any(x, index, value, site):
         x[index[0] if len(index) == 1 else index] = value
 
 
-OFFERED = "load", "store", "Array", "log", "values", "convert"  # what these begin with
+OFFERED = (
+    "load",
+    "store",
+    "Array",
+    "log",
+    "values",
+    "convert",
+)  # prefixes of the names that rewritten kernels use
 GENERAL = load_any, store_any, convert
 
 
 def accessors(log, values, local):
-    """{name: function} of load1 ... store5 and what inlined loads need; `log` is what to append accesses to
-    (those to local memory if `local`), or None, and `values` what to append stored values to."""
+    """Return {name: function} for load1 ... store5, and for the names that inlined accesses use.
+
+    log: the list to which accesses append, or None.
+    values: the list to which stored values are appended.
+    local: whether accesses to local memory are logged too.
+    """
     names = {known.__name__: known for known in (*FAST.values(), *WATCHED.values(), *GENERAL)}
     names["INTEGERS"] = INTEGERS
     if log is not None:

@@ -1,5 +1,5 @@
-"""What a kernel holds when it holds an array: a view of an allocation, whose every access is checked. The
-usual ones, which are fast, stand in sim.memory.accessors."""
+"""Arrays as a kernel holds them: views of an allocation, every access to which is checked. The fast path
+for single elements is in `sim.memory.accessors`."""
 
 import functools
 import itertools
@@ -15,15 +15,19 @@ from sim.isa.conversions import cast, domain
 from sim.memory.methods import MAX_FAST_RANK, Methods
 from sim.memory.spaces import poison
 
-WORDS = {1: "b", 2: "h", 4: "i", 8: "q"}  # integers of so many bytes, to a memoryview
-PARTS = slice, EllipsisType, NoneType  # what may stand in the index of a view; None is a new axis
+WORDS = {1: "b", 2: "h", 4: "i", 8: "q"}  # bytes of an integer -> its format in a memoryview
+PARTS = slice, EllipsisType, NoneType  # index parts that select a view; None adds an axis
 
 
 class Array(Methods):
-    """A view of an allocation, an ndarray to a kernel: `offset` and `strides` in bytes. `root`: the memory
-    itself, the allocation's or what one block or thread has of it. `marks`: None, or of local memory, if a
-    tool asks, what its thread has written: a list with -1 for each such element, else 0; where several views
-    share it a bytearray with 255 for each such byte."""
+    """A view of an allocation, which looks like an ndarray to a kernel.
+
+    root: the memory itself, as bytes: the allocation's, or a block's or a thread's copy of it.
+    offset, strides: in bytes.
+    marks: for local memory whose reads are watched, the elements that the thread has written, else None. It
+        is a list with -1 for each written element and 0 for the others; once several views share it, a
+        bytearray with 255 for each written byte.
+    """
 
     __slots__ = (
         *"allocation root offset dtype shape strides ndim size name context data cells written code".split(),
@@ -43,8 +47,10 @@ class Array(Methods):
             self.prepare_fast_access(layout)
 
     def prepare_fast_access(self, layout):
-        """Sizes and element strides as plain attributes, `data`, on which `data[flat]` gives a kernel's value
-        at once, and `cells`, which is stored to."""
+        """Set the attributes that the fast path reads: sizes and element strides, `data` and `cells`.
+
+        `data[flat]` returns an element as the value that a kernel sees. Stores go to `cells`.
+        """
         for name, value in layout.axes:
             setattr(self, name, value)
         end = self.offset + layout.span
@@ -52,14 +58,14 @@ class Array(Methods):
         memory = memory.view(layout.dtype)
         if not self.writable:
             memory.flags.writeable = False
-        # A memoryview gives a Python int or bool, as wide signed integers and booleans are inside a kernel;
-        # numpy gives its own scalars. It takes only an integer that fits, where numpy would convert a float
-        # as the CPU does; then `cast` converts as the GPU does.
+        # A memoryview returns a Python int or bool, which is how a kernel represents wide signed integers and
+        # booleans; numpy returns its own scalars. A memoryview accepts only an integer that fits, while numpy
+        # would convert a float as the CPU does. What it refuses is converted by `cast`, as on the GPU.
         self.cells = memoryview(memory) if layout.whole else memory
         self.data = self.cells if layout.wide else memory
         if type(self.marks) is list:
             self.written = self.marks
-        elif self.marks is not None:  # -1: every byte of the element
+        elif self.marks is not None:  # -1 means that every byte of the element is written
             self.written = memoryview(self.marks)[self.offset : end].cast(WORDS[layout.dtype.itemsize])
 
     @property
@@ -72,7 +78,7 @@ class Array(Methods):
     # --- the general path -----------------------------------------------------------------------------------
 
     def load(self, index, site):
-        """One element, or a view, for an index of any form."""
+        """Load one element, or make a view, for an index of any form."""
         place = self.place(index, site, "read")
         if place is None:
             return domain(poison(self.dtype))
@@ -84,7 +90,7 @@ class Array(Methods):
         return domain(self.numpy[place])
 
     def store(self, index, value, site):
-        """Write one element, or every element of a view (a scalar, or an array of that shape)."""
+        """Store to one element, or to every element of a view (a scalar, or an array of that shape)."""
         if not self.writable:
             raise only_read(self)
         place = self.place(index, site, "written")
@@ -98,7 +104,7 @@ class Array(Methods):
         self.numpy[place] = cast(self.dtype)(value)
 
     def store_all(self, value, site):
-        """Write every element: the same number, or those of an array, broadcast as by numpy."""
+        """Store to every element: one number, or the elements of an array, broadcast as in numpy."""
         if isinstance(value, Array):
             numbers = np.empty(value.shape, object)
             numbers.flat = list(value.elements())
@@ -112,7 +118,7 @@ class Array(Methods):
                 store(self, *place, number, site)
 
     def place(self, index, site, what):
-        """What an index means: valid integers, a view (an Array), or None for a refused access."""
+        """Return what an index selects: valid integers, a view (an Array), or None for a refused access."""
         if slice in map(type, index):
             return self.part(index)
         if len(index) == self.ndim and all(type(i) is int and 0 <= i < n for i, n in zip(index, self.shape)):
@@ -125,7 +131,7 @@ class Array(Methods):
             return self.part(index)
         indices = tuple(whole(i, self) for i in index)
         if any(not -n <= i < n for i, n in zip(indices, self.shape)):
-            if self.dtype.names:  # a Record; its fields are refused
+            if self.dtype.names:  # a Record; accesses to its fields are refused
                 return indices
             self.context.refuse(site, what, self, indices)
             return None
@@ -134,7 +140,7 @@ class Array(Methods):
         return tuple(i + n if i < 0 else i for i, n in zip(indices, self.shape))
 
     def announce(self, place, site, value=None):
-        """Log an access off the fast path; local memory must have been written."""
+        """Log an access that did not take the fast path. Local memory has to be written before it is read."""
         if self.marks is not None:
             self.mark(place, site)
         if self.context.log is not None:
@@ -143,7 +149,8 @@ class Array(Methods):
                 self.context.values.append(value)
 
     def mark(self, place, site):
-        """An access to local memory: a store writes the element, all others want it written."""
+        """Record an access to local memory: a store marks the element as written, all other accesses
+        require the mark."""
         self.share_marks()
         begin = self.offset + sum(i * s for i, s in zip(place, self.strides))
         end = begin + self.dtype.itemsize
@@ -154,18 +161,18 @@ class Array(Methods):
             self.marks[begin:end] = b"\xff" * (end - begin)
 
     def share_marks(self):
-        """What is written of local memory, by the byte."""
+        """Convert the marks of local memory from elements to bytes, so that several views can share them."""
         if type(self.marks) is list:
             size = self.dtype.itemsize
             self.marks = bytearray(np.array(self.marks, np.int8).repeat(size))
             self.written = memoryview(self.marks).cast(WORDS[size])
 
     def address(self, place):
-        """Where the element at `place` is in the simulated address space."""
+        """Return the simulated address of the element at `place`."""
         return (self.code & ADDRESS_MASK) + sum(map(operator.mul, place, self.strides))
 
     def part(self, index):
-        """A slice, or a row: another view of the same allocation, as in numpy."""
+        """Return a slice or a row: another view of the same allocation, as in numpy."""
         moved, axes, n = 0, [], len(index)
         for i, size, stride in zip(index, self.shape, self.strides):
             if type(i) is slice:
@@ -186,7 +193,7 @@ class Array(Methods):
         return self.another(moved if math.prod(shape) else 0, self.dtype, shape, strides)
 
     def unusual_part(self, index):
-        """The same for indices that are not all plain, or not all inside."""
+        """Return a part whose indices are not all plain, or not all in bounds."""
         try:
             return self.derived(self.numpy[index])
         except IndexError:
@@ -195,12 +202,12 @@ class Array(Methods):
             return Outside(self, elements(index, self.shape))
 
     def derived(self, array):
-        """An Array over `array`, an ndarray that shares this one's memory."""
+        """Return an Array over `array`, an ndarray that shares this one's memory."""
         moved = array.ctypes.data - self.numpy.ctypes.data if array.size else 0
         return self.another(moved, array.dtype, array.shape, array.strides)
 
     def another(self, moved, dtype, shape, strides):
-        """Another view of the same allocation, which begins so many bytes further on."""
+        """Return another view of the same allocation, which begins `moved` bytes further on."""
         self.share_marks()
         layout = layout_of(dtype, shape, strides, self.marks is not None)
         offset, address = self.offset + moved, (self.code & ADDRESS_MASK) + moved
@@ -208,8 +215,8 @@ class Array(Methods):
         return Array(*of_memory, layout, self.name, address, self.marks)
 
     def once(self, getter, name):
-        """The part that this getter of `operator` gives by this name, made once: a column of records is asked
-        for at each of their accesses."""
+        """Return the part that an `operator` getter returns for this name. It is made once, because a
+        column of records is requested at each access."""
         views, key = self.views, (getter, name)
         if views is None:
             views = self.views = {}
@@ -272,25 +279,25 @@ class Array(Methods):
 
 
 class Columns(Array):
-    """An array of records; its fields are attributes. (A class of its own, as Python looks up every attribute
-    slowly where a class has a `__getattr__`.)"""
+    """An array of records, whose fields are attributes. It is a class of its own because a class with a
+    `__getattr__` looks up every attribute slowly."""
 
     __slots__ = ()
 
     def __getattr__(self, name):
-        """The column of all records' field."""
+        """Return the column of a field of all records."""
         if name not in self.dtype.names:
             raise AttributeError(f"{self.name}, an array of {self.dtype}, has no {name}")
         return self.once(operator.itemgetter, name)
 
 
 class FromEnd(int):
-    """An index that is written as a negative number, and so is meant to count from the end."""
+    """An index that the source writes as a negative number, so that it is meant to count from the end."""
 
 
 class Record:
-    """An element of an array of records, as a kernel sees it: its fields are elements of the array's columns,
-    read when they are asked for."""
+    """An element of an array of records, as a kernel sees it. Its fields are elements of the array's
+    columns, loaded when they are requested."""
 
     def __init__(self, array, place):
         vars(self).update(_array=array, _place=place)
@@ -308,7 +315,7 @@ class Record:
         self.store(field, value, self._array.context.site("store"))
 
     def load(self, field, site):
-        """A field, by its name or its number."""
+        """Load a field by its name or its number."""
         column, place = self.column(field), self._place
         if 1 <= len(place) <= MAX_FAST_RANK:
             return column.context.load[len(place)](column, *place, site)
@@ -333,14 +340,17 @@ class Record:
         return self._array.once(operator.itemgetter, name)
 
     def fill(self, value, site):
-        """Write every field: those of another record, or the parts of a tuple."""
+        """Store to every field: from another record, or from the parts of a tuple."""
         for position, name in enumerate(self._array.dtype.names):
             self.column(name).store(self._place, value[position], site)
 
 
 class Outside(Array):
-    """A part outside of its array, as a row behind the last. To take it is no access; each access to it is
-    refused as one to an element `of` the array. `numpy`: the indices that its elements have there."""
+    """A part outside of its array, such as the row after the last. Taking the part is not an access. Each
+    access to its elements is refused, as an access to an element of the array `of`.
+
+    numpy: the indices that the part's elements would have in that array.
+    """
 
     __slots__ = ("of",)
 
@@ -351,7 +361,7 @@ class Outside(Array):
         self.shape, self.ndim, self.size = elements.shape, elements.ndim, elements.size
         self.strides, self.offset, self.code, self.shift = elements.strides, of.offset, of.code, of.shift
         for axis in range(MAX_FAST_RANK):
-            setattr(self, f"n{axis}", 0)  # the fast path takes no index
+            setattr(self, f"n{axis}", 0)  # so that the fast path accepts no index
 
     def place(self, index, site, what):
         place = super().place(index, site, what)
@@ -367,8 +377,8 @@ class Outside(Array):
 
 
 def elements(index, shape):
-    """The indices of the elements of a part that lies outside of an array of this shape, as the part has
-    them: an ndarray of tuples."""
+    """Return the indices of the elements of a part outside of an array of this shape, arranged as in the
+    part: an ndarray of tuples."""
     of_axes = [i for i in index if i is not None]
     left = [slice(None)] * (len(shape) - sum(i is not Ellipsis for i in of_axes))
     at = next((at for at, i in enumerate(of_axes) if i is Ellipsis), len(of_axes))
@@ -382,7 +392,7 @@ def elements(index, shape):
 
 FAST, WATCHED = (
     {rank: type(f"{name}{rank}", (Array,), {"__slots__": ()}) for rank in range(1, MAX_FAST_RANK + 1)}
-    for name in ("Array", "Watched")  # the second: local memory whose elements know whether they are written
+    for name in ("Array", "Watched")  # Watched: local memory with marks for written elements
 )
 
 
@@ -408,7 +418,7 @@ class Layout:
 @functools.lru_cache(4096)
 def layout_of(dtype, shape, strides, watched):
     """The Layout of these arrays; `watched`: local memory whose elements know whether they are written."""
-    dtype = np.dtype(dtype.str) if dtype.kind in "iu" else dtype  # longlong is int64
+    dtype = np.dtype(dtype.str) if dtype.kind in "iu" else dtype  # makes longlong int64
     itemsize, rank, size = dtype.itemsize, len(shape), math.prod(shape)
     shift = itemsize.bit_length() - 1
     of_array = dtype, shape, strides, rank, size, shift

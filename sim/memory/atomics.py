@@ -1,5 +1,5 @@
-"""cuda.atomic: read, combine and write one element with nobody in between; each returns the element as it was
-before. What each combines to stands in sim.isa.atomics."""
+"""The atomics of `cuda.atomic`: load, combine and store one element, with no other thread in between. Each
+returns the old element. What each computes is defined in sim.isa.atomics."""
 
 import sys
 
@@ -12,8 +12,11 @@ from sim.memory.array import Array, only_read
 
 
 class Question:
-    """An atomic that has changed nothing: a compare-and-swap that failed, an addition of 0. `key` says which;
-    `repeated`: whether the thread is about to carry it out again."""
+    """An atomic that has changed nothing, such as a compare-and-swap that failed.
+
+    key: identifies the atomic and its operands.
+    repeated: whether the thread is about to execute it again.
+    """
 
     __slots__ = ("key", "memory", "place", "found", "repeated")
 
@@ -31,7 +34,7 @@ class Atomic:
         self._scheduler, self._context = scheduler, scheduler.context
 
     def _change(self, entry, array, index, operands):
-        """Replace array[index] by what the meaning makes of it, wrapped; returns the old element."""
+        """Replace array[index] by what the entry computes from it, wrapped; return the old element."""
         if not isinstance(array, Array):
             raise TypeError(f"cuda.atomic works on arrays, got {array!r}")
         frame, thread = sys._getframe(2), self._context.thread
@@ -65,7 +68,7 @@ class Atomic:
 
 
 def method(entry):
-    """`cuda.atomic.NAME`."""
+    """Return the method `cuda.atomic.NAME` of an entry."""
     count = 1 + entry.indexed + len(entry.operands)
     parameters = ", ".join(["array", *["index"] * entry.indexed, *entry.operands])
 

@@ -1,4 +1,4 @@
-"""Arrays that a kernel declares or captures: shared, local, constant memory."""
+"""Arrays that a kernel declares or captures: shared, local and constant memory."""
 
 import functools
 import re
@@ -13,7 +13,7 @@ from sim.memory.spaces import poisoned
 
 
 def constant_array(context, array):
-    """A global numpy array, as constant memory: read-only in the kernel."""
+    """Return a global numpy array as constant memory, which the kernel can only read."""
     array, name = np.ascontiguousarray(array), CONSTANT
     home = 0, array.itemsize, array.shape, array.strides
     allocation = context.space.add(name, "const", array.reshape(-1).view(np.uint8), home)
@@ -21,19 +21,23 @@ def constant_array(context, array):
 
 
 class Declarations:
-    """The shared and local arrays of one launch. Call sites are told apart by code (its id, as a code object
-    takes a microsecond to hash) and instruction, so two on one line are two arrays."""
+    """The shared and local arrays of one launch.
+
+    A declaration is identified by its code object and its instruction, so that two declarations on one line
+    are two arrays. The id of the code object is used, because hashing a code object takes a microsecond.
+    """
 
     def __init__(self, context, dynamic_bytes):
         self.context, self.dynamic_bytes = context, dynamic_bytes
         self.allocations = {}  # declaration -> Allocation, the same in every block
-        self.makers = {}  # declaration -> what makes its local arrays
+        self.makers = {}  # declaration -> function that makes its local arrays
         self.declared_bytes = {"shared": 0, "local": 0}
-        self.kernel_code = None  # in the kernel itself the types of arguments are the same for every thread
+        self.kernel_code = None  # in the kernel itself, argument types are the same for all threads
 
     def shared(self, shape, dtype, frame, alignment=None):
-        """`cuda.shared.array(shape, dtype, alignment)`: the running block's array for this call site; shape 0
-        views the dynamic bytes. Without an alignment, that of an element is sure, as in Numba."""
+        """Return the running block's array for this call of `cuda.shared.array(shape, dtype, alignment)`.
+        Shape 0 gives a view of the dynamic bytes. Without an alignment only that of an element is certain,
+        as in Numba."""
         check_dtype(dtype, "shared")
         shape = as_shape(shape)
         if shape == (0,):
@@ -54,7 +58,7 @@ class Declarations:
         return array
 
     def dynamic(self, dtype, frame):
-        """A view of the launch's dynamic shared bytes; all of them start at the same byte."""
+        """Return a view of the launch's dynamic shared bytes. All of these views begin at the same byte."""
         shared, shape = self.context.thread.block.shared, (self.dynamic_bytes // dtype.itemsize,)
         if "dynamic" not in shared:
             allocation, poison = (
@@ -66,7 +70,8 @@ class Declarations:
         return shared["dynamic"].another(0, dtype, shape, c_strides(shape, dtype))
 
     def local(self, shape, dtype, frame, alignment=None):
-        """`cuda.local.array(shape, dtype)`: fresh for each call, private to the running thread."""
+        """Return the array for `cuda.local.array(shape, dtype)`: fresh at each call, private to the
+        running thread."""
         check_dtype(dtype, "local")
         shape = as_shape(shape)
         if dtype.hasobject:
@@ -77,7 +82,8 @@ class Declarations:
         return self.makers[key]()
 
     def local_maker(self, site, shape, dtype):
-        """What makes an array each time that a thread comes to this declaration of local memory."""
+        """Return the function that makes an array whenever a thread reaches this declaration of local
+        memory."""
         context, watched = self.context, self.context.enabled.unwritten
         layout, allocation = layout_of(dtype, as_shape(shape), c_strides(shape, dtype), watched), None
         nbytes, fast = layout.size * dtype.itemsize, layout.span is not None
@@ -100,14 +106,16 @@ class Declarations:
         return Array(self.context, allocation, memory, 0, layout, allocation.name, allocation.base)
 
     def allocation(self, key, space, dtype, shape, frame):
-        """That of a declaration of shared memory, made the first time that any thread meets it."""
+        """Return the allocation of a declaration of shared memory. The first thread that reaches it makes
+        it."""
         if key not in self.allocations:
             site = self.context.site_of(frame, "call")
             self.allocations[key] = self.placed(space, site, dtype, shape, dynamic=key == "dynamic")
         return self.allocations[key]
 
     def placed(self, space, site, dtype, shape, copies=1, dynamic=False):
-        """A new allocation for what is declared at `site`, called as the variable that it is assigned to."""
+        """Return a new allocation for the declaration at `site`, with the name of the variable to which it
+        is assigned."""
         nbytes = self.dynamic_bytes if dynamic else prod(shape) * dtype.itemsize
         if not dynamic:
             self.declared_bytes[space] += nbytes
@@ -118,10 +126,14 @@ class Declarations:
 
 
 def check_sizes(spec, shared, local, dynamic, asked=False):
-    """A LaunchError where a kernel's arrays need more bytes than a block or thread of the device can have:
-    those that it declares as `shared`, the `dynamic` ones, and the `local` ones of a thread. With dynamic
-    ones a block has less, unless the driver was `asked` for more, as launchers of PTX can and Numba never
-    does."""
+    """Raise LaunchError if a kernel's arrays need more bytes than the device has for a block or a thread.
+
+    shared: bytes of a block's declared arrays.
+    dynamic: bytes of a block's dynamic arrays. If there are any, a block has less memory in total.
+    local: bytes of a thread's local arrays.
+    asked: whether the driver was asked for all of a block's memory, as launchers of PTX do, and Numba does
+        not.
+    """
     tiles, rows = "make the tiles smaller", "pass an array with a row for each thread"
     most = spec.dynamic_shared_bytes if dynamic and not asked else spec.shared_bytes_per_block
     part = f", {dynamic:,} of it dynamic" if dynamic else ""
@@ -143,7 +155,7 @@ def check_dtype(dtype, space):
 
 @functools.cache
 def c_strides(shape, dtype):
-    """Strides in bytes of a C-contiguous array."""
+    """Return the strides, in bytes, of a C-contiguous array."""
     return tuple([prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))])
 
 
@@ -155,7 +167,7 @@ def as_shape(shape):
 
 
 def argument_types(frame):
-    """What tells one specialisation of the calling function from another: the types of its arguments."""
+    """Return the types of the calling function's arguments, which distinguish its specialisations."""
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount]
     values = [frame.f_locals.get(name) for name in names]
@@ -163,7 +175,7 @@ def argument_types(frame):
 
 
 def name_before(site):
-    """The variable that what stands at `site` is assigned to, or None."""
+    """Return the name of the variable to which the expression at `site` is assigned, or None."""
     before = site.source[: max(site.column - site.indent, 0)]
     found = re.search(r"(\w+)\s*=\s*$", before)
     return found[1] if found else None

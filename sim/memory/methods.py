@@ -1,5 +1,5 @@
-"""What arrays of a kernel offer that goes through all their elements, in order and in Numba's types, each
-element one access: sum, prod, mean, var, std, any, all, argmin, argmax, fill, item, flat."""
+"""Array methods that visit all elements, in order and in Numba's types: sum, prod, mean, var, std, any,
+all, argmin, argmax, fill, item, flat. Each element is one access."""
 
 import itertools
 import operator
@@ -16,8 +16,8 @@ add, sub, mul, div, power = (
 
 
 def whole(method):
-    """A method of numpy's of which kernels have the part without arguments; numpy's functions, `np.sum(x)`,
-    give it those that they have by default."""
+    """Wrap an array method of numpy's that kernels may call without arguments. `np.sum(x)` and its like
+    pass numpy's default arguments."""
 
     def of_all_elements(self, axis=None, dtype=None, out=None, ddof=0):
         if axis is not None or out is not None or ddof:
@@ -32,19 +32,19 @@ def whole(method):
 
 
 def accumulator(dtype):
-    """The conversion to the type in which Numba adds up or multiplies elements of `dtype`."""
+    """Return the conversion to the type in which Numba adds or multiplies elements of `dtype`."""
     return cast({"b": np.int64, "i": np.int64, "u": np.uint64}.get(dtype.kind, dtype))
 
 
 class Methods:
-    """For an Array: its `name`, `shape`, `dtype`, `context`, and how it loads and stores."""
+    """The methods of an Array, which provides `name`, `shape`, `dtype`, `context`, and loads and stores."""
 
     __slots__ = ()
     __hash__ = object.__hash__
-    __array_ufunc__ = None  # numpy's scalars leave an operator to the array
+    __array_ufunc__ = None  # numpy's scalars leave operators to the array
 
     def elements(self):
-        """Loads of all elements, each when it is asked for."""
+        """Yield the elements; each is loaded when it is requested."""
         site, load = self.context.site("load"), self.context.load
         if 1 <= self.ndim <= MAX_FAST_RANK:
             return (load[self.ndim](self, *place, site) for place in np.ndindex(self.shape))
@@ -97,7 +97,8 @@ class Methods:
         return self.first(operator.gt)
 
     def first(self, better):
-        """Where the first NaN is, or else the first element that no other is better than."""
+        """Return the position of the first NaN, or else of the first element than which no other is
+        better."""
         if not self.size:
             raise ValueError(f"{self.name} is empty, and so has no largest or smallest element")
         place = best = None
@@ -130,7 +131,7 @@ BEFORE = {"neg": "-", "pos": "+", "invert": "~"}
 
 
 def of_elements(what, wanted):
-    """A method that refuses `what`, which takes numbers."""
+    """Return a method that refuses the operation `what`, which takes single numbers."""
 
     def refused(self, *others):
         if any(other is None or isinstance(other, str) for other in others):
@@ -154,7 +155,7 @@ Methods.__float__ = of_elements("a function of one number", "out[i] = f(x[i])")
 
 
 class Flat:
-    """`array.flat`: all elements in a row."""
+    """All elements of an array in a row: `array.flat`."""
 
     def __init__(self, array):
         self.array = array
@@ -172,7 +173,7 @@ class Flat:
         self.array.store(self.place(number), value, self.array.context.site("store"))
 
     def place(self, number):
-        """The index of the element with this number; one outside where there is none."""
+        """Return the index of the element with this number; an index out of bounds if there is none."""
         behind = itertools.accumulate(self.array.shape[:0:-1], operator.mul, initial=1)
         sizes, rest = [*behind][::-1], operator.index(number)
         place = []

@@ -1,8 +1,8 @@
-"""Where arrays live: one simulated byte-address space that holds global, constant, shared and local memory.
+"""The simulated address space of a launch, with global, constant, shared and local memory.
 
-Addresses are made up but behave like a GPU's: allocations start at multiples of 256 bytes, a block's shared
-memory occupies the same window in every block, and the space is told by the address alone. So a log of (site,
-address) is all that any tool needs.
+Addresses are invented, but behave like a GPU's. Allocations begin at multiples of 256 bytes, the shared
+memory of every block has the same addresses, and the address alone tells the state space. So a log of (site,
+address) is all that an observer needs.
 """
 
 import ctypes
@@ -19,8 +19,9 @@ from sim.errors import LaunchError
 from sim.events import SPACE_SHIFT, SPACES, Element
 
 ALIGNMENT = 256
-FEW_BYTES = 1024  # of memory that a pattern is kept for, as copying it takes a quarter of the time
-NUMBER_TYPES = int, float, complex, np.bool_, np.number, Enum, type(None)  # what a kernel takes as one number
+FEW_BYTES = 1024  # up to this size a poisoned pattern is cached: copying it takes a quarter of the time
+# types that a kernel accepts as one number
+NUMBER_TYPES = int, float, complex, np.bool_, np.number, Enum, type(None)
 
 
 def round_up(number, step):
@@ -35,26 +36,26 @@ def window_end(space):
 
 @dataclass(eq=False)
 class Allocation:
-    """A run of bytes with a name and an address; every view of it is an `Array` that refers to it."""
+    """A range of bytes with a name and an address. Every view of it is an `Array` that refers to it."""
 
     name: str
     space: str
-    root: np.ndarray  # uint8, all bytes
+    root: np.ndarray  # all its bytes, as uint8
     base: int
-    # (offset, itemsize, shape, strides in bytes) of the array by whose indices findings call its elements
+    # (offset, itemsize, shape, strides in bytes) of the array whose indices findings use for its elements
     home: tuple = None
-    copies: int = 1  # of `root`, side by side: local memory has one for each thread
-    keep: object = None  # what owns the memory
-    # bool for each byte: nobody has written it when the launch starts; None where all is written
+    copies: int = 1  # copies of `root`, side by side: local memory has one for each thread
+    keep: object = None  # the objects that own the memory; set for the launch's arguments only
+    # for each byte, whether nobody has written it before the launch; None if all are written
     unwritten: np.ndarray | None = None
-    alignment: int = ALIGNMENT  # what its address is a multiple of on any GPU: its declaration says so
+    alignment: int = ALIGNMENT  # the alignment that its declaration promises on any GPU
 
     @functools.cached_property
     def writable(self):
         return self.space != "const" and self.root.flags.writeable
 
     def index(self, address):
-        """The index of the element at `address` in the home array."""
+        """Return the index of the element at `address` in the home array."""
         offset, itemsize, shape, strides = self.home
         rest, index = (address - self.base) % max(self.root.size, 1) - offset, []
         for n, stride in sorted(zip(shape, strides), key=lambda axis: -axis[1]):
@@ -99,18 +100,18 @@ class AddressSpace:
         return allocation
 
     def find(self, address):
-        """The allocation that holds `address`."""
+        """Return the allocation that contains `address`."""
         return next(a for a in self.allocations if a.base <= address < a.base + a.root.size * a.copies)
 
     def element(self, address):
-        """The Element at `address`."""
+        """Return the Element at `address`."""
         allocation = self.find(address)
         return Element(allocation.name, allocation.index(address))
 
 
 class Empty(np.ndarray):
-    """What `sim.empty` returns: an ndarray that remembers the `byte` of which it was full at first; without
-    one, nobody has written any of it."""
+    """The ndarray that `sim.empty` returns. `byte` is the byte with which it was filled at first; without
+    one, no element counts as written."""
 
     byte = None
 
@@ -127,8 +128,11 @@ class Empty(np.ndarray):
         super().__setstate__(state)
 
     def unwritten(self, root):
-        """Which bytes of `root`, which is its memory, nobody has written; None if all are written. Numbers of
-        one or two bytes, booleans and records may well look like poison: there one store counts for all."""
+        """Return which bytes of `root`, its memory, have not been written; None if all have been.
+
+        Elements of one or two bytes, booleans and records may happen to equal poison. For those, one store
+        makes the whole array count as written.
+        """
         if self.byte is None:
             return np.ones(root.size, bool)
         fresh = root == self.byte
@@ -139,9 +143,9 @@ class Empty(np.ndarray):
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """An array of `shape` whose elements nobody has written yet: full of poison, and a load before a store is
-    a finding `uninitialized-read`. What a launch or the host has stored there counts as written in later
-    launches."""
+    """Return an array of `shape` whose elements nobody has written yet. It is full of poison, and a load
+    before a store is a finding `uninitialized-read`. Elements that a launch or the host has stored to
+    count as written in later launches."""
     dtype = np.dtype(dtype)
     memory = poisoned(int(np.prod(shape)) * dtype.itemsize, dtype)
     array = memory.view(dtype).reshape(shape).view(Empty)
@@ -150,19 +154,21 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
 
 
 def unwritten(root, arrays):
-    """Which bytes of `root` nobody has written, if all of `arrays` there are of `sim.empty`; or None."""
+    """Return which bytes of `root` nobody has written, if `arrays` there are all made by `sim.empty`; else
+    None."""
     return arrays[0].unwritten(root) if all(isinstance(a, Empty) for a in arrays) else None
 
 
 def poisoned(nbytes, dtype, filling=None):
-    """`nbytes` of fresh memory that nobody has written: NaN for floating-point types, a conspicuous number
-    for integers; or full of `filling`, a byte (as bytes) or a number of `dtype` (of int32 without one)."""
+    """Return `nbytes` of fresh memory that nobody has written: NaN for floating-point types, a conspicuous
+    number for integers. `filling` replaces that: a byte (as bytes), or a number of `dtype` (of int32
+    without one)."""
     if isinstance(filling, (int, float)):
         with np.errstate(invalid="ignore"):
             return np.resize(np.array([filling]).astype(dtype or np.int32).view(np.uint8), nbytes)
     if filling is not None:
         byte = filling[0]
-    else:  # bfloat16's kind is V; all ones is a NaN in every format
+    else:  # bfloat16's kind is V; all bits set is a NaN in every format
         byte = 0xFF if dtype is None or dtype.kind in "fcV" else 0xA5 if dtype.kind in "iu" else 1
     return full_of(byte, nbytes).copy() if nbytes <= FEW_BYTES else np.full(nbytes, byte, np.uint8)
 
@@ -173,12 +179,12 @@ def full_of(byte, nbytes):
 
 
 def poison(dtype):
-    """The value that a load of unwritten memory gives, as a numpy scalar."""
+    """Return the value that a load of unwritten memory gives, as a numpy scalar."""
     return poisoned(dtype.itemsize, dtype).view(dtype)[0]
 
 
 def host_array(value, name):
-    """The numpy array behind a kernel's argument (a numpy array, or a CPU tensor), else None."""
+    """Return the numpy array behind a kernel's argument, a numpy array or a CPU tensor; else None."""
     if isinstance(value, np.ndarray):
         array = value
     elif type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr"):
@@ -190,16 +196,16 @@ def host_array(value, name):
 
 
 def argument_array(value, name):
-    """The array behind a kernel's argument, as host_array; for a record one of no dimensions."""
+    """Return `host_array(value)`; for a record, an array without dimensions."""
     if not isinstance(value, np.void):
         return host_array(value, name)
     check_dtype(value.dtype, name)
-    return np.asarray(value)  # of the same memory
+    return np.asarray(value)  # shares the record's memory
 
 
 def check_dtype(dtype, name):
-    """A LaunchError if the simulator has no numbers of this type, nor records of them. Strings are numbers to
-    no GPU, though Numba compiles them."""
+    """Raise LaunchError if the simulator has no numbers or records of this type. Strings are refused,
+    though Numba compiles them."""
     base = dtype.base
     if base.names:
         for field in base.names:
@@ -216,7 +222,8 @@ def check_dtype(dtype, name):
 
 
 def check_argument(value, name):
-    """A LaunchError for what is no argument of a kernel; a tuple's elements each have a name."""
+    """Raise LaunchError for a value that cannot be an argument of a kernel. Each element of a tuple has a
+    name."""
     if isinstance(value, (np.longdouble, np.clongdouble)):
         check_dtype(value.dtype, name)
         return
@@ -231,7 +238,7 @@ def check_argument(value, name):
 
 
 def named_leaves(items):
-    """(name, value) of every argument, elements of tuples as name[0], name[1], ..."""
+    """Yield (name, value) of every argument; elements of tuples are called name[0], name[1], ..."""
     for name, value in items:
         if isinstance(value, tuple):
             yield from named_leaves((f"{name}[{i}]", part) for i, part in enumerate(value))
@@ -240,12 +247,12 @@ def named_leaves(items):
 
 
 def of_parts(value, parts):
-    """A tuple like `value`, with a name if that has one, of other parts."""
+    """Return a tuple like `value`, a named tuple if it is one, with other parts."""
     return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
 def tensor_array(tensor, name):
-    """A CPU tensor as a numpy array over the same memory; bfloat16 by way of its bits."""
+    """Return a CPU tensor as a numpy array over the same memory; bfloat16 by way of its bits."""
     if tensor.device.type != "cpu":
         raise LaunchError(
             f"argument {name} is a tensor on {tensor.device}; the simulator works on host memory\n"
@@ -253,13 +260,14 @@ def tensor_array(tensor, name):
         )
     tensor = tensor.detach()
     if str(tensor.dtype) != "torch.bfloat16":
-        # not numpy(), after which torch may never resize the storage, as FSDP does with a parameter's
+        # not tensor.numpy(): after it torch may never resize the storage, as FSDP does with parameters
         return np.from_dlpack(tensor)
     return np.from_dlpack(tensor.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)
 
 
 def bind_arguments(space, arrays):
-    """{name: (allocation, byte offset)} of `arrays`, {name: ndarray}; shared memory is one allocation."""
+    """Return {name: (allocation, byte offset)} for `arrays`, {name: ndarray}. Arrays that overlap share
+    one allocation."""
     bound = {}
     for low, high, names in overlapping(arrays):
         bound |= bind_group(space, low, high, {name: arrays[name] for name in arrays if name in names})
@@ -267,7 +275,7 @@ def bind_arguments(space, arrays):
 
 
 def overlapping(arrays):
-    """(first byte, byte behind the last, names) of `arrays` in groups whose memory overlaps."""
+    """Return groups of `arrays` whose memory overlaps: [(first byte, byte after the last, names)]."""
     groups = []
     for (low, high), name in sorted((np.lib.array_utils.byte_bounds(a), name) for name, a in arrays.items()):
         if groups and low < groups[-1][1]:
@@ -279,14 +287,15 @@ def overlapping(arrays):
 
 
 def bytes_between(low, high):
-    """The bytes of memory from one address to another."""
+    """Return the bytes of memory from one address to another."""
     return np.frombuffer(
         (ctypes.c_char * (high - low)).from_address(low) if high > low else bytearray(), np.uint8
     )
 
 
 def bind_group(space, low, high, arrays):
-    """One allocation from byte `low` to `high`, for arrays that overlap: the first of them lends its name."""
+    """Make one allocation from byte `low` to byte `high`, for arrays that overlap. It gets the name of the
+    first."""
     offsets = {name: array.__array_interface__["data"][0] - low for name, array in arrays.items()}
     first, array = next(iter(arrays.items()))
     root, arrays = bytes_between(low, high), list(arrays.values())

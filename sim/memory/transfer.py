@@ -1,8 +1,9 @@
-"""Memory as an instruction of the table sees it: some neighbouring bytes at a time, now, or when they arrive.
+"""Memory as an instruction of `sim.isa` sees it: a few neighbouring bytes at a time, transferred at once or
+asynchronously.
 
-A copy that is under way (PTX's cp.async) writes at some time between its issue and the wait for it. The bytes
-arrive at the wait, as late as the hardware may deliver them; the store stands in the log at the issue, and
-the tools hear of both.
+An asynchronous copy (PTX's cp.async) writes at some time between its issue and the wait for it. Here the
+bytes arrive at the wait, as late as the hardware may deliver them. The log has the store at the issue, and
+observers get both moments.
 """
 
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from sim.memory.array import Array
 
 
 class Spot(NamedTuple):
-    """Neighbouring bytes: their address, None where that cannot be, and the memory itself (uint8)."""
+    """Neighbouring bytes: their address, or None if the access was refused, and the memory itself (uint8)."""
 
     address: int | None
     memory: np.ndarray
@@ -34,30 +35,30 @@ class Sent:
 
 
 class Memory:
-    """What an instruction does with memory; a front end says what a place is: `spot` and `site`."""
+    """The memory operations of an instruction. A front end defines what a place is, by `spot` and `site`."""
 
     def __init__(self, context, name):
         self.context, self.name = context, name
 
     def site(self, action):
-        """The number of the place in the kernel that runs now."""
+        """Return the number of the site that runs now."""
         raise NotImplementedError
 
     def spot(self, where, index, size, multiple, site, what):
-        """The Spot of `size` bytes, or None where that is refused: outside, or not at a multiple."""
+        """Return the Spot of `size` bytes, or None if it is refused: out of bounds, or not at a multiple."""
         raise NotImplementedError
 
     @property
     def lane(self):
-        """Of the running thread."""
+        """The lane of the running thread."""
         return self.context.thread.lane
 
     def read(self, where, index, size, multiple=None):
-        """The `size` bytes from a place on, as uint8; poison where that cannot be."""
+        """Return `size` bytes from a place on, as uint8; poison if the access is refused."""
         return self.source(where, index, size, multiple or size).memory.copy()
 
     def source(self, where, index, size, multiple):
-        """The Spot of `size` bytes that are read; poison where that cannot be."""
+        """Return the Spot of `size` bytes to read; poison if the access is refused."""
         site = self.site("load")
         spot = self.spot(where, index, size, multiple, site, "read")
         if spot is None:
@@ -66,7 +67,8 @@ class Memory:
         return spot
 
     def send(self, where, index, data, source=None):
-        """Write `data` (uint8) when it has arrived; source: the Spot from which it comes until then."""
+        """Start to write `data` (uint8). `source`: the Spot whose bytes are read until the data have
+        arrived."""
         site, thread = self.site("store"), self.context.thread
         spot = self.spot(where, index, len(data), len(data), site, "written")
         if spot is None:
@@ -78,13 +80,13 @@ class Memory:
         self.context.event("copy_sent", copy)
 
     def commit(self):
-        """What has been sent since the last commit is one group."""
+        """Make one group of everything that was sent since the last commit."""
         thread = self.context.thread
         thread.groups.append(thread.sent)
         thread.sent = []
 
     def receive(self, groups):
-        """Wait until all groups but the newest `groups` have arrived."""
+        """Wait until all groups except the newest `groups` have arrived."""
         thread, arrived = self.context.thread, []
         while len(thread.groups) > groups:
             arrived += thread.groups.pop(0)
@@ -108,7 +110,7 @@ class Memory:
     # --- barriers in shared memory --------------------------------------------------------------------------
 
     def barrier(self, where, index):
-        """The barrier at a place, or None."""
+        """Return the mbarrier at a place, or None."""
         site = self.site("atomic")
         spot = self.spot(where, index, 8, 8, site, "changed")
         if spot is None:
@@ -141,32 +143,33 @@ class Memory:
         )
 
     def arrived(self, barrier, phase):
-        """The running thread has come to an mbarrier in this phase."""
+        """Record that the running thread has arrived at the mbarrier at a place in this phase."""
         self.context.event("arrived", phase_of(barrier, phase))
 
     def passed(self, barrier, phase):
         self.context.event("passed", phase_of(barrier, phase))
 
     def fence(self, reach):
-        """What the running thread did is there for all in reach ("block", "grid") before what follows."""
+        """Order the running thread's accesses before and after this for all threads in reach ("block",
+        "grid")."""
         self.context.event("fenced", reach)
         self.turn()
 
     def turn(self):
-        """Others go first."""
+        """Let other threads run."""
         raise NotImplementedError
 
     # --- the log --------------------------------------------------------------------------------------------
 
     def log(self, address, size, site):
-        """One access, or one for each power of two of bytes."""
+        """Log one access; if the size is not a power of two, one for each power of two."""
         while self.context.log is not None and size:
             part = 1 << size.bit_length() - 1
             self.context.log.append((site << SITE_SHIFT) + (part.bit_length() - 1 << ADDRESS_BITS) + address)
             address, size = address + part, size - part
 
     def log_write(self, spot, site, value=None):
-        """A store, or an atomic."""
+        """Log a store or an atomic."""
         self.log(spot.address, len(spot.memory), site)
         if self.context.log is not None:
             self.context.values.append(value)
@@ -178,15 +181,17 @@ def phase_of(barrier, phase):
 
 
 class Alignment:
-    """Looks at the addresses of accesses, which have to be a multiple of some number of bytes. Where one is,
-    and the declaration of its array does not promise that, it is so by luck: of the accesses of one place to
-    one array the lowest is told, whichever thread comes first."""
+    """Checks that addresses are multiples of the bytes that an instruction requires.
+
+    If an address is one, but the array's declaration does not promise it, the access is aligned by luck. Of
+    the accesses of one site to one array, the lowest is reported, whichever thread comes first.
+    """
 
     def __init__(self, context):
         self.context, self.told = context, {}  # (site, array) -> (rank, place among the findings)
 
     def refuses(self, name, allocation, address, size, multiple, site, what):
-        """Whether `name` cannot take `size` bytes at this address, which is a finding then."""
+        """Return whether `name` cannot access `size` bytes at this address, and report it as a finding."""
         findings, thread = self.context.findings, self.context.thread
         if address % multiple:
             findings.append(self.misaligned(name, address, size, multiple, site, what))
@@ -233,7 +238,8 @@ class Alignment:
 
 
 class OfArrays(Memory):
-    """Memory whose places are (array, index). `frame`: of the kernel, where it stands."""
+    """The memory of an instruction in a Python kernel, where a place is (array, index). `frame`: the
+    kernel's frame."""
 
     frame = None
 

@@ -1,11 +1,14 @@
-"""Records in, figures out: what figures share. A View is shown as text in a terminal and as HTML in a
-notebook; a Scene is a picture that changes in steps.
+"""Figures and tables for the terminal and the notebook; here is what they share. A View shows itself as text
+in a terminal and as HTML in a notebook. A Scene is a picture that changes in steps.
 
-A Scene's HTML needs no library and no kernel. Its script draws the picture with a slider. Where scripts are
-stripped, as in a notebook not yet trusted, SVG and style sheets are stripped too, so the first and the last
-step stand there as images. JupyterLab takes arrows and Enter for its own shortcuts unless the element that
-has the focus has the attribute `data-lm-suppress-shortcuts`, so the script sets it on each control: that of
-a parent is not enough. Coordinates are integers and there are no ids, so equal traces give equal text.
+A Scene's HTML needs no library and no kernel. Its script draws the picture with a slider. A notebook that is
+not trusted removes scripts, SVG and style sheets; there, the first and the last step are shown as images.
+JupyterLab uses the arrow keys and Enter for its own shortcuts, unless the focused element has the attribute
+`data-lm-suppress-shortcuts`. Therefore the script sets it on each control; an attribute of a parent is not
+enough. Coordinates are integers and there are no ids, so equal traces give equal text.
+
+Read `lockstep` next, which groups a trace into a warp's requests; then the figures `memory_map`, `timeline`
+and `warp_grid`, the table `by_line`, and `page`, the report as HTML.
 """
 
 import json
@@ -18,8 +21,8 @@ from urllib.parse import quote
 from sim.events import Recording
 from sim.nouns import plural
 
-# Okabe and Ito's palette, which people with any colour vision can tell apart. Global memory is darker, shared
-# memory lighter.
+# The palette of Okabe and Ito, whose colours people with any colour vision can distinguish. Global memory is
+# darker, shared memory lighter.
 FILLS = {
     "load": "#56b4e9",
     "store": "#e69f00",
@@ -35,7 +38,7 @@ CSS = (
     ".empty{fill:var(--faint)}.line{fill:var(--ink)}.none{fill:none}.rail{fill:var(--dim)}"
     ".cursor{fill:none;stroke:var(--ink);stroke-width:2}.now{stroke:var(--ink);stroke-width:2}"
     + "".join(f".{name}{{fill:{colour}}}" for name, colour in FILLS.items())
-    + ".global-load+.mark{fill:#fff}.on-dark{fill:#fff}"  # black on that blue has a contrast of 4 to 1
+    + ".global-load+.mark{fill:#fff}.on-dark{fill:#fff}"  # black on this blue has a contrast of only 4 to 1
 )
 LIGHT, DARK = (
     {"ink": "#1b1b1b", "paper": "#ffffff", "faint": "#ebebeb", "dim": "#8a8a8a"},
@@ -71,7 +74,7 @@ slider.addEventListener("input",show);live.querySelectorAll("button").forEach((b
 
 
 def variables(values: dict[str, str], themed: bool) -> str:
-    """CSS custom properties; `themed` takes a notebook's own colours where it has some."""
+    """Return CSS custom properties. `themed`: use a notebook's own colours where it defines some."""
     return "".join(
         f"--{name}:{THEMED.get(name, '{}').format(value) if themed else value};"
         for name, value in values.items()
@@ -89,16 +92,16 @@ IMAGE_STYLE = (
 )
 
 
-# of a table's cell; the style stays where style sheets are stripped
+# a cell's own style stays where style sheets are removed
 LEFT_ALIGNED = 'class="text" style="text-align:left"'
 
 
-Row = tuple[Any, ...]  # of a picture's table
+Row = tuple[Any, ...]  # a row of a picture's table
 
 
 @dataclass(frozen=True)
 class View:
-    """Something to look at: `str(view)` is its text, and a notebook shows its HTML."""
+    """A figure or table: `str(view)` is its text, and a notebook shows its HTML."""
 
     text: str
     body: str  # HTML
@@ -118,26 +121,28 @@ class View:
 
 @dataclass
 class Scene:
-    """A picture of `cells` (x, y, width, height) whose looks change in `steps`: (what happens, in words;
-    [(cell, look, mark), ...]), look being a CSS class.
+    """A picture of cells whose looks change in steps.
 
-    Steps add to one another, or, if not `adds`, each starts from empty cells. `notices` say what has been
-    left out.
+    cells: (x, y, width, height) of each cell.
+    steps: (what happens, in words; [(cell, look, mark), ...]). A look is a CSS class.
+    adds: whether steps add to one another; otherwise each starts from empty cells.
+    notices: sentences about what was left out.
     """
 
     title: str
     width: int
     height: int
     adds: bool = True
-    empty: str = "empty"  # the look of a cell that nothing has happened to
-    boxes: list[Row] = field(default_factory=list)  # that never change: (look, x, y, width, height)
+    empty: str = "empty"  # the look of a cell that nothing has accessed
+    boxes: list[Row] = field(default_factory=list)  # boxes that never change: (look, x, y, width, height)
     labels: list[Row] = field(default_factory=list)  # (x, y, text, look)
     cells: list[tuple[int, int, int, int]] = field(default_factory=list)
     steps: list[tuple[str, list[Row]]] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
     def of_trace(self, recording: Recording, most: int, total: int, steps: str) -> View:
-        """The View, which says where `most` of `total` steps are drawn, and where events are missing."""
+        """Return the View of a trace. It says if only `most` of `total` steps are drawn, and if events are
+        missing."""
         if total > most:
             self.notices.append(f"The first {most} of {total:,} {steps} are drawn.")
         if recording.cut:
@@ -151,7 +156,7 @@ class Scene:
         return View(text, self.figure("\n".join(shown)))
 
     def figure(self, words: str) -> str:
-        """The figure's HTML: images for where scripts are stripped, else a picture with a slider."""
+        """Return the figure's HTML: images where scripts are removed, else a picture with a slider."""
         notices = "".join(f"<div><small>{escape(notice)}</small></div>" for notice in self.notices)
         images = "".join(
             f"<div>{escape(name)}: {escape(self.steps[at][0])}</div>{self.image(at)}"
@@ -174,7 +179,7 @@ class Scene:
         )
 
     def image(self, at: int) -> str:
-        """Step `at` (0 or -1) as an <img>."""
+        """Return step `at` (0 or -1) as an <img>."""
         at %= len(self.steps)
         state = dict.fromkeys(range(len(self.cells)), (self.empty, ""))
         for _, changes in self.steps[0 if self.adds else at : at + 1]:
@@ -195,7 +200,7 @@ class Scene:
         )
 
     def svg(self, drawn: Iterable[Row], marks: Iterable[Row] = (), head: str = "") -> str:
-        """The picture as SVG text; boxes that look alike are one path."""
+        """Return the picture as SVG text. Boxes with the same look form one path."""
         alike: dict[str, list[Row]] = {}
         for look, *box in [*self.boxes, *drawn]:
             alike.setdefault(look, []).append(tuple(box))
@@ -214,7 +219,7 @@ class Scene:
         )
 
     def legend(self, y: int, *entries: tuple[str, str]) -> None:
-        """Coloured boxes with their meaning, from left to right."""
+        """Add coloured boxes with their meaning, from left to right."""
         x = 8
         for look, meaning in entries:
             self.boxes.append((look, x, y, 12, 12))
@@ -223,7 +228,7 @@ class Scene:
 
 
 def joined(boxes: Iterable[Row]) -> list[list[int]]:
-    """Boxes (x, y, width, height), those that touch from left to right made one."""
+    """Return boxes (x, y, width, height) in which neighbours that touch from left to right are merged."""
     result: list[list[int]] = []
     for x, y, w, h in sorted(boxes, key=lambda box: (box[1], box[3], box[0])):
         if result and result[-1][1::2] == [y, h] and result[-1][0] + result[-1][2] == x:
@@ -237,11 +242,11 @@ VERBS = {
     "load": ("load", "loads"),
     "store": ("store to", "stores to"),
     "atomic": ("atomically change", "atomically changes"),
-}  # of threads, of a thread
+}  # words for several threads, and for one
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """[0, 1, 2, 5] as "0-2, 5"."""
+    """Return [0, 1, 2, 5] as "0-2, 5"."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

@@ -16,7 +16,7 @@ COUNTED = set(
     "loads stores atomics load_bytes store_bytes atomic_bytes requests sectors fewest_sectors shared_requests"
     " wavefronts fewest_wavefronts ways syncthreads grid.sync branches divergent".split()
 )
-# heading -> what stands in the column, from the line's counters; a column in which nothing stands is left out
+# heading -> function that makes the entry from a line's counters; empty columns are left out
 COLUMNS: dict[str, Callable[[Counters], int | str | None]] = {
     "loads": lambda line: line.get("loads"),
     "stores": lambda line: line.get("stores"),

@@ -1,4 +1,5 @@
-"""A Recording as warps would live it: accesses of lanes together, by their number since a barrier."""
+"""The accesses of a Recording grouped as a warp would issue them: lanes together, by the number of
+accesses since the last barrier."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,16 +13,16 @@ from sim.viz import VERBS, ranges
 
 @dataclass(frozen=True)
 class Request:
-    """The k-th execution of a site, since the last barrier, by a warp; `rows` by lane."""
+    """The k-th execution of a site by a warp since the last barrier. `rows`: the accesses by lane."""
 
     epoch: int
-    time: int  # how many accesses its latest lane had done since the barrier
+    time: int  # accesses since the barrier of its most advanced lane
     warp: int
     rows: np.ndarray
 
 
 def block_number(recording: Recording, block: int | Index3 | None) -> int:
-    """The position in `recording.blocks` of `block`: (x, y, z), x, or None for the lowest."""
+    """Return the position of `block` in `recording.blocks`. `block`: (x, y, z), x, or None for the lowest."""
     if not recording.blocks:
         raise ValueError("the trace is empty: the kernel accessed no array")
     if block is None:
@@ -36,7 +37,8 @@ def block_number(recording: Recording, block: int | Index3 | None) -> int:
 
 
 def times(recording: Recording, rows: np.ndarray) -> np.ndarray:
-    """How many accesses the thread of each of `rows` (of one block and epoch) had done before."""
+    """Return the number of earlier accesses of the same thread for each of `rows`, which belong to one
+    block and epoch."""
     order = np.argsort(recording.thread[rows], kind="stable")
     threads = recording.thread[rows][order]
     starts = np.flatnonzero(np.diff(threads, prepend=-1))
@@ -46,14 +48,14 @@ def times(recording: Recording, rows: np.ndarray) -> np.ndarray:
 
 
 def epochs(recording: Recording, number: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(epoch, rows that are accesses) for each epoch of a block, in order."""
+    """Yield (epoch, rows that are accesses) for each epoch of a block, in order."""
     rows = np.flatnonzero((recording.block == number) & (recording.action != BARRIER))
     for epoch in np.unique(recording.epoch[recording.block == number]).tolist():
         yield epoch, rows[recording.epoch[rows] == epoch]
 
 
 def requests(recording: Recording, number: int) -> Iterator[Request]:
-    """The requests of a block's warps, in the order in which warps in lockstep would make them."""
+    """Return the requests of a block's warps, in the order in which warps in lockstep would issue them."""
     size = recording.spec.warp_size
     for epoch, rows in epochs(recording, number):
         if not len(rows):
@@ -67,7 +69,7 @@ def requests(recording: Recording, number: int) -> Iterator[Request]:
 
 
 def sentence(recording: Recording, request: Request) -> str:
-    """What a request does, in words: thread 3 / threads 0-31 load x, kernel line 5: the source."""
+    """Return a request in words: thread 3 / threads 0-31 load x, kernel line 5: the source."""
     first = recording[request.rows[0]]
     threads = recording.thread[request.rows].tolist()
     who = f"thread{'s' * (len(threads) > 1)} {ranges(threads)} {VERBS[first.action][len(threads) == 1]}"

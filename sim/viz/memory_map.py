@@ -1,4 +1,4 @@
-"""memory map: the cells of one array, and which thread touched which of them, when."""
+"""The memory map: the elements of one array, and which thread accessed which of them, step by step."""
 
 from math import prod
 
@@ -15,9 +15,12 @@ LEFT, TOP = 64, 50
 
 
 def memory_map(recording: Recording, name: str, block: int | Index3 | None = None) -> View:
-    """A View of the array called `name`. A shared or local array is that of `block` (the lowest in the trace,
-    if None); global memory shows every block's accesses, or those of `block`. A step is what the lanes of one
-    warp do together."""
+    """Return a View of the array called `name`.
+
+    A shared or local array is that of `block`; without one, that of the lowest block in the trace. For global
+    memory, all blocks' accesses are shown, or those of `block`. One step is what the lanes of a warp do
+    together.
+    """
     array = next((number for number, home in enumerate(recording.arrays) if home.name == name), None)
     if array is None:
         names = ", ".join(home.name for home in recording.arrays)
@@ -43,14 +46,15 @@ def memory_map(recording: Recording, name: str, block: int | Index3 | None = Non
 
 
 def changes(recording: Recording, rows: np.ndarray, first: int, shown: int) -> list[Row]:
-    """(cell, look, thread) for each access whose element is among those shown."""
+    """Return (cell, look, thread) for each access to an element that is shown."""
     columns = recording.element[rows] - first, recording.action[rows], recording.thread[rows]
     accesses = zip(*(column.tolist() for column in columns))
     return [(cell, LOOKS[action], thread) for cell, action, thread in accesses if 0 <= cell < shown]
 
 
 def grid(title: str, home: Home, touched: np.ndarray) -> tuple[Scene, int, int]:
-    """(a Scene with a cell for each element, the first element that is shown, how many are)."""
+    """Return (a Scene with a cell for each element, the first element that is shown, the number of
+    elements shown)."""
     elements, rowwise = prod(home.shape), len(home.shape) > 1 and home.shape[-1] <= WIDEST
     columns = home.shape[-1] if rowwise else min(32, max(elements, 1))
     side = 22 if columns <= 33 else 14
@@ -77,6 +81,7 @@ def grid(title: str, home: Home, touched: np.ndarray) -> tuple[Scene, int, int]:
 
 
 def row_name(home: Home, element: int) -> str:
-    """The indices that the elements of a row share, or the first element's index if there is only one."""
+    """Return the indices that the elements of a row share, or those of the first element if there is only
+    one."""
     index = [int(i) for i in np.unravel_index(element, home.shape)] if home.shape else [0]
     return ", ".join(map(str, index[:-1] if len(index) > 1 and home.shape[-1] <= WIDEST else index))

@@ -1,5 +1,5 @@
-"""page: a whole report as HTML: what was launched, the findings, the counters, the source with its cost, and,
-if the launch was traced, figures."""
+"""A whole report as HTML: the launch, the findings, the counters, the source with its costs, and figures
+if the launch was traced."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Counted = dict[tuple[str, str], dict[str, int]]  # {(space, name): counters}
 
 
 def page(report: Report) -> View:
-    """The View of a Report; its text is the report's."""
+    """Return the View of a Report. Its text is the report's."""
     parts = [f"<b>{escape(report.headline)}</b>"]
     parts += [f"<div>{escape(line)}</div>" for line in report.summary()]
     parts += [f'<pre class="{found.severity}">{escape(found.message)}</pre>' for found in report.findings]
@@ -33,7 +33,8 @@ def page(report: Report) -> View:
 
 
 def figures(trace: Recording | None) -> Iterator[View]:
-    """The timeline of the lowest block, and maps of the first shared (or else global) arrays."""
+    """Return the timeline of the lowest block, and memory maps of the first shared arrays, or global ones
+    if there are none."""
     if trace is None or not len(trace):
         return
     yield timeline(trace)

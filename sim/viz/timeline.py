@@ -1,4 +1,5 @@
-"""timeline: the threads of one block against time, barriers as lines, and who waits at them."""
+"""The timeline: the threads of one block against time, with barriers as lines, and the threads that wait
+at them."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -24,8 +25,8 @@ LEGEND = {
 
 
 def timeline(recording: Recording, block: int | Index3 | None = None) -> View:
-    """A View of `block` (the lowest in the trace, if None). Time counts each thread's accesses since the last
-    barrier: it is not clock cycles."""
+    """Return a View of `block`; without one, of the lowest block in the trace. Time is the number of
+    accesses that a thread has done since the last barrier. It is not clock cycles."""
     number, threads = block_number(recording, block), prod(recording.threads)
     moments = [(epoch, rows, times(recording, rows)) for epoch, rows in epochs(recording, number)]
     total = sum(int(time.max()) + 1 for *_, time in moments if len(time))
@@ -43,7 +44,7 @@ def timeline(recording: Recording, block: int | Index3 | None = None) -> View:
 
 @dataclass
 class Timeline(Scene):
-    """The picture as it grows: a column for each of `total` moments, a gap for each barrier."""
+    """The picture while it is built: a column for each of `total` moments, and a gap for each barrier."""
 
     adds: bool = False
     empty: str = "none"
@@ -58,7 +59,8 @@ class Timeline(Scene):
         self.column = min(WIDE, max(NARROW, 720 // max(self.total, 1)))
 
     def epoch(self, number: int, rows: np.ndarray, time: np.ndarray, barrier: Site | None) -> None:
-        """The accesses `rows` between two barriers, the second at the site `barrier`, if any."""
+        """Add the accesses `rows` between two barriers. `barrier`: the site of the second, if there is
+        one."""
         for moment in range(int(time.max()) + 1 if len(time) else 0):
             if len(self.steps) == MOST_COLUMNS:
                 return
@@ -69,7 +71,8 @@ class Timeline(Scene):
             self.x += GAP
 
     def moment(self, rows: np.ndarray, when: str, barrier: Site | None) -> None:
-        """A box for each thread that accesses something, a rail for each that waits for the others."""
+        """Add a box for each thread that accesses something, and a rail for each that waits for the
+        others."""
         busy = self.recording.thread[rows].tolist()
         for thread, look in zip(busy, map(self.look, rows.tolist())):
             if thread < self.shown:
@@ -94,7 +97,7 @@ class Timeline(Scene):
         return f"global-{verb}" if space in ("global", "const") and verb != "atomic" else verb
 
     def frame(self) -> None:
-        """What stands around the columns: thread numbers, the legend; and the size of it all."""
+        """Add what is around the columns: thread numbers, the legend, and the size of the picture."""
         self.width, self.height = max(self.x + 12, 640), TOP + self.shown * self.row + 30
         self.labels += [
             (LEFT - 8, TOP + thread * self.row + self.row - 3, thread or "thread 0", "end")
@@ -106,7 +109,7 @@ class Timeline(Scene):
 
 
 def doings(recording: Recording, rows: np.ndarray) -> str:
-    """What threads do in one moment, by source line: "16 threads load x (line 5)"."""
+    """Return what threads do in one moment, by source line: "16 threads load x (line 5)"."""
     counts: Counter[tuple[int, str, str | None]] = Counter()
     for position in rows.tolist():
         event = recording[position]

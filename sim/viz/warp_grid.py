@@ -1,4 +1,5 @@
-"""warp grid: one line's accesses by warp: active lanes, and the bank or sector that each wants."""
+"""The warp grid: the accesses of one source line by warp, with the active lanes and the bank or sector of
+each."""
 
 import numpy as np
 
@@ -19,12 +20,14 @@ def warp_grid(
     block: int | Index3 | None = None,
     warp: int | None = None,
 ) -> View:
-    """A View of the accesses to shared and global memory on line `line` of the kernel (or of `function`; on
-    every line if left out), by the warps of `block`, or one of them.
+    """Return a View of the accesses to shared and global memory on one line.
+
+    line: a line of the kernel, or of `function`; every line if left out.
+    block, warp: the block, and one of its warps; all warps if left out.
 
     Rows are lanes. Columns are the banks of shared memory, or the sectors of global memory that the request
-    touches, in order of address. The last row counts the words that are wanted of each bank (the
-    wavefronts that it takes), or the lanes that a sector serves.
+    touches, in order of address. The last row counts the words that are requested from each bank, which is
+    the number of wavefronts, or the lanes that a sector serves.
     """
     number, spec = block_number(recording, block), recording.spec
     found = [r for r in requests(recording, number) if matches(recording, r, line, function, warp)]
@@ -65,7 +68,7 @@ def warp_grid(
 
 
 def source_of(recording: Recording, request: Request) -> str:
-    """ "line 5: the source" of the line that makes a request."""
+    """Return "line 5: the source" for the line of a request."""
     site = SITES[int(recording.site[request.rows[0]])]
     return f"line {site.line}: {site.source}"
 
@@ -89,7 +92,7 @@ def lines_with_accesses(recording: Recording) -> str:
 
 
 def step(recording: Recording, request: Request, columns: int, says_line: bool) -> tuple[str, list[Row]]:
-    """(what the request does and costs, in words; the looks of the cells) of one request."""
+    """Return (what the request does and costs, in words; the looks of the cells) for one request."""
     rows, spec = request.rows, recording.spec
     home, site = recording.arrays[recording.array[rows[0]]], SITES[int(recording.site[rows[0]])]
     lanes = recording.thread[rows] % spec.warp_size
@@ -113,7 +116,7 @@ def step(recording: Recording, request: Request, columns: int, says_line: bool) 
 
 
 def banks(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: int, site: Site) -> Cost:
-    """(cost in words, [(lane, bank)], {bank: words wanted at once}, banks in conflict)."""
+    """Return (cost in words, [(lane, bank)], {bank: words requested at once}, banks with conflicts)."""
     spec, address = recording.spec, recording.address[rows]
     size = np.full(len(rows), itemsize)
     (wavefronts,), (fewest,), (ways,) = spec.wavefronts(
@@ -139,7 +142,7 @@ def banks(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: i
 
 
 def sectors(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: int, site: Site) -> Cost:
-    """(cost in words, [(lane, sector)], {sector: lanes}, sectors if there are more than needed)."""
+    """Return (cost in words, [(lane, sector)], {sector: lanes}, sectors if there are more than needed)."""
     spec, address = recording.spec, recording.address[rows]
     (touched,), (fewest,) = spec.sectors(np.zeros(len(rows), np.int64), address, np.full(len(rows), itemsize))
     distinct, column = np.unique(address // spec.sector_bytes, return_inverse=True)
