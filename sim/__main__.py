@@ -103,6 +103,13 @@ def parser():
     about.add_argument("--max-steps", type=int, help="rounds of loops before the launch counts as endless")
     about.add_argument("--option", action="append", default=[], help="one of NVRTC's, such as -DN=8")
     about.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a __constant__ or __device__ variable",
+    )
+    about.add_argument(
         "arguments", nargs="*", metavar="ARGUMENT", help="7, 0.5, float32[128], int32[8]=0, x.npy"
     )
     return about
@@ -159,6 +166,10 @@ def run(options):
     )
     launch = simulation[options.grid, options.block, 0, options.shared]  # refuses what no GPU can launch
     random = np.random.default_rng(options.seed)
+    for text in options.set:
+        name, _, value = text.partition("=")
+        place = module.constant if name in module.constant else module.variable
+        place[name] = argument(value, random)
     return launch(*[argument(text, random) for text in options.arguments])
 
 

@@ -7,7 +7,7 @@ from sim.events import SITES, Access, Finding, index_text
 PASSES = 64  # how often a thread that asks in vain is passed over
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
 BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
-ONE_OF_BLOCK = "grid.sync, for its block"  # a thread that waits for other blocks while its own block does not
+ONE_OF_BLOCK = "grid.sync, for its block"  # one thread waits for other blocks, its own block does not
 
 
 class Dim3:

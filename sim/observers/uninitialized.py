@@ -10,17 +10,36 @@ other threads' atomics do not count as writing it before.
 
 import numpy as np
 
-from sim.events import ATOMIC, GLOBAL, LOAD, LOCAL, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding, Moment
+from sim.events import (
+    ATOMIC,
+    CONST,
+    GLOBAL,
+    LOAD,
+    LOCAL,
+    SHARED,
+    SITES,
+    SPACE_SHIFT,
+    STORE,
+    Access,
+    Finding,
+    Moment,
+)
 from sim.observers.cells import distinct
 from sim.observers.order import Ordering
 
 MOST = 256  # loads at one place in the source that are told one by one in an epoch; further ones are counted
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-MEMORY = {GLOBAL: "An array made by sim.empty", SHARED: "Fresh shared memory", LOCAL: "Fresh local memory"}
+MEMORY = {
+    GLOBAL: "An array made by sim.empty",
+    CONST: "The rest of this constant memory",
+    SHARED: "Fresh shared memory",
+    LOCAL: "Fresh local memory",
+}
 FIRST = "write every element before the first load"
 FIX = {
     GLOBAL: FIRST,
+    CONST: "set all of it before the launch: kernels.constant[name] = array",
     LOCAL: f"{FIRST}; each call of the function that declares the array begins anew",
     SHARED: f"{FIRST}, and put cuda.syncthreads() between the two if another thread of the block writes it",
 }

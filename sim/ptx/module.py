@@ -16,6 +16,7 @@ from sim.ptx.program import Program
 from sim.ptx.regions import PaddedSpace
 from sim.ptx.run import Run
 from sim.ptx.syntax import python_name
+from sim.ptx.variables import Store, Variables
 
 MOST_ROUNDS = 20_000_000
 
@@ -36,11 +37,25 @@ def load_ptx(text: str | bytes, source: str | None = None) -> "Module":
 
 
 class Module:
-    """The kernels of a PTX text by name: `module["name"]`; `names` lists them."""
+    """The kernels of a PTX text by name: `module["name"]`; `names` lists them. Its variables, `constant` and
+    `variable`, keep their values from launch to launch."""
 
     def __init__(self, text: str, source: str | None = None) -> None:
         self.text = parse(text)
         self.origin = Origin(self.text, source)
+        self.store = Store(self.text, self.origin)
+
+    @property
+    def constant(self) -> Variables:
+        """The `__constant__` variables by name: `module.constant["filter"] = array` sets one, as
+        cudaMemcpyToSymbol does. A launch that can read one that nobody has set is refused."""
+        return Variables(self.store, "const")
+
+    @property
+    def variable(self) -> Variables:
+        """The `__device__` variables by name, as arrays that keep what launches store there:
+        `module.variable["counter"] = 0`, `int(module.variable["counter"])`."""
+        return Variables(self.store, "global")
 
     @property
     def names(self) -> list[str]:

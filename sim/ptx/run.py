@@ -40,6 +40,7 @@ class Run:
     def __init__(self, context, scheduler, program, launch):
         self.context, self.scheduler, self.program, self.launch = context, scheduler, program, launch
         self.memory = Memory(scheduler, Place(context, ("turn", 0), 3))
+        self.store = launch.function.module.store
         self.allocations = {}  # variable's name -> allocation
         self.dynamic = None
         self.ticks = itertools.count()
@@ -62,13 +63,12 @@ class Run:
 
     def point(self, variable):
         """Put addresses into a variable that was initialised with them."""
-        root = self.allocations[variable.name].root
         for offset, symbol in variable.pointers:
             target = self.program.text.variables.get(symbol.name)
             if target is None:
                 raise LaunchError(f"PTX line {variable.line}: {symbol.name} is no variable that sim knows")
             value = self.address(target) + WINDOWS[target.space] + symbol.offset
-            root[offset : offset + 8] = np.frombuffer(value.to_bytes(8, "little"), np.uint8)
+            self.store.point(variable, offset, value.to_bytes(8, "little"))
 
     def address(self, variable):
         """The address of a variable in its space."""
@@ -83,14 +83,22 @@ class Run:
         space = variable.space
         if space == "shared" and variable.count is None:
             return self.dynamic_shared(variable)
+        if space in ("global", "const"):
+            return self.of_module(variable)
         nbytes = variable.bytes
         copies = self.launch.threads * self.frames(variable) if space == "local" else 1
         allocation = self.reserve(variable, nbytes, copies)
         if space in self.declared_bytes:
             self.declared_bytes[space] += nbytes
             check_sizes(self.launch.spec, **self.declared_bytes, dynamic=self.launch.shared, asked=True)
-        if variable.initial:
-            allocation.root[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+        self.memory.hold(allocation)
+        return allocation
+
+    def of_module(self, variable):
+        """A variable whose bytes the module keeps from launch to launch. Errors: LaunchError."""
+        unwritten = self.store.unwritten(variable, self.launch.function.__name__)
+        allocation = self.reserve(variable, variable.bytes, 1, self.store.root(variable))
+        allocation.unwritten = unwritten
         self.memory.hold(allocation)
         return allocation
 
@@ -102,10 +110,10 @@ class Run:
             self.memory.hold(self.dynamic)
         return self.dynamic
 
-    def reserve(self, variable, nbytes, copies):
+    def reserve(self, variable, nbytes, copies, root=None):
         itemsize, shape = self.program.origin.home(variable)
         return self.memory.reserve(
-            plain_name(variable.name), variable.space, nbytes, variable.align, itemsize, shape, copies
+            plain_name(variable.name), variable.space, nbytes, variable.align, itemsize, shape, copies, root
         )
 
     def frames(self, variable):

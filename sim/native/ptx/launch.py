@@ -55,6 +55,17 @@ class PtxAttempt(Attempt):
             name = min(self.source.globals)
             raise CannotLower(f"it uses {name}, a variable of its module in global memory")
 
+    def run(self):
+        fixed = [region.allocation for region in self.layout.memory.fixed]
+        roots = [a.root for a in fixed if a.keep is None and a.writable]
+        self.variables = [(root, root.copy()) for root in roots]  # of the module, which keeps them
+        super().run()
+
+    def go_back(self):
+        super().go_back()
+        for root, before in self.variables:
+            root[...] = before
+
     # --- memory ---------------------------------------------------------------------------------------------
 
     def arguments(self):

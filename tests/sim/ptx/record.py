@@ -1,11 +1,11 @@
-"""python tests/sim/ptx/record.py: compile the .cu files of cuda/ by NVRTC, with no GPU, and keep the PTX
-beside them."""
+"""python tests/sim/ptx/record.py: compile the .cu files of cuda/ and programs/ by NVRTC, with no GPU, and
+keep the PTX beside them."""
 
 from pathlib import Path
 
 from sim.ptx import nvrtc
 
-HERE = Path(__file__).parent / "cuda"
+FOLDERS = [Path(__file__).with_name(name) for name in ("cuda", "programs")]
 
 
 def compiled(path):
@@ -19,7 +19,7 @@ def compiled(path):
 
 
 def main():
-    for path in sorted(HERE.glob("*.cu")):
+    for path in sorted(path for folder in FOLDERS for path in folder.glob("*.cu")):
         path.with_suffix(".ptx").write_text(compiled(path))
         print(path.name)
 

@@ -132,6 +132,15 @@ def test_the_exit_statuses_are_in_the_help(capsys):
     assert "1 if it has some, 2 for input that cannot be used" in said
 
 
+def test_variables_of_the_module_are_set(capsys):
+    """Without the filter, which is in constant memory, the kernel cannot run."""
+    path = str(FILES.with_name("programs") / "variables.ptx")
+    command = [path, "--entry", "convolve", "--block", "8", "float32[8]", "float32[8]=0", "8"]
+    assert main(command) == 2 and "nobody has set" in capsys.readouterr().err
+    assert main([*command, "--set", "filter=float32[5]=1", "--set", "calls=7"]) == 0
+    assert main([*command, "--set", "filtre=float32[5]=1"]) == 2 and "filtre" in capsys.readouterr().err
+
+
 def test_a_process_ends_with_its_status(tmp_path):
     """Findings are printed even where the terminal has ASCII only."""
     command = [sys.executable, "-m", "sim", *BUG]

@@ -14,9 +14,9 @@ from sim import load_ptx, simulate
 FILES = Path(__file__).parent / "cuda"
 
 
-def module(name):
-    source = (FILES / f"{name}.cu").read_text()
-    return source, load_ptx((FILES / f"{name}.ptx").read_text(), source=source)
+def module(name, folder=FILES):
+    source = (folder / f"{name}.cu").read_text()
+    return source, load_ptx((folder / f"{name}.ptx").read_text(), source=source)
 
 
 def test_every_file_has_a_case():

@@ -39,11 +39,11 @@ def told(report):
     ],
 )  # by the interpreter all run on each push (test_cuda_cpp.py)
 def test_findings_and_values_are_the_interpreters(name):
-    case, (_, kernels) = CASES[name], module(name)
+    case = CASES[name]
     for which, make in (("bug", case.arguments), ("mended", case.mended_arguments or case.arguments)):
         found = []
         for engine in ("fibers", "native"):
-            arguments = make()
+            arguments, (_, kernels) = make(), module(name)  # variables keep their values
             how = simulate(kernels[which], engine=engine, on_finding="report", max_steps=100_000)
             report = how[case.grid, case.block, 0, case.shared](*arguments)
             found.append((told(report), [a.tobytes() for a in arguments if isinstance(a, np.ndarray)]))

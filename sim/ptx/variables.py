@@ -1,0 +1,257 @@
+"""The `__constant__` and `__device__` variables of a module, as the host sets and reads them.
+
+Their bytes belong to the module, as on a GPU: what a launch stores there, the next launch finds. Addresses
+stored there lose their meaning when the launch ends, as each launch has an address space of its own."""
+
+import re
+from collections.abc import Iterator, MutableMapping
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from sim.errors import LaunchError
+from sim.memory.spaces import host_array
+from sim.ptx.origin import evaluated, plain_name, without_comments
+
+KEYWORDS = {"const": "__constant__", "global": "__device__"}
+PLACES = {"const": "constant", "global": "variable"}  # attributes of a Module
+SIGNED = {"char": "i1", "short": "i2", "int": "i4", "long": "i8", "ptrdiff_t": "i8"}
+OTHERS = {"bool": "?", "float": "f4", "double": "f8", "half": "f2", "__half": "f2", "size_t": "u8"}
+OTHERS |= {"uchar": "u1", "ushort": "u2", "uint": "u4", "ulong": "u8"}
+OTHERS |= {f"{u}int{8 * size}_t": f"{u or 'i'}{size}" for u in ("", "u") for size in (1, 2, 4, 8)}
+TYPES = {name: np.dtype(code) for name, code in (SIGNED | OTHERS).items()}
+TYPES["__nv_bfloat16"] = np.dtype(ml_dtypes.bfloat16)
+ATTRIBUTES = r"(?:__align__|alignas|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)"
+
+
+class Store:
+    """The bytes of a module's variables. `roots`: variable's name -> uint8; `unset`: of constant memory,
+    whether the host has still to set each byte."""
+
+    def __init__(self, text: Any, origin: Any) -> None:
+        self.text, self.origin = text, origin
+        self.roots: dict[str, np.ndarray] = {}
+        self.unset: dict[str, np.ndarray] = {}
+        self.pointed: dict[tuple[str, int], bytes] = {}  # (variable, byte) -> the address that was put there
+
+    def root(self, variable: Any) -> np.ndarray:
+        """Return the bytes of a variable: at first its initial ones, or zeros as C++ has them."""
+        if variable.name not in self.roots:
+            root = self.roots[variable.name] = np.zeros(variable.bytes, np.uint8)
+            if variable.initial:
+                root[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
+            elif variable.space == "const" and not self.starts_with_zeros(variable):
+                self.unset[variable.name] = np.ones(variable.bytes, bool)
+        return self.roots[variable.name]
+
+    def starts_with_zeros(self, variable: Any) -> bool:
+        """Return whether zeros are a variable's initial value on purpose. Compilers leave such an initialiser
+        out. Nobody but the authors of a library or of a compiler could tell of theirs."""
+        if self.origin.language != "C++":
+            return True
+        found = Declaration.of(self.origin, variable)
+        return found.initialised if found else bool(self.origin.whole)
+
+    def unwritten(self, variable: Any, kernel: str) -> np.ndarray | None:
+        """Return which bytes of constant memory nobody has set, or None.
+
+        Errors: LaunchError where nobody has set any of a variable that a kernel can reach."""
+        self.root(variable)
+        unset = self.unset.get(variable.name)
+        if unset is None or not unset.any():
+            return None
+        if unset.all():
+            name, view = plain_name(variable.name), self.view(variable)
+            raise LaunchError(
+                f"{name} is constant memory that nobody has set, and {kernel} can read it: all would be 0\n"
+                f'  set it before the launch: kernels.constant["{name}"] = {described(view)}'
+            )
+        return unset
+
+    def point(self, variable: Any, offset: int, address: bytes) -> None:
+        """Put an address into a variable, unless something else has been stored there since."""
+        root, key = self.root(variable), (variable.name, offset)
+        here = slice(offset, offset + len(address))
+        if key not in self.pointed or root[here].tobytes() == self.pointed[key]:
+            root[here] = np.frombuffer(address, np.uint8)
+            self.pointed[key] = address
+
+    def view(self, variable: Any) -> np.ndarray:
+        """Return the variable as an array of the type and shape that the source declares; its bytes, where
+        those are not known."""
+        root = self.root(variable)
+        found = Declaration.of(self.origin, variable)
+        dtype, width = found.dtype if found else by_ptx_type(variable)
+        if dtype is None or root.size % (dtype.itemsize * width):
+            return root
+        count = root.size // (dtype.itemsize * width)
+        shape = found.shape if found else (() if variable.count == 1 else None)
+        if shape is None or prod(shape) != count:
+            shape = (count,)
+        return root.view(dtype).reshape(shape if width == 1 else (*shape, width))
+
+    def set(self, variable: Any, value: Any) -> None:
+        """Copy a value into a variable, or into its first elements. Errors: LaunchError."""
+        view, name = self.view(variable), plain_name(variable.name)
+        given = as_array(value, view, name)
+        if given.nbytes > view.nbytes or given.ndim > 1 and given.shape != view.shape:
+            raise LaunchError(f"{name} is {described(view)}, got {described(given)}")
+        root = self.root(variable)
+        root[: given.nbytes] = np.frombuffer(given.tobytes(), np.uint8)
+        if variable.name in self.unset:
+            self.unset[variable.name][: given.nbytes] = False
+
+
+class Declaration:
+    """What the source says of a variable: its type's (dtype or None, elements of a vector); its shape, or
+    None where that is not known; and whether it has an initialiser."""
+
+    def __init__(self, dtype: tuple, shape: tuple[int, ...] | None, initialised: bool) -> None:
+        self.dtype, self.shape, self.initialised = dtype, shape, initialised
+
+    @classmethod
+    def of(cls, origin: Any, variable: Any) -> "Declaration | None":
+        name = re.escape(plain_name(variable.name))
+        text = re.sub(ATTRIBUTES, "", without_comments(origin.whole))
+        for statement, end in re.findall(r"([^;{}]*)([;{}])", text):
+            head, *rest = re.split(rf"\b{name}\b", statement, maxsplit=1)
+            if not rest or not re.search(r"__(constant|device|managed)__", head) or "(" in head:
+                continue
+            dimensions, rest_of_it = re.fullmatch(r"\s*((?:\[[^\]]*\]\s*)*)(.*)", rest[0], re.S).groups()
+            if rest_of_it[:1] not in ("", ",", "="):
+                continue
+            initialised = rest_of_it.startswith("=") or end == "{" and not rest_of_it
+            words = re.findall(r"\w+", re.split(r"[,\[=]", head)[0])
+            first = head if "," not in head else head.partition(",")[0]
+            pointer = "*" in head.rpartition(",")[2] or "*" in first
+            constants = origin.constants()
+            shape = [evaluated(part, constants) for part in re.findall(r"\[([^\]]*)\]", dimensions)]
+            whole = None if None in shape else tuple(n for n in shape if n is not None)
+            return cls((np.dtype("u8"), 1) if pointer else type_of(words), whole, initialised)
+        return None
+
+
+def type_of(words: list[str]) -> tuple[np.dtype | None, int]:
+    """Return (dtype, elements of a vector such as float4) of a type's words; (None, 1) of structures."""
+    unsigned, known = "unsigned" in words, [word for word in words if word in TYPES]
+    for word in words:
+        vector = re.fullmatch(r"(\w+?)([1-4])", word)
+        if vector and vector[1] in TYPES:
+            return TYPES[vector[1]], int(vector[2])
+    if not known and not unsigned:
+        return None, 1
+    sizes = [TYPES[word] for word in known if word in SIGNED] or ([np.dtype("i4")] if unsigned else [])
+    if "double" in known or not sizes:
+        return TYPES[known[-1]], 1
+    widest = max(sizes, key=lambda dtype: dtype.itemsize)
+    if "short" in known or "char" in known:
+        widest = min(sizes, key=lambda dtype: dtype.itemsize)
+    return np.dtype(f"u{widest.itemsize}") if unsigned else widest, 1
+
+
+def by_ptx_type(variable: Any) -> tuple[np.dtype | None, int]:
+    kind, width = variable.type[0], variable.type[1:]
+    if kind not in "uf" or width not in ("8", "16", "32", "64"):
+        return None, 1
+    return np.dtype(f"{'i' if kind == 'u' else kind}{int(width) // 8}"), 1
+
+
+def described(array: np.ndarray) -> str:
+    """Return an array's type and shape in words."""
+    if array.ndim == 0:
+        return f"one {array.dtype}"
+    return f"an array of {array.dtype} with shape {array.shape}"
+
+
+def as_array(value: Any, view: np.ndarray, name: str) -> np.ndarray:
+    """Return a value as a contiguous array of the variable's type. Errors: LaunchError."""
+    if isinstance(value, bytes):
+        return np.frombuffer(value, np.uint8)
+    given = value if isinstance(value, np.generic) else host_array(value, name)
+    if given is not None:
+        given = np.ascontiguousarray(given).reshape(np.shape(given))
+        whole = {given.dtype.kind, view.dtype.kind} <= set("iu")
+        alike = given.dtype.itemsize == view.dtype.itemsize if whole else given.dtype == view.dtype
+        if alike or view.dtype == np.uint8 and view.ndim == 1:
+            return given
+        raise LaunchError(
+            f"{name} is {described(view)}, got {described(given)};"
+            f" {name}.astype(numpy.{view.dtype}) has the type"
+        )
+    try:
+        given = np.asarray(value)
+        if given.dtype.kind not in "biuf" or given.dtype.kind == "f" and view.dtype.kind in "iu?":
+            raise TypeError(f"{given.dtype} has no place there")
+        return np.array(value, view.dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise LaunchError(f"{name} is {described(view)}, got {value!r}: {error}") from None
+
+
+class Variables(MutableMapping[str, np.ndarray]):
+    """The variables of a module in one state space, by the names of the source: "const" or "global".
+
+    `variables[name]` is an array (of no dimensions, of a single number) in which a kernel's stores are seen,
+    and which the host may change in place; of constant memory a copy. `variables[name] = value` sets it."""
+
+    def __init__(self, store: Store, space: str) -> None:
+        self.store, self.space = store, space
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        variable = self.find(name)
+        view = self.store.view(variable)
+        if self.space == "global":
+            return view
+        unset = self.store.unset.get(variable.name)
+        if unset is not None and unset.all():
+            raise LaunchError(f"nobody has set {name}, which is {described(view)}")
+        view = view.copy()
+        view.flags.writeable = False  # changing the copy would not set the variable
+        return view
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.store.set(self.find(name), value)
+
+    def __delitem__(self, name: str) -> None:
+        """Give the variable its initial value again."""
+        variable = self.find(name)
+        self.store.root(variable)[:] = Store(self.store.text, self.store.origin).root(variable)
+        if variable.name in self.store.unset:
+            self.store.unset[variable.name][:] = True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(plain_name(name) for name in self.own()))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        return f"<{KEYWORDS[self.space]} variables: {', '.join(self) or 'none'}>"
+
+    def own(self) -> list[str]:
+        """Return the names in PTX of the variables that the source file declares; all, without a source."""
+        found = [v for v in self.store.text.variables.values() if v.space == self.space]
+        text = without_comments(self.store.origin.whole)
+        names = set(re.findall(r"\w+", text))
+        return [v.name for v in found if not text or plain_name(v.name) in names]
+
+    def find(self, name: str) -> Any:
+        """Return the variable of a name. Errors: LaunchError."""
+        variables = self.store.text.variables
+        alike = [v for key, v in variables.items() if key == name] or [
+            v for key, v in variables.items() if plain_name(key) == name
+        ]
+        mine = [v for v in alike if v.space == self.space]
+        if len(mine) == 1:
+            return mine[0]
+        if mine:
+            names = ", ".join(v.name for v in mine)
+            raise LaunchError(f"several {KEYWORDS[self.space]} variables are called {name}: {names}")
+        other = next((v.space for v in alike if v.space in PLACES), None)
+        if other:
+            raise LaunchError(f'{name} is a {KEYWORDS[other]} variable: kernels.{PLACES[other]}["{name}"]')
+        raise LaunchError(
+            f"the module has no {KEYWORDS[self.space]} variable {name!r}; it has {', '.join(self) or 'none'}"
+            "\n  a compiler leaves out variables that no kernel uses"
+        )
