@@ -1,34 +1,41 @@
 """Opens the lessons: the doctor first, then copies that belong to the learner, then JupyterLab at the lesson
-of the first exercise not done yet, or at the contents page, 00_start_here."""
+of the first exercise not done yet, or at the contents page, 00_start_here. One JupyterLab serves the copies:
+where it runs already, its address is opened."""
 
 import json
 import os
-import shutil
 import sys
-from hashlib import sha256
+import webbrowser
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.parse import quote
+from urllib.request import urlopen
 
 from course import doctor
 from course.bootstrap import ROOT, hand_over
-from course.progress import done, next_exercise, place
+from course.progress import COPIES, adopt_users_ledger, done, exercises, next_exercise, place
 
-COPIES = ROOT / "my_lessons"
 SETTINGS = {
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
     # beside the dates the names of lessons do not fit
     "@jupyterlab/filebrowser-extension:browser": {"showLastModifiedColumn": False},
 }
-RECORD = ".as_copied.json"  # which published text each copy was made from
+ANSWER_SECONDS = 5  # for a server that runs, to say so
 
 
 def main(jupyter_arguments: list[str]) -> int:
-    """Start JupyterLab on the learner's copies; its exit status, or 1 if something is missing that every
-    lesson needs."""
+    """Start JupyterLab on the learner's copies, or open the one that runs; return the exit status, or 1 if
+    something is missing that every lesson needs."""
     if doctor.main():
         return 1
+    from course.copies import RECORD, copy_lessons, copy_solutions  # the doctor reports a missing Jupyter
+
+    adopted = adopt_users_ledger() if (COPIES / RECORD).exists() else ""
     print(*copy_lessons(ROOT / "notebooks", COPIES), sep="\n")
     copy_solutions(ROOT / "solutions", COPIES / "solutions")
+    print(*filter(None, [adopted, where_it_goes_on(COPIES)]), sep="\n", flush=True)
+    if server := running_server(COPIES):
+        return open_running(server, COPIES, "--no-browser" not in jupyter_arguments)
     write_settings(Path(sys.prefix))
     return hand_over(
         [
@@ -42,6 +49,54 @@ def main(jupyter_arguments: list[str]) -> int:
     )
 
 
+def where_it_goes_on(copies: Path) -> str:
+    """Say why JupyterLab opens another lesson than the first, and how to start again; "" if it opens that."""
+    onward = exercise_to_open(copies)
+    if onward is None:
+        return ""
+    total = sum(map(len, exercises().values()))
+    return (
+        f"{len(done())} of {total} exercises are done here, and {onward} is the next: {place(onward)} opens."
+        " To list them: make progress. To start again from the first: make reset."
+    )
+
+
+def running_server(copies: Path) -> dict | None:
+    """Return what Jupyter has noted about a server on this folder that answers, or None."""
+    from jupyter_server.serverapp import list_running_servers
+
+    for server in list_running_servers():
+        if Path(server.get("root_dir", "")) == copies.resolve() and answers(server):
+            return server
+    return None
+
+
+def answers(server: dict) -> bool:
+    """Whether a server answers at its address; one that wants a password does."""
+    try:
+        urlopen(f"{server['url']}api", timeout=ANSWER_SECONDS).close()
+    except HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def open_running(server: dict, copies: Path, in_browser: bool) -> int:
+    """Print the address of a server that runs, and open it; return the exit status."""
+    token = f"?token={server['token']}" if server["token"] else ""
+    address = f"{server['url'].rstrip('/')}{page(copies)}{token}"
+    print(
+        f"\nJupyterLab already runs on these lessons (process {server['pid']}), and two would overwrite each"
+        f" other's files. It is at\n  {address}\nTo start another one, end that one first: press Ctrl-C twice"
+        " where it runs.",
+        flush=True,
+    )
+    if in_browser:
+        webbrowser.open(address)
+    return 0
+
+
 def as_root(given: list[str]) -> list[str]:
     """Where JupyterLab would refuse to start for root, as in a container, the argument that it wants."""
     if getattr(os, "geteuid", lambda: 1)() or "--allow-root" in given:
@@ -51,31 +106,33 @@ def as_root(given: list[str]) -> list[str]:
 
 
 def start_options(copies: Path) -> list[str]:
-    """JupyterLab's options that open the lesson of the first exercise not done yet, or, where none is done,
-    the first notebook of the folder: the contents page. No fragment names the exercise, since Jupyter Server
-    puts its token behind one, and then asks for a password."""
+    """Return JupyterLab's options that serve the copies and open the page to go on at."""
+    return [f"--ServerApp.root_dir={copies}", f"--LabApp.default_url={page(copies)}"]
+
+
+def page(copies: Path) -> str:
+    """Return the address, below the server's, of the lesson of the first exercise not done yet, or, where
+    none is done, of the first notebook of the folder: the contents page. No fragment names the exercise,
+    since Jupyter Server puts its token after one, and then asks for a password."""
     lessons = sorted(copies.glob("[0-9]*.ipynb"))
-    page = f"/lab/tree/{quote(first_page(copies, lessons))}" if lessons else "/lab"
-    return [f"--ServerApp.root_dir={copies}", f"--LabApp.default_url={page}"]
+    return f"/lab/tree/{quote(first_page(copies, lessons))}" if lessons else "/lab"
 
 
 def first_page(copies: Path, lessons: list[Path]) -> str:
+    """Return the name of the notebook to open."""
+    onward = exercise_to_open(copies)
+    return place(onward) if onward else lessons[0].name
+
+
+def exercise_to_open(copies: Path) -> str | None:
+    """Return the first exercise not done yet, after the last one done; None to open the contents page."""
     onward = next_exercise(max(done(), key=in_order, default=None))
-    if not done() or onward is None or not (copies / place(onward)).exists():
-        return lessons[0].name
-    return place(onward)
+    return onward if done() and onward and (copies / place(onward)).exists() else None
 
 
 def in_order(number: str) -> tuple[int, ...]:
+    """Return "17.2" as (17, 2), to sort exercises by."""
     return tuple(map(int, number.split(".")))
-
-
-def copy_solutions(published: Path, copies: Path) -> None:
-    """Put the executed solutions where the lessons can link to them. These are no work of the learner's, and
-    are written anew each time."""
-    copies.mkdir(exist_ok=True)
-    for solution in published.glob("[0-9]*.ipynb"):
-        shutil.copyfile(solution, copies / solution.name)
 
 
 def write_settings(environment: Path) -> None:
@@ -86,37 +143,3 @@ def write_settings(environment: Path) -> None:
         file.parent.mkdir(exist_ok=True)
         given = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         file.write_text(json.dumps(SETTINGS | given, indent=1), encoding="utf-8")
-
-
-def copy_lessons(published: Path, copies: Path) -> list[str]:
-    """Copy each lesson that has no copy yet; never touch one that has. Returns a line a lesson."""
-    copies.mkdir(exist_ok=True)
-    record_file = copies / RECORD
-    record = json.loads(record_file.read_text(encoding="utf-8")) if record_file.exists() else {}
-    lines = [
-        "",
-        f"Your lessons are in {copies.name}/: write in them as you like, nothing here ever overwrites them.",
-    ]
-    for lesson in sorted(published.glob("[0-9]*.ipynb")):
-        content = lesson.read_bytes()
-        lines.append("  " + copy_lesson(copies / lesson.name, content, record))
-    record_file.write_text(json.dumps(record, indent=1, sort_keys=True), encoding="utf-8")
-    return lines
-
-
-def copy_lesson(copy: Path, content: bytes, record: dict[str, str]) -> str:
-    """Write content to copy unless that file exists, and note in record what it was made from; returns what
-    to tell."""
-    now = sha256(content).hexdigest()
-    try:
-        with copy.open("xb") as file:
-            file.write(content)
-    except FileExistsError:
-        if record.get(copy.name, now) == now:
-            return f"{copy.name}: yours, kept"
-        return (
-            f"{copy.name}: yours, kept. The published lesson has changed since; to get it, rename your file"
-            " and start again"
-        )
-    record[copy.name] = now
-    return f"{copy.name}: new"

@@ -1,4 +1,4 @@
-"""The ledger: which exercises are done, in a small file in the learner's own state directory."""
+"""The ledger: a small file in the learner's folder of lessons that lists the exercises done in this clone."""
 
 import datetime
 import functools
@@ -6,12 +6,14 @@ import html
 import json
 import os
 import re
+import shutil
 import tempfile
 from pathlib import Path
 
-SOLUTIONS = Path(__file__).resolve().parents[2] / "solutions"
+from course.bootstrap import ROOT
 
-
+SOLUTIONS = ROOT / "solutions"
+COPIES = ROOT / "my_lessons"  # the learner's folder
 CHECKS = Path(__file__).parent / "check"
 
 
@@ -113,18 +115,39 @@ def write(ledger):
 
 
 def ledger_path():
-    """Where the ledger is: COURSE_STATE_DIR if set, else the user's state directory as the system names
-    it."""
+    """Return the ledger's place: in the folder COURSE_STATE_DIR if that is set, else in my_lessons/, so that
+    a copy of the folder takes the progress along and a fresh clone begins at the first lesson."""
+    return Path(os.environ.get("COURSE_STATE_DIR") or COPIES / ".progress") / "exercises.json"
+
+
+def users_ledger():
+    """Return the place of the ledger that all clones of a user shared in the first versions of the course."""
     from platformdirs import user_state_dir  # here, so that the doctor can run where platformdirs is missing
 
-    return (
-        Path(os.environ.get("COURSE_STATE_DIR") or user_state_dir("gpu-attention-course")) / "exercises.json"
-    )
+    return Path(user_state_dir("gpu-attention-course")) / "exercises.json"
 
 
-def set_aside(path):
-    """Rename a damaged ledger to a name that is free, and return it."""
-    descriptor, kept = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-damaged-", suffix=".json")
+def adopt_users_ledger():
+    """Copy the ledger that all clones shared into a clone that has none; return what to tell, or ""."""
+    if ledger_path().exists() or not users_ledger().exists():
+        return ""
+    ledger_path().parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(users_ledger(), ledger_path())
+    return f"Your progress was copied from {users_ledger()}; it now belongs to this clone."
+
+
+def reset():
+    """Start a new ledger and keep the old one beside it; return what to tell."""
+    if not done():
+        return "No exercise is done yet: there is nothing to reset."
+    with alone():
+        kept = set_aside(ledger_path(), "before-reset")
+    return f"No exercise is done now. The old list is kept as {kept}; your notebooks are as they were."
+
+
+def set_aside(path, why="damaged"):
+    """Rename the ledger to a free name that says why, and return that name."""
+    descriptor, kept = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-{why}-", suffix=".json")
     os.close(descriptor)
     os.replace(path, kept)
     return kept

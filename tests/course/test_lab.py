@@ -1,10 +1,14 @@
 """What `make lab` does before JupyterLab starts: the learner's copies are made once and never overwritten."""
 
+import http.server
 import json
+import os
+import threading
 
 import pytest
+from ipykernel.ipkernel import IPythonKernel
 
-from course import lab
+from course import build, copies, lab
 from course.progress import tick
 
 
@@ -12,52 +16,63 @@ from course.progress import tick
 def published(tmp_path):
     folder = tmp_path / "notebooks"
     (folder / "course").mkdir(parents=True)
-    (folder / "01_first.ipynb").write_text("first")
+    (folder / "01_first.ipynb").write_text(notebook("first"))
     return folder
+
+
+def notebook(says):
+    """The text of a notebook with one cell."""
+    return json.dumps({"cells": [{"source": says}], "metadata": dict(build.METADATA), "nbformat": 4})
 
 
 def lines(published):
     """What the learner is told about each lesson."""
-    return [line.strip() for line in lab.copy_lessons(published, published.parent / "my_lessons")[2:]]
+    return [line.strip() for line in copies.copy_lessons(published, published.parent / "my_lessons")[2:]]
 
 
-def copies(published):
-    return {file.name: file.read_text() for file in (published.parent / "my_lessons").glob("*.ipynb")}
+def mine(published):
+    """What the cells of the learner's copies say."""
+    folder = published.parent / "my_lessons"
+    return {file.name: cell_of(file) for file in folder.glob("*.ipynb")}
+
+
+def cell_of(file):
+    return json.loads(file.read_text())["cells"][0]["source"]
 
 
 def test_lessons_are_copied_once_and_kept_as_the_learner_leaves_them(published):
     assert lines(published) == ["01_first.ipynb: new"]
-    (published.parent / "my_lessons" / "01_first.ipynb").write_text("my answer")
+    (published.parent / "my_lessons" / "01_first.ipynb").write_text(notebook("my answer"))
     assert lines(published) == ["01_first.ipynb: yours, kept"]
-    assert copies(published) == {"01_first.ipynb": "my answer"}
+    assert mine(published) == {"01_first.ipynb": "my answer"}
 
 
 def test_a_new_lesson_is_added_beside_the_old_ones(published):
     lines(published)
-    (published / "02_second.ipynb").write_text("second")
+    (published / "02_second.ipynb").write_text(notebook("second"))
     assert lines(published) == ["01_first.ipynb: yours, kept", "02_second.ipynb: new"]
-    assert copies(published) == {"01_first.ipynb": "first", "02_second.ipynb": "second"}
+    assert mine(published) == {"01_first.ipynb": "first", "02_second.ipynb": "second"}
 
 
 def test_a_lesson_published_anew_is_announced_each_time_and_not_copied_over_the_learners(published):
     lines(published)
-    (published / "01_first.ipynb").write_text("first, improved")
+    (published / "01_first.ipynb").write_text(notebook("first, improved"))
     changed = (
         "01_first.ipynb: yours, kept. The published lesson has changed since; to get it, rename your file and"
         " start again"
     )
     assert lines(published) == [changed]
     assert lines(published) == [changed]
-    assert copies(published) == {"01_first.ipynb": "first"}
+    assert mine(published) == {"01_first.ipynb": "first"}
 
 
 def test_a_renamed_copy_makes_room_for_the_published_lesson(published):
     lines(published)
-    (published / "01_first.ipynb").write_text("first, improved")
-    mine = published.parent / "my_lessons" / "01_first.ipynb"
-    mine.rename(mine.with_name("01_mine.ipynb"))
+    (published / "01_first.ipynb").write_text(notebook("first, improved"))
+    copy = published.parent / "my_lessons" / "01_first.ipynb"
+    copy.rename(copy.with_name("01_mine.ipynb"))
     assert lines(published) == ["01_first.ipynb: new"]
-    assert copies(published) == {"01_first.ipynb": "first, improved", "01_mine.ipynb": "first"}
+    assert mine(published) == {"01_first.ipynb": "first, improved", "01_mine.ipynb": "first"}
 
 
 def test_jupyter_opens_the_first_lesson(published, monkeypatch):
@@ -68,16 +83,90 @@ def test_jupyter_opens_the_first_lesson(published, monkeypatch):
     monkeypatch.setattr(lab, "as_root", lambda given: [])
     monkeypatch.setattr(lab, "hand_over", lambda command: started.append(command) or 0)
     monkeypatch.setattr(lab, "write_settings", lambda environment: None)
+    monkeypatch.setattr(lab, "running_server", lambda copies: None)
     (published.parent / "solutions").mkdir()
-    (published.parent / "solutions" / "01_first.ipynb").write_text("solved")
+    (published.parent / "solutions" / "01_first.ipynb").write_text(notebook("solved"))
     assert lab.main(["--no-browser"]) == 0
-    assert (published.parent / "my_lessons" / "solutions" / "01_first.ipynb").read_text() == "solved"
+    assert cell_of(published.parent / "my_lessons" / "solutions" / "01_first.ipynb") == "solved"
     assert started[0][1:3] == ["-m", "jupyterlab"]
     assert started[0][3:] == [
         f"--ServerApp.root_dir={published.parent / 'my_lessons'}",
         "--LabApp.default_url=/lab/tree/01_first.ipynb",
         "--no-browser",
     ]
+
+
+def test_a_copy_has_the_metadata_that_jupyterlab_would_write_into_it(published):
+    lines(published)
+    metadata = json.loads((published.parent / "my_lessons" / "01_first.ipynb").read_text())["metadata"]
+    assert metadata["language_info"] == IPythonKernel.language_info
+    assert metadata["kernelspec"]["name"] == build.METADATA["kernelspec"]["name"]
+
+
+@pytest.fixture
+def serving(tmp_path, monkeypatch):
+    """serving(folder): what Jupyter has noted about a server on the folder, which answers every request with
+    403, as one with a password does."""
+
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(403)
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def note(folder):
+        url = f"http://127.0.0.1:{server.server_port}/"
+        noted = {"root_dir": str(folder), "url": url, "token": "secret", "pid": os.getpid()}
+        (tmp_path / f"jpserver-{os.getpid()}.json").write_text(json.dumps(noted))
+        return server
+
+    yield note
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_second_lab_opens_the_first_ones_address(published, serving, monkeypatch, capsys):
+    opened, started = [], []
+    monkeypatch.setattr(lab, "ROOT", published.parent)
+    monkeypatch.setattr(lab, "COPIES", published.parent / "my_lessons")
+    monkeypatch.setattr(lab.doctor, "main", lambda: 0)
+    monkeypatch.setattr(lab, "write_settings", lambda environment: None)
+    monkeypatch.setattr(lab, "hand_over", lambda command: started.append(command) or 0)
+    monkeypatch.setattr(lab.webbrowser, "open", opened.append)
+    server = serving(published.parent / "my_lessons")
+    address = f"http://127.0.0.1:{server.server_port}/lab/tree/01_first.ipynb?token=secret"
+    assert lab.main([]) == 0
+    assert opened == [address] and not started
+    assert f"already runs on these lessons (process {os.getpid()})" in capsys.readouterr().out
+    assert lab.main(["--no-browser"]) == 0
+    assert opened == [address] and not started and address in capsys.readouterr().out
+
+
+def test_a_server_that_is_gone_or_elsewhere_is_no_first_lab(tmp_path, serving):
+    server = serving(tmp_path / "another")
+    assert lab.running_server(tmp_path) is None
+    serving(tmp_path)
+    assert lab.running_server(tmp_path)["token"] == "secret"
+    server.shutdown()
+    server.server_close()
+    assert lab.running_server(tmp_path) is None
+
+
+def test_going_on_elsewhere_than_at_the_first_page_says_so_and_how_to_start_again(published, state_dir):
+    lines(published)
+    folder = published.parent / "my_lessons"
+    assert lab.where_it_goes_on(folder) == ""
+    tick("1.0")
+    assert lab.where_it_goes_on(folder) == ""  # the lesson is not there: the first page opens
+    (folder / "01_online_softmax.ipynb").touch()
+    said = lab.where_it_goes_on(folder)
+    assert "1 of " in said and "1.1 is the next: 01_online_softmax.ipynb opens" in said
+    assert "make progress" in said and "make reset" in said
 
 
 def test_jupyter_goes_on_at_the_next_exercise(tmp_path, state_dir):

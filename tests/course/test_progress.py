@@ -3,15 +3,26 @@
 import json
 import multiprocessing
 import os
+import sys
 from types import SimpleNamespace
 
-import platformdirs
 import pytest
 
 import course
+from course.bootstrap import ROOT
 from course.check import lessons
 from course.check.harness import say_how_far
-from course.progress import done, exercises, how_far, ledger_path, next_exercise, tick
+from course.commands import main
+from course.progress import (
+    adopt_users_ledger,
+    done,
+    exercises,
+    how_far,
+    ledger_path,
+    next_exercise,
+    reset,
+    tick,
+)
 
 
 def files(folder):
@@ -75,9 +86,39 @@ def test_a_state_directory_that_cannot_be_made_costs_a_message_only(tmp_path, mo
     assert "could not be saved" in capsys.readouterr().out
 
 
-def test_without_the_variable_it_is_the_users_own_state_directory(monkeypatch):
+def test_without_the_variable_the_ledger_is_in_the_clone(monkeypatch):
     monkeypatch.delenv("COURSE_STATE_DIR")
-    assert str(ledger_path().parent) == platformdirs.user_state_dir("gpu-attention-course")
+    assert ledger_path() == ROOT / "my_lessons" / ".progress" / "exercises.json"
+
+
+def test_the_ledger_that_all_clones_shared_is_copied_once(state_dir, tmp_path, monkeypatch):
+    shared = tmp_path / "user" / "exercises.json"
+    monkeypatch.setattr(sys.modules["course.progress"], "users_ledger", lambda: shared)
+    assert adopt_users_ledger() == "" and not state_dir.exists()
+    shared.parent.mkdir()
+    shared.write_text('{"1.2": "2026-11-21"}')
+    assert str(shared) in adopt_users_ledger() and set(done()) == {"1.2"}
+    tick("1.1")
+    assert adopt_users_ledger() == "" and set(done()) == {"1.1", "1.2"}
+    assert shared.read_text() == '{"1.2": "2026-11-21"}'
+
+
+def test_a_reset_begins_again_and_keeps_the_old_ledger(state_dir):
+    assert "nothing to reset" in reset() and not state_dir.exists()
+    tick("1.2")
+    said = reset()
+    assert done() == {}
+    (kept,) = state_dir.glob("exercises-before-reset-*.json")
+    assert set(json.loads(kept.read_text())) == {"1.2"} and str(kept) in said
+
+
+def test_the_commands_list_the_ledger_and_reset_it(state_dir, capsys):
+    tick("1.2")
+    assert main(["progress"]) == 0
+    said = capsys.readouterr().out
+    assert "01  1 of 3  · 1.0 predict the factor  · 1.1 online_softmax  ✓ 1.2 merge" in said
+    assert str(state_dir / "exercises.json") in said
+    assert main(["reset"]) == 0 and done() == {}
 
 
 def test_the_table_shows_what_is_done_lesson_by_lesson():

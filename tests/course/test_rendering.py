@@ -20,7 +20,7 @@ playwright = pytest.importorskip(
 import nbformat  # noqa: E402
 from nbconvert import HTMLExporter  # noqa: E402
 
-from course import build, lab  # noqa: E402
+from course import build, copies, lab  # noqa: E402
 from course.bootstrap import ROOT  # noqa: E402
 
 pytestmark = pytest.mark.nightly
@@ -135,8 +135,8 @@ def test_without_scripts_all_pictures_are_there(opened, lesson):
 @pytest.fixture
 def jupyterlab(tmp_path):
     """jupyterlab(notebook): the address at which JupyterLab shows a copy of this file."""
-    copies = tmp_path / "my_lessons"
-    copies.mkdir()
+    served = tmp_path / "my_lessons"
+    served.mkdir()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -153,12 +153,12 @@ def jupyterlab(tmp_path):
         file.write_text(json.dumps(settings))
     server = subprocess.Popen(
         [sys.executable, "-m", "jupyterlab", "--no-browser", f"--port={port}", "--IdentityProvider.token=",
-         *lab.as_root([]), f"--ServerApp.root_dir={copies}"],
+         *lab.as_root([]), f"--ServerApp.root_dir={served}"],
         env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 
     def address(notebook):
-        shutil.copy(notebook, copies)
+        shutil.copy(notebook, served)
         for _ in range(600):
             try:
                 urlopen(f"http://127.0.0.1:{port}/api").close()
@@ -171,6 +171,22 @@ def jupyterlab(tmp_path):
     yield address
     server.terminate()
     server.wait(30)
+
+
+@pytest.mark.parametrize("folder", ["notebooks", "solutions"])
+def test_opening_a_lesson_leaves_it_saved(browser, jupyterlab, tmp_path, folder):
+    lesson = tmp_path / "made" / "01_online_softmax.ipynb"
+    copies.copy_solutions(ROOT / folder, lesson.parent)  # as lessons are copied, but each time
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    page.goto(jupyterlab(lesson))
+    page.get_by_text("| Idle").wait_for(timeout=120_000)
+    marked = page.locator(".lm-TabBar-tab.jp-mod-dirty")
+    page.wait_for_timeout(3000)
+    assert marked.count() == 0
+    page.locator(".jp-CodeCell .cm-content").first.click()
+    page.keyboard.type("# mine")
+    marked.wait_for(timeout=10_000)  # a change does mark it
+    page.close()
 
 
 def test_run_all_of_a_stub_stops_at_the_first_exercise_with_two_lines(browser, jupyterlab):
