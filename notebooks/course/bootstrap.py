@@ -12,8 +12,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import time
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from course.processes import started
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST_PYTHON = (3, 11)
@@ -25,6 +28,15 @@ CUDA_12 = ("numba-cuda[cu12]", "cuda-bindings==12.9.10")
 NEWEST_12 = 9  # minor version of CUDA 12
 
 PIP = "pip==26.3"  # those that come with Python take twice the time, most of it to choose a wheel
+
+# PyTorch's own index of builds without CUDA.
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+# What the steps download, as measured on Linux for x86.
+PIP_SIZE = "2 MB"
+TORCH_FOR_CPU, COMPILERS = "about 190 MB", "about 200 MB"
+PACKAGES, PACKAGES_AND_TORCH = "about 200 MB", "0.4 to 0.7 GB"
+LAST_LINES = 16  # of setup.log, shown after a failure
 
 # fails in a .venv that was left half-made
 PYTHON_WITH_PIP = f"import sys, pip; sys.exit(sys.version_info < {OLDEST_PYTHON})"
@@ -51,35 +63,71 @@ def set_up(root: Path, run=None) -> None:
         raise SetUpError(too_old())
     stamp(root).unlink(missing_ok=True)
     run = run or Logged(root / "setup.log")
-    print(
-        f"Setting up {root / '.venv'}, once: a download of 0.5 to 4 GB (most of it torch), then about a"
-        " minute. Details: setup.log",
-        flush=True,
-    )
-    python = str(venv_python(root))
-    half_made = not Path(python).exists() or run([python, "-c", PYTHON_WITH_PIP])
-    if half_made:
-        must(run([sys.executable, "-m", "venv", "--clear", str(root / ".venv")]), NO_VENV)
-    else:
-        say_what_is_kept(root)
-    built_with = ["--no-build-isolation"] if unpack(root, run) else []  # setuptools is there
-    must(install(root, run, [*built_with, "-e", f"{root}[course,dev]"]), NO_INSTALL)
     cuda = cuda_requirements(cuda_driver(), platform.system())
-    if cuda and install(root, run, cuda):
-        print(NO_NUMBA_CUDA + remedy(cuda), file=sys.stderr)
+    for_cpu = wants_torch_for_cpu(cuda_driver(), platform.system())
+    step = Steps(2 + for_cpu + bool(cuda) + 2 * (uv() is None))
+    print(f"Setting up {root / '.venv'}, once. Details: setup.log", flush=True)
+    with step("the environment .venv"):
+        kept = make_venv(root, run)
+    print(kept, end="\n" if kept else "", flush=True)
+    if for_cpu:
+        with step(f"PyTorch without CUDA libraries, as there is no NVIDIA driver: {TORCH_FOR_CPU}") as result:
+            for_cpu = not run(torch_for_cpu(root), trying=True)
+            result.append("" if for_cpu else "not to be had here, so the one with CUDA libraries follows")
+    built_with = ["--no-build-isolation"] if unpack(root, run, step, for_cpu) else []  # setuptools is there
+    with step(f"the course, and the packages that are still missing: {missing_size(for_cpu)}"):
+        must(install(root, run, [*built_with, "-e", f"{root}[course,dev]"]), NO_INSTALL)
+    if cuda:
+        with step(f"CUDA's compilers NVVM, NVRTC and nvJitLink, which need no GPU: {COMPILERS}"):
+            failed = install(root, run, cuda)
+        if failed:
+            print(NO_NUMBA_CUDA + remedy(cuda), file=sys.stderr)
     stamp(root).write_text(fingerprint(root), encoding="utf-8")
 
 
-def unpack(root: Path, run) -> bool:
+def make_venv(root: Path, run) -> str:
+    """Make root/.venv unless one is there that works; return what to say of that one, or ""."""
+    python = str(venv_python(root))
+    half_made = not Path(python).exists() or run([python, "-c", PYTHON_WITH_PIP], trying=True)
+    if half_made:
+        must(run([sys.executable, "-m", "venv", "--clear", str(root / ".venv")]), NO_VENV)
+    return what_is_kept(root)
+
+
+def unpack(root: Path, run, step, has_torch: bool) -> bool:
     """Install each block of constraints.txt by a pip of its own, all at once, since pip works on one core;
-    none looks at what its packages need. Returns whether all could be installed: what is missing comes with
+    none looks at what its packages need. Return whether all could be installed: what is missing comes with
     the course. uv uses all cores by itself."""
     if uv():
         return False
-    run([*pip(root), PIP], trying=True)
-    blocks = [[*pip(root), "--no-deps", *block] for block in pins(root)]
-    with ThreadPoolExecutor() as at_once:
-        return not any(at_once.map(lambda command: run(command, trying=True), blocks))
+    with step(f"a newer pip: {PIP_SIZE}"):
+        run([*pip(root), PIP], trying=True)
+    blocks = pins(root)
+    size = PACKAGES if has_torch else PACKAGES_AND_TORCH
+    with step(f"{sum(map(len, blocks))} packages, PyTorch, Numba and Jupyter among them: {size}"):
+        return not run(*([*pip(root), "--no-deps", *block] for block in blocks), trying=True)
+
+
+def wants_torch_for_cpu(driver: tuple[int, int] | None, system: str) -> bool:
+    """Return whether to ask for a PyTorch without CUDA libraries first: on Linux, where the package index has
+    only one that needs them even to be imported, unless there is a driver or the user has chosen by
+    PIP_ARGS."""
+    return system == "Linux" and driver is None and not pip_arguments()
+
+
+def torch_for_cpu(root: Path) -> list[str]:
+    """Return the command that installs PyTorch for the CPU, and fails soon where no index has it."""
+    version = next(pin for block in pins(root) for pin in block if pin.startswith("torch=="))
+    at_once = ["--retries", "0", "--timeout", "15", "--extra-index-url", CPU_INDEX]
+    return [*pip(root), "--no-deps", *at_once, f"{version}+cpu"]
+
+
+def missing_size(for_cpu: bool) -> str:
+    """Return about what the step of the course downloads."""
+    if uv():
+        return PACKAGES if for_cpu else "0.4 to 3 GB"
+    brings_cuda = platform.system() == "Linux" and not for_cpu and not pip_arguments()
+    return "about 2.5 GB, most of it PyTorch's CUDA libraries" if brings_cuda else "next to nothing"
 
 
 def pins(root: Path) -> list[list[str]]:
@@ -111,44 +159,56 @@ def pip(root: Path) -> list[str]:
     return [*started, "-c", str(root / "constraints.txt"), *pip_arguments()]
 
 
+class Steps:
+    """Prints a line for each of a number of steps: its number, what it does and downloads, and how long it
+    took."""
+
+    def __init__(self, total: int):
+        self.number, self.total = 0, total
+
+    @contextmanager
+    def __call__(self, what: str):
+        """Within it the step runs; text put into the list that it yields is added to its line."""
+        self.number += 1
+        print(f"  {self.number}/{self.total}  {what} ... ", end="", flush=True)
+        began, result = time.monotonic(), []
+        try:
+            yield result
+        except BaseException:
+            print("stopped", flush=True)
+            raise
+        print(", ".join(filter(None, [f"{time.monotonic() - began:.0f} s", *result])), flush=True)
+
+
 class Logged:
-    """Runs a command with what it says in a file, of which a terminal shows the present line; a failure shows
-    the last ones, unless the command was only `trying`. Returns the exit status."""
+    """Runs commands, all at once, with what they say in a file; a failure shows its last lines, unless the
+    commands were only `trying`. Returns the worst exit status."""
 
     def __init__(self, log: Path):
         self.log = log
         log.write_text("", encoding="utf-8")
 
-    def __call__(self, command: list[str], trying: bool = False) -> int:
-        width = shutil.get_terminal_size().columns - 1 if sys.stdout.isatty() else 0
-        with (
-            self.log.open("a", encoding="utf-8") as log,
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-            ) as child,
-        ):
-            lines = [f"$ {shlex.join(command)}\n"]
-            log.write(lines[0])
-            for line in child.stdout:
-                log.write(line)
-                lines = [*lines[-15:], line]
-                if width:
-                    print("\r" + line.strip()[:width].ljust(width), end="", flush=True)
-        if width:
-            print("\r" + " " * width, end="\r", flush=True)
-        if child.returncode and not trying:
-            print(*lines, sep="", end="", file=sys.stderr)
-        return child.returncode
+    def __call__(self, *commands: list[str], trying: bool = False) -> int:
+        with self.log.open("ab") as log, ExitStack() as all_end:
+            children = []
+            for command in commands:
+                log.write(f"$ {shlex.join(command)}\n".encode())
+                log.flush()
+                child = started(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+                children.append(all_end.enter_context(child))
+            status = max(abs(child.wait()) for child in children)
+        if status and not trying:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            print("", *lines[-LAST_LINES:], sep="\n", file=sys.stderr)
+        return status
 
 
-def say_what_is_kept(root: Path) -> None:
-    """One line, where root/.venv has another Python than the one that runs."""
+def what_is_kept(root: Path) -> str:
+    """Return a line that says so if root/.venv has another Python than the one that runs, else ""."""
     version = venv_version(root)
-    if version not in (None, sys.version_info[:2]):
-        print(
-            f"Kept: .venv has Python {version[0]}.{version[1]}. For another one delete .venv first.",
-            flush=True,
-        )
+    if version in (None, sys.version_info[:2]):
+        return ""
+    return f"Kept: .venv has Python {version[0]}.{version[1]}. For another one delete .venv first."
 
 
 def venv_version(root: Path) -> tuple[int, int] | None:

@@ -1,17 +1,15 @@
 """The set-up: what it runs, what it does when a step fails or is interrupted, and that a second one costs
 nothing."""
 
-import os
+import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 import venv
 
 import pytest
 
-from course import bootstrap, command_line, commands
+from course import bootstrap, command_line
 from course.bootstrap import ROOT, SetUpError, cuda_requirements, is_set_up, set_up, stamp, venv_python
 
 
@@ -22,7 +20,7 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setattr(bootstrap.platform, "system", lambda: "Linux")
     monkeypatch.delenv("PIP_ARGS", raising=False)
     (tmp_path / "pyproject.toml").write_text('[project]\ndependencies = ["numpy"]\n')
-    (tmp_path / "constraints.txt").write_text("numpy==2.4.6\n")
+    (tmp_path / "constraints.txt").write_text("numpy==2.4.6\ntorch==2.13.0\n")
     monkeypatch.setattr(bootstrap.shutil, "which", lambda name: None)
     return tmp_path
 
@@ -33,7 +31,10 @@ class Commands:
     def __init__(self, root, fails=()):
         self.root, self.fails, self.ran, self.steps = root, fails, [], []
 
-    def __call__(self, command, trying=False):
+    def __call__(self, *commands, trying=False):
+        return max(map(self.run, commands))
+
+    def run(self, command):
         self.ran.append(command)
         self.steps.append(self.step(command))
         if self.steps[-1] == "venv":
@@ -51,6 +52,8 @@ class Commands:
             return "probe"
         if command[-1] == bootstrap.PIP:
             return "pip"
+        if command[-1].endswith("+cpu"):
+            return "torch"
         if "--no-deps" in command:
             return "pins"
         return "course" if "-e" in command else "numba-cuda"
@@ -59,13 +62,16 @@ class Commands:
 def test_a_set_up_that_ends_is_not_needed_again(root):
     commands = Commands(root)
     set_up(root, commands)
-    assert commands.steps == ["venv", "pip", "pins", "course", "numba-cuda"]
+    assert commands.steps == ["venv", "torch", "pip", "pins", "course", "numba-cuda"]
     assert is_set_up(root)
 
 
 @pytest.mark.parametrize(
     "name, text",
-    [("pyproject.toml", '[project]\ndependencies = ["scipy"]\n'), ("constraints.txt", "numpy==2.4.5\n")],
+    [
+        ("pyproject.toml", '[project]\ndependencies = ["scipy"]\n'),
+        ("constraints.txt", "numpy==2.4.5\ntorch==2.13.0\n"),
+    ],
 )
 def test_changed_requirements_ask_for_a_new_set_up_that_keeps_the_venv(root, name, text):
     set_up(root, Commands(root))
@@ -73,7 +79,7 @@ def test_changed_requirements_ask_for_a_new_set_up_that_keeps_the_venv(root, nam
     assert not is_set_up(root)
     commands = Commands(root)
     set_up(root, commands)
-    assert commands.steps == ["probe", "pip", "pins", "course", "numba-cuda"]
+    assert commands.steps == ["probe", "torch", "pip", "pins", "course", "numba-cuda"]
 
 
 def test_other_settings_ask_for_none(root):
@@ -90,7 +96,7 @@ def test_another_python_keeps_the_venv_and_says_so(root, monkeypatch, capsys):
     assert is_set_up(root)
     commands = Commands(root)
     set_up(root, commands)
-    assert commands.steps == ["probe", "pip", "pins", "course", "numba-cuda"]
+    assert commands.steps == ["probe", "torch", "pip", "pins", "course", "numba-cuda"]
     assert f"Kept: .venv has Python {here}. For another one delete .venv first." in capsys.readouterr().out
 
 
@@ -104,7 +110,7 @@ def test_a_venv_left_half_made_is_made_anew(root):
     Commands(root)(["venv"])
     commands = Commands(root, fails=["probe"])
     set_up(root, commands)
-    assert commands.steps == ["probe", "venv", "pip", "pins", "course", "numba-cuda"]
+    assert commands.steps == ["probe", "venv", "torch", "pip", "pins", "course", "numba-cuda"]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +158,7 @@ def test_each_block_of_pins_has_a_pip_of_its_own_and_what_fails_there_comes_with
     commands = Commands(root)
     set_up(root, commands)
     pins = [command[command.index("--no-deps") + 1 :] for command in commands.ran if "--no-deps" in command]
-    assert sorted(pins) == [["numpy==2.4.6"], ["torch==2.13.0", "sympy==1.14.0"]]
+    assert sorted(pins[1:]) == [["numpy==2.4.6"], ["torch==2.13.0", "sympy==1.14.0"]]
     course = commands.ran[commands.steps.index("course")]
     assert "--no-build-isolation" in course and "--no-deps" not in course
     commands = Commands(root, fails=["pip", "pins"])
@@ -160,6 +166,43 @@ def test_each_block_of_pins_has_a_pip_of_its_own_and_what_fails_there_comes_with
     course = commands.ran[commands.steps.index("course")]
     assert is_set_up(root) and "--no-build-isolation" not in course
     assert capsys.readouterr().err == ""
+
+
+def test_without_a_driver_linux_gets_the_torch_that_needs_no_cuda_libraries(root, monkeypatch, capsys):
+    commands = Commands(root)
+    set_up(root, commands)
+    torch = commands.ran[commands.steps.index("torch")]
+    assert torch[-3:] == ["--extra-index-url", bootstrap.CPU_INDEX, "torch==2.13.0+cpu"]
+    assert "--no-deps" in torch and "about 190 MB ... 0 s" in capsys.readouterr().out
+    monkeypatch.setenv("PIP_ARGS", "--index-url ADDRESS")
+    assert not bootstrap.wants_torch_for_cpu(None, "Linux")
+    monkeypatch.delenv("PIP_ARGS")
+    assert not bootstrap.wants_torch_for_cpu((13, 0), "Linux")
+    assert not bootstrap.wants_torch_for_cpu(None, "Windows")  # its ordinary torch needs no CUDA
+
+
+def test_where_no_index_has_that_torch_the_ordinary_one_comes_with_the_pins(root, capsys):
+    commands = Commands(root, fails=["torch"])
+    set_up(root, commands)
+    assert is_set_up(root)
+    said = capsys.readouterr().out
+    assert "0 s, not to be had here, so the one with CUDA libraries follows" in said
+    assert "most of it PyTorch's CUDA libraries" in said
+
+
+def test_each_step_is_one_line_with_its_number_what_it_downloads_and_its_time(root, capsys):
+    set_up(root, Commands(root))
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.endswith("once. Details: setup.log")
+    assert [re.fullmatch(r"  (\d)/6  .+ \.\.\. \d+ s", line)[1] for line in lines] == list("123456")
+    assert all("MB" in line or "next to nothing" in line for line in lines[1:])
+
+
+def test_a_step_that_fails_ends_its_line(root, capsys):
+    with pytest.raises(SetUpError):
+        set_up(root, Commands(root, fails=["course"]))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("  5/6  the course") and last.endswith(" ... stopped")
 
 
 def test_the_real_pins_are_two_blocks_of_single_versions():
@@ -207,7 +250,7 @@ def test_uv_installs_where_it_is_and_pip_where_uv_fails_or_arguments_are_for_pip
     monkeypatch.setattr(bootstrap.shutil, "which", lambda name: f"/bin/{name}")
     commands = Commands(root)
     set_up(root, commands)
-    assert [command[:3] for command in commands.ran[1:]] == [["/bin/uv", "pip", "install"]] * 2
+    assert [command[:3] for command in commands.ran[2:]] == [["/bin/uv", "pip", "install"]] * 2
     commands = Commands(root, fails=["course"])
     with pytest.raises(SetUpError):
         set_up(root, commands)
@@ -224,7 +267,7 @@ def test_bytecode_is_made_where_no_process_may_write_it_later(root, monkeypatch,
     commands = Commands(root)
     set_up(root, commands)
     installs = [command for command in commands.ran if "install" in command]
-    assert len(installs) == 4 and all(argument in command for command in installs)
+    assert len(installs) == 5 and all(argument in command for command in installs)
 
 
 def test_what_a_step_says_is_in_a_file_and_a_failure_on_the_screen(tmp_path, capfd):
@@ -235,6 +278,17 @@ def test_what_a_step_says_is_in_a_file_and_a_failure_on_the_screen(tmp_path, cap
     assert logged([sys.executable, "-c", "print('loud'); raise SystemExit(3)"]) == 3
     assert capfd.readouterr().err.endswith("loud\n")
     assert "quiet\n" in (tmp_path / "setup.log").read_text()
+
+
+def test_the_commands_of_a_step_run_at_once_and_one_that_fails_fails_the_step(tmp_path, capfd):
+    logged = bootstrap.Logged(tmp_path / "setup.log")
+    there = tmp_path / "there"
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(there)!r}).exists(): time.sleep(0.01)"
+    begins = f"open({str(there)!r}, 'w'); print('warning: raw'); raise SystemExit(3)"
+    commands = [sys.executable, "-c", waits], [sys.executable, "-c", begins]
+    assert logged(*commands, trying=True) == 3
+    assert capfd.readouterr() == ("", "")
+    assert "warning: raw\n" in (tmp_path / "setup.log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -254,35 +308,6 @@ def test_only_setup_lab_and_test_install(root, monkeypatch, capsys, command, the
     monkeypatch.setattr(command_line, "hand_over", lambda command: ran.append(command) or 0)
     assert command_line.main([command]) == int(not there)
     assert says in capsys.readouterr().err and bool(ran) == there
-
-
-@pytest.mark.parametrize(("arguments", "status"), [([], 0), (["help"], 0)])
-def test_help_sets_nothing_up(monkeypatch, capsys, arguments, status):
-    monkeypatch.setattr(command_line, "set_up", lambda root: pytest.fail("nothing was to be set up"))
-    monkeypatch.setattr(command_line, "is_set_up", lambda root: False)
-    assert command_line.main(arguments) == status
-    assert "open the lessons in JupyterLab" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["lap"], "There is no command 'lap'. There are setup, lab, "),
-        (["setup", "fast"], "setup takes no arguments; given: fast"),
-        (["lint", "--fix"], "lint takes no arguments; given: --fix"),
-        (["docs", str(ROOT / "README.md")], "README.md is no folder: give the name of one"),
-        (["docs", "a", "b"], "docs takes the name of one folder; given: a b"),
-    ],
-)
-def test_what_no_command_takes_is_said_in_one_line_before_anything_is_done(
-    monkeypatch, capsys, arguments, says
-):
-    monkeypatch.setattr(command_line, "set_up", lambda root: pytest.fail("nothing was to be set up"))
-    monkeypatch.setattr(command_line, "is_set_up", lambda root: True)
-    monkeypatch.setattr(command_line, "runs_in_venv", lambda root: True)
-    assert command_line.main(arguments) == 2
-    said = capsys.readouterr()
-    assert says in said.err and len((said.out + said.err).splitlines()) == 1
 
 
 def test_a_second_set_up_installs_nothing(tmp_path):
@@ -307,30 +332,3 @@ def test_a_second_set_up_installs_nothing(tmp_path):
     assert (outcome.returncode, outcome.stdout) == (0, "The course is set up. Next: make lab\n"), (
         outcome.stderr
     )
-
-
-@pytest.mark.parametrize("command", [name for name in commands.COMMANDS if name not in commands.PASSING_HELP])
-def test_every_command_says_what_it_does_and_sets_nothing_up(monkeypatch, capsys, command):
-    monkeypatch.setattr(command_line, "set_up", lambda root: pytest.fail("nothing was to be set up"))
-    monkeypatch.setattr(command_line, "is_set_up", lambda root: False)
-    assert command_line.main([command, "--help"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1
-
-
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no groups of processes that end by a signal")
-def test_an_interrupt_ends_a_command_and_what_it_started_in_one_line(tmp_path):
-    """The command starts a process of its own; both would end in a traceback."""
-    begun, ended = tmp_path / "begun", tmp_path / "ended"
-    inner = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
-    calls = f"subprocess.call([sys.executable, '-c', {inner!r}]); open({str(ended)!r}, 'w')"
-    outer = f"import subprocess, sys; {calls}"
-    # a process in the background is born deaf to it
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    text = f"{heard}; import sys; from course import commands; sys.exit(commands.run('-c', {outer!r}))"
-    parent = subprocess.Popen([sys.executable, "-c", text], stderr=subprocess.PIPE, text=True)
-    while not begun.exists():
-        assert parent.poll() is None
-        time.sleep(0.05)
-    parent.send_signal(signal.SIGINT)
-    assert parent.communicate(timeout=30) == (None, "\nInterrupted.\n") and parent.returncode == 130
-    assert not ended.exists()
