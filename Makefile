@@ -3,10 +3,17 @@ PYTHON ?= python3
 COURSE = $(PYTHON) notebooks/course
 export PIP_ARGS
 
-.PHONY: help lab test test-all power test-gpu compare bench plots setup doctor notebooks lint docs bench-sim
+COMMANDS = help lab progress reset test test-all power test-gpu compare bench plots setup doctor notebooks lint docs bench-sim
+.PHONY: $(COMMANDS)
 
-help:       ; @$(COURSE) help
+# Without this, `make power ex05_3` would judge all exercises, and then complain about its second word.
+STRAY = $(filter-out $(COMMANDS),$(MAKECMDGOALS))
+$(if $(STRAY),$(error make does not take $(STRAY). make help lists its commands, and how each takes arguments: make power EXERCISES="ex05_3"))
+
+help:       ; @$(COURSE) help --make
 lab:        ; @$(COURSE) lab $(LAB_ARGS)
+progress:   ; @$(COURSE) progress
+reset:      ; @$(COURSE) reset
 test:       ; @$(COURSE) test $(TEST_ARGS)
 test-all:   ; @$(COURSE) test-all $(TEST_ARGS)
 power:      ; @$(COURSE) power $(EXERCISES)

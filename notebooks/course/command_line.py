@@ -17,10 +17,11 @@ from course.bootstrap import (
     is_set_up,
     pip_arguments,
     runs_in_venv,
-    say_what_is_kept,
     set_up,
     venv_python,
+    what_is_kept,
 )
+from course.processes import end_on_sigterm
 
 # the commands that set up; the others say that it must be done
 INSTALLING = ("setup", "lab", "test", "test-all")
@@ -33,20 +34,17 @@ def main(arguments: list[str]) -> int:
     """Set up if that is needed, then run the command with .venv's Python; returns the exit status."""
     os.environ.setdefault("PYTHONUTF8", "1")  # for .venv's Python: on Windows a pipe takes no ✓ otherwise
     command = arguments[0] if arguments else "help"
-    if (
-        command not in commands.COMMANDS
-        or commands.asks_for_help(arguments)
-        or commands.has_vain_arguments(arguments)
-    ):
+    if commands.answer(arguments) or commands.refusal(arguments):
         return commands.main(arguments)
+    end_on_sigterm()
     with_venv = [str(venv_python(ROOT)), str(Path(__file__).parent), *arguments]
     if sys.version_info < OLDEST_PYTHON and venv_python(ROOT).exists():
         return hand_over(with_venv)
     try:
         if command in INSTALLING and (not is_set_up(ROOT) or command == "setup" and pip_arguments()):
             set_up(ROOT)
-        elif command == "setup":
-            say_what_is_kept(ROOT)
+        elif command == "setup" and (kept := what_is_kept(ROOT)):
+            print(kept, flush=True)
     except SetUpError as error:
         print(f"\nSet-up stopped. {error}", file=sys.stderr)
         return 1

@@ -1,80 +1,58 @@
-"""What each command of the course does, once .venv is there.
-
-lab         open the lessons in JupyterLab (what follows is passed to it: lab --no-browser --port 8899)
-test        check what CI checks on each push (what follows is passed to pytest: test -k merge)
-test-all    the same with every seed, shape and architecture, as CI does each night
-power       what the checks can tell: every wrong answer with 20 seeds, every solution with 1,000 (power
-            ex05_3, power 05 --minutes 10)
-test-gpu    what needs a GPU: its tests (what follows is passed to pytest), the solutions' notebooks with
-            their GPU cells, compare
-compare     every kernel by every engine, and the GPU, beside a float64 reference: compare, compare
-            flash_forward, compare --ncu --record
-bench       on a GPU: the speed and memory of convolutional attention beside PyTorch's; bench --json
-            kernels/data/bench.json records it
-plots       draw the figures of the README from what bench recorded
-setup       make .venv and install the course into it (lab and test do so where it is needed); the variable
-            PIP_ARGS is passed to pip
-doctor      say what is installed here, whether there is a GPU, and the remedy for every known trouble
-build       write the notebooks from solutions/*.py: build, build 01 03, build --check
-lint        check the rules of imports, the style and the types of the public API
-docs        write the API and the lessons as HTML, links checked: docs, docs FOLDER
-bench-sim   compare the simulator's speed with Numba's own simulator
-"""
+"""Runs each command of the course (see `course.manual`), once .venv is there."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import signal
-import subprocess
 import sys
 
 from course.bootstrap import ROOT
+from course.manual import COMMANDS, help_of, help_text
+from course.processes import end_on_sigterm, started
+
+HELP = ("help", "-h", "--help")
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command with its arguments; returns the exit status."""
-    command, *rest = arguments or ["help"]
-    if command in ("help", "-h", "--help"):
-        print(__doc__)
+    """Run one command with its arguments; return the exit status."""
+    if said := answer(arguments):
+        print(said)
         return 0
-    if command not in COMMANDS:
-        return refused(
-            f"There is no command {command!r}. There are {', '.join(COMMANDS)}; help explains them."
-        )
-    if asks_for_help(arguments):
-        print(help_of(command))
-        return 0
-    if has_vain_arguments(arguments):
-        return refused(f"{command} takes no arguments; given: {' '.join(rest)}")
+    if why := refusal(arguments):
+        print(why, file=sys.stderr)
+        return 2
     # the launches of lessons and tests are small on purpose
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
     # and lessons let Numba copy their arrays to the GPU and back
     os.environ.setdefault("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "0")
-    return COMMANDS[command](rest)
+    end_on_sigterm()
+    command, *rest = arguments
+    return RUN[command](rest)
 
 
-def refused(why: str) -> int:
-    """Say why a command cannot be run; the exit status for that."""
-    print(why, file=sys.stderr)
-    return 2
+def answer(arguments: list[str]) -> str:
+    """Return the help that the arguments ask for, or "" if they ask for something else. Commands with options
+    of their own have their own help."""
+    command, *rest = arguments or ["help"]
+    if command in HELP and rest in ([], ["--make"]):
+        return help_text(make=bool(rest))
+    if command in HELP and len(rest) == 1 and rest[0] in COMMANDS:
+        return help_of(COMMANDS[rest[0]])
+    if command in COMMANDS and rest[:1] in (["-h"], ["--help"]) and not COMMANDS[command].own_help:
+        return help_of(COMMANDS[command])
+    return ""
 
 
-def asks_for_help(arguments: list[str]) -> bool:
-    """Whether `COMMAND --help` was given, and the command has no help of its own."""
-    return arguments[1:2] in (["-h"], ["--help"]) and arguments[0] not in PASSING_HELP
-
-
-def has_vain_arguments(arguments: list[str]) -> bool:
-    """Whether arguments were given to a command that takes none."""
-    return bool(arguments[1:]) and arguments[0] in WITHOUT_ARGUMENTS
-
-
-def help_of(command: str) -> str:
-    """What the text above says of one command."""
-    said = re.search(rf"^{command} +(\S.*(?:\n +\S.*)*)", __doc__, re.MULTILINE)
-    return " ".join(said[1].split())
+def refusal(arguments: list[str]) -> str:
+    """Say why a command cannot be run, or return ""."""
+    command, *rest = arguments
+    if command in HELP:
+        return f"help takes the name of one command, or nothing; given: {' '.join(rest)}"
+    if command not in COMMANDS:
+        return f"There is no command {command!r}. There are {', '.join(COMMANDS)}; help explains them."
+    if rest and not COMMANDS[command].takes_arguments:
+        return f"{command} takes no arguments; given: {' '.join(rest)}"
+    return ""
 
 
 def setup(arguments: list[str]) -> int:
@@ -88,6 +66,23 @@ def lab(arguments: list[str]) -> int:
     from course import lab
 
     return lab.main(arguments)
+
+
+def progress(arguments: list[str]) -> int:
+    """The table of exercises, and where the list of those done is."""
+    from course.progress import ledger_path
+    from course.progress import progress as table
+
+    print(table(), f"\nThe list of exercises done: {ledger_path()}", sep="\n")
+    return 0
+
+
+def reset(arguments: list[str]) -> int:
+    """An empty list of exercises done."""
+    from course.progress import reset
+
+    print(reset())
+    return 0
 
 
 def doctor(arguments: list[str]) -> int:
@@ -168,27 +163,26 @@ def bench_sim(arguments: list[str]) -> int:
 
 
 def run(*arguments: str) -> int:
-    """Run this Python with arguments in the project's folder; returns the exit status. Ctrl-C ends it, and
-    all processes that it has started, in one line; pytest has words of its own for that."""
-    alone = os.name != "nt" and "pytest" not in arguments
-    group = {"process_group": 0} if alone else {}
-    # what clears up behind them would warn that it had to
+    """Run this Python with arguments in the project's folder; return the exit status. Ctrl-C and SIGTERM end
+    it and all processes that it has started. It gets Ctrl-C itself only if it is pytest, which then reports
+    what it has found so far."""
+    # processes that are cut off leave resources behind; Python's tracker clears them up, and would warn
     quiet = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
     environment = {**os.environ, "PYTHONWARNINGS": quiet}
-    child = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, env=environment, **group)
+    command, with_terminal = [sys.executable, *arguments], "pytest" in arguments
     try:
-        return child.wait()
+        with started(command, with_terminal, cwd=ROOT, env=environment) as child:
+            return child.wait()
     except KeyboardInterrupt:
-        if alone:
-            os.killpg(child.pid, signal.SIGTERM)
-        child.wait()
         print("\nInterrupted.", file=sys.stderr)
         return 130
 
 
-COMMANDS = {
+RUN = {
     "setup": setup,
     "lab": lab,
+    "progress": progress,
+    "reset": reset,
     "doctor": doctor,
     "build": build,
     "test": test,
@@ -202,6 +196,3 @@ COMMANDS = {
     "docs": docs,
     "bench-sim": bench_sim,
 }
-# these have options of their own, and a help for them
-PASSING_HELP = ("build", "compare", "bench", "power")
-WITHOUT_ARGUMENTS = ("setup", "doctor", "plots", "lint", "bench-sim")

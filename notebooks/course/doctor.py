@@ -6,11 +6,13 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
 from course.bootstrap import OLDEST_PYTHON, ROOT, cuda_driver, cuda_requirements, remedy, too_old, venv_python
+from course.processes import started
 
 SHOWN = ("numpy", "torch", "numba", "numba-cuda")
 NO_GPU = "no GPU: every lesson runs in the simulator"
@@ -179,14 +181,18 @@ def try_imports() -> tuple[dict[str, str], dict[str, str]]:
     """Try all IMPORTS at once; what each that worked printed, and the last line that each that failed
     said."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    tries = {name: subprocess.Popen([sys.executable, "-c", code], **pipes) for name, code in IMPORTS.items()}
     said, broken = {}, {}
-    for name, process in tries.items():
-        output, complaint = process.communicate()
-        if process.returncode == 0:
-            said[name] = output.strip()
-        else:
-            broken[name] = (complaint.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
+    with ExitStack() as all_end:
+        tries = {
+            name: all_end.enter_context(started([sys.executable, "-c", code], **pipes))
+            for name, code in IMPORTS.items()
+        }
+        for name, process in tries.items():
+            output, complaint = process.communicate()
+            if process.returncode == 0:
+                said[name] = output.strip()
+            else:
+                broken[name] = (complaint.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
     return said, broken
 
 

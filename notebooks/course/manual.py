@@ -1,0 +1,128 @@
+"""The commands of the course, as `help` and CONTRIBUTING.md list them: what each does, and how make and
+Python take its arguments. Standard library only, since help needs no set-up."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+IN_PYTHON = "python notebooks/course"  # on Windows: py notebooks/course
+WIDTH = 100  # columns of help
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: `python notebooks/course NAME ARGUMENTS`, or `make TARGET VARIABLE="ARGUMENTS"`. One without
+    a variable takes no arguments."""
+
+    name: str
+    what: str
+    variable: str = ""
+    examples: tuple[str, ...] = ()  # of arguments
+    target: str = ""  # make's name for it, where that is another one
+    own_help: bool = False  # it has options of its own, and a help for them
+
+    @property
+    def takes_arguments(self) -> bool:
+        return bool(self.variable)
+
+    def in_make(self, arguments: str = "") -> str:
+        """Return how make takes the command."""
+        given = f' {self.variable}="{arguments}"' if arguments else ""
+        return f"make {self.target or self.name}{given}"
+
+    def in_python(self, arguments: str = "") -> str:
+        """Return how Python takes the command."""
+        return f"{IN_PYTHON} {self.name} {arguments}".rstrip()
+
+
+TABLE = (
+    Command("setup", "make .venv and install the course into it; the variable PIP_ARGS is passed to pip"),
+    Command(
+        "lab",
+        "open the lessons in JupyterLab, which gets the arguments",
+        "LAB_ARGS",
+        ("--no-browser --port 8899",),
+    ),
+    Command("progress", "list the exercises, and which of them are done in this clone"),
+    Command("reset", "start the list of exercises done again; notebooks stay as they are"),
+    Command("doctor", "say what is installed, whether there is a GPU, and the remedy for known trouble"),
+    Command(
+        "build",
+        "write the notebooks from solutions/*.py and execute them",
+        "LESSONS",
+        ("01 03", "--check"),
+        target="notebooks",
+        own_help=True,
+    ),
+    Command(
+        "test", "check what CI checks on each push; pytest gets the arguments", "TEST_ARGS", ("-k merge",)
+    ),
+    Command(
+        "test-all",
+        "check the same with every seed, shape and architecture, as CI does each night",
+        "TEST_ARGS",
+        ("--part 3/8",),
+    ),
+    Command(
+        "power",
+        "judge the checks: every wrong answer with 20 seeds, every solution with 1,000",
+        "EXERCISES",
+        ("ex05_3", "05 --minutes 10"),
+        own_help=True,
+    ),
+    Command(
+        "test-gpu",
+        "run what needs a GPU: tests, which get the arguments, then the notebooks, then compare",
+        "TEST_ARGS",
+        ("-k forward",),
+    ),
+    Command(
+        "compare",
+        "compare every kernel, by every engine and the GPU, with float64",
+        "COMPARE_ARGS",
+        ("flash_forward", "--ncu --record"),
+        own_help=True,
+    ),
+    Command(
+        "bench",
+        "on a GPU: compare the speed and memory of convolutional attention with PyTorch's",
+        "BENCH_ARGS",
+        ("--json kernels/data/bench.json",),
+        own_help=True,
+    ),
+    Command("plots", "draw the README's figures from what bench recorded"),
+    Command("lint", "check the rules of imports, the style and the types of the public API"),
+    Command("docs", "write the API and the lessons as HTML, links checked, into a folder", "DOCS", ("site",)),
+    Command("bench-sim", "compare the simulator's speed with that of Numba's own simulator"),
+)
+COMMANDS = {command.name: command for command in TABLE}
+
+
+def help_text(make: bool = False) -> str:
+    """Return the list of all commands, as make takes them or as Python does."""
+    program = "make" if make else IN_PYTHON
+    lines = [f"usage: {program} COMMAND", ""]
+    for command in COMMANDS.values():
+        lines += entry(command, make)
+    other = IN_PYTHON if make else "make"
+    return "\n".join([*lines, "", f"{other} help lists the same for {other}."])
+
+
+def entry(command: Command, make: bool = False) -> list[str]:
+    """Return the lines of one command: its name and what it does, then an example for each use."""
+    name = command.target if make and command.target else command.name
+    said = textwrap.wrap(command.what, WIDTH - 14)
+    shown = command.in_make if make else command.in_python
+    return [
+        f"  {name:<11} {said[0]}",
+        *(f"{'':14}{line}" for line in said[1:]),
+        *(f"{'':14}  {shown(example)}" for example in command.examples),
+    ]
+
+
+def help_of(command: Command) -> str:
+    """Return what help says of one command, as Python and as make take it."""
+    uses = [(command.in_python(example), command.in_make(example)) for example in ("", *command.examples)]
+    wide = max(len(python) for python, _ in uses)
+    return "\n".join([command.what, *(f"  {python:<{wide}}   or  {make}" for python, make in uses)])
