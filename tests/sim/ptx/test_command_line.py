@@ -134,7 +134,8 @@ def test_the_exit_statuses_are_in_the_help(capsys):
 
 def test_variables_of_the_module_are_set(capsys):
     """Without the filter, which is in constant memory, the kernel cannot run."""
-    path = str(FILES.with_name("programs") / "variables.ptx")
+    pytest.importorskip("cuda.bindings.nvrtc")
+    path = str(FILES.with_name("programs") / "variables.cu")
     command = [path, "--entry", "convolve", "--block", "8", "float32[8]", "float32[8]=0", "8"]
     assert main(command) == 2 and "nobody has set" in capsys.readouterr().err
     assert main([*command, "--set", "filter=float32[5]=1", "--set", "calls=7"]) == 0
