@@ -223,6 +223,9 @@ class Variables(MutableMapping[str, np.ndarray]):
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(plain_name(name) for name in self.own()))
 
+    def __contains__(self, name: object) -> bool:
+        return name in list(self)  # also where nobody has set it
+
     def __len__(self) -> int:
         return len(list(iter(self)))
 

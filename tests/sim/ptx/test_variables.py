@@ -30,6 +30,7 @@ def test_constant_memory_that_nobody_has_set_is_refused(kernels, engine):
         convolved(kernels, engine)
     with pytest.raises(LaunchError, match="nobody has set filter"):
         kernels.constant["filter"]
+    assert "filter" in kernels.constant and "calls" not in kernels.constant
 
 
 @pytest.mark.parametrize("engine", ENGINES)
