@@ -1,5 +1,6 @@
 """A kernel with the functions that it calls, as Python source and what a launch has to give it."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -10,7 +11,7 @@ from sim.isa.arithmetic import FLOATS, REALS
 from sim.isa.barriers import FENCES
 from sim.isa.registers import HELPERS, WIDTHS, Missing
 from sim.isa.table import INSTRUCTIONS
-from sim.ptx import atomics
+from sim.ptx import atomics, calls
 from sim.ptx.emit import Writer
 from sim.ptx.grid_sync import HIGH, LOW, GridSync
 from sim.ptx.holding import read_and_written
@@ -48,6 +49,8 @@ class Program:
         self.given, self.arguments, self.names = {}, {}, {}
         self.addressed = set()  # names of the module's variables whose address the source takes
         self.grid_syncs, self.value_uses = {}, {}  # function -> its GridSync, its Uses
+        # whether it calls through a pointer; names of functions whose address the source takes
+        self.calls_pointers, self.taken = False, set()
         self.used, self.synchronizes, self.stores = set(), False, False
         self.counter = itertools.count(1)
         self.missing = []
@@ -55,21 +58,41 @@ class Program:
 
     def translated(self):
         """The source; refuses what it cannot translate."""
-        done, lines = set(), []
+        done, lines = {}, []  # name -> Python's name, or None for a function without a body
         self.waiting = [self.entry]
-        while self.waiting:
-            function = self.waiting.pop()
-            if function.name in done:
-                continue
-            done.add(function.name)
-            self.function = function
-            writer = Writer(self, function, self.branches)
-            lines += writer.write() + [""]
-            self.missing += writer.missing
-            self.look_at(function)
+        while self.waiting or self.calls_pointers:
+            if self.waiting:
+                function, by_pointer = self.waiting.pop(), False
+            elif names := self.pointed_functions() - done.keys():
+                function, by_pointer = self.text.functions[min(names)], True
+            else:
+                break
+            if function.name not in done:
+                has_body = function.body is not None
+                done[function.name] = python_name(function.name, "run") if has_body else None
+                lines += self.definition(function, by_pointer) if has_body else []
         if self.missing:
             raise LaunchError(refusal(self.entry, self.missing))
+        if self.calls_pointers:
+            lines.append(
+                calls.table(self.text, {name: done[name] for name in sorted(self.pointed_functions())})
+            )
         return "\n".join(lines)
+
+    def definition(self, function, by_pointer):
+        """Return the lines of a function. One that only a pointer reaches may have instructions that sim does
+        not have: then the launch is refused when a thread calls it."""
+        self.function = function
+        writer = Writer(self, function, self.branches)
+        lines = writer.write()
+        self.look_at(function)
+        if by_pointer and writer.missing:
+            text = refusal(function, writer.missing)
+            refused = self.unique("refused", lambda run: functools.partial(refuse, text))
+            lines = [f"{python_name(function.name, 'run')} = {refused}"]
+        else:
+            self.missing += writer.missing
+        return [*lines, ""]
 
     @property
     def grid_sync(self):
@@ -138,6 +161,9 @@ class Program:
             name = self.shared_name(
                 python_name(symbol.name, "at"), lambda run: run.parameter_address(symbol.name)
             )
+        elif variable is None and symbol.name in self.text.functions:
+            self.taken.add(symbol.name)
+            return str(calls.function_address(self.text, symbol.name) + symbol.offset)
         elif variable is None:
             raise Missing(f"the address of {symbol.name}, which the module does not declare")
         else:
@@ -165,6 +191,12 @@ class Program:
                 reached.add(name)
                 waiting += [symbol.name for _, symbol in variables[name].pointers]
         return [variable for name, variable in variables.items() if name in reached]
+
+    def pointed_functions(self):
+        """Return the names of functions whose address a thread can have: from the source, or from the initial
+        values of a variable that it can reach."""
+        initial = {symbol.name for v in self.reachable_variables() for _, symbol in v.pointers}
+        return self.taken | initial & self.text.functions.keys()
 
     def renewal(self, variable):
         return self.shared_name(python_name(variable.name, "renew_v"), lambda run: run.renewal(variable))
@@ -296,6 +328,12 @@ class Program:
             return self.unique("grid", lambda run: run.grid_barrier(name, place))
         raise Missing(f"{self.item.opcode} of {name}, which the module does not define")
 
+    def pointer_call(self, returns, gives):
+        """Name what finds the function of a pointer; `returns`, `gives`: bytes of results and arguments."""
+        self.calls_pointers = True
+        site = self.site("call")
+        return self.unique("callee", lambda run: calls.Callee(run.context, site, returns, gives))
+
     def trap(self):
         place = self.place()
         return self.unique("trap", lambda run: run.trap(place))
@@ -303,6 +341,11 @@ class Program:
     def namespace(self, run):
         """All globals of the source, for one launch."""
         return HELPERS | {name: make(run) for name, make in self.given.items()}
+
+
+def refuse(text, *arguments):
+    """Be called in place of a function that sim cannot run."""
+    raise LaunchError(text)
 
 
 def refusal(entry, missing):

@@ -12,6 +12,7 @@ from sim.errors import LaunchError
 from sim.memory.declared import check_sizes
 from sim.memory.spaces import bind_arguments, host_array
 from sim.ptx import outside
+from sim.ptx.calls import function_address
 from sim.ptx.copies import OfAddresses
 from sim.ptx.grid_sync import HIGH, GridBarrier, workspace
 from sim.ptx.memory import Memory
@@ -64,11 +65,18 @@ class Run:
     def point(self, variable):
         """Put addresses into a variable that was initialised with them."""
         for offset, symbol in variable.pointers:
-            target = self.program.text.variables.get(symbol.name)
-            if target is None:
-                raise LaunchError(f"PTX line {variable.line}: {symbol.name} is no variable that sim knows")
-            value = self.address(target) + WINDOWS[target.space] + symbol.offset
+            value = self.pointer_to(symbol, variable.line)
             self.store.point(variable, offset, value.to_bytes(8, "little"))
+
+    def pointer_to(self, symbol, line):
+        """Return the generic address of a variable, or the address of a function. Errors: LaunchError."""
+        text = self.program.text
+        target = text.variables.get(symbol.name)
+        if target is not None:
+            return self.address(target) + WINDOWS[target.space] + symbol.offset
+        if symbol.name in text.functions:
+            return function_address(text, symbol.name) + symbol.offset
+        raise LaunchError(f"PTX line {line}: {symbol.name} is no variable or function that sim knows")
 
     def address(self, variable):
         """The address of a variable in its space."""

@@ -5,6 +5,7 @@ from sim.isa.barriers import nanosleep
 from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, meaning
 from sim.isa.table import by_ptx
 from sim.ptx.accesses import SPACES, Access, address, atomic, load, parts, store
+from sim.ptx.calls import size_of
 from sim.ptx.regions import WINDOWS
 from sim.ptx.syntax import Address, Group, Immediate, Not, Register, Symbol, python_name
 from sim.ptx.warps import form_of
@@ -234,9 +235,14 @@ def call(writer, item):
     returns = operands.pop(0).parts if isinstance(operands[0], Group) else ()
     function, *rest = operands
     given = rest[0].parts if rest and isinstance(rest[0], Group) else ()
-    if not isinstance(function, Symbol):
-        raise Missing(item.opcode + " of a pointer")
-    name = writer.module.called(function.name)
+    if isinstance(function, Symbol):
+        name = writer.module.called(function.name)
+    elif not isinstance(function, Register) or not rest or not isinstance(rest[-1], Symbol):
+        raise Missing(f"{item.opcode} of a pointer, without .callprototype or .calltargets")
+    else:
+        sizes = (tuple(size_of(writer.function, one, item.line) for one in some) for some in (returns, given))
+        callee = writer.module.pointer_call(*sizes)
+        name = f"{callee}(functions, {writer.value(function, 'b64')})"
     arguments = [python_name(g.name) for g in given]
     results = [python_name(r.name) for r in returns]
     text = f"{name}({', '.join(arguments)})"

@@ -121,7 +121,7 @@ class Lowering(Program):
     def refused(self, *_):
         raise Missing
 
-    strong = transfer = part = yielding = called = refused
+    strong = transfer = part = yielding = called = pointer_call = refused
 
     # --- waiting --------------------------------------------------------------------------------------------
 

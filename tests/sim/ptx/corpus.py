@@ -124,6 +124,20 @@ CASES = {
         lambda x, counts: [(x > 4).sum(), *(x.reshape(2, 32) > 4).sum(1)],
     ),
     "vector_misaligned": Case(1, 8, lambda: [floats(33), zeros(8)], 1, lambda x, y: four_sums(x)),
+    "table_of_functions": Case(
+        1,
+        32,
+        lambda: [np.arange(32, dtype=np.int32) % 3, floats(32), zeros(32)],
+        2,
+        lambda w, x, y: np.choose(w, [np.maximum(x, 0), x * x, np.where(x > 0, x, x / 2)]),
+    ),
+    "virtual_functions": Case(
+        1,
+        32,
+        lambda: [floats(32), zeros(32)],
+        1,
+        lambda x, y: 3 * np.where(np.arange(32) % 2, x, np.concatenate([x[:1], x[:-1]])),
+    ),
     "never_ends": Case(1, 32, lambda: [wholes(32), zeros(32, np.int32)], 1, lambda x, s: halvings(x)),
     "grid_sync": Case(4, 16, lambda: [floats(64), zeros(64)], 0, lambda x, y: smoothed(x, 10)),
     "grid_sync_skipped": Case(

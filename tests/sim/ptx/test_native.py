@@ -24,6 +24,8 @@ LEFT = {
     "overlapping_tickets": "atomics tell",
     "scope_of_block": ".cta.",
     "stack_aba": "membar",
+    "table_of_functions": "call",
+    "virtual_functions": "call",
 }
 
 

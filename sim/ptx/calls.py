@@ -1,0 +1,91 @@
+"""Calls through a pointer: what the address of a function is, which functions a pointer may call, and what a
+call gives whose pointer is none.
+
+Source: PTX ISA 9.7.12, "call"."""
+
+from sim.events import Finding
+from sim.isa.registers import WIDTHS
+from sim.ptx.origin import plain_name
+
+CODE = 1 << 44  # where the module's functions begin: above all memory, so that no other pointer is one
+STEP = 16
+NEVER_WRITTEN = (1 << 64) - 1
+
+
+def function_address(text, name):
+    """Return the address of a function of a module."""
+    return CODE + STEP * list(text.functions).index(name)
+
+
+def size_of(function, operand, line):
+    """Return the bytes of an argument or a result of a call on this line: a register, or the parameter of
+    this name that was declared last before it."""
+    if hasattr(operand, "type"):
+        return WIDTHS[operand.type] // 8
+    declared = [v for v in function.variables if v.name == operand.name and v.line <= line]
+    return max(declared, key=lambda variable: variable.line).bytes
+
+
+def table(text, names):
+    """Return the line of source that names the functions of a program by their addresses, with the bytes of
+    their results and parameters; `names`: {function's name: Python's, or None for one that has no body}."""
+    rows = []
+    for name, python in names.items():
+        function = text.functions[name]
+        sizes = [tuple(v.bytes for v in some) for some in (function.returns, function.parameters)]
+        rows.append(f"{function_address(text, name)}: ({python}, {sizes[0]}, {sizes[1]}, {name!r})")
+    return f"functions = {{{', '.join(rows)}}}"
+
+
+class Callee:
+    """The function that a pointer names, at one call: `returns` and `gives` are the bytes of its results and
+    arguments."""
+
+    def __init__(self, context, site, returns, gives):
+        self.context, self.site, self.returns, self.gives = context, site, returns, gives
+
+    def __call__(self, functions, address):
+        """Return the function at an address; where none is, one that gives poison, with a finding."""
+        function, returns, takes, name = functions.get(address, (None, None, None, None))
+        if function is None or (returns, takes) != (self.returns, self.gives):
+            self.context.findings.append(self.finding(address, name, returns, takes, function is not None))
+            return self.poison
+        return function
+
+    def poison(self, *arguments):
+        results = tuple((1 << 8 * size) - 1 for size in self.returns)
+        return results[0] if len(results) == 1 else results or None
+
+    def finding(self, address, name, returns, takes, defined):
+        if name is None:
+            unset = f"{address:#x}, as memory holds that nobody has written, or a refused read gives"
+            what = {0: "the null pointer", NEVER_WRITTEN: unset}.get(
+                address, f"address {address:#x}, where no function is"
+            )
+            reason = "A pointer that no assignment has set, or an index beyond a table of functions, is none."
+            fix = "look at where the pointer comes from: guard the index, or set every entry of the table"
+        elif not defined:
+            what = f"{plain_name(name)}, which the module declares and does not define"
+            reason = "A virtual function that no class overrides is none that can be called."
+            fix = "define the function, or let the pointer name another one"
+        else:
+            what = (
+                f"{plain_name(name)}, which takes {spelled(takes)} and returns {spelled(returns)}, with"
+                f" {spelled(self.gives)} for {spelled(self.returns)}"
+            )
+            reason = "Arguments and results of a call have to be those of the function that it reaches."
+            fix = "give the pointer the type of its functions"
+        witness = self.context.witness("calls", self.site)
+        return Finding(
+            "invalid-call",
+            "error",
+            f"a call through a pointer reaches {what}",
+            (witness,),
+            reason=reason,
+            fix=fix,
+        )
+
+
+def spelled(sizes):
+    """Return the bytes of some parameters in words."""
+    return " and ".join(f"{size} bytes" for size in sizes) or "nothing"
