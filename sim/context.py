@@ -24,6 +24,7 @@ from sim.events import (
     Observer,
     Site,
 )
+from sim.nouns import plural
 from sim.progress import Judge, ours
 
 HOOKS = [name for name, hook in vars(Observer).items() if callable(hook) and not name.startswith("_")]
@@ -279,7 +280,7 @@ class Context:
         if not decided:
             budget = f"{self.longest():g} s or {MOST_LOGGED:,} accesses"
             return f"Something still changes, but no thread ended within {budget}."
-        rounds = f"{self.max_steps or DEFAULT_STEPS:,} times"
+        rounds = plural(self.max_steps or DEFAULT_STEPS, "time")
         budget = rounds if self.max_steps else f"{rounds}, or for {first():g} s"
         return f"No thread ended while the loop went round {budget}."
 

@@ -19,6 +19,7 @@ from sim.frontend.names import python_function
 from sim.frontend.resolve import source_of
 from sim.interpreted import Interpreted
 from sim.memory.spaces import check_argument, named_leaves
+from sim.nouns import plural
 from sim.observers import DEFAULT
 from sim.report import Report, finish
 
@@ -197,7 +198,8 @@ def block_dimensions(value: Any, spec: DeviceSpec) -> Index3:
     block = dimensions("block", value, spec.max_block)
     if prod(block) > spec.max_threads_per_block:
         raise LaunchError(
-            f"a block of {' x '.join(map(str, block))} has {prod(block):,} threads; the device takes up to"
+            f"a block of {' x '.join(map(str, block))} has {plural(prod(block), 'thread')}; the"
+            " device takes up to"
             f" {spec.max_threads_per_block:,}"
         )
     return block
@@ -222,7 +224,8 @@ def argument_names(function: Any, arguments: tuple[Any, ...]) -> list[str]:
         bound = inspect.signature(function).bind(*arguments)
     except TypeError as error:
         raise LaunchError(
-            f"{function.__name__}{inspect.signature(function)} was launched with {len(arguments)} arguments:"
+            f"{function.__name__}{inspect.signature(function)} was launched with"
+            f" {plural(len(arguments), 'argument')}:"
             f" {error}"
         ) from None
     return list(bound.arguments)

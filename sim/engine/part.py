@@ -4,6 +4,7 @@ calls say; some of them may arrive without waiting.
 Source: PTX ISA 9.7.13.1, "bar", "barrier"."""
 
 from sim.events import Finding
+from sim.nouns import plural
 
 PART = "barrier of a part"
 BARRIERS = 16
@@ -65,7 +66,8 @@ def checked(parts, number, count, warp_size):
     part = parts.setdefault(number, Part())
     if part.count not in (None, count):
         raise ValueError(
-            f"barrier {number} is for {part.count} threads, by another thread's call, and for {count}"
+            f"barrier {number} is for {plural(part.count, 'thread')}, by another thread's call, and"
+            f" for {count}"
         )
     part.count = count
     return part
@@ -79,7 +81,7 @@ def incomplete(scheduler, block):
     return Finding(
         "barrier-divergence",
         "error",
-        f"barrier {number} waits for {part.count} threads, and {part.have_come} have come",
+        f"barrier {number} waits for {plural(part.count, 'thread')}, and {part.have_come} have come",
         (scheduler.waits(part.waiting[0]), *map(scheduler.waits, elsewhere.values())),
         reason="It opens when as many threads have come as its calls say; nobody else can run.",
         fix="let the number in its calls be that of the threads that reach one of them",

@@ -10,6 +10,7 @@ import numpy as np
 from sim.events import Finding
 from sim.isa.table import ALL, CONVERGED, FULL, GIVEN
 from sim.memory.spaces import poisoned
+from sim.nouns import plural
 
 
 class Group:
@@ -172,7 +173,8 @@ def divergence(scheduler, block):
     return Finding(
         "warp-divergence",
         "error",
-        f"{len(group.threads)} lanes of warp {key[0]} wait in {group.operation.name} for lanes"
+        f"{plural(len(group.threads), 'lane')} of warp {key[0]} wait{'s' * (len(group.threads) == 1)} in"
+        f" {group.operation.name} for lanes"
         f" {spelled(missing)}, which never come",
         (scheduler.waits(first), scheduler.waits(lost)),
         reason=f"The mask {group.mask:#010x} names them, and they wait elsewhere.",

@@ -19,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from sim.isa.conversions import cast
+from sim.nouns import plural
 
 INSTRUCTIONS: dict[str, "Entry"] = {}  # name in Python kernels -> entry
 PTX: dict[str, "Entry"] = {}  # name in PTX -> entry
@@ -119,7 +120,7 @@ class Entry:
         if len(given) > len(self.parameters) or named.keys() != set(rest):
             got = ", ".join([str(len(given))] + [f"{name}=" for name in named])
             raise TypeError(
-                f"{self.name} takes {len(self.parameters)} arguments,"
+                f"{self.name} takes {plural(len(self.parameters), 'argument')},"
                 f" {', '.join(self.parameters) or 'none'}; got {got}"
             )
         return (*given, *map(named.get, rest))

@@ -9,6 +9,7 @@ from sim.isa.atomics import ENTRIES
 from sim.isa.conversions import cast, domain
 from sim.isa.functions import to_operand
 from sim.memory.array import Array, only_read
+from sim.nouns import plural
 
 
 class Question:
@@ -74,7 +75,9 @@ def method(entry):
 
     def change(self, *given):
         if len(given) != count:
-            raise TypeError(f"cuda.{entry.name} takes {count} arguments, {parameters}; got {len(given)}")
+            raise TypeError(
+                f"cuda.{entry.name} takes {plural(count, 'argument')}, {parameters}; got {len(given)}"
+            )
         array, rest = given[0], given[1:]
         index = rest[0] if entry.indexed else (0,) * array.ndim
         return self._change(entry, array, index, rest[entry.indexed :])

@@ -10,6 +10,7 @@ from sim.engine.scheduler import Scheduler
 from sim.errors import LaunchError
 from sim.interpreted import Threads, resident
 from sim.isa.table import SUSPENDING, YIELDING
+from sim.nouns import plural
 from sim.ptx.origin import Origin, plain_name
 from sim.ptx.parse import parse
 from sim.ptx.program import Program
@@ -90,7 +91,7 @@ class Kernel:
         """The name of each argument of a launch. Errors: LaunchError where there are too few, or too many."""
         if len(arguments) != len(self.names):
             raise LaunchError(
-                f"{self!r} was launched with {len(arguments)} arguments; it takes {len(self.names)}"
+                f"{self!r} was launched with {plural(len(arguments), 'argument')}; it takes {len(self.names)}"
             )
         return unlike(self.names)
 
@@ -154,7 +155,7 @@ class Kernel:
             raise LaunchError(f"{compiled} {limits['reqntid']} threads (.reqntid), got {launch.block}")
         most = prod(limits.get("maxntid", ()))
         if "maxntid" in limits and launch.threads > most:
-            raise LaunchError(f"{compiled} up to {most} threads (.maxntid), got {launch.threads}")
+            raise LaunchError(f"{compiled} up to {plural(most, 'thread')} (.maxntid), got {launch.threads}")
 
 
 # language -> {what findings call by its name in Numba: its name there}

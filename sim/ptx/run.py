@@ -11,6 +11,7 @@ from sim.engine.scheduler import BARRIER, GRID
 from sim.errors import LaunchError
 from sim.memory.declared import check_sizes
 from sim.memory.spaces import bind_arguments, host_array
+from sim.nouns import plural
 from sim.ptx import outside
 from sim.ptx.calls import function_address
 from sim.ptx.copies import OfAddresses
@@ -279,7 +280,8 @@ def check_elements(name, arrays, nbytes):
     dtype = arrays[name].dtype if name in arrays else np.dtype(np.uint8)
     if dtype.kind in "iuf" and dtype.itemsize > nbytes > 1:
         raise LaunchError(
-            f"{name} points to numbers of {nbytes} bytes in the kernel's source, got an array of {dtype};"
+            f"{name} points to numbers of {plural(nbytes, 'byte')} in the kernel's source, got an"
+            f" array of {dtype};"
             f" {name}.astype(numpy.{dtype.name.rstrip('0123456789')}{8 * nbytes}) has such"
         )
 
@@ -291,7 +293,8 @@ def as_bytes(name, value, parameter):
         return structure(name, value, nbytes)
     if not isinstance(value, (int, float, np.generic, np.ndarray)) or np.ndim(value):
         raise LaunchError(
-            f"{name} is a .{ptx_type} of {nbytes} bytes: wanted a number, got a {type(value).__name__}"
+            f"{name} is a .{ptx_type} of {plural(nbytes, 'byte')}: wanted a number, got a"
+            f" {type(value).__name__}"
         )
     if ptx_type in ("f32", "f64", "f16"):
         return np.array(value, f"f{nbytes}").tobytes()
@@ -303,7 +306,7 @@ def as_bytes(name, value, parameter):
         )
     number = int(value)
     if not -(1 << 8 * nbytes - 1) <= number < 1 << 8 * nbytes:
-        raise LaunchError(f"{name} is a .{ptx_type} of {nbytes} bytes, which do not hold {number}")
+        raise LaunchError(f"{name} is a .{ptx_type} of {plural(nbytes, 'byte')}, which do not hold {number}")
     return (number & ((1 << 8 * nbytes) - 1)).to_bytes(nbytes, "little")
 
 
@@ -312,6 +315,6 @@ def structure(name, value, nbytes):
     raw = value.tobytes() if isinstance(value, (np.ndarray, np.generic)) else value
     if isinstance(raw, bytes) and len(raw) == nbytes:
         return raw
-    got = f"{len(raw)} bytes" if isinstance(raw, bytes) else f"a {type(value).__name__}"
+    got = plural(len(raw), "byte") if isinstance(raw, bytes) else f"a {type(value).__name__}"
     wanted = "wanted those, or a numpy record of that size"
-    raise LaunchError(f"{name} is a structure of {nbytes} bytes: {wanted}, got {got}")
+    raise LaunchError(f"{name} is a structure of {plural(nbytes, 'byte')}: {wanted}, got {got}")

@@ -590,7 +590,7 @@ def test_a_wrong_number_of_arguments():
     with pytest.raises(LaunchError) as caught:
         simulate(copy)[1, 1](np.zeros(1, int))
     assert (
-        str(caught.value) == "copy(x, out) was launched with 1 arguments: missing a required argument: 'out'"
+        str(caught.value) == "copy(x, out) was launched with 1 argument: missing a required argument: 'out'"
     )
 
 

@@ -312,7 +312,7 @@ def test_a_vote_is_called_with_one_number():
     def kernel(x):
         x[0] = largest(x[0], x[0])
 
-    with pytest.raises(ThreadError, match="TypeError: largest takes 1 arguments, number; got 2"):
+    with pytest.raises(ThreadError, match="TypeError: largest takes 1 argument, number; got 2"):
         simulate(kernel)[1, 1](np.zeros(1))
     with pytest.raises(
         ValueError, match="^short has 1 parameters; a meaning of this kind begins with result"

@@ -9,6 +9,7 @@ import numpy as np
 
 from course.check.words import fail
 from sim.events import LOAD, SHARED, SPACE_SHIFT, STORE, index_text
+from sim.nouns import plural
 
 GRID_BARRIER = "grid.sync"
 
@@ -129,7 +130,8 @@ class Contract:
     def idle(self, work):
         if (helpers := work.helpers() if self.helpers else 0) < self.helpers:
             yield (
-                f"only {helpers} threads of all blocks take from shared memory what another thread has put"
+                f"only {plural(helpers, 'thread')} of all blocks take from shared memory what"
+                " another thread has put"
                 f" there; {self.helpers} at least, if they share the work"
             )
         if (threads := int(work.at_work.sum())) < self.threads:

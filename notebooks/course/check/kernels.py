@@ -10,6 +10,7 @@ from course.check.dialect import python_function as python_function
 from course.check.harness import compare, fail
 from course.check.trial import launched
 from sim import ThreadError, simulate
+from sim.nouns import plural
 from sim.observers import DEFAULT
 from sim.observers.trace import Trace
 from sim.observers.traffic import Traffic
@@ -46,9 +47,7 @@ def launch(
 def first(messages, shown=2):
     """The first messages whole, the others as a number."""
     more = len(messages) - shown
-    return "\n\n".join(
-        [*messages[:shown], *([f"and {more} more finding{'s' * (more > 1)}"] if more > 0 else [])]
-    )
+    return "\n\n".join([*messages[:shown], *([f"and {plural(more, 'more finding')}"] if more > 0 else [])])
 
 
 def run(kernel, configuration, inputs, outputs, rng, call, place=None, **options):

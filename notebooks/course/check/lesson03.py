@@ -15,6 +15,7 @@ from numpy import float32
 from course.check import kernels
 from course.check.contract import Contract
 from course.check.harness import compare, exercise, fail
+from sim.nouns import plural
 
 THREADS, TILE = 8, 4  # as in the lesson
 HALVINGS = 3  # of THREADS numbers, until one is left; none may begin before the last one ends
@@ -45,7 +46,7 @@ def ex03_1(add, rng):
         (1500, 48, 32),
     ]:
         x, y = rng.standard_normal((2, size)).astype(float32)
-        call = f"add[{blocks}, {threads}](x, y, out) with {size} element{'s' * (size > 1)}"
+        call = f"add[{blocks}, {threads}](x, y, out) with {plural(size, 'element')}"
         contract = Contract(
             "x y out",
             each={"x": 2, "y": 2, "out": 1},
@@ -80,7 +81,7 @@ def ex03_3(block_sum, rng):
         sums = np.array(
             [x[start : start + THREADS].sum(dtype=np.float64) for start in range(0, size, THREADS)]
         )
-        call = f"block_sum[{len(sums)}, {THREADS}](x, out) with {size} element{'s' * (size > 1)}"
+        call = f"block_sum[{len(sums)}, {THREADS}](x, out) with {plural(size, 'element')}"
         contract = Contract(
             "x out",
             each={"x": 2, "out": 2},
@@ -161,7 +162,7 @@ def every_thread_runs_once(launch, grid, block, fallen):
             hint=f"wanted, for example: {described(wanted[1])}",
         )
     if missing := [names for names in wanted if names not in seen]:
-        hint = f"{len(seen)} threads ran, of {len(wanted)}."
+        hint = f"{plural(len(seen), 'thread')} ran, of {len(wanted)}."
         if fallen:
             hint += f" The first to fall fell before the kernel began: {fallen[0]}. {ARGUMENTS}"
         fail("a thread that never ran", call=call, wanted=described(missing[0]), hint=hint)

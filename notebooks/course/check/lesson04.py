@@ -11,6 +11,7 @@ from course.check.contract import Contract
 from course.check.harness import exercise, fail
 from course.check.six_kernels import KERNELS, launches
 from sim import simulate
+from sim.nouns import plural
 
 NO_BUG = "none"
 KINDS = (
@@ -172,7 +173,7 @@ def ex04_8(shares, rng):
         x[1::4] /= -8  # the sum stays far from 0
         total, out = np.zeros(1, float32), np.full(size, np.nan, float32)
         wanted = x.sum(keepdims=True), x / x.sum()
-        call = f"shares_fixed[{grid}, {block}](x, total, out) with {size} element{'s' * (size > 1)}"
+        call = f"shares_fixed[{grid}, {block}](x, total, out) with {plural(size, 'element')}"
         contract = Contract(
             "x total out",
             each={"x": 2, "out": 1},
@@ -201,7 +202,7 @@ def ex04_9(sample, rng):
         u[-1] = rng.choice(cumulative[:-1]) if tokens > 1 else 0  # exactly on a border
         token, wanted = np.full(size, -1), np.searchsorted(cumulative, u, side="right")
         call = (
-            f"sample_fixed[{grid}, {block}](cumulative, u, token) with {tokens} token{'s' * (tokens > 1)} and"
+            f"sample_fixed[{grid}, {block}](cumulative, u, token) with {plural(tokens, 'token')} and"
             f" {size} draws, one exactly on a border"
         )
         halvings = int(np.ceil(np.log2(tokens))) + 2
@@ -281,7 +282,7 @@ def parts(x, block):
 def one_array(kernel, grid, block, x, wanted, contract):
     """The launch of a kernel(x, out), float32; `out` is full of NaN before."""
     out = np.full(wanted.shape, np.nan, float32)
-    call = f"{kernel.__name__}[{grid}, {block}](x, out) with {x.size} element{'s' * (x.size > 1)}"
+    call = f"{kernel.__name__}[{grid}, {block}](x, out) with {plural(x.size, 'element')}"
     return Case(grid, block, (x,), (out,), (wanted,), contract, call)
 
 

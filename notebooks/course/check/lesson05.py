@@ -13,6 +13,7 @@ from numpy import float32
 from course.check import inputs, kernels
 from course.check.contract import Contract
 from course.check.harness import exercise, fail
+from sim.nouns import plural
 
 # n, d, rows, columns
 SHAPES = [(4, 3, 4, 2), (1, 3, 4, 2), (5, 3, 2, 4), (9, 4, 4, 3), (6, 5, 3, 7), (27, 3, 4, 4), (3, 17, 2, 2)]
@@ -100,7 +101,7 @@ def check_visits(visit, d, keys, room, scores, rng):
     m, l, o = (x.astype(float32) for x in (m, l, o))
     wanted = visited(inputs.attended(q, k, v, scale)[0], v, m, l, o)
     call = (
-        f"{scores}: two tiles with {keys} key{'s' * (keys > 1)} and room for {room}, one visit each, with d ="
+        f"{scores}: two tiles with {plural(keys, 'key')} and room for {room}, one visit each, with d ="
         f" {d} and scale = {scale:.3g}"
     )
     tiles = [

@@ -9,6 +9,7 @@ from course.check import inputs, kernels
 from course.check.contract import Contract
 from course.check.harness import exercise, fail
 from sim.events import LOAD
+from sim.nouns import plural
 
 LANES = 32
 SHUFFLES = 6  # that a warp's sum may take: five steps, and one to hand the sum round
@@ -47,7 +48,7 @@ def ex06_1(warp_sum, rng):
     ]:
         x = rng.standard_normal(size).astype(float32)
         out = np.full(size, np.nan, float32)
-        call = f"warp_sum[{grid}, {block}](x, out) with {size} element{'s' * (size > 1)}"
+        call = f"warp_sum[{grid}, {block}](x, out) with {plural(size, 'element')}"
         wanted = np.concatenate(
             [
                 np.full(len(part), part.sum(dtype=np.float64))
@@ -235,7 +236,7 @@ def check_attention(warp_attention, n, keys, d, causal, warps, scores, rng, futu
     kernel, grid, block = warp_attention(d), -(-n // warps), LANES * warps
     call = (
         f"{scores}: warp_attention({d})[{grid}, {block}](q, k, v, {scale:.3g}, {causal}, out) with {n}"
-        f" quer{'ies' if n > 1 else 'y'} and {keys} key{'s' * (keys > 1)}"
+        f" quer{'ies' if n > 1 else 'y'} and {plural(keys, 'key')}"
     )
     out = np.full((n, d), np.nan, float32)
     sees = np.arange(keys) <= np.arange(n)[:, None] if causal else np.ones((n, keys), bool)

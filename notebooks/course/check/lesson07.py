@@ -9,6 +9,7 @@ from course.check import kernels, streams
 from course.check.contract import Contract
 from course.check.harness import compare, exercise, fail, instance
 from course.ptx import NoCompiler, compiled_here
+from sim.nouns import plural
 
 ARCHITECTURES = "sm_75", "sm_80", "sm_90"
 STEPS = 10_000  # a launch here goes round its loops some hundred times a thread at most
@@ -138,7 +139,7 @@ def ex07_4(scale_all, rng):
     ]:
         x, factor = rng.standard_normal(n).astype(float32), float32(rng.uniform(1, 3))
         out = np.full(n, np.nan, float32)
-        call = f"scale_all[{grid}, {block}](x, {factor:.3g}, out) with {n} element{'s' * (n > 1)}"
+        call = f"scale_all[{grid}, {block}](x, {factor:.3g}, out) with {plural(n, 'element')}"
         threads = grid * block
         owner = {"out": lambda elements, threads=threads: elements % threads}
         contract = Contract(

@@ -8,6 +8,7 @@ import torch
 
 from course.check.harness import array, compare, exercise, fail, instance
 from course.check.tensors import within
+from sim.nouns import plural
 
 # (tokens, c_q, c_k): even and odd, one tap, more taps than tokens, oblong, one token. The shape that tells
 # most mistakes apart comes first.
@@ -92,7 +93,7 @@ def ex09_3(is_causal, rng):
         for name, attend, causal in attends:
             given = [tensor.clone() for tensor in tokens]
             got = with_seed(rng, is_causal, attend, *given)
-            call = f"is_causal(attend, q, k, v) with {n} tokens, where attend is {name}"
+            call = f"is_causal(attend, q, k, v) with {plural(n, 'token')}, where attend is {name}"
             if not isinstance(got, bool | np.bool_):
                 hint = "torch.allclose gives a bool; of a tensor with one bool, .item() does."
                 fail(

@@ -15,6 +15,7 @@ from course.check.backward_faults import FAULTS
 from course.check.contract import Contract
 from course.check.harness import compare, exercise, fail, instance, numbers
 from kernels.reference import above_diagonal, conv_scores, masked_scores, transposed_convolve
+from sim.nouns import plural
 from sim.observers import DEFAULT
 from sim.observers.trace import Trace
 from sim.observers.traffic import Traffic
@@ -89,7 +90,7 @@ def ex13_2(gradient_of_t, rng):
         given = tile.s, tile.pass_.w, tile.pass_.log_sum, tile.pass_.delta, tile.i0, of_t[1]
         call = (
             f"gradient_of_t(p_tile, d_t_tile, s_tile, w {tile.taps}, log_sum, delta, i0={tile.i0},"
-            f" j0={of_t[1]}), {len(tile.pass_.log_sum)} tokens"
+            f" j0={of_t[1]}), {plural(len(tile.pass_.log_sum), 'token')}"
         )
         shared = launched(t_kernel, tile.threads, given, outputs, rng, call, of_t[2])
         wanted = beyond(tile.cut(tile.pass_.p, of_t)), beyond(tile.cut(tile.pass_.d_t, of_t))

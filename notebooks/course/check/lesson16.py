@@ -13,6 +13,7 @@ from course.check import kernels
 from course.check.contract import Contract, outside
 from course.check.harness import array, compare, exercise, fail, shape
 from course.check.trial import ARCHITECTURE, tried
+from sim.nouns import plural
 from sim.observers import Banks
 
 MMA = "mma_m16n8k16_f32_bf16"
@@ -97,7 +98,7 @@ def ex16_1(load_a, rng):
             (np.zeros((32 * warps, 4), uint32),),
             (np.tile(wanted, (warps, 1)),),
             rng,
-            f"load_a(a, first={first}) with a of shape (16, {width}), by {warps} warp{'s' * (warps > 1)};"
+            f"load_a(a, first={first}) with a of shape (16, {width}), by {plural(warps, 'warp')};"
             f" {'a[i, j] = 100 i + j; ' * (width == 8)}out[lane, r] is register r",
             Contract(
                 each={"a": 4},

@@ -13,6 +13,7 @@ from course.check.contract import Contract
 from course.check.harness import compare, exercise, fail
 from course.check.inputs import normal, unusual
 from sim.events import Observer
+from sim.nouns import plural
 
 LANES = np.arange(32)
 GROUP, PLACE = LANES // 4, LANES % 4 * 2  # g and 2 t of the lane maps
@@ -164,7 +165,10 @@ def check_values(value_operands, rows, width, pitch, first, column, rng):
     block = v.view(bfloat16).astype(float32)[first : first + 16, column : column + 16]
     wanted = parts(np.concatenate([right_operand(block[:, :8]), right_operand(block[:, 8:])], 1))
     wanted = np.tile(wanted, (3, 1, 1))  # three warps
-    call = f"value_operands(tile, {first}, {column}); tile: {rows} rows, {pitch} numbers from row to row"
+    call = (
+        f"value_operands(tile, {first}, {column}); tile: {plural(rows, 'row')}, {pitch} numbers"
+        " from row to row"
+    )
     report = kernels.judge(
         operands,
         (1, 96),
@@ -263,7 +267,7 @@ def check_walk(flash_kernel, n, rng):
     blocks = -(-n // ROWS)
     tiles = [-(-min(n, (block + 1) * ROWS) // KEYS) for block in range(blocks)]
     flights = Flights()
-    call = f"flash_with(two_places) on {n} tokens, {max(tiles)} tile{'s' * (max(tiles) > 1)} of keys"
+    call = f"flash_with(two_places) on {plural(n, 'token')}, {plural(max(tiles), 'tile')} of keys"
     kernels.judge(
         flash_kernel,
         (blocks, THREADS),
@@ -440,7 +444,7 @@ def check_convolve(convolve, c_q, rng):
         for block in range(2):
             t[:, :, 8 * block : 8 * block + 8] += s0[:, a : a + 2, 8 * block : 8 * block + 16] @ b[a]
     wanted = np.stack([t[group, x // 2 % 2, place + x % 2 + x // 4 * 8] for x in range(8)], 1)
-    call = f"convolve(t, s, bands) in two warps, {c_q} row{'s' * (c_q > 1)} of taps"
+    call = f"convolve(t, s, bands) in two warps, {plural(c_q, 'row')} of taps"
     report = kernels.judge(
         in_registers,
         (1, 64),

@@ -13,6 +13,7 @@ from course.check.contract import Contract
 from course.check.harness import compare, exercise, explained, fail, instance
 from course.check.tensors import within
 from kernels.tensor_cores.tiles import tap_loader
+from sim.nouns import plural
 
 WINDOW, BLOCK, MOST_TAPS, PADDING, LANES = 16, 8, 9, 8, 32
 TO_COLUMN = np.arange(LANES) % 4 * 2  # of the lane's first number of C
@@ -349,7 +350,10 @@ def check_diagonals(sum_diagonals, c_k, shifts, warps, large, rng):
 
     out = np.full((shifts, c_k + 1), inputs.SENTINEL, float32)
     wanted = np.pad(wanted, ((0, 0), (0, 1)), constant_values=inputs.SENTINEL)
-    call = f"sum_diagonals(taps, a, diagonals, sums, c_k={c_k}), {shifts} row shifts by {warps} warps"
+    call = (
+        f"sum_diagonals(taps, a, diagonals, sums, c_k={c_k}), {plural(shifts, 'row shift')} by"
+        f" {plural(warps, 'warp')}"
+    )
     kernels.judge(
         every_shift,
         (1, LANES * warps),

@@ -11,6 +11,7 @@ from course.check.inputs import FAR
 from course.check.tensors import WATCHING, global_memory, within
 from course.check.trial import tried
 from kernels import reference
+from sim.nouns import plural
 
 # Drawing ----------------------------------------------------------------------------------------------------
 
@@ -46,7 +47,8 @@ def ex19_1(mixed_tile, rng):
         t, head_map = draw(heads, rows, columns) * FAR ** (place % 2), draw(heads, heads)
         head_map[place % heads] *= place % 3 > 0  # a new head whose scores are all 0
         call = (
-            f"mixed_tile of {heads} heads, rows {i0} to {i0 + rows - 1}, columns {j0} to {j0 + columns - 1}"
+            f"mixed_tile of {plural(heads, 'head')}, rows {i0} to {i0 + rows - 1}, columns {j0}"
+            f" to {j0 + columns - 1}"
         )
         size = max(2 * t.numel(), heads * heads * max(rows, columns))  # a map for each row is a view
         bound = size if size < heads * t.numel() else None
@@ -151,7 +153,8 @@ def ex19_2(second_pass, rng):
             return (u[..., :end] @ v[:, :end])[:, mine]
 
         call = (
-            f"second_pass of {heads} heads, {n} tokens, rows from {i0}, tiles of {rows} × {columns}"
+            f"second_pass of {plural(heads, 'head')}, {plural(n, 'token')}, rows from {i0}, tiles"
+            f" of {rows} × {columns}"
             f", second taps {c_q} × {c_k}"
         )
         most = (rows + c_q - 1) * (columns + c_k - 1)
@@ -223,14 +226,17 @@ def ex19_3(push, rng):
 def pushed(push, kept, q, first, last, sizes):
     """What the answer keeps after the queries [first, last) of q, once it is found right."""
     needed = sum(sizes) - 1
-    call = f"push with {kept.shape[1]} queries kept, {last - first} new, c_q {sizes[0]} and {sizes[1]}"
+    call = (
+        f"push with {plural(kept.shape[1], 'query', 'queries')} kept, {last - first} new, c_q"
+        f" {sizes[0]} and {sizes[1]}"
+    )
     window, kept = pair_of_tensors(within(push, (kept, q[:, first:last], *sizes), call=call), call)
     right_rows(window, q[:, max(0, last - needed) : last], "the window", needed, call)
     right_rows(kept, q[:, max(0, last - needed + 1) : last], "what is kept", needed - 1, call)
     numbers, a_row = kept.untyped_storage().nbytes() // kept.element_size(), len(q) * q.shape[2]
     if numbers > a_row * (needed + 1):
         fail(
-            f"what is kept has {kept.shape[1]} rows and holds {numbers // a_row} in memory",
+            f"what is kept has {plural(kept.shape[1], 'row')} and holds {numbers // a_row} in memory",
             call=call,
             hint="A slice is a view: what it was cut from stays alive. clone() lets it go.",
         )

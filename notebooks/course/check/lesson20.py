@@ -12,6 +12,7 @@ from course.check.harness import compare, exercise, explained, fail
 from course.check.inputs import FAR, unusual
 from course.check.tensors import AUTOGRAD, within
 from course.check.trial import tried
+from sim.nouns import plural
 
 MODELS = [(10, 3, 5, 7, 11, 4), (131_072, 60, 128, 128, 512, 2), (1, 1, 1, 1, 1, 1)]
 
@@ -113,7 +114,9 @@ def ex20_3(decode, rng):
             q *= loud / (scale * largest)
         s = scale * (q[:, None] @ w_q @ k.T)
         wanted = (torch.softmax(s, -1) @ v @ w_v)[:, 0]
-        call = f"decode with {heads} heads of {d}, {n} tokens, latents of {latent}, scale {scale:.3f}"
+        call = (
+            f"decode with {heads} heads of {d}, {plural(n, 'token')}, latents of {latent}, scale {scale:.3f}"
+        )
         most = 2 * max(heads * n, heads * latent * d, n * latent)
         bound = most if most < n * heads * min(d, latent) else None
         with FlopCounterMode(display=False) as counter:
@@ -241,7 +244,10 @@ def ex20_5(d_v_latent, rng):
         # rows of p need not sum to 1: a tile of it is a part of a row
         p, d_o, w_v = draw(heads, n_q, n).exp(), draw(heads, n_q, d), draw(heads, latent, d)
         each = p.mT @ d_o @ w_v.mT
-        call = f"d_v_latent with {heads} heads of {d}, {n_q} queries, {n} keys, latents of {latent}"
+        call = (
+            f"d_v_latent with {heads} heads of {d}, {plural(n_q, 'query', 'queries')},"
+            f" {plural(n, 'key')}, latents of {latent}"
+        )
         most = 2 * max(heads * n_q * n, heads * n * d, heads * latent * d, n * latent)
         all_heads = heads * n * latent
         got = within(

@@ -17,6 +17,7 @@ from kernels.triton.launch import fresh, recorded, simulated, type_of
 from kernels.triton.optional import tl, triton
 from kernels.triton.small import softmax_row
 from sim import LaunchError
+from sim.nouns import plural
 from sim.observers import Trace
 
 LANES = 32
@@ -150,7 +151,7 @@ def ex21_1(softmax_rows, rng):
         e = np.exp(np.float64(x) - x.max(1, keepdims=True))
         wanted = e / e.sum(1, keepdims=True)
         grid, constants = (-(-rows // tall),), dict(ROWS=tall, WIDTH=wide)
-        call = f"softmax_rows of {rows} rows of {n}, tiles of {tall} × {wide}"
+        call = f"softmax_rows of {plural(rows, 'row')} of {n}, tiles of {tall} × {wide}"
         given = x, np.full_like(x, 7), rows, n
         hint = partial(softmax_hint, x, wanted)
         # far from 0 a factor of log2(e) costs digits, whether before or after the difference
@@ -265,7 +266,10 @@ def ex21_3(flash, rng):
         wanted = attended(q, k, v, scale, seen)[1]
         grid = (-(-n // rows),)
         constants = dict(CAUSAL=causal, ROWS=rows, KEYS=keys, WIDTH=width)
-        call = f"flash of {n} rows of {d}, {scores}, {', '.join(f'{a}={b}' for a, b in constants.items())}"
+        call = (
+            f"flash of {plural(n, 'row')} of {d}, {scores},"
+            f" {', '.join(f'{a}={b}' for a, b in constants.items())}"
+        )
         given = q, k, v, scale, np.full_like(q, 7), n, d
         hint = partial(flash_hint, wanted, causal)
         near = 1e-5 if scores == "scores about 0" else 1e-3  # log2(e) · 1000 has lost four digits

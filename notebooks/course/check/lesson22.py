@@ -13,6 +13,7 @@ from course.check.contract import Contract
 from course.check.harness import NotChecked, agree, exercise, fail, instance
 from course.check.inputs import normal
 from sim import LaunchError, load_ptx, simulate
+from sim.nouns import plural
 
 # 22.1 -------------------------------------------------------------------------------------------------------
 
@@ -60,7 +61,7 @@ def ex22_2(text, rng):
             there = sum(min(length, max(0, size - start - b * length)) for b in range(blocks))
             call = (
                 f"load_tile(tile, array, start, length={length}, size={size}) from {start} on, a tile for"
-                f" each of {blocks} blocks of {threads} threads"
+                f" each of {plural(blocks, 'block')} of {plural(threads, 'thread')}"
             )
             contract = Contract(
                 "array",
@@ -156,7 +157,8 @@ def check_rows(kernel, width, rows, offset, alike, rng):
         tuple(np.full(x.shape, np.nan, float32) for x in wanted),
         wanted,
         rng,
-        f"absorb(t, m, l, shrink) with WIDTH = {width} in blocks of {BLOCK} threads; {rows} rows have a"
+        f"absorb(t, m, l, shrink) with WIDTH = {width} in blocks of {BLOCK} threads;"
+        f" {plural(rows, 'row')} have a"
         f" query, and {'3 tiles each' if alike else '0 to 3 tiles'}; scores about {offset}",
         Contract(
             most={"shared": 0},

@@ -41,7 +41,7 @@ def test_a_right_kernel_gives_0(capsys):
         ([*BUG, "float99[3]"], "argument 'float99[3]': data type 'float99' not understood"),
         ([*BUG, "float32[3]=x"], "argument 'float32[3]=x': could not convert string to float"),
         ([*BUG, "empty:float99[3]"], "argument 'empty:float99[3]': data type 'float99' not understood"),
-        ([*BUG, "1"], "was launched with 1 arguments"),
+        ([*BUG, "1"], "was launched with 1 argument;"),
         ([*BUG, "int8:999"], "argument 'int8:999' is no number, array or file"),
         ([*BUG, "float32[,]"], "argument 'float32[,]': invalid literal"),
         ([*BUG, "empty:float32[3]=1"], "memory that nobody has written holds no 1"),

@@ -277,7 +277,7 @@ def test_what_conversions_and_votes_give_is_a_register(engine):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((np.zeros(1),), "was launched with 1 arguments; it takes 2"),
+        ((np.zeros(1),), "was launched with 1 argument; it takes 2"),
         ((np.zeros(1), 0.5), "argument1 is a .u64: wanted an integer, got 0.5"),
         ((np.zeros(1), 2**70), "argument1 is a .u64 of 8 bytes, which do not hold"),
     ],
