@@ -107,6 +107,14 @@ def test_exceptions_refusals_and_launches_nobody_watched_are_counted(pytester, r
     assert "test_every_thread_fails</a></td><td>2</td><td>1 exception</td>" in index
 
 
+def test_the_launches_of_several_processes_are_added_up(pytester, run):
+    pytest.importorskip("xdist")
+    pytester.makepyfile(test_raises=RAISES)
+    result = run("-p", "xdist.plugin", "-n", "2", "--cuda-sim")
+    counts = "13 launches = 1 clean + 3 with findings + 6 raised + 2 refused + 1 unwatched, in 11 tests"
+    assert f"cuda-sim: {counts}" in result.stdout.str()
+
+
 def test_nothing_is_launched(pytester, run):
     pytester.makepyfile(test_plain="def test_plain():\n    pass")
     run("--cuda-sim").stdout.fnmatch_lines(["cuda-sim: 0 launches, in 0 tests; 0 findings"])
