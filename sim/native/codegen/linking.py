@@ -247,10 +247,21 @@ def kernel(function):
 
 
 def intrinsic_of(name, parameters, typed, **options):
-    """An intrinsic of these parameters; `typed(typing, *types)` gives its signature and code."""
+    """An intrinsic of these parameters; `typed(typing, *types)` gives its signature and code, or
+    None where it takes no arguments of these types."""
     names = ", ".join(parameters)
-    exec(f"def {name}(typing, {names}):\n    return typed(typing, {names})", made := {"typed": typed})
+    made = {"typed": functools.partial(typed_without_none, typed)}
+    exec(f"def {name}(typing, {names}):\n    return typed(typing, {names})", made)
     return intrinsic(**options)(made[name]) if options else intrinsic(made[name])
+
+
+def typed_without_none(typed, typing, *given):
+    """The same for operands that may be None: they are converted to their other type, and a None raises
+    TypeError. (Numba tries that too, with a list that its intrinsics cannot hash.)"""
+    found = typed(typing, *given)
+    if found is None and any(isinstance(numba_type, types.Optional) for numba_type in given):
+        return typed(typing, *(t.type if isinstance(t, types.Optional) else t for t in given))
+    return found
 
 
 INTERNAL = {
