@@ -1,5 +1,7 @@
 """The native engine, for kernels in Python and in PTX."""
 
+from numba.core.compiler_lock import global_compiler_lock
+
 from sim.native.lower.module import CannotLower
 from sim.native.run.access_log import not_replayed
 from sim.native.run.explain import by_fibers, explained
@@ -15,7 +17,8 @@ class Native:
                 launch, f"by fibers, as {name} observes {hooks[0]}, which compiled code does not log"
             )
         try:
-            attempt = attempt_of(launch.function)(launch)
+            with global_compiler_lock:  # Numba's registries are for one thread at a time
+                attempt = attempt_of(launch.function)(launch)
             attempt.run()
         except CannotLower as reason:
             return by_fibers(launch, f"by fibers: {reason.in_words()}")

@@ -48,6 +48,8 @@ class Attempt(Memory):
         self.pairs = np.empty((MOST_PAIRS, 2), np.int64)
         self.state.starts, self.state.found = self.hold(self.starts), self.hold(self.found)
         self.state.pairs, self.state.pair_room = self.hold(self.pairs), MOST_PAIRS
+        self.given = self.arguments()
+        self.compile()
 
     def prepare(self):
         """The compiled kernel, and the arrays that it may write."""
@@ -75,17 +77,12 @@ class Attempt(Memory):
     def run(self):
         """Run every block, or as far as no block ends the launch."""
         self.saved = {name: self.arrays[name].copy() for name in self.written}
-        self.given = self.arguments()
         module = self.program.lowered.module
         self.replay, self.fed, self.logged = None, False, Outcome()
         if replayed(self.launch.observers):
             self.replay = Replay(self.launch, module, *self.homes(), self.index_of)
         self.log = np.empty(ROOM if module.counted else 0, np.int64)
         self.state.log, self.state.log_room = self.log.ctypes.data, len(self.log)
-        try:
-            self.compile()
-        except NumbaError as error:
-            raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
         try:
             self.advance(self.launch.blocks)
         except CannotLower:
@@ -126,9 +123,13 @@ class Attempt(Memory):
 
     def compile(self):
         run = self.program.run
-        if not run.overloads:
+        if run.overloads:
+            return
+        try:
             with uncollected():
                 run.compile(tuple(map(run.typeof_pyval, self.run_arguments(0))))
+        except NumbaError as error:
+            raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
 
     def run_arguments(self, stop):
         """What the compiled kernel is given, to run the blocks from the next to `stop`."""

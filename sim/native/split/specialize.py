@@ -5,6 +5,7 @@ import weakref
 
 import numpy as np
 from numba import typeof, types
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 
 from sim.engine.collector import uncollected
@@ -61,6 +62,7 @@ def argument_type(name, value):
         ) from error
 
 
+@global_compiler_lock
 def source(kernel, *arguments):
     """The text that a kernel is lowered to for such arguments (or Numba types). Raises LaunchError if that
     cannot be."""
