@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from course.bootstrap import ROOT
+from course.commands import SPELLED
 
 LINT_IMPORTS = "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
@@ -35,6 +36,11 @@ def test_nothing_is_imported_or_named_in_vain():
 
 def test_code_is_formatted():
     status, said = run("-m", "ruff", "format", "--check")
+    assert status == 0, said
+
+
+def test_words_are_spelled_correctly():
+    status, said = run("-m", "codespell_lib", *SPELLED)
     assert status == 0, said
 
 

@@ -11,6 +11,18 @@ from course.manual import COMMANDS, help_of, help_text
 from course.processes import end_on_sigterm, started
 
 HELP = ("help", "-h", "--help")
+# what codespell reads; its options are in pyproject.toml
+SPELLED = (
+    "sim",
+    "kernels",
+    "notebooks",
+    "solutions",
+    "tests",
+    "docs",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -142,12 +154,12 @@ def plots(arguments: list[str]) -> int:
 
 
 def lint(arguments: list[str]) -> int:
-    """import-linter, ruff, its formatter and mypy, each even if another finds something."""
+    """Run import-linter, ruff, its formatter, codespell and mypy, each even if another finds something."""
     imports = run(
         "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-logo"
     )
     style = max(run("-m", "ruff", "check"), run("-m", "ruff", "format", "--check"))
-    return max(imports, style, run("-m", "mypy"))
+    return max(imports, style, run("-m", "codespell_lib", *SPELLED), run("-m", "mypy"))
 
 
 def docs(arguments: list[str]) -> int:

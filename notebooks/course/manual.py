@@ -92,7 +92,7 @@ TABLE = (
         own_help=True,
     ),
     Command("plots", "draw the README's figures from what bench recorded"),
-    Command("lint", "check the rules of imports, the style and the types of the public API"),
+    Command("lint", "check the rules of imports, the style, the spelling and the types of the public API"),
     Command("docs", "write the API and the lessons as HTML, links checked, into a folder", "DOCS", ("site",)),
     Command("bench-sim", "compare the simulator's speed with that of Numba's own simulator"),
 )

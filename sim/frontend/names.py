@@ -1,4 +1,4 @@
-"""What the global and free names of a function refer to: numbers, device functions, parts of numba.cuda."""
+"""The values of a function's global and free names: numbers, device functions, parts of numba.cuda."""
 
 import functools
 import importlib

@@ -206,7 +206,7 @@ class Source(ast.NodeVisitor):
 
     @property
     def acts_on_atomics(self):
-        """Whether the function uses the result of an atomic, or a fence. Then its behaviour may depend on
+        """True if the function uses the result of an atomic, or a fence. Then its behaviour may depend on
         the schedule."""
         names = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name))
         read = {name.id for name in names if isinstance(name.ctx, ast.Load)}
@@ -223,7 +223,7 @@ class Source(ast.NodeVisitor):
 
     @property
     def stores_elsewhere(self):
-        """Whether the function may store to an array that it does not declare itself."""
+        """True if the function may store to an array that it does not declare itself."""
         nodes = list(ast.walk(self.tree))
         made = [node for node in nodes if getattr(getattr(node, "value", None), "calls", None) == DECLARATION]
         own = {getattr(node.targets[0], "id", "") for node in made if isinstance(node, ast.Assign)}

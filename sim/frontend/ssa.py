@@ -135,7 +135,7 @@ class Versions:
                 waiting += [version for _, version in phi.comes_from() if version is not None]
         return [phi for phi in self.phis if phi in live]
 
-    # --- statements: each gives what the variables are behind it, or None if it never gets there ------------
+    # --- statements: each returns the variables' versions after it, or None if its end is never reached -----
 
     def run(self, statements, now):
         for statement in statements:

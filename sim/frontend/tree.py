@@ -156,7 +156,7 @@ class Simplify(ast.NodeTransformer):
         return name
 
     def evaluate_once(self, node, stem, before):
-        """Return a function that makes the node anew for each use.
+        """Return a function that makes a new copy of the node for each use.
 
         If evaluating the node twice would cost something, a new variable holds its value, and its assignment
         is appended to `before`.

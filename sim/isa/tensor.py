@@ -163,7 +163,7 @@ def share(add, sums, c, d):
 
 
 def in_halves(sums):
-    """Where it has two float16."""
+    """Return the meanings of mma where D has two float16 in a register."""
 
     def two(
         lanes,

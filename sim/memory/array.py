@@ -398,9 +398,14 @@ FAST, WATCHED = (
 
 @dataclass(frozen=True)
 class Layout:
-    """What arrays of one dtype, shape and strides have in common. `array`: their class. Where they have a
-    fast path: the bytes from the first element to the last (`span`), sizes and element strides by name
-    (`axes`), and whether their elements are integers or booleans (`whole`), as Python has them (`wide`)."""
+    """The properties that all arrays of one dtype, shape and strides share.
+
+    array: their class.
+    span: bytes from the first element to the last; None if there is no fast path.
+    axes: (name, value) of the attributes for sizes and element strides.
+    whole: whether elements are integers or booleans.
+    wide: whether Python's own int or bool represents an element.
+    """
 
     dtype: np.dtype
     shape: tuple
@@ -417,7 +422,7 @@ class Layout:
 
 @functools.lru_cache(4096)
 def layout_of(dtype, shape, strides, watched):
-    """The Layout of these arrays; `watched`: local memory whose elements know whether they are written."""
+    """Return the Layout of these arrays. `watched`: local memory with marks for written elements."""
     dtype = np.dtype(dtype.str) if dtype.kind in "iu" else dtype  # makes longlong int64
     itemsize, rank, size = dtype.itemsize, len(shape), math.prod(shape)
     shift = itemsize.bit_length() - 1
@@ -465,6 +470,6 @@ def whole(index, array):
 
 
 def zip_(*items):
-    """zip for kernels: of a longer array it does not read the element behind the last pair."""
+    """Zip as in kernels: the element after the last pair of a longer array is not loaded."""
     length = min((len(part) for part in items if hasattr(part, "__len__")), default=None)
     return zip(*(itertools.islice(part, length) for part in items))

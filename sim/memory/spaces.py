@@ -30,7 +30,7 @@ def round_up(number, step):
 
 
 def window_end(space):
-    """Return the first address behind the window of a state space."""
+    """Return the first address after the window of a state space."""
     return SPACES.index(space) + 1 << SPACE_SHIFT
 
 

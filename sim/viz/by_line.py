@@ -1,4 +1,4 @@
-"""by line: a kernel's source with what each line cost beside it."""
+"""The source of a kernel with the costs of each line next to it."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -48,7 +48,7 @@ def listing(code: CodeType | Listing) -> Listing:
 
 
 def by_line(code: Iterable[CodeType | Listing], lines: dict[tuple[str, int], Counters]) -> View:
-    """A View of these functions beside their counters, `lines` {(function, line): {name: number}}."""
+    """Return a View of these functions with their counters. `lines`: {(function, line): {name: number}}."""
     parts = list(map(listing, code))
     texts, bodies = [], []
     for name, text in parts:
