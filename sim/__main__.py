@@ -167,7 +167,9 @@ def run(options):
     launch = simulation[options.grid, options.block, 0, options.shared]  # refuses what no GPU can launch
     random = np.random.default_rng(options.seed)
     for text in options.set:
-        name, _, value = text.partition("=")
+        name, given, value = text.partition("=")
+        if not given:
+            raise LaunchError(f"--set {text}: wanted NAME=VALUE, such as --set filter=float32[5]=1")
         place = module.constant if name in module.constant else module.variable
         place[name] = argument(value, random)
     return launch(*[argument(text, random) for text in options.arguments])

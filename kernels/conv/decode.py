@@ -334,7 +334,7 @@ def decode_arguments(q, k, v, w, scale, dtypes=FLOAT32):
     rows = min(sizes["c_q"], sizes["N_k"])
     if sizes["R"] != rows:
         raise ValueError(
-            f"argument q_window has {sizes['R']} rows; wanted min(c_q, N_k) = {rows}, the queries of the last"
+            f"argument q_window has R = {sizes['R']}; wanted min(c_q, N_k) = {rows}, the queries of the last"
             " tokens"
         )
     return *(tensor.detach() for tensor in (q, k, v, w)), checked_scale(scale, sizes["d"])

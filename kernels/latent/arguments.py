@@ -34,7 +34,7 @@ def check_shapes(q, k_latent, v_latent, w_q, w_v, what="q", dtypes=ANY_FLOAT):
     sizes = check(given, dtypes, filled="B H N")
     if sizes["N"] > sizes["N_k"]:
         raise ValueError(
-            f"argument {what} has {sizes['N']} queries, k_latent {sizes['N_k']} keys; wanted no more queries"
+            f"argument {what} has N = {sizes['N']}, k_latent N_k = {sizes['N_k']}; wanted no more queries"
             " than keys: they are those of the last tokens"
         )
 

@@ -151,7 +151,7 @@ class ConvAttention(SelfAttention):
         """forward(x), without gradients, which also puts the tokens of x (B, N, E) into the empty `cache`."""
         if cache.length:
             raise ValueError(
-                f"argument cache holds {cache.length} tokens; wanted an empty one: make it with new_cache, or"
+                f"argument cache has length {cache.length}; wanted an empty one: make it with new_cache, or"
                 " take one token at a time"
             )
         q, k, v = self.heads(x)

@@ -132,7 +132,7 @@ class MultiTokenAttention(nn.Module):
         self.check_cache(cache, x)
         if cache.length:
             raise ValueError(
-                f"argument cache holds {cache.length} tokens; wanted an empty one: make it with new_cache, or"
+                f"argument cache has length {cache.length}; wanted an empty one: make it with new_cache, or"
                 " take one token at a time"
             )
         cache.append(q, k, v)

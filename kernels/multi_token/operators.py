@@ -110,7 +110,7 @@ def multi_token_attention_decode(
     rows = min(1 + layer.above + layer.after_above, sizes["N_k"])
     if sizes["R"] != rows:
         raise ValueError(
-            f"argument q_window has {sizes['R']} rows; wanted min(c_q + after_c_q - 1, N_k) = {rows}, the"
+            f"argument q_window has R = {sizes['R']}; wanted min(c_q + after_c_q - 1, N_k) = {rows}, the"
             " queries of the last tokens"
         )
     if splits is not None:

@@ -327,12 +327,12 @@ REFUSED = [
     (
         dict(q_window=GOOD),
         ValueError,
-        "argument q_window has 5 rows; wanted min(c_q, N_k) = 2, the queries of the last tokens",
+        "argument q_window has R = 5; wanted min(c_q, N_k) = 2, the queries of the last tokens",
     ),
     (
         dict.fromkeys("kv", GOOD[:, :, :1]),
         ValueError,
-        "argument q_window has 2 rows; wanted min(c_q, N_k) = 1, the queries of the last tokens",
+        "argument q_window has R = 2; wanted min(c_q, N_k) = 1, the queries of the last tokens",
     ),
     (dict(scale=math.nan), ValueError, "argument scale is nan; wanted a finite float32"),
     (dict(splits=0), ValueError, "argument splits is 0; wanted at least 1"),

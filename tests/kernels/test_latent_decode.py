@@ -130,7 +130,7 @@ def test_a_cuda_graph_replays_it():
     [
         (
             dict(q_window=torch.zeros(1, 2, 9, 2)),
-            "argument q_window has 9 queries, k_latent 4 keys; wanted no more queries than keys: they are"
+            "argument q_window has N = 9, k_latent N_k = 4; wanted no more queries than keys: they are"
             " those of the last tokens",
         ),
         (dict(splits=0), "argument splits is 0; wanted at least 1"),

@@ -348,7 +348,7 @@ REFUSED = [
     (
         dict(k_latent=GOOD["k_latent"][:, :2], v_latent=GOOD["v_latent"][:, :2]),
         ValueError,
-        "argument q has 3 queries, k_latent 2 keys; wanted no more queries than keys: they are those of the"
+        "argument q has N = 3, k_latent N_k = 2; wanted no more queries than keys: they are those of the"
         " last tokens",
     ),
     (dict(q=GOOD["q"][:, :, :0]), ValueError, "argument q has N = 0; wanted at least 1"),

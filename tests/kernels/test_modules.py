@@ -265,7 +265,7 @@ def test_refuses_to_prefill_what_is_not_empty():
         layer.prefill(x, cache)
     assert (
         str(caught.value)
-        == "argument cache holds 7 tokens; wanted an empty one: make it with new_cache, or take one token at"
+        == "argument cache has length 7; wanted an empty one: make it with new_cache, or take one token at"
         " a time"
     )
 

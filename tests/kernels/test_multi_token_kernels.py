@@ -410,7 +410,7 @@ def test_too_many_heads_that_mix():
     [
         (
             {"q_window": GOOD["q"][:, :, :2]},
-            r"argument q_window has 2 rows; wanted min\(.*\) = 4, the queries",
+            r"argument q_window has R = 2; wanted min\(.*\) = 4, the queries",
         ),
         (
             {"k": GOOD["k"][:, :3], "v": GOOD["v"][:, :3]},

@@ -238,5 +238,5 @@ def test_bad_calls():
         with pytest.raises(ValueError, match=r"argument cache has batch = None; wanted 2: make it with"):
             call(x[:, :1], None)
     layer.prefill(x, cache)
-    with pytest.raises(ValueError, match=r"argument cache holds 6 tokens; wanted an empty one"):
+    with pytest.raises(ValueError, match=r"argument cache has length 6; wanted an empty one"):
         layer.prefill(x, cache)

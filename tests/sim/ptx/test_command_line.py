@@ -53,6 +53,7 @@ def test_a_right_kernel_gives_0(capsys):
         ([*BUG, "--max-steps=-1", "1", "2"], "max_steps is -1"),
         ([BUG[0], "--entry", ""], "no kernel "),
         (["nothing.ptx"], "nothing.ptx: No such file or directory"),
+        ([*BUG, "--set", "filter", "1", "2"], "--set filter: wanted NAME=VALUE"),
         (["nothing.cu"], "nothing.cu: No such file or directory"),
         (["kernel.py"], "kernel.py: wanted a .cu or .ptx file; a Python kernel is launched by sim.simulate"),
     ],
