@@ -104,6 +104,35 @@ class Access:
 
 
 @dataclass(frozen=True)
+class Step:
+    """One edit of a kernel's source. `action` is one of these:
+
+    "insert": a `what` ("barrier", "grid barrier", "fence") behind the statement that begins at line `at` and
+        ends at `line`. "before": a `what` before `line`.
+    "split": the statement at `line` ("barrier": into a read, a barrier and a write) or the "branch" that
+        begins there (into two, with a barrier between the arms).
+    "atomic": what is done at `line` is done by an atomic: an "update", whose read is at line `at`, a "read",
+        a "store".
+    "widen": the view `what` begins at byte `at`.
+    """
+
+    action: str
+    function: str
+    line: int
+    what: str
+    at: int = 0
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A finding's likely fix for programs: the `pattern` of the fault, and the `steps` that remove it; none
+    where no edit is known."""
+
+    pattern: str
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True)
 class Finding:
     """One thing a tool found: `kind` and `severity`, where, by whom, why it is wrong, and the likely fix.
 
@@ -124,6 +153,11 @@ class Finding:
     message: str = field(default="", compare=False)
     # whether the witnesses are in different blocks (0), different warps of one (1) or in one warp (2)
     near: int = field(default=0, compare=False)
+    advice: Advice | None = field(default=None, compare=False)
+    undefined: bool = field(
+        default=False, compare=False
+    )  # whether its thread goes on with an undefined value
+    follows: bool = field(default=False, compare=False)  # whether it is a consequence of another finding
 
     @property
     def key(self) -> tuple[str, str | None, tuple[tuple[str, int, str], ...]]:

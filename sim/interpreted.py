@@ -18,6 +18,7 @@ from sim.engine.steps import Steps
 from sim.engine.watchdog import Watchdog
 from sim.errors import LaunchError, Stuck
 from sim.frontend.accesses import PREFIX
+from sim.frontend.outline import of_codes
 from sim.frontend.rebind import Binder
 from sim.frontend.rewrite import UNSET
 from sim.frontend.tree import OPERATORS
@@ -83,6 +84,8 @@ class Interpreted:
         scheduler.takes_turns = (binder.any("loops") or schedule.interleaves) and bool(binder.used & YIELDING)
         for fact in ("synchronizes", "stores", "counts_rounds"):
             setattr(context, fact, binder.any(fact))
+        context.kernel = launch.function.__name__
+        context.outline = of_codes(lambda: [copy.__code__ for copy in binder.functions.values()])
         # 3. its blocks
         fiber = self.fiber if scheduler.takes_turns or binder.used & SUSPENDING else None
         if fiber is Fiber and not scheduler.takes_turns:

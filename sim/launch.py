@@ -21,6 +21,7 @@ from sim.interpreted import Interpreted
 from sim.memory.spaces import check_argument, named_leaves
 from sim.nouns import plural
 from sim.observers import DEFAULT
+from sim.observers.poison import traced
 from sim.report import Report, finish
 
 
@@ -154,7 +155,7 @@ def launched(engine: EngineName, on_finding: OnFinding, launch: Launch, *argumen
             check_argument(value, name)
     outcome = ENGINES[engine]().run(replace(launch, arguments=named))
     worded = getattr(launch.function, "worded", list)  # another language has other names for things
-    said = {**vars(outcome), "findings": finish(worded(outcome.findings), outcome.code)}
+    said = {**vars(outcome), "findings": finish(worded(traced(outcome.findings)), outcome.code)}
     report = Report(launch.function.__name__, engine, launch.grid, launch.block, launch.seed, **said)
     if on_finding == "raise" and report.errors:
         raise KernelBug(report)

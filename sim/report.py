@@ -139,8 +139,14 @@ def finish(findings: Iterable[Finding], code: Iterable[CodeType] = ()) -> tuple[
         replace(min(group, key=rank), count=len(group) - 1 + sum(f.count for f in group))
         for group in groups.values()
     ]
-    merged.sort(key=lambda f: (f.severity != "error", STAGES.get(f.kind, 0), f.key[2], f.kind, str(f.array)))
+    merged.sort(key=order)
     return tuple(replace(f, message=message(f, lines_of_files(f.accesses, code))) for f in merged)
+
+
+def order(finding: Finding) -> tuple[Any, ...]:
+    """Errors first, then causes before consequences, then by place."""
+    stage = len(ORDER) + 1 if finding.follows else STAGES.get(finding.kind, 0)
+    return finding.severity != "error", stage, finding.key[2], finding.kind, str(finding.array)
 
 
 def rank(finding: Finding) -> tuple[Any, ...]:

@@ -332,8 +332,8 @@ print("wanted 1 to 8, got", out)
 # that was written stands at the end of the line.)
 #
 # They meet *within* one pass. `part[t] += part[t - step]` looks like one thing and is three: read, add, write. Between somebody's write and
-# somebody else's read of the same place belongs a barrier. *A barrier*, says the likely fix too; but where? Between the passes there is one
-# already, and within this one line there is no room. In the table above all threads read before any of them writes; the kernel does not say so.
+# somebody else's read of the same place belongs a barrier. Between the passes there is one already, and within this one line there is no room
+# for another: so the likely fix splits the line. In the table above all threads read before any of them writes; the kernel does not say so.
 #
 # The last pass is fine, by the way: after it each thread reads only what it has written itself.
 #

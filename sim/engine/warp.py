@@ -138,6 +138,7 @@ def absent_sources(context, group, payloads):
                 "let all 32 lanes take part, those without data with a neutral value; or do not use what"
                 " such a lane gives"
             ),
+            undefined=True,
         )
 
 

@@ -55,6 +55,7 @@ class Bounds(Observer):
                 *element,
                 reason=reason,
                 fix=f"guard the access: {guard}",
+                undefined=access.what != "written",
             )
         return Finding(
             "negative-index",

@@ -16,7 +16,8 @@ from sim.events import ATOMIC, LOAD, SHARED, SITES, SPACE_SHIFT, STORE, Access, 
 from sim.observers import advice
 from sim.observers.cells import ATOMIC_LOAD, Rows, distinct, racy_cells
 from sim.observers.copies import LINE_SHIFT, WORDS, Flights
-from sim.observers.order import Order, Ordering
+from sim.observers.facts import Extents, Facts
+from sim.observers.order import GRID, Order, Ordering
 
 # pairs of accesses tried for the lowest threads that race; then any pair of the cell will do
 MOST_PAIRS = 4096
@@ -35,7 +36,7 @@ class Races(Ordering):
         self.flights = Flights(context)
         # what has told `order` something; an order in which every atomic has a fence, after so many events
         self.events, self.generous = [], (0, Order(generous=True))
-        self.barriers = {}  # function -> lines on which barriers have opened
+        self.meetings = {}  # ("syncthreads", "syncwarp" or "grid.sync", function) -> lines of those
         self.blocks, self.names = {}, []  # block -> its number; the reverse
         self.everywhere = []  # accesses to global memory since the last grid barrier
 
@@ -46,8 +47,9 @@ class Races(Ordering):
         return self.between_blocks()
 
     def collective(self, name, block, site):
-        if name.startswith("syncthreads"):
-            self.barriers.setdefault(SITES[site].function, set()).add(SITES[site].line)
+        place = SITES[site]
+        what = "syncthreads" if name.startswith("syncthreads") else name
+        self.meetings.setdefault((what, place.function), set()).add(place.line)
 
     def copy_sent(self, at, copy):
         self.flights.sent(at, self.number(at.block), copy)
@@ -116,7 +118,7 @@ class Races(Ordering):
             known = unordered_pairs(cells, self.order)
             cells = cells.those([pair is not None for pair in known])
             known = [pair for pair in known if pair is not None]
-        findings = []
+        findings, self.extents = [], Extents(rows, self.context.space)
         for chosen, more in cells.patterns():
             for cell in chosen:
                 members = cells.members(cell)
@@ -137,7 +139,6 @@ class Races(Ordering):
                     pairs[one, other] = tuple(map(rows.row, pair))
         if not pairs and known:
             pairs[known[0].site, known[1].site] = known
-        colliding = any(one & 3 == other & 3 == STORE for one, other in pairs)
         # what is written may hang on what is read in a race, so only where nothing but writes race do their
         # values count
         equal = all(one & 3 == other & 3 == STORE for one, other in pairs) and all(
@@ -145,11 +146,11 @@ class Races(Ordering):
         )
         for pair in pairs.values():
             if not (equal and self.allow_equal_writes):
-                yield self.finding(address, *pair, rows, equal, colliding)
+                yield self.finding(address, *pair, rows, equal, pairs)
 
     # --- in words -------------------------------------------------------------------------------------------
 
-    def finding(self, address, a, b, rows, equal, colliding):
+    def finding(self, address, a, b, rows, equal, pairs):
         if b.site & 3 == STORE and a.site & 3 != STORE:  # the writer first
             a, b = b, a
         element = self.context.space.element(address)
@@ -159,20 +160,41 @@ class Races(Ordering):
         witnesses = self.witness(a), self.witness(b)
         called = f"{element}{alias(witnesses[0], element.array)}"
         verdict = f"{called} in {space} memory is {did} by {by}, and nothing orders the two"
-        scoped = a.block != b.block and not self.context.of_block.keys().isdisjoint((a.site, b.site))
-        lacks_fence = self.lacks_fence(a, b)
-        near = 0 if a.block != b.block else 1 if a.thread >> WARP_SHIFT != b.thread >> WARP_SHIFT else 2
+        facts = self.facts(a, b, address, rows, equal, pairs, space)
+        reason, fix, structured = advice.of_race(facts)
         return Finding(
             f"race-{space}",
             "warning" if equal else "error",
             verdict,
             witnesses,
             *element,
-            reason=advice.reason(a, b, equal, replaced(rows, a) or replaced(rows, b), scoped),
-            fix=advice.fix(
-                a, b, equal, colliding, scoped, lacks_fence, self.context.synchronizes, self.barriers
-            ),
-            near=near,
+            reason=reason,
+            fix=fix,
+            near=near(a, b),
+            advice=structured,
+        )
+
+    def facts(self, a, b, address, rows, equal, pairs, space):
+        """The Facts of two accesses to one cell; `pairs`: of all sites that race for it."""
+        return Facts(
+            a,
+            b,
+            address,
+            equal=equal,
+            replaced=replaced(rows, a) or replaced(rows, b),
+            colliding=colliding(pairs),
+            sites=tuple(sorted({site for pair in pairs for site in pair})),
+            scoped=a.block != b.block and not self.context.of_block.keys().isdisjoint((a.site, b.site)),
+            lacks_fence=self.lacks_fence(a, b),
+            fenced=self.is_fenced(a),
+            synchronizes=self.context.synchronizes,
+            meetings=self.meetings,
+            near=near(a, b),
+            outlines=tuple(self.context.outline(SITES[row.site]) for row in (a, b)),
+            kernel=self.context.kernel,
+            language=self.context.language,
+            space=space,
+            extents=self.extents,
         )
 
     def word(self, site):
@@ -183,6 +205,15 @@ class Races(Ordering):
         thread = self.context.thread_index(row.thread)
         return Access(self.word(row.site), self.names[row.block], thread, SITES[row.site], row.value)
 
+    def is_fenced(self, a):
+        """Whether its thread has fenced, for the whole grid, behind an access and before its next atomic."""
+        for name, *facts in self.events:
+            if name in ("fenced", "atomic"):
+                block, _, thread, segment = facts[:4]
+                if (block, thread) == (a.block, a.thread) and segment >= a.segment:
+                    return name == "fenced" and facts[4] == GRID
+        return False
+
     def lacks_fence(self, a, b):
         """Whether a fence before every atomic would order the two, where threads act on atomics."""
         if len(self.events) == MOST_EVENTS or not self.context.synchronizes:
@@ -192,6 +223,16 @@ class Races(Ordering):
             getattr(order, name)(*facts)
         self.generous = len(self.events), order
         return order.before(*sorted((a, b), key=lambda row: row.position))
+
+
+def near(a, b):
+    """0 if the threads of two accesses are in different blocks, 1 if in different warps, else 2."""
+    return 0 if a.block != b.block else 1 if a.thread >> WARP_SHIFT != b.thread >> WARP_SHIFT else 2
+
+
+def colliding(pairs):
+    """Whether two of the sites that race write."""
+    return any(one & 3 == other & 3 == STORE for one, other in pairs)
 
 
 def replaced(rows, row):

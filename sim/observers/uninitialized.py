@@ -205,6 +205,7 @@ class Uninitialized(Ordering):
             *element,
             reason=f"{MEMORY[address >> SPACE_SHIFT]} holds whatever was there before.",
             fix=FIX[address >> SPACE_SHIFT],
+            undefined=True,
         )
 
 

@@ -1,6 +1,5 @@
 """load_ptx: a module of kernels from PTX text."""
 
-import re
 from dataclasses import replace
 from math import prod
 
@@ -11,6 +10,7 @@ from sim.errors import LaunchError
 from sim.interpreted import Threads, resident
 from sim.isa.table import SUSPENDING, YIELDING
 from sim.nouns import plural
+from sim.observers.words import NUMBA, in_language
 from sim.ptx.origin import Origin, plain_name
 from sim.ptx.parse import parse
 from sim.ptx.program import Program
@@ -119,6 +119,8 @@ class Kernel:
         scheduler = Scheduler(context)
         scheduler.takes_turns, scheduler.counts_arrivals = bool(program.used & YIELDING), True
         context.synchronizes, context.stores = program.synchronizes, program.stores
+        context.kernel, context.language = self.__name__, self.module.origin.language
+        context.outline = self.module.origin.outline
         run = Run(context, scheduler, program, launch)
         values = run.bind(launch.arguments)
         namespace = program.namespace(run) | {
@@ -142,10 +144,13 @@ class Kernel:
 
     def worded(self, findings):
         """Findings in the words of the language that the kernel is written in."""
-        words = WORDS.get(self.module.origin.language)
-        if words is None:
+        language = self.module.origin.language
+        if language == NUMBA:
             return findings
-        return [replace(f, reason=said(f.reason, words), fix=said(f.fix, words)) for f in findings]
+        return [
+            replace(f, reason=in_language(f.reason, language), fix=in_language(f.fix, language))
+            for f in findings
+        ]
 
     def check(self, launch):
         """The block has the size that the kernel was compiled for."""
@@ -156,30 +161,6 @@ class Kernel:
         most = prod(limits.get("maxntid", ()))
         if "maxntid" in limits and launch.threads > most:
             raise LaunchError(f"{compiled} up to {plural(most, 'thread')} (.maxntid), got {launch.threads}")
-
-
-# language -> {what findings call by its name in Numba: its name there}
-WORDS = {
-    "C++": {
-        "cuda.atomic (cuda.atomic.add for +=)": "an atomic (atomicAdd for +=)",
-        "cuda.atomic": "atomics",
-        "cuda.syncthreads": "__syncthreads",
-        "cuda.threadfence": "__threadfence",
-        "cuda.ballot_sync": "__ballot_sync",
-        **{f"alignment={size}": f"alignas({size})" for size in (4, 8, 16)},
-    },
-    "Triton": {
-        "cuda.atomic (cuda.atomic.add for +=)": "an atomic (tl.atomic_add for +=)",
-        "cuda.atomic": "atomics",
-        "cuda.syncthreads": "tl.debug_barrier",
-    },
-}
-
-
-def said(text, words):
-    for numba, word in words.items():
-        text = text.replace(numba, word)
-    return re.sub(r"if (i [<>]=? )(\w+)\.shape\[0\]", r"if (\1the length of \2)", text)
 
 
 def unlike(names):

@@ -4,11 +4,13 @@ has for what PTX has only mangled, or not at all."""
 import linecache
 import os
 import re
+from functools import cached_property
 from math import prod
 
 import numpy as np
 
 from sim.events import SITES, Site
+from sim.frontend.outline import of_cpp, of_python
 
 ITEMSIZES = {
     name: size
@@ -67,6 +69,15 @@ class Origin:
         if not any(path.endswith(".py") for path in self.text.files.values()):
             return "C++"
         return "Triton" if any("LLVM NVPTX" in line for line in self.text.lines[:5]) else "Numba"
+
+    def outline(self, site):
+        """The Outline of the text in which a Site is, if that is the main file; or None."""
+        path = self.text.files.get(min(self.text.files, default=0), "")
+        return self.of_main_file if site.function == os.path.basename(path) else None
+
+    @cached_property
+    def of_main_file(self):
+        return of_cpp(self.whole) if self.language == "C++" else of_python(self.whole)
 
     # --- names ----------------------------------------------------------------------------------------------
 

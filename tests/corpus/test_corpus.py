@@ -8,14 +8,11 @@ A case is a class: its docstring names the bug, `launch` is what stands in the b
     different ones, `fixed_launch` and the like take precedence.
 """
 
-import inspect
-import runpy
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numba import cuda
 
+from corpus_cases import CASES, launched
 from sim import simulate
 from sim.observers import DEFAULT
 from sim.observers.races import Races
@@ -25,15 +22,6 @@ KINDS = set(
     "out-of-bounds negative-index race-shared race-global uninitialized-read barrier-divergence"
     " warp-divergence deadlock no-progress misuse".split()
 )
-FILES = sorted(
-    set(Path(__file__).parent.glob("*.py")) - {Path(__file__), Path(__file__).with_name("conftest.py")}
-)
-CASES = {
-    f"{path.stem}.{name}": vars(case)
-    for path in FILES
-    for name, case in runpy.run_path(str(path)).items()
-    if hasattr(case, "buggy")
-}
 LONG = {"left.RaceInCellSixThousand"}  # half a minute
 EVERY = [pytest.param(name, marks=[pytest.mark.nightly] if name in LONG else []) for name in CASES]
 EQUAL_WRITES = [
@@ -41,14 +29,6 @@ EQUAL_WRITES = [
     for name, case in CASES.items()
     if {key[:2] for key in case["findings"]} <= {("race-shared", "warning"), ("race-global", "warning")}
 ]
-
-
-def launched(case, twin, **options):
-    """The report of one launch of a case's `twin`, and its arguments by name, as the launch has left them."""
-    kernel, launch = case[twin], case.get(f"{twin}_launch", case["launch"])
-    arguments = case.get(f"{twin}_arguments", case["arguments"])()
-    report = simulate(kernel, on_finding="report", **case.get("options", {}), **options)[launch](*arguments)
-    return report, dict(zip(inspect.signature(kernel.py_func).parameters, arguments))
 
 
 def runs(name, twin):

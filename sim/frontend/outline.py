@@ -1,0 +1,293 @@
+"""The outline of a source text: which lines are in which loop, branch and arm of a branch.
+
+Advice about a race needs it: a barrier cannot stand between two arms of one branch, and in a loop the last
+line comes before the first line of the next iteration. Python is parsed by `ast`; C++ by its braces and the
+keywords `if`, `else`, `for`, `while`, `do`, without its expressions.
+"""
+
+import ast
+import functools
+import inspect
+import linecache
+import re
+import textwrap
+from dataclasses import dataclass, field
+
+FUNCTION, LOOP, BRANCH, ARM, STATEMENT = "function", "loop", "branch", "arm", "statement"
+RETURN, LEAVE = "return", "leave"  # `leave`: break, continue
+
+
+@dataclass
+class Node:
+    """A function, loop, branch, arm of a branch or plain statement, from its `first` line to its `last`."""
+
+    kind: str
+    first: int
+    last: int
+    parts: list["Node"] = field(default_factory=list)
+
+
+class Outline:
+    """The functions of one text as a tree of Nodes; `lines` are its lines, from 1."""
+
+    def __init__(self, lines, parts):
+        self.lines = dict(enumerate(lines, 1))
+        self.root = Node("text", 1, len(lines), parts)
+
+    def path(self, line):
+        """The Nodes that hold a line, the outermost first."""
+        found, node = [], self.root
+        while node is not None:
+            node = self.part(node, line)
+            if node is not None:
+                found.append(node)
+        return found
+
+    def common(self, *lines):
+        """The Nodes that hold all these lines, the outermost first."""
+        paths = [self.path(line) for line in lines]
+        return [nodes[0] for nodes in zip(*paths) if all(node is nodes[0] for node in nodes)]
+
+    def function(self, line):
+        """The innermost function of a line, or None."""
+        return next((node for node in reversed(self.path(line)) if node.kind == FUNCTION), None)
+
+    def loop(self, *lines):
+        """The innermost loop that holds all these lines, or None."""
+        return next((node for node in reversed(self.common(*lines)) if node.kind == LOOP), None)
+
+    def branch(self, one, other):
+        """The branch of which two lines are in different arms, or None."""
+        shared = self.common(one, other)
+        apart = shared and shared[-1].kind == BRANCH
+        in_arms = apart and all(self.path(line)[len(shared) :][:1] for line in (one, other))
+        return shared[-1] if in_arms else None
+
+    def apart(self, line, other):
+        """Whether `other` is in an arm of a branch that does not hold `line`."""
+        held = self.common(line, other)
+        return any(node.kind == ARM for node in self.path(other)[len(held) :])
+
+    def headed(self, line):
+        """The loop whose header is at a line, or None."""
+        loops = [node for node in self.path(line) if node.kind == LOOP and node.first == line]
+        return loops[0] if loops else None
+
+    def after(self, one, other):
+        """The statement behind which another one is between the lines `one` and `other`, `one` the lower one,
+        and is reached by every thread that reaches both. None where an arm of a branch holds both, which
+        other threads skip, and where there is no such statement."""
+        shared = self.common(one, other)
+        found = self.part(shared[-1] if shared else self.root, one)
+        return found if found is not None and found.last < other and self.all_reach_end(found) else None
+
+    def all_reach_end(self, node):
+        """Whether every thread reaches what stands behind a Node, as far as the text tells: no arm of a
+        branch holds the Node, and no arm before it leaves the function, or a loop that holds the Node."""
+        above = [
+            part for part in self.path(node.first) if part.first <= node.first and part.last >= node.last
+        ]
+        above = above[: above.index(node)]
+        if any(part.kind in (BRANCH, ARM) for part in above):
+            return False
+        loops = [part for part in above if part.kind == LOOP]
+        holds = [(part, RETURN) for part in above if part.kind == FUNCTION] + [
+            (part, LEAVE) for part in loops
+        ]
+        return not any(self.leaves(part, kind, node.last) for part, kind in holds)
+
+    def leaves(self, node, kind, last):
+        """Whether a part of a Node, up to the line `last`, leaves it by `kind`."""
+        parts = [
+            part for part in node.parts if part.first <= last and not (kind == LEAVE and part.kind == LOOP)
+        ]
+        return any(part.kind == kind or self.leaves(part, kind, last) for part in parts)
+
+    def part(self, node, line):
+        """The part of a Node that holds a line, or None."""
+        return next((part for part in node.parts if part.first <= line <= part.last), None)
+
+    def innermost(self, line):
+        return self.path(line)[-1]
+
+    def text(self, node):
+        """The lines of a Node, as (number, text)."""
+        return [(number, self.lines[number]) for number in range(node.first, node.last + 1)]
+
+
+# --- Python -------------------------------------------------------------------------------------------------
+
+
+def of_python(text):
+    """The Outline of Python's text, or None where it is none."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+    return Outline(text.splitlines(), list(map(of_statement, tree.body)))
+
+
+def of_statement(node):
+    parts = [part for name in ("body", "orelse", "finalbody") for part in getattr(node, name, [])]
+    first, last = node.lineno, node.end_lineno
+    if isinstance(node, ast.If):
+        arms = [list(map(of_statement, arm)) for arm in (node.body, node.orelse) if arm]
+        return Node(BRANCH, first, last, [Node(ARM, arm[0].first, arm[-1].last, arm) for arm in arms])
+    kind = STATEMENT
+    if isinstance(node, (ast.For, ast.While)):
+        kind = LOOP
+    elif isinstance(node, ast.FunctionDef):
+        kind = FUNCTION
+    elif isinstance(node, ast.Return):
+        kind = RETURN
+    elif isinstance(node, (ast.Break, ast.Continue)):
+        kind = LEAVE
+    return Node(kind, first, last, [of_statement(part) for part in parts if isinstance(part, ast.stmt)])
+
+
+@functools.lru_cache(256)
+def of_code(code):
+    """The Outline of a Python function from its code object, whose `def` line is line 1; or None."""
+    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
+    try:
+        block = inspect.getblock(lines)
+    except (SyntaxError, IndentationError):
+        return None
+    while block and block[0].lstrip().startswith("@"):  # code that was not rewritten begins there
+        return None
+    return of_python(textwrap.dedent("".join(block)))
+
+
+def of_codes(codes):
+    """(a Site) -> the Outline of its function, if just one of these code objects is called so; or None."""
+
+    def outline(site):
+        named = [code for code in codes() if code.co_name == site.function]
+        places = {(code.co_filename, code.co_firstlineno) for code in named}
+        return of_code(named[0]) if len(places) == 1 else None
+
+    return outline
+
+
+# --- C++ ----------------------------------------------------------------------------------------------------
+
+
+def of_cpp(text):
+    """The Outline of C++; of what is not understood the rest is left out."""
+    return Outline(text.splitlines(), Braces(plain(text)).declarations())
+
+
+def plain(text):
+    """C++ with comments, literals and preprocessor lines blank, each character at its place."""
+    blank = re.compile(
+        r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'|^[ \t]*#(?:\\\n|[^\n])*", re.S | re.M
+    )
+    return blank.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+
+
+class Braces:
+    """Reads the statements of C++ from `at` on."""
+
+    def __init__(self, text):
+        self.text, self.at = text, 0
+
+    def line(self, at):
+        return self.text.count("\n", 0, at) + 1
+
+    def space(self):
+        self.at = re.compile(r"\s*").match(self.text, self.at).end()
+
+    def word(self):
+        """The keyword or letter that comes next."""
+        self.space()
+        found = re.compile(r"\w+|.", re.S).match(self.text, self.at)
+        return found[0] if found else ""
+
+    def skip(self, ends):
+        """Go on to the first of these letters outside of brackets."""
+        depth = 0
+        while self.at < len(self.text):
+            letter = self.text[self.at]
+            if depth == 0 and letter in ends:
+                return
+            depth += (letter in "([{") - (letter in ")]}")
+            self.at += 1
+
+    def brackets(self):
+        """Skip (...)."""
+        self.skip("(")
+        self.at += 1
+        self.skip(")")
+        self.at += 1
+
+    def declarations(self):
+        """Functions, those in namespaces and the like too, up to a closing brace or the end."""
+        found = []
+        while self.word() and self.word() != "}":
+            begin = self.at
+            self.skip("{;}")
+            header, is_block = self.text[begin : self.at], self.text[self.at : self.at + 1] == "{"
+            if not is_block:
+                self.at += self.text[self.at : self.at + 1] == ";"
+                if self.at == begin:
+                    break
+                continue
+            if "(" in header:
+                parts = self.block()
+                found.append(Node(FUNCTION, self.line(begin), self.line(self.at - 1), parts))
+            else:
+                self.at += 1
+                found += self.declarations()
+                self.at += 1
+        return found
+
+    def block(self):
+        """The statements between braces."""
+        parts = []
+        self.at += 1
+        while self.word() not in ("}", ""):
+            parts.append(self.statement())
+        self.at += 1
+        return parts
+
+    def statement(self):
+        word = self.word()
+        begin = self.at
+        if word == "{":
+            parts = self.block()
+            return Node(STATEMENT, self.line(begin), self.line(self.at - 1), parts)
+        if word == "if":
+            return self.branch(begin)
+        if word in ("for", "while", "switch"):
+            self.brackets()
+            body = self.body()
+            kind = STATEMENT if word == "switch" else LOOP
+            return Node(kind, self.line(begin), self.line(self.at - 1), body)
+        if word == "do":
+            self.at += 2
+            body = self.body()
+            self.skip(";")
+            self.at += 1
+            return Node(LOOP, self.line(begin), self.line(self.at - 1), body)
+        self.skip(";}")
+        self.at += self.text[self.at : self.at + 1] == ";"
+        kind = {"return": RETURN, "break": LEAVE, "continue": LEAVE}.get(word, STATEMENT)
+        return Node(kind, self.line(begin), self.line(max(self.at - 1, begin)))
+
+    def body(self):
+        """The statements of a loop or an arm, in braces or not."""
+        return self.block() if self.word() == "{" else [self.statement()]
+
+    def branch(self, begin):
+        self.brackets()
+        arms = [self.arm()]
+        if self.word() == "else":
+            self.at += len("else")
+            arms.append(self.arm())
+        return Node(BRANCH, self.line(begin), self.line(self.at - 1), arms)
+
+    def arm(self):
+        self.space()
+        begin = self.at
+        body = self.body()
+        return Node(ARM, self.line(begin), self.line(self.at - 1), body)

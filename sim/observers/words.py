@@ -1,0 +1,57 @@
+"""The terms of advice in each language in which a kernel may be written, and the translation of other
+findings, which are worded for Numba."""
+
+import re
+
+NUMBA, CPP, TRITON = "Numba", "C++", "Triton"
+WORDS = {
+    NUMBA: {
+        "barrier": "cuda.syncthreads()",
+        "fence": "cuda.threadfence()",
+        "fence_of_block": "cuda.threadfence_block()",
+        "atomics": "cuda.atomic",
+        "an_atomic": "cuda.atomic (cuda.atomic.add for +=)",
+        "add": "cuda.atomic.add",
+        "exchange": "cuda.atomic.exch",
+        "swap": "cuda.atomic.cas",
+        "grid_barrier": "cuda.cg.this_grid().sync()",
+    },
+    CPP: {
+        "barrier": "__syncthreads()",
+        "fence": "__threadfence()",
+        "fence_of_block": "__threadfence_block()",
+        "atomics": "atomics",
+        "an_atomic": "an atomic (atomicAdd for +=)",
+        "add": "atomicAdd",
+        "exchange": "atomicExch",
+        "swap": "atomicCAS",
+        "grid_barrier": "cooperative_groups::this_grid().sync()",
+    },
+    TRITON: {
+        "barrier": "tl.debug_barrier()",
+        "fence": "the atomic's sem='release'",
+        "fence_of_block": "the atomic's scope='cta'",
+        "atomics": "atomics",
+        "an_atomic": "an atomic (tl.atomic_add for +=)",
+        "add": "tl.atomic_add",
+        "exchange": "tl.atomic_xchg",
+        "swap": "tl.atomic_cas",
+        "grid_barrier": "a second launch",
+    },
+}
+# further terms of findings in Numba's words
+MORE = {
+    CPP: {"cuda.ballot_sync": "__ballot_sync", **{f"alignment={n}": f"alignas({n})" for n in (4, 8, 16)}},
+    TRITON: {},
+}
+
+
+def in_language(text: str, language: str) -> str:
+    """A sentence for Numba in the words of another language."""
+    numba, other = WORDS[NUMBA], WORDS[language]
+    pairs = [
+        (numba[term].removesuffix("()"), other[term].removesuffix("()")) for term in ("barrier", "fence")
+    ]
+    for word, instead in [(numba["atomics"], other["atomics"]), *pairs, *MORE[language].items()]:
+        text = text.replace(word, instead)
+    return re.sub(r"if (i [<>]=? )(\w+)\.shape\[0\]", r"if (\1the length of \2)", text)

@@ -1,0 +1,27 @@
+"""The cases of tests/corpus by name, and their launches."""
+
+import inspect
+import runpy
+from pathlib import Path
+
+from sim import simulate
+
+FOLDER = Path(__file__).parent.parent / "corpus"
+FILES = sorted(set(FOLDER.glob("*.py")) - {FOLDER / "test_corpus.py", FOLDER / "conftest.py"})
+CASES = {
+    f"{path.stem}.{name}": vars(case)
+    for path in FILES
+    for name, case in runpy.run_path(str(path)).items()
+    if hasattr(case, "buggy")
+}
+
+
+def launched(case, twin, kernel=None, **options):
+    """The report of one launch of a case's `twin`, or of another `kernel` as that twin is launched, and its
+    arguments by name, as the launch has left them."""
+    kernel = kernel or case[twin].py_func
+    launch = case.get(f"{twin}_launch", case["launch"])
+    arguments = case.get(f"{twin}_arguments", case["arguments"])()
+    options = {"on_finding": "report", **case.get("options", {}), **options}
+    report = simulate(kernel, **options)[launch](*arguments)
+    return report, dict(zip(inspect.signature(kernel).parameters, arguments))
