@@ -35,7 +35,7 @@ class Outline:
         self.root = Node("text", 1, len(lines), parts)
 
     def path(self, line):
-        """The Nodes that hold a line, the outermost first."""
+        """Return the Nodes that hold a line, the outermost first."""
         found, node = [], self.root
         while node is not None:
             node = self.part(node, line)
@@ -44,45 +44,44 @@ class Outline:
         return found
 
     def common(self, *lines):
-        """The Nodes that hold all these lines, the outermost first."""
+        """Return the Nodes that hold all these lines, the outermost first."""
         paths = [self.path(line) for line in lines]
         return [nodes[0] for nodes in zip(*paths) if all(node is nodes[0] for node in nodes)]
 
     def function(self, line):
-        """The innermost function of a line, or None."""
+        """Return the innermost function of a line, or None."""
         return next((node for node in reversed(self.path(line)) if node.kind == FUNCTION), None)
 
     def loop(self, *lines):
-        """The innermost loop that holds all these lines, or None."""
+        """Return the innermost loop that holds all these lines, or None."""
         return next((node for node in reversed(self.common(*lines)) if node.kind == LOOP), None)
 
     def branch(self, one, other):
-        """The branch of which two lines are in different arms, or None."""
+        """Return the branch of which two lines are in different arms, or None."""
         shared = self.common(one, other)
         apart = shared and shared[-1].kind == BRANCH
         in_arms = apart and all(self.path(line)[len(shared) :][:1] for line in (one, other))
         return shared[-1] if in_arms else None
 
     def apart(self, line, other):
-        """Whether `other` is in an arm of a branch that does not hold `line`."""
+        """Return whether `other` is in an arm of a branch that does not hold `line`."""
         held = self.common(line, other)
         return any(node.kind == ARM for node in self.path(other)[len(held) :])
 
     def headed(self, line):
-        """The loop whose header is at a line, or None."""
+        """Return the loop whose header is at a line, or None."""
         loops = [node for node in self.path(line) if node.kind == LOOP and node.first == line]
         return loops[0] if loops else None
 
     def after(self, one, other):
-        """The statement behind which another one is between the lines `one` and `other`, `one` the lower one,
-        and is reached by every thread that reaches both. None where an arm of a branch holds both, which
-        other threads skip, and where there is no such statement."""
+        """Return the statement at line `one` after which a new one comes before line `other`, and which every
+        thread reaches; None where an arm of a branch holds both lines, and where there is none."""
         shared = self.common(one, other)
         found = self.part(shared[-1] if shared else self.root, one)
         return found if found is not None and found.last < other and self.all_reach_end(found) else None
 
     def all_reach_end(self, node):
-        """Whether every thread reaches what stands behind a Node, as far as the text tells: no arm of a
+        """Return whether every thread reaches what stands after a Node, as far as the text tells: no arm of a
         branch holds the Node, and no arm before it leaves the function, or a loop that holds the Node."""
         above = [
             part for part in self.path(node.first) if part.first <= node.first and part.last >= node.last
@@ -97,21 +96,21 @@ class Outline:
         return not any(self.leaves(part, kind, node.last) for part, kind in holds)
 
     def leaves(self, node, kind, last):
-        """Whether a part of a Node, up to the line `last`, leaves it by `kind`."""
+        """Return whether a part of a Node, up to the line `last`, leaves it by `kind`."""
         parts = [
             part for part in node.parts if part.first <= last and not (kind == LEAVE and part.kind == LOOP)
         ]
         return any(part.kind == kind or self.leaves(part, kind, last) for part in parts)
 
     def part(self, node, line):
-        """The part of a Node that holds a line, or None."""
+        """Return the part of a Node that holds a line, or None."""
         return next((part for part in node.parts if part.first <= line <= part.last), None)
 
     def innermost(self, line):
         return self.path(line)[-1]
 
     def text(self, node):
-        """The lines of a Node, as (number, text)."""
+        """Return the lines of a Node, as (number, text)."""
         return [(number, self.lines[number]) for number in range(node.first, node.last + 1)]
 
 
@@ -119,7 +118,7 @@ class Outline:
 
 
 def of_python(text):
-    """The Outline of Python's text, or None where it is none."""
+    """Return the Outline of Python's text, or None where it is none."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -147,7 +146,7 @@ def of_statement(node):
 
 @functools.lru_cache(256)
 def of_code(code):
-    """The Outline of a Python function from its code object, whose `def` line is line 1; or None."""
+    """Return the Outline of a Python function from its code object, whose `def` line is line 1; or None."""
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     try:
         block = inspect.getblock(lines)
@@ -159,7 +158,8 @@ def of_code(code):
 
 
 def of_codes(codes):
-    """(a Site) -> the Outline of its function, if just one of these code objects is called so; or None."""
+    """Return what maps a Site to the Outline of its function, or to None if several code objects have its
+    name."""
 
     def outline(site):
         named = [code for code in codes() if code.co_name == site.function]
@@ -173,7 +173,7 @@ def of_codes(codes):
 
 
 def of_cpp(text):
-    """The Outline of C++; of what is not understood the rest is left out."""
+    """Return the Outline of C++; of what is not understood the rest is left out."""
     return Outline(text.splitlines(), Braces(plain(text)).declarations())
 
 
@@ -198,7 +198,7 @@ class Braces:
         self.at = re.compile(r"\s*").match(self.text, self.at).end()
 
     def word(self):
-        """The keyword or letter that comes next."""
+        """Return the keyword or letter that comes next."""
         self.space()
         found = re.compile(r"\w+|.", re.S).match(self.text, self.at)
         return found[0] if found else ""
@@ -242,7 +242,7 @@ class Braces:
         return found
 
     def block(self):
-        """The statements between braces."""
+        """Return the statements between braces."""
         parts = []
         self.at += 1
         while self.word() not in ("}", ""):
@@ -275,7 +275,7 @@ class Braces:
         return Node(kind, self.line(begin), self.line(max(self.at - 1, begin)))
 
     def body(self):
-        """The statements of a loop or an arm, in braces or not."""
+        """Return the statements of a loop or an arm, in braces or not."""
         return self.block() if self.word() == "{" else [self.statement()]
 
     def branch(self, begin):

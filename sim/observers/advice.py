@@ -35,7 +35,7 @@ class Pattern:
 
 
 def of_race(facts: Facts) -> tuple[str, str, Advice]:
-    """(cause, fix, Advice) of a race."""
+    """Return (cause, fix, Advice) of a race."""
     row = next(pattern for pattern in PATTERNS if pattern.fits(facts))
     cause = row.cause(facts) if callable(row.cause) else row.cause or general(facts)
     fix = row.fix(facts) if callable(row.fix) else row.fix
@@ -65,7 +65,7 @@ def two_views(facts):
 
 
 def plain_release(facts):
-    """A plain store to an element on which another thread spins by an atomic."""
+    """Return whether one is a plain store to an element on which another thread spins by an atomic."""
     return facts.spins_on and facts.spins_on.action == "atomic" and STORE in facts.actions
 
 
@@ -78,20 +78,21 @@ def lock_of_some(facts):
 
 
 def updated(facts):
-    """A read-modify-write of one element by several threads; by its lines, where the text does not tell."""
+    """Return whether several threads read, change and write one element; by its lines, if there is no
+    outline."""
     if facts.update:
         return facts.colliding
     return facts.colliding and facts.outline is None and (facts.same_line or reads_before(facts))
 
 
 def reads_before(facts):
-    """Whether the read is on a line above that of the write."""
+    """Return whether the read is on a line above that of the write."""
     one, other = facts.one, facts.other
     return other.action == "load" and one.function == other.function and other.line < one.line
 
 
 def overwritten(facts):
-    """Several threads store to one element what does not depend on it."""
+    """Return whether several threads store values to one element that do not depend on it."""
     return facts.actions == {STORE} and facts.same_line and not facts.in_passes
 
 
@@ -104,7 +105,7 @@ def awaited(facts):
 
 
 def in_one_statement(facts):
-    """One statement reads and writes, and a barrier between its executions is there, or it is in no loop."""
+    """Return whether one statement reads and writes, in no loop or in a loop that has a barrier."""
     home = facts.outline and facts.outline.function(facts.low)
     if not facts.same_line or home is None or facts.actions != {STORE, LOAD}:
         return False
@@ -113,12 +114,12 @@ def in_one_statement(facts):
 
 
 def between(facts):
-    """Whether a barrier stands between the two lines in the text."""
+    """Return whether a barrier stands between the two lines in the text."""
     return any(facts.low < line < facts.high for line in facts.barriers)
 
 
 def needs_both(facts):
-    """The two lines are in a loop without any barrier."""
+    """Return whether the two lines are in a loop without any barrier."""
     return facts.loop is not None and not facts.within
 
 
@@ -126,7 +127,7 @@ def needs_both(facts):
 
 
 def moved_view(facts):
-    """(the view that has to begin elsewhere, the other one, the byte at which it has to begin)."""
+    """Return (the view that has to begin elsewhere, the other one, the byte at which it has to begin)."""
     spans = sorted(
         (*facts.span(name), site.line, name) for name, site in zip(facts.views, (facts.one, facts.other))
     )
@@ -157,7 +158,7 @@ def fix_of_views(facts):
 
 
 def usual(facts):
-    """The fix where nothing is special: another launch between blocks, a barrier in a block."""
+    """Return the fix where nothing is special: another launch between blocks, a barrier in a block."""
     if facts.several_blocks:
         return (
             "let each block write elements of its own, combine them with {atomics}, or end the kernel and"
@@ -181,7 +182,7 @@ def fix_of_barrier(facts):
 
 
 def insert(facts, node, what):
-    """A Step behind a Node of the outline; none for no Node."""
+    """Return a Step after a Node of the outline; none for no Node."""
     return () if node is None else (Step("insert", facts.one.function, node.last, what, node.first),)
 
 

@@ -32,7 +32,7 @@ class Assignment:
 
 
 def stored(text):
-    """The Assignment of Triton's tl.store(target, value, ...), or None."""
+    """Return the Assignment of Triton's tl.store(target, value, ...), or None."""
     found = re.match(r"tl\.store\((.*)\)$", text)
     parts = arguments(found[1]) if found else []
     named = re.match(r"\w+", parts[0]) if len(parts) > 1 else None
@@ -40,7 +40,7 @@ def stored(text):
 
 
 def arguments(text):
-    """The arguments between the commas of a call."""
+    """Return the arguments between the commas of a call."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([{") - (letter in ")]}")
@@ -52,7 +52,7 @@ def arguments(text):
 
 
 def statement(source):
-    """A line of source without the `if (...)` or the like in front of it, and without what ends it."""
+    """Return a line of source without the `if (...)` or the like in front of it, and without what ends it."""
     source = re.sub(r"(^|[;{}])\s*//.*$|\s#\s.*$", r"\1", source).strip()  # // divides in Python
     while found := HEADER.match(source):
         rest = source[found.end() :]
@@ -70,7 +70,7 @@ def behind_brackets(text):
 
 
 def assignment(source):
-    """The Assignment of a line of Python or C++, or None."""
+    """Return the Assignment of a line of Python or C++, or None."""
     text = statement(source)
     if found := re.fullmatch(r"(?:(\+\+|--)(.+)|(.+?)(\+\+|--))", text):
         operator, target = found[1] or found[4], (found[2] or found[3]).strip()
@@ -91,7 +91,7 @@ def assignment(source):
 
 
 def element_of(taken):
-    """The element whose value an Assignment takes as it is, or None."""
+    """Return the element whose value an Assignment takes as it is, or None."""
     return taken and arguments(re.sub(r"^tl\.load\(|\)$", "", taken.value))[0]
 
 
@@ -202,7 +202,7 @@ class Facts:
     # --- names ----------------------------------------------------------------------------------------------
 
     def called(self, number):
-        """The name by which the access of the site with this number calls the memory, or None."""
+        """Return the name by which the access of the site with this number calls the memory, or None."""
         site = SITES[number]
         if site.action == "atomic":
             found = ATOMIC_CALL.search(site.source)
@@ -238,7 +238,7 @@ class Facts:
         return names if max(times) <= 1 else None
 
     def span(self, name):
-        """(first, end) of the bytes, counted from the array's first, that their function accesses by a
+        """Return (first, end) of the bytes, counted from the array's first, that their function accesses by a
         name."""
         home = self.outline.function(self.low)
 
@@ -272,7 +272,7 @@ class Facts:
         return None
 
     def precedes(self, read, store):
-        """Whether a read is on the line of a store or above it, in one function."""
+        """Return whether a read is on the line of a store or above it, in one function."""
         return read.function == store.function and read.line <= store.line
 
     @cached_property
@@ -307,7 +307,7 @@ class Facts:
 
     @cached_property
     def fenced_by_one(self):
-        """The line of a fence between a write and the atomic that tells another block of it, behind no
+        """The line of a fence between a write and the atomic that tells another block of it, after no
         barrier, so that it does not cover what other threads of its block wrote; or None."""
         if self.outline is None or not self.several_blocks or self.one.line >= self.other.line:
             return None
@@ -357,7 +357,7 @@ class Facts:
 
 
 def assigned(name, text):
-    """The places where a text assigns to a name."""
+    """Return the places where a text assigns to a name."""
     return re.findall(rf"\b{re.escape(name)}\s*(?:,\s*\w+\s*)*(?<![=!<>])=(?!=)", text)
 
 
@@ -369,7 +369,7 @@ class Extents:
     space: Any  # the launch's AddressSpace
 
     def of(self, address, wanted):
-        """(first, end) of the bytes, in the array at `address`, of accesses whose site is `wanted`."""
+        """Return (first, end) of the bytes, in the array at `address`, of accesses whose site is `wanted`."""
         array = self.space.find(address)
         inside = (self.rows.address >= array.base) & (self.rows.address < array.base + array.root.size)
         sites = [number for number in np.unique(self.rows.site[inside]).tolist() if wanted(number)]

@@ -16,7 +16,7 @@ FULL = [
 
 
 def traced(findings):
-    """The findings, where those that follow from undefined values say so; such a value is an error then."""
+    """Return the findings; those that follow from an undefined value say so, and its finding is an error."""
     consequences = {f.key for f in findings if f.kind == "out-of-bounds" and is_far(f)}
     if not consequences:
         return findings
@@ -39,7 +39,7 @@ def traced(findings):
 
 
 def rank(finding):
-    """The order in which a cause is chosen: reads of nothing and shuffles first, then by place."""
+    """Return the order in which a cause is chosen: reads of nothing and shuffles first, then by place."""
     outside = finding.kind == "out-of-bounds"
     return outside, finding.key[2], [(block[::-1], thread[::-1]) for block, thread in threads(finding)]
 
@@ -57,7 +57,7 @@ def blocks(finding):
 
 
 def said(finding, cause, is_consequence, is_root):
-    """One finding with what is known of it."""
+    """Return one finding with what is known of it."""
     if is_root:
         return replace(finding, severity="error")
     if not is_consequence or cause is None and not is_poison(finding):

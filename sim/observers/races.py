@@ -175,7 +175,7 @@ class Races(Ordering):
         )
 
     def facts(self, a, b, address, rows, equal, pairs, space):
-        """The Facts of two accesses to one cell; `pairs`: of all sites that race for it."""
+        """Return the Facts of two accesses to one cell; `pairs`: of all sites that race for it."""
         return Facts(
             a,
             b,
@@ -206,7 +206,7 @@ class Races(Ordering):
         return Access(self.word(row.site), self.names[row.block], thread, SITES[row.site], row.value)
 
     def is_fenced(self, a):
-        """Whether its thread has fenced, for the whole grid, behind an access and before its next atomic."""
+        """Return whether the thread of an access has fenced, for the whole grid, before its next atomic."""
         for name, *facts in self.events:
             if name in ("fenced", "atomic"):
                 block, _, thread, segment = facts[:4]
@@ -226,12 +226,12 @@ class Races(Ordering):
 
 
 def near(a, b):
-    """0 if the threads of two accesses are in different blocks, 1 if in different warps, else 2."""
+    """Return 0 if the threads of two accesses are in different blocks, 1 if in different warps, else 2."""
     return 0 if a.block != b.block else 1 if a.thread >> WARP_SHIFT != b.thread >> WARP_SHIFT else 2
 
 
 def colliding(pairs):
-    """Whether two of the sites that race write."""
+    """Return whether two of the sites that race write."""
     return any(one & 3 == other & 3 == STORE for one, other in pairs)
 
 

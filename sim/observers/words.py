@@ -47,7 +47,7 @@ MORE = {
 
 
 def in_language(text: str, language: str) -> str:
-    """A sentence for Numba in the words of another language."""
+    """Return a sentence for Numba in the words of another language."""
     numba, other = WORDS[NUMBA], WORDS[language]
     pairs = [
         (numba[term].removesuffix("()"), other[term].removesuffix("()")) for term in ("barrier", "fence")

@@ -18,13 +18,13 @@ NUMBER = itertools.count()
 
 
 def source_of(kernel):
-    """The text of a kernel, whose `def` line is line 1."""
+    """Return the text of a kernel, whose `def` line is line 1."""
     lines = textwrap.dedent(inspect.getsource(kernel)).splitlines()
     return lines[next(i for i, line in enumerate(lines) if line.startswith("def")) :]
 
 
 def compiled(lines, kernel):
-    """The function of a text, with the globals of a kernel."""
+    """Return the function of a text, with the globals of a kernel."""
     name = f"<advice {next(NUMBER)}>"
     text = "\n".join(lines) + "\n"
     linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
@@ -34,7 +34,7 @@ def compiled(lines, kernel):
 
 
 def applied(lines, steps):
-    """The lines of a kernel with steps done, the lowest lines last, so that numbers stay right."""
+    """Return the lines of a kernel with steps done, the lowest lines last, so that numbers stay right."""
     lines = list(lines)
     for step in sorted(set(steps), key=lambda step: -step.line):
         lines = EDITS[step.action](lines, step)
@@ -46,7 +46,7 @@ def indent(line):
 
 
 def insert(lines, step):
-    """A line behind another statement, as deep as that begins."""
+    """Add a line after another statement, as deep as that begins."""
     new = indent(lines[step.at - 1]) + LINES[step.what]
     return [*lines[: step.line], new, *lines[step.line :]]
 
@@ -97,13 +97,13 @@ ATOMICS = {"+": "add", "-": "sub", "|": "or_", "&": "and_", "^": "xor", "max": "
 
 
 def element(target):
-    """(array, index) of x[index]."""
+    """Return (array, index) of x[index]."""
     found = re.fullmatch(r"(\w+)\[(.*)\]", target)
     return found[1], found[2]
 
 
 def operation(found, read):
-    """(name of the atomic, operand) of an update `target operator= value`, whose old value `read` has."""
+    """Return (name of the atomic, operand) of an update; `read` has the old value."""
     if found.operator:
         return ATOMICS[found.operator], found.value
     value = found.value.replace(found.target, read)
@@ -138,7 +138,7 @@ SIZES = {"float32": 4, "int32": 4, "float64": 8, "int64": 8, "uint8": 1, "float1
 
 
 def widen(lines, step):
-    """A view of dynamic shared memory begins at another byte."""
+    """Let a view of dynamic shared memory begin at another byte."""
     for at, line in enumerate(lines):
         if found := re.match(rf"\s*{step.what} = (cuda\.shared\.array\(0, (\w+)\))", line):
             begin = -(-step.at // SIZES[found[2]])

@@ -17,8 +17,8 @@ CASES = {
 
 
 def launched(case, twin, kernel=None, **options):
-    """The report of one launch of a case's `twin`, or of another `kernel` as that twin is launched, and its
-    arguments by name, as the launch has left them."""
+    """Launch a case's `twin`, or another `kernel` in its place; return the report, and the arguments by name,
+    as the launch has left them."""
     kernel = kernel or case[twin].py_func
     launch = case.get(f"{twin}_launch", case["launch"])
     arguments = case.get(f"{twin}_arguments", case["arguments"])()
