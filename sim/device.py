@@ -25,6 +25,7 @@ class DeviceSpec:
     shared_bytes_per_block: int = 232448
     dynamic_shared_bytes: int = 49152
     local_bytes_per_thread: int = 524288
+    heap_bytes: int = 8 << 20
     multiprocessors: int = 132
     threads_per_multiprocessor: int = 2048
     blocks_per_multiprocessor: int = 32

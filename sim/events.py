@@ -34,8 +34,8 @@ LOAD, STORE, ATOMIC, BARRIER = range(4)
 # Every kind of finding of the package. `exception` is pytest --cuda-sim's; simulate raises ThreadError.
 KINDS = tuple(
     "out-of-bounds negative-index race-shared race-global uninitialized-read barrier-divergence"
-    " warp-divergence async-copy misaligned-address invalid-call deadlock unassigned-variable misuse"
-    " no-progress exception".split()
+    " warp-divergence async-copy misaligned-address invalid-call use-after-free double-free invalid-free leak"
+    " deadlock unassigned-variable misuse no-progress exception".split()
 )
 
 

@@ -197,13 +197,16 @@ class Uninitialized(Ordering):
 
     def finding(self, access, address):
         element = self.context.space.element(address)
+        memory = MEMORY[address >> SPACE_SHIFT]
+        if self.context.space.find(address).space == "heap":
+            memory = "Memory from malloc"
         return Finding(
             "uninitialized-read",
             "error",
             f"{element} is read and nobody has written it",
             (access,),
             *element,
-            reason=f"{MEMORY[address >> SPACE_SHIFT]} holds whatever was there before.",
+            reason=f"{memory} holds whatever was there before.",
             fix=FIX[address >> SPACE_SHIFT],
             undefined=True,
         )

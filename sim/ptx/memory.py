@@ -37,6 +37,7 @@ class Memory:
         self.place = place
         self.alignment = Alignment(self.context)
         self.fixed, self.bases = [], []  # global and constant regions by address
+        self.heap = None  # the Heap of this run
         self.slots = {SHARED: [], LOCAL: []}  # allocations of which a block or a thread has its own
 
     # --- what there is --------------------------------------------------------------------------------------
@@ -291,6 +292,8 @@ class Memory:
             return None
         if self.alignment.refuses(name, region.allocation, address, size, multiple or size, site, what):
             return None
+        if region.allocation.space == "heap" and not self.heap.allows(region, address, size, site, what):
+            return None
         if what != "read" and not region.allocation.writable:
             error = only_read(pointed(self.context, region.allocation))
             error.site = site
@@ -320,6 +323,10 @@ class Memory:
 
     def nowhere(self, address, site, what):
         where = "the null pointer, or near it" if 0 <= address < 4096 else "far from all memory of the launch"
+        if 0 <= address < 4096 and self.heap is not None and self.heap.refused:
+            where += (
+                f"; malloc has returned that, as the heap of {self.context.spec.heap_bytes:,} bytes is full"
+            )
         return Finding(
             "out-of-bounds",
             "error",

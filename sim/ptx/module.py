@@ -136,6 +136,7 @@ class Kernel:
         if context.max_steps is None:
             opened = context.listeners["barrier_opened"]
             context.listeners["barrier_opened"] = [*opened, lambda *_: context.progress()]
+        context.listeners["launch_finished"] = [run.heap.finish, *context.listeners["launch_finished"]]
         waits = scheduler.takes_turns or program.used & (SUSPENDING | {PART})
         threads = Threads(fiber if waits else None, program.used, (), ())
         kernel = namespace[python_name(self.function.name, "run")]

@@ -14,6 +14,7 @@ from sim.isa.table import INSTRUCTIONS
 from sim.ptx import atomics, calls
 from sim.ptx.emit import Writer
 from sim.ptx.grid_sync import HIGH, LOW, GridSync
+from sim.ptx.heap import FUNCTIONS
 from sim.ptx.holding import read_and_written
 from sim.ptx.syntax import Instruction, python_name
 from sim.ptx.volatile import Uses
@@ -323,6 +324,9 @@ class Program:
             self.used.add("print" if name == "vprintf" else "assert")
             site = self.site("load")
             return self.unique("outside", lambda run: run.outside(name, site))
+        if name in FUNCTIONS:
+            site = self.site("store")
+            return self.unique("heap", lambda run: run.on_heap(FUNCTIONS[name], site))
         if name in ("cudaCGGetIntrinsicHandle", "cudaCGSynchronize"):
             self.used.add("this_grid")
             return self.unique("grid", lambda run: run.grid_barrier(name, place))

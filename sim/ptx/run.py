@@ -16,6 +16,7 @@ from sim.ptx import outside
 from sim.ptx.calls import function_address
 from sim.ptx.copies import OfAddresses
 from sim.ptx.grid_sync import HIGH, GridBarrier, workspace
+from sim.ptx.heap import Heap
 from sim.ptx.memory import Memory
 from sim.ptx.origin import plain_name
 from sim.ptx.regions import VIEWS, WINDOWS
@@ -49,6 +50,7 @@ class Run:
         self.grid = GridBarrier(scheduler)
         self.declared_bytes = {"shared": 0, "local": 0}
         self.lay_out()
+        self.heap = self.memory.heap = Heap(self, self.store.heap)
 
     # --- memory ---------------------------------------------------------------------------------------------
 
@@ -251,6 +253,10 @@ class Run:
 
     def outside(self, name, site):
         return functools.partial(getattr(outside, name.strip("_")), self, site)
+
+    def on_heap(self, name, site):
+        """What carries out `malloc` or `free` at this site."""
+        return functools.partial(getattr(self.heap, name), site)
 
     def trap(self, place):
         return functools.partial(outside.trap, place[1])

@@ -13,6 +13,7 @@ import numpy as np
 
 from sim.errors import LaunchError
 from sim.memory.spaces import host_array
+from sim.ptx.heap import Kept
 from sim.ptx.origin import evaluated, plain_name, without_comments
 
 KEYWORDS = {"const": "__constant__", "global": "__device__"}
@@ -34,6 +35,7 @@ class Store:
         self.text, self.origin = text, origin
         self.roots: dict[str, np.ndarray] = {}
         self.unset: dict[str, np.ndarray] = {}
+        self.heap = Kept()
         self.pointed: dict[tuple[str, int], bytes] = {}  # (variable, byte) -> the address that was put there
 
     def root(self, variable: Any) -> np.ndarray:

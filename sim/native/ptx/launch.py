@@ -36,6 +36,8 @@ class PtxAttempt(Attempt):
             launch.function.function, "compiled", lambda: fissioned(launch.function)
         )
         self.lay_out()
+        if self.layout.heap.pieces:
+            raise CannotLower("the heap holds memory of an earlier launch")
 
     def lay_out(self):
         """The launch's addresses and numbers are those of the interpreter."""

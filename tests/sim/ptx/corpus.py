@@ -147,6 +147,15 @@ CASES = {
         2,
         lambda n, x, s: [x.sum(), *(x[i : i + 32].sum() for i in range(0, 128, 32))],
     ),
+    "heap_race": Case(
+        2, 32, lambda: [wholes(64), zeros(64, np.int32)], 1, lambda x, y: x.reshape(2, 32)[:, ::-1].ravel()
+    ),
+    "heap_bounds": Case(
+        1, 32, lambda: [wholes(96), zeros(32, np.int32)], 1, lambda x, y: np.median(x.reshape(32, 3), axis=1)
+    ),
+    "heap_list": Case(
+        1, 32, lambda: [wholes(128), zeros(32, np.int32)], 1, lambda x, s: x.reshape(32, 4).sum(1)
+    ),
     "volatile_warp": Case(1, 64, lambda: [wholes(64), zeros(1, np.int32)], 1, lambda x, s: [x.sum()]),
     "look_back": Case(
         4, 32, lambda: [wholes(4), zeros(4, np.int32), zeros(4, np.int32)], 1, lambda x, s, r: np.cumsum(x)

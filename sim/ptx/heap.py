@@ -1,0 +1,279 @@
+"""The heap of device code: `malloc` and `free`, and `new` and `delete`, which compile to them.
+
+Each piece of memory has addresses of its own, which no later one gets, with unused bytes behind it. So an
+access behind its end, or after `free`, is never taken for one to another piece. A piece that is still
+allocated when a launch ends stays in the module if a `__device__` variable, an argument or another such piece
+holds its address; otherwise it is lost, and reported as a leak."""
+
+import re
+from bisect import bisect_right
+from collections import Counter, deque
+
+import numpy as np
+
+from sim.errors import LaunchError
+from sim.events import ADDRESS_BITS, GLOBAL, SITE_SHIFT, SITES, SPACE_SHIFT, Finding
+from sim.memory.spaces import Allocation, poisoned, round_up, window_end
+from sim.ptx.origin import ITEMSIZES
+from sim.ptx.regions import Region
+
+FUNCTIONS = {"malloc": "malloc", "_Znwm": "malloc", "_Znam": "malloc"}  # name in PTX -> method of Heap
+FUNCTIONS |= dict.fromkeys(("free", "_ZdlPv", "_ZdaPv"), "free")
+FUNCTIONS |= dict.fromkeys(("_ZdlPvm", "_ZdaPvm"), "free_sized")
+UNIT = 16  # bytes: what addresses are multiples of, and sizes are rounded up to
+GUARD = 1 << 12  # unused bytes behind each piece
+BASE = window_end("global") - (
+    1 << SPACE_SHIFT - 2
+)  # the same in every launch, so that addresses can be kept
+END = window_end("global") - GUARD
+MOST_STALE = 1 << 26  # bytes of freed memory that keep their values
+MOST_LOGGED = 1 << 16  # bytes of a piece that count as stored to when it is freed
+LOGGED = 4  # the binary logarithm of the bytes that an entry of the log stands for, where memory is freed
+STOPPED = {"deadlock", "no-progress", "barrier-divergence", "warp-divergence"}
+SOURCE = re.compile(
+    r"(?:(\w+)\s*=\s*)?(?:\(\s*([\w ]+?)\s*\*\s*\)\s*malloc\b|new\s+(?:\([^)]*\)\s*)?(\w+)|malloc\b)"
+)
+
+
+class Piece(Region):
+    """One piece of memory. `site`: where it was allocated; `freed`: the Access that freed it, or None;
+    `suspects`: reads of bytes that nobody had written: (thread, its block's epoch, address, size, Access)."""
+
+    __slots__ = ("freed", "nbytes", "site", "suspects")
+
+    def __init__(self, allocation, site):
+        super().__init__(allocation, allocation.root)
+        self.nbytes, self.site, self.freed = allocation.root.size, site, None
+        self.written, self.suspects = np.zeros(self.nbytes, bool), []
+
+    def last(self, size):
+        return -1  # every access is looked at
+
+    def copy(self):
+        """The same piece with bytes of its own, for another launch."""
+        old = self.allocation
+        piece = Piece(Allocation(old.name, old.space, old.root.copy(), old.base, old.home), self.site)
+        piece.allocation.alignment, piece.written = UNIT, self.written.copy()
+        return piece
+
+
+class Kept:
+    """What a module keeps of its heap between launches. `launch`: the last one that has ended; its further
+    runs, under other schedules, leave no trace."""
+
+    def __init__(self):
+        self.pieces, self.next, self.launch = [], BASE, None
+
+
+class Heap:
+    """The heap in one run of a launch."""
+
+    def __init__(self, run, kept):
+        self.run, self.context, self.memory, self.kept = run, run.context, run.memory, kept
+        self.pieces = {}  # address -> Piece
+        self.used, self.next, self.refused = 0, kept.next, 0
+        self.freed, self.stale = deque(), 0
+        for piece in kept.pieces:
+            self.hold(piece.copy())
+
+    def hold(self, piece):
+        self.pieces[piece.base] = piece
+        self.used += round_up(piece.nbytes, UNIT)
+        self.context.space.allocations.append(piece.allocation)
+        at = bisect_right(self.memory.bases, piece.base)
+        self.memory.bases.insert(at, piece.base)
+        self.memory.fixed.insert(at, piece)
+
+    # --- what kernels call ----------------------------------------------------------------------------------
+
+    def malloc(self, site, nbytes):
+        """Return the address of `nbytes` fresh bytes, or 0 where the heap has no room for them."""
+        if self.used + round_up(nbytes, UNIT) > self.context.spec.heap_bytes:
+            self.refused += 1
+            return 0
+        base = self.next
+        self.next = base + round_up(nbytes, UNIT) + GUARD
+        if self.next > END or self.context.space.next["global"] > BASE:
+            raise LaunchError("no simulated addresses are left for the heap of this launch")
+        name, itemsize = described(SITES[site], nbytes)
+        home = 0, itemsize, (max(nbytes // itemsize, 1),), (itemsize,)
+        root = poisoned(nbytes, None, self.context.poison)
+        allocation = Allocation(name, "heap", root, base, home)
+        allocation.alignment = UNIT
+        self.hold(Piece(allocation, site))
+        return base
+
+    def free(self, site, address):
+        """Give a piece back; of the null pointer, nothing."""
+        if address == 0:
+            return
+        piece = self.pieces.get(address)
+        if piece is None or piece.freed:
+            self.context.findings.append(self.not_freed(piece, site, address))
+            return
+        self.log_stores(piece, site)
+        piece.freed = self.context.witness("freed", site)
+        self.used -= round_up(piece.nbytes, UNIT)
+        self.forget(piece)
+
+    def forget(self, piece):
+        """Keep the bytes of a piece that is freed, as a GPU does for a while, and drop the oldest ones."""
+        self.freed.append(piece)
+        self.stale += piece.nbytes
+        while self.stale > MOST_STALE:
+            old = self.freed.popleft()
+            self.stale -= old.nbytes
+            old.allocation.root = old.root = np.broadcast_to(np.uint8(0), old.nbytes)  # takes no memory
+            old.views, old.written = {}, None
+
+    def free_sized(self, site, address, nbytes):
+        """`operator delete` with a size, which does not matter."""
+        self.free(site, address)
+
+    def log_stores(self, piece, site):
+        """Log that memory is freed as a store to it, which races with accesses that nothing puts before it.
+        Of a large piece, only the beginning counts."""
+        if self.context.log is None:
+            return
+        end = piece.base + min(piece.nbytes, MOST_LOGGED)
+        rest = end - (end - piece.base) % UNIT
+        self.context.log.extend(
+            [(site << SITE_SHIFT) + (LOGGED << ADDRESS_BITS) + at for at in range(piece.base, rest, UNIT)]
+        )
+        self.context.log.extend([(site << SITE_SHIFT) + at for at in range(rest, end)])
+        self.context.values.extend([None] * ((rest - piece.base) // UNIT + end - rest))
+
+    # --- accesses -------------------------------------------------------------------------------------------
+
+    def allows(self, piece, address, size, site, what):
+        """Whether an access may be carried out; keeps account of which bytes are written."""
+        if piece.freed:
+            self.context.findings.append(self.after_free(piece, address, site, what))
+            return piece.written is not None
+        begin = address - piece.base
+        written = piece.written[begin : begin + size]
+        thread = self.context.thread
+        reads = what == "read" or what == "changed" and site not in self.context.overwriting
+        if reads and not written.all():
+            access = self.context.witness(what, site)
+            piece.suspects.append((thread, thread.block.epoch, address, size, access))
+        if what != "read":
+            written[:] = True
+            if piece.suspects:
+                piece.suspects = [s for s in piece.suspects if not races(s, thread, address, size)]
+        return True
+
+    # --- findings -------------------------------------------------------------------------------------------
+
+    def after_free(self, piece, address, site, what):
+        element = self.context.space.element(address)
+        return Finding(
+            "use-after-free",
+            "error",
+            f"{element} is {what} after it was freed",
+            (self.context.witness(what, site), piece.freed),
+            *element,
+            reason="The memory may already belong to another malloc.",
+            fix="free it behind the last access; cuda.syncthreads() before free, where other threads of the"
+            " block use it",
+        )
+
+    def not_freed(self, piece, site, address):
+        """A Finding of a pointer that cannot be freed."""
+        here = self.context.witness("freed", site)
+        if piece is not None:
+            return Finding(
+                "double-free",
+                "error",
+                f"{piece.allocation.name} is freed twice",
+                (here, piece.freed),
+                piece.allocation.name,
+                reason="The memory may already belong to another malloc, which the second free takes away.",
+                fix="let one thread free it, once; and set pointers to it to nullptr",
+            )
+        region = self.memory.find(address)
+        where = "which is in no array"
+        if isinstance(region, Piece):
+            where = f"which is {address - region.base} bytes behind the start of {region.allocation.name}"
+        elif region is not None:
+            where = f"which is in {region.allocation.name}, and that is no memory of malloc"
+        return Finding(
+            "invalid-free",
+            "error",
+            f"free gets the address {address:#x}, {where}",
+            (here,),
+            reason="free takes only a pointer that malloc has returned.",
+            fix="keep the pointer that malloc returned, and give that to free",
+        )
+
+    def finish(self, context):
+        """At the end of a run: keep the pieces that can still be reached, and report the others as leaks."""
+        for piece in self.pieces.values():
+            for _, _, address, _, access in piece.suspects:
+                context.announce("unwritten", access, address)
+        live = [piece for piece in self.pieces.values() if not piece.freed]
+        reached = self.reached(live)
+        if self.kept.launch is not self.run.launch:  # its first run
+            self.kept.launch, self.kept.pieces, self.kept.next = self.run.launch, reached, self.next
+        kept = set(map(id, reached))
+        lost = [piece for piece in live if id(piece) not in kept]
+        if not context.listeners["access_refused"] or any(f.kind in STOPPED for f in context.findings):
+            return []
+        count, nbytes = Counter(p.site for p in lost), Counter()
+        for piece in lost:
+            nbytes[piece.site] += piece.nbytes
+        first = {piece.site: piece for piece in reversed(lost)}
+        return [self.leak(first[site], times, nbytes[site]) for site, times in count.items()]
+
+    def leak(self, piece, times, nbytes):
+        site = SITES[piece.site]
+        what = f"{times:,} pieces of memory, {nbytes:,} bytes, are" if times > 1 else f"{nbytes:,} bytes are"
+        return Finding(
+            "leak",
+            "warning",
+            f"{what} never freed: {site.function} line {site.line}  {site.source}",
+            (),
+            piece.allocation.name,
+            reason="The launch has ended, and no __device__ variable, argument or memory that can be reached"
+            f" holds the address. The heap has {self.context.spec.heap_bytes:,} bytes for all launches.",
+            fix="free it, or keep its address in a __device__ variable for a later launch",
+        )
+
+    def reached(self, live):
+        """The pieces whose address some memory holds that outlives the launch."""
+        if not live:
+            return []
+        allocations = self.context.space.allocations
+        waiting = [a.root for a in allocations if a.base >> SPACE_SHIFT == GLOBAL and a.space == "global"]
+        bases, found = np.array(sorted(piece.base for piece in live), np.uint64), {}
+        by_base = {piece.base: piece for piece in live}
+        while waiting:
+            root = waiting.pop()
+            words = np.frombuffer(root.tobytes()[: root.size // 8 * 8], np.uint64)
+            words = words[(words >= BASE) & (words < END)]
+            at = np.searchsorted(bases, words, side="right") - 1
+            for base in {int(bases[i]) for i in at.tolist() if i >= 0}:
+                piece = by_base[base]
+                inside = bool(((words >= base) & (words <= piece.end)).any())
+                if inside and base not in found:
+                    found[base] = piece
+                    waiting.append(piece.root)
+        return list(found.values())
+
+
+def races(suspect, thread, address, size):
+    """Whether a store races with a read of fresh memory, so that the race is what is wrong: another thread's,
+    not behind a barrier of their block."""
+    reader, epoch, begin, nbytes, _ = suspect
+    together = begin < address + size and address < begin + nbytes
+    behind = reader.block is thread.block and thread.block.epoch > epoch
+    return together and reader is not thread and not behind
+
+
+def described(site, nbytes):
+    """(name, bytes of an element) of a piece, from the line of the source that allocates it."""
+    found = SOURCE.search(site.source)
+    name = (found and found[1]) or "heap memory"
+    words = ((found and (found[2] or found[3])) or "").split()
+    itemsize = next((ITEMSIZES[word] for word in reversed(words) if word in ITEMSIZES), 1)
+    return name, itemsize if nbytes % itemsize == 0 else 1
