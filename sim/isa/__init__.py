@@ -16,7 +16,7 @@ Read the files in this order:
     operations    Python's operators and builtins
     operators     semantics of operators that only the interpreter calls
     arithmetic    PTX's arithmetic: add.s32, shl.b64, setp.lt.f32, cvt
-    warp, shuffles, tensor, copies, mbarrier, atomics, vectors   one family of instructions each
+    warp, shuffles, tensor, wmma, copies, mbarrier, atomics, vectors   one family of instructions each
     mathematics, libdevice, half, integers                       the modules that kernels import
     ieee, rounding, directed, floored, bits                      the numerical methods behind them
     names, registers                                             PTX instructions on registers, as Python text
@@ -29,6 +29,7 @@ from sim.isa import mbarrier as _mbarrier  # noqa: F401
 from sim.isa import operations as _operations  # noqa: F401
 from sim.isa import tensor as _tensor  # noqa: F401
 from sim.isa import warp as _warp  # noqa: F401
+from sim.isa import wmma as _wmma  # noqa: F401
 from sim.isa.barriers import vote
 from sim.isa.functions import LLVM, SAME, function
 from sim.isa.memory import memory_instruction

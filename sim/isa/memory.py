@@ -54,11 +54,16 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None
     return enter
 
 
+def memory_of(entry):
+    """Return what an instruction of warps does with memory, if anything."""
+    return getattr(entry, "fetch", None) or getattr(entry, "put", None)
+
+
 def interpreted_only(names):
     """Return those of the names that are instructions without a compiled form."""
     entries = {name: INSTRUCTIONS[name] for name in names if name in INSTRUCTIONS}
     return sorted(
         name
         for name, entry in entries.items()
-        if isinstance(entry, MemoryInstruction) or entry.scope == GRID or getattr(entry, "fetch", None)
+        if isinstance(entry, MemoryInstruction) or entry.scope == GRID or memory_of(entry)
     )

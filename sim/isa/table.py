@@ -184,6 +184,7 @@ class Instruction(Entry):
     reads: for a shuffle, (lane, *its operands) -> the lane whose operand it reads.
     orders: whether it orders the lanes' memory accesses.
     fetch: (memory, *arguments) -> the operands, if these are in memory.
+    put: (memory, *arguments), what each lane writes to memory after all lanes have come.
     """
 
     operands: dict[str, Type]
@@ -192,6 +193,7 @@ class Instruction(Entry):
     reads: Callable[..., int] | None = None
     orders: bool = False
     fetch: Callable[..., Any] | None = None
+    put: Callable[..., None] | None = None
     scope = WARP
 
     @property
@@ -283,6 +285,7 @@ def instruction(
     reads: Callable[..., int] | None = None,
     orders: bool = False,
     fetch: Callable[..., Any] | None = None,
+    put: Callable[..., None] | None = None,
     stands_for: object = None,
     ptx: tuple[str, ...] = (),
     touches: tuple[Touch, ...] = (),
@@ -308,6 +311,7 @@ def instruction(
     orders: whether it orders memory accesses between its lanes, as bar.warp.sync does.
     fetch: (memory, *arguments) -> a tuple of the operands, if a call's arguments say where the operands are;
         memory.read(array, index, size) returns `size` bytes.
+    put: (memory, *arguments), what each lane writes to memory after all lanes have come.
     stands_for: the object that kernels call in its place on a GPU: a Numba CUDA intrinsic, or a device
         function around inline PTX.
     ptx: its names in PTX, a tuple such as ("shfl.sync.idx.b32",).
@@ -331,6 +335,7 @@ def instruction(
             reads,
             orders,
             fetch,
+            put,
             ptx=ptx,
             touches=touches,
         )

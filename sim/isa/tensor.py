@@ -117,18 +117,18 @@ def add_halves(c, low, high):
 # --- mma ----------------------------------------------------------------------------------------------------
 
 
-def products(a_of, b_of, width, drop=0):
-    """The function (registers of A, of B) -> the 128 sums Σ_k A[row, k] · B[k, column], row by row."""
+def products(a_of, b_of, width, drop=0, rows=16, columns=8):
+    """The function (registers of A, of B) -> the sums Σ_k A[row, k] · B[k, column], row by row."""
     length = 4 * ((32 - drop) // width)
 
     def sums(a, b):
         x, y = numbers_in(a, a_of, drop, width), numbers_in(b, b_of, drop, width)
-        found = [x[0]] * 128
-        for at in range(128):
-            row, column = at // 8, at % 8
+        found = [x[0]] * (rows * columns)
+        for at in range(rows * columns):
+            row, column = at // columns, at % columns
             found[at] = dot(x, y, row, column, length)
-            if len(b) == 2:
-                found[at] += dot(x, y, row + 16, column + 8, length)
+            if 8 * len(b) == 2 * columns:
+                found[at] += dot(x, y, row + rows, column + columns, length)
         return found
 
     return sums

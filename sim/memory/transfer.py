@@ -57,6 +57,19 @@ class Memory:
         """Return `size` bytes from a place on, as uint8; poison if the access is refused."""
         return self.source(where, index, size, multiple or size).memory.copy()
 
+    def begins(self, where, index, multiple, action):
+        """Return whether something may begin at a place, which has to be a multiple of so many bytes."""
+        what = "read" if action == "load" else "written"
+        return self.spot(where, index, multiple, multiple, self.site(action), what) is not None
+
+    def write(self, where, index, data):
+        """Write bytes at a place."""
+        site = self.site("store")
+        spot = self.spot(where, index, len(data), len(data), site, "written")
+        if spot is not None:
+            spot.memory[:] = np.frombuffer(data, np.uint8)
+            self.log_write(spot, site, data)
+
     def source(self, where, index, size, multiple):
         """Return the Spot of `size` bytes to read; poison if the access is refused."""
         site = self.site("load")

@@ -241,7 +241,16 @@ class Run:
         if space is None:
             return lambda *operands: warp.arrive(scheduler, entry, operands, at)
         memory = OfAddresses(self.memory, entry.name, sites)
-        return lambda address: warp.arrive(scheduler, entry, entry.fetch(memory, space, address), at)
+        if entry.put is not None:
+
+            def put(*given, **more):
+                warp.arrive(scheduler, entry, (), at)
+                entry.put(memory, space, *given, **more)
+
+            return put
+        return lambda *given, **more: warp.arrive(
+            scheduler, entry, entry.fetch(memory, space, *given, **more), at
+        )
 
     def transfer(self, entry, sites):
         """What carries out a MemoryInstruction."""

@@ -27,7 +27,7 @@ def types_of(item):
             for operand in item.operands:
                 if isinstance(operand, Address):
                     yield "b64", operand.base
-        elif base == "mma":
+        elif base == "mma" or base == "wmma" and "mma" in item.names:
             form = form_of(item.opcode)
             yield from zip(form.results, parts(item.operands[0]))
             yield from zip(form.operands, (p for operand in item.operands[1:] for p in parts(operand)))
@@ -213,6 +213,28 @@ def matrix(writer, item):
     several(writer, item, form.results, f"{name}({address(writer, where)})")
 
 
+def fragment(writer, item):
+    """wmma: a product of fragments, or a load or store of one by all lanes of the warp."""
+    names, operands = item.names, list(item.operands)
+    if "mma" in names:
+        return warp(writer, item)
+    space = next((n for n in names if n.split("::")[0] in ("shared", "global")), None)
+    form = form_of(".".join(n for n in names if n != space))
+    registers, where = operands[:2] if "load" in names else operands[1::-1]
+    if not isinstance(where, Address) or len(operands) > 3:
+        raise Missing(f"{item.opcode} with these operands")
+    given = [address(writer, where)]
+    if "store" in names:
+        count, ptx_type = form.entry.put.count, "b64" if "f64" in names else "b32"
+        given += [writer.value(part, ptx_type) for part in parts(registers)]
+        if len(given) != 1 + count:
+            raise Missing(f"{item.opcode} with these operands")
+    if len(operands) == 3:
+        given.append(f"stride={writer.value(operands[2], 'u32')}")
+    name = writer.module.warp_call(form.entry, space.split("::")[0] if space else "generic")
+    several(writer, item, form.results, f"{name}({', '.join(given)})")
+
+
 def several(writer, item, results, text, fits=True):
     """Set the registers of an instruction of warps to its results."""
     targets = parts(item.operands[0]) if results else ()
@@ -224,7 +246,8 @@ def several(writer, item, results, text, fits=True):
         return
     for part, part_name, ptx_type in zip(targets, writer.spread(text, len(results)), results):
         if part is not None:
-            writer.assign(part, part_name if ptx_type in ("pred", "f32") else f"int({part_name})", ptx_type)
+            plain = part_name if ptx_type in ("pred", "f32", "f64") else f"int({part_name})"
+            writer.assign(part, plain, ptx_type)
 
 
 # --- calls --------------------------------------------------------------------------------------------------
@@ -324,6 +347,7 @@ HANDLERS = {
         sleep: "nanosleep",
         warp: "shfl vote match activemask redux elect mma",
         matrix: "ldmatrix",
+        fragment: "wmma",
         asynchronous: "cp",
         phased: "mbarrier",
         call: "call",

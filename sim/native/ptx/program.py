@@ -132,6 +132,8 @@ class Lowering(Program):
         return name
 
     def warp_call(self, entry, space=None):
+        if self.item.names[0] == "wmma":
+            raise Missing
         given = dict.fromkeys(entry.operands, "u32")
         if not space:
             operands = form_of(self.item.opcode).operands

@@ -35,6 +35,10 @@ STATEMENTS = """
         %r9}, {%f1, %f2, %f3, %f4};
     mma.sync.aligned.m16n8k32.row.col.satfinite.s32.u8.s8.s32 {%r4, %r5, %r6, %r7},
         {%r4, %r5, %r6, %r7}, {%r8, %r9}, {%r4, %r5, %r6, %r7};
+    wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {%r4, %r5, %r6, %r7, %r4, %r5, %r6, %r7}, [%d1], 16;
+    wmma.store.d.sync.aligned.col.m16n16k16.shared.f16 [%r8], {%r4, %r5, %r6, %r7}, %r9;
+    wmma.mma.sync.aligned.row.col.m16n16k16.f16.f16 {%r4, %r5, %r6, %r7}, {%r4, %r5, %r6, %r7, %r4, %r5, %r6,
+        %r7}, {%r4, %r5, %r6, %r7, %r4, %r5, %r6, %r7}, {%r4, %r5, %r6, %r7};
     ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r4, %r5, %r6, %r7}, [%r8];
     ldmatrix.sync.aligned.m8n8.x2.trans.shared::cta.b16 {%r4, %r5}, [%r8];
     cp.async.cg.shared.global.L2::128B [%r4], [%d1], 16; cp.async.ca.shared::cta.global [%r4], [%d1], 8, %r5;
