@@ -1,16 +1,23 @@
 """Several processes that form a group of torch.distributed, here on the CPU: a function, run by each of
 them."""
 
+import contextlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
 import traceback
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 
 import cloudpickle
+
+# Linux forks all ranks from one process, which has imported PyTorch and what the function needs. Elsewhere
+# each rank is a process of its own: forking after such imports is not safe there.
+FORKS = sys.platform == "linux"
 
 
 class RankFailed(RuntimeError):
@@ -31,32 +38,43 @@ def run_ranks(function, ranks, *arguments, timeout=60):
     with tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True) as folder:
         folder = Path(folder)
         (folder / "call").write_bytes(cloudpickle.dumps((function, arguments)))
-        paths = os.pathsep.join(filter(None, sys.path))
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-        command = [
-            sys.executable,
-            "-W",
-            "ignore::UserWarning",
-            "-m",
-            "course.ranks",
-            str(folder),
-            str(ranks),
-            str(timeout),
-        ]
-        processes = [
-            subprocess.Popen(
-                [*command, str(rank)], env=environment, stderr=(folder / f"{rank}.stderr").open("wb")
-            )
-            for rank in range(ranks)
-        ]
+        shares = [range(ranks)] if FORKS else [[rank] for rank in range(ranks)]
+        processes = [(started(folder, ranks, timeout, share), share) for share in shares]
         try:
-            for process in processes:
+            for process, _ in processes:
                 process.wait()
         finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        return outcomes(folder, [process.returncode for process in processes])
+            for process, _ in processes:
+                end(process)
+        codes = [exit_code(folder, rank, process) for process, share in processes for rank in share]
+        return outcomes(folder, codes)
+
+
+def started(folder, ranks, timeout, share):
+    """Start the process that runs these ranks."""
+    paths = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, "-W", "ignore::UserWarning", "-m", "course.ranks"]
+    return subprocess.Popen(
+        [*command, str(folder), str(ranks), str(timeout), *map(str, share)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths},
+        stderr=(folder / f"{share[0]}.stderr").open("wb"),
+        **({"process_group": 0} if FORKS else {}),
+    )
+
+
+def end(process):
+    """End a process, and the ranks that it has forked."""
+    if FORKS:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def exit_code(folder, rank, process):
+    """Return the exit code of a rank: that of its process, unless it was forked."""
+    forked = folder / f"{rank}.code"
+    return int(forked.read_text()) if forked.exists() else process.returncode
 
 
 def outcomes(folder, codes):
@@ -77,11 +95,41 @@ def outcomes(folder, codes):
     return results
 
 
-def main(folder, ranks, timeout, rank):
-    """One rank's process."""
+def main(folder, ranks, timeout, *share):
+    """Run one rank in this process, or fork a process for each of several."""
+    folder, share = Path(folder), [int(rank) for rank in share]
+    if len(share) == 1:
+        return run(folder, ranks, timeout, share[0])
+    import_module("torch.distributed")
+    with contextlib.suppress(Exception):  # each rank reports it
+        pickle.loads((folder / "call").read_bytes())  # imports what the function needs
+    forked = {rank: fork(run, folder, ranks, timeout, rank) for rank in share}
+    for rank, process in forked.items():
+        _, status = os.waitpid(process, 0)
+        (folder / f"{rank}.code").write_text(str(os.waitstatus_to_exitcode(status)))
+
+
+def fork(function, *arguments):
+    """Call a function in a forked process. Returns the process's id."""
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        function(*arguments)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def run(folder, ranks, timeout, rank):
+    """Run one rank."""
     from torch import distributed
 
-    folder, rank = Path(folder), int(rank)
     distributed.init_process_group(
         "gloo",
         init_method=(folder / "store").as_uri(),
