@@ -67,6 +67,8 @@ class Context:
         self.findings = []
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # a Recording, if a tool makes one
+        self.silent = {}  # hook that is not called, or not everywhere -> why
+        self.unwatched = {}  # notes of accesses that no observer is told of, each once
         self.overwriting = set()  # sites of atomics that do not depend on what they replace: exch
         self.strong = {}  # sites of relaxed and acquiring loads, releasing stores -> LOAD or STORE
         # sites of atomics for their block alone -> LOAD or STORE, which they are to other blocks
@@ -115,6 +117,8 @@ class Context:
 
     def segment(self, thread):
         """What is logged from here on is `thread`'s."""
+        if self.log is None:
+            return
         if len(self.log) > FLUSH_AT:
             self.flush()
         self.last_segment += 1
@@ -126,8 +130,7 @@ class Context:
             thread = self.thread
             at = Moment(thread.block.index, thread.block.epoch, thread.linear, self.last_segment)
             self.announce(hook, at, *facts)
-            if self.log is not None:
-                self.segment(thread)
+            self.segment(thread)
 
     def collective(self, name, block, frame):
         """Threads of `block` do `name` together, where `frame` is."""

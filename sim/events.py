@@ -347,10 +347,12 @@ class Observer:
     """A tool: override the moments you want to hear of. A hook that is not overridden costs nothing.
 
     Every hook may return an iterable of Findings. `local`: whether `accesses` must have those to local
-    memory, which are many and each thread's own.
+    memory, which are many and each thread's own. `share`: which share of the events that it wanted the
+    observer has recorded; below 1, a note of the report says so.
     """
 
     local = True
+    share: float = 1.0
 
     def launch_started(self, context: "Context") -> Findings:
         """The arguments are in place and nothing has run."""

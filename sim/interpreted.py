@@ -31,6 +31,7 @@ from sim.memory.array import MAX_FAST_RANK, Record, array_at, zip_
 from sim.memory.declared import Declarations
 from sim.memory.spaces import AddressSpace, argument_array, bind_arguments, named_leaves, of_parts
 from sim.retrial import Retrial
+from sim.watched import watched
 
 BUILTINS = vars(builtins) | operations.BUILTINS | {"zip": zip_}
 CALLED_OPERATORS = {PREFIX + name: INSTRUCTIONS[f"operator.{name}"].call for name in OPERATORS.values()}
@@ -62,8 +63,9 @@ class Interpreted:
         with Retrial(context, threads, observers) as retrial:
             run(blocks, context, threads.fiber)
             more = retrial.notes(ready, run)
-        notes = (*threads.notes, *more)
-        return Outcome(context.findings, context.counters, notes, threads.code, context.trace)
+        shares, unwatched = watched(observers, 1.0, context.silent, len(context.log or ()))
+        notes = (*threads.notes, *more, *unwatched, *context.unwatched)
+        return Outcome(context.findings, context.counters, notes, threads.code, context.trace, shares)
 
     def ready(self, launch, walk, observers, schedule, poison=None):
         """(context, threads, blocks) of one run of the launch, in which nothing has run yet."""
@@ -92,6 +94,8 @@ class Interpreted:
             as_generator = binder.as_generator(launch.function, parameters, kernel)
             fiber, kernel = (Steps, as_generator) if as_generator else (fiber, kernel)
         unnumbered = "has no source to number, so its operators are Python's own"
+        if binder.without_source:
+            context.silent["branches"] = f"{binder.without_source[0]} has no source to number"
         notes = tuple(f"{name} {unnumbered}" for name in binder.without_source)
         code = tuple(copy.__code__ for copy in binder.functions.values())
         blocks = walk(scheduler, kernel, values, launch.grid, launch.block, resident(launch, binder.used))

@@ -29,6 +29,8 @@ class Report:
     "wavefronts", "fewest_wavefronts", "ways"}. By Branches: "branching" {"branches", "divergent"}. "lines"
     has the same numbers as {(function, line): {...}}. `trace` is the Recording of the tool Trace, or None;
     `code` the functions that ran, the kernel's first: code objects, or their Listings after pickling.
+    `watched` is {name of an observer: the share of the launch that it has watched}; where a share is below
+    1, or no observer was told of an access, a note says so.
     """
 
     kernel: str
@@ -41,6 +43,7 @@ class Report:
     notes: tuple[str, ...] = ()
     code: tuple[CodeType | Listing, ...] = field(default=(), repr=False, compare=False)
     trace: Recording | None = field(default=None, repr=False, compare=False)
+    watched: dict[str, float] = field(default_factory=dict, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickle and copy: code objects cannot be pickled, their source lines can."""

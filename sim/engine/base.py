@@ -37,13 +37,15 @@ class Launch:
 @dataclass
 class Outcome:
     """What has become of a launch: `findings` as the tools said them, not yet merged; `trace` a Recording or
-    None; `code` the code objects that ran, the kernel's first."""
+    None; `code` the code objects that ran, the kernel's first; `watched` the share of the launch that each
+    observer has watched, by name."""
 
     findings: list[Finding] = field(default_factory=list)
     counters: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     code: tuple[CodeType, ...] = ()
     trace: Recording | None = None
+    watched: dict[str, float] = field(default_factory=dict)
 
 
 class Engine(Protocol):

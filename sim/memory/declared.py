@@ -46,7 +46,7 @@ class Declarations:
         key = id(code), frame.f_lasti, None if code is self.kernel_code else argument_types(frame)
         array = block.shared.get(key)
         if array is None and dtype.hasobject:
-            array = block.shared[key] = np.empty(shape, object)
+            array = block.shared[key] = self.objects(shape, "shared", frame)
         elif array is None:
             allocation = self.allocation(key, "shared", dtype, shape, frame)
             allocation.alignment = alignment or 1 << (dtype.alignment - 1).bit_length()
@@ -75,7 +75,7 @@ class Declarations:
         check_dtype(dtype, "local")
         shape = as_shape(shape)
         if dtype.hasobject:
-            return np.empty(shape, object)
+            return self.objects(shape, "local", frame)
         key = id(frame.f_code), frame.f_lasti, shape, dtype
         if key not in self.makers:
             self.makers[key] = self.local_maker(self.context.site_of(frame, "call"), shape, dtype)
@@ -100,6 +100,13 @@ class Declarations:
             return Array(context, allocation, full.copy(), 0, layout, allocation.name, address, marks)
 
         return make
+
+    def objects(self, shape, space, frame):
+        """An array of Python objects, which have no addresses: no observer is told of its accesses."""
+        site = SITES[self.context.site_of(frame, "call")]
+        where = f"{site.function} line {site.line}  {site.source}"
+        self.context.unwatched[f"accesses to {space} arrays of objects are not watched: {where}"] = True
+        return np.empty(shape, object)
 
     def array(self, allocation, memory, dtype, shape):
         layout = layout_of(dtype, shape, c_strides(shape, dtype), False)

@@ -18,6 +18,11 @@ class Trace(Observer):
         self.limit, self.rows, self.length, self.cut = limit, [], 0, 0
         self.blocks, self.barrier_site = {}, {}
 
+    @property
+    def share(self):
+        """The share of the events of the wanted blocks that the Recording has."""
+        return self.length / max(self.length + self.cut, 1) if self.cut else 1.0
+
     def launch_started(self, context):
         self.space = context.space
 

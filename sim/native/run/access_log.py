@@ -75,7 +75,7 @@ class Replay:
         self.moved = base - self.low
         self.segments = self.accesses = 0  # of the blocks replayed so far
         self.started, self.skipped, self.blocks = False, 0, launch.blocks
-        self.tools = [type(observer).__name__ for observer in observers]
+        self.observers = observers
 
     def start(self):
         if not self.started:
@@ -87,15 +87,21 @@ class Replay:
         with np.errstate(all="ignore"):
             self.start()
             self.context.announce("launch_finished", self.context)
-        own = ("threads", "blocks", "barriers")
+        own = "threads", "blocks", "barriers"
         counters = {name: count for name, count in self.context.counters.items() if name not in own}
         return Outcome(self.context.findings, counters, self.notes(), (), self.context.trace)
 
     def notes(self):
         if not self.skipped:
             return ()
-        tools, blocks = ", ".join(self.tools), f"{self.blocks - self.skipped:,} of {self.blocks:,} blocks"
+        tools = ", ".join(type(observer).__name__ for observer in self.observers)
+        blocks = f"{self.blocks - self.skipped:,} of {self.blocks:,} blocks"
         return (f"{tools} watched {blocks}: the log of the others has no room for their accesses",)
+
+    @property
+    def share(self):
+        """The share of the blocks whose log has been replayed."""
+        return 1 - self.skipped / self.blocks
 
     def add(self, log):
         """Replay a piece of the log."""

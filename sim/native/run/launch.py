@@ -18,10 +18,12 @@ from sim.native.run.explain import FEW
 from sim.native.run.memory import Memory, check_declared, check_writable
 from sim.native.split.program import first_line
 from sim.native.split.specialize import argument_type, fission_program
+from sim.observers import DEFAULT
 from sim.observers.misuse import Misuse, unassigned_variable
 from sim.observers.races import Races
 from sim.observers.uninitialized import Uninitialized
 from sim.retrial import undecided
+from sim.watched import watched
 
 TRIPS = 1 << 34  # of `for` loops, that a block may make before it counts as endless
 ROUNDS = 1_000_000  # of `while` loops
@@ -95,8 +97,12 @@ class Attempt(Memory):
         self.unassigned = list(self.unassigned_variables())
         self.in_order = self.is_in_order()
         self.found &= self.heeded()
+        observers, share = [tool for tool in DEFAULT if tool in self.tools], 1.0
         if self.replay and (self.in_order or not self.is_small):
             self.logged = self.replay.finish()
+            observers, share = observers + self.replay.observers, self.replay.share
+        self.logged.watched, unwatched = watched(observers, share)
+        self.logged.notes += unwatched
         self.replay = None  # what runs again is not logged again
 
     def is_in_order(self):
@@ -192,4 +198,5 @@ class Attempt(Memory):
         lowered = self.program.lowered
         notes = ("by fission", undecided(1)) if self.watched and lowered.synchronizes else ("by fission",)
         notes, findings = (*notes, *self.logged.notes), [*self.unassigned, *self.logged.findings]
-        return Outcome(findings, self.counters(), notes, lowered.code, self.logged.trace)
+        shares = self.logged.watched
+        return Outcome(findings, self.counters(), notes, lowered.code, self.logged.trace, shares)

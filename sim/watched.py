@@ -1,0 +1,35 @@
+"""How much of a launch its observers have watched, and the notes for what they have not."""
+
+from sim.context import overridden, tool_of
+
+# hooks that announce when launches, blocks and epochs begin and end, and nothing of what threads do in them
+FRAMES = {"launch_started", "launch_finished", "barrier_opened", "grid_barrier_opened", "block_ended"}
+ACCESSES = {"accesses", "access_refused"}
+
+
+def watched(observers, share=1.0, silent=None, left=0):
+    """Return ({name of an observer: the share of the launch that it has watched}, notes).
+
+    observers: instances, or classes of which compiled code contains the checks. share: the share of the
+        accesses that the engine has announced. silent: {hook that is not called, or not everywhere: why}.
+        left: accesses that were logged and not announced.
+    """
+    silent = silent or {}
+    shares, notes, seen = {}, [], set()
+    for observer in observers:
+        name, hooks = tool_of(observer).__name__, {*overridden(observer)}
+        missing = [hook for hook in silent if hook in hooks]
+        notes += [f"{name} has not watched all {hook}: {silent[hook]}" for hook in missing]
+        compiled = isinstance(observer, type)
+        recorded = 1.0 if compiled else observer.share
+        if recorded < 1:
+            notes.append(f"{name} has recorded {recorded:.1%} of the events that it wanted, and no more")
+        events = hooks - FRAMES
+        announced = share if "accesses" in events and not compiled else 1.0
+        shares[name] = recorded * announced if events - set(missing) or not events else 0.0
+        seen |= events - set(missing)
+    if left:
+        notes.append(f"{left:,} accesses of threads that were ended have not been watched")
+    if not seen & ACCESSES:
+        notes.append("no observer has watched the accesses to memory")
+    return shares, tuple(notes)
