@@ -103,8 +103,8 @@ def unpack(root: Path, run, step, has_torch: bool) -> bool:
     with step(f"a newer pip: {PIP_SIZE}"):
         run([*pip(root), PIP], trying=True)
     blocks = pins(root)
-    size = PACKAGES if has_torch else PACKAGES_AND_TORCH
-    with step(f"{sum(map(len, blocks))} packages, PyTorch, Numba and Jupyter among them: {size}"):
+    what, size = ("Numba", PACKAGES) if has_torch else ("PyTorch, Numba", PACKAGES_AND_TORCH)
+    with step(f"{sum(map(len, blocks))} packages, {what} and Jupyter among them: {size}"):
         return not run(*([*pip(root), "--no-deps", *block] for block in blocks), trying=True)
 
 
