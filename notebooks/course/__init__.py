@@ -7,6 +7,7 @@ from course import check
 from course.brought import brought
 from course.figures import show_figure
 from course.live import live
+from course.outdated import watch_cells
 from course.progress import progress
 from course.progress_bar import progress_bar
 from course.stubs import shorten_in_notebook
@@ -15,3 +16,4 @@ from course.tables import show_table
 __all__ = ["brought", "check", "live", "progress", "progress_bar", "show_figure", "show_table"]
 
 shorten_in_notebook()
+watch_cells()

@@ -1,6 +1,9 @@
 """The harness of the checks: what passes, what fails, and what is said about it."""
 
+import itertools
 import math
+import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +11,7 @@ import pytest
 import torch
 
 from course import check
-from course.check import dialect
+from course.check import dialect, patience
 from course.check.harness import CheckFailed, NotChecked, compare, exercise, fail
 from course.progress import done
 
@@ -190,12 +193,97 @@ def test_a_stub_is_named_as_not_written_yet():
     )
 
 
-def test_an_interrupt_is_left_alone():
+def test_an_interrupt_shows_the_learners_line_and_one_sentence():
     def interrupted(number):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        double(interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        double(interrupted, seed=5)
+    assert caught.value._render_traceback_() == [
+        "✗ exercise 9.1 · double: interrupted in line 2 of interrupted",
+        "    raise KeyboardInterrupt",
+        '    called by  compare(answer(number), 2 * number, what="a number",',
+        '      call=f"double({number})", tolerance=0, hint="Twice.")',
+        "  The check was not finished: it says nothing about your answer.",
+    ]
+    assert caught.value.__suppress_context__  # no way through the harness above it
+
+
+def test_an_interrupt_of_the_checks_own_code_says_so():
+    @exercise("9.2", "slow")
+    def slow(answer, rng):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        slow(None)
+    assert str(caught.value).startswith(
+        "✗ exercise 9.2 · slow: interrupted while the check was at work, outside your code\n"
+    )
+
+
+# Answers that do not end
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(patience, "PATIENCE", 0.2)
+    monkeypatch.setattr(patience, "INTERVAL", 0.02)
+
+
+def endless(number):
+    while number:
+        number = number + 1
+
+
+def stubborn(number):
+    try:
+        endless(number)
+    except:  # noqa: E722
+        endless(1)
+
+
+def in_a_library(number):
+    return sum(itertools.takewhile(lambda power: power, itertools.repeat(0.0 * number + 1)))
+
+
+@pytest.mark.parametrize("answer", [endless, stubborn, in_a_library])
+def test_a_loop_that_does_not_end_is_stopped_after_a_stated_time(impatient, answer):
+    said = message(double, answer, seed=5)
+    assert said.startswith(
+        "✗ exercise 9.1 · double: stopped, as your code still ran after 0.2 seconds, in line "
+    )
+    assert "\n    called by  compare(answer(number)" in said
+    assert said.endswith("\n  Does each way through the loop come nearer to its end?   (seed 5)")
+    if answer is endless:
+        assert "line 2 of endless\n    while" in said or "line 3 of endless\n    number = number + 1" in said
+    assert done() == {}
+
+
+def test_time_in_launches_counts_towards_another_limit(impatient, monkeypatch):
+    monkeypatch.setattr(patience, "WITH_LAUNCHES", 0.6)
+    everything = lambda frame: True  # noqa: E731
+    watch = patience.Watch(threading.get_ident(), None, is_theirs=everything, is_launch=everything)
+    thrown = []
+    monkeypatch.setattr(watch, "throw", lambda kind: thrown.append(kind) or watch.over.set())
+    watch.run()
+    assert thrown == [patience.DoesNotEnd] and watch.waited == 0.6
+
+
+def test_nothing_is_thrown_once_the_check_is_over(impatient):
+    watch = patience.Watch(threading.get_ident(), None, lambda frame: True, lambda frame: False)
+    watch.stop()
+    watch.throw(patience.DoesNotEnd)
+    assert sum(range(10_000)) == 49_995_000  # some bytecode, in which it would be raised
+
+
+def test_the_checks_own_time_does_not_count(impatient):
+    def body(answer, rng):
+        time.sleep(0.5)
+        return "nothing"
+
+    body.__code__ = body.__code__.replace(co_filename=patience.__file__)  # of the course
+    exercise("9.3", "oracle")(body)(None)
+    assert "9.3" in done()
 
 
 # Checks by name

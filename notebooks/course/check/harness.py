@@ -20,9 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
+from course.check.patience import DoesNotEnd, patience
 from course.check.trial import running
 from course.check.words import (
     CheckFailed,
+    Interrupted,
     NotChecked,
     agree,
     array,
@@ -37,6 +39,7 @@ from course.check.words import (
     text,
     wrapped,
 )
+from course.outdated import why_outdated
 from course.progress import how_far, tick
 from course.progress_bar import quiet
 from course.stubs import stub_of, what_to_do
@@ -69,14 +72,21 @@ def exercise(number, name):
         def check(answer, seed=None):
             seed = secrets.randbelow(100_000) if seed is None else seed
             title = f"exercise {number} · {name}"
+            if outdated := why_outdated():
+                raise CheckFailed(f"✗ {title}: {outdated}")
             try:
-                with running() as trial:
+                with patience(is_theirs, is_launch) as watch, running() as trial:
                     tried = ", ".join([body(answer, np.random.default_rng(seed)), *trial.finish()])
             except NotChecked as missing:
                 print(wrapped(f"{title}: not checked. {missing}"))
                 return
             except CheckFailed as wrong:
                 raise CheckFailed(f"✗ {title}: {wrong}   (seed {seed})") from None
+            except KeyboardInterrupt as stop:
+                raise Interrupted(f"✗ {title}: {where_it_was(stop, 'interrupted')}\n  {NO_VERDICT}") from None
+            except DoesNotEnd as stop:
+                late = where_it_was(stop, f"stopped, as your code still ran after {watch.waited} seconds,")
+                raise CheckFailed(f"✗ {title}: {late}\n  {ENDLESS}   (seed {seed})") from None
             except Exception as error:
                 if stub := stub_of(error):
                     missing = "" if stub == f"exercise {number}" else f"{stub} is "
@@ -104,10 +114,11 @@ def say_how_far(number):
 # What a learner's exception says ----------------------------------------------------------------------------
 
 HERE = Path(__file__).resolve().parents[1]
+LAUNCHES = tuple(str(HERE.parents[1] / package) for package in ("sim", "kernels"))
 NOT_THE_LEARNERS = (
     "<frozen",
     str(HERE),
-    *(str(HERE.parents[1] / package) for package in ("sim", "kernels")),
+    *LAUNCHES,
     *(sysconfig.get_path(place) for place in ("stdlib", "purelib", "platlib")),
 )
 
@@ -115,9 +126,7 @@ NOT_THE_LEARNERS = (
 def explain(error):
     """An exception from the learner's code: their line first, then the exception, then the call that provoked
     it."""
-    _harness, body, *steps = traceback.walk_tb(error.__traceback__)
-    ours = [body, *filter(is_the_checks, itertools.takewhile(lambda step: not is_theirs(step), steps))]
-    theirs = [step for step in steps if is_theirs(step)]
+    ours, theirs = steps_of(error)
     said = f"{type(error).__name__}: {error}"
     if not theirs:
         return "\n".join(["the check cannot use your answer", *indented(4, said, source(*ours[-1]))])
@@ -125,12 +134,40 @@ def explain(error):
     return "\n".join([*failing_line(theirs), *indented(4, said, call, arguments(theirs[0][0]))])
 
 
-def is_theirs(step):
-    return not step[0].f_code.co_filename.startswith(NOT_THE_LEARNERS)
+def where_it_was(stop, how):
+    """Say how the learner's code was stopped, and at which line; of the check's own code no line."""
+    ours, theirs = steps_of(stop)
+    if not theirs:
+        return f"{how} while the check was at work, outside your code"
+    line, *code = failing_line(theirs)
+    return "\n".join([f"{how} in {line}", *code, *indented(4, f"called by  {source(*ours[-1])}")])
 
 
-def is_the_checks(step):
-    return step[0].f_code.co_filename.startswith(str(HERE))
+# What is added to a check that was stopped.
+NO_VERDICT = "The check was not finished: it says nothing about your answer."
+ENDLESS = "Does each way through the loop come nearer to its end?"
+
+
+def steps_of(error):
+    """Return the steps (frame, line) on the way to an exception: those of the check up to the call of the
+    learner's code, and all of the learner's. None are there if an interrupt comes before the check begins."""
+    steps = list(traceback.walk_tb(error.__traceback__))
+    body, steps = steps[1:2], steps[2:]  # after the harness
+    way = itertools.takewhile(lambda step: not is_theirs(step[0]), steps)
+    ours = [*body, *(step for step in way if is_the_checks(step[0]))]
+    return ours, [step for step in steps if is_theirs(step[0])]
+
+
+def is_theirs(frame):
+    return not frame.f_code.co_filename.startswith(NOT_THE_LEARNERS)
+
+
+def is_launch(frame):
+    return frame.f_code.co_filename.startswith(LAUNCHES)
+
+
+def is_the_checks(frame):
+    return frame.f_code.co_filename.startswith(str(HERE))
 
 
 def failing_line(steps):

@@ -22,11 +22,19 @@ def wrapped(message):
     )
 
 
-class CheckFailed(AssertionError):
-    """The verdict on a wrong answer. A notebook shows its message alone, without the way through our code."""
+class MessageAlone(BaseException):
+    """An exception of which a notebook shows the message alone, without the way through our code."""
 
     def _render_traceback_(self):
         return wrapped(str(self)).splitlines()
+
+
+class CheckFailed(MessageAlone, AssertionError):
+    """The verdict on a wrong answer."""
+
+
+class Interrupted(MessageAlone, KeyboardInterrupt):
+    """The learner has interrupted a check."""
 
 
 class NotChecked(Exception):

@@ -1,0 +1,97 @@
+"""Names whose last cell has failed: a cell with a syntax error, or one that stops early, leaves the functions
+of its last good run in place, and a check would judge those."""
+
+import ast
+import inspect
+import re
+import sys
+
+from course.brought import nested
+
+DEFINES = re.compile(r"^(?:(?:async +)?def|class) +(\w+)|^(\w+) *(?::[^=\n]+)?=(?!=)", re.MULTILINE)
+
+
+class Cells:
+    """What the notebook's cells have defined; IPython calls it before and after each cell."""
+
+    def __init__(self, names):
+        self.names = names  # the notebook's variables
+        self.cell, self.before, self.outdated = "", {}, {}
+
+    def begin(self, info):
+        """Keep the cell's text, and what the names that it defines are before it runs."""
+        self.cell = info.raw_cell
+        self.before = {name: self.names[name] for name in defined(self.cell) if name in self.names}
+
+    def end(self, result):
+        """After an error, note each name that is what it was before; a name that is defined again is in
+        order."""
+        error = result.error_before_exec or result.error_in_exec
+        for name, value in self.before.items():
+            if error and self.names.get(name) is value:
+                self.outdated[name] = why(error, name)
+            else:
+                self.outdated.pop(name, None)
+
+    def used(self):
+        """Return why a name that the running cell uses, itself or through its functions, is outdated; ""
+        where none is."""
+        seen, to_do = set(), [*words(self.cell)]
+        while self.outdated and to_do:
+            name = to_do.pop()
+            if name in self.outdated:
+                return self.outdated[name]
+            if name not in seen:
+                seen.add(name)
+                to_do += called(self.names.get(name))
+        return ""
+
+
+def defined(text):
+    """Return the names that a cell defines at its top level; its text need not be Python."""
+    return {function or variable for function, variable in DEFINES.findall(text)}
+
+
+def words(text):
+    """Return the names that a cell uses."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:  # of a cell with IPython's own commands
+        return set(re.findall(r"\w+", text))
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def called(value):
+    """Return the global names that a function uses; none for other values."""
+    function = inspect.unwrap(getattr(value, "py_func", value)) if callable(value) else None
+    code = getattr(function, "__code__", None)
+    return {name for part in nested(code) for name in part.co_names} if code else set()
+
+
+def why(error, name):
+    """Say why a name is outdated, and what to do."""
+    if isinstance(error, SyntaxError):
+        line = f"\n    line {error.lineno}: {(error.text or '').strip()}" if error.lineno else ""
+        what = f"has a syntax error, so {name} is still the old one{line}"
+    else:
+        what = f"stopped with {type(error).__name__} before it got there, so {name} is still the old one"
+    return f"the last cell that defines {name} {what}\n  Correct that cell and run it, then this one."
+
+
+WATCHED = []  # the Cells of this notebook, if there is one
+
+
+def watch_cells():
+    """In a notebook, watch what cells define; nothing to do elsewhere."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    if shell and not WATCHED:
+        cells = Cells(shell.user_ns)
+        shell.events.register("pre_run_cell", cells.begin)
+        shell.events.register("post_run_cell", cells.end)
+        WATCHED.append(cells)
+
+
+def why_outdated():
+    """Return why what the running cell uses is older than the cell that defines it, or ""."""
+    return WATCHED[0].used() if WATCHED else ""
