@@ -44,6 +44,7 @@ class Context:
         self.spec, self.space, self.block_shape = spec, space, block_shape
         # poison: the byte or number of which memory that nobody has written is full, if not the usual one
         self.schedule, self.poison = schedule, poison
+        self.alignment = None  # what looks at the addresses of accesses (sim.memory.transfer)
         self.kernel, self.language = "", "Numba"  # its name, and what it is written in
         self.outline = lambda site: None  # a Site -> the Outline of its text, or None
         self.synchronizes = False  # whether threads act on what atomics tell them, or fence

@@ -49,6 +49,7 @@ class Allocation:
     # for each byte, whether nobody has written it before the launch; None if all are written
     unwritten: np.ndarray | None = None
     alignment: int = ALIGNMENT  # the alignment that its declaration promises on any GPU
+    last: bool = False  # whether it comes after all others of its space, as dynamic shared memory does
 
     @functools.cached_property
     def writable(self):
@@ -98,6 +99,22 @@ class AddressSpace:
         allocation = Allocation(name, space, root, base, home, copies, keep, unwritten)
         self.allocations.append(allocation)
         return allocation
+
+    def shifting(self, allocation, multiple):
+        """Return the first declared array whose size may shift this one from a multiple of that many bytes,
+        wherever a compiler puts the two; None if its declaration, or the sizes of all others, keep it at one.
+        Local memory is on a stack: there the declaration alone decides, and the array itself is returned."""
+        if allocation.alignment % multiple == 0:
+            return None
+        if allocation.space == "local":
+            return allocation
+        declared = (a for a in self.allocations if a.space == allocation.space and a.alignment < ALIGNMENT)
+        others = (a for a in declared if a is not allocation and not a.last)
+        return next((other for other in others if other.root.size % multiple), None)
+
+    def sure_alignment(self, allocation):
+        """Return the largest power of two of which its address is a multiple on any GPU, 16 at most."""
+        return next((size for size in (16, 8, 4, 2) if self.shifting(allocation, size) is None), 1)
 
     def find(self, address):
         """Return the allocation that contains `address`."""

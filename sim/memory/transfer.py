@@ -6,12 +6,14 @@ bytes arrive at the wait, as late as the hardware may deliver them. The log has 
 observers get both moments.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from sim.events import ADDRESS_BITS, SITE_SHIFT, Copy, Finding
+from sim.events import ADDRESS_BITS, SITE_SHIFT, SITES, Copy, Finding
 from sim.memory.array import Array
+from sim.nouns import plural
 
 
 class Spot(NamedTuple):
@@ -196,12 +198,20 @@ def phase_of(barrier, phase):
 class Alignment:
     """Checks that addresses are multiples of the bytes that an instruction requires.
 
-    If an address is one, but the array's declaration does not promise it, the access is aligned by luck. Of
-    the accesses of one site to one array, the lowest is reported, whichever thread comes first.
+    If an address is one, but the array's declaration does not promise it, the access is aligned by luck where
+    another declared array may shift this one (AddressSpace.shifting). That is known at the end of the launch;
+    for each array the lowest access of the widest kind is reported, whichever thread comes first.
     """
 
     def __init__(self, context):
-        self.context, self.told = context, {}  # (site, array) -> (rank, place among the findings)
+        self.context, self.lowest = context, {}  # allocation -> (rank, multiple, finding)
+        context.listeners["launch_finished"].append(self.by_luck)
+
+    @classmethod
+    def of(cls, context):
+        """Return the one of a launch."""
+        context.alignment = context.alignment or cls(context)
+        return context.alignment
 
     def refuses(self, name, allocation, address, size, multiple, site, what):
         """Return whether `name` cannot access `size` bytes at this address, and report it as a finding."""
@@ -210,12 +220,22 @@ class Alignment:
             findings.append(self.misaligned(name, address, size, multiple, site, what))
             return True
         if allocation.alignment % multiple:
-            key, rank = (site, allocation.name), (address, thread.block.index[::-1], thread.index[::-1])
-            known, place = self.told.get(key, (None, len(findings)))
-            if known is None or rank < known:
-                self.told[key] = rank, place
-                findings[place : place + 1] = [self.by_luck(allocation, address, multiple, site, what)]
+            line = SITES[site].line
+            rank = -multiple, address, thread.block.index[::-1], thread.index[::-1], line
+            if allocation not in self.lowest or rank < self.lowest[allocation][0]:
+                unsure = self.unsure(allocation, address, multiple, site, what)
+                self.lowest[allocation] = rank, multiple, unsure
         return False
+
+    def by_luck(self, context):
+        """Yield the findings of arrays that another one may shift."""
+        for allocation, (_, multiple, finding) in self.lowest.items():
+            other = context.space.shifting(allocation, multiple)
+            if other is not None:
+                where = f"after {other.name}, which has {plural(other.root.size, 'byte')},"
+                where = "elsewhere on the stack" if other is allocation else where
+                reason = f"Here it does, by luck; {where} it may not, and the GPU stops."
+                yield replace(finding, reason=reason)
 
     def misaligned(self, name, address, size, multiple, site, what):
         element = self.context.space.element(address)
@@ -232,7 +252,7 @@ class Alignment:
             fix=column if length > 1 else f"begin at an address that is a multiple of {multiple} bytes",
         )
 
-    def by_luck(self, allocation, address, multiple, site, what):
+    def unsure(self, allocation, address, multiple, site, what):
         element = self.context.space.element(address)
         return self.finding(
             "warning",
@@ -241,7 +261,6 @@ class Alignment:
             element,
             site,
             what,
-            reason="Here it does, by luck; behind another array it may not, and the GPU stops.",
             fix=f"declare {element.array} with alignment={multiple}",
         )
 
@@ -258,7 +277,7 @@ class OfArrays(Memory):
 
     def __init__(self, scheduler, name):
         super().__init__(scheduler.context, name)
-        self.scheduler, self.alignment = scheduler, Alignment(scheduler.context)
+        self.scheduler, self.alignment = scheduler, Alignment.of(scheduler.context)
 
     def site(self, action):
         return self.context.site_of(self.frame, action)

@@ -35,7 +35,7 @@ class Memory:
     def __init__(self, scheduler, place):
         self.scheduler, self.context, self.space = scheduler, scheduler.context, scheduler.context.space
         self.place = place
-        self.alignment = Alignment(self.context)
+        self.alignment = Alignment.of(self.context)
         self.fixed, self.bases = [], []  # global and constant regions by address
         self.heap = None  # the Heap of this run
         self.slots = {SHARED: [], LOCAL: []}  # allocations of which a block or a thread has its own

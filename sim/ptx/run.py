@@ -118,6 +118,7 @@ class Run:
         if self.dynamic is None:
             self.dynamic = self.reserve(variable, self.launch.shared, 1)
             self.dynamic.alignment = max(variable.align, 16)  # where drivers put it
+            self.dynamic.last = True
             self.memory.hold(self.dynamic)
         return self.dynamic
 

@@ -414,6 +414,18 @@ def test_what_a_finding_says():
 
 def row_aligned_by_luck(x, out):
     tile = cuda.shared.array((32, 8), int16)
+    ends = cuda.shared.array(3, int16)
+    if cuda.threadIdx.x < 3:
+        ends[cuda.threadIdx.x] = 0
+    read_by_rows(tile, out)
+
+
+def row_of_the_only_tile(x, out):
+    read_by_rows(cuda.shared.array((32, 8), int16), out)
+
+
+@cuda.jit(device=True)
+def read_by_rows(tile, out):
     lane = cuda.threadIdx.x
     for column in range(8):
         tile[lane, column] = 0
@@ -429,7 +441,13 @@ def test_a_tile_that_is_not_declared_aligned_is_a_warning(seed):
     assert finding.kind == "misaligned-address" and finding.severity == "warning"
     assert "tile[0, 0] has to lie at a multiple of 16 bytes, and tile is declared for" in finding.message
     assert "multiples of 2 · block 0 · thread 0" in finding.message
+    assert "by luck; after ends, which has 6 bytes, it may not" in finding.message
     assert "Likely fix: declare tile with alignment=16." in finding.message
+
+
+def test_the_only_array_is_aligned_wherever_a_compiler_puts_it():
+    x, out = np.zeros((32, 32), np.int16), np.zeros(32, np.uint32)
+    assert simulate(row_of_the_only_tile)[1, 32](x, out).findings == ()
 
 
 def test_an_old_gpu_is_refused(monkeypatch):

@@ -355,3 +355,25 @@ def test_what_is_read_and_then_written_by_all_wants_an_atomic():
             "cuda.atomic (cuda.atomic.add for +=), or let each thread write an element of its own, or let one"
             f" thread do it for all{also}"
         }
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_no_fence_is_asked_for_after_the_atomic_that_acquires(engine):
+    """A plain read, a spin by an atomic and a plain read: the second read is in order, as sim/README.md says."""
+
+    def kernel(message, flag, out):
+        if cuda.blockIdx.x == 0:
+            message[0] = 7
+            cuda.threadfence()
+            cuda.atomic.exch(flag, 0, 1)
+        else:
+            out[0] = message[0]
+            while cuda.atomic.add(flag, 0, 0) == 0:
+                pass
+            out[1] = message[0]
+
+    out = np.zeros(2)
+    arguments = np.zeros(1), np.zeros(1, np.int32), out
+    report = simulate(kernel, engine=engine, on_finding="report")[2, 1](*arguments)
+    assert {access.site.line for finding in report.findings for access in finding.accesses} == {3, 7}
+    assert out[1] == 7

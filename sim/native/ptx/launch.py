@@ -71,7 +71,7 @@ class PtxAttempt(Attempt):
     # --- memory ---------------------------------------------------------------------------------------------
 
     def arguments(self):
-        table = Table(self.source.places)
+        table = Table(self.source.places, self.layout.memory.space)
         for name in self.source.local_places:
             allocation = self.layout.allocations[name]
             self.add_own(table, allocation, LOCAL, self.launch.threads, stride=allocation.root.size)

@@ -135,8 +135,8 @@ def granule(itemsize, size):
 class Table:
     """The table of a launch. `held`: what it has the address of."""
 
-    def __init__(self, places):
-        self.rows, self.held, self.places = [], [], places
+    def __init__(self, places, space):
+        self.rows, self.held, self.places, self.space = [], [], places, space
 
     def add(self, allocation, memory, watch, itemsize, fixed=WRITABLE, stride=0):
         """The region of an allocation; `memory`: uint8, all its bytes; `itemsize`: of small accesses."""
@@ -145,7 +145,7 @@ class Table:
         if watch != BARE:
             shadow = np.zeros(granules, np.uint8) if watch == LOCAL else np.zeros(2 * granules, np.int64)
         addresses = self.address(memory), self.address(shadow)
-        rest = shift, watch, fixed, stride, allocation.alignment, 0, 0
+        rest = shift, watch, fixed, stride, self.space.sure_alignment(allocation), 0, 0
         self.rows.append((allocation.base, allocation.root.size, *addresses, *rest))
 
     def address(self, array):

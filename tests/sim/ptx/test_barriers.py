@@ -200,7 +200,8 @@ def test_contenders_for_a_lock_do_not_ask_in_vain_for_ever():
 def test_a_vector_in_memory_that_is_not_declared_aligned_is_a_warning(alignment, found, engine):
     if engine == "native":
         pytest.importorskip("numba")
-    body = f".shared .align {alignment} .b8 row[64]; mov.u32 %r10, row;"
+    body = ".shared .align 4 .b8 ends[12]; mov.u32 %r10, ends;"
+    body += f".shared .align {alignment} .b8 row[64]; mov.u32 %r10, row;"
     body += "@%p2 st.shared.v4.u32 [%r10], {%r1, %r1, %r1, %r1}; st.global.u32 [%x3], %r1;"
     x = np.zeros(64, np.int32)
     kernel = load_ptx(f"{HEAD}{body}\n    ret;\n}}")["k"]

@@ -1,0 +1,50 @@
+"""Wide accesses to arrays declared for narrow ones: one warning for each array that another array may
+shift, and none where the sizes of all arrays keep it aligned."""
+
+import numpy as np
+import pytest
+
+from sim import load_ptx, simulate
+
+PTX = """
+.version 8.0
+.target sm_80
+.address_size 64
+.shared .align 4 .b8 tile[512];
+.shared .align 4 .b8 other[{size}];
+.visible .entry kernel(.param .u64 out)
+{{
+    .reg .b32 %r<6>;
+    .reg .b64 %rd<4>;
+    .reg .f32 %f<10>;
+    ld.param.u64 %rd1, [out];
+    cvta.to.global.u64 %rd2, %rd1;
+    mov.u32 %r1, %tid.x;
+    shl.b32 %r2, %r1, 4;
+    mov.u32 %r3, tile;
+    add.s32 %r4, %r3, %r2;
+    mov.f32 %f1, 0f3F800000;
+    st.shared.v4.f32 [%r4], {{%f1, %f1, %f1, %f1}};
+    mov.u32 %r5, other;
+    st.shared.f32 [%r5+{last}], %f1;
+    ld.shared.v4.f32 {{%f2, %f3, %f4, %f5}}, [%r4];
+    ld.shared.v2.f32 {{%f6, %f7}}, [%r4];
+    st.global.f32 [%rd2], %f2;
+    ret;
+}}
+"""
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize("size", [12, 20, 64])
+def test_an_array_is_warned_of_once_and_only_where_another_one_shifts_it(size, engine):
+    kernel = load_ptx(PTX.format(size=size, last=size - 4))["kernel"]
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 1](np.zeros(1, np.float32))
+    found = [finding for finding in report.findings if finding.kind == "misaligned-address"]
+    assert len(found) == (size % 16 != 0)
+    for finding in found:
+        assert (finding.severity, finding.array) == ("warning", "tile")
+        assert f"after other, which has {size} bytes, it may not" in finding.reason
+        assert "multiple of 16 bytes" in finding.verdict
+    if engine == "native" and not found:
+        assert not any("explained" in note for note in report.notes)
