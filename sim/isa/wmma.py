@@ -1,18 +1,20 @@
 """wmma: fragments of matrices that a warp loads from memory, multiplies as `mma.sync` does, and stores.
 
-The PTX ISA leaves open which lane holds which element of a fragment. Here, with g = lane // 4, t = lane % 4,
-and p elements of A or B in a register (four of 8 bits, two of 16, one tf32 or f64):
+The PTX ISA leaves open which lane holds which element of a fragment. Here it is as on an H200 (measured; f64:
+as for mma.sync), so that kernels which rely on it give the values of such a GPU. With g = lane // 4,
+t = lane % 4, and p elements of A or B in a register (four of 8 bits, two of 16, one tf32 or f64), a register
+holds p neighbours, the first in its lowest bits:
 
-    A M×K     register r holds A[8 (r % (M/8)) + g, 4 p (r // (M/8)) + p t] in its lowest bits, and the next
-              columns above
-    B K×N     register r holds the same of B transposed: B[4 p (r // (N/8)) + p t, 8 (r % (N/8)) + g]
-    C, D M×N  number i, with q = i // 2, is C[8 (q % (M/8)) + g, 8 (q // (M/8)) + 2 t + i % 2]; of float16 two
-              in a register
+    A M×K     A[8 i + g, 4 p k + p t], and the next columns
+    B K×N     B[4 p k + p t, 8 j + g], and the next rows
+    C, D M×N  number n, with q = n // 2, is C[8 (q % (M/8)) + g, 8 (q // (M/8)) + 2 t + n % 2]; of m8n32 it is
+              C[2 t + n % 2, 8 q + g]; of float16 two in a register
 
-This is the layout of `mma.sync` (sim.isa.tensor), tile by tile, so that a fragment of the accumulators has
-its elements in the same order whatever their type. A and B of float16 have eight registers always: where
-fewer suffice, they are repeated, and the product takes the first. A fragment does not depend on .row and
-.col, which say how the matrix lies in memory: lines of it begin `stride` elements apart.
+Registers of A go through two tiles i, then through the tiles k, then on to the next two tiles i; those of B
+go through the tiles k, then on to the next tile j. Of m8n32 A and B have each other's order. A and B of
+float16 have eight registers always: where fewer suffice, they are repeated, and the product takes the first.
+A fragment does not depend on .row and .col, which say how the matrix lies in memory: lines of it begin
+`stride` elements apart.
 
 A line begins at a multiple of the bytes that a lane holds of the fragment; where these are more than 16, at a
 multiple of 16, as nvcuda::wmma asks of strides.
@@ -38,10 +40,12 @@ LAYOUTS = ("row", "col")
 
 
 class Fragment:
-    """What the lanes of a warp hold of a `rows` × `columns` matrix, the operand `which` of a product."""
+    """The part of a `rows` × `columns` matrix that each lane of a warp holds, the operand `which` of a
+    product; `turned`: of m8n32, which a GPU computes transposed."""
 
-    def __init__(self, which, rows, columns, ptx_type):
+    def __init__(self, which, rows, columns, ptx_type, turned):
         self.which, self.rows, self.columns, self.ptx_type = which, rows, columns, ptx_type
+        self.turned = turned
         self.each = max(32 // BITS[ptx_type], 1)  # elements in a register
         self.word = uint64 if ptx_type == "f64" else uint32
         self.unique = rows * columns // 32 // self.each
@@ -50,16 +54,31 @@ class Fragment:
 
     def positions(self, lane):
         """Yield (row, column) of each element of a lane in the order of registers, from their lowest bits."""
-        g, t, each = lane // 4, lane % 4, self.each
-        tiles = (self.columns if self.which == "b" else self.rows) // 8
+        g, t, each, tiles = lane // 4, lane % 4, self.each, self.rows // 8
         for i in range(self.unique * each):
-            if self.which == "c":
-                q = i // 2
-                yield 8 * (q % tiles) + g, 8 * (q // tiles) + 2 * t + i % 2
-                continue
             r, part = divmod(i, each)
-            line, along = 8 * (r % tiles) + g, 4 * each * (r // tiles) + each * t + part
+            if self.which == "c":
+                q, part = divmod(i, 2)
+                place = 8 * (q % tiles) + g, 8 * (q // tiles) + 2 * t + part
+                yield (2 * t + part, 8 * q + g) if self.turned else place
+                continue
+            tile, k = self.tile(r)
+            line, along = 8 * tile + g, 4 * each * k + each * t + part
             yield (line, along) if self.which == "a" else (along, line)
+
+    def tile(self, register):
+        """Return which tile of 8 lines a register belongs to, and which tile along K."""
+        lines, depth = (self.rows, self.columns) if self.which == "a" else (self.columns, self.rows)
+        depth //= 4 * self.each
+        if (self.which == "a") == self.turned:
+            return divmod(register, depth)
+        pair = min(lines // 8, 2)
+        first, rest = divmod(register, pair * depth)
+        return pair * first + rest % pair, rest // pair
+
+    def in_order(self, registers):
+        """Return the registers of A or B in the order of `products`: all tiles of lines, then along K."""
+        return [registers[r] for r in sorted(range(self.unique), key=lambda r: self.tile(r)[::-1])]
 
     @lru_cache(maxsize=1 << 12)  # noqa: B019  entries live as long as the process
     def runs(self, lane, layout, stride):
@@ -130,7 +149,7 @@ def multiply(name, a, b, c, d, sums, add):
     width, place = c.columns, [list(c.positions(lane)) for lane in range(32)]
 
     def carried_out(rows, results):
-        of_a, of_b = rows[: a.unique], rows[a.registers : a.registers + b.unique]
+        of_a, of_b = a.in_order(rows), b.in_order(rows[a.registers :])
         of_c, totals = rows[a.registers + b.registers :], sums(of_a, of_b)
         for lane in range(32):
             found = [
@@ -214,9 +233,9 @@ def enter(names, meaning, operands, results, does=None, fetch=None, put=None):
 
 def family(sizes, shape, a_type, accumulators):
     """Enter what loads and stores the operands of products of one shape; returns their Fragments."""
-    rows, columns, depth = sizes
-    a, b = Fragment("a", rows, depth, a_type), Fragment("b", depth, columns, a_type)
-    sums = {of: Fragment("c", rows, columns, of) for of in accumulators}
+    (rows, columns, depth), turned = sizes, sizes[1] == 32
+    a, b = Fragment("a", rows, depth, a_type, turned), Fragment("b", depth, columns, a_type, turned)
+    sums = {of: Fragment("c", rows, columns, of, turned) for of in accumulators}
     for layout in LAYOUTS:
         for fragment in (a, b):
             load(fragment, layout, shape)

@@ -2,6 +2,7 @@
 nvcuda::wmma (mma.h) compiles to."""
 
 import itertools
+import re
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,54 @@ def test_the_sum_is_that_of_mma_sync():
     c, d = np.full((16, 16), 2**-20, np.float32), np.zeros((16, 16), np.float32)
     simulate(kernel(FORMS[3], ("row", "row", "row")))[1, 32](a, b, c, d)
     assert set(d.ravel().tolist()) == {2**-10 + 2**-20}
+
+
+# what an H200 gives for lanes 0, 1 and 4 of a matrix by rows whose elements are 0, 1, ... (modulo 256 for s8)
+MEASURED = """c m16n16k16 f32: 0 1 128 129 8 9 136 137, 2 3 130 131 10 11 138 139, 16 17 144 145 24 25 152 153
+c m8n32k16 s32: 0 32 8 40 16 48 24 56, 64 96 72 104 80 112 88 120, 1 33 9 41 17 49 25 57
+c m32n8k16 f32: 0 1 64 65 128 129 192 193, 2 3 66 67 130 131 194 195, 8 9 72 73 136 137 200 201
+c m8n32k16 f16: 0 32 8 40 16 48 24 56, 64 96 72 104 80 112 88 120, 1 33 9 41 17 49 25 57
+a m16n16k16 bf16: 0 1 128 129 8 9 136 137, 2 3 130 131 10 11 138 139, 16 17 144 145 24 25 152 153
+b m16n16k16 bf16: 0 16 128 144 8 24 136 152, 32 48 160 176 40 56 168 184, 1 17 129 145 9 25 137 153
+a m8n32k16 f16: 0 1 8 9 0 1 8 9 0 1 8 9 0 1 8 9, 2 3 10 11 2 3 10 11 2 3 10 11 2 3 10 11,
+    16 17 24 25 16 17 24 25 16 17 24 25 16 17 24 25
+b m32n8k16 bf16: 0 8 64 72, 16 24 80 88, 1 9 65 73
+a m32n8k16 bf16: 0 1 128 129 8 9 136 137 256 257 384 385 264 265 392 393,
+    2 3 130 131 10 11 138 139 258 259 386 387 266 267 394 395,
+    16 17 144 145 24 25 152 153 272 273 400 401 280 281 408 409
+b m8n32k16 bf16: 0 32 8 40 256 288 264 296 16 48 24 56 272 304 280 312,
+    64 96 72 104 320 352 328 360 80 112 88 120 336 368 344 376,
+    1 33 9 41 257 289 265 297 17 49 25 57 273 305 281 313
+a m16n16k8 tf32: 0 64 4 68, 1 65 5 69, 8 72 12 76
+b m16n16k8 tf32: 0 64 8 72, 16 80 24 88, 1 65 9 73
+a m32n8k16 s8: 0 1 2 3 128 129 130 131 0 1 2 3 128 129 130 131,
+    4 5 6 7 132 133 134 135 4 5 6 7 132 133 134 135,
+    16 17 18 19 144 145 146 147 16 17 18 19 144 145 146 147
+b m8n32k16 s8: 0 32 64 96 8 40 72 104 16 48 80 112 24 56 88 120,
+    128 160 192 224 136 168 200 232 144 176 208 240 152 184 216 248,
+    1 33 65 97 9 41 73 105 17 49 81 113 25 57 89 121
+b m16n16k16 s8: 0 16 32 48 8 24 40 56, 64 80 96 112 72 88 104 120, 1 17 33 49 9 25 41 57"""
+
+
+@pytest.mark.parametrize("measured", [part.replace("\n", "") for part in re.split(r"\n(?=[abc])", MEASURED)])
+def test_fragments_lie_in_registers_as_on_a_gpu(measured):
+    head, numbers = measured.split(":")
+    which, shape, kind = head.split()
+    m, n, k = map(int, re.findall(r"\d+", shape))
+    size = {"a": m * k, "b": k * n, "c": m * n}[which]
+    width = 8 * np.dtype(DTYPES[kind]).itemsize
+    count = len(numbers.split(",")[0].split()) * width // 32
+    lines = [HEAD, ".visible .entry k(.param .u64 p0, .param .u64 p1)", "{"]
+    lines += [
+        ".reg .b32 %a<8>; .reg .b64 %x<2>; .reg .b32 %t;",
+        "ld.param.u64 %x0, [p0]; ld.param.u64 %x1, [p1];",
+    ]
+    lines += [f"mov.u32 %t, %tid.x; mad.wide.u32 %x1, %t, {4 * count}, %x1;"]
+    lines += [loaded(which, "row", shape, kind, "global", registers("a", count), "%x0", "")]
+    lines += [f"st.global.b32 [%x1+{4 * i}], %a{i};" for i in range(count)] + ["ret; }"]
+    found = np.zeros((32, 32 * count // width), f"u{width // 8}")
+    simulate(load_ptx("\n".join(lines))["k"])[1, 32](np.arange(size).astype(f"u{width // 8}"), found)
+    assert found[[0, 1, 4]].tolist() == [[*map(int, part.split())] for part in numbers.split(",")]
 
 
 # --- planted bugs -------------------------------------------------------------------------------------------
