@@ -41,9 +41,9 @@ class Module:
     """The kernels of a PTX text by name: `module["name"]`; `names` lists them. Its variables, `constant` and
     `variable`, keep their values from launch to launch."""
 
-    def __init__(self, text: str, source: str | None = None) -> None:
+    def __init__(self, text: str, source: str | None = None, headers: tuple[str, ...] = ()) -> None:
         self.text = parse(text)
-        self.origin = Origin(self.text, source)
+        self.origin = Origin(self.text, source, headers)
         self.store = Store(self.text, self.origin)
 
     @property

@@ -3,10 +3,12 @@
 import functools
 import importlib.util
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from sim.errors import LaunchError
-from sim.ptx.module import Module, load_ptx
+from sim.ptx.module import Module
 
 INSTALL = (
     "pip install cuda-bindings nvidia-cuda-nvrtc (numba-cuda[cu13] brings both), or give PTX to load_ptx"
@@ -28,8 +30,22 @@ def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80")
 
     Errors: LaunchError where NVRTC is missing, or with the compiler's message.
     """
-    source = Path(path).read_text(encoding="utf-8")
-    return load_ptx(compiled(source, Path(path).name, *options, architecture=architecture), source=source)
+    path = Path(path)
+    source, options = path.read_text(encoding="utf-8"), (*options, f"-I{path.parent}")
+    folders = [Path(option[2:]) for option in options if option.startswith("-I") and len(option) > 2]
+    text = compiled(source, path.name, *options, architecture=architecture)
+    return Module(text, source, tuple(own_headers(source, folders, set())))
+
+
+def own_headers(text: str, folders: list[Path], seen: set[Path]) -> Iterator[str]:
+    """Yield the texts of the headers that a text includes by #include "name", and of those that they do."""
+    for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M):
+        path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if path is not None and path not in seen:
+            seen.add(path)
+            header = path.read_text(encoding="utf-8", errors="replace")
+            yield header
+            yield from own_headers(header, folders, seen)
 
 
 def compiled(source: str, name: str, *options: str, architecture: str = "compute_80") -> str:

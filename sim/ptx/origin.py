@@ -28,7 +28,8 @@ ITEMSIZES = {
 class Origin:
     """The sources of one module. `source`: the text of its main file, if that is not to be read from disk."""
 
-    def __init__(self, text, source=None):
+    def __init__(self, text, source=None, headers=()):
+        self.headers = headers  # the texts of headers that declare variables
         self.text, self.given = text, None if source is None else source.splitlines()
 
     # --- lines ----------------------------------------------------------------------------------------------

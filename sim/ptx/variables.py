@@ -49,12 +49,12 @@ class Store:
         return self.roots[variable.name]
 
     def starts_with_zeros(self, variable: Any) -> bool:
-        """Return whether zeros are a variable's initial value on purpose. Compilers leave such an initialiser
-        out. Nobody but the authors of a library or of a compiler could tell of theirs."""
+        """Return whether zeros are a variable's initial value on purpose: compilers leave such an initialiser
+        out. A variable in a namespace that the source does not declare is a library's."""
         if self.origin.language != "C++":
             return True
         found = Declaration.of(self.origin, variable)
-        return found.initialised if found else bool(self.origin.whole)
+        return found.initialised if found else bool(self.origin.whole) and variable.name.startswith("_Z")
 
     def unwritten(self, variable: Any, kernel: str) -> np.ndarray | None:
         """Return which bytes of constant memory nobody has set, or None.
@@ -115,8 +115,15 @@ class Declaration:
 
     @classmethod
     def of(cls, origin: Any, variable: Any) -> "Declaration | None":
+        """Return the declaration of a variable: in the main file, or in one of its own headers."""
         name = re.escape(plain_name(variable.name))
-        text = re.sub(ATTRIBUTES, "", without_comments(origin.whole))
+        texts = (text for text in (origin.whole, *origin.headers) if re.search(rf"\b{name}\b", text))
+        found = (cls.within(text, name, origin) for text in texts)
+        return next((declaration for declaration in found if declaration), None)
+
+    @classmethod
+    def within(cls, text: str, name: str, origin: Any) -> "Declaration | None":
+        text = re.sub(ATTRIBUTES, "", without_comments(text))
         for statement, end in re.findall(r"([^;{}]*)([;{}])", text):
             head, *rest = re.split(rf"\b{name}\b", statement, maxsplit=1)
             if not rest or not re.search(r"__(constant|device|managed)__", head) or "(" in head:

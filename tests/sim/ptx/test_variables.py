@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ptx.test_cuda_cpp import module
-from sim import LaunchError, load_ptx, simulate
+from sim import LaunchError, load_cuda, load_ptx, simulate
 
 ENGINES = ["fibers", "native"]
 X = np.arange(1, 9, dtype=np.float32)
@@ -135,3 +135,18 @@ def test_addresses_that_initialise_a_variable_hold_in_every_launch(engine):
         out = np.zeros(size, np.uint32)
         assert simulate(kernel, engine=engine)[1, 1](out).findings == ()
         assert out[0] == wanted
+
+
+def test_constant_memory_that_a_header_declares_is_refused_too(tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    (tmp_path / "weights.h").write_text("__constant__ float weights[3], zeros[3] = {0, 0, 0};\n")
+    (tmp_path / "scale.cu").write_text(
+        '#include "weights.h"\n'
+        'extern "C" __global__ void scale(float* y) {\n'
+        "    y[threadIdx.x] *= weights[threadIdx.x] + zeros[threadIdx.x];\n}\n"
+    )
+    kernels, y = load_cuda(tmp_path / "scale.cu"), np.ones(3, np.float32)
+    with pytest.raises(LaunchError, match="weights is constant memory that nobody has set"):
+        simulate(kernels["scale"])[1, 3](y)
+    kernels.constant["weights"] = [1, 2, 3]
+    assert simulate(kernels["scale"])[1, 3](y).findings == () and y.tolist() == [1, 2, 3]
