@@ -86,7 +86,7 @@ class Context:
         self.telling = False  # whether a tool is at work, which may take long and ends
         self.max_steps = max_steps
         self.ticking = True  # whether every `while` loop ticks: not those of a kernel without source
-        self.progress()
+        self.restart_progress()
 
     # --- who listens ----------------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Context:
 
     # --- progress -------------------------------------------------------------------------------------------
 
-    def progress(self):
+    def restart_progress(self):
         """Something moved: a thread ended. The next look at the clock says when."""
         self.steps, self.judge = self.max_steps or DEFAULT_STEPS, None
         self.since, self.patience = None, first()

@@ -1,4 +1,4 @@
-"""Kernels run by Python: a copy of the kernel with names of its launch, in every thread."""
+"""The engines that interpret a kernel: every thread runs a rewritten copy of the kernel in Python."""
 
 import builtins
 import functools
@@ -30,59 +30,64 @@ from sim.memory.accessors import accessors
 from sim.memory.array import MAX_FAST_RANK, Record, array_at, zip_
 from sim.memory.declared import Declarations
 from sim.memory.spaces import AddressSpace, argument_array, bind_arguments, named_leaves, of_parts
-from sim.retrial import Retrial
+from sim.reruns import Reruns
 from sim.watched import watched
 
 BUILTINS = vars(builtins) | operations.BUILTINS | {"zip": zip_}
+# Functions that rewritten code calls in place of Python's operators, by their names there.
 CALLED_OPERATORS = {PREFIX + name: INSTRUCTIONS[f"operator.{name}"].call for name in OPERATORS.values()}
 
 
 @dataclass(frozen=True)
-class Threads:
-    """What every thread runs: in a `fiber` (None: nobody waits); the names of cuda that are `used`, the code
-    objects, notes for the report, and the numbers that something is `compared` with."""
+class ThreadProgram:
+    """What every thread of a launch runs."""
 
-    fiber: object
-    used: set
-    code: tuple
-    notes: tuple
-    compared: frozenset = frozenset()
+    fiber: object  # the class of the fibers that threads run in; None if no thread ever waits
+    used: set  # names of instructions that occur in the kernel and its device functions
+    code: tuple  # code objects, the kernel's first
+    notes: tuple  # for the report
+    comparison_constants: frozenset = frozenset()  # numbers in the kernel's comparisons
 
 
 class Interpreted:
-    """The engine whose threads wait as `fiber` says; where none waits they are plain calls."""
+    """The interpreting engine. `fiber` is the class of fibers for kernels whose threads wait; threads of all
+    other kernels are plain calls."""
 
     def __init__(self, fiber):
         self.fiber = fiber
 
-    def run(self, launch, walk=Grid):
-        """`walk` goes over the blocks (a Grid, or what makes one)."""
-        observers = [observer() if isinstance(observer, type) else observer for observer in launch.observers]
-        ready = functools.partial(self.ready, launch, walk)
-        context, threads, blocks = ready(observers, Seeded(np.random.default_rng(launch.seed)))
-        with Retrial(context, threads, observers) as retrial:
-            run(blocks, context, threads.fiber)
-            more = retrial.notes(ready, run)
-        shares, unwatched = watched(observers, 1.0, context.silent, len(context.log or ()))
-        notes = (*threads.notes, *more, *unwatched, *context.unwatched)
-        return Outcome(context.findings, context.counters, notes, threads.code, context.trace, shares)
+    def run(self, launch, make_grid=Grid):
+        """Run a launch and, where its first run is inconclusive, run it again. Return its Outcome.
 
-    def ready(self, launch, walk, observers, schedule, poison=None):
-        """(context, threads, blocks) of one run of the launch, in which nothing has run yet."""
-        if hasattr(launch.function, "ready"):  # a kernel of another front end
-            return launch.function.ready(self.fiber, launch, walk, observers, schedule, poison)
+        make_grid: a function with the arguments of Grid, which returns what goes over the blocks.
+        """
+        observers = [observer() if isinstance(observer, type) else observer for observer in launch.observers]
+        prepare = functools.partial(self.prepare, launch, make_grid)
+        context, program, grid = prepare(observers, Seeded(np.random.default_rng(launch.seed)))
+        with Reruns(context, program, observers) as reruns:
+            run(grid, context, program.fiber)
+            further_notes = reruns.run_all(prepare, run)
+        shares, unwatched = watched(observers, 1.0, context.silent, len(context.log or ()))
+        notes = (*program.notes, *further_notes, *unwatched, *context.unwatched)
+        return Outcome(context.findings, context.counters, notes, program.code, context.trace, shares)
+
+    def prepare(self, launch, make_grid, observers, schedule, poison=None):
+        """Return (Context, ThreadProgram, Grid) of one run of the launch that has not begun yet."""
+        if hasattr(launch.function, "prepare"):  # a kernel of another front end
+            return launch.function.prepare(self.fiber, launch, make_grid, observers, schedule, poison)
         # 1. one context for this launch, and the arguments in its memory
         space, block = AddressSpace(), launch.block
         context = Context(observers, launch.spec, space, block, schedule, launch.max_steps, poison)
-        values = bind(context, launch.arguments)
-        # 2. a copy of the kernel whose names are this launch's
+        values = bind_values(context, launch.arguments)
+        # 2. a copy of the kernel whose names refer to this launch
         scheduler, declarations = Scheduler(context), Declarations(context, launch.shared)
-        binder = binder_of(context, Cuda(scheduler, declarations, launch.grid, launch.block))
+        binder = make_binder(context, Cuda(scheduler, declarations, launch.grid, launch.block))
         parameters = [(name, type_of_argument(value)) for name, value in zip(launch.arguments, values)]
         kernel = binder.bind(launch.function, parameters)
         if kernel.__code__ is not launch.function.__code__:
-            values = [held(value) for value in values]
+            values = [unwrap_int32(value) for value in values]
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
+        # where a thread may spin in a loop until another one has done something, each lets others go first
         scheduler.takes_turns = (binder.any("loops") or schedule.interleaves) and bool(binder.used & YIELDING)
         for fact in ("synchronizes", "stores", "counts_rounds"):
             setattr(context, fact, binder.any(fact))
@@ -91,6 +96,7 @@ class Interpreted:
         # 3. its blocks
         fiber = self.fiber if scheduler.takes_turns or binder.used & SUSPENDING else None
         if fiber is Fiber and not scheduler.takes_turns:
+            # a generator's step costs a tenth of a greenlet's switch
             as_generator = binder.as_generator(launch.function, parameters, kernel)
             fiber, kernel = (Steps, as_generator) if as_generator else (fiber, kernel)
         unnumbered = "has no source to number, so its operators are Python's own"
@@ -98,12 +104,14 @@ class Interpreted:
             context.silent["branches"] = f"{binder.without_source[0]} has no source to number"
         notes = tuple(f"{name} {unnumbered}" for name in binder.without_source)
         code = tuple(copy.__code__ for copy in binder.functions.values())
-        blocks = walk(scheduler, kernel, values, launch.grid, launch.block, resident(launch, binder.used))
-        compared = frozenset().union(*(code.compared for code in binder.codes))
-        return context, Threads(fiber, binder.used, code, notes, compared), blocks
+        limit = resident_blocks(launch, binder.used)
+        grid = make_grid(scheduler, kernel, values, launch.grid, launch.block, limit)
+        constants = frozenset().union(*(code.comparison_constants for code in binder.codes))
+        return context, ThreadProgram(fiber, binder.used, code, notes, constants), grid
 
 
-def binder_of(context, dialect):
+def make_binder(context, dialect):
+    """Return the Binder that gives copies of the kernel and its device functions the names of this launch."""
     fast = accessors(context.log, context.values, context.enabled.local)
     context.load, context.store = (
         [fast.get(f"{what}{rank}") for rank in range(MAX_FAST_RANK + 1)] for what in ("load", "store")
@@ -117,8 +125,9 @@ def binder_of(context, dialect):
 
 
 def run(grid, context, fiber):
-    """Run every block, each thread in a `fiber`; without one, from start to end."""
+    """Run every block, each thread in a `fiber`. If `fiber` is None, run each thread as a plain call."""
     context.announce("launch_started", context)
+    # numpy warns of overflow and of division by zero, which are no errors on a GPU
     with np.errstate(all="ignore"), Watchdog(context):
         try:
             if fiber is None:
@@ -126,14 +135,15 @@ def run(grid, context, fiber):
             else:
                 grid.run(fiber)
         except Stuck:
-            # it came between two threads
+            # If the watchdog raised it between two threads, no thread has a finding yet.
             if all(finding.kind != "no-progress" for finding in context.findings):
                 grid.scheduler.stuck(context.thread, None)
     context.announce("launch_finished", context)
 
 
-def resident(launch, used):
-    """How many blocks may be alive at once; a grid that synchronises must fit whole."""
+def resident_blocks(launch, used):
+    """Return how many blocks of a launch the device holds at once. Errors: LaunchError for a kernel that
+    synchronises its whole grid, if the grid has more blocks."""
     spec, blocks = launch.spec, launch.blocks
     limit = spec.resident_blocks(launch.threads, launch.shared)
     if "this_grid" in used and blocks > limit:
@@ -147,30 +157,35 @@ def resident(launch, used):
 # --- arguments ----------------------------------------------------------------------------------------------
 
 
-def bind(context, arguments):
-    """The arguments as threads see them: arrays checked and named, numbers as Numba types them."""
+def bind_values(context, arguments):
+    """Return the arguments as threads see them: arrays with addresses, and numbers of Numba's types.
+
+    arguments: {name: value}, as the caller of the launch gave them.
+    """
     found = {name: argument_array(value, name) for name, value in named_leaves(arguments.items())}
     arrays = {name: array for name, array in found.items() if array is not None}
-    places = bind_arguments(context.space, arrays)
-    return [bound(context, name, value, arrays, places) for name, value in arguments.items()]
+    places = bind_arguments(context.space, arrays)  # {name: (Allocation, offset in bytes)}
+    return [bind_value(context, name, value, arrays, places) for name, value in arguments.items()]
 
 
-def held(value):
-    """An argument as a rewritten kernel holds it, whose text knows an int32 by its type."""
+def unwrap_int32(value):
+    """Return an argument with np.int32 replaced by int, also in tuples: rewritten code has the types of its
+    parameters from type inference, so the values need not carry them."""
     if isinstance(value, tuple):
-        return of_parts(value, map(held, value))
+        return of_parts(value, map(unwrap_int32, value))
     return int(value) if type(value) is np.int32 else value
 
 
-def bound(context, name, value, arrays, places):
+def bind_value(context, name, value, arrays, places):
+    """Return one argument as threads see it; a tuple part by part, as name[0], name[1] and so on."""
     if isinstance(value, tuple):
         parts = enumerate(value)
-        return of_parts(value, (bound(context, f"{name}[{i}]", one, arrays, places) for i, one in parts))
+        return of_parts(value, (bind_value(context, f"{name}[{i}]", one, arrays, places) for i, one in parts))
     if name in arrays:
         array, (allocation, offset) = arrays[name], places[name]
-        held = array_at(context, allocation, offset, array.dtype, array.shape, array.strides, name)
-        return Record(held, ()) if isinstance(value, np.void) else held
-    # clz and popc count in the width of a narrow integer
+        view = array_at(context, allocation, offset, array.dtype, array.shape, array.strides, name)
+        return Record(view, ()) if isinstance(value, np.void) else view
+    # clz and popc depend on the width of a narrow integer, so it keeps its type
     if value is None or isinstance(value, (Enum, np.int8, np.int16, np.int32)):
         return value
     return domain(value)

@@ -85,7 +85,7 @@ def simulate(
     Raises LaunchError before anything runs, KernelBug for what the tools found, ThreadError for an exception
     inside a thread.
     """
-    function = kernel if hasattr(kernel, "ready") else python_function(kernel)
+    function = kernel if hasattr(kernel, "prepare") else python_function(kernel)
     if function is None:
         raise LaunchError(
             "simulate wants a @cuda.jit kernel, a plain Python function or a kernel of load_ptx, got"
@@ -140,7 +140,7 @@ class Simulation:
                 f" [{configuration!r}]"
             )
         grid, block, _, shared = (*configuration, 0, 0)[:4]
-        spec, by_ptx = self.launch.spec, hasattr(self.launch.function, "ready")
+        spec, by_ptx = self.launch.spec, hasattr(self.launch.function, "prepare")
         grid, block = dimensions("grid", grid, spec.max_grid), block_dimensions(block, spec)
         launch = replace(self.launch, grid=grid, block=block, shared=shared_bytes(shared, spec, by_ptx))
         return functools.partial(launched, self.engine, self.on_finding, launch)
@@ -149,7 +149,7 @@ class Simulation:
 def launched(engine: EngineName, on_finding: OnFinding, launch: Launch, *arguments: Any) -> Report:
     """The Report of a launch with these arguments."""
     named = dict(zip(argument_names(launch.function, arguments), arguments))
-    if not hasattr(launch.function, "ready"):
+    if not hasattr(launch.function, "prepare"):
         check_returns(launch.function)
         for name, value in named_leaves(named.items()):
             check_argument(value, name)

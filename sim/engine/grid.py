@@ -113,7 +113,7 @@ class Grid:
                 thread.run(self.kernel, self.arguments)
                 if thread.error is not None:
                     self.scheduler.failed(thread)
-                context.progress()
+                context.restart_progress()
             self.scheduler.block_ended(block)
 
     def run(self, fiber_type):

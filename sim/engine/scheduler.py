@@ -100,7 +100,7 @@ class Scheduler:
         thread.block.alive -= 1
         if thread.error is not None:
             self.failed(thread)
-        self.context.progress()
+        self.context.restart_progress()
         warp.lane_ended(self.context, thread)
 
     def failed(self, thread):

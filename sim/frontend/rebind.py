@@ -99,9 +99,9 @@ class Code:
         self.constants, self.calls, self.makers = {}, {}, {}
         self.used = set(names_in(function.__code__))
         self.code, self.loops, self.synchronizes, self.stores = function.__code__, True, False, False
-        self.counts_rounds, self.as_generator, self.compared = False, None, set()
+        self.counts_rounds, self.as_generator, self.comparison_constants = False, None, set()
         if self.rewritten:
-            self.compared = comparison_constants(function, source.tree)
+            self.comparison_constants = comparison_constants(function, source.tree)
             self.loops = any(isinstance(node, ast.While) for node in ast.walk(source.tree))
             self.synchronizes, self.stores = source.acts_on_atomics, source.stores_elsewhere
             self.code = self.rewrite(function, source, parameters, enabled, block)

@@ -26,7 +26,7 @@ class Native:
 
 
 def attempt_of(function):
-    if not hasattr(function, "ready"):
+    if not hasattr(function, "prepare"):
         return Attempt
     from sim.native.ptx.launch import PtxAttempt  # 50 ms that a kernel in Python need not wait for
 

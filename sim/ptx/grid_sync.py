@@ -96,7 +96,7 @@ class GridBarrier:
         """All blocks have arrived."""
         self.context.flush()
         self.context.announce("grid_barrier_opened")
-        self.context.progress()
+        self.context.restart_progress()
         for thread in self.waiting:
             thread.block.ready.append(thread)
         self.scheduler.woken = bool(self.waiting)

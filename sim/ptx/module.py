@@ -7,7 +7,7 @@ from sim.context import Context
 from sim.engine.part import PART
 from sim.engine.scheduler import Scheduler
 from sim.errors import LaunchError
-from sim.interpreted import Threads, resident
+from sim.interpreted import ThreadProgram, resident_blocks
 from sim.isa.table import SUSPENDING, YIELDING
 from sim.nouns import plural
 from sim.observers.words import NUMBA, in_language
@@ -108,9 +108,9 @@ class Kernel:
             self.programs[branches] = program, compile(program.source, f"<PTX of {self.__name__}>", "exec")
         return self.programs[branches]
 
-    def ready(self, fiber, launch, walk, observers, schedule, poison):
-        """(context, threads, blocks) of one run of the launch, in which nothing has run yet:
-        sim.interpreted."""
+    def prepare(self, fiber, launch, make_grid, observers, schedule, poison):
+        """Return (Context, ThreadProgram, Grid) of one run of the launch that has not begun yet, as
+        sim.interpreted does."""
         self.check(launch)
         context = Context(
             observers, launch.spec, PaddedSpace(), launch.block, schedule, launch.max_steps, poison
@@ -135,13 +135,14 @@ class Kernel:
         context.steps = context.max_steps or MOST_ROUNDS
         if context.max_steps is None:
             opened = context.listeners["barrier_opened"]
-            context.listeners["barrier_opened"] = [*opened, lambda *_: context.progress()]
+            context.listeners["barrier_opened"] = [*opened, lambda *_: context.restart_progress()]
         context.listeners["launch_finished"] = [run.heap.finish, *context.listeners["launch_finished"]]
         waits = scheduler.takes_turns or program.used & (SUSPENDING | {PART})
-        threads = Threads(fiber if waits else None, program.used, (), ())
+        thread_program = ThreadProgram(fiber if waits else None, program.used, (), ())
         kernel = namespace[python_name(self.function.name, "run")]
-        together = resident(launch, program.used)
-        return context, threads, walk(scheduler, kernel, values, launch.grid, launch.block, together)
+        limit = resident_blocks(launch, program.used)
+        grid = make_grid(scheduler, kernel, values, launch.grid, launch.block, limit)
+        return context, thread_program, grid
 
     def worded(self, findings):
         """Findings in the words of the language that the kernel is written in."""

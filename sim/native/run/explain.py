@@ -16,8 +16,8 @@ from sim.observers import DEFAULT
 FEW = 1 << 13  # threads: a launch of so many is explained as a whole, and of a larger one so many
 
 
-def by_fibers(launch, note, walk=Grid):
-    outcome = Interpreted(Fiber).run(launch, walk)
+def by_fibers(launch, note, make_grid=Grid):
+    outcome = Interpreted(Fiber).run(launch, make_grid)
     outcome.notes = note, *outcome.notes
     return outcome
 
@@ -85,7 +85,7 @@ class Chosen(Grid):
         self.context.away = True
         self.attempt.advance(self.positions[index])
         self.context.away, self.attempt.next = False, self.positions[index] + 1
-        self.context.progress()
+        self.context.restart_progress()
         return super().new_block(index)
 
 

@@ -22,7 +22,7 @@ from sim.observers import DEFAULT
 from sim.observers.misuse import Misuse, unassigned_variable
 from sim.observers.races import Races
 from sim.observers.uninitialized import Uninitialized
-from sim.retrial import undecided
+from sim.reruns import format_undecided
 from sim.watched import watched
 
 TRIPS = 1 << 34  # of `for` loops, that a block may make before it counts as endless
@@ -196,7 +196,9 @@ class Attempt(Memory):
 
     def outcome(self):
         lowered = self.program.lowered
-        notes = ("by fission", undecided(1)) if self.watched and lowered.synchronizes else ("by fission",)
+        notes = (
+            ("by fission", format_undecided(1)) if self.watched and lowered.synchronizes else ("by fission",)
+        )
         notes, findings = (*notes, *self.logged.notes), [*self.unassigned, *self.logged.findings]
         shares = self.logged.watched
         return Outcome(findings, self.counters(), notes, lowered.code, self.logged.trace, shares)

@@ -1,0 +1,179 @@
+"""Reruns of a launch whose first run is inconclusive.
+
+Every rerun begins with the arguments as they were before the launch. At the end, the arguments are as the
+first run left them. There are two reasons for a rerun:
+
+    other schedules    Threads act on the results of atomics. What they do then depends on who goes first, and
+                       some faults show under few schedules only.
+    other bytes        A thread read shared memory that nobody had written, or a lane of a shuffle that takes
+                       no part in it. If the launch does the same for several values there, the value reached
+                       nothing. A read of memory is then a warning. A read of a lane is no finding at all,
+                       because the last lanes of a tree of shuffles cannot avoid it.
+"""
+
+import copy
+import functools
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+
+from sim.context import DEFAULT_STEPS
+from sim.engine.schedules import FEW, Seeded, adversarial
+from sim.errors import SimulatorError
+from sim.events import Observer
+from sim.isa.table import INSTRUCTIONS
+from sim.observers import DEFAULT
+from sim.observers.races import Races
+
+# The budget of the other schedules is counted in turns: how often a thread is resumed, in all of them
+# together. It is the larger one of MAX_TURNS and twice the turns of the first run.
+MAX_TURNS = 30_000
+MAX_LATER_TURNS = 4_000  # the budget after the first FEW schedules, if these have found nothing
+# Initial values of memory that nobody has written: those with which flags, states and keys usually begin
+# (first, because loops that wait for them end soonest), and large values, positive and negative.
+POISONS = 0, 1, -1, b"\x5a", b"\xda"
+MAX_COMPARISON_CONSTANTS = 8  # how many of the kernel's comparison constants serve as further initial values
+HARMLESS = "In this launch its value reached nothing: with other bytes there, every thread did the same."
+ENDLESS = {"no-progress", "deadlock"}  # kinds of findings after which another rerun would take too long
+
+
+class Effects(Observer):
+    """An observer that reduces all accesses of a launch, with the values that they write, to one hash."""
+
+    def launch_started(self, context):
+        self.digest = hashlib.blake2b()
+
+    def accesses(self, batch):
+        for column in (batch.thread, batch.site, batch.address):
+            self.digest.update(np.ascontiguousarray(column))
+        self.digest.update(repr(batch.values).encode())
+
+
+class Reruns:
+    """The reruns of one launch. Make it before the first run, because it copies the arguments.
+
+    context: the Context of the first run.
+    program: its ThreadProgram.
+    observers: its observers. A rerun gets fresh copies of those that are in DEFAULT.
+    """
+
+    def __init__(self, context, program, observers):
+        used = program.used
+        constants = sorted(program.comparison_constants - {*POISONS})
+        self.poisons = [*POISONS, *constants[:MAX_COMPARISON_CONSTANTS]]
+        self.context, self.observers = context, [copy.copy(o) for o in observers if type(o) in DEFAULT]
+        finds_races = any(isinstance(o, Races) for o in observers)
+        reads_undefined = "shared" in used or any(
+            getattr(INSTRUCTIONS.get(name), "reads", None) for name in used
+        )
+        self.needs_schedules = context.synchronizes and finds_races
+        # a rerun would print a second time
+        self.possible = (self.needs_schedules or reads_undefined) and bool(observers) and "print" not in used
+        self.saved = self.copy_memory() if self.possible else []
+
+    def copy_memory(self):
+        """Return (array, copy of its bytes) for each global array that the kernel may write."""
+        allocations = self.context.space.allocations
+        return [(a.root, a.root.copy()) for a in allocations if a.space == "global" and a.writable]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.saved = []  # the launch's Outcome may outlive the copies
+
+    def run_all(self, prepare, run):
+        """Do the reruns that the first run's findings ask for, and update these findings. Return notes for
+        the report.
+
+        prepare(observers, schedule, poison): return a run that has not begun yet, as (Context, ThreadProgram,
+            Grid).
+        run(grid, context, fiber): run all of its blocks.
+        """
+        if not self.possible:
+            return [format_undecided(0)] if self.needs_schedules else []
+        after, findings = self.copy_memory(), self.context.findings
+        self.rerun = functools.partial(self.run_once, prepare, run)
+        try:
+            notes = self.try_schedules(findings) if self.needs_schedules else []
+            if any(reads_fresh_shared(f) or reads_absent_lane(f) for f in findings):
+                self.try_poisons(findings)
+            return notes
+        finally:
+            restore(after)
+
+    def run_once(self, prepare, run, observers, schedule, poison=None):
+        """Run the launch from its start, and return the Context of this run."""
+        restore(self.saved)
+        context, program, grid = prepare(observers, schedule, poison)
+        # a schedule that holds threads back lets the others wait for them in loops, so a low limit is raised
+        context.max_steps = context.max_steps and max(context.max_steps, DEFAULT_STEPS)
+        context.restart_progress()
+        run(grid, context, program.fiber)
+        return context
+
+    def try_schedules(self, findings):
+        """Run under adversarial schedules until the budget is spent, and add what they find to `findings`.
+        Return notes."""
+        tried, left = 1, max(MAX_TURNS, 2 * self.context.entered)
+        for schedule in adversarial(self.context.counters["threads"]):
+            if tried == FEW + 1:
+                left = 0 if findings else min(left, MAX_LATER_TURNS)
+            if left <= 0 or any(f.kind in ENDLESS for f in findings):
+                break
+            try:
+                context = self.rerun([*map(copy.copy, self.observers)], schedule)
+            except SimulatorError as error:
+                return [f"under another schedule of its threads: {error}"]
+            findings += context.findings
+            left -= context.entered + 1
+            tried += 1
+        self.context.counters["schedules"] = tried
+        return [format_undecided(tried)]
+
+    def try_poisons(self, findings):
+        """Run with each initial value of unwritten memory. If all runs have the same effects, make findings
+        about reads of such memory warnings, and drop those about absent lanes."""
+        effects_seen = set()
+        for poison in self.poisons:
+            effects = Effects()
+            try:
+                observers = [*map(copy.copy, self.observers), effects]
+                context = self.rerun(observers, Seeded(np.random.default_rng(0)), poison)
+            except SimulatorError:
+                return
+            if not {f.kind for f in context.findings} <= {f.kind for f in findings}:
+                return
+            results = (hashlib.blake2b(root).digest() for root, _ in self.saved)
+            effects_seen.add((effects.digest.digest(), *results))
+            if len(effects_seen) > 1:
+                return
+        findings[:] = [
+            replace(f, severity="warning", reason=HARMLESS) if reads_fresh_shared(f) else f
+            for f in findings
+            if not reads_absent_lane(f)
+        ]
+
+
+def reads_fresh_shared(finding):
+    """Return whether a finding is about a read of shared memory that nobody has written."""
+    return finding.kind == "uninitialized-read" and finding.reason.startswith("Fresh shared")
+
+
+def reads_absent_lane(finding):
+    """Return whether a finding is about a shuffle that reads a lane which takes no part in it."""
+    return finding.kind == "warp-divergence" and finding.severity == "warning"
+
+
+def restore(memory):
+    """Write the bytes that `copy_memory` returned back to their arrays."""
+    for root, saved in memory:
+        root[...] = saved
+
+
+def format_undecided(tried):
+    """Return the note that other schedules were not tried. `tried` is 0 if the kernel cannot run again."""
+    under = f"{tried} schedules" if tried else "this schedule only, as the kernel prints"
+    judged = f"threads act on the results of atomics: judged under {under}"
+    return f"{judged}; whether other schedules show more is not decided"
