@@ -116,6 +116,7 @@ class Flights:
         reads = Access(did, flight.index, self.context.thread_index(row.thread), SITES[row.site], row.value)
         sent = Access("sent", flight.index, self.context.thread_index(begin.thread), SITES[flight.copy.site])
         own, tracked = row.thread == begin.thread, any(end.epoch == NEVER for end in flight.ends)
+        until = "the mbarrier's phase is complete" if tracked else "the thread that sent it waits for it"
         wait = "commit it and wait for it (cp.async.wait_group)" + (
             " before this line" if own else ", and all threads meet behind that: cuda.syncthreads()"
         )
@@ -127,7 +128,7 @@ class Flights:
             f" {direction} it may be under way",
             (reads, sent),
             *element,
-            reason=f"Such a copy {does} at any time until the thread that sent it waits for it.",
+            reason=f"Such a copy {does} at any time until {until}.",
             fix="wait for the phase of the mbarrier that counts the copy (mbarrier.try_wait) before this line"
             if tracked
             else f"let the thread that sent the copy {wait}",

@@ -124,6 +124,14 @@ CASES = {
         lambda x, counts: [(x > 4).sum(), *(x.reshape(2, 32) > 4).sum(1)],
     ),
     "vector_misaligned": Case(1, 8, lambda: [floats(33), zeros(8)], 1, lambda x, y: four_sums(x)),
+    "copy_at_barrier": Case(
+        1,
+        64,
+        lambda: [wholes(256), zeros(256, np.int32)],
+        1,
+        lambda x, y: x.reshape(2, -1)[:, ::-1].ravel(),
+        lambda: [wholes(512), zeros(512, np.int32)],
+    ),
     "table_of_functions": Case(
         1,
         32,

@@ -12,6 +12,7 @@ pytest.importorskip("numba")
 
 # kernels of the corpus that fibers run, and why
 LEFT = {
+    "copy_at_barrier": "cp.async|mbarrier|membar",
     "copy_not_awaited": "cp.async",
     "grid_sync": "atom.add.release|envreg|ld.acquire",
     "grid_sync_skipped": "atom.add.release|envreg|ld.acquire",
