@@ -81,7 +81,7 @@ def differing(names):
             *operations.operands().values(), out
         )
         found.append(operations.results(out, names))
-    assert report.notes == ("by fission",), report.notes
+    assert report.notes[0] == "by fission", report.notes
     return [name for name in names if not np.array_equal(found[0][name], found[1][name])]
 
 
