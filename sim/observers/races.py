@@ -23,6 +23,7 @@ from sim.observers.order import GRID, Order, Ordering
 MOST_PAIRS = 4096
 MOST_EVENTS = 1 << 12  # events kept to find out whether a fence is missing
 WARP_SHIFT = 5
+ATOMICS = ATOMIC, ATOMIC_LOAD  # actions
 
 
 class Races(Ordering):
@@ -271,7 +272,7 @@ def same(rows, i, j):
 
 def atomic(rows):
     """Whether each access is atomic."""
-    return (rows.action == ATOMIC) | (rows.action == ATOMIC_LOAD)
+    return (rows.action == ATOMICS[0]) | (rows.action == ATOMICS[1])
 
 
 def one_element(rows):
@@ -307,7 +308,7 @@ def in_order(rows, i, j, order):
     cell (Rows, all of its accesses) in order."""
     if rows.position[i] > rows.position[j]:
         i, j = j, i
-    if atomic(rows)[i] and not atomic(rows)[j] and follows_atomic(rows, i, j):
+    if rows.action[i] in ATOMICS and rows.action[j] not in ATOMICS and follows_atomic(rows, i, j):
         return True
     return order.before(rows.row(i), rows.row(j))
 
