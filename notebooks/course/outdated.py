@@ -39,7 +39,7 @@ class Cells:
         seen, to_do = set(), [*words(self.cell)]
         while self.outdated and to_do:
             name = to_do.pop()
-            if name in self.outdated:
+            if name in self.outdated and self.names.get(name) is self.before.get(name, self.names.get(name)):
                 return self.outdated[name]
             if name not in seen:
                 seen.add(name)

@@ -209,6 +209,15 @@ def test_an_interrupt_shows_the_learners_line_and_one_sentence():
     assert caught.value.__suppress_context__  # no way through the harness above it
 
 
+def test_the_line_of_an_interrupt_in_a_compiled_package_is_the_learners():
+    def waits(number):
+        exec(compile("raise KeyboardInterrupt", "zmq/backend/_zmq.pyx", "exec"))
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        double(waits)
+    assert "interrupted in line 2 of waits\n    exec(" in str(caught.value)
+
+
 def test_an_interrupt_of_the_checks_own_code_says_so():
     @exercise("9.2", "slow")
     def slow(answer, rng):

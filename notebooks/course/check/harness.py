@@ -12,6 +12,8 @@ an oracle of its own gives, and returns one line about what it tried:
 import functools
 import itertools
 import linecache
+import os
+import re
 import secrets
 import sys
 import sysconfig
@@ -115,12 +117,8 @@ def say_how_far(number):
 
 HERE = Path(__file__).resolve().parents[1]
 LAUNCHES = tuple(str(HERE.parents[1] / package) for package in ("sim", "kernels"))
-NOT_THE_LEARNERS = (
-    "<frozen",
-    str(HERE),
-    *LAUNCHES,
-    *(sysconfig.get_path(place) for place in ("stdlib", "purelib", "platlib")),
-)
+NOT_THE_LEARNERS = ("<frozen", str(HERE), *LAUNCHES, sysconfig.get_path("stdlib"))
+PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # installed, also below another Python's
 
 
 def explain(error):
@@ -159,7 +157,12 @@ def steps_of(error):
 
 
 def is_theirs(frame):
-    return not frame.f_code.co_filename.startswith(NOT_THE_LEARNERS)
+    """Return whether a frame is of the learner's code: a cell, or a file that belongs to no package. Compiled
+    packages name their sources by relative paths."""
+    file = frame.f_code.co_filename
+    if file.startswith(NOT_THE_LEARNERS) or PACKAGES.search(file):
+        return False
+    return file.startswith("<") or os.path.isabs(file)
 
 
 def is_launch(frame):
