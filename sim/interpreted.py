@@ -67,7 +67,9 @@ class Interpreted:
         with Reruns(context, program, observers) as reruns:
             run(grid, context, program.fiber)
             further_notes = reruns.run_all(prepare, run)
-        shares, unwatched = watched(observers, 1.0, context.silent, len(context.log or ()))
+        left = len(context.log or ())  # a thread that was ended was not watched to its end
+        share = context.logged / (context.logged + left) if left else 1.0
+        shares, unwatched = watched(observers, share, context.silent, left)
         notes = (*program.notes, *further_notes, *unwatched, *context.unwatched)
         return Outcome(context.findings, context.counters, notes, program.code, context.trace, shares)
 

@@ -28,7 +28,7 @@ def watched(observers, share=1.0, silent=None, left=0):
         announced = share if "accesses" in events and not compiled else 1.0
         shares[name] = recorded * announced if events - set(missing) or not events else 0.0
         seen |= events - set(missing)
-    if left:
+    if left and "accesses" in seen:
         notes.append(f"{left:,} accesses of threads that were ended have not been watched")
     if not seen & ACCESSES:
         notes.append("no observer has watched the accesses to memory")

@@ -186,3 +186,26 @@ def test_a_block_that_the_log_of_compiled_code_has_no_room_for(observer, monkeyp
     assert report.watched[name] == pytest.approx(599 / 600) or not wants
     assert any(note.startswith(f"{name} watched 599 of 600 blocks: ") for note in report.notes)
     assert all(report.watched[tool.__name__] == 1 for tool in DEFAULT)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("observer", [*COUNTERS, Trace, *DEFAULT], ids=lambda o: o.__name__)
+def test_what_a_thread_did_before_it_was_ended(observer, engine):
+    def kernel(x):
+        t = cuda.threadIdx.x
+        if cuda.blockIdx.x == 0:
+            x[t] = 1
+        else:
+            while x[t] >= 0:
+                x[t + 4] += 1
+
+    launch = simulate(
+        kernel, engine=engine, observers=[stranger("accesses"), observer], max_steps=500, on_finding="report"
+    )
+    report = launch[2, 1](np.zeros(8))
+    (note,) = [
+        note
+        for note in report.notes
+        if note.endswith("accesses of threads that were ended have not been watched")
+    ]
+    assert note.startswith("1,50") and 0 <= report.watched["Of_accesses"] < 0.01
