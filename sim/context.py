@@ -9,7 +9,7 @@ from array import array
 
 import numpy as np
 
-from sim.errors import Stuck
+from sim.errors import LaunchError, Stuck
 from sim.events import (
     ADDRESS_BITS,
     ADDRESS_MASK,
@@ -42,6 +42,8 @@ class Context:
 
     def __init__(self, observers, spec, space, block_shape, schedule, max_steps=None, poison=None):
         self.spec, self.space, self.block_shape = spec, space, block_shape
+        self.observers = observers
+        check_names(observers)
         # poison: the byte or number of which memory that nobody has written is full, if not the usual one
         self.schedule, self.poison = schedule, poison
         self.alignment = None  # what looks at the addresses of accesses (sim.memory.transfer)
@@ -189,6 +191,11 @@ class Context:
         self.announce("unassigned", self.witness("read", site), name)
         return zero
 
+    def columns(self):
+        """Return how a report shows the counters of a source line, in the order of the columns."""
+        columns = dict.fromkeys(column for observer in self.observers for column in observer.columns)
+        return tuple(sorted(columns, key=lambda column: column.order))
+
     def line(self, site):
         """The counters of the source line of the site with this number: tools add to this dictionary."""
         place = SITES[site].function, SITES[site].line
@@ -299,6 +306,20 @@ def thread_index(linear, block_shape):
     """(x, y, z) of the thread with this linear index in its block."""
     x, y, _ = block_shape
     return linear % x, linear // x % y, linear // (x * y)
+
+
+def check_names(observers):
+    """Raise LaunchError if observers of two classes count under one name: a report would add both."""
+    owners = {}
+    for observer in observers:
+        tool = type(observer)
+        for name in [name for column in observer.columns for name in column.counted]:
+            owner = owners.setdefault(name, tool)
+            if owner is not tool:
+                raise LaunchError(
+                    f"{owner.__name__} and {tool.__name__} both count {name!r} for source lines, and a report"
+                    " would add these up\n  rename the counter of one of them"
+                )
 
 
 def listeners(observers, hook):

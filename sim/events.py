@@ -333,6 +333,25 @@ class Recording:
 Findings = Iterable[Finding] | None  # what a hook may return
 
 
+@dataclass(frozen=True)
+class Column:
+    """How `report.by_line()` shows counters of a source line: under `heading`, the sum of the counters called
+    `names`, and in parentheses the counter called `beside`. Without a heading they are not shown. Columns
+    with a lower `order` come first; `meaning` is a sentence for below the table.
+    """
+
+    heading: str
+    names: tuple[str, ...]
+    beside: str = ""
+    order: int = 100
+    meaning: str = ""
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The names of all counters that the column has."""
+        return (*self.names, self.beside) if self.beside else self.names
+
+
 class EnabledEvents(NamedTuple):
     """What the tools of a launch listen to, as far as a kernel's code depends on it: accesses, those to local
     memory too, reads of local memory that is not written, branches."""
@@ -348,11 +367,13 @@ class Observer:
 
     Every hook may return an iterable of Findings. `local`: whether `accesses` must have those to local
     memory, which are many and each thread's own. `share`: which share of the events that it wanted the
-    observer has recorded; below 1, a note of the report says so.
+    observer has recorded; below 1, a note of the report says so. `columns`: how `report.by_line()` shows the
+    counters that the observer adds to `context.line(site)`.
     """
 
     local = True
     share: float = 1.0
+    columns: tuple[Column, ...] = ()
 
     def launch_started(self, context: "Context") -> Findings:
         """The arguments are in place and nothing has run."""

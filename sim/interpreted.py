@@ -71,7 +71,8 @@ class Interpreted:
         share = context.logged / (context.logged + left) if left else 1.0
         shares, unwatched = watched(observers, share, context.silent, left)
         notes = (*program.notes, *further_notes, *unwatched, *context.unwatched)
-        return Outcome(context.findings, context.counters, notes, program.code, context.trace, shares)
+        shown = program.code, context.trace, shares, context.columns()
+        return Outcome(context.findings, context.counters, notes, *shown)
 
     def prepare(self, launch, make_grid, observers, schedule, poison=None):
         """Return (Context, ThreadProgram, Grid) of one run of the launch that has not begun yet."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from sim.events import Access, Finding, Index3, Recording, index_text
+from sim.events import Access, Column, Finding, Index3, Recording, index_text
 from sim.nouns import plural
 from sim.viz import View
 from sim.viz.by_line import Listing, by_line, listing
@@ -44,6 +44,7 @@ class Report:
     code: tuple[CodeType | Listing, ...] = field(default=(), repr=False, compare=False)
     trace: Recording | None = field(default=None, repr=False, compare=False)
     watched: dict[str, float] = field(default_factory=dict, compare=False)
+    columns: tuple[Column, ...] = field(default=(), repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickle and copy: code objects cannot be pickled, their source lines can."""
@@ -82,6 +83,9 @@ class Report:
         if self.counters.get("branching", {}).get("branches"):
             total = self.counters["branching"]
             yield f"branches: {total['branches']:,} of warps, {total['divergent']:,} of them divergent"
+        for title, counted in self.counters.items():
+            if title not in SUMMARIZED and isinstance(counted, dict):
+                yield f"{title}: " + ", ".join(f"{name} {number}" for name, number in counted.items())
         yield from self.notes
 
     def __str__(self) -> str:
@@ -97,7 +101,7 @@ class Report:
 
     def by_line(self) -> View:
         """The source of the kernel and its device functions, with each line's counters beside it."""
-        return by_line(self.code, self.counters.get("lines", {}))
+        return by_line(self.code, self.counters.get("lines", {}), self.columns)
 
     def memory_map(self, array: str, block: int | Index3 | None = None) -> View:
         """Which thread touched which element of `array`, in steps; shared memory of one `block`."""
@@ -127,6 +131,8 @@ class Report:
         return self.trace
 
 
+# counters that the summary, or a table, shows in a way of its own
+SUMMARIZED = {"memory", "arrays", "together", "lines", "coalescing", "banks", "branching"}
 # causes before what may follow from them
 ORDER = "race-shared race-global", "barrier-divergence warp-divergence", "deadlock no-progress", "misuse"
 STAGES = {kind: stage for stage, kinds in enumerate(ORDER, 1) for kind in kinds.split()}

@@ -6,7 +6,7 @@ from types import CodeType
 from typing import Any, Protocol
 
 from sim.device import DeviceSpec
-from sim.events import Finding, Index3, Observer, Recording
+from sim.events import Column, Finding, Index3, Observer, Recording
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Launch:
 class Outcome:
     """What has become of a launch: `findings` as the tools said them, not yet merged; `trace` a Recording or
     None; `code` the code objects that ran, the kernel's first; `watched` the share of the launch that each
-    observer has watched, by name."""
+    observer has watched, by name; `columns` how to show the counters of source lines."""
 
     findings: list[Finding] = field(default_factory=list)
     counters: dict[str, Any] = field(default_factory=dict)
@@ -46,6 +46,7 @@ class Outcome:
     code: tuple[CodeType, ...] = ()
     trace: Recording | None = None
     watched: dict[str, float] = field(default_factory=dict)
+    columns: tuple[Column, ...] = ()
 
 
 class Engine(Protocol):

@@ -1,6 +1,6 @@
 """banks: how many wavefronts shared memory needs for the lanes of a warp that access it together."""
 
-from sim.events import ATOMIC, SHARED
+from sim.events import ATOMIC, SHARED, Column
 from sim.observers.epochs import EpochCounter
 
 
@@ -16,6 +16,18 @@ class Banks(EpochCounter):
     title = "banks"
     names = "shared_requests", "wavefronts", "fewest_wavefronts", "ways"
     worst = ("ways",)
+    columns = (
+        Column(
+            "wavefronts (fewest)",
+            ("wavefronts",),
+            "fewest_wavefronts",
+            30,
+            "wavefronts: how often shared memory had to serve, the fewest possible, and the worst ways of a"
+            " bank conflict.",
+        ),
+        Column("ways", ("ways",), order=31),
+        Column("", ("shared_requests",)),
+    )
 
     def epochs(self, lane, site, address, size):
         order, request = self.spec.requests(lane, site)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from sim.events import Observer
+from sim.events import Column, Observer
 from sim.observers.epochs import EpochCounter
 
 
@@ -18,6 +18,7 @@ class Branches(EpochCounter):
     accesses = Observer.accesses  # this tool hears of branches only
     title = "branching"
     names = "branches", "divergent"
+    columns = (Column("branches (divergent)", ("branches",), "divergent", 40),)
 
     def branches(self, decisions):
         self.keep(decisions.block, decisions.thread, decisions.site, decisions.taken)

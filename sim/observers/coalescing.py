@@ -1,6 +1,6 @@
 """coalescing: into how many sectors of 32 bytes a warp's lanes reach in global memory together."""
 
-from sim.events import GLOBAL
+from sim.events import GLOBAL, Column
 from sim.observers.epochs import EpochCounter
 
 
@@ -15,6 +15,16 @@ class Coalescing(EpochCounter):
     space = GLOBAL
     title = "coalescing"
     names = "requests", "sectors", "fewest_sectors"
+    columns = (
+        Column(
+            "sectors (fewest)",
+            ("sectors",),
+            "fewest_sectors",
+            20,
+            "sectors: pieces of 32 bytes of global memory that warps touched, and the fewest possible.",
+        ),
+        Column("", ("requests",)),
+    )
 
     def epochs(self, lane, site, address, size):
         order, request = self.spec.requests(lane, site)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.events import GLOBAL, LOCAL, Batch, Index3, Observer
+from sim.events import GLOBAL, LOCAL, Batch, Column, Index3, Observer
 
 if TYPE_CHECKING:
     from sim.context import Context
@@ -15,7 +15,8 @@ class EpochCounter(Observer):
     accesses it listens, and `epochs`.
 
     It counts for the launch (`counters[title]`) and for each source line: requests, and further `names` of
-    each, of which those in `worst` are not added up: the largest counts.
+    each, of which those in `worst` are not added up: the largest counts. `report.by_line()` shows a column
+    for each name, or `columns`.
     """
 
     title: str
@@ -24,6 +25,10 @@ class EpochCounter(Observer):
     space = GLOBAL
     lump = 1 << 14  # accesses at a time: long enough for numpy, short enough for the processor's cache
     local = property(lambda self: self.space == LOCAL)
+
+    def __init_subclass__(cls) -> None:
+        if "columns" not in vars(cls) and "names" in vars(cls):
+            cls.columns = tuple(Column(name, (name,)) for name in cls.names)
 
     def __init__(self) -> None:
         self.open: dict[Index3, list[tuple[np.ndarray, ...]]] = {}
@@ -76,7 +81,7 @@ class EpochCounter(Observer):
     def count(self, site: np.ndarray, request: np.ndarray, *columns: np.ndarray) -> None:
         """columns: of each request what the names behind the first one count. Accesses at `site` belong to
         `request`: arrays of one length."""
-        of = np.empty(len(columns[0]), np.int64)
+        of = np.empty(int(request.max()) + 1, np.int64)
         of[request] = site
         for number in np.unique(of).tolist():
             mine = of == number

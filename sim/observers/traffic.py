@@ -4,9 +4,10 @@ from collections import Counter
 
 import numpy as np
 
-from sim.events import SITES, Observer
+from sim.events import SITES, Column, Observer
 
 LUMP = 1 << 14  # accesses to count at a time: long enough for numpy, short enough for the processor's cache
+BARRIERS = "syncthreads", "grid.sync"
 DONE = {"load": "loads", "store": "stores", "atomic": "atomics"}
 
 
@@ -17,6 +18,12 @@ class Traffic(Observer):
     cache is simulated. Counts what threads do together by name, for the launch (`counters["together"]`) and
     by line: "syncthreads", "shfl_down_sync", ...
     """
+
+    columns = (
+        *(Column(name, (name,), order=10) for name in DONE.values()),
+        Column("bytes", tuple(f"{name}_bytes" for name in DONE), order=11),
+        Column("barriers", BARRIERS, order=50),
+    )
 
     def __init__(self) -> None:
         # (site, space, name, size) -> accesses; (name, site) -> times
@@ -71,6 +78,8 @@ class Traffic(Observer):
         for (name, site), count in sorted(self.together.items()):
             for table in (context.line(site), together):
                 table[name] = table.get(name, 0) + count
+        warp_wide = tuple(name for name in together if name not in BARRIERS)
+        self.columns = (*type(self).columns, Column("warp ops", warp_wide, order=60))
         context.counters |= {**total, "memory": spaces, "arrays": arrays, "together": together}
 
 

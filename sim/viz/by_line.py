@@ -1,38 +1,16 @@
 """The source of a kernel with the costs of each line next to it."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from types import CodeType
 from typing import NamedTuple
 
+from sim.events import Column
 from sim.viz import LEFT_ALIGNED, View
 
 Counters = dict[str, int]
 Line = tuple[int, str, Counters]  # number, source, counters
-
-# every other counter of a line is a warp operation: a shuffle, a vote, a match, syncwarp
-COUNTED = set(
-    "loads stores atomics load_bytes store_bytes atomic_bytes requests sectors fewest_sectors shared_requests"
-    " wavefronts fewest_wavefronts ways syncthreads grid.sync branches divergent".split()
-)
-# heading -> function that makes the entry from a line's counters; empty columns are left out
-COLUMNS: dict[str, Callable[[Counters], int | str | None]] = {
-    "loads": lambda line: line.get("loads"),
-    "stores": lambda line: line.get("stores"),
-    "atomics": lambda line: line.get("atomics"),
-    "bytes": lambda line: sum(line.get(f"{what}_bytes", 0) for what in ("load", "store", "atomic")),
-    "sectors (fewest)": lambda line: pair(line, "sectors", "fewest_sectors"),
-    "wavefronts (fewest)": lambda line: pair(line, "wavefronts", "fewest_wavefronts"),
-    "ways": lambda line: line.get("ways"),
-    "branches (divergent)": lambda line: pair(line, "branches", "divergent"),
-    "barriers": lambda line: line.get("syncthreads", 0) + line.get("grid.sync", 0),
-    "warp ops": lambda line: sum(n for name, n in line.items() if name not in COUNTED),
-}
-MEANING = (
-    "sectors: pieces of 32 bytes of global memory that warps touched, and the fewest possible. wavefronts:"
-    " how often shared memory had to serve, the fewest possible, and the worst ways of a bank conflict."
-)
 
 
 class Listing(NamedTuple):
@@ -47,16 +25,29 @@ def listing(code: CodeType | Listing) -> Listing:
     return code if isinstance(code, Listing) else Listing(code.co_name, tuple(source(code)))
 
 
-def by_line(code: Iterable[CodeType | Listing], lines: dict[tuple[str, int], Counters]) -> View:
-    """Return a View of these functions with their counters. `lines`: {(function, line): {name: number}}."""
-    parts = list(map(listing, code))
+def by_line(
+    code: Iterable[CodeType | Listing],
+    lines: dict[tuple[str, int], Counters],
+    declared: Sequence[Column] = (),
+) -> View:
+    """Return a View of these functions beside their counters.
+
+    lines: {(function, line): {name: number}}. declared: how observers want them shown; a counter that is in
+        no column has a column of its own, under its name.
+    """
+    parts, known = list(map(listing, code)), {name for column in declared for name in column.counted}
+    others = dict.fromkeys(name for counters in lines.values() for name in counters if name not in known)
+    columns = [
+        column for column in (*declared, *(Column(name, (name,)) for name in others)) if column.heading
+    ]
     texts, bodies = [], []
     for name, text in parts:
         rows = [(number, line, lines.get((name, number), {})) for number, line in enumerate(text, 1)]
         if any(counters for *_, counters in rows) or name == parts[0][0]:
-            texts.append(as_text(name, rows))
-            bodies.append(as_html(name, rows))
-    return View("\n\n".join(texts), "".join(bodies) + f"<small>{MEANING}</small>")
+            texts.append(as_text(name, rows, columns))
+            bodies.append(as_html(name, rows, columns))
+    meaning = " ".join(column.meaning for column in columns if column.meaning)
+    return View("\n\n".join(texts), "".join(bodies) + f"<small>{escape(meaning)}</small>")
 
 
 def source(code: CodeType) -> list[str]:
@@ -69,23 +60,22 @@ def source(code: CodeType) -> list[str]:
     return [line.rstrip()[indent:] for line in text]
 
 
-def table(rows: list[Line]) -> tuple[list[str], list[list[str]]]:
-    """(headings that have entries, a row of texts for each line)."""
-    used = [heading for heading, value in COLUMNS.items() if any(value(counters) for *_, counters in rows)]
-    return used, [[written(COLUMNS[heading](counters)) for heading in used] for *_, counters in rows]
+def table(rows: list[Line], columns: list[Column]) -> tuple[list[str], list[list[str]]]:
+    """Return (headings that have entries, a row of texts for each line)."""
+    cells = [[entry(column, counters) for column in columns] for *_, counters in rows]
+    used = [place for place in range(len(columns)) if any(row[place] for row in cells)]
+    return [columns[place].heading for place in used], [[row[place] for place in used] for row in cells]
 
 
-def pair(line: Counters, name: str, other: str) -> str | None:
-    return f"{line[name]:,} ({line[other]:,})" if line.get(name) else None
+def entry(column: Column, line: Counters) -> str:
+    """Return a table's entry: numbers with commas, nothing for 0."""
+    total = sum(line.get(name, 0) for name in column.names)
+    beside = f" ({line.get(column.beside, 0):,})" if column.beside else ""
+    return f"{total:,}{beside}" if total else ""
 
 
-def written(entry: int | str | None) -> str:
-    """A table's entry: numbers with commas, nothing for 0 and None."""
-    return f"{entry:,}" if isinstance(entry, int) and entry else entry or ""
-
-
-def as_text(name: str, rows: list[Line]) -> str:
-    used, cells = table(rows)
+def as_text(name: str, rows: list[Line], columns: list[Column]) -> str:
+    used, cells = table(rows, columns)
     widths = [max(len(heading), *(len(row[column]) for row in cells)) for column, heading in enumerate(used)]
 
     def joined(texts: Iterable[str]) -> str:
@@ -101,11 +91,11 @@ def indented(line: str) -> str:
     return "&nbsp;" * (len(line) - len(text)) + escape(text)
 
 
-def as_html(name: str, rows: list[Line]) -> str:
+def as_html(name: str, rows: list[Line], columns: list[Column]) -> str:
     if not rows:
         return f"<p>{escape(name)} has no source to show</p>"
-    used, cells = table(rows)
-    head = "".join(f"<th>{heading}</th>" for heading in used)
+    used, cells = table(rows, columns)
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in used)
     body = "".join(
         f"<tr>{''.join(f'<td>{text}</td>' for text in row)}<td>{number}</td><td {LEFT_ALIGNED}><code"
         f" class='source'>{indented(line)}</code></td></tr>"

@@ -89,7 +89,8 @@ class Replay:
             self.context.announce("launch_finished", self.context)
         own = "threads", "blocks", "barriers"
         counters = {name: count for name, count in self.context.counters.items() if name not in own}
-        return Outcome(self.context.findings, counters, self.notes(), (), self.context.trace)
+        found, shown = self.context.findings, self.context.columns()
+        return Outcome(found, counters, self.notes(), trace=self.context.trace, columns=shown)
 
     def notes(self):
         if not self.skipped:

@@ -65,7 +65,7 @@ def of_blocks(attempt, blocks):
     ] + attempt.unassigned  # of all blocks
     outcome.findings += attempt.logged.findings
     outcome.notes, outcome.trace = (*outcome.notes, *attempt.logged.notes), attempt.logged.trace
-    outcome.watched = attempt.logged.watched
+    outcome.watched, outcome.columns = attempt.logged.watched, attempt.logged.columns
     counted = attempt.counters()
     outcome.counters |= counted | {"barriers": counted["barriers"] + outcome.counters["barriers"]}
     return outcome

@@ -1,6 +1,7 @@
 """A launch by fission."""
 
 import signal
+from dataclasses import replace
 
 import numpy as np
 from numba.core.errors import NumbaError
@@ -200,5 +201,6 @@ class Attempt(Memory):
             ("by fission", format_undecided(1)) if self.watched and lowered.synchronizes else ("by fission",)
         )
         notes, findings = (*notes, *self.logged.notes), [*self.unassigned, *self.logged.findings]
-        shares = self.logged.watched
-        return Outcome(findings, self.counters(), notes, lowered.code, self.logged.trace, shares)
+        return replace(
+            self.logged, findings=findings, counters=self.counters(), notes=notes, code=lowered.code
+        )
