@@ -14,7 +14,7 @@ import numpy as np
 
 from sim.engine.scheduler import ONE_OF_BLOCK
 from sim.ptx.holding import named, read_and_written
-from sim.ptx.syntax import Address, Instruction, Special
+from sim.ptx.syntax import Address, Immediate, Instruction, Special
 
 HIGH, LOW = "envreg1", "envreg2"  # where the halves of the workspace's address are
 BYTES = 8  # of the workspace: its size, and the barrier's word
@@ -29,20 +29,38 @@ class GridSync:
 
     def __init__(self, function):
         items = [item for item in function.body if isinstance(item, Instruction)]
-        self.pointers = pointers(items)
+        self.items, self.pointers = items, pointers(items)
+        # a device function may have been given the group, by value
+        self.given = set() if function.entry else pointers(items, parameters=True)
         self.arrivals, self.waits = set(), set()
         self.needed = any(self.uses(item) for item in items)
         for item, following in pairwise(items):
             if self.adds(item) and self.asks(following) and where(item) == where(following):
+                self.needed = True
                 self.arrivals.add(id(item))
                 self.waits.add(id(following))
 
     def adds(self, item):
-        return item.names[:2] == ["atom", "add"] and self.at_workspace(item)
+        if item.names[:2] != ["atom", "add"]:
+            return False
+        return self.at_workspace(item) or self.at_workspace(item, self.given) and self.counts_blocks(item)
+
+    def counts_blocks(self, item):
+        """Return whether the number that an addition adds is computed as in the header: from a constant with
+        the highest bit."""
+        names, seen = {register.name for register in named(item.operands[-1])}, set()
+        while names - seen:
+            seen |= names
+            computing = [other for other in self.items if read_and_written(other)[1] & names]
+            operands = [operand for other in computing for operand in other.operands]
+            if any(isinstance(o, Immediate) and o.value & WORD in (TOP, TOP + 1) for o in operands):
+                return True
+            names = {name for other in computing for name in read_and_written(other)[0]}
+        return False
 
     def asks(self, item):
         strong = {"acquire", "volatile", "relaxed"} & set(item.names)
-        return item.names[0] == "ld" and bool(strong) and self.at_workspace(item)
+        return item.names[0] == "ld" and bool(strong) and self.at_workspace(item, self.pointers | self.given)
 
     def uses(self, item):
         if item.names[0] in ("atom", "red"):
@@ -50,9 +68,9 @@ class GridSync:
         stored = item.names[0] == "st" and {register.name for register in named(item.operands[1])}
         return bool(stored and stored & self.pointers)
 
-    def at_workspace(self, item):
+    def at_workspace(self, item, pointers=None):
         found = where(item)
-        return found is not None and getattr(found.base, "name", None) in self.pointers
+        return found is not None and getattr(found.base, "name", None) in (pointers or self.pointers)
 
 
 def where(item):
@@ -60,9 +78,13 @@ def where(item):
     return next((operand for operand in item.operands if isinstance(operand, Address)), None)
 
 
-def pointers(items):
-    """Return the names of the registers that are computed from the workspace's address, and not loaded."""
+def pointers(items, parameters=False):
+    """Return the names of the registers that are computed from the workspace's address, and not loaded; or of
+    those that are computed from the function's `parameters`."""
     found, before = set(), None
+    if parameters:
+        loads = [item for item in items if item.names[:2] == ["ld", "param"]]
+        found = {register.name for item in loads for register in named(item.operands[0])}
     computing = [item for item in items if item.names[0] not in ("ld", "ldu", "atom", "call", "setp")]
     while found != before:
         before = set(found)

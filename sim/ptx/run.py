@@ -231,6 +231,12 @@ class Run:
         return address >> 32 if half == HIGH else address & 0xFFFFFFFF
 
     def arrive_at_grid(self, address, added):
+        workspace = self.allocations.get(WORKSPACE)
+        if workspace is None or address != workspace.base + 4:
+            raise LaunchError(
+                f"a grid barrier as cooperative_groups.h has it adds to the address {address:#x}, which is"
+                " not that of the launch's workspace"
+            )
         return self.grid.arrive(added)
 
     def wait_for_grid(self, place):

@@ -90,6 +90,39 @@ def test_arrival_and_wait_apart_order_what_comes_before_the_arrival(tmp_path):
     assert report.findings == () and np.array_equal(arguments[1], np.roll(np.arange(32), 16))
 
 
+CALLED = """#include <cooperative_groups.h>
+namespace cg = cooperative_groups;
+
+__device__ __noinline__ void wait_for_all(cg::grid_group grid) { grid.sync(); }
+
+extern "C" __global__ void bug(int* x, int* y) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    x[i] = i;
+    if (blockIdx.x == 1) return;
+    wait_for_all(cg::this_grid());
+    y[i] = x[i + 16];
+}
+
+extern "C" __global__ void mended(int* x, int* y) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    x[i] = i;
+    wait_for_all(cg::this_grid());
+    y[i] = x[(i + 16) % 32];
+}
+"""
+
+
+def test_a_function_that_is_given_the_grid_waits_for_all_of_it(tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    (tmp_path / "called.cu").write_text(CALLED)
+    kernels = load_cuda(tmp_path / "called.cu")
+    arguments = [np.zeros(32, np.int32) for _ in range(2)]
+    report = simulate(kernels["bug"], on_finding="report")[2, 16](*arguments)
+    assert [(f.kind, f.accesses[0].site.line) for f in report.findings] == [("deadlock", 4)]
+    report = simulate(kernels["mended"])[2, 16](*arguments)
+    assert report.findings == report.notes == () and np.array_equal(arguments[1], np.roll(np.arange(32), 16))
+
+
 def test_a_header_of_the_toolkit_is_found_and_one_that_is_missing_is_explained(tmp_path):
     pytest.importorskip("cuda.bindings.nvrtc")
     path = tmp_path / "missing.cu"
