@@ -32,10 +32,10 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from kernels.common.arguments import ANY_FLOAT, HALVES, as_in_torch, attention_arguments, check_attention
-from kernels.common.autograd import attention_operator
-from kernels.common.launch import launch, output, width_for
+from kernels.common.arguments import ANY_FLOAT, HALVES
+from kernels.common.launch import width_for
 from kernels.common.tiles import MINUS_INFINITY, load_tile, reciprocal, weight
+from kernels.flash.operators import attend, attention_operator, checked, launch_rows
 from kernels.flash.tensor_forward import flash_tensor_forward
 
 ROWS, KEYS = 64, 32  # queries in a block, one a thread; keys in a tile
@@ -95,23 +95,24 @@ def flash_forward_kernel(width):
     return flash_forward_kernel
 
 
+def forward(q, k, v, causal, scale, run):
+    """(O, L) of checked arguments; 16-bit tensors go to the kernel on tensor cores."""
+    if q.dtype in HALVES:
+        return flash_tensor_forward(q, k, v, causal, scale, run)
+    kernel = flash_forward_kernel(width_for(q.shape[3]))
+    return launch_rows(kernel, ROWS, ROWS, q, k, v, causal, scale, run)
+
+
 def flash_forward(q, k, v, causal=True, scale=None, run=None):
     """(O, L): attention and each query's log-sum-exp, without gradients. Arguments and errors are those of
     `flash_attention`.
 
     O is like q, L is (B, H, N), float32, on q's device.
     """
-    q, k, v, scale = attention_arguments(q, k, v, scale, ANY_FLOAT)
-    if q.dtype in HALVES:
-        return flash_tensor_forward(q, k, v, causal, scale, run)
-    batch, heads, n, d = q.shape
-    o, log_sum = output(q.shape, like=q), output(q.shape[:3], like=q)
-    grid = (-(-n // ROWS), heads, batch)
-    launch(flash_forward_kernel(width_for(d)), grid, ROWS, q, k, v, scale, bool(causal), o, log_sum, run=run)
-    return o, log_sum
+    return checked(forward, ANY_FLOAT, q, k, v, causal, scale, run)
 
 
-flash_forward_operator = attention_operator("flash", flash_forward)
+flash_forward_operator = attention_operator("flash", forward)
 
 
 def flash_attention(
@@ -139,7 +140,6 @@ def flash_attention(
     pass is plain PyTorch, in float32, and makes the N×N matrix. Under torch.compile this is one opaque
     operator. Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
     """
-    causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
-    scale = check_attention(q, k, v, scale, ANY_FLOAT)
-    o, log_sum = flash_forward_operator(q, k, v, bool(causal), float(scale))
-    return (o, log_sum) if return_lse else o
+    return attend(
+        flash_forward_operator, ANY_FLOAT, q, k, v, causal, scale, is_causal, enable_gqa, return_lse
+    )

@@ -29,13 +29,13 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from kernels.common.arguments import as_in_torch, attention_arguments, check_attention
-from kernels.common.autograd import attention_operator
-from kernels.common.launch import launch, output, width_for
+from kernels.common.arguments import FLOAT32
+from kernels.common.launch import width_for
+from kernels.common.splits import ALL_LANES, LANES
 from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
+from kernels.flash.operators import attend, attention_operator, checked, launch_rows
 
-LANES, WARPS = 32, 4  # threads in a warp; warps, and so queries, in a block
-ALL_LANES = 0xFFFFFFFF
+WARPS = 4  # in a block, each with one query
 
 
 @functools.cache
@@ -100,33 +100,22 @@ def warp_attention_kernel(width):
     return warp_attention_kernel
 
 
+def forward(q, k, v, causal, scale, run):
+    """(O, L) of checked arguments."""
+    kernel = warp_attention_kernel(width_for(q.shape[3]))
+    return launch_rows(kernel, WARPS, WARPS * LANES, q, k, v, causal, scale, run)
+
+
 def warp_forward(q, k, v, causal=True, scale=None, run=None):
     """(O, L): attention and each query's log-sum-exp, without gradients. Arguments and errors are those of
     `warp_attention`.
 
     O is shaped like q, L is (B, H, N), both float32, on q's device.
     """
-    q, k, v, scale = attention_arguments(q, k, v, scale)
-    batch, heads, n, d = q.shape
-    o, log_sum = output(q.shape, like=q), output(q.shape[:3], like=q)
-    grid = (-(-n // WARPS), heads, batch)
-    launch(
-        warp_attention_kernel(width_for(d)),
-        grid,
-        WARPS * LANES,
-        q,
-        k,
-        v,
-        scale,
-        bool(causal),
-        o,
-        log_sum,
-        run=run,
-    )
-    return o, log_sum
+    return checked(forward, FLOAT32, q, k, v, causal, scale, run)
 
 
-warp_forward_operator = attention_operator("warp", warp_forward)
+warp_forward_operator = attention_operator("warp", forward)
 
 
 def warp_attention(
@@ -142,7 +131,4 @@ def warp_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale · q kᵀ) v, (B, H, N, d), a warp a query. Arguments, gradients and errors: those of
     `flash_attention`."""
-    causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
-    scale = check_attention(q, k, v, scale)
-    o, log_sum = warp_forward_operator(q, k, v, bool(causal), float(scale))
-    return (o, log_sum) if return_lse else o
+    return attend(warp_forward_operator, FLOAT32, q, k, v, causal, scale, is_causal, enable_gqa, return_lse)

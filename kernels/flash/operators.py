@@ -1,0 +1,79 @@
+"""The host side of flash attention: arguments are checked once, a kernel is launched, and autograd knows it.
+
+A kernel of this package stands behind a function forward(q, k, v, causal, scale, run) -> (O, L) of
+checked arguments. `checked` makes a host function of it, `attention_operator` an operator with gradients, and
+`attend` calls that operator as PyTorch names the arguments.
+"""
+
+import torch
+from numpy import float32
+
+from kernels.common.arguments import as_in_torch, check_attention
+from kernels.common.autograd import differentiable_once
+from kernels.common.launch import launch, output
+from kernels.reference import attention_backward
+
+
+def checked(forward, dtypes, q, k, v, causal, scale, run):
+    """(O, L) by `forward`, of arguments that a caller has given; no gradients."""
+    scale = check_attention(q, k, v, scale, dtypes)
+    return forward(*(x.detach().contiguous() for x in (q, k, v)), bool(causal), scale, run)
+
+
+def launch_rows(kernel, rows, threads, q, k, v, causal, scale, run):
+    """(O, L), float32, of a kernel (q, k, v, scale, causal, o, log_sum) whose blocks own `rows`
+    queries of a head each."""
+    batch, heads, n, _ = q.shape
+    o, log_sum = output(q.shape, like=q), output(q.shape[:3], like=q)
+    grid = (-(-n // rows), heads, batch)
+    launch(kernel, grid, threads, q, k, v, scale, causal, o, log_sum, run=run)
+    return o, log_sum
+
+
+def attend(operator, dtypes, q, k, v, causal, scale, is_causal, enable_gqa, return_lse):
+    """O, or (O, L), by an operator of `attention_operator`."""
+    causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
+    scale = check_attention(q, k, v, scale, dtypes)
+    o, log_sum = operator(q, k, v, bool(causal), float(scale))
+    return (o, log_sum) if return_lse else o
+
+
+def attention_operator(name, forward):
+    """The operator (q, k, v, causal, scale) -> (O, L) of a function `forward`, with gradients.
+
+    The backward pass is plain PyTorch, in float32, and makes the N×N matrix.
+    """
+
+    @torch.library.custom_op(f"attention_course::{name}_forward", mutates_args=())
+    def forward_operator(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        return forward(q, k, v, causal, float32(scale), None)
+
+    @torch.library.custom_op(f"attention_course::{name}_backward", mutates_args=())
+    def backward_operator(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        o: torch.Tensor,
+        log_sum: torch.Tensor,
+        d_o: torch.Tensor,
+        causal: bool,
+        scale: float,
+        wanted: list[bool],
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        wide = (x.float() for x in (q, k, v, o, log_sum, d_o))
+        d_q, d_k, d_v = (x.to(q.dtype) for x in attention_backward(*wide, causal, scale))
+        return d_q, d_k, d_v
+
+    @forward_operator.register_fake
+    def shapes_forward(q, k, v, causal, scale):
+        return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+    @backward_operator.register_fake
+    def shapes_backward(q, k, v, o, log_sum, d_o, causal, scale, wanted):
+        return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+    differentiable_once(forward_operator, backward_operator, 3, 2, "attention")
+    return forward_operator
