@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # the same for type checkers
     from kernels.conv.operators import conv_attention as conv_attention
     from kernels.distributed import conv_attention_decode_sharded as conv_attention_decode_sharded
     from kernels.distributed import conv_attention_sharded as conv_attention_sharded
+    from kernels.flash.decode import flash_attention_decode as flash_attention_decode
     from kernels.flash.forward import flash_attention as flash_attention
     from kernels.flash.warp import warp_attention as warp_attention
     from kernels.latent.decode import latent_attention_decode as latent_attention_decode
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # the same for type checkers
 _HOME = {
     "attention": "kernels.reference",
     "flash_attention": "kernels.flash.forward",
+    "flash_attention_decode": "kernels.flash.decode",
     "warp_attention": "kernels.flash.warp",
     "conv_attention": "kernels.conv.operators",
     "conv_attention_decode": "kernels.conv.decode",

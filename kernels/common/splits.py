@@ -7,6 +7,7 @@ m = -inf. The merge of flash/warp.py, with one division at the end:
 """
 
 import functools
+import math
 
 import torch
 from numba import cuda
@@ -81,6 +82,20 @@ def sum_of_warps(sums, c):
     for warp in range(MERGING_WARPS):
         total += sums[warp, c]
     return total
+
+
+@cuda.jit
+def merge_splits_kernel(parts, o, log_sum):
+    """o (B, H, 1, d) and log_sum (B, H, 1) = the merged parts (B, H, splits, d + 2)."""
+    sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
+    totals = cuda.shared.array(MERGING_WARPS, float32)
+    part, o_row = parts[cuda.blockIdx.y, cuda.blockIdx.x], o[cuda.blockIdx.y, cuda.blockIdx.x, 0]
+    m = add_splits(sums, totals, part)
+    cuda.syncthreads()  # every warp's sums are there
+    if cuda.threadIdx.x < o_row.shape[0]:
+        o_row[cuda.threadIdx.x], l = merged(sums, totals, cuda.threadIdx.x)
+        if cuda.threadIdx.x == 0:
+            log_sum[cuda.blockIdx.y, cuda.blockIdx.x, 0] = m + math.log(l)
 
 
 # Host functions ---------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ window, 4, 8, 12 or 16: a lane has a score of each in a register.
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -37,16 +36,7 @@ import torch
 from numba import cuda
 from numpy import float32
 
-from kernels.common.arguments import (
-    ANY_FLOAT,
-    FLOAT32,
-    HALVES,
-    MAX_HEAD_DIM,
-    MOST_TAPS,
-    TAPS,
-    check,
-    checked_scale,
-)
+from kernels.common.arguments import ANY_FLOAT, FLOAT32, HALVES, MOST_TAPS, TAPS, check, checked_scale
 from kernels.common.launch import launch, output
 from kernels.common.splits import (
     LANE,
@@ -55,10 +45,9 @@ from kernels.common.splits import (
     MERGING_WARPS,
     PLACE,
     UNROLLED,
-    add_splits,
     flat,
     largest_of_warp,
-    merged,
+    merge_splits_kernel,
     splits_for,
     sum_of_warp,
 )
@@ -228,20 +217,6 @@ def split_kernel(slots, d):
     return conv_decode_split_kernel
 
 
-@cuda.jit
-def conv_decode_merge_kernel(parts, o, log_sum):
-    """o (B, H, 1, d) and log_sum (B, H, 1) = the merged parts (B, H, splits, d + 2)."""
-    sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
-    totals = cuda.shared.array(MERGING_WARPS, float32)
-    part, o_row = parts[cuda.blockIdx.y, cuda.blockIdx.x], o[cuda.blockIdx.y, cuda.blockIdx.x, 0]
-    m = add_splits(sums, totals, part)
-    cuda.syncthreads()  # every warp's sums are there
-    if cuda.threadIdx.x < o_row.shape[0]:
-        o_row[cuda.threadIdx.x], l = merged(sums, totals, cuda.threadIdx.x)
-        if cuda.threadIdx.x == 0:
-            log_sum[cuda.blockIdx.y, cuda.blockIdx.x, 0] = m + math.log(l)
-
-
 # Host functions ---------------------------------------------------------------------------------------------
 
 
@@ -263,10 +238,9 @@ def conv_attention_decode(
         are computed on tensor cores (`kernels.conv.tensor_decode`). scale is 1/sqrt(d) unless given.
     splits: among how many blocks the keys of a head are divided, 1 or more; chosen by
         `kernels.common.splits.choose_splits` unless given. It changes rounding only.
-    run: how to launch the kernels (`kernels.common.launch`). No decision hangs on a number in a tensor, so
-    that a
-        CUDA graph can record the call. Raises TypeError or ValueError that names the argument, what it is,
-        and what was wanted.
+    run: how to launch the kernels (`kernels.common.launch`). No decision depends on a number in a tensor, so
+        that a CUDA graph can record the call. Raises TypeError or ValueError that names the argument, what it
+        is, and what was wanted.
     """
     q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale, ANY_FLOAT)
     if q.dtype in HALVES:
@@ -291,7 +265,7 @@ def conv_decode_tensor(q, k, v, w, scale, splits=None, run=None):
     *bits, positive = decode_tensor.operands(q, k, v, scale)
     grid = (splits, heads, batch)
     launch(kernel, grid, decode_tensor.THREADS, *bits, w.float(), positive, length, parts, run=run)
-    launch(conv_decode_merge_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, run=run)
+    launch(merge_splits_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, run=run)
     return o.to(q.dtype)
 
 
@@ -322,7 +296,7 @@ def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None)
         parts,
         run=run,
     )
-    launch(conv_decode_merge_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, run=run)
+    launch(merge_splits_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, run=run)
     return o, log_sum
 
 

@@ -211,10 +211,9 @@ def latent_attention_decode(
         (`kernels.latent.tensor_decode`). scale is 1/sqrt(L) unless given. Returns a tensor like q_window.
     alpha, window: as for `latent_attention`. splits: among how many blocks the keys are divided, 1 or more;
         chosen by `kernels.common.splits.choose_splits` unless given. It changes rounding only.
-    run: how to launch the kernels (`kernels.common.launch`). No decision hangs on a number in a tensor, so
-    that a
-        CUDA graph can record the call. Raises TypeError or ValueError that names the argument, what it is,
-        and what was wanted.
+    run: how to launch the kernels (`kernels.common.launch`). No decision depends on a number in a tensor, so
+        that a CUDA graph can record the call. Raises TypeError or ValueError that names the argument, what it
+        is, and what was wanted.
     """
     check_shapes(q_window, k_latent, v_latent, w_q, w_v, "q_window")
     (batch, heads, given, d), (_, keys, latent) = q_window.shape, k_latent.shape
