@@ -414,7 +414,7 @@ sliding_tile(report.trace, d=2, columns=3)
 # ### Its sister in the package
 #
 # The same kernel, with batches, heads and a causal mask, and with its rows in registers (a thread's own memory) instead of shared memory, is `kernels/flash/forward.py`. Its
-# core will look familiar. (`weight(a, b)` is exp(a − b), `seen` is how many keys this query may look at, `KEYS` is your `columns`, and `width` your `d`.)
+# core will look familiar. (`weight(a, b)` is exp(a − b), `before` and `seen` bound the keys that this query may look at, for a causal mask or a sliding window; `KEYS` is your `columns`, and `width` your `d`.)
 
 # %%
 source = inspect.getsource(inspect.getmodule(flash_attention)).splitlines()

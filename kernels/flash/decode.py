@@ -1,6 +1,7 @@
 """Flash attention for one new token: the keys split among warps, whose states a second kernel merges.
 
-The last row of causal attention. With q the new token's query:
+The last row of causal attention. With q the new token's query, at position N_k - 1, and the keys j that it
+sees (all of them; the last left + 1 in a window):
 
     O = softmax(scale · q kᵀ) v
 
@@ -33,6 +34,7 @@ from kernels.common.splits import (
     sum_of_warp,
 )
 from kernels.common.tiles import MINUS_INFINITY, weight
+from kernels.flash.window import UNLIMITED, checked_window
 
 WARPS, AT_A_TIME = 4, 4  # warps in a block; keys in a step
 
@@ -111,6 +113,7 @@ def flash_attention_decode(
     run: Callable[..., Any] | None = None,
     *,
     enable_gqa: bool = False,
+    window: tuple[int, int] | None = None,
 ) -> torch.Tensor:
     """The last row of causal attention, (B, H, 1, d), for one token that has just come; without gradients.
 
@@ -122,17 +125,20 @@ def flash_attention_decode(
     run: how to launch the kernels (`kernels.common.launch`). No decision depends on a number in a tensor, so
         that a CUDA graph can record the call.
     enable_gqa: k and v are (B, H_kv, N_k, d), where H_kv divides H; nothing is copied.
+    window: as for `flash_attention`: the token sees the last left + 1 keys, its own among them.
 
     Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
     """
     scale, group = checked_decode(q, k, v, scale, enable_gqa)
     q, k, v = (x.detach() for x in (q, k, v))
+    left, _ = checked_window(window)
     (batch, heads, _, d), n = q.shape, k.shape[2]
-    splits = splits_for(splits, batch * heads, n, k.device)
+    begin = 0 if left == UNLIMITED else max(0, n - 1 - left)
+    splits = splits_for(splits, batch * heads, n - begin, k.device)
     shapes = (batch, heads, splits * WARPS, d + 2), q.shape, (batch, heads, 1)
     parts, o, log_sum = (output(shape, like=k) for shape in shapes)
-    length = -(-n // (splits * WARPS))
-    arguments = (*flat(k), *flat(v), group, scale, 0, n, length, parts)
+    length = -(-(n - begin) // (splits * WARPS))
+    arguments = (*flat(k), *flat(v), group, scale, begin, n, length, parts)
     launch(flash_decode_kernel(width_for(d)), (splits, heads, batch), WARPS * LANES, q, *arguments, run=run)
     launch(merge_splits_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, run=run)
     return o.to(q.dtype)

@@ -1,6 +1,6 @@
 """The host side of flash attention: arguments are checked once, a kernel is launched, and autograd knows it.
 
-A kernel of this package stands behind a function forward(q, k, v, causal, scale, run) -> (O, L) of
+A kernel of this package stands behind a function forward(q, k, v, causal, scale, window, run) -> (O, L) of
 checked arguments. `checked` makes a host function of it, `attention_operator` an operator with gradients, and
 `attend` calls that operator as PyTorch names the arguments.
 """
@@ -11,45 +11,46 @@ from numpy import float32
 from kernels.common.arguments import as_in_torch, check_attention
 from kernels.common.autograd import differentiable_once
 from kernels.common.launch import launch, output
+from kernels.flash.window import Window, checked_window
 from kernels.reference import attention_backward
 
 
-def checked(forward, dtypes, q, k, v, causal, scale, run):
+def checked(forward, dtypes, q, k, v, causal, scale, window, run):
     """(O, L) by `forward`, of arguments that a caller has given; no gradients."""
-    scale = check_attention(q, k, v, scale, dtypes)
-    return forward(*(x.detach().contiguous() for x in (q, k, v)), bool(causal), scale, run)
+    scale, window = check_attention(q, k, v, scale, dtypes), checked_window(window)
+    return forward(*(x.detach().contiguous() for x in (q, k, v)), bool(causal), scale, window, run)
 
 
-def launch_rows(kernel, rows, threads, q, k, v, causal, scale, run):
-    """(O, L), float32, of a kernel (q, k, v, scale, causal, o, log_sum) whose blocks own `rows`
+def launch_rows(kernel, rows, threads, q, k, v, causal, scale, window, run):
+    """(O, L), float32, of a kernel (q, k, v, scale, causal, window, o, log_sum) whose blocks own `rows`
     queries of a head each."""
     batch, heads, n, _ = q.shape
     o, log_sum = output(q.shape, like=q), output(q.shape[:3], like=q)
-    grid = (-(-n // rows), heads, batch)
-    launch(kernel, grid, threads, q, k, v, scale, causal, o, log_sum, run=run)
+    grid, window = (-(-n // rows), heads, batch), window.within(n, k.shape[2])
+    launch(kernel, grid, threads, q, k, v, scale, causal, window, o, log_sum, run=run)
     return o, log_sum
 
 
-def attend(operator, dtypes, q, k, v, causal, scale, is_causal, enable_gqa, return_lse):
+def attend(operator, dtypes, q, k, v, causal, scale, is_causal, enable_gqa, return_lse, window):
     """O, or (O, L), by an operator of `attention_operator`."""
     causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
-    scale = check_attention(q, k, v, scale, dtypes)
-    o, log_sum = operator(q, k, v, bool(causal), float(scale))
+    scale, window = check_attention(q, k, v, scale, dtypes), checked_window(window)
+    o, log_sum = operator(q, k, v, bool(causal), float(scale), list(window))
     return (o, log_sum) if return_lse else o
 
 
 def attention_operator(name, forward):
-    """The operator (q, k, v, causal, scale) -> (O, L) of a function `forward`, with gradients.
+    """The operator (q, k, v, causal, scale, window) -> (O, L) of a function `forward`, with gradients.
 
     The backward pass is plain PyTorch, in float32, and makes the N×N matrix.
     """
 
     @torch.library.custom_op(f"attention_course::{name}_forward", mutates_args=())
     def forward_operator(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, window: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         q, k, v = (x.contiguous() for x in (q, k, v))
-        return forward(q, k, v, causal, float32(scale), None)
+        return forward(q, k, v, causal, float32(scale), Window(*window), None)
 
     @torch.library.custom_op(f"attention_course::{name}_backward", mutates_args=())
     def backward_operator(
@@ -61,19 +62,20 @@ def attention_operator(name, forward):
         d_o: torch.Tensor,
         causal: bool,
         scale: float,
+        window: list[int],
         wanted: list[bool],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         wide = (x.float() for x in (q, k, v, o, log_sum, d_o))
-        d_q, d_k, d_v = (x.to(q.dtype) for x in attention_backward(*wide, causal, scale))
+        d_q, d_k, d_v = (x.to(q.dtype) for x in attention_backward(*wide, causal, scale, window))
         return d_q, d_k, d_v
 
     @forward_operator.register_fake
-    def shapes_forward(q, k, v, causal, scale):
+    def shapes_forward(q, k, v, causal, scale, window):
         return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
     @backward_operator.register_fake
-    def shapes_backward(q, k, v, o, log_sum, d_o, causal, scale, wanted):
+    def shapes_backward(q, k, v, o, log_sum, d_o, causal, scale, window, wanted):
         return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
-    differentiable_once(forward_operator, backward_operator, 3, 2, "attention")
+    differentiable_once(forward_operator, backward_operator, 3, 3, "attention")
     return forward_operator

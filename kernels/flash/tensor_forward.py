@@ -21,6 +21,7 @@ from numba import cuda
 from numpy import float32, int16, uint32
 
 from kernels.common.tiles import MINUS_INFINITY
+from kernels.flash.window import EVERYTHING
 from kernels.tensor_cores.instructions import cp_async_commit, cp_async_wait_0, ldmatrix_x4
 from kernels.tensor_cores.launch import Work, kind_of, launch_on_tensor_cores, tensor_width
 from kernels.tensor_cores.tiles import (
@@ -38,7 +39,8 @@ KEYS = {64: 64, 128: 32}  # width -> keys in a tile
 
 
 @functools.cache
-def flash_tensor_kernel(width, kind, warps, m_tiles, keys, max_registers=None, q_held=None):
+def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registers=None, q_held=None):
+    """The kernel; one without a window (`windowed`) needs no registers for its limits, and spills none."""
     mma = ARITHMETIC[kind].mma
     rows, pitch, threads, two_tiles = warps * m_tiles * 16, width + PADDING, warps * 32, 2 * keys
     depth, n_tiles, d_tiles = width // 16, keys // 8, width // 8
@@ -82,8 +84,20 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, max_registers=None, q
                         qs[y], qs[y + 1], qs[y + 2], qs[y + 3], b2, b3, s[x], s[x + 1], s[x + 2], s[x + 3]
                     )
 
+    @cuda.jit(device=True)
+    def at_an_edge(j0, first_row, causal, left, right):
+        if windowed:
+            return j0 + keys > first_row + 1 + right or j0 + left < first_row + m_tiles * 16 - 1
+        return causal and j0 + keys > first_row + 1
+
+    @cuda.jit(device=True)
+    def hidden(i, j, causal, left, right):
+        if windowed:
+            return j > i + right or j < i - left
+        return causal and j > i
+
     @cuda.jit(max_registers=max_registers)
-    def flash_tensor_kernel(q, k, v, scale, causal, snake, o, log_sum):
+    def flash_tensor_kernel(q, k, v, window, scale, causal, snake, o, log_sum):
         q_tile = cuda.shared.array((rows, pitch), int16, alignment=16)
         k_tiles = cuda.shared.array((two_tiles, pitch), int16, alignment=16)
         v_tiles = cuda.shared.array((two_tiles, pitch), int16, alignment=16)
@@ -100,12 +114,15 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, max_registers=None, q
         i0 = tile_of_rows * rows
         warp_row = warp * (m_tiles * 16)
         my_row, my_column = i0 + warp_row + (lane >> 2), (lane & 3) * 2
-        seen = min(n_keys, i0 + rows) if causal else n_keys
+        left, right = window
+        right = 0 if causal else right
+        begin = max(0, i0 - left) // keys * keys if windowed else 0
+        seen = min(n_keys, i0 + rows + right) if causal or windowed else n_keys
         factor = scale * LOG2E
         # 1. the queries, the first keys
         copy_queries(q_tile, 0, q, batch, head, i0)
-        copy(k_tiles, 0, k, batch, head, 0)
-        copy(v_tiles, 0, v, batch, head, 0)
+        copy(k_tiles, 0, k, batch, head, begin)
+        copy(v_tiles, 0, v, batch, head, begin)
         cp_async_commit()
         for piece in range(m_tiles):
             for x in range(d_tiles * 4):
@@ -118,7 +135,7 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, max_registers=None, q
             for d in range(depth):
                 load_queries(qs, d * m_tiles * 4, q_tile, d, warp_row)
         place = 0
-        for j0 in range(0, seen, keys):
+        for j0 in range(begin, seen, keys):
             cp_async_wait_0()
             cuda.syncthreads()
             if j0 + keys < seen:
@@ -127,12 +144,13 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, max_registers=None, q
                 cp_async_commit()
             # 2. S
             add_scores(s, qs, q_tile, warp_row, k_tiles, place)
-            if j0 + keys > n_keys or causal and j0 + keys > i0 + warp_row + 1:
+            if j0 + keys > n_keys or at_an_edge(j0, i0 + warp_row, causal, left, right):
                 for piece in range(m_tiles):
                     for tile in range(n_tiles):
                         for e in range(4):
                             j = j0 + tile * 8 + my_column + (e & 1)
-                            if j >= n_keys or causal and j > my_row + piece * 16 + (e >> 1) * 8:
+                            i = my_row + piece * 16 + (e >> 1) * 8
+                            if j >= n_keys or hidden(i, j, causal, left, right):
                                 s[(piece * n_tiles + tile) * 4 + e] = MINUS_INFINITY
             # 3. softmax, and O
             soften(s, m, l, os, factor)
@@ -146,10 +164,11 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, max_registers=None, q
     return flash_tensor_kernel
 
 
-def flash_tensor_forward(q, k, v, causal, scale, run=None):
+def flash_tensor_forward(q, k, v, causal, scale, window, run=None):
     """(O, L) of bfloat16 or float16 q, k and v, contiguous and checked (`kernels.common.launch`); O is like
     q."""
     width = tensor_width(q.shape[3])
-    kernel = flash_tensor_kernel(width, kind_of(q), WARPS, PIECES, KEYS[width])
+    kernel = flash_tensor_kernel(width, kind_of(q), WARPS, PIECES, KEYS[width], window != EVERYTHING)
     work = Work(WARPS * PIECES * 16, WARPS * 32)
-    return launch_on_tensor_cores(kernel, work, q, k, v, (), scale, causal, run)
+    window = window.within(q.shape[2], k.shape[2])
+    return launch_on_tensor_cores(kernel, work, q, k, v, (window,), scale, causal, run)

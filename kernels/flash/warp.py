@@ -43,15 +43,17 @@ def warp_attention_kernel(width):
     """The kernel for rows of at most `width` numbers."""
 
     @cuda.jit
-    def warp_attention_kernel(q, k, v, scale, causal, o, log_sum):
+    def warp_attention_kernel(q, k, v, scale, causal, window, o, log_sum):
         """o (B, H, N, d) = attention of q (B, H, N, d), k and v (B, H, N_k, d), and log_sum (B, H, N) = L,
-        all float32."""
+        all float32; window: (left, right), both limits."""
         q_row = cuda.local.array(width, float32)
         o_row = cuda.local.array(width, float32)
         batch, head = cuda.blockIdx.z, cuda.blockIdx.y
         lane = cuda.threadIdx.x % LANES
         i = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // LANES
         n, d, keys = q.shape[2], q.shape[3], k.shape[2]
+        left, right = window
+        right = 0 if causal else right
         if i >= n:
             return  # the whole warp goes, and no barrier waits for it
         # 1. every lane has the query; none has read a key
@@ -60,7 +62,7 @@ def warp_attention_kernel(width):
             o_row[c] = float32(0)
         m, l = MINUS_INFINITY, float32(0)
         # 2. this lane's keys
-        for j in range(lane, min(keys, i + 1) if causal else keys, LANES):
+        for j in range(max(0, i - left) + lane, min(keys, i + 1 + right), LANES):
             score = float32(0)
             for c in range(width):
                 if c < d:
@@ -100,19 +102,19 @@ def warp_attention_kernel(width):
     return warp_attention_kernel
 
 
-def forward(q, k, v, causal, scale, run):
+def forward(q, k, v, causal, scale, window, run):
     """(O, L) of checked arguments."""
     kernel = warp_attention_kernel(width_for(q.shape[3]))
-    return launch_rows(kernel, WARPS, WARPS * LANES, q, k, v, causal, scale, run)
+    return launch_rows(kernel, WARPS, WARPS * LANES, q, k, v, causal, scale, window, run)
 
 
-def warp_forward(q, k, v, causal=True, scale=None, run=None):
+def warp_forward(q, k, v, causal=True, scale=None, run=None, window=None):
     """(O, L): attention and each query's log-sum-exp, without gradients. Arguments and errors are those of
     `warp_attention`.
 
     O is shaped like q, L is (B, H, N), both float32, on q's device.
     """
-    return checked(forward, FLOAT32, q, k, v, causal, scale, run)
+    return checked(forward, FLOAT32, q, k, v, causal, scale, window, run)
 
 
 warp_forward_operator = attention_operator("warp", forward)
@@ -128,7 +130,10 @@ def warp_attention(
     is_causal: bool | None = None,
     enable_gqa: bool = False,
     return_lse: bool = False,
+    window: tuple[int, int] | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale · q kᵀ) v, (B, H, N, d), a warp a query. Arguments, gradients and errors: those of
     `flash_attention`."""
-    return attend(warp_forward_operator, FLOAT32, q, k, v, causal, scale, is_causal, enable_gqa, return_lse)
+    return attend(
+        warp_forward_operator, FLOAT32, q, k, v, causal, scale, is_causal, enable_gqa, return_lse, window
+    )

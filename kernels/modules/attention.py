@@ -76,7 +76,8 @@ class FusedAttention(SelfAttention):
     """Self-attention without the N×N matrix: what nn.MultiheadAttention computes.
 
     embed_dim: E, a multiple of num_heads; E / num_heads <= 128. bias: whether the projections have one.
-        attention: the kernel's function, `flash_attention` or `warp_attention`.
+        attention: the kernel's function, `flash_attention` or `warp_attention`. window: as for
+        `flash_attention`.
     """
 
     def __init__(
@@ -85,13 +86,15 @@ class FusedAttention(SelfAttention):
         num_heads: int,
         bias: bool = True,
         attention: Callable[..., Any] = flash_attention,
+        window: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(embed_dim, num_heads, bias)
-        self.attention = attention
+        self.attention, self.window = attention, window
 
     def forward(self, x: torch.Tensor, causal: bool = False) -> torch.Tensor:
         """x: (B, N, E), float32; returns (B, N, E). With causal, token i sees the tokens j <= i."""
-        return self.merged(self.attention(*self.heads(x), causal))
+        options = {} if self.window is None else {"window": self.window}
+        return self.merged(self.attention(*self.heads(x), causal, **options))
 
 
 class ConvAttention(SelfAttention):

@@ -11,24 +11,46 @@ from kernels.reference.latent import latent_attention_decode as latent_attention
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
 ) -> torch.Tensor:
     """softmax(scale · q kᵀ) v, with the whole N×N matrix in memory.
 
     q: (..., N, d), k: (..., N_k, d), v: (..., N_k, d_v), any floating type; returns (..., N, d_v).
-    scale is 1/sqrt(d) unless given. With causal, query i sees the keys j <= i.
+    scale is 1/sqrt(d) unless given. With causal, query i sees the keys j <= i. With window = (left, right) it
+    sees the keys i - left <= j <= i + right, where -1 sets no limit on a side; 0 for a query that a window
+    leaves no key.
     """
-    return torch.softmax(scores(q, k, causal, scale), dim=-1) @ v
+    s = scores(q, k, causal, scale, window)
+    p = torch.softmax(s, dim=-1)
+    return (p if window is None else p.masked_fill(blind(s), 0)) @ v
 
 
-def scores(q, k, causal=False, scale=None):
-    """scale · q kᵀ, (..., N, N_k); with causal, -inf where j > i."""
+def scores(q, k, causal=False, scale=None, window=None):
+    """scale · q kᵀ, (..., N, N_k); with causal, -inf where j > i; with a window, -inf outside it."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     s = scale * (q @ k.transpose(-1, -2))
-    return s.masked_fill(above_diagonal(s), -math.inf) if causal else s
+    s = s.masked_fill(above_diagonal(s), -math.inf) if causal else s
+    return s if window is None else s.masked_fill(outside(s, window), -math.inf)
 
 
-def attention_backward(q, k, v, o, log_sum, d_o, causal=False, scale=None):
+def outside(s, window):
+    """Where key j is outside the window (left, right) of query i, in scores s (..., N, N_k)."""
+    (left, right), (n, keys) = window, s.shape[-2:]
+    distance = torch.arange(keys, device=s.device) - torch.arange(n, device=s.device)[:, None]
+    return (distance > (keys if right < 0 else right)) | (-distance > (n if left < 0 else left))
+
+
+def blind(s):
+    """Which queries see no key, (..., N, 1), by scores s (..., N, N_k)."""
+    return (s == -math.inf).all(-1, keepdim=True)
+
+
+def attention_backward(q, k, v, o, log_sum, d_o, causal=False, scale=None, window=None):
     """The gradients (dQ, dK, dV) of attention, shaped like q, k and v, with the whole N×N matrix in memory.
 
     o: (..., N, d_v), the output; log_sum: (..., N), the log-sum-exp of each row of scores; d_o: the gradient
@@ -36,7 +58,7 @@ def attention_backward(q, k, v, o, log_sum, d_o, causal=False, scale=None):
     Source: Dao 2023, arXiv 2307.08691, Algorithm 2: P = exp(S - L), dS = P * (dO Vᵀ - D), where D = rowsum(dO
         * O).
     """
-    s = scores(q, k, causal, scale)
+    s = scores(q, k, causal, scale, window)
     p = torch.where(s == -math.inf, 0.0, torch.exp(s - log_sum[..., None]))
     d_s = p * (d_o @ v.transpose(-1, -2) - (d_o * o).sum(-1, keepdim=True))
     d_s = d_s * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)

@@ -105,6 +105,10 @@ def flash(d, run):
     flash_forward(*[rows(4, d)] * 3, run=run)
 
 
+def windowed(d, run):
+    flash_forward(*[rows(4, d)] * 3, run=run, window=(2, 0))
+
+
 def conv(d, c_q, c_k, run):
     conv_forward(*[rows(4, d)] * 3, torch.zeros(1, c_q, c_k), run=run)
 
@@ -129,6 +133,7 @@ def latent(size, run):
 
 TENSOR_CORES = [  # each on a push with the first of its sizes
     (flash, [(64,), (128,)]),
+    (windowed, [(64,), (128,)]),
     (conv, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)]),
     pytest.param(
         gradients, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)], marks=pytest.mark.nightly

@@ -118,7 +118,7 @@ def every_launch():
             "roofline flash_attention": (
                 flash_forward_kernel(d),
                 ((-(-n // ROWS), h, b), ROWS),
-                (q, k, v, float32(1 / sqrt(d)), False, o, log_sum),
+                (q, k, v, float32(1 / sqrt(d)), False, (n, n), o, log_sum),
             ),
         }
     )

@@ -1,0 +1,46 @@
+"""Sliding windows: how far before and after its own position a query sees keys."""
+
+from typing import NamedTuple
+
+UNLIMITED = -1
+
+
+class Window(NamedTuple):
+    """The keys that a query sees: query i sees the keys j with i - left <= j <= i + right.
+
+    UNLIMITED on a side sets no limit there. A kernel takes what `within` returns, in which both are limits.
+    """
+
+    left: int
+    right: int
+
+    def within(self, n, keys):
+        """The same window of n queries and `keys` keys, without UNLIMITED and no larger than it need be."""
+        left, right = (most if side == UNLIMITED else min(side, most) for side, most in zip(self, (n, keys)))
+        return Window(left, right)
+
+
+EVERYTHING = Window(UNLIMITED, UNLIMITED)
+
+
+def checked_window(window):
+    """The Window of an argument (left, right), EVERYTHING for None, or an error."""
+    if window is None:
+        return EVERYTHING
+    wanted = (
+        "wanted (left, right), the keys that a query sees before and after its own position, -1 for no limit,"
+        " or None"
+    )
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        hint = f"; a query and the {window - 1} keys before it: ({window - 1}, 0)" if is_whole(window) else ""
+        raise TypeError(f"argument window is {window!r}; {wanted}{hint}")
+    if not all(map(is_whole, window)):
+        raise TypeError(f"argument window is {window!r}; {wanted}: both whole numbers")
+    if min(window) < UNLIMITED:
+        raise ValueError(f"argument window is {window!r}; {wanted}: both at least -1")
+    return Window(*window)
+
+
+def is_whole(number):
+    """Whether this is an int, and no bool."""
+    return isinstance(number, int) and not isinstance(number, bool)
