@@ -1,4 +1,8 @@
-"""The state of one launch: what runs, and which tools listen. Nothing here outlives it."""
+"""The state of one launch: the thread that runs, the log of accesses, and the observers that subscribe to its
+events.
+
+A Context belongs to one run of one launch. An engine makes it and passes it to everything else.
+"""
 
 import functools
 import linecache
@@ -25,85 +29,115 @@ from sim.events import (
     Site,
 )
 from sim.nouns import plural
-from sim.progress import Judge, ours
+from sim.progress import ProgressCheck, is_simulator_frame
 
 HOOKS = [name for name, hook in vars(Observer).items() if callable(hook) and not name.startswith("_")]
-FLUSH_AT = 1 << 20
-DEFAULT_STEPS = 1_000_000
-# seconds of this process's own time without anything that counts as progress: until threads are looked at
-# first, then twice as long each time that something changes; at most
-FIRST, PATIENCE = 1.0, 8.0
-# where something still changes: so many times as long, and accesses until tools may look at them
-MORE, MOST_LOGGED = 8, 1 << 23
+FLUSH_AT = 1 << 20  # accesses: a longer log is announced at the next switch of threads
+DEFAULT_STEPS = 1_000_000  # iterations of `while` loops without progress, before threads are compared
+# CPU seconds of this process without progress: before threads are compared for the first time (doubles each
+# time that something has changed), and at most
+FIRST_PATIENCE, PATIENCE = 1.0, 8.0
+# If something still changes, a loop may go on for PATIENCE_FACTOR times PATIENCE, or until the log has
+# MAX_LOGGED accesses, which cannot be announced within one loop.
+PATIENCE_FACTOR, MAX_LOGGED = 8, 1 << 23
 
 
 class Context:
-    """One launch: `thread` runs now, `log` holds its accesses until the next batch."""
+    """The state of one run of a launch.
+
+    observers: instances of sim.events.Observer.
+    spec: the DeviceSpec.
+    space: the AddressSpace.
+    block_shape: (x, y, z) threads of a block.
+    schedule: the order of threads and blocks (sim.engine.schedules).
+    max_steps: the limit of loop iterations that the caller of the launch has set, or None.
+    poison: the byte or number that fills memory which nobody has written; None for the default one.
+    """
 
     def __init__(self, observers, spec, space, block_shape, schedule, max_steps=None, poison=None):
         self.spec, self.space, self.block_shape = spec, space, block_shape
+        self.schedule, self.poison = schedule, poison
+        # an object that is told the addresses of accesses, to check their alignment (sim.memory.transfer)
+        self.alignment = None
+        self.kernel, self.language = "", "Numba"  # the kernel's name, and the language that it is written in
+        self.outline = lambda site: None  # a function: Site -> the Outline of its text, or None
+
+        # --- facts about the kernel's text
+        self.synchronizes = False  # whether threads use the results of atomics, or fences
+        self.stores = False  # whether it stores to arrays of the launch
+        self.counts_iterations = False  # whether loops around barriers count their iterations
+        self.ticking = True  # whether every `while` loop ticks; loops of a kernel without source do not
+
+        # --- observers
         self.observers = observers
         check_names(observers)
-        # poison: the byte or number of which memory that nobody has written is full, if not the usual one
-        self.schedule, self.poison = schedule, poison
-        self.alignment = None  # what looks at the addresses of accesses (sim.memory.transfer)
-        self.kernel, self.language = "", "Numba"  # its name, and what it is written in
-        self.outline = lambda site: None  # a Site -> the Outline of its text, or None
-        self.synchronizes = False  # whether threads act on what atomics tell them, or fence
-        self.stores = False  # whether the kernel's text stores to arrays of the launch
-        self.counts_rounds = False  # whether loops around barriers count their rounds
         self.listeners = {hook: listeners(observers, hook) for hook in HOOKS}
-        self.log = array("q") if self.listeners["accesses"] else None
         self.enabled = EnabledEvents(
-            bool(self.listeners["accesses"]),
-            any(hook.__self__.local for hook in self.listeners["accesses"]),
-            bool(self.listeners["unwritten"]),
-            bool(self.listeners["branches"]),
+            accesses=bool(self.listeners["accesses"]),
+            local=any(hook.__self__.local for hook in self.listeners["accesses"]),
+            unwritten=bool(self.listeners["unwritten"]),
+            branches=bool(self.listeners["branches"]),
         )
-        # a site, 12 bits of thread, and whether its branch was taken
-        self.decisions = array("q") if self.listeners["branches"] else None
-        self.values = []  # what the stores and atomics in the log wrote
-        self.segments, self.last_segment = [], -1  # (position in the log, thread): who appended what follows
-        self.logged = 0  # accesses that tools have been told
-        # whether a batch may hold what several blocks did, in turns
-        self.mixes_blocks = not (self.enabled.local or self.enabled.branches)
+        self.in_observer = False  # whether a hook runs now; it may take long, but it ends
+        self.silent = {}  # hook that is not called, or not everywhere -> why
+        self.unwatched = {}  # notes about accesses that are not announced, each once
         self.findings = []
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
-        self.trace = None  # a Recording, if a tool makes one
-        self.silent = {}  # hook that is not called, or not everywhere -> why
-        self.unwatched = {}  # notes of accesses that no observer is told of, each once
-        self.overwriting = set()  # sites of atomics that do not depend on what they replace: exch
-        self.strong = {}  # sites of relaxed and acquiring loads, releasing stores -> LOAD or STORE
-        # sites of atomics for their block alone -> LOAD or STORE, which they are to other blocks
-        self.of_block = {}
-        # (id of code, instruction, action) -> site number, for what is called rather than rewritten
-        # id of code -> (the code, the positions of its instructions)
-        self.called_from, self.codes = {}, {}
-        self.thread, self.entered = None, 0
-        # the accessors of an element, by number of dimensions, for what the kernel's text does not say
+        self.trace = None  # a Recording, if an observer makes one
+
+        # --- the log
+        self.log = array("q") if self.listeners["accesses"] else None
+        self.values = []  # the values that the stores and atomics in the log wrote, in the same order
+        # branches: from the lowest bit, 1 bit for whether it was taken, 12 bits of thread, the site's number
+        self.decisions = array("q") if self.listeners["branches"] else None
+        # (position in the log, thread that appended the accesses from there on), and the last one's number
+        self.segments, self.last_segment = [], -1
+        self.logged = 0  # accesses that have been announced
+        # whether one batch may contain accesses of several blocks that ran alternately
+        self.mixes_blocks = not (self.enabled.local or self.enabled.branches)
+
+        # --- sites of atomic accesses, by number
+        self.overwriting = set()  # atomics whose result in memory does not depend on the old value: exch
+        self.strong = {}  # relaxed and acquiring loads, relaxed and releasing stores -> LOAD or STORE
+        # atomics of scope .cta -> LOAD or STORE: to other blocks they are plain accesses of this kind
+        self.block_scoped = {}
+
+        # --- sites of functions that are called, where rewritten code has no site numbers
+        self.called_from = {}  # (id of code, offset of the instruction, action) -> site number
+        self.codes = {}  # id of code -> (the code, the positions of its instructions); keeps the ids valid
+
+        # --- the running thread
+        self.thread = None
+        self.entered = 0  # how often a thread was resumed
+        # accessors of one element, by the array's number of dimensions
         self.load = self.store = ()
-        self.live, self.judge = (), None  # blocks whose threads take turns; a Judge, while there is doubt
-        # whether another engine runs part of the launch now; whether it has written to global memory
-        self.away = self.wrote = False
-        self.telling = False  # whether a tool is at work, which may take long and ends
+        self.live = ()  # blocks that have begun and not ended, if they take turns
+        # whether compiled code runs part of the launch now; whether it has written to global memory
+        self.runs_compiled = self.wrote = False
+
+        # --- progress
         self.max_steps = max_steps
-        self.ticking = True  # whether every `while` loop ticks: not those of a kernel without source
+        self.progress_check = None  # a ProgressCheck, while threads are being compared
         self.restart_progress()
 
-    # --- who listens ----------------------------------------------------------------------------------------
+    # --- observers ------------------------------------------------------------------------------------------
 
     def announce(self, hook, *facts):
+        """Call the hook of each observer that overrides it, and keep the findings that it returns."""
         if not self.listeners[hook]:
             return
-        began, self.telling = time.monotonic(), True
+        began, self.in_observer = time.monotonic(), True
         for listener in self.listeners[hook]:
             self.findings.extend(listener(*facts) or ())
-        self.telling = False
-        if self.since is not None and hook != "access_refused":  # which a loop may bring without end
+        self.in_observer = False
+        # The time of observers does not count as the kernel's. But a loop may cause refused accesses for
+        # ever, and has to end then too.
+        if self.since is not None and hook != "access_refused":
             self.since += time.monotonic() - began
 
     def refuse(self, site, what, array, index):
-        """An access outside `array`, an IndexError if no tool listens; or with a negative index."""
+        """Announce an access outside of `array`, or with a negative index. Errors: IndexError for the
+        former, if no observer subscribes to such accesses."""
         if not self.listeners["access_refused"] and any(not -n <= i < n for i, n in zip(index, array.shape)):
             raise IndexError(f"{array.name}{list(index)} is outside its shape {list(array.shape)}")
         self.announce("access_refused", self.witness(what, site), array, index, array.shape)
@@ -112,14 +146,15 @@ class Context:
         return thread_index(linear, self.block_shape)
 
     def witness(self, what, site=None, thread=None, value=None):
-        """`thread` (the running one, if not given) as a finding's witness."""
+        """Return the Access by which a finding names a thread (the running one, if not given), with what
+        it did and where."""
         thread = thread or self.thread
         return Access(what, thread.block.index, thread.index, None if site is None else SITES[site], value)
 
     # --- the log --------------------------------------------------------------------------------------------
 
-    def segment(self, thread):
-        """What is logged from here on is `thread`'s."""
+    def begin_segment(self, thread):
+        """Begin a segment of the log: the accesses logged from here on belong to `thread`."""
         if self.log is None:
             return
         if len(self.log) > FLUSH_AT:
@@ -127,93 +162,111 @@ class Context:
         self.last_segment += 1
         self.segments.append((len(self.log), thread))
 
-    def event(self, hook, *facts):
-        """What may order the running thread's accesses: what it does next is a new segment."""
+    def announce_ordering(self, hook, *facts):
+        """Announce an event that may order the running thread's accesses. Its next access begins a new
+        segment."""
         if self.listeners[hook]:
             thread = self.thread
             at = Moment(thread.block.index, thread.block.epoch, thread.linear, self.last_segment)
             self.announce(hook, at, *facts)
-            self.segment(thread)
+            self.begin_segment(thread)
 
     def collective(self, name, block, frame):
-        """Threads of `block` do `name` together, where `frame` is."""
+        """Announce that threads of `block` do `name` together. `frame` is the stack frame of the call."""
         if self.listeners["collective"]:
             self.announce("collective", name, block.index, self.site_of(frame, "call"))
 
     def flush(self):
-        """Hand the log to the tools and empty it. Called before a block's epoch ends, and before another
-        block runs if a tool wants the accesses of all blocks in order."""
+        """Announce all accesses and branches that are logged, and empty the logs.
+
+        This has to happen before a block's epoch ends. If an observer needs the accesses of all blocks in
+        order, it happens also before another block runs.
+        """
         if self.log:
             for batch in self.batches():
                 self.announce("accesses", batch)
         self.segments.clear()
         if self.decisions:
-            words = np.array(self.decisions, np.int64)
+            entries = np.array(self.decisions, np.int64)
             del self.decisions[:]
             block = self.thread.block
-            decided = words >> 1 & 4095, words >> 13, words & 1
+            decided = entries >> 1 & 4095, entries >> 13, entries & 1
             self.announce("branches", Decisions(block.index, block.epoch, *decided))
 
     def batches(self):
-        """What is in the log, as a Batch for each block; empties it."""
-        words, values = np.array(self.log, np.int64), self.values[:]
+        """Return the accesses in the log as Batches, one for each block, and empty the log."""
+        entries, values = np.array(self.log, np.int64), self.values[:]
         positions, threads = zip(*self.segments)
         starts = np.array(positions)
-        lengths, first = np.diff(starts, append=len(words)), self.last_segment - len(starts) + 1
+        # the number of accesses in each segment, and the first segment's number
+        lengths, first = np.diff(starts, append=len(entries)), self.last_segment - len(starts) + 1
         blocks = dict.fromkeys([thread.block for thread in threads])
         segment = np.repeat(np.arange(first, self.last_segment + 1), lengths)
         thread = np.repeat(np.array([thread.linear for thread in threads], np.int32), lengths)
-        position, site = np.arange(len(words)) + self.logged, (words >> SITE_SHIFT).astype(np.int32)
-        columns = thread, segment, position, site, words & ADDRESS_MASK, (1 << (words >> ADDRESS_BITS & 15))
-        self.logged += len(words)
+        position, site = np.arange(len(entries)) + self.logged, (entries >> SITE_SHIFT).astype(np.int32)
+        columns = (
+            thread,
+            segment,
+            position,
+            site,
+            entries & ADDRESS_MASK,
+            (1 << (entries >> ADDRESS_BITS & 15)),
+        )
+        self.logged += len(entries)
         del self.log[:]
         self.values.clear()
         if len(blocks) == 1:
             (block,) = blocks
             return [Batch(block.index, block.epoch, *columns, values)]
+        # which block each access, and each value, belongs to
         number_of = {block: number for number, block in enumerate(blocks)}
         home = np.repeat(np.array([number_of[thread.block] for thread in threads]), lengths)
         homes_of_values = home[site & 3 != LOAD].tolist()
         parts = []
         for block, number in number_of.items():
-            mine = home == number
-            own = [value for value, at in zip(values, homes_of_values) if at == number]
-            parts.append(Batch(block.index, block.epoch, *(column[mine] for column in columns), own))
+            selected = home == number
+            block_values = [value for value, at in zip(values, homes_of_values) if at == number]
+            parts.append(
+                Batch(block.index, block.epoch, *(column[selected] for column in columns), block_values)
+            )
         return [part for part in parts if len(part.address)]
 
     def branch(self, taken, site):
-        """The running thread decides at a branch."""
+        """Log the running thread's decision at a branch, and return `taken`."""
         self.decisions.append((site << 12 | self.thread.linear) << 1 | bool(taken))
         return taken
 
     def unassigned(self, name, zero, site):
-        """The value of a variable to which the running thread has assigned nothing."""
+        """Announce that the running thread reads a variable to which it has assigned nothing, and return
+        `zero`, the value that the read gives."""
         self.announce("unassigned", self.witness("read", site), name)
         return zero
 
     def columns(self):
-        """Return how a report shows the counters of a source line, in the order of the columns."""
+        """Return the Columns in which a report shows the counters of source lines, in their order."""
         columns = dict.fromkeys(column for observer in self.observers for column in observer.columns)
         return tuple(sorted(columns, key=lambda column: column.order))
 
     def line(self, site):
-        """The counters of the source line of the site with this number: tools add to this dictionary."""
+        """Return the counters of the source line of a site, given by number: a dictionary to which
+        observers add."""
         place = SITES[site].function, SITES[site].line
         return self.counters.setdefault("lines", {}).setdefault(place, {})
 
     # --- sites ----------------------------------------------------------------------------------------------
 
     def site(self, action):
-        """The number of the place in the kernel that runs now: the first frame out of our own code."""
+        """Return the number of the site in the kernel that runs now: the position of the innermost frame
+        that is not the simulator's."""
         frame = sys._getframe(1)
-        while ours(frame):
+        while is_simulator_frame(frame):
             frame = frame.f_back
         return self.site_of(frame, action)
 
     def site_of(self, frame, action):
-        """The number of the place where `frame` is now."""
+        """Return the number of the site that `frame` executes now."""
         code = frame.f_code
-        key = (id(code), frame.f_lasti, action)  # hashing the code itself walks through its instructions
+        key = (id(code), frame.f_lasti, action)  # hashing the code itself would visit all its instructions
         number = self.called_from.get(key)
         if number is None:
             if id(code) not in self.codes:
@@ -223,16 +276,21 @@ class Context:
         return number
 
     def site_of_error(self, error):
-        """The number of the place in the kernel that raised `error`; compiled code leaves it there."""
+        """Return the number of the site in the kernel that raised `error`. Compiled code stores it in the
+        error."""
         if hasattr(error, "site"):
             return error.site
         frames = list(traceback.walk_tb(error.__traceback__))
-        frame, line = ([(frame, line) for frame, line in frames if not ours(frame)] or frames)[-1]
+        of_kernel = [(frame, line) for frame, line in frames if not is_simulator_frame(frame)]
+        frame, line = (of_kernel or frames)[-1]
         return SITES.add(site_at(frame.f_code, line, 0, "loop"))
 
-    def said_of_none(self, error):
-        """Which parameters were None, if `error` is of that, as another line of a message."""
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if not ours(frame)]
+    def format_none_parameters(self, error):
+        """Return a line of a message that names the kernel's parameters that were None, if `error` is
+        about None; else an empty text."""
+        frames = [
+            frame for frame, _ in traceback.walk_tb(error.__traceback__) if not is_simulator_frame(frame)
+        ]
         if "NoneType" not in str(error) or not frames:
             return ""
         code, given = frames[-1].f_code, frames[-1].f_locals
@@ -243,109 +301,125 @@ class Context:
     # --- progress -------------------------------------------------------------------------------------------
 
     def restart_progress(self):
-        """Something moved: a thread ended. The next look at the clock says when."""
-        self.steps, self.judge = self.max_steps or DEFAULT_STEPS, None
-        self.since, self.patience = None, first()
+        """Note that a thread ended or that another event shows progress: the budget of loop iterations and
+        seconds begins from the start."""
+        self.steps, self.progress_check = self.max_steps or DEFAULT_STEPS, None
+        # CPU time at which something changed last (None: before the first look at the clock), and for how
+        # long nothing may change
+        self.since, self.patience = None, first_patience()
 
     def tick(self, site):
-        """A `while` loop goes round once more. When the budget of rounds without progress is spent, ends the
-        thread, unless something still changes."""
+        """Count one iteration of a `while` loop. When the budget is spent, end the running thread, unless
+        something that threads see still changes."""
         self.steps -= 1
-        if self.steps < 0 or (not self.steps & 1023 and self.max_steps is None and self.takes_long()):
-            self.doubt(site, sys._getframe(1))
+        # the clock is read in every 1024th iteration only
+        if self.steps < 0 or (not self.steps & 1023 and self.max_steps is None and self.is_slow()):
+            self.check_stuck(site, sys._getframe(1))
 
-    def takes_long(self):
+    def is_slow(self):
+        """Return whether the present patience is exceeded, in seconds of CPU time since the last progress."""
         now = time.process_time()
         if self.since is None:
-            self.since = self.moved = now
+            self.since = self.moved = now  # `moved` stays when something changes without progress
         return now - self.since > self.patience
 
-    def doubt(self, site, frame):
-        """The budget is spent: Stuck(site, whether that is decided) if nothing changes any more, if it takes
-        too long, or if the launch says how long it may."""
+    def check_stuck(self, site, frame):
+        """Decide whether the running thread is stuck. `site` is its loop, `frame` its stack frame.
+
+        Errors: Stuck(site, True) if nothing changes any more, or if the caller's max_steps are spent;
+        Stuck(site, False) if something still changes, but for longer than `time_limit()`.
+        """
         if self.max_steps:
             raise Stuck(site, True)
-        self.judge, self.steps = self.judge or Judge(self), min(self.steps, 0)
-        stuck, now = self.judge.nothing_changes(site, frame), time.process_time()
-        spent = now - self.moved > self.longest() or len(self.log or ()) > MOST_LOGGED
+        self.progress_check, self.steps = self.progress_check or ProgressCheck(self), min(self.steps, 0)
+        stuck, now = self.progress_check.nothing_changes(site, frame), time.process_time()
+        spent = now - self.moved > self.time_limit() or len(self.log or ()) > MAX_LOGGED
         if stuck or stuck is False and spent:
             raise Stuck(site, stuck)
         if stuck is False:
-            self.judge, self.steps, self.since = None, DEFAULT_STEPS, now
+            self.progress_check, self.steps, self.since = None, DEFAULT_STEPS, now
             self.patience = min(2 * self.patience, PATIENCE)
 
-    def longest(self):
-        """Seconds that a loop may take in which something changes; where an error has been found, as where
-        nothing does: on a GPU the error may have ended the launch, or made the loop endless."""
-        wrong = any(finding.severity == "error" for finding in self.findings)
-        return PATIENCE if wrong else MORE * PATIENCE
+    def time_limit(self):
+        """Return for how many seconds a loop may go on while something changes.
+
+        After a finding that is an error, the limit is lower: on a GPU the error may have ended the launch, or
+        made the loop endless.
+        """
+        has_errors = any(finding.severity == "error" for finding in self.findings)
+        return PATIENCE if has_errors else PATIENCE_FACTOR * PATIENCE
 
     @property
-    def signs_of_life(self):
-        """Something that differs between two moments if anything happened in between. Accesses count only if
-        endless loops are seen by their ticks."""
-        if self.away or self.telling:
+    def activity(self):
+        """A value that differs between two moments if anything happened in between. The watchdog compares it.
+
+        New accesses count as activity only if every loop ticks, because then the ticks find endless loops.
+        """
+        if self.runs_compiled or self.in_observer:
             return object()
         return self.entered, self.steps, self.log and self.ticking and len(self.log)
 
-    def spent(self, decided=True):
-        """What a loop has spent without progress, in words."""
+    def format_budget(self, decided=True):
+        """Return a sentence that says what a loop has spent without progress. `decided`: whether nothing
+        changes any more."""
         if not decided:
-            budget = f"{self.longest():g} s or {MOST_LOGGED:,} accesses"
+            budget = f"{self.time_limit():g} s or {MAX_LOGGED:,} accesses"
             return f"Something still changes, but no thread ended within {budget}."
-        rounds = plural(self.max_steps or DEFAULT_STEPS, "time")
-        budget = rounds if self.max_steps else f"{rounds}, or for {first():g} s"
+        iterations = plural(self.max_steps or DEFAULT_STEPS, "time")
+        budget = iterations if self.max_steps else f"{iterations}, or for {first_patience():g} s"
         return f"No thread ended while the loop went round {budget}."
 
 
-def first():
-    return min(FIRST, PATIENCE)
+def first_patience():
+    """Return the seconds of CPU time without progress before threads are compared for the first time."""
+    return min(FIRST_PATIENCE, PATIENCE)
 
 
 def thread_index(linear, block_shape):
-    """(x, y, z) of the thread with this linear index in its block."""
+    """Return (x, y, z) of the thread with this linear index in its block."""
     x, y, _ = block_shape
     return linear % x, linear // x % y, linear // (x * y)
 
 
 def check_names(observers):
-    """Raise LaunchError if observers of two classes count under one name: a report would add both."""
+    """Raise LaunchError if observers of two classes have counters of one name: a report would add them up."""
     owners = {}
     for observer in observers:
-        tool = type(observer)
+        own_class = type(observer)
         for name in [name for column in observer.columns for name in column.counted]:
-            owner = owners.setdefault(name, tool)
-            if owner is not tool:
+            owner = owners.setdefault(name, own_class)
+            if owner is not own_class:
                 raise LaunchError(
-                    f"{owner.__name__} and {tool.__name__} both count {name!r} for source lines, and a report"
-                    " would add these up\n  rename the counter of one of them"
+                    f"{owner.__name__} and {own_class.__name__} both count {name!r} for source lines, and"
+                    " a report would add these up\n  rename the counter of one of them"
                 )
 
 
 def listeners(observers, hook):
-    """The bound methods of those observers that override `hook`."""
-    return [getattr(observer, hook) for observer in observers if hook in overridden(observer)]
+    """Return the bound methods of those observers that override `hook`."""
+    return [getattr(observer, hook) for observer in observers if hook in overridden_hooks(observer)]
 
 
-def tool_of(observer):
-    """The class of an observer, which may be a class or an instance."""
+def observer_class(observer):
+    """Return the class of an observer, which may be a class or an instance."""
     return observer if isinstance(observer, type) else type(observer)
 
 
-def overridden(observer):
-    """The names of the hooks that an observer overrides, in the order of HOOKS."""
-    tool = tool_of(observer)
-    return [hook for hook in HOOKS if getattr(tool, hook) is not getattr(Observer, hook)]
+def overridden_hooks(observer):
+    """Return the names of the hooks that an observer overrides, in the order of HOOKS."""
+    own_class = observer_class(observer)
+    return [hook for hook in HOOKS if getattr(own_class, hook) is not getattr(Observer, hook)]
 
 
 @functools.lru_cache(256)
 def positions_in(code):
-    """(line, its end, column, its end) of each instruction."""
+    """Return (line, end line, column, end column) of each instruction of a code object."""
     return list(code.co_positions())
 
 
 def site_at(code, line, column, action):
-    """The Site at a line of `code`, with its text from the file (or notebook cell) of the code."""
+    """Return the Site at a line of `code`, with the text of this line from the file or the notebook's
+    cell."""
     text = linecache.getline(code.co_filename, line)
     indent = len(text) - len(text.lstrip())
     return Site(action, code.co_name, line - code.co_firstlineno + 1, column, text.strip(), indent)

@@ -87,7 +87,7 @@ def meet(scheduler, waits, frame, payload=None):
     """The running thread waits for the others of its block, or for all."""
     context = scheduler.context
     context.thread.calls = calls(frame)
-    if context.counts_rounds:
+    if context.counts_iterations:
         context.thread.rounds = rounds(frame)
     return scheduler.wait(waits, frame, payload)
 
@@ -100,7 +100,7 @@ def plain_barrier(context, declarations):
         thread.waits, thread.payload = BARRIER, None
         thread.frame = frame = sys._getframe(1)
         thread.calls = () if frame.f_code is declarations.kernel_code else calls(frame)
-        if context.counts_rounds:
+        if context.counts_iterations:
             thread.rounds = rounds(frame)
         thread.fiber.suspend()
 

@@ -1,7 +1,7 @@
-"""Every exception the simulator raises: one tree, so that `except SimulatorError` catches them all.
+"""All exceptions that the simulator raises. `except SimulatorError` catches every one that a caller may see.
 
-The guest's mistakes (KernelBug, ThreadError) and the caller's (LaunchError) have types of their own; anything
-else that escapes from a launch is a bug of the simulator itself.
+KernelBug and ThreadError report mistakes in the kernel, LaunchError reports mistakes of its caller. Any other
+exception that leaves a launch is a bug of the simulator.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,38 +12,46 @@ if TYPE_CHECKING:
 
 
 class SimulatorError(Exception):
-    """The root of the tree. In a notebook it shows as its message alone, without our frames."""
+    """The base class of the simulator's errors. A notebook shows only its message, without the simulator's
+    stack frames."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
 
 
 class LaunchError(SimulatorError, ValueError):
-    """A launch that the hardware would refuse, or an argument no kernel can take. Nothing has run."""
+    """A launch that the hardware would refuse, or an argument that no kernel can take. No thread has run."""
 
 
 class KernelBug(SimulatorError):
-    """The tools found errors: `findings`, once each in the message; `report` has the rest."""
+    """Errors that observers found in a launch. `findings` has each of them once, and so has the message;
+    `report` is the whole Report."""
 
     def __init__(self, report: "Report") -> None:
         self.report, self.findings = report, report.errors
         super().__init__("\n\n".join(finding.message for finding in self.findings))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the report: by default, Exception would pickle the message in its place."""
+        """Pickle the report. By default, an exception is pickled with its message, from which it cannot be
+        made again."""
         return type(self), (self.report,), vars(self)
 
 
 class ThreadError(SimulatorError):
-    """A thread of the kernel raised a Python exception, which is this one's `__cause__`; `access` names the
-    thread and the place."""
+    """A Python exception that a thread of the kernel raised. It is the `__cause__`; `access` names the
+    thread and the line."""
 
     access: "Access | None" = None
 
 
 class Abandoned(BaseException):
-    """Thrown into a suspended thread whose block or launch ends early. Never leaves the engine."""
+    """An exception that is thrown into a suspended thread whose block or launch ends early. It never leaves
+    the engine."""
 
 
 class Stuck(BaseException):
-    """Thrown into a stuck thread: (site, whether that is decided), or nothing. Never leaves the engine."""
+    """An exception that is thrown into a thread that makes no progress. It never leaves the engine.
+
+    Its arguments are (site, decided), where `decided` says that the thread can never get any further. The
+    watchdog throws it without arguments.
+    """

@@ -92,7 +92,7 @@ class Interpreted:
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
         # where a thread may spin in a loop until another one has done something, each lets others go first
         scheduler.takes_turns = (binder.any("loops") or schedule.interleaves) and bool(binder.used & YIELDING)
-        for fact in ("synchronizes", "stores", "counts_rounds"):
+        for fact in ("synchronizes", "stores", "counts_iterations"):
             setattr(context, fact, binder.any(fact))
         context.kernel = launch.function.__name__
         context.outline = of_codes(lambda: [copy.__code__ for copy in binder.functions.values()])

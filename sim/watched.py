@@ -1,6 +1,6 @@
 """How much of a launch its observers have watched, and the notes for what they have not."""
 
-from sim.context import overridden, tool_of
+from sim.context import observer_class, overridden_hooks
 
 # hooks that announce when launches, blocks and epochs begin and end, and nothing of what threads do in them
 FRAMES = {"launch_started", "launch_finished", "barrier_opened", "grid_barrier_opened", "block_ended"}
@@ -17,7 +17,7 @@ def watched(observers, share=1.0, silent=None, left=0):
     silent = silent or {}
     shares, notes, seen = {}, [], set()
     for observer in observers:
-        name, hooks = tool_of(observer).__name__, {*overridden(observer)}
+        name, hooks = observer_class(observer).__name__, {*overridden_hooks(observer)}
         missing = [hook for hook in silent if hook in hooks]
         notes += [f"{name} has not watched all {hook}: {silent[hook]}" for hook in missing]
         compiled = isinstance(observer, type)

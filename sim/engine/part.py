@@ -28,7 +28,7 @@ def meet(scheduler, number, count, frame, waits):
         part.waiting.append(thread)
         scheduler.wait(PART, frame)
     if waits:
-        context.event("passed", phase)
+        context.announce_ordering("passed", phase)
 
 
 def join(scheduler, block, waiting):
@@ -49,7 +49,7 @@ def join(scheduler, block, waiting):
 def arrive(context, block, part, phase):
     """Count the running thread, and open the barrier if it is the last one. Returns whether it is."""
     part.have_come += 1
-    context.event("arrived", phase)
+    context.announce_ordering("arrived", phase)
     if part.have_come < part.count:
         return False
     block.ready += part.waiting

@@ -88,7 +88,7 @@ class Scheduler:
         if self.takes_turns:
             self.turns, self.patience = 0, context.schedule.patience
         if context.log is not None:
-            context.segment(thread)
+            context.begin_segment(thread)
 
     def enter_block(self, block):
         if not self.context.mixes_blocks:
@@ -114,7 +114,7 @@ class Scheduler:
             raised = ThreadError(
                 f"thread {index_text(thread.index)} of block {index_text(thread.block.index)} raised"
                 f" {type(error).__name__}: {error}\n  {site.function} line {site.line}  {site.source}"
-                f"{self.context.said_of_none(error)}"
+                f"{self.context.format_none_parameters(error)}"
             )
             raised.access = self.context.witness(f"raised {type(error).__name__}", number, thread)
             raise raised from error
@@ -131,7 +131,7 @@ class Scheduler:
                 if decided
                 else "a loop goes round and round; whether it ends is not decided",
                 (self.context.witness("loops", site, thread),),
-                reason=self.context.spent(decided),
+                reason=self.context.format_budget(decided),
                 fix=(
                     "look at what should end the loop; if the kernel is only slow, simulate(kernel,"
                     " max_steps=...) raises the limit"

@@ -71,7 +71,7 @@ def complete(context, block, key, running=None):
         together = tuple(group.threads[lane].linear for lane in lanes)
         context.announce("warp_synchronized", block.index, together, context.last_segment)
         if running:
-            context.segment(running)
+            context.begin_segment(running)
 
 
 def lane_ended(context, thread):

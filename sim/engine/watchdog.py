@@ -26,7 +26,7 @@ class Watchdog:
     def watch(self):
         last, idle = None, 0.0
         while not self.over.wait(INTERVAL):
-            sign = self.context.signs_of_life
+            sign = self.context.activity
             idle = idle + INTERVAL if sign == last else 0.0
             last = sign
             if idle >= self.patience:

@@ -99,7 +99,7 @@ class Code:
         self.constants, self.calls, self.makers = {}, {}, {}
         self.used = set(names_in(function.__code__))
         self.code, self.loops, self.synchronizes, self.stores = function.__code__, True, False, False
-        self.counts_rounds, self.as_generator, self.comparison_constants = False, None, set()
+        self.counts_iterations, self.as_generator, self.comparison_constants = False, None, set()
         if self.rewritten:
             self.comparison_constants = comparison_constants(function, source.tree)
             self.loops = any(isinstance(node, ast.While) for node in ast.walk(source.tree))
@@ -115,8 +115,8 @@ class Code:
         tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
         names = sorted({node.id for node in unassigned})
         unset = ast.parse("\n".join(f"{name} = {PREFIX}unset" for name in names)).body
-        self.counts_rounds = bool(rewriter.counting)
-        unset += ast.parse(f"{ROUNDS} = ()").body if self.counts_rounds else []
+        self.counts_iterations = bool(rewriter.counting)
+        unset += ast.parse(f"{ROUNDS} = ()").body if self.counts_iterations else []
         body = [statement for part in tree.body for statement in as_list(rewriter.visit(part))]
         tree.body = [*located(unset, tree), *body]
         self.constants, self.calls, self.makers = rewriter.constants, rewriter.calls, rewriter.makers
@@ -239,7 +239,7 @@ class Binder:
         """
         code = self.code(function, tuple(parameters)).as_generator
         mentioned = [code, *(other.__code__ for other in self.functions.values() if other is not copy)]
-        if code is None or self.used & SUSPENDING != {"syncthreads"} or self.any("counts_rounds"):
+        if code is None or self.used & SUSPENDING != {"syncthreads"} or self.any("counts_iterations"):
             return None
         if any("syncthreads" in names_in(one) for one in mentioned):
             return None

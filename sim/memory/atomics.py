@@ -64,7 +64,7 @@ class Atomic:
         thread.asked = Question(key, memory, place, old) if new == before else None
         if self._context.listeners["atomic_done"]:
             wrote = not entry.tests or bool(new != before)
-            self._context.event("atomic_done", array.address(place), wrote, "grid")
+            self._context.announce_ordering("atomic_done", array.address(place), wrote, "grid")
         return given
 
 

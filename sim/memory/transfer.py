@@ -92,7 +92,7 @@ class Memory:
         copy = Copy(spot.address, len(data), site, *taken)
         thread.sent.append(Sent(copy, spot.memory, data))
         self.log_write(spot, site, bytes(data))
-        self.context.event("copy_sent", copy)
+        self.context.announce_ordering("copy_sent", copy)
 
     def commit(self):
         """Make one group of everything that was sent since the last commit."""
@@ -108,7 +108,7 @@ class Memory:
         for sent in arrived:
             sent.arrive()
         if arrived:
-            self.context.event("copies_received", [sent.copy for sent in arrived])
+            self.context.announce_ordering("copies_received", [sent.copy for sent in arrived])
 
     def track(self, barrier):
         """Let an mbarrier count an arrival when all copies that the running thread has sent have
@@ -118,7 +118,7 @@ class Memory:
             group[:] = [sent for sent in group if sent.data is not None]
         under_way = [sent for group in (*thread.groups, thread.sent) for sent in group]
         barrier.tracked.append(under_way)
-        self.context.event(
+        self.context.announce_ordering(
             "copies_tracked", phase_of(barrier, barrier.phase), [sent.copy for sent in under_way]
         )
 
@@ -159,15 +159,15 @@ class Memory:
 
     def arrived(self, barrier, phase):
         """Record that the running thread has arrived at the mbarrier at a place in this phase."""
-        self.context.event("arrived", phase_of(barrier, phase))
+        self.context.announce_ordering("arrived", phase_of(barrier, phase))
 
     def passed(self, barrier, phase):
-        self.context.event("passed", phase_of(barrier, phase))
+        self.context.announce_ordering("passed", phase_of(barrier, phase))
 
     def fence(self, reach):
         """Order the running thread's accesses before and after this for all threads in reach ("block",
         "grid")."""
-        self.context.event("fenced", reach)
+        self.context.announce_ordering("fenced", reach)
         self.turn()
 
     def turn(self):

@@ -96,7 +96,7 @@ class Races(Ordering):
         self.everywhere = []
         if rows is None or not (rows.action != LOAD).any():
             return []
-        for site, action in self.context.of_block.items():
+        for site, action in self.context.block_scoped.items():
             rows.action[rows.site == site] = action
         ranks = np.empty(len(self.names), np.int64)
         ranks[sorted(range(len(ranks)), key=lambda number: self.names[number][::-1])] = np.arange(len(ranks))
@@ -185,7 +185,7 @@ class Races(Ordering):
             replaced=replaced(rows, a) or replaced(rows, b),
             colliding=colliding(pairs),
             sites=tuple(sorted({site for pair in pairs for site in pair})),
-            scoped=a.block != b.block and not self.context.of_block.keys().isdisjoint((a.site, b.site)),
+            scoped=a.block != b.block and not self.context.block_scoped.keys().isdisjoint((a.site, b.site)),
             lacks_fence=self.lacks_fence(a, b),
             fenced=self.is_fenced(a),
             synchronizes=self.context.synchronizes,

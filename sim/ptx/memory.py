@@ -231,12 +231,12 @@ class Memory:
         size, _, window, log, code, shift = self.measures(ptx_type, space, 1, site)
         context, place = self.context, self.place
         if reach == "block":
-            context.of_block[site] = STORE if writes else LOAD
+            context.block_scoped[site] = STORE if writes else LOAD
         log, values, turn_to_ask = context.log, context.values, self.scheduler.turn_to_ask
 
         def change(address, *operands):
             if releases:
-                context.event("fenced", reach)
+                context.announce_ordering("fenced", reach)
             key = site, address, operands
             turn_to_ask(key, place)
             region = self.checked(address + window, size, site, "changed")
@@ -252,7 +252,7 @@ class Memory:
             if wrote:
                 view[position] = new
             context.thread.asked = Question(key, view, position, old) if new == old else None
-            context.event("atomic_done", address + window, wrote, reach)
+            context.announce_ordering("atomic_done", address + window, wrote, reach)
             return old
 
         return change

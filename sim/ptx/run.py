@@ -204,7 +204,7 @@ class Run:
             thread.waits, thread.frame, thread.payload = BARRIER, at, None
             thread.fiber.suspend()
             if thread.payload is not None:  # it opened by sim.engine.part.join
-                context.event("passed", thread.payload)
+                context.announce_ordering("passed", thread.payload)
 
         return wait
 

@@ -261,7 +261,7 @@ def test_threads_that_repeat_themselves_are_found_soon(monkeypatch):
             pass
         cuda.atomic.exch(flag, 1 - cuda.threadIdx.x, 1)
 
-    monkeypatch.setattr(sim.context, "FIRST", 0.05)
+    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.05)
     monkeypatch.setattr(sim.context, "PATIENCE", 1e9)
     monkeypatch.setattr(sim.context, "DEFAULT_STEPS", 10**9)
     (finding,) = simulate(kernel, on_finding="report")[1, 2](np.zeros(2, np.int64)).findings

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.context import Context, overridden, tool_of
+from sim.context import Context, observer_class, overridden_hooks
 from sim.engine.base import Outcome
 from sim.events import ACTIONS, LOCAL, SITES, SPACE_SHIFT, Batch, Decisions
 from sim.isa.conversions import domain
@@ -35,20 +35,21 @@ REPLAYED = LOGGED | {"launch_started", "launch_finished"}
 
 def replayed(observers):
     """The observers that the log is replayed to; compiled code itself contains the checks of DEFAULT."""
-    return [observer for observer in observers if tool_of(observer) not in DEFAULT]
+    return [observer for observer in observers if observer_class(observer) not in DEFAULT]
 
 
 def not_replayed(observers):
     """{name of an observer: hooks that it overrides and that no log can call}."""
     found = {
-        tool_of(observer).__name__: {*overridden(observer)} - REPLAYED for observer in replayed(observers)
+        observer_class(observer).__name__: {*overridden_hooks(observer)} - REPLAYED
+        for observer in replayed(observers)
     }
     return {name: sorted(hooks) for name, hooks in found.items() if hooks}
 
 
 def is_logged(observers):
     """Whether an observer needs a log."""
-    return any({*overridden(observer)} & LOGGED for observer in replayed(observers))
+    return any({*overridden_hooks(observer)} & LOGGED for observer in replayed(observers))
 
 
 class Replay:

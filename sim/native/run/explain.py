@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from sim.context import tool_of
+from sim.context import observer_class
 from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.interpreted import Interpreted
@@ -55,7 +55,8 @@ def of_blocks(attempt, blocks):
     launch = attempt.launch
     attempt.go_back()
     watching = replace(
-        launch, observers=tuple(observer for observer in launch.observers if tool_of(observer) in DEFAULT)
+        launch,
+        observers=tuple(observer for observer in launch.observers if observer_class(observer) in DEFAULT),
     )
     outcome = Interpreted(Fiber).run(watching, partial(Chosen, attempt, blocks))
     if not any(finding.kind == "no-progress" for finding in outcome.findings):
@@ -82,9 +83,9 @@ class Chosen(Grid):
         self.context.wrote = attempt.wrote
 
     def new_block(self, index):
-        self.context.away = True
+        self.context.runs_compiled = True
         self.attempt.advance(self.positions[index])
-        self.context.away, self.attempt.next = False, self.positions[index] + 1
+        self.context.runs_compiled, self.attempt.next = False, self.positions[index] + 1
         self.context.restart_progress()
         return super().new_block(index)
 

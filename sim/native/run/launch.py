@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numba.core.errors import NumbaError
 
-from sim.context import thread_index, tool_of
+from sim.context import observer_class, thread_index
 from sim.engine.base import Outcome
 from sim.engine.collector import uncollected
 from sim.events import Access
@@ -39,7 +39,7 @@ class Attempt(Memory):
 
     def __init__(self, launch):
         super().__init__(launch)
-        self.tools = set(map(tool_of, launch.observers))
+        self.tools = set(map(observer_class, launch.observers))
         self.next = 0  # the position of the block that comes next
         self.rounds = launch.max_steps or ROUNDS
         self.prepare()
@@ -91,7 +91,7 @@ class Attempt(Memory):
         except CannotLower:
             raise
         except Exception:  # the kernel's own, unless an observer raised it: fibers say whose
-            if not self.may_raise or self.replay and self.replay.context.telling:
+            if not self.may_raise or self.replay and self.replay.context.in_observer:
                 raise
             self.found[self.state.position] |= shadow.PARTED
         self.wrote = bool(self.state.wrote)
