@@ -407,7 +407,11 @@ def observer_class(observer):
 
 def overridden_hooks(observer):
     """Return the names of the hooks that an observer overrides, in the order of HOOKS."""
-    own_class = observer_class(observer)
+    return hooks_of(observer_class(observer))
+
+
+@functools.lru_cache(256)
+def hooks_of(own_class):
     return [hook for hook in HOOKS if getattr(own_class, hook) is not getattr(Observer, hook)]
 
 

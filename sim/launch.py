@@ -15,7 +15,7 @@ from sim.engine.fiber import Fiber
 from sim.engine.os_thread import OSThread
 from sim.errors import KernelBug, LaunchError
 from sim.events import Index3, Observer
-from sim.frontend.names import python_function
+from sim.frontend.names import positional, python_function
 from sim.frontend.resolve import source_of
 from sim.interpreted import Interpreted
 from sim.memory.spaces import check_argument, named_leaves
@@ -221,6 +221,9 @@ def shared_bytes(value: int, spec: DeviceSpec, by_ptx: bool) -> int:
 def argument_names(function: Any, arguments: tuple[Any, ...]) -> list[str]:
     if hasattr(function, "argument_names"):
         return function.argument_names(arguments)
+    names = positional(function)
+    if names is not None and len(arguments) == len(names):
+        return names
     try:
         bound = inspect.signature(function).bind(*arguments)
     except TypeError as error:

@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 import sys
 import types
 
@@ -212,6 +213,17 @@ def python_function(kernel):
     # `py_func` in numba-cuda, `fn` in Numba's own simulator
     function = getattr(kernel, "py_func", None) or getattr(kernel, "fn", kernel)
     return function if isinstance(function, types.FunctionType) else None
+
+
+def positional(function):
+    """Return the names of a function's parameters; None where only `inspect.signature` has them: some are not
+    positional, or a decorator has changed the signature."""
+    code = function.__code__
+    if hasattr(function, "__wrapped__") or hasattr(function, "__signature__"):
+        return None
+    if code.co_kwonlyargcount or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return None
+    return list(code.co_varnames[: code.co_argcount])
 
 
 def only_signature(dispatcher):

@@ -10,7 +10,7 @@ from numba.core.errors import NumbaError
 
 from sim.engine.collector import uncollected
 from sim.errors import LaunchError
-from sim.frontend.names import captured_values, names_in, python_function
+from sim.frontend.names import captured_values, names_in, positional, python_function
 from sim.memory.spaces import argument_array
 from sim.native.codegen.arrays import GuardedType, ReferenceType, array_type
 from sim.native.codegen.scalars import argument_of, dtype_of
@@ -92,9 +92,10 @@ def dtypes_of(function, numba_types):
     """(parameter, dtype) of the arrays among arguments of these types on which the text hangs: those of
     records, and all where the kernel asks an array for its dtype."""
     asks = "dtype" in names_in(function.__code__)
+    names = positional(function) or inspect.signature(function).parameters
     arrays = [
         (name, dtype_of(numba_type.dtype))
-        for name, numba_type in zip(inspect.signature(function).parameters, numba_types)
+        for name, numba_type in zip(names, numba_types)
         if isinstance(numba_type, GuardedType)
     ]
     return tuple((name, dtype) for name, dtype in arrays if asks or dtype.names)
