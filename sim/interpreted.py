@@ -9,7 +9,7 @@ import numpy as np
 
 from sim.context import Context
 from sim.dialect import Cuda
-from sim.engine.base import Outcome
+from sim.engine.base import Kernel, Outcome
 from sim.engine.fiber import Fiber
 from sim.engine.grid import Grid
 from sim.engine.scheduler import Scheduler
@@ -76,7 +76,7 @@ class Interpreted:
 
     def prepare(self, launch, make_grid, observers, schedule, poison=None):
         """Return (Context, ThreadProgram, Grid) of one run of the launch that has not begun yet."""
-        if hasattr(launch.function, "prepare"):  # a kernel of another front end
+        if isinstance(launch.function, Kernel):
             return launch.function.prepare(self.fiber, launch, make_grid, observers, schedule, poison)
         # 1. one context for this launch, and the arguments in its memory
         space, block = AddressSpace(), launch.block

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any, Literal
 
 from sim.device import DeviceSpec
-from sim.engine.base import Engine, Launch
+from sim.engine.base import Engine, Kernel, Launch
 from sim.engine.collector import uncollected
 from sim.engine.fiber import Fiber
 from sim.engine.os_thread import OSThread
@@ -85,7 +85,7 @@ def simulate(
     Raises LaunchError before anything runs, KernelBug for what the tools found, ThreadError for an exception
     inside a thread.
     """
-    function = kernel if hasattr(kernel, "prepare") else python_function(kernel)
+    function = kernel if isinstance(kernel, Kernel) else python_function(kernel)
     if function is None:
         raise LaunchError(
             "simulate wants a @cuda.jit kernel, a plain Python function or a kernel of load_ptx, got"
@@ -140,7 +140,7 @@ class Simulation:
                 f" [{configuration!r}]"
             )
         grid, block, _, shared = (*configuration, 0, 0)[:4]
-        spec, by_ptx = self.launch.spec, hasattr(self.launch.function, "prepare")
+        spec, by_ptx = self.launch.spec, isinstance(self.launch.function, Kernel)
         grid, block = dimensions("grid", grid, spec.max_grid), block_dimensions(block, spec)
         launch = replace(self.launch, grid=grid, block=block, shared=shared_bytes(shared, spec, by_ptx))
         return functools.partial(launched, self.engine, self.on_finding, launch)
@@ -149,12 +149,12 @@ class Simulation:
 def launched(engine: EngineName, on_finding: OnFinding, launch: Launch, *arguments: Any) -> Report:
     """The Report of a launch with these arguments."""
     named = dict(zip(argument_names(launch.function, arguments), arguments))
-    if not hasattr(launch.function, "prepare"):
+    if not isinstance(launch.function, Kernel):
         check_returns(launch.function)
         for name, value in named_leaves(named.items()):
             check_argument(value, name)
     outcome = ENGINES[engine]().run(replace(launch, arguments=named))
-    worded = getattr(launch.function, "worded", list)  # another language has other names for things
+    worded = launch.function.worded if isinstance(launch.function, Kernel) else list
     said = {**vars(outcome), "findings": finish(worded(traced(outcome.findings)), outcome.code)}
     report = Report(launch.function.__name__, engine, launch.grid, launch.block, launch.seed, **said)
     if on_finding == "raise" and report.errors:
@@ -219,7 +219,7 @@ def shared_bytes(value: int, spec: DeviceSpec, by_ptx: bool) -> int:
 
 
 def argument_names(function: Any, arguments: tuple[Any, ...]) -> list[str]:
-    if hasattr(function, "argument_names"):
+    if isinstance(function, Kernel):
         return function.argument_names(arguments)
     names = positional(function)
     if names is not None and len(arguments) == len(names):

@@ -3,10 +3,31 @@
 from dataclasses import dataclass, field
 from math import prod
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from sim.device import DeviceSpec
 from sim.events import Column, Finding, Index3, Observer, Recording
+
+
+@runtime_checkable
+class Kernel(Protocol):
+    """A kernel of another front end, such as PTX. Any other kernel is a Python function."""
+
+    __name__: str
+
+    def argument_names(self, arguments: tuple[Any, ...]) -> list[str]:
+        """Return the name of each argument of a launch. Raise LaunchError for too few or too many."""
+        ...
+
+    def prepare(
+        self, fiber: Any, launch: "Launch", make_grid: Any, observers: Any, schedule: Any, poison: Any
+    ) -> tuple[Any, Any, Any]:
+        """Return (Context, ThreadProgram, Grid) of one run of the launch that has not begun yet."""
+        ...
+
+    def worded(self, findings: list[Finding]) -> list[Finding]:
+        """Return the findings in the words of the kernel's language."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -14,7 +35,7 @@ class Launch:
     """A kernel and all that a launch of it says. `arguments` are as the caller gave them, by name;
     `observers` classes or instances of sim.events.Observer."""
 
-    function: Any  # a Python function, or a kernel of load_ptx
+    function: Any  # a Python function, or a Kernel
     arguments: dict[str, Any]
     grid: Index3
     block: Index3

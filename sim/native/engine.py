@@ -2,6 +2,7 @@
 
 from numba.core.compiler_lock import global_compiler_lock
 
+from sim.engine.base import Kernel
 from sim.native.lower.module import CannotLower
 from sim.native.run.access_log import not_replayed
 from sim.native.run.explain import by_fibers, explained
@@ -26,7 +27,7 @@ class Native:
 
 
 def attempt_of(function):
-    if not hasattr(function, "prepare"):
+    if not isinstance(function, Kernel):
         return Attempt
     from sim.native.ptx.launch import PtxAttempt  # 50 ms that a kernel in Python need not wait for
 
