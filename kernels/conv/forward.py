@@ -30,6 +30,7 @@ from numba import cuda
 from numpy import float32, int32
 
 from kernels.common.arguments import ANY_FLOAT, FLOAT32, HALVES, conv_arguments
+from kernels.common.extent import WHOLE
 from kernels.common.launch import launch, output, width_for
 from kernels.common.splits import checked_splits, multiprocessors
 from kernels.common.strips import MOST_REGISTERS, ROW_THREADS, STRIP, TAPS, load_taps
@@ -209,6 +210,11 @@ def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, exten
     check_size(size)
     dtypes = FLOAT32 if extent else ANY_FLOAT
     q, k, v, w, scale, extent = conv_arguments(q, k, v, w, scale, extent, dtypes)
+    return forward(q, k, v, w, causal, scale, run, size, extent, splits)
+
+
+def forward(q, k, v, w, causal, scale, run=None, size=SIZE, extent=WHOLE, splits=None):
+    """(O, L) of checked, contiguous arguments of `conv_forward`."""
     if q.dtype in HALVES:
         return conv_tensor_forward(q, k, v, w, causal, scale, run)
     batch, heads, n, d = (*q.shape[:2], q.shape[2] - extent.first_query, q.shape[3])

@@ -2,11 +2,12 @@
 leaves whole."""
 
 import torch
+from numpy import float32
 
 from kernels.common.arguments import ANY_FLOAT, as_in_torch, autocasts_type, check_conv, in_autocasts_type
 from kernels.common.autograd import differentiable_once
 from kernels.conv.backward import conv_backward
-from kernels.conv.forward import conv_forward
+from kernels.conv.forward import forward
 
 
 def conv_attention(
@@ -54,8 +55,8 @@ def conv_attention(
 def conv_forward_operator(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(O, L), as `conv_forward`."""
-    return conv_forward(q, k, v, w, causal, scale)
+    """(O, L), as `conv_forward`, of arguments that are checked."""
+    return forward(*(x.contiguous() for x in (q, k, v, w)), causal, float32(scale))
 
 
 @conv_forward_operator.register_fake
