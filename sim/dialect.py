@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from sim.engine import warp
-from sim.engine.grid import calls, rounds
+from sim.engine.grid import call_chain, iteration_counts
 from sim.engine.scheduler import BARRIER, GRID, Dim3
 from sim.frontend.names import as_dtype
 from sim.isa import barriers, integers, mathematics
@@ -86,9 +86,9 @@ class Cuda:
 def meet(scheduler, waits, frame, payload=None):
     """The running thread waits for the others of its block, or for all."""
     context = scheduler.context
-    context.thread.calls = calls(frame)
+    context.thread.calls = call_chain(frame)
     if context.counts_iterations:
-        context.thread.rounds = rounds(frame)
+        context.thread.iterations = iteration_counts(frame)
     return scheduler.wait(waits, frame, payload)
 
 
@@ -99,9 +99,9 @@ def plain_barrier(context, declarations):
         thread = context.thread
         thread.waits, thread.payload = BARRIER, None
         thread.frame = frame = sys._getframe(1)
-        thread.calls = () if frame.f_code is declarations.kernel_code else calls(frame)
+        thread.calls = () if frame.f_code is declarations.kernel_code else call_chain(frame)
         if context.counts_iterations:
-            thread.rounds = rounds(frame)
+            thread.iterations = iteration_counts(frame)
         thread.fiber.suspend()
 
     return syncthreads

@@ -11,10 +11,10 @@ from sim.context import Context
 from sim.dialect import Cuda
 from sim.engine.base import Kernel, Outcome
 from sim.engine.fiber import Fiber
+from sim.engine.generator import GeneratorFiber
 from sim.engine.grid import Grid
 from sim.engine.scheduler import Scheduler
 from sim.engine.schedules import Seeded
-from sim.engine.steps import Steps
 from sim.engine.watchdog import Watchdog
 from sim.errors import LaunchError, Stuck
 from sim.frontend.accesses import PREFIX
@@ -91,17 +91,19 @@ class Interpreted:
             values = [unwrap_int32(value) for value in values]
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
         # where a thread may spin in a loop until another one has done something, each lets others go first
-        scheduler.takes_turns = (binder.any("loops") or schedule.interleaves) and bool(binder.used & YIELDING)
+        scheduler.atomics_yield = (binder.any("loops") or schedule.interleaves) and bool(
+            binder.used & YIELDING
+        )
         for fact in ("synchronizes", "stores", "counts_iterations"):
             setattr(context, fact, binder.any(fact))
         context.kernel = launch.function.__name__
         context.outline = of_codes(lambda: [copy.__code__ for copy in binder.functions.values()])
         # 3. its blocks
-        fiber = self.fiber if scheduler.takes_turns or binder.used & SUSPENDING else None
-        if fiber is Fiber and not scheduler.takes_turns:
+        fiber = self.fiber if scheduler.atomics_yield or binder.used & SUSPENDING else None
+        if fiber is Fiber and not scheduler.atomics_yield:
             # a generator's step costs a tenth of a greenlet's switch
             as_generator = binder.as_generator(launch.function, parameters, kernel)
-            fiber, kernel = (Steps, as_generator) if as_generator else (fiber, kernel)
+            fiber, kernel = (GeneratorFiber, as_generator) if as_generator else (fiber, kernel)
         unnumbered = "has no source to number, so its operators are Python's own"
         if binder.without_source:
             context.silent["branches"] = f"{binder.without_source[0]} has no source to number"
@@ -134,13 +136,13 @@ def run(grid, context, fiber):
     with np.errstate(all="ignore"), Watchdog(context):
         try:
             if fiber is None:
-                grid.run_straight()
+                grid.run_without_waiting()
             else:
                 grid.run(fiber)
         except Stuck:
             # If the watchdog raised it between two threads, no thread has a finding yet.
             if all(finding.kind != "no-progress" for finding in context.findings):
-                grid.scheduler.stuck(context.thread, None)
+                grid.scheduler.report_no_progress(context.thread, None)
     context.announce("launch_finished", context)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from sim.device import DeviceSpec
 from sim.engine.base import Engine, Kernel, Launch
-from sim.engine.collector import uncollected
+from sim.engine.collector import pause_collector
 from sim.engine.fiber import Fiber
 from sim.engine.os_thread import OSThread
 from sim.errors import KernelBug, LaunchError
@@ -29,7 +29,7 @@ from sim.report import Report, finish
 def native() -> Engine:
     """The native engine, which needs Numba and is not imported before it is asked for."""
     try:
-        with uncollected():
+        with pause_collector():
             from sim.native.engine import Native
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("numba", "llvmlite"):

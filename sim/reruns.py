@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from sim.context import DEFAULT_STEPS
-from sim.engine.schedules import FEW, Seeded, adversarial
+from sim.engine.schedules import FEW, Seeded, adversarial_schedules
 from sim.errors import SimulatorError
 from sim.events import Observer
 from sim.isa.table import INSTRUCTIONS
@@ -117,7 +117,7 @@ class Reruns:
         """Run under adversarial schedules until the budget is spent, and add what they find to `findings`.
         Return notes."""
         tried, left = 1, max(MAX_TURNS, 2 * self.context.entered)
-        for schedule in adversarial(self.context.counters["threads"]):
+        for schedule in adversarial_schedules(self.context.counters["threads"]):
             if tried == FEW + 1:
                 left = 0 if findings else min(left, MAX_LATER_TURNS)
             if left <= 0 or any(f.kind in ENDLESS for f in findings):

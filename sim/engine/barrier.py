@@ -3,7 +3,7 @@
 from sim.events import Finding
 
 
-def decide(threads):
+def deliver_vote(threads):
     """Give every thread the result of a vote; `payload` is (Barrier, predicate), or None without one."""
     if threads[0].payload is None:
         return
@@ -12,16 +12,16 @@ def decide(threads):
         thread.result = result
 
 
-def is_one(waiting, block):
+def is_same_barrier(waiting, block):
     """Return whether all threads of the block wait at one barrier of PTX, at whatever places: its number is
     one, and so is its operation."""
     barriers = {(thread.frame.number, thread.payload and thread.payload[0]) for thread in waiting}
     return len(waiting) == len(block.threads) and len(barriers) == 1
 
 
-def several_places(scheduler, block):
+def several_calls_finding(scheduler, block):
     """Return the warning about a barrier that opens though threads wait at several places."""
-    seen = witnesses(scheduler, block)
+    seen = distinct_witnesses(scheduler, block)
     return Finding(
         "barrier-divergence",
         "warning",
@@ -35,13 +35,13 @@ def several_places(scheduler, block):
     )
 
 
-def divergence(scheduler, block):
+def divergence_finding(scheduler, block):
     """Some threads wait at one barrier while others wait at another or have returned."""
     waiting, all_of_them = sum(not thread.done for thread in block.threads), len(block.threads)
     verdict = f"the {waiting} threads of the block wait at different barriers"
     if returned := all_of_them - waiting:
         verdict = f"{waiting} of {all_of_them} threads wait at a barrier and {returned} have returned"
-    seen = witnesses(scheduler, block)
+    seen = distinct_witnesses(scheduler, block)
     reason = "cuda.syncthreads() opens only when every thread of the block has reached the same call."
     if len({access.site for access in seen}) == 1:
         reason += " Each call of the function has a barrier of its own."
@@ -58,17 +58,17 @@ def divergence(scheduler, block):
     )
 
 
-def different_rounds(scheduler, block):
+def different_iterations_finding(scheduler, block):
     """All threads wait at one barrier, in different rounds of a loop around it."""
     first = block.threads[0]
-    other = next(thread for thread in block.threads if thread.rounds != first.rounds)
-    depth = next(depth for depth, (a, b) in enumerate(zip(first.rounds, other.rounds)) if a != b)
+    other = next(thread for thread in block.threads if thread.iterations != first.iterations)
+    depth = next(depth for depth, (a, b) in enumerate(zip(first.iterations, other.iterations)) if a != b)
     return Finding(
         "barrier-divergence",
         "error",
-        f"threads of the block meet at one barrier in rounds {first.rounds[depth]} and"
-        f" {other.rounds[depth]} of a loop",
-        (scheduler.waits(first), scheduler.waits(other)),
+        f"threads of the block meet at one barrier in rounds {first.iterations[depth]} and"
+        f" {other.iterations[depth]} of a loop",
+        (scheduler.waiting_witness(first), scheduler.waiting_witness(other)),
         reason=(
             "A condition around a barrier must be the same for the whole block: its threads pass the barrier"
             " in the same rounds."
@@ -80,7 +80,7 @@ def different_rounds(scheduler, block):
     )
 
 
-def deadlock(scheduler, block):
+def deadlock_finding(scheduler, block):
     """Threads wait at grid barriers while others of their block wait at a barrier of another kind, at another
     grid barrier, or have returned."""
     waiting = [thread for thread in block.threads if not thread.done]
@@ -94,7 +94,7 @@ def deadlock(scheduler, block):
         "deadlock",
         "error",
         verdict,
-        witnesses(scheduler, block),
+        distinct_witnesses(scheduler, block),
         reason=(
             "cuda.syncthreads() needs the whole block and grid.sync() the whole grid; neither opens while"
             " some wait at the other."
@@ -103,10 +103,10 @@ def deadlock(scheduler, block):
     )
 
 
-def witnesses(scheduler, block):
+def distinct_witnesses(scheduler, block):
     """The lowest thread of each place where threads wait, by the calls that led there, or ended."""
     seen = {}
     for thread in block.threads:
-        access = scheduler.waits(thread)
+        access = scheduler.waiting_witness(thread)
         seen.setdefault((access.site, not thread.done and thread.calls), access)
     return tuple(seen.values())

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def pause_collector() -> Iterator[None]:
     """A compiler makes millions of objects and little garbage. Looking through them, and through all that the
     process has, took up to a fifth of a first launch; they are old objects then."""
     was = gc.isenabled()

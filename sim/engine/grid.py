@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from sim.engine.barrier import witnesses
+from sim.engine.barrier import distinct_witnesses
 from sim.engine.scheduler import FINISHED, ONE_OF_BLOCK, PARKED, YIELDED
 from sim.errors import Abandoned, Stuck
 from sim.events import Finding
@@ -12,8 +12,8 @@ class Thread:
     """One CUDA thread; while it waits, for what (`waits`), where (`frame`), with which value (`payload`)."""
 
     __slots__ = (
-        "index linear warp lane block fiber waits frame calls rounds payload result done error sent groups"
-        " asked passed_over".split()
+        "index linear warp lane block fiber waits frame calls iterations payload result done error"
+        " sent groups failed_atomic times_skipped".split()
     )
 
     def __init__(self, index, linear, warp_size, block):
@@ -21,11 +21,11 @@ class Thread:
         self.warp, self.lane = divmod(linear, warp_size)
         self.fiber = self.waits = self.frame = self.payload = self.result = self.error = None
         self.done = False
-        self.calls = self.rounds = ()  # by which it came to its barrier; of loops around that, if they count
+        self.calls = self.iterations = ()
         # copies (sim.memory.transfer.Sent) since the last commit; those of each commit
         self.sent, self.groups = [], []
-        self.asked = None  # the Question that its last atomic was, if that changed nothing
-        self.passed_over = 0  # how often others have gone first since, as it would be asked in vain
+        self.failed_atomic = None  # the FailedAtomic that its last atomic was, if that changed nothing
+        self.times_skipped = 0  # how often others have gone first since, as it would be asked in vain
 
     def run(self, kernel, arguments):
         """The fiber's body. An exception of the kernel's stays here until the scheduler looks."""
@@ -37,7 +37,7 @@ class Thread:
             pass
         self.done = True
 
-    def run_in_steps(self, steps):
+    def run_generator(self, steps):
         """The same for a kernel that is a generator."""
         try:
             yield from steps
@@ -47,22 +47,22 @@ class Thread:
         yield
 
 
-def calls(frame):
+def call_chain(frame):
     """The calls by which a thread came to `frame`: a barrier in a function is another at each call."""
     frame = frame.f_back
     if frame is None or frame.f_code is BEGIN:
         return ()
-    return (frame.f_code, frame.f_lasti), *calls(frame)
+    return (frame.f_code, frame.f_lasti), *call_chain(frame)
 
 
-def rounds(frame):
+def iteration_counts(frame):
     """The rounds in which loops around `frame` are, those of its callers first."""
-    around, own = frame.f_back, frame.f_locals.get(ROUNDS, ())
-    return own if around is None or around.f_code is BEGIN else (*rounds(around), *own)
+    around, own = frame.f_back, frame.f_locals.get(ITERATIONS, ())
+    return own if around is None or around.f_code is BEGIN else (*iteration_counts(around), *own)
 
 
 BEGIN = Thread.run.__code__
-ROUNDS = "__sim_rounds"  # the variable of a rewritten function whose loops count
+ITERATIONS = "__sim_iterations"  # the variable of a rewritten function whose loops count
 
 
 class Block:
@@ -78,8 +78,8 @@ class Block:
             for first in range(0, len(self.threads), warp_size)
         ]
         self.epoch, self.shared, self.warp_groups = 0, {}, {}
-        # number -> Part of this block; address -> Barrier of sim.isa.mbarrier
-        self.parts, self.mbarriers = {}, {}
+        # number -> NamedBarrier of this block; address -> Barrier of sim.isa.mbarrier
+        self.named_barriers, self.mbarriers = {}, {}
 
 
 def indices(shape):
@@ -87,7 +87,7 @@ def indices(shape):
     return [(x, y, z) for z in range(shape[2]) for y in range(shape[1]) for x in range(shape[0])]
 
 
-def wait_together(block):
+def all_wait_for_grid(block):
     """Whether all threads of a parked block wait for the grid, and not one for all of them."""
     return all(thread.waits != ONE_OF_BLOCK for thread in block.threads)
 
@@ -102,7 +102,7 @@ class Grid:
         self.free = []  # fibers that wait for a body
         self.order = [blocks[i] for i in self.context.schedule.order(len(blocks))]
 
-    def run_straight(self):
+    def run_without_waiting(self):
         """A kernel in which nobody ever waits: every thread runs from start to end, as a plain call."""
         context, enter = self.context, self.scheduler.enter
         for index in self.order:
@@ -112,7 +112,7 @@ class Grid:
                 enter(thread)
                 thread.run(self.kernel, self.arguments)
                 if thread.error is not None:
-                    self.scheduler.failed(thread)
+                    self.scheduler.handle_error(thread)
                 context.restart_progress()
             self.scheduler.block_ended(block)
 
@@ -142,7 +142,7 @@ class Grid:
                 elif outcome == YIELDED:
                     live.append(block)
                     room = len(live) + len(parked) < self.resident
-                    if pending and room and self.context.schedule.may_start(len(pending)):
+                    if pending and room and self.context.schedule.may_start_block(len(pending)):
                         live.appendleft(self.start(pending.popleft()))
         except BaseException:
             for block in [*live, *parked]:
@@ -168,7 +168,7 @@ class Grid:
 
     def release(self, parked):
         """All blocks left wait for the whole grid. If every block is there, the barrier opens."""
-        if len(parked) == len(self.order) and all(wait_together(block) for block in parked):
+        if len(parked) == len(self.order) and all(all_wait_for_grid(block) for block in parked):
             for block in parked:
                 self.scheduler.open_barrier(block)
             self.context.announce("grid_barrier_opened")
@@ -181,7 +181,7 @@ class Grid:
                 "error",
                 f"{len(parked)} of {len(self.order)} blocks wait at a grid barrier that the others never"
                 f" reach: they {' or '.join(elsewhere)}",
-                witnesses(self.scheduler, min(parked, key=lambda block: block.index[::-1])),
+                distinct_witnesses(self.scheduler, min(parked, key=lambda block: block.index[::-1])),
                 reason=(
                     "A grid barrier opens when every thread of every block has arrived; the others never"
                     " will."

@@ -1,10 +1,10 @@
 """THE loop: resumes one thread at a time in a seeded order, opens barriers, says why nothing can run."""
 
-from sim.engine import barrier, part, warp
+from sim.engine import barrier, named_barrier, warp
 from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
 
-PASSES = 64  # how often a thread that asks in vain is passed over
+MOST_SKIPS = 64  # how often a thread that asks in vain is passed over
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
 BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
 ONE_OF_BLOCK = "grid.sync, for its block"  # one thread waits for other blocks, its own block does not
@@ -32,7 +32,7 @@ class Scheduler:
         self.context = context
         # whether a barrier opens by the number of arrivals from anywhere (PTX), or at one call (CUDA C++)
         self.counts_arrivals = False
-        self.takes_turns = False  # whether an atomic lets others run: needed where threads spin on memory
+        self.atomics_yield = False  # whether an atomic lets others run: needed where threads spin on memory
         self.abandoned = 0  # blocks ended early
         self.woken = False  # whether threads of parked blocks can run again
         # turns that the running thread might have given to others, and how many it need not give
@@ -46,20 +46,20 @@ class Scheduler:
         try:
             while block.alive:
                 # 1. every thread that can run, runs until it waits, in the order of the schedule
-                now, block.ready = self.context.schedule.now(block, block.ready)
+                now, block.ready = self.context.schedule.split_ready(block, block.ready)
                 for thread in now:
-                    if thread.asked is not None and self.asks_in_vain(thread):
+                    if thread.failed_atomic is not None and self.should_skip(thread):
                         block.ready.append(thread)
                         continue
                     self.enter(thread)
                     thread.fiber.resume()
                     if thread.done:
-                        self.ended(thread)
+                        self.end_thread(thread)
                 # 2. those that only let others go first are back in line
                 if block.ready and all(thread.waits == TURN for thread in block.ready):
                     return YIELDED
                 # 3. nobody can run: a barrier opens, a warp operation completes, or something is wrong
-                if not block.ready and block.alive and not self.settle(block) and block.alive:
+                if not block.ready and block.alive and not self.resolve_waits(block) and block.alive:
                     return PARKED
             self.block_ended(block)
             return FINISHED
@@ -67,14 +67,14 @@ class Scheduler:
             del (self.context.log or [])[:]
             raise
 
-    def asks_in_vain(self, thread):
+    def should_skip(self, thread):
         """Whether `thread` would ask the same again of memory in which the same stands. Once in a while
         it may, as it may do something between two questions."""
-        asked = thread.asked
-        if not asked.repeated or not asked.is_as_before() or thread.passed_over >= PASSES:
-            thread.passed_over = 0
+        failed = thread.failed_atomic
+        if not failed.repeated or not failed.would_fail_again() or thread.times_skipped >= MOST_SKIPS:
+            thread.times_skipped = 0
             return False
-        thread.passed_over += 1
+        thread.times_skipped += 1
         return True
 
     def enter(self, thread):
@@ -85,7 +85,7 @@ class Scheduler:
         index.x, index.y, index.z = thread.index
         context.thread = thread
         context.entered += 1
-        if self.takes_turns:
+        if self.atomics_yield:
             self.turns, self.patience = 0, context.schedule.patience
         if context.log is not None:
             context.begin_segment(thread)
@@ -96,14 +96,14 @@ class Scheduler:
         self.block = block
         self.block_index.x, self.block_index.y, self.block_index.z = block.index
 
-    def ended(self, thread):
+    def end_thread(self, thread):
         thread.block.alive -= 1
         if thread.error is not None:
-            self.failed(thread)
+            self.handle_error(thread)
         self.context.restart_progress()
         warp.lane_ended(self.context, thread)
 
-    def failed(self, thread):
+    def handle_error(self, thread):
         """The kernel raised in `thread`, or made no progress."""
         error = thread.error
         if isinstance(error, SimulatorError):
@@ -118,10 +118,10 @@ class Scheduler:
             )
             raised.access = self.context.witness(f"raised {type(error).__name__}", number, thread)
             raise raised from error
-        self.stuck(thread, *(error.args or (self.context.site_of_error(error),)))
+        self.report_no_progress(thread, *(error.args or (self.context.site_of_error(error),)))
         raise error
 
-    def stuck(self, thread, site, decided=True):
+    def report_no_progress(self, thread, site, decided=True):
         """Say that `thread` makes no progress, at `site` if that is known; or, not `decided`, that it may."""
         self.context.findings.append(
             Finding(
@@ -148,34 +148,34 @@ class Scheduler:
         thread.fiber.suspend()
         return thread.result
 
-    def turn(self, frame, in_vain=False):
+    def yield_turn(self, frame, repeats=False):
         """The running thread lets others go first, if the kernel is one in which threads wait for each other
-        by spinning; `in_vain`: in any case, as it asks again what it has just asked."""
-        if not self.takes_turns or not in_vain and self.keeps_going():
+        by spinning; `repeats`: in any case, as it asks again what it has just failed."""
+        if not self.atomics_yield or not repeats and self.has_turns_left():
             return
         thread = self.context.thread
-        if not self.context.schedule.insists(thread):
+        if not self.context.schedule.keeps_spinning(thread):
             thread.block.ready.append(thread)
             self.wait(TURN, frame)
 
-    def turn_to_ask(self, key, frame):
+    def yield_before_atomic(self, key, frame):
         """The same before an atomic: `key` says which one, and with which operands."""
-        asked = self.context.thread.asked
-        if asked is not None:
-            asked.repeated = bool(asked.key == key)
-        self.turn(frame, asked is not None and asked.repeated and asked.is_as_before())
+        failed = self.context.thread.failed_atomic
+        if failed is not None:
+            failed.repeated = bool(failed.key == key)
+        self.yield_turn(frame, failed is not None and failed.repeated and failed.would_fail_again())
 
-    def keeps_going(self):
+    def has_turns_left(self):
         """Whether the running thread, which might let others go first, need not yet."""
         self.turns += 1
         self.context.entered += 1
         return self.turns <= self.patience
 
-    def settle(self, block):
+    def resolve_waits(self, block):
         """Nothing in `block` can run. Wake threads (True), or leave it parked or ended (False)."""
         waiting = [thread for thread in block.threads if not thread.done]
         what = {thread.waits for thread in waiting}
-        if WARP in what and warp.settle(self.context, block):
+        if WARP in what and warp.complete_converged(self.context, block):
             return True
         if ONE_OF_BLOCK in what:
             self.context.flush()
@@ -183,29 +183,33 @@ class Scheduler:
         # counted, not put in a set: Python takes a microsecond to hash a code object
         places = [(thread.frame.f_code, thread.frame.f_lasti, thread.calls) for thread in waiting]
         meet = places.count(places[0]) == len(block.threads)
-        together = meet and len({thread.rounds for thread in waiting}) == 1
+        together = meet and len({thread.iterations for thread in waiting}) == 1
         if what == {GRID} and together:
             self.context.flush()
             return False
-        if self.counts_arrivals and part.join(self, block, [t for t in waiting if t.waits == BARRIER]):
+        if self.counts_arrivals and named_barrier.join_block_barrier(
+            self, block, [t for t in waiting if t.waits == BARRIER]
+        ):
             return True
-        if what == {BARRIER} and (together or self.counts_arrivals and barrier.is_one(waiting, block)):
+        if what == {BARRIER} and (
+            together or self.counts_arrivals and barrier.is_same_barrier(waiting, block)
+        ):
             if not meet:
-                self.context.findings.append(barrier.several_places(self, block))
-            barrier.decide(waiting)
+                self.context.findings.append(barrier.several_calls_finding(self, block))
+            barrier.deliver_vote(waiting)
             self.open_barrier(block)
             return True
         self.context.flush()
         self.context.findings.append(
-            barrier.different_rounds(self, block)
+            barrier.different_iterations_finding(self, block)
             if meet and what <= {BARRIER, GRID}
-            else barrier.divergence(self, block)
+            else barrier.divergence_finding(self, block)
             if what == {BARRIER}
-            else warp.divergence(self, block)
+            else warp.divergence_finding(self, block)
             if WARP in what
-            else part.incomplete(self, block)
-            if part.PART in what
-            else barrier.deadlock(self, block)
+            else named_barrier.incomplete_finding(self, block)
+            if named_barrier.NAMED_BARRIER in what
+            else barrier.deadlock_finding(self, block)
         )
         self.abandon(block)
         return False
@@ -219,7 +223,7 @@ class Scheduler:
         block.epoch += 1
         block.ready = list(block.threads)
 
-    def waits(self, thread):
+    def waiting_witness(self, thread):
         """What `thread` is doing while nobody can run, as a finding's witness."""
         if thread.done:
             return Access("returned", thread.block.index, thread.index)

@@ -13,9 +13,9 @@ import numpy as np
 PATIENCE = 32  # turns that a thread of an adversarial schedule takes at most before it lets others go first
 TURNS = 1 << 14  # and all threads together
 FEW = 15  # schedules that every launch is tried under
-VAIN = 512  # turns in which a thread of the first two may ask in vain, and
-ALL_VAIN = 2048  # all threads together
-ROUNDS = 8  # how often all others go before the one that is held back
+SPINS = 512  # turns in which a thread of the first two may ask in vain, and
+ALL_SPINS = 2048  # all threads together
+SKIPS = 8  # how often all others go before the one that is held back
 
 
 class Seeded:
@@ -31,15 +31,15 @@ class Seeded:
         """The positions 0 to n - 1 in the order in which they are to go."""
         return self.random.permutation(n).tolist()
 
-    def now(self, block, ready):
+    def split_ready(self, block, ready):
         """The threads of `ready` that go now, in order, and those that are held back."""
         return [ready[position] for position in self.order(len(ready))], []
 
-    def insists(self, thread):
+    def keeps_spinning(self, thread):
         """Whether a thread that would have to let others go first goes on all the same."""
         return False
 
-    def may_start(self, waiting):
+    def may_start_block(self, waiting):
         """Whether the next of so many blocks that have not begun may."""
         return True
 
@@ -56,8 +56,8 @@ class Erratic(Seeded):
     def patience(self):
         return int(self.random.integers(1, 9)) ** 2 // 8
 
-    def now(self, block, ready):
-        ready, _ = super().now(block, ready)
+    def split_ready(self, block, ready):
+        ready, _ = super().split_ready(block, ready)
         some = int(self.random.integers(1, len(ready) + 1))
         return ready[:some], ready[some:]
 
@@ -71,46 +71,46 @@ class Adversarial(Seeded):
 
     interleaves = True
 
-    def __init__(self, threads, down, held=None, vain=0):
-        self.vain, self.insisted = vain, {}
+    def __init__(self, threads, down, held_back=None, spins=0):
+        self.spins, self.spun = spins, {}
         self.patience = max(1, min(PATIENCE, TURNS // threads))
-        self.down, self.held, self.rounds, self.asked = down, held, {}, 0
+        self.down, self.held_back, self.rounds, self.start_requests = down, held_back, {}, 0
 
     def order(self, n):
         positions = list(range(n))[::-1] if self.down else list(range(n))
-        if self.held is not None:
-            positions.remove(self.of(n))
-            positions.append(self.of(n))
+        if self.held_back is not None:
+            positions.remove(self.held_back_index(n))
+            positions.append(self.held_back_index(n))
         return positions
 
-    def of(self, n):
+    def held_back_index(self, n):
         """Which of n is held back."""
-        return min(int(self.held * n), n - 1)
+        return min(int(self.held_back * n), n - 1)
 
-    def now(self, block, ready):
+    def split_ready(self, block, ready):
         ready = sorted(ready, key=lambda thread: thread.linear, reverse=self.down)
-        if self.held is None or len(ready) == 1:
+        if self.held_back is None or len(ready) == 1:
             return ready, []
-        held = self.of(len(block.threads))
+        held = self.held_back_index(len(block.threads))
         rounds = self.rounds[block.index] = self.rounds.get(block.index, 0) + 1
         late = [thread for thread in ready if thread.linear == held]
         others = [thread for thread in ready if thread.linear != held]
-        return (others, late) if rounds % (ROUNDS + 1) else (others + late, [])
+        return (others, late) if rounds % (SKIPS + 1) else (others + late, [])
 
-    def insists(self, thread):
-        self.insisted[thread] = self.insisted.get(thread, 0) + 1
-        self.vain -= 1
-        return self.vain >= 0 and self.insisted[thread] <= VAIN
+    def keeps_spinning(self, thread):
+        self.spun[thread] = self.spun.get(thread, 0) + 1
+        self.spins -= 1
+        return self.spins >= 0 and self.spun[thread] <= SPINS
 
-    def may_start(self, waiting):
-        self.asked += 1
-        return self.held is None or waiting > 1 or self.asked % (ROUNDS * 8) == 0
+    def may_start_block(self, waiting):
+        self.start_requests += 1
+        return self.held_back is None or waiting > 1 or self.start_requests % (SKIPS * 8) == 0
 
 
-def adversarial(threads):
+def adversarial_schedules(threads):
     """The further schedules of so many threads, what finds most first; random ones behind FEW."""
-    yield Adversarial(threads, False, vain=ALL_VAIN)
-    yield Adversarial(threads, True, vain=ALL_VAIN)
+    yield Adversarial(threads, False, spins=ALL_SPINS)
+    yield Adversarial(threads, True, spins=ALL_SPINS)
     for number, held in enumerate((0.0, 0.999, 0.5, 0.25, 0.75, None, None, None)):
         yield Erratic(np.random.default_rng(number))
         if held is not None:

@@ -34,7 +34,7 @@ def arrive(scheduler, operation, arguments, frame):
         mask = int(arguments[0]) & FULL
     payload = operation.converted(arguments[operation.mask == GIVEN :])
     if mask != CONVERGED and not mask >> thread.lane & 1:
-        scheduler.context.findings.append(omits_caller(scheduler, thread, mask, frame))
+        scheduler.context.findings.append(mask_without_caller_finding(scheduler, thread, mask, frame))
         return operation.alone(payload)
     # a corresponding one suffices (PTX ISA, bar.warp.sync)
     place = () if operation.name == "syncwarp" else (id(frame.f_code), frame.f_lasti)
@@ -57,11 +57,11 @@ def complete(context, block, key, running=None):
     group = block.warp_groups.pop(key)
     lanes = sorted(group.threads)
     payloads = {lane: group.threads[lane].payload for lane in lanes}
-    context.findings += absent_sources(context, group, payloads)
+    context.findings += absent_lane_findings(context, group, payloads)
     results = group.operation.carried_out(group.bits, payloads)
     if context.poison is not None:
-        for lane, _ in reads_of_absent(group.operation, payloads):
-            results[lane] = undefined(results[lane], context.poison)
+        for lane, _ in reads_from_absent_lanes(group.operation, payloads):
+            results[lane] = undefined_like(results[lane], context.poison)
     for lane in lanes:
         thread = group.threads[lane]
         thread.result = results[lane]
@@ -83,7 +83,7 @@ def lane_ended(context, thread):
             complete(context, block, key)
 
 
-def settle(context, block):
+def complete_converged(context, block):
     """Nobody can run: those who asked who is here have their answer. True if somebody woke."""
     keys = [key for key in block.warp_groups if key[2] == CONVERGED]
     for key in keys:
@@ -94,7 +94,7 @@ def settle(context, block):
 # --- findings -----------------------------------------------------------------------------------------------
 
 
-def omits_caller(scheduler, thread, mask, frame):
+def mask_without_caller_finding(scheduler, thread, mask, frame):
     site = scheduler.context.site_of(frame, "call")
     return Finding(
         "warp-divergence",
@@ -106,7 +106,7 @@ def omits_caller(scheduler, thread, mask, frame):
     )
 
 
-def absent_sources(context, group, payloads):
+def absent_lane_findings(context, group, payloads):
     """Lanes that take no part, and without which the instruction has no meaning, or from which another reads:
     they have returned, do not exist, or the mask leaves them out."""
     operation = group.operation
@@ -114,7 +114,7 @@ def absent_sources(context, group, payloads):
         first = group.threads[min(group.threads)]
         lanes = [lane for lane in range(32) if not group.bits >> lane & 1]
         alone = len(lanes) == 1
-        those = f"lane{'' if alone else 's'} {spelled(lanes)} of warp {first.warp} take{'s' * alone}"
+        those = f"lane{'' if alone else 's'} {format_lanes(lanes)} of warp {first.warp} take{'s' * alone}"
         yield Finding(
             "warp-divergence",
             "error",
@@ -123,7 +123,7 @@ def absent_sources(context, group, payloads):
             reason="They have returned, or the block has no such threads.",
             fix="launch whole warps, and let all 32 lanes reach the call: those without data with zeros",
         )
-    for lane, of in reads_of_absent(operation, payloads):
+    for lane, of in reads_from_absent_lanes(operation, payloads):
         thread = group.threads[lane]
         calls = context.witness("calls", context.site_of(thread.frame, "call"), thread)
         yield Finding(
@@ -142,7 +142,7 @@ def absent_sources(context, group, payloads):
         )
 
 
-def reads_of_absent(operation, payloads):
+def reads_from_absent_lanes(operation, payloads):
     """(lane, the one that it reads from), where that takes no part."""
     if operation.reads and len(payloads) < 32:
         for lane, payload in payloads.items():
@@ -151,21 +151,21 @@ def reads_of_absent(operation, payloads):
                 yield lane, of
 
 
-def undefined(value, filling):
+def undefined_like(value, filling):
     """A number of the type of `value` from memory full of `filling`."""
     if isinstance(value, tuple):  # with a predicate behind it
-        return undefined(value[0], filling), *value[1:]
+        return undefined_like(value[0], filling), *value[1:]
     dtype = np.asarray(value).dtype
     filled = poisoned(dtype.itemsize, dtype, filling).view(dtype)[0]
     return filled if isinstance(value, np.generic) else type(value)(filled)
 
 
-def spelled(lanes):
+def format_lanes(lanes):
     first = ", ".join(map(str, lanes[: 3 if len(lanes) > 4 else 4]))
     return f"{first} and {len(lanes) - 3} more" if len(lanes) > 4 else first
 
 
-def divergence(scheduler, block):
+def divergence_finding(scheduler, block):
     """Lanes wait for lanes that will never come."""
     key, group = min(block.warp_groups.items(), key=lambda item: (item[0][0], min(item[1].threads)))
     missing = [lane for lane in range(32) if group.missing(block, key[0]) >> lane & 1]
@@ -176,8 +176,8 @@ def divergence(scheduler, block):
         "error",
         f"{plural(len(group.threads), 'lane')} of warp {key[0]} wait{'s' * (len(group.threads) == 1)} in"
         f" {group.operation.name} for lanes"
-        f" {spelled(missing)}, which never come",
-        (scheduler.waits(first), scheduler.waits(lost)),
+        f" {format_lanes(missing)}, which never come",
+        (scheduler.waiting_witness(first), scheduler.waiting_witness(lost)),
         reason=f"The mask {group.mask:#010x} names them, and they wait elsewhere.",
         fix=(
             "call it where all lanes of the mask pass, or pass a mask of those that do (cuda.ballot_sync"

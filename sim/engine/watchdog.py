@@ -30,10 +30,10 @@ class Watchdog:
             idle = idle + INTERVAL if sign == last else 0.0
             last = sign
             if idle >= self.patience:
-                self.bite()
+                self.interrupt()
                 idle = 0.0
 
-    def bite(self):
+    def interrupt(self):
         running = self.context.thread
         thread = getattr(running.fiber, "thread", None) if running else None
         throw_into(thread.ident if thread else self.launcher, Stuck)

@@ -16,7 +16,7 @@ import weakref
 
 import numpy as np
 
-from sim.engine.grid import ROUNDS
+from sim.engine.grid import ITERATIONS
 from sim.frontend.accesses import PREFIX
 from sim.frontend.inference import Types
 from sim.frontend.names import (
@@ -116,7 +116,7 @@ class Code:
         names = sorted({node.id for node in unassigned})
         unset = ast.parse("\n".join(f"{name} = {PREFIX}unset" for name in names)).body
         self.counts_iterations = bool(rewriter.counting)
-        unset += ast.parse(f"{ROUNDS} = ()").body if self.counts_iterations else []
+        unset += ast.parse(f"{ITERATIONS} = ()").body if self.counts_iterations else []
         body = [statement for part in tree.body for statement in as_list(rewriter.visit(part))]
         tree.body = [*located(unset, tree), *body]
         self.constants, self.calls, self.makers = rewriter.constants, rewriter.calls, rewriter.makers

@@ -10,7 +10,7 @@ import itertools
 
 import numpy as np
 
-from sim.engine.grid import ROUNDS
+from sim.engine.grid import ITERATIONS
 from sim.frontend.accesses import PREFIX, Accesses
 from sim.frontend.names import is_number
 from sim.frontend.resolve import BUILTIN, DECLARATION, PYTHON_TYPES, builtin_called, referent_of
@@ -280,13 +280,17 @@ class Rewriter(Accesses):
         return self.with_iteration_count(node)
 
     def with_iteration_count(self, node):
-        """Return a loop that counts its iterations: the variable ROUNDS is a tuple with a count for each
+        """Return a loop that counts its iterations: the variable ITERATIONS is a tuple with a count for each
         such loop around."""
         if id(node) not in self.counting:
             return node
         enter, more, leave = (
-            ast.parse(f"{ROUNDS} = {text}").body
-            for text in (f"(*{ROUNDS}, 0)", f"(*{ROUNDS}[:-1], {ROUNDS}[-1] + 1)", f"{ROUNDS}[:-1]")
+            ast.parse(f"{ITERATIONS} = {text}").body
+            for text in (
+                f"(*{ITERATIONS}, 0)",
+                f"(*{ITERATIONS}[:-1], {ITERATIONS}[-1] + 1)",
+                f"{ITERATIONS}[:-1]",
+            )
         )
         node.body[:0] = located(more, node)
         return [*located(enter, node), node, *located(leave, node)]

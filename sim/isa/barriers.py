@@ -133,7 +133,7 @@ def fence(name, reach, scopes):
 
 @memory_instruction(source="PTX ISA nanosleep", ptx=("nanosleep.u32",), yields=True)
 def nanosleep(memory, nanoseconds):
-    memory.turn()
+    memory.yield_turn()
 
 
 FENCES = [

@@ -115,7 +115,7 @@ def asks(name, is_over):
         barrier = memory.barrier(where, index)
         if barrier is not None and not is_over(barrier.phase, asked):
             barrier.complete_copies()  # as late as can be: the answer is still no
-            memory.turn()
+            memory.yield_turn()
             return False
         if barrier is not None:
             memory.passed(barrier, barrier.phase - 1)

@@ -12,7 +12,7 @@ from sim.memory.array import Array, only_read
 from sim.nouns import plural
 
 
-class Question:
+class FailedAtomic:
     """An atomic that has changed nothing, such as a compare-and-swap that failed.
 
     key: identifies the atomic and its operands.
@@ -24,7 +24,7 @@ class Question:
     def __init__(self, key, memory, place, found):
         self.key, self.memory, self.place, self.found, self.repeated = key, memory, place, found, False
 
-    def is_as_before(self):
+    def would_fail_again(self):
         return self.memory[self.place] == self.found
 
 
@@ -41,7 +41,7 @@ class Atomic:
         frame, thread = sys._getframe(2), self._context.thread
         site = self._context.site_of(frame, "atomic")
         key = site, id(array.root), array.offset, index, operands
-        self._scheduler.turn_to_ask(key, frame)
+        self._scheduler.yield_before_atomic(key, frame)
         if entry.overwrites:
             self._context.overwriting.add(site)
         if not array.writable:
@@ -61,7 +61,7 @@ class Atomic:
         new = entry.meaning(before, *map(convert, operands))
         array.announce(place, site, new)
         memory[place] = cast(array.dtype)(new)
-        thread.asked = Question(key, memory, place, old) if new == before else None
+        thread.failed_atomic = FailedAtomic(key, memory, place, old) if new == before else None
         if self._context.listeners["atomic_done"]:
             wrote = not entry.tests or bool(new != before)
             self._context.announce_ordering("atomic_done", array.address(place), wrote, "grid")

@@ -168,9 +168,9 @@ class Memory:
         """Order the running thread's accesses before and after this for all threads in reach ("block",
         "grid")."""
         self.context.announce_ordering("fenced", reach)
-        self.turn()
+        self.yield_turn()
 
-    def turn(self):
+    def yield_turn(self):
         """Let other threads run."""
         raise NotImplementedError
 
@@ -282,8 +282,8 @@ class OfArrays(Memory):
     def site(self, action):
         return self.context.site_of(self.frame, action)
 
-    def turn(self):
-        self.scheduler.turn(self.frame)
+    def yield_turn(self):
+        self.scheduler.yield_turn(self.frame)
 
     def spot(self, where, index, size, multiple, site, what):
         if not isinstance(where, Array):

@@ -14,8 +14,8 @@ class OfAddresses(Memory):
     def site(self, action):
         return self.sites[action]
 
-    def turn(self):
-        self.regions.turn()
+    def yield_turn(self):
+        self.regions.yield_turn()
 
     def spot(self, where, index, size, multiple, site, what):
         address = index + (WINDOWS[where] if where != GENERIC else 0)

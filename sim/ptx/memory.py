@@ -22,7 +22,7 @@ from sim.events import (
     Finding,
 )
 from sim.memory.array import only_read
-from sim.memory.atomics import Question
+from sim.memory.atomics import FailedAtomic
 from sim.memory.spaces import poisoned
 from sim.memory.transfer import Alignment
 from sim.ptx.regions import GAP, GENERIC, VIEWS, WINDOWS, Frames, Region, pointed, poison
@@ -232,13 +232,13 @@ class Memory:
         context, place = self.context, self.place
         if reach == "block":
             context.block_scoped[site] = STORE if writes else LOAD
-        log, values, turn_to_ask = context.log, context.values, self.scheduler.turn_to_ask
+        log, values, yield_before_atomic = context.log, context.values, self.scheduler.yield_before_atomic
 
         def change(address, *operands):
             if releases:
                 context.announce_ordering("fenced", reach)
             key = site, address, operands
-            turn_to_ask(key, place)
+            yield_before_atomic(key, place)
             region = self.checked(address + window, size, site, "changed")
             if region is None:
                 return poison(ptx_type)
@@ -251,7 +251,7 @@ class Memory:
             wrote = writes if isinstance(writes, bool) else writes(old, *operands)
             if wrote:
                 view[position] = new
-            context.thread.asked = Question(key, view, position, old) if new == old else None
+            context.thread.failed_atomic = FailedAtomic(key, view, position, old) if new == old else None
             context.announce_ordering("atomic_done", address + window, wrote, reach)
             return old
 
@@ -268,7 +268,7 @@ class Memory:
                 if not loads:
                     return self.store_to(ptx_type, name, 1, plain)
                 load = self.load_from(ptx_type, name, 1, plain)
-                return lambda address: self.turn() or load(address)
+                return lambda address: self.yield_turn() or load(address)
             combine = (lambda old: old) if loads else lambda old, value: value
             return self.atomic_in(ptx_type, name, atomic, access.reach, combine, not loads, access.release)
 
@@ -277,9 +277,9 @@ class Memory:
             self.context.overwriting.add(atomic)
         return self.by_space(make, space)
 
-    def turn(self):
+    def yield_turn(self):
         """The running thread lets others go first."""
-        self.scheduler.turn(self.place)
+        self.scheduler.yield_turn(self.place)
 
     # --- what may be wrong ----------------------------------------------------------------------------------
 

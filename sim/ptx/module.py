@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import prod
 
 from sim.context import Context
-from sim.engine.part import PART
+from sim.engine.named_barrier import NAMED_BARRIER
 from sim.engine.scheduler import Scheduler
 from sim.errors import LaunchError
 from sim.interpreted import ThreadProgram, resident_blocks
@@ -117,7 +117,7 @@ class Kernel:
         )
         program, code = self.program(context.decisions is not None)
         scheduler = Scheduler(context)
-        scheduler.takes_turns, scheduler.counts_arrivals = bool(program.used & YIELDING), True
+        scheduler.atomics_yield, scheduler.counts_arrivals = bool(program.used & YIELDING), True
         context.synchronizes, context.stores = program.synchronizes, program.stores
         context.kernel, context.language = self.__name__, self.module.origin.language
         context.outline = self.module.origin.outline
@@ -137,7 +137,7 @@ class Kernel:
             opened = context.listeners["barrier_opened"]
             context.listeners["barrier_opened"] = [*opened, lambda *_: context.restart_progress()]
         context.listeners["launch_finished"] = [run.heap.finish, *context.listeners["launch_finished"]]
-        waits = scheduler.takes_turns or program.used & (SUSPENDING | {PART})
+        waits = scheduler.atomics_yield or program.used & (SUSPENDING | {NAMED_BARRIER})
         thread_program = ThreadProgram(fiber if waits else None, program.used, (), ())
         kernel = namespace[python_name(self.function.name, "run")]
         limit = resident_blocks(launch, program.used)

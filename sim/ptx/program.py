@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 
-from sim.engine.part import PART
+from sim.engine.named_barrier import NAMED_BARRIER
 from sim.errors import LaunchError
 from sim.isa.arithmetic import FLOATS, REALS
 from sim.isa.barriers import FENCES
@@ -285,7 +285,7 @@ class Program:
 
     def part(self, waits):
         """What a thread calls at a barrier of a part of the block: (number, count)."""
-        self.used.add(PART)
+        self.used.add(NAMED_BARRIER)
         place = self.place()
         return self.unique("part", lambda run: run.part(place, waits))
 

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from sim.engine import part, warp
+from sim.engine import named_barrier, warp
 from sim.engine.scheduler import BARRIER, GRID
 from sim.errors import LaunchError
 from sim.memory.declared import check_sizes
@@ -203,7 +203,7 @@ class Run:
             thread = context.thread
             thread.waits, thread.frame, thread.payload = BARRIER, at, None
             thread.fiber.suspend()
-            if thread.payload is not None:  # it opened by sim.engine.part.join
+            if thread.payload is not None:  # it opened by sim.engine.named_barrier.join_block_barrier
                 context.announce_ordering("passed", thread.payload)
 
         return wait
@@ -212,7 +212,7 @@ class Run:
         at = self.place(place)
 
         def meet(number, count=self.launch.threads):
-            part.meet(self.scheduler, number, count, at, waits)
+            named_barrier.arrive_at(self.scheduler, number, count, at, waits)
 
         return placed(meet, place[1])
 

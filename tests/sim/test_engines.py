@@ -346,7 +346,7 @@ def test_threads_that_spin_do_not_ask_in_vain_for_ever():
 
 
 def test_a_watchdog_that_bites_between_two_threads_is_not_lost(monkeypatch):
-    monkeypatch.setattr(Scheduler, "settle", lambda self, block: (_ for _ in ()).throw(Stuck))
+    monkeypatch.setattr(Scheduler, "resolve_waits", lambda self, block: (_ for _ in ()).throw(Stuck))
     with pytest.raises(KernelBug, match="no-progress: a loop goes round and round without end"):
         simulate(last_writer)[1, 2](np.zeros(4), np.zeros(1, np.int64))
 

@@ -8,7 +8,7 @@ from numba.core.errors import NumbaError
 
 from sim.context import observer_class, thread_index
 from sim.engine.base import Outcome
-from sim.engine.collector import uncollected
+from sim.engine.collector import pause_collector
 from sim.events import Access
 from sim.memory.spaces import argument_array, named_leaves
 from sim.native.codegen import shadow
@@ -133,7 +133,7 @@ class Attempt(Memory):
         if run.overloads:
             return
         try:
-            with uncollected():
+            with pause_collector():
                 run.compile(tuple(map(run.typeof_pyval, self.run_arguments(0))))
         except NumbaError as error:
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error

@@ -8,7 +8,7 @@ from numba import typeof, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 
-from sim.engine.collector import uncollected
+from sim.engine.collector import pause_collector
 from sim.errors import LaunchError
 from sim.frontend.names import captured_values, names_in, positional, python_function
 from sim.memory.spaces import argument_array
@@ -27,7 +27,7 @@ def remembered(function, key, make):
     known = PROGRAMS.setdefault(function, {})
     if key not in known:
         try:
-            with uncollected():
+            with pause_collector():
                 known[key] = make()
         except CannotLower as error:
             known[key] = error

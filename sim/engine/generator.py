@@ -6,14 +6,14 @@ A step costs a tenth of a greenlet's switch. Only a kernel whose own text has al
 from sim.engine.scheduler import BARRIER
 
 
-class Steps:
-    """Runs one body after another, each in steps: `resume()` runs it until its next barrier or its end."""
+class GeneratorFiber:
+    """Runs one body after another, each piece by piece: `resume()` runs it until its next barrier or end."""
 
     def begin(self, thread, kernel, arguments):
         """The next body: `thread` runs `kernel`."""
-        steps = kernel(*arguments)
-        thread.waits, thread.frame = BARRIER, steps.gi_frame
-        self.body = thread.run_in_steps(steps)
+        generator = kernel(*arguments)
+        thread.waits, thread.frame = BARRIER, generator.gi_frame
+        self.body = thread.run_generator(generator)
         self.resume = self.body.__next__
 
     def abandon(self):

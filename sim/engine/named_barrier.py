@@ -1,0 +1,90 @@
+"""Barriers of a barrier of a block: sixteen by number (PTX's bar.sync a, b), each for as many threads as the
+calls say; some of them may arrive without waiting.
+
+Source: PTX ISA 9.7.13.1, "bar", "barrier"."""
+
+from sim.events import Finding
+from sim.nouns import plural
+
+NAMED_BARRIER = "named barrier"
+BARRIERS = 16
+
+
+class NamedBarrier:
+    """One barrier: for `count` threads, of which some `arrivals` and some wait; how often it `openings`."""
+
+    __slots__ = ("count", "arrivals", "waiting", "openings")
+
+    def __init__(self):
+        self.count, self.arrivals, self.waiting, self.openings = None, 0, [], 0
+
+
+def arrive_at(scheduler, number, count, frame, waits):
+    """The running thread comes to the barrier; `waits`: until it opens."""
+    context, thread = scheduler.context, scheduler.context.thread
+    barrier = find_barrier(thread.block.named_barriers, number, count, context.spec.warp_size)
+    phase = ("barrier", number), barrier.openings
+    if not count_arrival(context, thread.block, barrier, phase) and waits:
+        barrier.waiting.append(thread)
+        scheduler.wait(NAMED_BARRIER, frame)
+    if waits:
+        context.announce_ordering("passed", phase)
+
+
+def join_block_barrier(scheduler, block, waiting):
+    """Let the threads that wait at a barrier of the whole block count at the one of the same number to which
+    others come with a count. Returns whether it opens."""
+    for number, barrier in block.named_barriers.items():
+        same = [thread for thread in waiting if thread.frame.number == number and thread.payload is None]
+        if barrier.arrivals and barrier.count == len(block.threads) == barrier.arrivals + len(same):
+            for thread in same:
+                scheduler.enter(thread)
+                thread.payload = ("barrier", number), barrier.openings
+                barrier.waiting.append(thread)
+                count_arrival(scheduler.context, block, barrier, thread.payload)
+            return True
+    return False
+
+
+def count_arrival(context, block, barrier, phase):
+    """Count the running thread, and open the barrier if it is the last one. Returns whether it is."""
+    barrier.arrivals += 1
+    context.announce_ordering("arrived", phase)
+    if barrier.arrivals < barrier.count:
+        return False
+    block.ready += barrier.waiting
+    barrier.count, barrier.arrivals, barrier.waiting, barrier.openings = None, 0, [], barrier.openings + 1
+    return True
+
+
+def find_barrier(barriers, number, count, warp_size):
+    """The NamedBarrier of this number."""
+    if not 0 <= number < BARRIERS:
+        raise ValueError(f"there are barriers 0 to {BARRIERS - 1}, got {number}")
+    if count <= 0 or count % warp_size:
+        raise ValueError(f"barrier {number} is for a multiple of {warp_size} threads, got {count}")
+    barrier = barriers.setdefault(number, NamedBarrier())
+    if barrier.count not in (None, count):
+        raise ValueError(
+            f"barrier {number} is for {plural(barrier.count, 'thread')}, by another thread's call, and"
+            f" for {count}"
+        )
+    barrier.count = count
+    return barrier
+
+
+def incomplete_finding(scheduler, block):
+    """Threads wait at a barrier of a barrier of the block to which too few come."""
+    number, barrier = next(
+        (number, barrier) for number, barrier in sorted(block.named_barriers.items()) if barrier.waiting
+    )
+    others = [thread for thread in block.threads if thread not in barrier.waiting]
+    elsewhere = {scheduler.waiting_witness(thread).site: thread for thread in reversed(others)}
+    return Finding(
+        "barrier-divergence",
+        "error",
+        f"barrier {number} waits for {plural(barrier.count, 'thread')}, and {barrier.arrivals} have come",
+        (scheduler.waiting_witness(barrier.waiting[0]), *map(scheduler.waiting_witness, elsewhere.values())),
+        reason="It opens when as many threads have come as its calls say; nobody else can run.",
+        fix="let the number in its calls be that of the threads that reach one of them",
+    )
