@@ -40,7 +40,7 @@ from kernels.triton import conv_forward as conv_forward_triton
 from kernels.triton import flash_forward as flash_forward_triton
 from kernels.triton import small
 from kernels.triton.interpreter import ProgramBug, interpreted
-from kernels.triton.launch import record_path, recorded, simulated
+from kernels.triton.launch import recorded, recorded_text, simulated
 from kernels.triton.optional import tl, triton
 from kernels.triton.tiles import load_rows, store_rows
 from sim import KernelBug, simulate
@@ -222,7 +222,7 @@ check.ex21_1(softmax_rows)
 def read_aloud(kernel, num_warps, **constants):
     """The recorded PTX of a kernel, each instruction under its line of the source."""
     source, first = inspect.getsourcelines(kernel.fn)
-    text, under = record_path(kernel, num_warps, **constants).read_text("utf-8"), {}
+    text, under = recorded_text(kernel, num_warps, **constants), {}
     for line in text.splitlines():
         if place := re.match(r"\t\.loc\t1 (\d+)", line):
             mine = under.setdefault(int(place[1]) - first, [])
@@ -305,7 +305,7 @@ check.ex21_2(holders)
 # %%
 def counts(kernel, num_warps, **constants):
     """[instructions, shuffles, barriers, bytes of shared memory] of recorded PTX."""
-    text = record_path(kernel, num_warps, **constants).read_text("utf-8")
+    text = recorded_text(kernel, num_warps, **constants)
     code = re.findall(r"^\t+(?:@\S+ +)?([a-z][\w.:]*)", text, re.MULTILINE)
     shuffles, barriers = (
         sum(name.startswith(start) for name in code) for start in ("shfl", "bar.sync")
@@ -464,7 +464,7 @@ kernel = flash_forward_triton.flash_forward_kernel
 constants = dict(CAUSAL=True, ROWS=16, KEYS=16, WIDTH=16)
 title = "flash attention, one warp: in the PTX"
 show_table(header, counts(kernel, 1, **constants), title=title)
-text = record_path(kernel, 1, **constants).read_text("utf-8")
+text = recorded_text(kernel, 1, **constants)
 print("cp.async, loads that run ahead:", len(re.findall(r"cp\.async\.c[ag]", text)))
 in_ptx(*torch.randn(3, 40, 16))
 print("barriers that three programs waited at:", seen["counters"]["barriers"])

@@ -36,7 +36,7 @@ from course.cuda_cpp import cuda_cpp, ptx_of
 from course.figures import ORANGE, SKY
 from course.ptx import compiled
 from course.side_by_side import count, show_ptx
-from kernels.common.data import DATA
+from kernels.common.data import DATA, recorded_ptx
 from kernels.conv.forward import conv_forward
 from kernels.cuda_cpp import operators
 from kernels.flash.forward import flash_forward
@@ -481,7 +481,7 @@ print("equal, below 1e-6:", bool(np.abs(got[0] - got[1]).max() <= 1e-6))
 # Marked is what comes from one line of the source: `y[i] = left + t + right` in all three. **Predict**: which has most instructions? In which is an addition missing, and why? `___`
 
 # %% tags=["nbval-ignore-output"]
-TRITON = DATA / "triton" / "neighbour_sums_kernel-N64-BARRIER1-warps2.ptx"
+TRITON = recorded_ptx("triton")["neighbour_sums_kernel-N64-BARRIER1-warps2"]
 numba_made = compiled(neighbour_sums, x, x)
 sums_line = 1 + next(
     number
@@ -491,7 +491,7 @@ sums_line = 1 + next(
 languages = {
     "Numba": (numba_made.ptx, {numba_made.first + sums_line - 1}),
     "CUDA C++": (ptx_of(NEIGHBOURS), {9}),
-    "Triton": (TRITON.read_text("utf-8"), {24}),
+    "Triton": (TRITON, {24}),
 }
 show_ptx("y[i] = left + t + right", languages)
 

@@ -2,7 +2,7 @@
 GPU, and run by the simulator.
 
 Both come with numba-cuda's CUDA parts. Where NVRTC is missing, the simulator runs the PTX recorded in
-kernels/data/cuda_cpp by `python -m kernels.cuda_cpp.record`.
+kernels/data/cuda_cpp.zip by `python -m kernels.cuda_cpp.record`.
 """
 
 import functools
@@ -13,10 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from kernels.common.data import DATA
+from kernels.common.data import not_recorded, recorded_ptx
 
 FOLDER = Path(__file__).parent
-RECORDED = DATA / "cuda_cpp"
 
 
 class Kernel(NamedTuple):
@@ -32,8 +31,8 @@ class Kernel(NamedTuple):
 
     @property
     def record(self):
-        """Where the PTX of its file with these macros is, or would be."""
-        return RECORDED / f"{'-'.join([self.path.stem, *(f'{n}{v}' for n, v in self.macros)])}.ptx"
+        """The name of the record of its file with these macros."""
+        return "-".join([self.path.stem, *(f"{n}{v}" for n, v in self.macros)])
 
 
 def launch(kernel, grid, block, *arguments, run=None):
@@ -85,13 +84,10 @@ def have_compiler():
 
 def recorded(kernel):
     """The PTX as it was recorded. Errors: LookupError that lists what is."""
-    if not kernel.record.exists():
-        there = ", ".join(sorted(file.stem for file in RECORDED.glob("*.ptx")))
-        raise LookupError(
-            f"{kernel.record.stem} is not among the PTX recorded in {RECORDED}: {there}; install NVRTC (pip"
-            " install cuda-bindings nvidia-cuda-nvrtc) to compile it"
-        )
-    return kernel.record.read_text()
+    if kernel.record not in recorded_ptx("cuda_cpp"):
+        remedy = "install NVRTC (pip install cuda-bindings nvidia-cuda-nvrtc) to compile it"
+        raise not_recorded("cuda_cpp", kernel.record, remedy)
+    return recorded_ptx("cuda_cpp")[kernel.record]
 
 
 # On a GPU ---------------------------------------------------------------------------------------------------

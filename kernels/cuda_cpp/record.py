@@ -3,7 +3,8 @@ their PTX, which then runs in the simulator where NVRTC is missing."""
 
 import torch
 
-from kernels.cuda_cpp.launch import RECORDED, ptx_of
+from kernels.common.data import record_ptx
+from kernels.cuda_cpp.launch import ptx_of
 from kernels.cuda_cpp.operators import conv_attention_decode, conv_backward, conv_forward, flash_forward
 
 
@@ -17,12 +18,17 @@ def calls(run):
     conv_attention_decode(q[:, :, -3:], k, v, w, splits=2, run=run)
 
 
-def record(kernel, *launch):
-    """A runner that runs nothing, and writes the PTX."""
-    kernel.record.write_text(ptx_of(kernel))
-    print(kernel.record.name)
+def recorder(texts):
+    """A runner that runs nothing, and puts the PTX into `texts`."""
+
+    def record(kernel, *launch):
+        texts[kernel.record] = ptx_of(kernel)
+        print(kernel.record)
+
+    return record
 
 
 if __name__ == "__main__":
-    RECORDED.mkdir(exist_ok=True)
-    calls(record)
+    made = {}
+    calls(recorder(made))
+    record_ptx("cuda_cpp", made)

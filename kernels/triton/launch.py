@@ -2,7 +2,7 @@
 Triton compiles for sm_80 without a GPU; with TRITON_INTERPRET=1 in Triton's own interpreter.
 
 A runner is a function run(kernel, grid, *arguments, num_warps, **constants). Without Triton the simulator
-runs the PTX recorded in kernels/data/triton by `python -m kernels.triton.record`.
+runs the PTX recorded in kernels/data/triton.zip by `python -m kernels.triton.record`.
 """
 
 import functools
@@ -15,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from kernels.common.data import DATA
+from kernels.common.data import not_recorded, recorded_ptx
 from kernels.triton.optional import triton
 
 HERE = Path(__file__).parent
-RECORDED = DATA / "triton"
 LANES = 32
 
 
@@ -113,18 +112,24 @@ def beside(folder, ptx):
 
 def recorded(kernel, types, num_warps, **constants):
     """As it was recorded. Errors: LookupError that lists what is."""
-    path = record_path(kernel, num_warps, **constants)
-    if not path.exists():
-        there = ", ".join(sorted(file.stem for file in RECORDED.glob("*.ptx")))
-        raise LookupError(
-            f"{path.stem} is not among the PTX recorded in {RECORDED}: {there}; install Triton (pip install"
-            " triton, on Linux) to compile it, or use run=interpreted (kernels.triton.interpreter)"
-        )
-    first, text = path.read_text().split("\n", 1)
+    first, text = recorded_text(kernel, num_warps, **constants).split("\n", 1)
     return Compiled(beside(HERE, text), int(first.split()[-1]))
 
 
-def record_path(kernel, num_warps, **constants):
-    """Where the PTX of a kernel with these constants is, or would be."""
+def recorded_text(kernel, num_warps, **constants):
+    """The recorded PTX of a kernel with these constants. Errors: LookupError that lists what is recorded."""
+    name = record_name(kernel, num_warps, **constants)
+    if name not in recorded_ptx("triton"):
+        raise not_recorded(
+            "triton",
+            name,
+            "install Triton (pip install triton, on Linux) to compile it, or use run=interpreted"
+            " (kernels.triton.interpreter)",
+        )
+    return recorded_ptx("triton")[name]
+
+
+def record_name(kernel, num_warps, **constants):
+    """The name of the record of a kernel with these constants."""
     what = [f"{name}{int(value)}" for name, value in constants.items()]
-    return RECORDED / f"{'-'.join([kernel.__name__, *what, f'warps{num_warps}'])}.ptx"
+    return "-".join([kernel.__name__, *what, f"warps{num_warps}"])

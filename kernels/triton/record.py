@@ -7,13 +7,14 @@ from pathlib import Path
 
 import torch
 
+from kernels.common.data import record_ptx
 from kernels.triton.conv_backward import conv_backward
 from kernels.triton.conv_decode import conv_attention_decode
 from kernels.triton.conv_forward import conv_forward
 from kernels.triton.flash_forward import flash_forward
 from kernels.triton.halo import neighbour_sums
 from kernels.triton.head_map import mix_heads
-from kernels.triton.launch import RECORDED, fresh, record_path, type_of
+from kernels.triton.launch import fresh, record_name, type_of
 from kernels.triton.small import convolve, doubled, planted, softmax_row
 
 FILES = sorted(Path(__file__).parent.glob("*.py"))
@@ -70,14 +71,19 @@ def sources(name):
     return hashlib.sha256((text + TILES.read_text()).encode()).hexdigest()[:12]
 
 
-def record(kernel, grid, *arguments, num_warps, **constants):
-    """A runner that runs nothing, and writes the PTX."""
-    ptx, shared = fresh(kernel, tuple(type_of(a) for a in arguments), num_warps, **constants)
-    path = record_path(kernel, num_warps, **constants)
-    path.write_text(f"// sources {sources(kernel.__name__)} shared {shared}\n{trimmed(ptx)}")
-    print(path.name)
+def recorder(texts):
+    """A runner that runs nothing, and puts the PTX into `texts`."""
+
+    def record(kernel, grid, *arguments, num_warps, **constants):
+        ptx, shared = fresh(kernel, tuple(type_of(a) for a in arguments), num_warps, **constants)
+        name = record_name(kernel, num_warps, **constants)
+        texts[name] = f"// sources {sources(kernel.__name__)} shared {shared}\n{trimmed(ptx)}"
+        print(name)
+
+    return record
 
 
 if __name__ == "__main__":
-    RECORDED.mkdir(exist_ok=True)
-    calls(record)
+    made = {}
+    calls(recorder(made))
+    record_ptx("triton", made)

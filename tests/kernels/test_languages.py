@@ -17,6 +17,7 @@ import torch
 
 from kernels.bench.languages import RESULTS, errors_of, inputs, language, relative_errors, results, right
 from kernels.cases.conv import SHAPES, Shape
+from kernels.common.data import recorded_ptx
 from kernels.common.launch import simulated as numba_simulated
 from kernels.cuda_cpp import launch as cuda_launch
 from kernels.cuda_cpp import operators
@@ -144,7 +145,7 @@ def test_without_triton_recorded_ptx_runs():
 
 def test_recorded_triton_is_of_the_sources_that_are_here():
     """So that findings name the right lines."""
-    texts = {path.name: path.read_text() for path in triton_launch.RECORDED.glob("*.ptx")}
+    texts = recorded_ptx("triton")
     assert len(texts) == 28
     for name, text in texts.items():
         assert text.split()[2] == triton_record.sources(name.split("-")[0]), f"{name}: record it again"
