@@ -56,7 +56,8 @@ def conv_forward_operator(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(O, L), as `conv_forward`, of arguments that are checked."""
-    return forward(*(x.contiguous() for x in (q, k, v, w)), causal, float32(scale))
+    q, k, v, w = (x.contiguous() for x in (q, k, v, w))
+    return forward(q, k, v, w, causal, float32(scale))
 
 
 @conv_forward_operator.register_fake
