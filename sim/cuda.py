@@ -1,9 +1,9 @@
-"""`cuda` where Numba is not installed: names for kernels to be written with, and `jit`, whose kernels run in
-the simulator.
+"""A replacement for `numba.cuda` where Numba is not installed: the names that kernels use, and `jit`, whose
+kernels run in the simulator.
 
-`from sim import cuda` gives Numba's own `cuda` where there is one, so that the same kernels compile for a GPU
-there. For a type checker this module is both: it has the types of what every kernel uses, and any other name
-of Numba's is Any.
+`from sim import cuda` gives Numba's own `cuda` if it is installed, so that the same kernels also compile for
+a GPU. A type checker reads this module in both cases. It declares the types of the names that most kernels
+use; any other name is Any.
 """
 
 import functools
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Stub:
-    """A name that only means something inside a kernel; `members` are the names in it."""
+    """A name that has a meaning inside of a kernel only. `members` are the names in it."""
 
     def __init__(self, name: str, members: Iterable[str] = ()) -> None:
         self.__name__, self.__module__ = name, __name__
@@ -38,8 +38,8 @@ class Stub:
 
 
 class Kernel:
-    """What `@cuda.jit` makes of a function: `kernel[grid, block](*arguments)` simulates a launch; so does
-    `simulate(kernel)`, with options."""
+    """The result of `@cuda.jit`. `kernel[grid, block](*arguments)` simulates a launch; so does
+    `simulate(kernel)`, which takes options."""
 
     __name__: str
 
@@ -64,7 +64,11 @@ def jit(
     function: str | list[Any] | tuple[Any, ...] | None = None, **options: Any
 ) -> Callable[[Callable[..., Any]], Kernel]: ...
 def jit(function: Any = None, **options: Any) -> Any:
-    """`@cuda.jit`, also with device=True. Options for compiling are ignored; signatures need Numba."""
+    """Return a Kernel, or a decorator that makes one.
+
+    Device functions (device=True) are Kernels too. Options for the compiler are ignored. Errors: LaunchError
+    for a signature, because signatures need Numba.
+    """
     if function is None:
         return Kernel
     if not inspect.isfunction(function):

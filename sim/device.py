@@ -1,20 +1,20 @@
-"""DeviceSpec: the limits of a GPU, and what its memory makes of a warp's request."""
+"""The limits of the simulated GPU, and the way in which its memory serves the requests of warps."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-NOTHING = np.iinfo(np.int32).max  # sorts behind every word of shared memory
+NOTHING = np.iinfo(np.int32).max  # a lane that accesses no word: sorted after every word of shared memory
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Limits and geometry of the simulated GPU; the defaults are an H200's (compute capability 9.0).
+    """Limits and geometry of the simulated GPU. The defaults are an H200's (compute capability 9.0).
 
-    Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", and its section on
-        shared memory: beyond 48 KiB a part may be dynamic only if the driver was asked, which Numba never
-        does. (An H200 ran a Numba kernel with 200,000 declared bytes, and none with 30,000 and 19,153 dynamic
-        ones.)
+    Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". By its section on
+    shared memory, a block gets more than 48 KiB of dynamic shared memory only if the host asks the driver for
+    it, and Numba never does. (An H200 ran a Numba kernel with 200,000 bytes of declared shared memory, and
+    refused one with 30,000 declared and 19,153 dynamic bytes.)
     """
 
     name: str = "simulated sm_90"
@@ -42,7 +42,8 @@ class DeviceSpec:
             )
 
     def resident_blocks(self, threads: int, shared_bytes: int) -> int:
-        """How many blocks of `threads` threads and `shared_bytes` bytes the whole device holds at once."""
+        """Return how many blocks of `threads` threads and `shared_bytes` bytes the whole device holds at a
+        time."""
         warps = -(-threads // self.warp_size) * self.warp_size
         per_multiprocessor = min(self.blocks_per_multiprocessor, self.threads_per_multiprocessor // warps)
         if shared_bytes:
@@ -50,20 +51,23 @@ class DeviceSpec:
         return per_multiprocessor * self.multiprocessors
 
     def requests(self, lane: np.ndarray, site: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Group accesses into requests: the k-th execution of a site by each lane of a warp, together.
+        """Group accesses into requests. The k-th execution of a site by each lane of a warp is one request.
 
-        lane, site: int64 arrays, one entry an access, each lane's accesses in the order in which it did them.
-            Returns (order, request): access order[i] belongs to request[i]; requests are numbered from 0
-            without a gap, ordered by site, then warp, then k.
+        lane, site: int64 arrays with one entry for each access. The accesses of a lane are in the order in
+        which it made them.
+
+        Return (order, request): access order[i] belongs to request[i]. Requests are numbered from 0 without
+        holes, ordered by site, then warp, then k.
         """
         n, lanes = len(lane), (int(lane.max()) // self.warp_size + 1) * self.warp_size
         shift = n.bit_length()
         # sorting packed integers is faster than argsort
         key = np.sort(((site - site.min()) * lanes + lane) << shift | np.arange(n))
-        order, place = key & ((1 << shift) - 1), key >> shift
-        runs = starts_of_runs(place)  # one for each site and lane
+        order, group = key & ((1 << shift) - 1), key >> shift
+        runs = starts_of_runs(group)  # one run for each site and lane
         lengths = np.diff(runs, append=n)
-        warps = starts_of_runs(place[runs] // self.warp_size)  # the first run of each site and warp
+        warps = starts_of_runs(group[runs] // self.warp_size)  # the first run of each site and warp
+        # a warp makes as many requests at a site as its busiest lane has accesses there
         longest = np.maximum.reduceat(lengths, warps)
         first = np.repeat(np.cumsum(longest) - longest, np.diff(warps, append=len(runs)))
         return order, np.arange(n) + np.repeat(first - runs, lengths)
@@ -71,17 +75,17 @@ class DeviceSpec:
     def sectors(
         self, request: np.ndarray, address: np.ndarray, size: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(touched, fewest) for each request: the sectors in which its addresses lie, and in how few as many
-        bytes would fit.
+        """Return (touched, fewest) for each request to global memory: the number of sectors in which its
+        addresses are, and the least number of sectors that could contain as many bytes.
 
-        Bytes that several lanes ask for count once.
+        Bytes that several lanes access count once.
         """
         count, low = int(request.max()) + 1, int(address.min()) // self.sector_bytes * self.sector_bytes
         span = max(int(address.max()) - low + 1, self.sector_bytes).bit_length()
         key = np.sort(request << span | (address - low))
         key = key[starts_of_runs(key)]
         nbytes = np.zeros(count, np.int64)
-        nbytes[request] = size  # one instruction: one size
+        nbytes[request] = size  # all accesses of an instruction have one size
         fewest = -(-np.bincount(key >> span, minlength=count) * nbytes // self.sector_bytes)
         sector = key // self.sector_bytes
         touched = np.bincount(key[starts_of_runs(sector)] >> span, minlength=count)
@@ -90,19 +94,27 @@ class DeviceSpec:
     def wavefronts(
         self, request: np.ndarray, lane: np.ndarray, address: np.ndarray, size: np.ndarray, serial: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(wavefronts, fewest, ways) for each request to shared memory.
+        """Return (wavefronts, fewest, ways) for each request to shared memory.
 
-        In a wavefront a bank serves one word of 4 bytes, to all lanes that want that word. Accesses of 8
-        bytes are served by half warps, of 16 by quarters. `wavefronts` is how many a request takes, `fewest`
-        how many without conflict, `ways` the most words wanted of one bank at once. Where `serial` (bool for
-        each access: atomics), lanes that want one word are served one after another. Source: CUDA C++
-            Programming Guide, "Shared Memory", for 5.x and newer; the word is Nsight Compute's.
+        A wavefront, as Nsight Compute calls it, is one pass of the banks: each bank serves one word of 4
+        bytes, to all lanes that access this word. Accesses of 8 bytes are served by half warps, of 16 bytes
+        by quarter warps.
+
+        wavefronts: how many the request takes.
+        fewest: how many it would take without bank conflicts.
+        ways: the largest number of different words in one bank.
+
+        serial: for each access, whether lanes that access the same word are served one after another, as by
+        atomics.
+
+        Source: CUDA C++ Programming Guide, "Shared Memory", for compute capability 5.x and later.
         """
         count, words = int(request.max()) + 1, np.maximum(size // self.bank_bytes, 1)
         phases = np.ones(count, np.int64)
         phases[request] = -(-self.warp_size * words // self.banks)
         first = np.cumsum(phases) - phases
-        # a row for each phase, in which each lane has its place: what it wants, as bank and row of the bank
+        # A row for each phase, with an entry for each lane: the word that it accesses, as bank << shift | row
+        # of the bank.
         word = address // self.bank_bytes
         word -= word.min() // self.banks * self.banks
         shift = (int(word.max()) + int(words.max())).bit_length()
@@ -114,18 +126,19 @@ class DeviceSpec:
                 word[has] + part
             ) // self.banks
         wanted = np.sort(wanted.reshape(-1, self.banks), axis=1)
-        # a word of each bank counts once, and where serial once for each lane
+        # each word of a bank counts once, or once for each lane if the accesses are serial
         new = np.empty(wanted.shape, bool)
         new[:, 0] = True
         np.not_equal(wanted[:, 1:], wanted[:, :-1], out=new[:, 1:])
         if serial.any():
-            one_by_one = np.zeros(count, bool)
-            one_by_one[request] = serial
-            new |= np.repeat(one_by_one, phases)[:, None]
+            is_serial = np.zeros(count, bool)
+            is_serial[request] = serial
+            new |= np.repeat(is_serial, phases)[:, None]
         new &= wanted != NOTHING
+        # count the words of each bank in each phase
         place = np.flatnonzero(new)
-        of_bank = wanted.reshape(-1)[place] >> shift
-        words = np.bincount(place // self.banks * self.banks + of_bank, minlength=wanted.size)
+        bank = wanted.reshape(-1)[place] >> shift
+        words = np.bincount(place // self.banks * self.banks + bank, minlength=wanted.size)
         ways = words.reshape(wanted.shape).max(axis=1)
         return (
             np.add.reduceat(ways, first, dtype=np.int64),
@@ -135,5 +148,5 @@ class DeviceSpec:
 
 
 def starts_of_runs(values: np.ndarray) -> np.ndarray:
-    """Where a new value begins in a sorted array of integers >= 0."""
+    """Return the positions at which a new value begins, in a sorted array of integers >= 0."""
     return np.flatnonzero(np.diff(values, prepend=-1))

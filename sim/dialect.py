@@ -1,4 +1,8 @@
-"""What a kernel sees as `cuda`: each name forwards to the engine, the memory or the table."""
+"""The namespace `cuda` that an interpreted kernel sees.
+
+Each name forwards to the engine (barriers, warps), to memory (arrays, atomics) or to the table of
+instructions (sim.isa).
+"""
 
 import sys
 from types import SimpleNamespace
@@ -18,12 +22,16 @@ from sim.isa.vectors import VECTORS
 from sim.memory.atomics import Atomic
 from sim.memory.transfer import OfArrays
 
-# entries under their names in numba.cuda
+# entries of the table that kernels call by their names in numba.cuda
 OF_NUMBA = [*warps.OF_NUMBA, *barriers.OF_NUMBA, *integers.ENTRIES.values()]
 
 
-class Declaration:
-    """`cuda.shared` or `cuda.local`: a name with an `array` in it; `maker` of those of one place."""
+class ArrayDeclaration:
+    """The namespace `cuda.shared` or `cuda.local`, with its function `array`.
+
+    declare: (shape, dtype, frame, alignment) -> the array for a call of `array` in this frame.
+    maker: for local memory, (site, shape, dtype) -> a function that makes the array; rewritten code calls it.
+    """
 
     def __init__(self, declare, maker=None):
         self.declare, self.maker = declare, maker
@@ -38,17 +46,18 @@ class Cuda:
     warpsize = 32
     libdevice = mathematics.libdevice
     fp16 = integers.fp16
-    const = SimpleNamespace(array_like=lambda ndarray: ndarray)  # what is captured is constant memory already
+    # a captured array is in constant memory already
+    const = SimpleNamespace(array_like=lambda ndarray: ndarray)
 
     def __init__(self, scheduler, declarations, grid, block):
         self.scheduler, self.context = scheduler, scheduler.context
         self.threadIdx, self.blockIdx = scheduler.thread_index, scheduler.block_index
         self.blockDim, self.gridDim = Dim3(*block), Dim3(*grid)
-        self.shared = Declaration(declarations.shared)
-        self.local = Declaration(declarations.local, declarations.local_maker)
+        self.shared = ArrayDeclaration(declarations.shared)
+        self.local = ArrayDeclaration(declarations.local, declarations.local_maker)
         self.atomic = Atomic(scheduler)
-        self.syncthreads = plain_barrier(self.context, declarations)
-        all_blocks = SimpleNamespace(sync=lambda: meet(scheduler, GRID, sys._getframe(1)))
+        self.syncthreads = syncthreads_function(self.context, declarations)
+        all_blocks = SimpleNamespace(sync=lambda: wait_for_others(scheduler, GRID, sys._getframe(1)))
         self.this_grid = lambda: all_blocks
         self.cg = SimpleNamespace(this_grid=self.this_grid)
         for operation in OF_NUMBA:
@@ -59,7 +68,8 @@ class Cuda:
         return self.context.thread.lane
 
     def grid(self, ndim):
-        """The thread's position in the whole grid: a number for 1, a tuple for 2 and 3."""
+        """Return the thread's position in the whole grid: an integer for one dimension, a tuple for two or
+        three."""
         block, size, thread = self.blockIdx, self.blockDim, self.threadIdx
         if ndim == 1:
             return block.x * size.x + thread.x
@@ -72,19 +82,20 @@ class Cuda:
     # --- waiting --------------------------------------------------------------------------------------------
 
     def instruction(self, operation):
-        """What a kernel calls for an entry of the table."""
+        """Return the function that a kernel calls for an entry of the table."""
         if isinstance(operation, MemoryInstruction):
-            return of_memory(self.scheduler, operation)
+            return memory_function(self.scheduler, operation)
         if isinstance(operation, Barrier):
-            return of_block(self.scheduler, operation)
-        return operation.call if isinstance(operation, Function) else warp_wide(self.scheduler, operation)
+            return block_function(self.scheduler, operation)
+        return operation.call if isinstance(operation, Function) else warp_function(self.scheduler, operation)
 
     def lanemask_lt(self):
         return np.uint32((1 << self.laneid) - 1)
 
 
-def meet(scheduler, waits, frame, payload=None):
-    """The running thread waits for the others of its block, or for all."""
+def wait_for_others(scheduler, waits, frame, payload=None):
+    """Make the running thread wait for the other threads of its block, or for all threads of the grid.
+    Return the result of the barrier."""
     context = scheduler.context
     context.thread.calls = call_chain(frame)
     if context.counts_iterations:
@@ -92,8 +103,9 @@ def meet(scheduler, waits, frame, payload=None):
     return scheduler.wait(waits, frame, payload)
 
 
-def plain_barrier(context, declarations):
-    """`cuda.syncthreads`, as a closure: kernels call it so often that a method's detours would show."""
+def syncthreads_function(context, declarations):
+    """Return `cuda.syncthreads`. It is a closure, because kernels call it so often that the indirections
+    of a method would take noticeable time."""
 
     def syncthreads():
         thread = context.thread
@@ -107,14 +119,14 @@ def plain_barrier(context, declarations):
     return syncthreads
 
 
-def warp_wide(scheduler, operation):
-    """What a kernel calls for an instruction of warps."""
+def warp_function(scheduler, operation):
+    """Return the function that a kernel calls for an instruction of a warp."""
     memory, count = OfArrays(scheduler, operation.name), len(operation.parameters)
 
     def call(*arguments, **named):
         if len(arguments) != count:
             arguments = operation.in_order(arguments or (() if named else operation.default), named)
-        if operation.fetch:
+        if operation.fetch:  # operands in memory, such as the fragments of ldmatrix
             memory.frame = sys._getframe(1)
             arguments = operation.fetch(memory, *arguments)
         return warp.arrive(scheduler, operation, arguments, sys._getframe(1))
@@ -122,18 +134,19 @@ def warp_wide(scheduler, operation):
     return call
 
 
-def of_block(scheduler, operation):
-    """What a kernel calls for a barrier at which threads bring numbers."""
+def block_function(scheduler, operation):
+    """Return the function that a kernel calls for a barrier to which each thread contributes a value, such
+    as syncthreads_count."""
 
     def call(*arguments, **named):
         payload = operation, *operation.in_order(arguments, named)
-        return meet(scheduler, BARRIER, sys._getframe(1), payload)
+        return wait_for_others(scheduler, BARRIER, sys._getframe(1), payload)
 
     return call
 
 
-def of_memory(scheduler, operation):
-    """What a kernel calls for an instruction that moves memory."""
+def memory_function(scheduler, operation):
+    """Return the function that a kernel calls for an instruction that accesses memory."""
     memory = OfArrays(scheduler, operation.name)
 
     def call(*arguments, **named):

@@ -1,4 +1,9 @@
-"""The vocabulary of engine and tools: what can happen in a launch, and what a tool may say of it."""
+"""The vocabulary that engines and observers share: what can happen in a launch, and what an observer finds in
+it.
+
+An engine calls the hooks of an Observer with records: Batch, Moment, Access, Copy, Decisions. Observers
+return Findings. Nothing here depends on an engine.
+"""
 
 import re
 import threading
@@ -17,9 +22,9 @@ if TYPE_CHECKING:
 
 Index3 = tuple[int, int, int]
 
-# An access in the log is one integer: from the lowest bit, 36 bits of address, 4 bits of log2(size in bytes),
-# 23 of the site's number. The two highest
-# bits of an address tell the space; the two lowest bits of a site's number tell what happens there.
+# An access in the log is one integer of 63 bits. From the lowest bit: 36 bits of address, 4 bits of log2(size
+# in bytes), 23 bits of the site's number. The two highest bits of an address are the state space. The two
+# lowest bits of a site's number are the action.
 ADDRESS_BITS = 36
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 SITE_SHIFT = ADDRESS_BITS + 4
@@ -27,9 +32,9 @@ SITE_BITS = 63 - SITE_SHIFT
 SPACE_SHIFT = ADDRESS_BITS - 2
 SPACES = ("global", "const", "shared", "local")
 GLOBAL, CONST, SHARED, LOCAL = range(4)
-CONSTANT = "a global array"  # what all arrays in constant memory are called
+CONSTANT = "a global array"  # the name of all arrays in constant memory, which are captured global variables
 ACTIONS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
-ACTIONS |= {"atomic load": 2, "atomic store": 2}  # relaxed and acquiring loads, relaxed and releasing stores
+ACTIONS |= {"atomic load": 2, "atomic store": 2}  # loads and stores with .relaxed, .acquire, .release
 LOAD, STORE, ATOMIC, BARRIER = range(4)
 # Every kind of finding of the package. `exception` is pytest --cuda-sim's; simulate raises ThreadError.
 KINDS = tuple(
@@ -40,32 +45,34 @@ KINDS = tuple(
 
 
 def index_text(index: tuple[int, ...], least: int = 0) -> str:
-    """A thread's or block's index as people write it: (3, 0, 0) as 3; (3, 1, 0) as (3, 1). A shape's `least`
-    is 1."""
+    """Return the index of a thread or block as people write it: (3, 0, 0) as "3", (3, 1, 0) as "(3, 1)".
+
+    least: the value of an axis that need not be written; 1 if `index` is a shape.
+    """
     used = max((axis + 1 for axis, i in enumerate(index) if i > least), default=1)
     return str(index[0]) if used == 1 else f"({', '.join(map(str, index[:used]))})"
 
 
 @dataclass(frozen=True)
 class Site:
-    """One place in a kernel's source where something happens: an access, a barrier, a loop's back-edge."""
+    """A place in a kernel's source where an access, a call, a branch or a loop's back edge is."""
 
     action: str  # "load", "store", "atomic", "atomic load", "atomic store", "loop", "call", "branch"
     function: str
-    line: int  # within the function, its `def` line being line 1
+    line: int  # within the function, whose `def` line is line 1
     column: int
-    source: str  # that line of text, without its indentation
-    indent: int = 0
+    source: str  # the text of the line, without its indentation
+    indent: int = 0  # the width of the indentation
 
     @property
     def kind(self) -> str:
-        """The action without its second word: an atomic load is an atomic."""
+        """The first word of the action: an atomic load is an atomic."""
         return self.action.partition(" ")[0]
 
 
 class SiteTable:
-    """Numbers sites. One for the process, since the code of a rewritten kernel, numbers included, is made
-    once and launched often; equal sites have one number."""
+    """The numbers of sites. There is one table in a process, because the code of a rewritten kernel
+    contains its sites' numbers and is used by many launches. Equal sites have one number."""
 
     def __init__(self) -> None:
         self.sites: list[Site] = []
@@ -73,6 +80,8 @@ class SiteTable:
         self.lock = threading.Lock()
 
     def add(self, site: Site) -> int:
+        """Return the number of a site, a new one if the table does not have the site yet. Errors:
+        LaunchError if there is no number left."""
         with self.lock:
             if site not in self.number_of:
                 number = len(self.sites) * 4 + ACTIONS[site.action]
@@ -94,7 +103,7 @@ SITES = SiteTable()
 
 @dataclass(frozen=True)
 class Access:
-    """Who did, or waits for, what: a finding's witness."""
+    """What one thread did, or what it waits for, and where. A finding names its threads by these."""
 
     what: str  # "read", "written", "waits", "returned", ...
     block: Index3
@@ -107,13 +116,12 @@ class Access:
 class Step:
     """One edit of a kernel's source. `action` is one of these:
 
-    "insert": a `what` ("barrier", "grid barrier", "fence") behind the statement that begins at line `at` and
-        ends at `line`. "before": a `what` before `line`.
-    "split": the statement at `line` ("barrier": into a read, a barrier and a write) or the "branch" that
-        begins there (into two, with a barrier between the arms).
-    "atomic": what is done at `line` is done by an atomic: an "update", whose read is at line `at`, a "read",
-        a "store".
-    "widen": the view `what` begins at byte `at`.
+    "insert": a `what` ("barrier", "grid barrier", "fence") goes after the statement that begins at line `at`
+    and ends at `line`. "before": a `what` goes before `line`. "split": the statement at `line` is split into
+    a read, a barrier and a write (`what` is "barrier"), or the branch that begins there into two branches
+    with a barrier between their arms (`what` is "branch"). "atomic": an atomic replaces the access at `line`:
+    an "update", whose read is at line `at`, a "read" or a "store". "widen": the view `what` begins at byte
+    `at`.
     """
 
     action: str
@@ -125,8 +133,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Advice:
-    """A finding's likely fix for programs: the `pattern` of the fault, and the `steps` that remove it; none
-    where no edit is known."""
+    """The likely fix of a finding, for programs: the `pattern` of the fault, and the `steps` that remove
+    it. There are no steps if no edit is known."""
 
     pattern: str
     steps: tuple[Step, ...] = ()
@@ -134,11 +142,18 @@ class Advice:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing a tool found: `kind` and `severity`, where, by whom, why it is wrong, and the likely fix.
+    """A fault that an observer found.
 
-    `array` is the name under which the kernel's launch knows the array, `index` the element (lowest one if
-    several are alike), `count` how many further cases were merged into this one. `message` is the whole text
-    as a person reads it; the report writes it.
+    kind: one of KINDS.
+    severity: "error" or "warning".
+    verdict: one clause that says what is wrong.
+    accesses: the threads concerned, and what they did.
+    array: the array, by its name in the launch.
+    index: the element; the lowest one, if several are alike.
+    reason: why this is wrong, as a sentence.
+    fix: the likely fix.
+    count: how many further cases were merged into this finding.
+    message: the whole text for people, which the report writes.
     """
 
     kind: str
@@ -151,29 +166,32 @@ class Finding:
     fix: str = ""
     count: int = 0
     message: str = field(default="", compare=False)
-    # whether the witnesses are in different blocks (0), different warps of one (1) or in one warp (2)
+    # 0 if the threads of `accesses` are in different blocks, 1 if in different warps of one block, 2 if in
+    # one warp
     near: int = field(default=0, compare=False)
     advice: Advice | None = field(default=None, compare=False)
     undefined: bool = field(
         default=False, compare=False
-    )  # whether its thread goes on with an undefined value
+    )  # whether the thread continues with an undefined value
     follows: bool = field(default=False, compare=False)  # whether it is a consequence of another finding
 
     @property
     def key(self) -> tuple[str, str | None, tuple[tuple[str, int, str], ...]]:
-        """Equal for findings that are the same: kind, array, and the unordered (line, access) pairs."""
+        """Kind, array and the unordered (function, line, access) of the threads; equal for findings to be
+        merged."""
         places = sorted(
             {(a.site.function, a.site.line, a.what) if a.site else ("", 0, a.what) for a in self.accesses}
         )
         return self.kind, self.array, tuple(places)
 
-    def again(self, times: int) -> "Finding":
-        """The same finding for so many further cases."""
+    def with_cases(self, times: int) -> "Finding":
+        """Return this finding, made to count for as many cases as `times`."""
         return replace(self, count=times - 1)
 
 
 class Element(NamedTuple):
-    """An element of an array: `str(element)` is "x[3, 4]"; of no indices, as a record's, "x"."""
+    """An element of an array. `str(element)` is "x[3, 4]", or "x" if there are no indices, as for a
+    record."""
 
     array: str
     indices: tuple[int, ...]
@@ -183,14 +201,14 @@ class Element(NamedTuple):
 
 
 def alias(access: Access, name: str) -> str:
-    """ ", here part" where the line of an access calls the array (or the tuple) otherwise than the launch
-    does, as `part` for `arrays[0]`; else nothing."""
-    here = word(access)
+    """Return ", here part" if the line of an access calls the array by another name than the launch does
+    (`part` for `arrays[0]`), else an empty text."""
+    here = leading_name(access)
     return f", here {here}" if here and "[" in name and here != name.partition("[")[0] else ""
 
 
-def word(access: Access) -> str:
-    """The name with which the text of an access begins; "" if with none."""
+def leading_name(access: Access) -> str:
+    """Return the name with which the source text of an access begins, or "" if it begins with none."""
     site = access.site
     here = site and re.match(r"[^\W\d]\w*", site.source[max(site.column - site.indent, 0) :])
     return here[0] if here else ""
@@ -198,12 +216,12 @@ def word(access: Access) -> str:
 
 @dataclass(frozen=True)
 class Batch:
-    """What the threads of one block did between two moments, in the order in which it happened, as parallel
-    arrays of length n.
+    """Accesses of the threads of one block, all in one epoch, in the order in which they happened. The
+    columns are parallel arrays of length n.
 
-    A segment is what one thread does between two moments at which its place in the order of things may change
-    (it waited, fenced, did an atomic); segments are numbered through the launch. `values` are what the stores
-    and atomics wrote, in order.
+    An epoch is the time between two barriers of the block. A segment is what one thread does between two
+    events that may order its accesses: a wait, a fence, an atomic. Segments are numbered through the launch.
+    `values` are the values that the stores and atomics wrote, in order.
     """
 
     block: Index3
@@ -228,7 +246,8 @@ class Batch:
 
 
 class Moment(NamedTuple):
-    """When a thread did something that may order its accesses: `segment` is the last one before."""
+    """The time of an event that may order a thread's accesses. `segment` is the thread's last segment
+    before it."""
 
     block: Index3
     epoch: int
@@ -236,7 +255,7 @@ class Moment(NamedTuple):
     segment: int
 
 
-Phase = tuple[Any, int]  # which barrier of a part of a block, and how often it had opened before
+Phase = tuple[Any, int]  # a named barrier or mbarrier, and how often it had completed before
 
 
 class Copy(NamedTuple):
@@ -246,12 +265,12 @@ class Copy(NamedTuple):
     size: int  # bytes
     site: int  # a number for SITES
     source: int | None = None  # an address, if bytes are read from there
-    read: int = 0  # so many
+    read: int = 0  # bytes that are read there; the rest of `size` is filled with zeros
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """What threads of one block decided at branches, in order, as parallel int64 arrays."""
+    """The decisions of the threads of one block at branches, in order, as parallel int64 arrays."""
 
     block: Index3
     epoch: int
@@ -262,8 +281,8 @@ class Decisions:
 
 @dataclass(frozen=True)
 class Event:
-    """One row of a Recording: a load, store or atomic of one thread, or a barrier of a whole block (then
-    thread, array and index are None)."""
+    """One row of a Recording: a load, store or atomic of one thread, or a barrier of a whole block. For a
+    barrier, thread, array and index are None."""
 
     action: str  # "load", "store", "atomic", "barrier"
     block: Index3
@@ -275,8 +294,8 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Home:
-    """An array as a Recording knows it: its name, memory space, shape, and bytes an element."""
+class RecordedArray:
+    """An array of a Recording: its name, memory space, shape, and the bytes of an element."""
 
     name: str
     space: str
@@ -286,17 +305,20 @@ class Home:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """What happened, in the order in which it did: a sequence of Events, kept as parallel arrays of length n.
+    """The events of a launch in their order: a sequence of Events, stored as parallel arrays of length n.
 
-    `action` is LOAD, STORE, ATOMIC or BARRIER; `block` counts in `blocks`, `array` in `arrays` (-1 for a
-    barrier), `element` is the flat index within the array's shape, `address` in bytes. `cut` counts events
-    that came after the recorder was full.
+    action: LOAD, STORE, ATOMIC or BARRIER.
+    block: an index into `blocks`.
+    array: an index into `arrays`, or -1 for a barrier.
+    element: the flat index of the element within the array's shape.
+    address: in bytes.
+    cut: the number of events that came after the recorder was full.
     """
 
     threads: Index3  # of a block
     spec: DeviceSpec  # the launch's
     blocks: tuple[Index3, ...]
-    arrays: tuple[Home, ...]
+    arrays: tuple[RecordedArray, ...]
     action: np.ndarray
     block: np.ndarray
     epoch: np.ndarray
@@ -311,12 +333,13 @@ class Recording:
         return len(self.action)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle: numbers of sites hold in one process only, so the Sites go along."""
+        """Return the state for pickle. It contains the Sites, because their numbers are valid in one
+        process only."""
         numbers, site = np.unique(self.site, return_inverse=True)
         return {**vars(self), "site": site, "sites": [SITES[number] for number in numbers.tolist()]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Number the Sites as this process does."""
+        """Restore the state, with the numbers that the Sites have in this process."""
         numbers = np.array([SITES.add(site) for site in state.pop("sites")], np.int64)
         vars(self).update(state, site=numbers[state["site"]])
 
@@ -335,10 +358,9 @@ Findings = Iterable[Finding] | None  # what a hook may return
 
 @dataclass(frozen=True)
 class Column:
-    """How `report.by_line()` shows counters of a source line: under `heading`, the sum of the counters called
-    `names`, and in parentheses the counter called `beside`. Without a heading they are not shown. Columns
-    with a lower `order` come first; `meaning` is a sentence for below the table.
-    """
+    """A column of `report.by_line()`: under `heading`, the sum of the counters called `names`, with the
+    counter called `beside` in parentheses. Counters of a column without a heading are not shown. Columns
+    with a lower `order` come first; `meaning` is a sentence for below the table."""
 
     heading: str
     names: tuple[str, ...]
@@ -348,13 +370,18 @@ class Column:
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """The names of all counters that the column has."""
+        """The names of all counters of the column."""
         return (*self.names, self.beside) if self.beside else self.names
 
 
 class EnabledEvents(NamedTuple):
-    """What the tools of a launch listen to, as far as a kernel's code depends on it: accesses, those to local
-    memory too, reads of local memory that is not written, branches."""
+    """The events that a kernel's code has to report, because observers of the launch subscribe to them.
+
+    accesses: accesses to memory.
+    local: accesses to local memory too.
+    unwritten: reads of local memory that nobody has written.
+    branches: decisions at branches.
+    """
 
     accesses: bool
     local: bool
@@ -363,12 +390,16 @@ class EnabledEvents(NamedTuple):
 
 
 class Observer:
-    """A tool: override the moments you want to hear of. A hook that is not overridden costs nothing.
+    """The base class of observers. Override the hooks for the events that you want; a hook that is not
+    overridden costs nothing.
 
-    Every hook may return an iterable of Findings. `local`: whether `accesses` must have those to local
-    memory, which are many and each thread's own. `share`: which share of the events that it wanted the
-    observer has recorded; below 1, a note of the report says so. `columns`: how `report.by_line()` shows the
-    counters that the observer adds to `context.line(site)`.
+    Every hook may return an iterable of Findings.
+
+    local: whether `accesses` has to contain accesses to local memory. These are many, and each thread has its
+        own local memory.
+    share: the share of the wanted events that the observer has recorded; if it is below 1, a note of the
+        report says so.
+    columns: how `report.by_line()` shows the counters that the observer adds to `context.line(site)`.
     """
 
     local = True
@@ -376,66 +407,72 @@ class Observer:
     columns: tuple[Column, ...] = ()
 
     def launch_started(self, context: "Context") -> Findings:
-        """The arguments are in place and nothing has run."""
+        """The arguments are in memory, and no thread has run."""
 
     def accesses(self, batch: Batch) -> Findings:
-        """A batch of memory accesses of one block, all of one epoch."""
+        """The threads of one block have accessed memory. All accesses of the batch are in one epoch."""
 
     def access_refused(
         self, access: Access, array: Any, index: tuple[int, ...], shape: tuple[int, ...]
     ) -> Findings:
-        """An access outside its array, or with a negative index, before it is dropped or done."""
+        """A thread attempts an access outside of the array, which will be dropped, or with a negative
+        index, which will be done."""
 
     def unwritten(self, access: Access, address: int) -> Findings:
-        """The running thread reads, or changes by an atomic, an element of a local array, at `address`, which
-        it has not written since it declared the array."""
+        """The running thread reads an element of a local array, or changes it by an atomic, and has not
+        written it since it declared the array. The element is at `address`."""
 
     def unassigned(self, access: Access, name: str) -> Findings:
-        """The variable `name` is read, and the running thread has assigned nothing to it."""
+        """The running thread reads the variable `name`, to which it has assigned nothing."""
 
     def branches(self, decisions: Decisions) -> Findings:
-        """What threads of one block decided at branches, all in one epoch."""
+        """The threads of one block have decided at branches, all in one epoch."""
 
     def collective(self, name: str, block: Index3, site: int) -> Findings:
-        """Threads of `block` do one thing together: all of them a barrier, which is about to open, or lanes
-        of a warp a shuffle, of which the first arrives."""
+        """Threads of `block` do something together: all of them a barrier, which is about to open, or
+        lanes of a warp an operation such as a shuffle, at which the first lane arrives now."""
 
     def barrier_opened(self, block: Index3, epoch: int) -> Findings:
-        """All threads of `block` have arrived at a barrier; `epoch`, all of it announced, ends."""
+        """All threads of `block` have arrived at a barrier. This ends `epoch`; its accesses have been
+        announced."""
 
     def grid_barrier_opened(self) -> Findings:
-        """All threads of all blocks have arrived."""
+        """All threads of all blocks have arrived at a barrier of the grid."""
 
     def warp_synchronized(self, block: Index3, threads: tuple[int, ...], segment: int) -> Findings:
-        """`threads` (linear indices, one warp) have met in a syncwarp; `segment` is the last one before."""
+        """`threads` (linear indices, in one warp) have all arrived at a syncwarp. `segment` is the last
+        segment before it."""
 
     def fenced(self, at: Moment, reach: str) -> Findings:
-        """A thread has passed a fence, for its "block" or the whole "grid"."""
+        """A thread has passed a fence. `reach` is "block" or "grid"."""
 
     def atomic_done(self, at: Moment, address: int, wrote: bool, reach: str) -> Findings:
-        """A thread has done an atomic operation at `address`, one for its "block" or for the whole "grid"; a
-        compare-and-swap that fails writes nothing."""
+        """A thread has performed an atomic operation at `address`. `reach` is "block" or "grid". `wrote`
+        is False for a compare-and-swap that failed."""
 
     def arrived(self, at: Moment, phase: Phase) -> Findings:
-        """A thread has come to a barrier of a part of its block."""
+        """A thread has arrived at a named barrier or an mbarrier."""
 
     def passed(self, at: Moment, phase: Phase) -> Findings:
-        """A thread has learned that all have come."""
+        """A thread has seen that this phase of a named barrier or an mbarrier is complete: all threads
+        have arrived."""
 
     def copy_sent(self, at: Moment, copy: Copy) -> Findings:
-        """A thread has started an asynchronous copy; the access is in the log already."""
+        """A thread has started an asynchronous copy. The access is in the log already."""
 
     def copies_received(self, at: Moment, copies: list[Copy]) -> Findings:
-        """A thread has waited for copies that it sent."""
+        """A thread has waited for copies that it had started."""
 
     def copies_tracked(self, at: Moment, phase: Phase, copies: list[Copy]) -> Findings:
-        """An mbarrier counts an arrival in this phase when the copies that a thread has sent have arrived."""
+        """An mbarrier will count an arrival in this phase when these copies of the thread are complete."""
 
     def atomic_narrowed(self, access: Access, array: Any, index: tuple[int, ...]) -> Findings:
-        """An atomic on an integer `array` was given a floating-point value, which loses its fraction."""
+        """A thread gives a floating-point value to an atomic on an integer array, where it loses its
+        fraction."""
 
     def block_ended(self, block: Index3, epoch: int) -> Findings:
-        """The last thread of `block` has returned, or it was ended; its accesses have been announced."""
+        """The last thread of `block` has returned, or has been ended. The accesses of the block have been
+        announced."""
 
     def launch_finished(self, context: "Context") -> Findings:
         """Every block has ended."""

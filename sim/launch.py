@@ -1,4 +1,7 @@
-"""simulate(kernel, ...)[grid, block, stream, shared](*arguments): one launch from end to end."""
+"""One launch, from the check of its configuration to its Report.
+
+simulate(kernel, ...)[grid, block, stream, shared](*arguments)
+"""
 
 import functools
 import inspect
@@ -22,12 +25,13 @@ from sim.memory.spaces import check_argument, named_leaves
 from sim.nouns import plural
 from sim.observers import DEFAULT
 from sim.observers.poison import traced
-from sim.report import Report, finish
+from sim.report import Report, merge_findings
 
 
 @functools.cache
-def native() -> Engine:
-    """The native engine, which needs Numba and is not imported before it is asked for."""
+def native_engine() -> Engine:
+    """Return the compiling engine. It is imported here, because it needs Numba. Errors: LaunchError if
+    Numba is not installed."""
     try:
         with pause_collector():
             from sim.native.engine import Native
@@ -46,9 +50,9 @@ OnFinding = Literal["raise", "report"]
 ENGINES: dict[EngineName, Callable[[], Engine]] = {
     "fibers": lambda: Interpreted(Fiber),
     "threads": lambda: Interpreted(OSThread),
-    "native": native,
+    "native": native_engine,
 }
-CHECKED: "weakref.WeakSet[Any]" = weakref.WeakSet()  # kernels that return no value
+WITHOUT_RETURN_VALUE: "weakref.WeakSet[Any]" = weakref.WeakSet()  # kernels that have been checked
 
 
 def simulate(
@@ -61,29 +65,31 @@ def simulate(
     spec: DeviceSpec = DeviceSpec(),
     max_steps: int | None = None,
 ) -> "Simulation":
-    """Run a Numba CUDA kernel on a simulated GPU: `simulate(kernel)[grid, block, stream, shared](*arguments)`
-    returns a Report.
+    """Run a Numba CUDA kernel on a simulated GPU.
 
-    kernel: a `@cuda.jit` function, which stays as it is and can still be launched on a GPU, or a plain
-        function that uses `cuda`; or a kernel of load_ptx.
-    engine: "fibers" (greenlets; the default) or "threads" (one operating-system thread per CUDA thread, one
-        running at a time): same order, same results;
-        or "native" (compiled for the CPU by Numba; sim/native).
-    seed: the order in which threads and blocks are resumed. Equal seeds give equal runs.
-    on_finding: "raise" raises KernelBug at the end of a launch in which a tool found an error; "report" only
-        reports. Warnings never raise.
-    observers: the tools (sim.observers), classes or instances of sim.events.Observer; () switches all off,
-        and an access outside its array is then an IndexError.
-    spec: the simulated device's limits.
-    max_steps: how often `while` loops may go round, over all threads, before one of the threads ends; by
-        default a million times, or for 1 s, and then as long as something changes, 64 s at most.
+    `simulate(kernel)[grid, block, stream, shared](*arguments)` returns a Report.
 
-    Arguments are numpy arrays, CPU tensors of torch and records (all changed in place), numbers, and tuples
-    of them. grid and block are numbers or tuples (x, y, z); `stream` is accepted and ignored; `shared` is the
-    number of bytes of dynamic shared memory.
+    kernel: a `@cuda.jit` function, which is not changed and can still be launched on a GPU; a plain function
+        that uses `cuda`; or a kernel of load_ptx.
+    engine: "fibers" (the default) runs threads as greenlets. "threads" runs one operating-system thread for
+        each CUDA thread, one at a time, in the same order and with the same results. "native" compiles the
+        kernel for the CPU by Numba (sim/native).
+    seed: determines the order in which threads and blocks are resumed. Equal seeds give equal runs.
+    on_finding: "raise" raises KernelBug at the end of a launch in which an observer found an error; "report"
+        only reports. Warnings never raise.
+    observers: the observers (sim.observers), classes or instances of sim.events.Observer. With () nothing is
+        observed, and an access outside of its array is an IndexError.
+    spec: the limits of the simulated device.
+    max_steps: how many iterations `while` loops may take, over all threads, before one of the threads ends.
+        By default, a loop in which something changes may go on for about 64 s, and a loop in which nothing
+        changes is found after a million iterations or 1 s.
 
-    Raises LaunchError before anything runs, KernelBug for what the tools found, ThreadError for an exception
-    inside a thread.
+    Arguments are numpy arrays, CPU tensors of torch and records, all changed in place, and numbers, and
+    tuples of these. grid and block are integers or tuples (x, y, z); `stream` is accepted and ignored;
+    `shared` is the number of bytes of dynamic shared memory.
+
+    Errors: LaunchError before any thread runs, KernelBug for errors that observers found, ThreadError for an
+    exception inside a thread.
     """
     function = kernel if isinstance(kernel, Kernel) else python_function(kernel)
     if function is None:
@@ -101,7 +107,7 @@ def simulate(
     if not isinstance(spec, DeviceSpec):
         raise LaunchError(f"spec is {spec!r}; wanted a sim.DeviceSpec")
     one = (1, 1, 1)
-    launch = Launch(function, {}, one, one, 0, tools_of(observers), spec, seed, max_steps)
+    launch = Launch(function, {}, one, one, 0, check_observers(observers), spec, seed, max_steps)
     return Simulation(engine, on_finding, launch)
 
 
@@ -110,13 +116,13 @@ def check_count(what: str, value: Any) -> None:
         raise LaunchError(f"{what} is {value!r}; wanted an integer, 0 or more")
 
 
-def tools_of(observers: Any) -> tuple[Any, ...]:
-    """The tools of a launch, if that is what they are."""
+def check_observers(observers: Any) -> tuple[Any, ...]:
+    """Return the observers of a launch as a tuple. Errors: LaunchError for anything that is no Observer."""
     given = tuple(observers) if isinstance(observers, Iterable) else (observers,)
-    for tool in given:
-        if not issubclass(tool if isinstance(tool, type) else type(tool), Observer):
+    for observer in given:
+        if not issubclass(observer if isinstance(observer, type) else type(observer), Observer):
             raise LaunchError(
-                f"observers has {tool!r}; wanted tools: classes or instances of sim.events.Observer, such as"
+                f"observers has {observer!r}; wanted classes or instances of sim.events.Observer, such as"
                 " sim.observers.Races"
             )
     return given
@@ -124,11 +130,11 @@ def tools_of(observers: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A kernel and how to simulate it; index it with the launch configuration."""
+    """A kernel and the options of its simulation. Index it with a launch configuration."""
 
     engine: EngineName
     on_finding: OnFinding
-    launch: Launch  # that configuration and arguments complete
+    launch: Launch  # without the configuration and the arguments
 
     def __call__(self, *arguments: Any) -> Report:
         raise LaunchError("the grid and the block are missing; wanted simulate(kernel)[grid, block](...)")
@@ -143,28 +149,29 @@ class Simulation:
         spec, by_ptx = self.launch.spec, isinstance(self.launch.function, Kernel)
         grid, block = dimensions("grid", grid, spec.max_grid), block_dimensions(block, spec)
         launch = replace(self.launch, grid=grid, block=block, shared=shared_bytes(shared, spec, by_ptx))
-        return functools.partial(launched, self.engine, self.on_finding, launch)
+        return functools.partial(run_launch, self.engine, self.on_finding, launch)
 
 
-def launched(engine: EngineName, on_finding: OnFinding, launch: Launch, *arguments: Any) -> Report:
-    """The Report of a launch with these arguments."""
+def run_launch(engine: EngineName, on_finding: OnFinding, launch: Launch, *arguments: Any) -> Report:
+    """Return the Report of a launch with these arguments. Errors: as for `simulate`."""
     named = dict(zip(argument_names(launch.function, arguments), arguments))
     if not isinstance(launch.function, Kernel):
-        check_returns(launch.function)
+        refuse_return_value(launch.function)
         for name, value in named_leaves(named.items()):
             check_argument(value, name)
     outcome = ENGINES[engine]().run(replace(launch, arguments=named))
-    worded = launch.function.worded if isinstance(launch.function, Kernel) else list
-    said = {**vars(outcome), "findings": finish(worded(traced(outcome.findings)), outcome.code)}
-    report = Report(launch.function.__name__, engine, launch.grid, launch.block, launch.seed, **said)
+    # another front end replaces Numba's names in the findings by those of its language
+    reword = launch.function.reword if isinstance(launch.function, Kernel) else list
+    fields = {**vars(outcome), "findings": merge_findings(reword(traced(outcome.findings)), outcome.code)}
+    report = Report(launch.function.__name__, engine, launch.grid, launch.block, launch.seed, **fields)
     if on_finding == "raise" and report.errors:
         raise KernelBug(report)
     return report
 
 
-def check_returns(function: Any) -> None:
-    """A LaunchError if a kernel returns a value: on a GPU nothing could take it."""
-    if function in CHECKED:
+def refuse_return_value(function: Any) -> None:
+    """Raise LaunchError if a kernel returns a value, which nothing on a GPU could receive."""
+    if function in WITHOUT_RETURN_VALUE:
         return
     source = source_of(function)
     if source is not None and (returned := source.value_return()) is not None:
@@ -173,14 +180,14 @@ def check_returns(function: Any) -> None:
             f"the kernel returns a value: {site.function} line {site.line}  {site.source}\n  wanted `return`"
             " alone: store the result in an array that is an argument, out[i] = ..."
         )
-    CHECKED.add(function)
+    WITHOUT_RETURN_VALUE.add(function)
 
 
-# --- what a launch may ask for ------------------------------------------------------------------------------
+# --- the limits of a configuration -------------------------------------------------------------------------
 
 
 def dimensions(what: str, value: Any, limits: Index3) -> Index3:
-    """`value` (a number or up to three) as (x, y, z) within `limits`."""
+    """Return `value`, an integer or up to three, as (x, y, z). Errors: LaunchError outside of `limits`."""
     given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     try:
         numbers = tuple(n.__index__() for n in given)
@@ -207,7 +214,8 @@ def block_dimensions(value: Any, spec: DeviceSpec) -> Index3:
 
 
 def shared_bytes(value: int, spec: DeviceSpec, by_ptx: bool) -> int:
-    """Dynamic shared memory; what launches PTX may ask the driver for all that a block can have."""
+    """Return the bytes of dynamic shared memory. Errors: LaunchError above the limit. Numba asks the
+    driver for no more than the default; a launcher of PTX may ask for all that a block can have."""
     if not hasattr(value, "__index__"):
         raise LaunchError(f"{value!r} bytes of dynamic shared memory; wanted an integer")
     most, who = spec.dynamic_shared_bytes, "Numba can ask for"

@@ -1,7 +1,10 @@
-"""Counted nouns for messages."""
+"""Nouns with their number, for messages."""
 
 
 def plural(number: int, noun: str, several: str | None = None) -> str:
     """Return a number with its noun: plural(1, "finding") is "1 finding", plural(2, "launch", "launches") is
-    "2 launches". `several` is the noun's plural where an s does not make it."""
+    "2 launches".
+
+    several: the noun's plural, if it is not formed by an s.
+    """
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"

@@ -1,4 +1,4 @@
-"""What a launch leaves behind: findings, merged and put into words, and counters."""
+"""The Report of a launch: its findings, merged and put into words, and its counters."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,18 +19,27 @@ from sim.viz.warp_grid import warp_grid
 
 @dataclass(frozen=True)
 class Report:
-    """The result of one simulated launch. `findings` are sorted, errors first; `counters` count what
-    happened; `notes` say what the tools could not do.
+    """The result of one simulated launch.
 
-    `counters` is a plain dictionary. Always there: "threads", "blocks", "barriers" (opened, summed over
-    blocks). By the tool Traffic: "loads", "stores", "atomics"; "memory" {space: {...}} and "arrays" {(space,
-    name): {...}} with those and "load_bytes", "store_bytes", "atomic_bytes"; "together" {name: times}. By
-    Coalescing: "coalescing" {"requests", "sectors", "fewest_sectors"}. By Banks: "banks" {"shared_requests",
-    "wavefronts", "fewest_wavefronts", "ways"}. By Branches: "branching" {"branches", "divergent"}. "lines"
-    has the same numbers as {(function, line): {...}}. `trace` is the Recording of the tool Trace, or None;
-    `code` the functions that ran, the kernel's first: code objects, or their Listings after pickling.
-    `watched` is {name of an observer: the share of the launch that it has watched}; where a share is below
-    1, or no observer was told of an access, a note says so.
+    findings: what observers found, errors first.
+    counters: a plain dictionary {name: number, or a dictionary of numbers}; see below.
+    notes: what observers could not see, and how the launch was run.
+    code: the functions that ran, the kernel's first: code objects, or their Listings after pickling.
+    trace: the Recording of the observer Trace, or None.
+    watched: {name of an observer: the share of the launch that it has seen}. If a share is below 1, or if an
+        access was seen by no observer, a note says so.
+    columns: how `by_line` shows the counters of source lines.
+
+    Counters by the observer that adds them:
+
+        always         "threads", "blocks", "barriers" (barriers that opened, summed over the blocks)
+        Traffic        "loads", "stores", "atomics"; "memory" {space: counters} and "arrays" {(space, name):
+                       counters}, which also have "load_bytes", "store_bytes" and "atomic_bytes"; "together"
+                       {name of an operation of a warp or block: times}
+        Coalescing     "coalescing" {"requests", "sectors", "fewest_sectors"}
+        Banks          "banks" {"shared_requests", "wavefronts", "fewest_wavefronts", "ways"}
+        Branches       "branching" {"branches", "divergent"}
+        all of these   "lines" {(function, line): the same counters for this line}
     """
 
     kernel: str
@@ -61,7 +70,7 @@ class Report:
         return f"{self.kernel}[{shape}] on the {self.engine} engine: {found}"
 
     def summary(self) -> Iterator[str]:
-        """What was counted over the whole launch, and what the tools could not do, line by line."""
+        """Yield lines that say what was counted in the whole launch, and then the notes."""
         plain = [(name, number) for name, number in self.counters.items() if isinstance(number, int)]
         together = self.counters.get("together", {}).items()
         warp_wide = [(name, n) for name, n in together if name not in ("syncthreads", "grid.sync")]
@@ -97,18 +106,20 @@ class Report:
     def _repr_html_(self) -> str:
         return page(self).html
 
-    # --- things to look at ----------------------------------------------------------------------------------
+    # --- tables and figures ---------------------------------------------------------------------------------
 
     def by_line(self) -> View:
-        """The source of the kernel and its device functions, with each line's counters beside it."""
+        """Return the source of the kernel and its device functions, each line with its counters."""
         return by_line(self.code, self.counters.get("lines", {}), self.columns)
 
     def memory_map(self, array: str, block: int | Index3 | None = None) -> View:
-        """Which thread touched which element of `array`, in steps; shared memory of one `block`."""
+        """Return a map of `array` that shows which thread accessed which element, step by step. An array
+        in shared memory needs a `block`."""
         return memory_map(self.recording, array, block)
 
     def timeline(self, block: int | Index3 | None = None) -> View:
-        """The threads of `block`, or of the lowest traced, against time, with barriers and waiting."""
+        """Return a figure of the threads of `block` against time, with barriers and waits. Without a
+        `block`, it is the lowest one that was traced."""
         return timeline(self.recording, block)
 
     def warp_grid(
@@ -118,49 +129,53 @@ class Report:
         block: int | Index3 | None = None,
         warp: int | None = None,
     ) -> View:
-        """The lanes that take part in the accesses on `line` (the `def` line is 1; every line if left out)
-        and the banks or sectors that they ask for, request by request."""
+        """Return a figure of the lanes that take part in the accesses on `line`, and of the banks or
+        sectors that they access, request by request. The `def` line is 1; without a `line`, it shows every
+        line."""
         return warp_grid(self.recording, line, function, block, warp)
 
     @property
     def recording(self) -> Recording:
-        """The trace, which must be there."""
+        """The trace. Errors: ValueError if there is none."""
         if self.trace is None:
-            tool = "simulate(kernel, observers=[*DEFAULT, Trace()])"
-            raise ValueError(f"nothing was traced: add the tool, {tool}")
+            wanted = "simulate(kernel, observers=[*DEFAULT, Trace()])"
+            raise ValueError(f"nothing was traced: add the observer Trace, {wanted}")
         return self.trace
 
 
 # counters that the summary, or a table, shows in a way of its own
 SUMMARIZED = {"memory", "arrays", "together", "lines", "coalescing", "banks", "branching"}
-# causes before what may follow from them
+# kinds of findings, causes before their possible consequences; other kinds come first
 ORDER = "race-shared race-global", "barrier-divergence warp-divergence", "deadlock no-progress", "misuse"
 STAGES = {kind: stage for stage, kinds in enumerate(ORDER, 1) for kind in kinds.split()}
 
 
-def finish(findings: Iterable[Finding], code: Iterable[CodeType] = ()) -> tuple[Finding, ...]:
-    """Findings that are alike merged into one, each with its message; errors first, then causes before
-    consequences, then by place. `code`: what ran, which says where in files the places are."""
+def merge_findings(findings: Iterable[Finding], code: Iterable[CodeType] = ()) -> tuple[Finding, ...]:
+    """Return findings in the order of the report, each with its message. Findings that are alike are merged
+    into one.
+
+    code: the code objects that ran, which tell the lines in files.
+    """
     groups: dict[Any, list[Finding]] = {}
     for finding in findings:
         groups.setdefault(finding.key, []).append(finding)
     merged = [
-        replace(min(group, key=rank), count=len(group) - 1 + sum(f.count for f in group))
+        replace(min(group, key=choice_order), count=len(group) - 1 + sum(f.count for f in group))
         for group in groups.values()
     ]
-    merged.sort(key=order)
-    return tuple(replace(f, message=message(f, lines_of_files(f.accesses, code))) for f in merged)
+    merged.sort(key=report_order)
+    return tuple(replace(f, message=format_message(f, lines_of_files(f.accesses, code))) for f in merged)
 
 
-def order(finding: Finding) -> tuple[Any, ...]:
-    """Errors first, then causes before consequences, then by place."""
+def report_order(finding: Finding) -> tuple[Any, ...]:
+    """Return the sort key of the report: errors first, then causes before consequences, then by line."""
     stage = len(ORDER) + 1 if finding.follows else STAGES.get(finding.kind, 0)
     return finding.severity != "error", stage, finding.key[2], finding.kind, str(finding.array)
 
 
-def rank(finding: Finding) -> tuple[Any, ...]:
-    """The order in which one of several equal findings is chosen to stand for all: errors first, then
-    witnesses far from each other, then the lowest index."""
+def choice_order(finding: Finding) -> tuple[Any, ...]:
+    """Return the sort key by which the first of several findings that are alike represents them: errors,
+    then witnesses that are far from each other, then the lowest index."""
     return (
         finding.severity != "error",
         finding.near,
@@ -169,11 +184,12 @@ def rank(finding: Finding) -> tuple[Any, ...]:
     )
 
 
-def message(finding: Finding, files: Sequence[str] = ()) -> str:
-    """A finding in words: verdict, who, where with the source, why, how many more, the likely fix."""
+def format_message(finding: Finding, files: Sequence[str] = ()) -> str:
+    """Return a finding as text: verdict, threads, lines with their source, reason, further cases, likely
+    fix."""
     severity = "" if finding.severity == "error" else "warning: "
-    lines = [f"{severity}{finding.kind}: {finding.verdict}{who(finding.accesses)}"]
-    lines += columns([witness(access) for access in finding.accesses])
+    lines = [f"{severity}{finding.kind}: {finding.verdict}{format_threads(finding.accesses)}"]
+    lines += align_columns([format_access(access) for access in finding.accesses])
     lines += [f"  at {', '.join(files)}"] if files else []
     more = f" {finding.count:,} more like it." if finding.count else ""
     lines.append(f"  {finding.reason}{more}")
@@ -181,8 +197,8 @@ def message(finding: Finding, files: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
-def who(accesses: Sequence[Access]) -> str:
-    """· block 0 · thread 3, or threads 0 and 1; nothing where nobody is named."""
+def format_threads(accesses: Sequence[Access]) -> str:
+    """Return " · block 0 · threads 0 and 1", or "" if there are no accesses."""
     if not accesses:
         return ""
     blocks = list(dict.fromkeys(index_text(access.block) for access in accesses))
@@ -191,8 +207,8 @@ def who(accesses: Sequence[Access]) -> str:
     return "".join(f" · {noun}{'s' * (len(those) > 1)} {' and '.join(those)}" for noun, those in named)
 
 
-def witness(access: Access) -> tuple[str, str, str]:
-    """(who did what, where, the source with the value) of one access."""
+def format_access(access: Access) -> tuple[str, str, str]:
+    """Return (what a thread did, its line, the source of the line and the value) of one access."""
     thread = f"thread {index_text(access.thread)} of block {index_text(access.block)}"
     passive = access.what in ("read", "written", "changed")
     did = f"{access.what} by {thread}" if passive else f"{thread} {access.what}"
@@ -203,7 +219,7 @@ def witness(access: Access) -> tuple[str, str, str]:
 
 
 def lines_of_files(accesses: Sequence[Access], code: Iterable[CodeType]) -> list[str]:
-    """The places of accesses for an editor, "example.py:20"; none in a notebook's cells."""
+    """Return the lines of accesses for an editor, as "example.py:20". There are none in a notebook."""
     if in_notebook():
         return []
     functions: dict[str, set[CodeType]] = {}
@@ -220,7 +236,7 @@ def lines_of_files(accesses: Sequence[Access], code: Iterable[CodeType]) -> list
 
 
 def short_path(path: str) -> str:
-    """A path from the folder that Python runs in, if it lies below."""
+    """Return a path relative to the working directory, if it is below it."""
     here = Path.cwd()
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
@@ -230,7 +246,7 @@ def in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def columns(rows: list[tuple[str, str, str]]) -> list[str]:
-    """Rows of three texts, the first two padded to the widest of their column."""
+def align_columns(rows: list[tuple[str, str, str]]) -> list[str]:
+    """Return rows of three texts as lines, the first two texts padded to the width of their column."""
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     return [f"  {did:{widths[0]}}  {place:{widths[1]}}  {source}".rstrip() for did, place, source in rows]

@@ -1,18 +1,19 @@
-"""How much of a launch its observers have watched, and the notes for what they have not."""
+"""The share of a launch that its observers have seen, and notes for the report about the rest."""
 
 from sim.context import observer_class, overridden_hooks
 
-# hooks that announce when launches, blocks and epochs begin and end, and nothing of what threads do in them
+# hooks for the beginning and the end of launches, blocks and epochs, which say nothing about single threads
 FRAMES = {"launch_started", "launch_finished", "barrier_opened", "grid_barrier_opened", "block_ended"}
 ACCESSES = {"accesses", "access_refused"}
 
 
 def watched(observers, share=1.0, silent=None, left=0):
-    """Return ({name of an observer: the share of the launch that it has watched}, notes).
+    """Return ({name of an observer: the share of the launch that it has seen}, notes).
 
-    observers: instances, or classes of which compiled code contains the checks. share: the share of the
-        accesses that the engine has announced. silent: {hook that is not called, or not everywhere: why}.
-        left: accesses that were logged and not announced.
+    observers: instances, or classes whose checks are part of compiled code.
+    share: the share of the accesses that the engine has announced.
+    silent: {hook that is not called, or not everywhere: why}.
+    left: the number of accesses that were logged and not announced.
     """
     silent = silent or {}
     shares, notes, seen = {}, [], set()

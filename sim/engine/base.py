@@ -25,7 +25,7 @@ class Kernel(Protocol):
         """Return (Context, ThreadProgram, Grid) of one run of the launch that has not begun yet."""
         ...
 
-    def worded(self, findings: list[Finding]) -> list[Finding]:
+    def reword(self, findings: list[Finding]) -> list[Finding]:
         """Return the findings in the words of the kernel's language."""
         ...
 

@@ -22,7 +22,7 @@ from sim.isa.conversions import cast
 from sim.launch import simulate
 from sim.memory.spaces import argument_array, host_array, of_parts
 from sim.observers import DEFAULT
-from sim.report import Report, finish
+from sim.report import Report, merge_findings
 
 try:
     from numba.cuda import testing
@@ -284,7 +284,7 @@ def report_of_exception(kernel, options, configuration, error):
         ),
     )
     grid, block, *_ = configuration
-    seen = finish([finding], [kernel.py_func.__code__])
+    seen = merge_findings([finding], [kernel.py_func.__code__])
     return Report(kernel.py_func.__name__, options.engine, grid, block, options.seeds[0], seen)
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from sim.events import CONSTANT, Element, Finding, Observer, alias, index_text, word
+from sim.events import CONSTANT, Element, Finding, Observer, alias, index_text, leading_name
 
 MOST_TOLD = 1000  # findings of one thread at one place; more are counted
 
@@ -16,7 +16,7 @@ class Bounds(Observer):
     def launch_finished(self, context):
         for where, finding in self.last.items():
             if self.times[where] > MOST_TOLD:
-                yield finding.again(self.times[where] - MOST_TOLD)
+                yield finding.with_cases(self.times[where] - MOST_TOLD)
 
     def access_refused(self, access, array, index, shape):
         where = access.site, access.block, access.thread, array.name
@@ -74,7 +74,7 @@ class Bounds(Observer):
 def names(access, array):
     """What the kernel calls the array where it is accessed, and that with what it is a part of. None for the
     first if it has no name there, as x[i].field has none."""
-    home, here = array.allocation.home, word(access)
+    home, here = array.allocation.home, leading_name(access)
     if array.name == CONSTANT and here:
         return here, f"{here}, {CONSTANT}"
     if home is None or array.shape == tuple(home[2]) or not array.wraps:

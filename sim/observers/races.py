@@ -126,7 +126,7 @@ class Races(Ordering):
                 at = int(cells.address[cell]), rows[members], party[members], known[cell]
                 found = list(self.races_at(*at))
                 findings += found
-            findings += [finding.again(more) for finding in found if more]
+            findings += [finding.with_cases(more) for finding in found if more]
         return findings
 
     def races_at(self, address, rows, party, known):

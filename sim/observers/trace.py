@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sim.events import BARRIER, Home, Index3, Observer, Recording
+from sim.events import BARRIER, Index3, Observer, RecordedArray, Recording
 
 COLUMNS = ("action", "block", "epoch", "thread", "site", "address")
 
@@ -66,7 +66,7 @@ class Trace(Observer):
         for mine, allocation in sorted(touched, key=lambda entry: entry[0].argmax()):
             _, itemsize, shape, _ = allocation.home
             array[mine] = len(homes)
-            homes.append(Home(allocation.name, allocation.space, tuple(shape), itemsize))
+            homes.append(RecordedArray(allocation.name, allocation.space, tuple(shape), itemsize))
             distinct, inverse = np.unique(addresses[mine], return_inverse=True)
             indices = tuple(zip(*map(allocation.index, distinct.tolist())))
             element[mine] = np.ravel_multi_index(indices, tuple(shape))[inverse] if shape else 0

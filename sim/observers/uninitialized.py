@@ -107,7 +107,7 @@ class Uninitialized(Ordering):
             found = [self.read(block, int(thread[i]), int(site[i]), int(address[i])) for i in many[:MOST]]
             yield from found
             if len(many) > MOST:
-                yield found[-1].again(len(many) - MOST)
+                yield found[-1].with_cases(len(many) - MOST)
 
     def shared_offsets(self, address):
         """Return the offsets of shared addresses in a block's map of written bytes, where the allocations
@@ -142,7 +142,7 @@ class Uninitialized(Ordering):
 
     def launch_finished(self, context):
         for (_, access, address), count in self.local_reads.values():
-            yield self.finding(access, address).again(count)
+            yield self.finding(access, address).with_cases(count)
         for (address, site), loads in self.suspects.items():
             writers = self.setters if site & 3 == ATOMIC else self.writers
             for block, thread in loads:

@@ -144,7 +144,7 @@ class Kernel:
         grid = make_grid(scheduler, kernel, values, launch.grid, launch.block, limit)
         return context, thread_program, grid
 
-    def worded(self, findings):
+    def reword(self, findings):
         """Findings in the words of the language that the kernel is written in."""
         language = self.module.origin.language
         if language == NUMBA:

@@ -4,7 +4,7 @@ from math import prod
 
 import numpy as np
 
-from sim.events import ATOMIC, LOAD, STORE, Home, Index3, Recording, index_text
+from sim.events import ATOMIC, LOAD, STORE, Index3, RecordedArray, Recording, index_text
 from sim.viz import Row, Scene, View
 from sim.viz.lockstep import block_number, requests, sentence
 
@@ -52,7 +52,7 @@ def changes(recording: Recording, rows: np.ndarray, first: int, shown: int) -> l
     return [(cell, LOOKS[action], thread) for cell, action, thread in accesses if 0 <= cell < shown]
 
 
-def grid(title: str, home: Home, touched: np.ndarray) -> tuple[Scene, int, int]:
+def grid(title: str, home: RecordedArray, touched: np.ndarray) -> tuple[Scene, int, int]:
     """Return (a Scene with a cell for each element, the first element that is shown, the number of
     elements shown)."""
     elements, rowwise = prod(home.shape), len(home.shape) > 1 and home.shape[-1] <= WIDEST
@@ -80,7 +80,7 @@ def grid(title: str, home: Home, touched: np.ndarray) -> tuple[Scene, int, int]:
     return scene, first, shown
 
 
-def row_name(home: Home, element: int) -> str:
+def row_name(home: RecordedArray, element: int) -> str:
     """Return the indices that the elements of a row share, or those of the first element if there is only
     one."""
     index = [int(i) for i in np.unravel_index(element, home.shape)] if home.shape else [0]

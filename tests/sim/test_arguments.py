@@ -292,8 +292,8 @@ def test_configurations_that_no_device_takes(configuration, message):
         ({"seed": -1}, "seed is -1; wanted an integer, 0 or more"),
         ({"max_steps": "9"}, "max_steps is '9'; wanted an integer, 0 or more"),
         ({"spec": "sm_80"}, "spec is 'sm_80'; wanted a sim.DeviceSpec"),
-        ({"observers": ["races"]}, "observers has 'races'; wanted tools: "),
-        ({"observers": 3}, "observers has 3; wanted tools: "),
+        ({"observers": ["races"]}, "observers has 'races'; wanted classes "),
+        ({"observers": 3}, "observers has 3; wanted classes "),
     ],
 )
 def test_options_that_are_none(options, message):

@@ -204,6 +204,6 @@ def test_a_figure_without_a_trace_says_what_to_do():
     report = launched(observers=DEFAULT)
     with pytest.raises(
         ValueError,
-        match=r"nothing was traced: add the tool, simulate\(kernel, observers=\[\*DEFAULT, Trace\(\)\]\)",
+        match=r"nothing was traced: add the observer Trace, simulate\(kernel, observers=\[\*DEFAULT, Trace\(\)\]\)",
     ):
         report.timeline()
