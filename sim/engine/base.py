@@ -1,4 +1,4 @@
-"""What an engine gets, and what it returns: launch → engine.run(launch) → outcome."""
+"""The protocol of an engine: launch → engine.run(launch) → outcome."""
 
 from dataclasses import dataclass, field
 from math import prod
@@ -32,15 +32,14 @@ class Kernel(Protocol):
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel and all that a launch of it says. `arguments` are as the caller gave them, by name;
-    `observers` classes or instances of sim.events.Observer."""
+    """A kernel and the configuration of one launch."""
 
     function: Any  # a Python function, or a Kernel
     arguments: dict[str, Any]
     grid: Index3
     block: Index3
     shared: int  # bytes of dynamic shared memory
-    observers: tuple[type[Observer] | Observer, ...]
+    observers: tuple[type[Observer] | Observer, ...]  # classes or instances
     spec: DeviceSpec
     seed: int
     max_steps: int | None
@@ -51,15 +50,20 @@ class Launch:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """The number of threads in a block."""
         return prod(self.block)
 
 
 @dataclass
 class Outcome:
-    """What has become of a launch: `findings` as the tools said them, not yet merged; `trace` a Recording or
-    None; `code` the code objects that ran, the kernel's first; `watched` the share of the launch that each
-    observer has watched, by name; `columns` how to show the counters of source lines."""
+    """The result of a launch.
+
+    findings: the observers' findings, not yet merged.
+    trace: a Recording, or None if none was requested.
+    code: the code objects that ran, the kernel's first.
+    watched: {observer's name: fraction of the launch that it has watched}.
+    columns: how to show the counters of source lines.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     counters: dict[str, Any] = field(default_factory=dict)
@@ -71,7 +75,8 @@ class Outcome:
 
 
 class Engine(Protocol):
-    """Runs a launch from its first block to its last, changing the arguments in place. Raises LaunchError for
-    what cannot run, ThreadError for what a thread raises."""
+    """An engine: it runs a launch from the first block to the last, and changes the arguments in place."""
 
-    def run(self, launch: Launch) -> Outcome: ...
+    def run(self, launch: Launch) -> Outcome:
+        """Run a launch. Errors: LaunchError if it cannot run; ThreadError if a thread raises an exception."""
+        ...

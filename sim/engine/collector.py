@@ -1,4 +1,4 @@
-"""Python's garbage collector waits where many objects are made that stay."""
+"""A pause of Python's garbage collector while a compiler works."""
 
 import gc
 from collections.abc import Iterator
@@ -7,15 +7,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """A compiler makes millions of objects and little garbage. Looking through them, and through all that the
-    process has, took up to a fifth of a first launch; they are old objects then."""
+    """Pause the garbage collector. A compiler makes millions of objects and little garbage, so looking
+    through them, and through all other objects of the process, took up to a fifth of a first launch.
+    Afterwards the new objects count as old ones, which Python looks through rarely."""
     was = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was:
-            if not gc.get_freeze_count():  # else `unfreeze` would undo what somebody else has asked for
+            if not gc.get_freeze_count():  # `unfreeze` would also undo a freeze by other code
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -1,4 +1,4 @@
-"""How one CUDA thread waits, as a greenlet: a switch away and back in a third of a microsecond."""
+"""A CUDA thread as a greenlet: it switches away and back in a third of a microsecond."""
 
 import contextvars
 import functools
@@ -9,22 +9,23 @@ from sim.errors import Abandoned
 
 
 class Fiber:
-    """Runs one body after another, each in pieces: `resume()` runs it until it suspends or ends, `suspend()`,
-    called from within, goes back to who resumed.
+    """A coroutine that runs one body after another. `resume()` runs the body until it suspends itself or
+    ends; `suspend()`, called by the body, returns control to the caller of `resume()`.
 
-    A greenlet costs twenty times as much to make as to switch to, so each serves one block after another.
+    To make a greenlet takes twenty times as long as to switch to one. So each greenlet is used for a thread
+    of one block after another.
     """
 
     def __init__(self):
         self.body = None
         self.greenlet = greenlet.greenlet(self.loop)
-        # a greenlet starts with an empty one: numpy's errstate would be lost
+        # A greenlet starts with an empty context: numpy's errstate would be lost.
         self.greenlet.gr_context = contextvars.copy_context()
         self.resume = self.greenlet.switch
         self.suspend = self.greenlet.parent.switch
 
     def begin(self, thread, kernel, arguments):
-        """The next body: `thread` runs `kernel`."""
+        """Set the next body: `thread` runs `kernel`."""
         self.body = functools.partial(thread.run, kernel, arguments)
 
     def loop(self):
@@ -33,11 +34,11 @@ class Fiber:
             self.suspend()
 
     def abandon(self):
-        """Unwind a body that is suspended; the fiber can take another."""
+        """Unwind a suspended body by an exception. The fiber can then take another body."""
         if self.greenlet:
             self.greenlet.throw(Abandoned)
 
     def close(self):
-        """The fiber is not needed any more."""
+        """End the greenlet."""
         if self.greenlet:
             self.greenlet.throw(greenlet.GreenletExit)

@@ -1,24 +1,25 @@
-"""How one CUDA thread waits whose kernel is a generator, each barrier a `yield`: the same interface as Fiber.
+"""A CUDA thread as a generator, in which each barrier is a `yield`.
 
-A step costs a tenth of a greenlet's switch. Only a kernel whose own text has all its barriers can run so.
+A step of a generator costs a tenth of a greenlet's switch. A generator can suspend itself in its own code
+only, so this form is for kernels that call no function with a barrier.
 """
 
 from sim.engine.scheduler import BARRIER
 
 
 class GeneratorFiber:
-    """Runs one body after another, each piece by piece: `resume()` runs it until its next barrier or end."""
+    """A coroutine with the interface of Fiber. `resume()` runs the body until its next barrier or its end."""
 
     def begin(self, thread, kernel, arguments):
-        """The next body: `thread` runs `kernel`."""
+        """Set the next body: `thread` runs `kernel`."""
         generator = kernel(*arguments)
         thread.waits, thread.frame = BARRIER, generator.gi_frame
         self.body = thread.run_generator(generator)
         self.resume = self.body.__next__
 
     def abandon(self):
-        """Unwind a body that is suspended; another can begin."""
+        """Unwind a suspended body. Another body can then begin."""
         self.body.close()
 
     def close(self):
-        """Nothing is left to unwind."""
+        """Do nothing: a generator needs no unwinding."""

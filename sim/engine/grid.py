@@ -1,4 +1,4 @@
-"""Blocks and ids: the threads of one block, and the walk over all blocks of a grid."""
+"""Threads, blocks, and the loop over all blocks of a grid."""
 
 from collections import deque
 
@@ -9,7 +9,8 @@ from sim.events import Finding
 
 
 class Thread:
-    """One CUDA thread; while it waits, for what (`waits`), where (`frame`), with which value (`payload`)."""
+    """A CUDA thread. While it waits, `waits` is the kind of event that it waits for, `frame` the position
+    in the kernel, and `payload` the value that it contributes."""
 
     __slots__ = (
         "index linear warp lane block fiber waits frame calls iterations payload result done error"
@@ -21,14 +22,16 @@ class Thread:
         self.warp, self.lane = divmod(linear, warp_size)
         self.fiber = self.waits = self.frame = self.payload = self.result = self.error = None
         self.done = False
+        # call_chain and iteration_counts of the frame where it waits; empty if the kernel does not need them
         self.calls = self.iterations = ()
-        # copies (sim.memory.transfer.Sent) since the last commit; those of each commit
+        # asynchronous copies (sim.memory.transfer.Sent): those since the last commit, a list for each commit
         self.sent, self.groups = [], []
-        self.failed_atomic = None  # the FailedAtomic that its last atomic was, if that changed nothing
-        self.times_skipped = 0  # how often others have gone first since, as it would be asked in vain
+        self.failed_atomic = None  # its last atomic, if that changed nothing
+        self.times_skipped = 0  # how often others have run instead, as it would fail again
 
     def run(self, kernel, arguments):
-        """The fiber's body. An exception of the kernel's stays here until the scheduler looks."""
+        """Run the kernel; this is the fiber's body. An exception is kept in `error` until the scheduler
+        looks at it."""
         try:
             kernel(*arguments)
         except (Exception, Stuck) as error:
@@ -38,7 +41,7 @@ class Thread:
         self.done = True
 
     def run_generator(self, steps):
-        """The same for a kernel that is a generator."""
+        """Run a kernel that is a generator, as `run` does a function."""
         try:
             yield from steps
         except (Exception, Stuck) as error:
@@ -48,7 +51,8 @@ class Thread:
 
 
 def call_chain(frame):
-    """The calls by which a thread came to `frame`: a barrier in a function is another at each call."""
+    """Return the calls that led to `frame`, innermost first. A barrier in a function counts as a different
+    barrier at each of its calls."""
     frame = frame.f_back
     if frame is None or frame.f_code is BEGIN:
         return ()
@@ -56,54 +60,57 @@ def call_chain(frame):
 
 
 def iteration_counts(frame):
-    """The rounds in which loops around `frame` are, those of its callers first."""
+    """Return the iterations that the loops around `frame` are in, those of the calling functions first."""
     around, own = frame.f_back, frame.f_locals.get(ITERATIONS, ())
     return own if around is None or around.f_code is BEGIN else (*iteration_counts(around), *own)
 
 
 BEGIN = Thread.run.__code__
-ITERATIONS = "__sim_iterations"  # the variable of a rewritten function whose loops count
+ITERATIONS = "__sim_iterations"  # the variable in which a rewritten function counts its loops' iterations
 
 
 class Block:
-    """One block: its threads, which of them can run (`ready`), a mask of live lanes for each warp, and its
-    shared memory (declaration -> Array)."""
+    """The threads of one block and their shared memory."""
 
     def __init__(self, index, shape, warp_size):
         self.index = index
         self.threads = [Thread(one, linear, warp_size, self) for linear, one in enumerate(indices(shape))]
+        # the threads that can run; the number of threads that have not returned
         self.ready, self.alive = list(self.threads), len(self.threads)
+        # for each warp, a mask of the lanes that have not returned
         self.lanes_alive = [
             (1 << min(warp_size, len(self.threads) - first)) - 1
             for first in range(0, len(self.threads), warp_size)
         ]
+        # the number of barriers passed; declaration -> Array; key -> Group of sim.engine.warp
         self.epoch, self.shared, self.warp_groups = 0, {}, {}
-        # number -> NamedBarrier of this block; address -> Barrier of sim.isa.mbarrier
+        # number -> NamedBarrier; address -> Barrier of sim.isa.mbarrier
         self.named_barriers, self.mbarriers = {}, {}
 
 
 def indices(shape):
-    """All (x, y, z) below `shape`, x fastest, as CUDA numbers threads and blocks."""
+    """Return all (x, y, z) below `shape`, x fastest, as CUDA numbers threads and blocks."""
     return [(x, y, z) for z in range(shape[2]) for y in range(shape[1]) for x in range(shape[0])]
 
 
 def all_wait_for_grid(block):
-    """Whether all threads of a parked block wait for the grid, and not one for all of them."""
+    """Return whether all threads of a parked block wait for the grid. (With ONE_OF_BLOCK, one thread waits
+    for all of its block.)"""
     return all(thread.waits != ONE_OF_BLOCK for thread in block.threads)
 
 
 class Grid:
-    """Walks the blocks of one launch in a seeded order."""
+    """The blocks of one launch in a seeded order."""
 
     def __init__(self, scheduler, kernel, arguments, grid, block, resident):
         self.scheduler, self.context = scheduler, scheduler.context
         self.kernel, self.arguments, self.shape, self.resident = kernel, arguments, block, resident
         blocks = indices(grid)
-        self.free = []  # fibers that wait for a body
+        self.free = []  # fibers without a body
         self.order = [blocks[i] for i in self.context.schedule.order(len(blocks))]
 
     def run_without_waiting(self):
-        """A kernel in which nobody ever waits: every thread runs from start to end, as a plain call."""
+        """Run a kernel in which no thread ever waits: each thread runs from start to end, as a plain call."""
         context, enter = self.context, self.scheduler.enter
         for index in self.order:
             block = self.new_block(index)
@@ -117,7 +124,8 @@ class Grid:
             self.scheduler.block_ended(block)
 
     def run(self, fiber_type):
-        """Threads wait for one another. Blocks run one by one, unless one waits for another."""
+        """Run a kernel whose threads may wait. Blocks run one after another, except where one waits for
+        another block."""
         self.fiber_type, pending, live, parked = fiber_type, deque(self.order), deque(), []
         self.context.live = live
         try:
@@ -160,6 +168,7 @@ class Grid:
         return block
 
     def start(self, index):
+        """Return a new block whose threads can begin."""
         block = self.new_block(index)
         for thread in block.threads:
             thread.fiber = self.free.pop() if self.free else self.fiber_type()
@@ -167,7 +176,8 @@ class Grid:
         return block
 
     def release(self, parked):
-        """All blocks left wait for the whole grid. If every block is there, the barrier opens."""
+        """Open the grid barrier if all blocks wait at it, and return them. Otherwise append a finding, end
+        the parked blocks and return an empty list."""
         if len(parked) == len(self.order) and all(all_wait_for_grid(block) for block in parked):
             for block in parked:
                 self.scheduler.open_barrier(block)

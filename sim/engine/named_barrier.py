@@ -1,7 +1,8 @@
-"""Barriers of a barrier of a block: sixteen by number (PTX's bar.sync a, b), each for as many threads as the
-calls say; some of them may arrive without waiting.
+"""Named barriers: PTX's bar.sync a, b. A block has sixteen of them, by number. Each is for as many threads as
+its calls say, and some threads may arrive without waiting (bar.arrive).
 
-Source: PTX ISA 9.7.13.1, "bar", "barrier"."""
+Source: PTX ISA 9.7.13.1, "bar", "barrier".
+"""
 
 from sim.events import Finding
 from sim.nouns import plural
@@ -11,7 +12,13 @@ BARRIERS = 16
 
 
 class NamedBarrier:
-    """One barrier: for `count` threads, of which some `arrivals` and some wait; how often it `openings`."""
+    """A named barrier of a block.
+
+    count: the number of threads that open it, None until the first arrives.
+    arrivals: the number of threads that have arrived since it last opened.
+    waiting: those of them that wait.
+    openings: how often it has opened.
+    """
 
     __slots__ = ("count", "arrivals", "waiting", "openings")
 
@@ -20,7 +27,8 @@ class NamedBarrier:
 
 
 def arrive_at(scheduler, number, count, frame, waits):
-    """The running thread comes to the barrier; `waits`: until it opens."""
+    """Let the running thread arrive at a named barrier. If `waits`, it waits there until the barrier
+    opens."""
     context, thread = scheduler.context, scheduler.context.thread
     barrier = find_barrier(thread.block.named_barriers, number, count, context.spec.warp_size)
     phase = ("barrier", number), barrier.openings
@@ -32,8 +40,9 @@ def arrive_at(scheduler, number, count, frame, waits):
 
 
 def join_block_barrier(scheduler, block, waiting):
-    """Let the threads that wait at a barrier of the whole block count at the one of the same number to which
-    others come with a count. Returns whether it opens."""
+    """Count threads that wait at a barrier of the whole block as arrivals at the named barrier of the same
+    number, if the two together are complete. Return whether the barrier opens. (In PTX they are the same
+    barrier: without a count, it is for all threads of the block.)"""
     for number, barrier in block.named_barriers.items():
         same = [thread for thread in waiting if thread.frame.number == number and thread.payload is None]
         if barrier.arrivals and barrier.count == len(block.threads) == barrier.arrivals + len(same):
@@ -47,7 +56,7 @@ def join_block_barrier(scheduler, block, waiting):
 
 
 def count_arrival(context, block, barrier, phase):
-    """Count the running thread, and open the barrier if it is the last one. Returns whether it is."""
+    """Count the running thread, and open the barrier if it is the last one. Return whether it is."""
     barrier.arrivals += 1
     context.announce_ordering("arrived", phase)
     if barrier.arrivals < barrier.count:
@@ -58,7 +67,8 @@ def count_arrival(context, block, barrier, phase):
 
 
 def find_barrier(barriers, number, count, warp_size):
-    """The NamedBarrier of this number."""
+    """Return the NamedBarrier of this number. Errors: ValueError for a number or a count that PTX does not
+    allow."""
     if not 0 <= number < BARRIERS:
         raise ValueError(f"there are barriers 0 to {BARRIERS - 1}, got {number}")
     if count <= 0 or count % warp_size:
@@ -74,7 +84,8 @@ def find_barrier(barriers, number, count, warp_size):
 
 
 def incomplete_finding(scheduler, block):
-    """Threads wait at a barrier of a barrier of the block to which too few come."""
+    """Return the finding for a named barrier at which too few threads have arrived, while no thread can
+    run."""
     number, barrier = next(
         (number, barrier) for number, barrier in sorted(block.named_barriers.items()) if barrier.waiting
     )

@@ -1,4 +1,4 @@
-"""How one CUDA thread waits, as an operating-system thread: a Fiber's interface; one runs at a time."""
+"""A CUDA thread as an operating-system thread, with a Fiber's interface. Only one of them runs at a time."""
 
 import contextvars
 import ctypes
@@ -14,11 +14,13 @@ def throw_into(ident, exception):
 
 
 class OSThread:
-    """Runs one body after another, in pieces, on a thread of its own; two locks pass control."""
+    """A coroutine on its own operating-system thread: it runs one body after another. Two locks pass
+    control."""
 
     def __init__(self):
         self.body = self.error = self.thrown = None
         self.running = False
+        # `go` is released to resume the body, `back` to return to the caller of resume()
         self.go, self.back = threading.Lock(), threading.Lock()
         self.go.acquire()
         self.back.acquire()
@@ -26,7 +28,7 @@ class OSThread:
         self.thread.start()
 
     def begin(self, thread, kernel, arguments):
-        """The next body: `thread` runs `kernel`."""
+        """Set the next body: `thread` runs `kernel`."""
         self.body = functools.partial(thread.run, kernel, arguments)
 
     def loop(self):
@@ -37,7 +39,7 @@ class OSThread:
                 self.suspend()
         except SystemExit:
             pass
-        except BaseException as error:  # carried to whoever resumed, as a greenlet would
+        except BaseException as error:  # raised again in resume(), as a greenlet would
             self.error = error
         self.running = False
         self.back.release()
@@ -47,7 +49,7 @@ class OSThread:
         self.go.release()
         try:
             self.back.acquire()
-        except BaseException:  # Ctrl-C reaches whoever waits here; the kernel must end too
+        except BaseException:  # Ctrl-C arrives in the thread that waits here; the kernel must end too
             if self.running:
                 throw_into(self.thread.ident, Abandoned)
                 self.back.acquire()
@@ -65,12 +67,12 @@ class OSThread:
             raise thrown
 
     def abandon(self):
-        """Unwind a body that is suspended; the thread can take another."""
+        """Unwind a suspended body by an exception. The thread can then take another body."""
         self.thrown = Abandoned
         self.resume()
 
     def close(self):
-        """The thread is not needed any more."""
+        """End the operating-system thread."""
         self.thrown = SystemExit
         if self.thread.is_alive():
             self.resume()

@@ -1,17 +1,20 @@
-"""THE loop: resumes one thread at a time in a seeded order, opens barriers, says why nothing can run."""
+"""The scheduler's loop: it resumes one thread at a time, opens barriers, and reports why no thread can
+run."""
 
 from sim.engine import barrier, named_barrier, warp
 from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
 
-MOST_SKIPS = 64  # how often a thread that asks in vain is passed over
+MOST_SKIPS = 64  # how often in a row a thread is skipped that would repeat a failed atomic
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
 BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
-ONE_OF_BLOCK = "grid.sync, for its block"  # one thread waits for other blocks, its own block does not
+# One thread waits for other blocks, on behalf of its own block (cooperative_groups.h does so).
+ONE_OF_BLOCK = "grid.sync, for its block"
 
 
 class Dim3:
-    """x, y, z, as a kernel reads them. One object per launch and name, whose numbers change."""
+    """The three coordinates x, y, z as a kernel reads them. A launch has one object for each name, whose
+    coordinates change when another thread runs."""
 
     __slots__ = ("x", "y", "z")
 
@@ -26,16 +29,19 @@ class Dim3:
 
 
 class Scheduler:
-    """Runs the threads of one block at a time. Subscribed tools hear of every barrier through the context."""
+    """The loop over the threads of a block. The context announces every barrier to the observers."""
 
     def __init__(self, context):
         self.context = context
-        # whether a barrier opens by the number of arrivals from anywhere (PTX), or at one call (CUDA C++)
+        # Whether a barrier opens once enough threads have arrived by any instruction (PTX), or once all
+        # threads have reached the same call (CUDA C++).
         self.counts_arrivals = False
-        self.atomics_yield = False  # whether an atomic lets others run: needed where threads spin on memory
+        self.atomics_yield = (
+            False  # whether an atomic lets other threads run: needed if threads spin on memory
+        )
         self.abandoned = 0  # blocks ended early
         self.woken = False  # whether threads of parked blocks can run again
-        # turns that the running thread might have given to others, and how many it need not give
+        # how often the running thread could have yielded, and up to which number it need not
         self.turns = self.patience = 0
         self.thread_index, self.block_index, self.block = Dim3(), Dim3(), None
 
@@ -45,7 +51,7 @@ class Scheduler:
         """Run `block` until it is FINISHED, PARKED at a grid barrier, or all its threads have YIELDED."""
         try:
             while block.alive:
-                # 1. every thread that can run, runs until it waits, in the order of the schedule
+                # 1. Every thread that can run does so until it waits, in the order of the schedule.
                 now, block.ready = self.context.schedule.split_ready(block, block.ready)
                 for thread in now:
                     if thread.failed_atomic is not None and self.should_skip(thread):
@@ -55,10 +61,10 @@ class Scheduler:
                     thread.fiber.resume()
                     if thread.done:
                         self.end_thread(thread)
-                # 2. those that only let others go first are back in line
+                # 2. Threads that only let others go first are ready again.
                 if block.ready and all(thread.waits == TURN for thread in block.ready):
                     return YIELDED
-                # 3. nobody can run: a barrier opens, a warp operation completes, or something is wrong
+                # 3. No thread can run: a barrier opens, a warp operation completes, or the kernel has a bug.
                 if not block.ready and block.alive and not self.resolve_waits(block) and block.alive:
                     return PARKED
             self.block_ended(block)
@@ -68,8 +74,8 @@ class Scheduler:
             raise
 
     def should_skip(self, thread):
-        """Whether `thread` would ask the same again of memory in which the same stands. Once in a while
-        it may, as it may do something between two questions."""
+        """Return whether `thread` would repeat a failed atomic on unchanged memory. After MOST_SKIPS times
+        the answer is no, because the thread may do something else between two such atomics."""
         failed = thread.failed_atomic
         if not failed.repeated or not failed.would_fail_again() or thread.times_skipped >= MOST_SKIPS:
             thread.times_skipped = 0
@@ -78,7 +84,7 @@ class Scheduler:
         return True
 
     def enter(self, thread):
-        """Make `thread` the one that runs."""
+        """Make `thread` the running one."""
         if thread.block is not self.block:
             self.enter_block(thread.block)
         index, context = self.thread_index, self.context
@@ -104,7 +110,7 @@ class Scheduler:
         warp.lane_ended(self.context, thread)
 
     def handle_error(self, thread):
-        """The kernel raised in `thread`, or made no progress."""
+        """Raise the ThreadError for an exception in `thread`, or append a finding if it made no progress."""
         error = thread.error
         if isinstance(error, SimulatorError):
             raise error
@@ -122,7 +128,8 @@ class Scheduler:
         raise error
 
     def report_no_progress(self, thread, site, decided=True):
-        """Say that `thread` makes no progress, at `site` if that is known; or, not `decided`, that it may."""
+        """Append the finding that `thread` makes no progress, at `site` if that is known; or, if not
+        `decided`, that it may make none."""
         self.context.findings.append(
             Finding(
                 "no-progress",
@@ -142,15 +149,17 @@ class Scheduler:
     # --- waiting --------------------------------------------------------------------------------------------
 
     def wait(self, waits, frame, payload=None):
-        """The running thread waits; `frame` is where. Returns the result that whoever wakes it has left."""
+        """Suspend the running thread at `frame`. Return the result that was stored when the thread was
+        woken."""
         thread = self.context.thread
         thread.waits, thread.frame, thread.payload = waits, frame, payload
         thread.fiber.suspend()
         return thread.result
 
     def yield_turn(self, frame, repeats=False):
-        """The running thread lets others go first, if the kernel is one in which threads wait for each other
-        by spinning; `repeats`: in any case, as it asks again what it has just failed."""
+        """Let other threads go before the running one, if the kernel is one in which threads spin on
+        memory. `repeats`: the thread is about to repeat a failed atomic, so that it yields even if the
+        schedule would let it continue."""
         if not self.atomics_yield or not repeats and self.has_turns_left():
             return
         thread = self.context.thread
@@ -159,20 +168,21 @@ class Scheduler:
             self.wait(TURN, frame)
 
     def yield_before_atomic(self, key, frame):
-        """The same before an atomic: `key` says which one, and with which operands."""
+        """Let other threads go before an atomic. `key` identifies the atomic and its operands."""
         failed = self.context.thread.failed_atomic
         if failed is not None:
             failed.repeated = bool(failed.key == key)
         self.yield_turn(frame, failed is not None and failed.repeated and failed.would_fail_again())
 
     def has_turns_left(self):
-        """Whether the running thread, which might let others go first, need not yet."""
+        """Return whether the schedule lets the running thread continue where it could yield."""
         self.turns += 1
         self.context.entered += 1
         return self.turns <= self.patience
 
     def resolve_waits(self, block):
-        """Nothing in `block` can run. Wake threads (True), or leave it parked or ended (False)."""
+        """Act when no thread of `block` can run. Return True if threads were woken; False if the block
+        stays parked or has been ended."""
         waiting = [thread for thread in block.threads if not thread.done]
         what = {thread.waits for thread in waiting}
         if WARP in what and warp.complete_converged(self.context, block):
@@ -180,7 +190,7 @@ class Scheduler:
         if ONE_OF_BLOCK in what:
             self.context.flush()
             return False
-        # counted, not put in a set: Python takes a microsecond to hash a code object
+        # We count equal positions instead of making a set: Python takes a microsecond to hash a code object.
         places = [(thread.frame.f_code, thread.frame.f_lasti, thread.calls) for thread in waiting]
         meet = places.count(places[0]) == len(block.threads)
         together = meet and len({thread.iterations for thread in waiting}) == 1
@@ -215,7 +225,7 @@ class Scheduler:
         return False
 
     def open_barrier(self, block):
-        """All threads of `block` have arrived: a new epoch begins."""
+        """Begin a new epoch: all threads of `block` have arrived."""
         self.context.flush()
         self.context.collective(block.threads[0].waits, block, block.threads[0].frame)
         self.context.announce("barrier_opened", block.index, block.epoch)
@@ -224,7 +234,7 @@ class Scheduler:
         block.ready = list(block.threads)
 
     def waiting_witness(self, thread):
-        """What `thread` is doing while nobody can run, as a finding's witness."""
+        """Return the Access that says in a finding where `thread` waits, or that it has returned."""
         if thread.done:
             return Access("returned", thread.block.index, thread.index)
         return self.context.witness("waits", self.context.site_of(thread.frame, "call"), thread)
@@ -237,7 +247,7 @@ class Scheduler:
         """End a block early: unwind its threads."""
         self.abandoned += 1
         for thread in block.threads:
-            if not thread.done and thread.frame is not None:  # one that never waited has not begun
+            if not thread.done and thread.frame is not None:  # a thread that has never waited has not begun
                 thread.fiber.abandon()
             thread.done = True
         block.alive, block.ready = 0, []

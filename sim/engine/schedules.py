@@ -1,54 +1,57 @@
-"""Who goes first. A launch runs under the schedule of its seed; where threads act on what atomics tell them,
-what they see hangs on that, and further schedules are tried.
+"""Schedules: the order in which threads and blocks run.
 
-Those are adversarial. In some a thread keeps going for many turns, in the first two even where it asks the
-same over and over, as one does that waits for a limited time; blocks and threads go in ascending or
-descending order, and one block and one thread are held back for as long as the others get anywhere (bounded);
-in others all that is random, so that threads are ahead of each other by various lengths. An order that is
-only one run's luck fails in one of them, if not with certainty.
+A launch runs under the schedule of its seed. If threads act on the results of atomics, the order may decide
+which code runs, so that the launch runs again under other schedules. These are adversarial:
+
+- Some let a thread continue for many turns. The first two do so even if it repeats one atomic, as a thread
+  does that waits for a limited time. Blocks and threads run in ascending or descending order. One block and
+  one thread are held back while others can run, for a bounded number of turns.
+- In others everything is random, so that threads are ahead of each other by various distances.
+
+Code that is right in one order by luck is likely to fail under one of these; it is not certain to.
 """
 
 import numpy as np
 
-PATIENCE = 32  # turns that a thread of an adversarial schedule takes at most before it lets others go first
-TURNS = 1 << 14  # and all threads together
-FEW = 15  # schedules that every launch is tried under
-SPINS = 512  # turns in which a thread of the first two may ask in vain, and
-ALL_SPINS = 2048  # all threads together
-SKIPS = 8  # how often all others go before the one that is held back
+PATIENCE = 32  # the most turns that a thread of an adversarial schedule takes before it lets others go first
+TURNS = 1 << 14  # the same for all threads in total
+FEW = 15  # the number of schedules that every rerun tries
+SPINS = 512  # how often a thread of the first two schedules may repeat a failed atomic without yielding
+ALL_SPINS = 2048  # the same for all threads in total
+SKIPS = 8  # how many rounds the other threads run before the one that is held back
 
 
 class Seeded:
-    """Random orders from the launch's seed; every thread lets others go first whenever it may."""
+    """Random orders from the launch's seed. Every thread lets others go first whenever it may."""
 
-    patience = 0  # turns that a thread takes before it lets others go first
-    interleaves = False  # whether threads let others go first though none waits for them
+    patience = 0  # how many turns a thread takes before it lets others go first
+    interleaves = False  # whether threads let others go first even where none waits for them
 
     def __init__(self, random):
         self.random = random
 
     def order(self, n):
-        """The positions 0 to n - 1 in the order in which they are to go."""
+        """Return the positions 0 to n - 1 in the order in which they run."""
         return self.random.permutation(n).tolist()
 
     def split_ready(self, block, ready):
-        """The threads of `ready` that go now, in order, and those that are held back."""
+        """Return (the threads of `ready` that run now, in order; those that are held back)."""
         return [ready[position] for position in self.order(len(ready))], []
 
     def keeps_spinning(self, thread):
-        """Whether a thread that would have to let others go first goes on all the same."""
+        """Return whether a thread continues although it would have to let others go first."""
         return False
 
     def may_start_block(self, waiting):
-        """Whether the next of so many blocks that have not begun may."""
+        """Return whether the next block may begin; `waiting` blocks have not begun."""
         return True
 
     def rotate(self, blocks):
-        """Bring to the front of a deque the block that goes next."""
+        """Bring the block that runs next to the front of a deque."""
 
 
 class Erratic(Seeded):
-    """All at random: some threads stand still for a while, others take many turns."""
+    """Random orders in which some threads stand still for a while, and others take many turns."""
 
     interleaves = True
 
@@ -66,8 +69,12 @@ class Erratic(Seeded):
 
 
 class Adversarial(Seeded):
-    """Ascending or, if `down`, descending order, the block and the thread in which `held` (a fraction) of all
-    come before held back."""
+    """Ascending or descending orders, in which one block and one thread may be held back.
+
+    down: whether the order is descending.
+    held_back: which block and thread are held back, as a fraction of all; None for no one.
+    spins: how often threads may repeat a failed atomic without letting others go first, in total.
+    """
 
     interleaves = True
 
@@ -84,7 +91,7 @@ class Adversarial(Seeded):
         return positions
 
     def held_back_index(self, n):
-        """Which of n is held back."""
+        """Return which of n is held back."""
         return min(int(self.held_back * n), n - 1)
 
     def split_ready(self, block, ready):
@@ -108,7 +115,8 @@ class Adversarial(Seeded):
 
 
 def adversarial_schedules(threads):
-    """The further schedules of so many threads, what finds most first; random ones behind FEW."""
+    """Yield the schedules of reruns for a launch of `threads` threads: the most effective ones first, then
+    random ones."""
     yield Adversarial(threads, False, spins=ALL_SPINS)
     yield Adversarial(threads, True, spins=ALL_SPINS)
     for number, held in enumerate((0.0, 0.999, 0.5, 0.25, 0.75, None, None, None)):

@@ -1,4 +1,4 @@
-"""Warp-wide operations: lanes park until every lane that the mask names has arrived, then all learn their
+"""Operations of a warp: a lane waits until every lane in the mask has arrived; then all lanes get their
 results at once.
 
 A lane that has returned is not waited for (CUDA C++ Programming Guide: "all non-exited threads named in mask
@@ -22,12 +22,13 @@ class Group:
         self.operation, self.mask, self.threads, self.bits = operation, mask, {}, 0
 
     def missing(self, block, warp):
-        """A mask of the lanes that are named and alive and have not arrived."""
+        """Return a mask of the lanes that are in the mask, have not returned, and have not arrived."""
         return FULL if self.mask == CONVERGED else self.mask & block.lanes_alive[warp] & ~self.bits
 
 
 def arrive(scheduler, operation, arguments, frame):
-    """The running thread takes part in an Instruction; returns its result when the mask is complete."""
+    """Let the running thread take part in an Instruction. Return its result once all lanes of the mask
+    have arrived."""
     thread = scheduler.context.thread
     mask = CONVERGED if operation.mask == CONVERGED else FULL
     if operation.mask == GIVEN:
@@ -36,7 +37,8 @@ def arrive(scheduler, operation, arguments, frame):
     if mask != CONVERGED and not mask >> thread.lane & 1:
         scheduler.context.findings.append(mask_without_caller_finding(scheduler, thread, mask, frame))
         return operation.alone(payload)
-    # a corresponding one suffices (PTX ISA, bar.warp.sync)
+    # Lanes may arrive at different syncwarp instructions (PTX ISA, bar.warp.sync); all other operations must
+    # be at the same call.
     place = () if operation.name == "syncwarp" else (id(frame.f_code), frame.f_lasti)
     key = (thread.warp, operation.name, mask, *place)
     group = thread.block.warp_groups.get(key)
@@ -53,7 +55,7 @@ def arrive(scheduler, operation, arguments, frame):
 
 
 def complete(context, block, key, running=None):
-    """Compute every lane's result and let all but the running thread go on."""
+    """Compute every lane's result, and wake all lanes but the running thread's."""
     group = block.warp_groups.pop(key)
     lanes = sorted(group.threads)
     payloads = {lane: group.threads[lane].payload for lane in lanes}
@@ -75,7 +77,7 @@ def complete(context, block, key, running=None):
 
 
 def lane_ended(context, thread):
-    """A lane has returned: a group that waited only for it is complete."""
+    """Remove a lane that has returned. Complete the operations that waited for it alone."""
     block = thread.block
     block.lanes_alive[thread.warp] &= ~(1 << thread.lane)
     for key, group in list(block.warp_groups.items()):
@@ -84,7 +86,8 @@ def lane_ended(context, thread):
 
 
 def complete_converged(context, block):
-    """Nobody can run: those who asked who is here have their answer. True if somebody woke."""
+    """Complete operations with the lanes present, for instructions such as activemask that ask which lanes
+    have converged. Called when no thread can run. Return whether a thread was woken."""
     keys = [key for key in block.warp_groups if key[2] == CONVERGED]
     for key in keys:
         complete(context, block, key)
@@ -95,6 +98,7 @@ def complete_converged(context, block):
 
 
 def mask_without_caller_finding(scheduler, thread, mask, frame):
+    """Return the finding for a lane that passes a mask in which it is not itself."""
     site = scheduler.context.site_of(frame, "call")
     return Finding(
         "warp-divergence",
@@ -107,8 +111,8 @@ def mask_without_caller_finding(scheduler, thread, mask, frame):
 
 
 def absent_lane_findings(context, group, payloads):
-    """Lanes that take no part, and without which the instruction has no meaning, or from which another reads:
-    they have returned, do not exist, or the mask leaves them out."""
+    """Yield findings about lanes that take no part (they have returned, do not exist, or are not in the
+    mask): where the instruction needs all lanes, or where another lane reads from one."""
     operation = group.operation
     if operation.mask == ALL and group.bits != FULL:
         first = group.threads[min(group.threads)]
@@ -143,7 +147,7 @@ def absent_lane_findings(context, group, payloads):
 
 
 def reads_from_absent_lanes(operation, payloads):
-    """(lane, the one that it reads from), where that takes no part."""
+    """Yield (lane, source lane) where the source lane takes no part."""
     if operation.reads and len(payloads) < 32:
         for lane, payload in payloads.items():
             of = operation.reads(lane, *payload)
@@ -152,8 +156,8 @@ def reads_from_absent_lanes(operation, payloads):
 
 
 def undefined_like(value, filling):
-    """A number of the type of `value` from memory full of `filling`."""
-    if isinstance(value, tuple):  # with a predicate behind it
+    """Return a value of the type of `value`, from memory full of `filling`."""
+    if isinstance(value, tuple):  # (value, predicate)
         return undefined_like(value[0], filling), *value[1:]
     dtype = np.asarray(value).dtype
     filled = poisoned(dtype.itemsize, dtype, filling).view(dtype)[0]
@@ -161,12 +165,13 @@ def undefined_like(value, filling):
 
 
 def format_lanes(lanes):
+    """Format the numbers of lanes, at most four of them."""
     first = ", ".join(map(str, lanes[: 3 if len(lanes) > 4 else 4]))
     return f"{first} and {len(lanes) - 3} more" if len(lanes) > 4 else first
 
 
 def divergence_finding(scheduler, block):
-    """Lanes wait for lanes that will never come."""
+    """Return the finding for lanes that wait for lanes which cannot arrive."""
     key, group = min(block.warp_groups.items(), key=lambda item: (item[0][0], min(item[1].threads)))
     missing = [lane for lane in range(32) if group.missing(block, key[0]) >> lane & 1]
     first = group.threads[min(group.threads)]

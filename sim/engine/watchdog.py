@@ -1,4 +1,5 @@
-"""Ends a thread that neither waits nor reaches our code: an unnumbered loop, or one too long."""
+"""A watchdog for threads that neither wait nor call the simulator: an endless loop that counts no
+iterations, or one too long."""
 
 import threading
 
@@ -6,11 +7,12 @@ from sim.context import PATIENCE
 from sim.engine.os_thread import throw_into
 from sim.errors import Stuck
 
-INTERVAL = 0.5
+INTERVAL = 0.5  # seconds between two looks
 
 
 class Watchdog:
-    """Around a launch: when nothing has moved for `patience` seconds, the running thread gets Stuck."""
+    """A context manager around a launch. If nothing has moved for `patience` seconds, it raises Stuck in
+    the running thread."""
 
     def __init__(self, context):
         self.context, self.patience = context, PATIENCE * max(1, (context.max_steps or 0) / 1e6)

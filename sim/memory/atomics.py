@@ -25,6 +25,7 @@ class FailedAtomic:
         self.key, self.memory, self.place, self.found, self.repeated = key, memory, place, found, False
 
     def would_fail_again(self):
+        """Return whether memory still has the value that the atomic found."""
         return self.memory[self.place] == self.found
 
 

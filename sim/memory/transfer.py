@@ -60,7 +60,7 @@ class Memory:
         return self.source(where, index, size, multiple or size).memory.copy()
 
     def begins(self, where, index, multiple, action):
-        """Return whether something may begin at a place, which has to be a multiple of so many bytes."""
+        """Return whether something may begin at a place, which has to be a multiple of that many bytes."""
         what = "read" if action == "load" else "written"
         return self.spot(where, index, multiple, multiple, self.site(action), what) is not None
 

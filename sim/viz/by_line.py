@@ -30,7 +30,7 @@ def by_line(
     lines: dict[tuple[str, int], Counters],
     declared: Sequence[Column] = (),
 ) -> View:
-    """Return a View of these functions beside their counters.
+    """Return a View of these functions next to their counters.
 
     lines: {(function, line): {name: number}}. declared: how observers want them shown; a counter that is in
         no column has a column of its own, under its name.
