@@ -1,33 +1,33 @@
 """The protocol of an engine: launch → engine.run(launch) → outcome."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from math import prod
 from types import CodeType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from sim.device import DeviceSpec
 from sim.events import Column, Finding, Index3, Observer, Recording
 
 
-@runtime_checkable
-class Kernel(Protocol):
+class Kernel(ABC):
     """A kernel of another front end, such as PTX. Any other kernel is a Python function."""
 
     __name__: str
 
+    @abstractmethod
     def argument_names(self, arguments: tuple[Any, ...]) -> list[str]:
         """Return the name of each argument of a launch. Raise LaunchError for too few or too many."""
-        ...
 
+    @abstractmethod
     def prepare(
         self, fiber: Any, launch: "Launch", make_grid: Any, observers: Any, schedule: Any, poison: Any
     ) -> tuple[Any, Any, Any]:
         """Return (Context, ThreadProgram, Grid) of one run of the launch that has not begun yet."""
-        ...
 
+    @abstractmethod
     def reword(self, findings: list[Finding]) -> list[Finding]:
         """Return the findings in the words of the kernel's language."""
-        ...
 
 
 @dataclass(frozen=True)

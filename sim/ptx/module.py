@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import prod
 
 from sim.context import Context
+from sim.engine import base
 from sim.engine.named_barrier import NAMED_BARRIER
 from sim.engine.scheduler import Scheduler
 from sim.errors import LaunchError
@@ -74,7 +75,7 @@ class Module:
         return f"<PTX module for {self.text.target}: {', '.join(self.names)}>"
 
 
-class Kernel:
+class Kernel(base.Kernel):
     """A kernel of a PTX module, for simulate()."""
 
     def __init__(self, module, function, names=None):
