@@ -1,12 +1,13 @@
 """python -m sim FILE --entry NAME --grid G --block B [ARGUMENT ...]: run a kernel of a .cu or .ptx file on
 the simulated GPU, and print its report.
 
-An argument is a number (7 an int, 0.5 a float32, float64:0.5), an array by its dtype and shape, filled with
-random numbers (float32[128], int32[8,8], uint8[64]) or with one (float32[128]=0), a file (x.npy), or `empty`
-for memory that nobody has written (empty:float32[64]).
+An argument is a number (7 is an int, 0.5 a float32; or float64:0.5), an array by its dtype and shape, filled
+with random numbers (float32[128], int32[8,8], uint8[64]) or with one number (float32[128]=0), a file (x.npy),
+or memory that nobody has written (empty:float32[64]).
 
 Exit status: 0 if the kernel has no errors, 1 if it has some, 2 for input that cannot be used (a file, an
-argument, an option; nothing has run), 3 if the simulator itself failed."""
+argument, an option; nothing has run), 3 if the simulator itself failed.
+"""
 
 import argparse
 import re
@@ -27,13 +28,14 @@ from sim.ptx.nvrtc import load_cuda
 ARRAY = re.compile(r"(empty:)?(\w+)\[([\d,\s]+)\](?:=(.+))?")
 
 
-def argument(text, random):
-    """Return the value that an argument of the command line describes. Errors: LaunchError."""
+def parse_argument(text, random):
+    """Return the value that an argument of the command line describes. `random` is a numpy Generator.
+    Errors: LaunchError."""
     if text.endswith(".npy"):
-        return stored(text)
+        return load_array(text)
     if found := ARRAY.fullmatch(text):
         try:
-            return described(*found.groups(), random)
+            return make_array(*found.groups(), random)
         except (TypeError, ValueError, OverflowError, MemoryError) as error:
             raise LaunchError(
                 f"argument {text!r}: {error}; wanted float32[128] or int32[8,8]=0, say"
@@ -50,7 +52,7 @@ def argument(text, random):
         ) from None
 
 
-def stored(path):
+def load_array(path):
     """Return the array of a .npy file. Errors: LaunchError, OSError."""
     try:
         array = np.load(path)
@@ -65,18 +67,20 @@ def stored(path):
     return array
 
 
-def described(unwritten, dtype, shape, value, random):
-    """Return the array of a dtype and shape, such as float32[8,8]=0."""
+def make_array(unwritten, dtype, shape, value, random):
+    """Return the array for a text such as "float32[8,8]=0". Errors: ValueError for an array that does not
+    fit into memory."""
     if unwritten and value is not None:
         raise ValueError(f"memory that nobody has written holds no {value}")
     shape, dtype = tuple(int(n) for n in shape.split(",")), np.dtype(dtype)
     needed, most = prod(shape) * dtype.itemsize, 1 << SPACE_SHIFT
     if needed > most:
         raise ValueError(f"takes {needed:,} bytes; the simulated GPU has {most:,}")
-    return empty(shape, dtype) if unwritten else filled(shape, dtype, value, random)
+    return empty(shape, dtype) if unwritten else fill_array(shape, dtype, value, random)
 
 
-def filled(shape, dtype, value, random):
+def fill_array(shape, dtype, value, random):
+    """Return an array full of `value`, or of random numbers if `value` is None."""
     if value is not None:
         return np.full(shape, dtype.type(value), dtype)
     if dtype.kind in "iu":
@@ -84,46 +88,48 @@ def filled(shape, dtype, value, random):
     return random.standard_normal(shape).astype(dtype)
 
 
-def extent(text):
-    """2 or 2,3 as a number or a tuple."""
+def parse_extent(text):
+    """Return the integer for "2", or the tuple for "2,3"."""
     numbers = tuple(int(n) for n in text.split(","))
     return numbers if len(numbers) > 1 else numbers[0]
 
 
-def parser():
-    what, _, status = __doc__.split("\n\n")
-    about = argparse.ArgumentParser("python -m sim", description=what, epilog=status)
-    about.add_argument("file", type=Path, help="a .cu file, which NVRTC compiles, or a .ptx file")
-    about.add_argument("--entry", help="the kernel's name; may be left out where there is one only")
-    about.add_argument("--grid", type=extent, default=1, help="blocks: 4 or 4,2")
-    about.add_argument("--block", type=extent, default=32, help="threads of a block: 128 or 16,16")
-    about.add_argument("--shared", type=int, default=0, help="bytes of dynamic shared memory")
-    about.add_argument("--engine", choices=ENGINES, default="fibers")
-    about.add_argument("--seed", type=int, default=0, help="of the schedule and of random arguments")
-    about.add_argument("--max-steps", type=int, help="rounds of loops before the launch counts as endless")
-    about.add_argument("--option", action="append", default=[], help="one of NVRTC's, such as -DN=8")
-    about.add_argument(
+def make_parser():
+    # the docstring's first and last paragraphs are the help's
+    """Return the parser of the command line."""
+    usage, _, status = __doc__.split("\n\n")
+    parser = argparse.ArgumentParser("python -m sim", description=usage, epilog=status)
+    parser.add_argument("file", type=Path, help="a .cu file, which NVRTC compiles, or a .ptx file")
+    parser.add_argument("--entry", help="the kernel's name; may be left out where there is one only")
+    parser.add_argument("--grid", type=parse_extent, default=1, help="blocks: 4 or 4,2")
+    parser.add_argument("--block", type=parse_extent, default=32, help="threads of a block: 128 or 16,16")
+    parser.add_argument("--shared", type=int, default=0, help="bytes of dynamic shared memory")
+    parser.add_argument("--engine", choices=ENGINES, default="fibers")
+    parser.add_argument("--seed", type=int, default=0, help="of the schedule and of random arguments")
+    parser.add_argument("--max-steps", type=int, help="loop iterations before the launch counts as endless")
+    parser.add_argument("--option", action="append", default=[], help="one of NVRTC's, such as -DN=8")
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
         help="a __constant__ or __device__ variable",
     )
-    about.add_argument(
+    parser.add_argument(
         "arguments", nargs="*", metavar="ARGUMENT", help="7, 0.5, float32[128], int32[8]=0, x.npy"
     )
-    return about
+    return parser
 
 
 def main(given=None):
-    options = parser().parse_intermixed_args(given)
+    options = make_parser().parse_intermixed_args(given)
     try:
         report = run(options)
     except ThreadError as error:  # a trap or a failed assertion
         print(error)
         return 1
     except (SimulatorError, OSError, UnicodeDecodeError, MemoryError) as error:
-        print(f"python -m sim: error: {in_words(error, options.file)}", file=sys.stderr)
+        print(f"python -m sim: error: {format_error(error, options.file)}", file=sys.stderr)
         return 2
     except Exception:
         traceback.print_exc()
@@ -133,8 +139,8 @@ def main(given=None):
     return int(bool(report.errors))
 
 
-def in_words(error, file):
-    """Return the text of an error that names no file or reason by itself."""
+def format_error(error, file):
+    """Return a sentence for an error whose own text lacks the file or the reason."""
     if isinstance(error, UnicodeDecodeError):
         return f"{file}: not a text in UTF-8: {error}"
     if isinstance(error, OSError) and error.strerror:
@@ -143,7 +149,7 @@ def in_words(error, file):
 
 
 def run(options):
-    """Return the Report of what the command line asks for."""
+    """Return the Report of the launch that the command line describes. Errors: LaunchError, OSError."""
     if options.file.suffix == ".py":
         raise LaunchError(
             f"{options.file}: wanted a .cu or .ptx file; a Python kernel is launched by"
@@ -170,9 +176,9 @@ def run(options):
         name, given, value = text.partition("=")
         if not given:
             raise LaunchError(f"--set {text}: wanted NAME=VALUE, such as --set filter=float32[5]=1")
-        place = module.constant if name in module.constant else module.variable
-        place[name] = argument(value, random)
-    return launch(*[argument(text, random) for text in options.arguments])
+        variables = module.constant if name in module.constant else module.variable
+        variables[name] = parse_argument(value, random)
+    return launch(*[parse_argument(text, random) for text in options.arguments])
 
 
 if __name__ == "__main__":

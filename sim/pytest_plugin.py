@@ -1,9 +1,12 @@
-"""pytest --cuda-sim: tests that launch `@cuda.jit` kernels run without a GPU, each launch simulated and
-watched; a finding fails its test, and so does an exception in a thread that a GPU would tell nobody of.
+"""The pytest plug-in behind `pytest --cuda-sim`, which runs tests of `@cuda.jit` kernels without a GPU.
 
-Nothing of the project changes: numba.cuda's host side stays Numba's, over a driver of ours (sim.host). A test
-that needs a real GPU is marked `@pytest.mark.cuda_sim(off=True)`; `engine`, `seeds`, `tools`, `max_steps` and
-`allow` (kinds of findings) may be given there too, and win over the options.
+Each launch is simulated and watched by observers. A finding fails its test. So does an exception in a thread,
+even where a GPU would not report it to the host.
+
+The project under test needs no changes: the host side of numba.cuda stays Numba's, on top of a simulated
+driver (sim.host). A test that needs a real GPU is marked `@pytest.mark.cuda_sim(off=True)`. The mark takes
+`engine`, `seeds`, `tools`, `max_steps` and `allow` (kinds of findings) as well; they take precedence over the
+options.
 """
 
 import argparse
@@ -20,7 +23,7 @@ import pytest
 from sim.nouns import plural
 
 ENGINES = ("native", "fibers", "threads")
-TOOLS = ("bounds", "races", "uninitialized", "misuse", "counters", "trace")
+OBSERVER_NAMES = ("bounds", "races", "uninitialized", "misuse", "counters", "trace")
 MARK = (
     "cuda_sim(off=False, engine=None, seeds=None, tools=None, max_steps=None, allow=()): with --cuda-sim, how"
     " a test's kernels are simulated; off=True runs it without the simulator"
@@ -42,27 +45,28 @@ def pytest_addoption(parser):
     )
     group.addoption(
         "--cuda-sim-seeds",
-        type=numbers,
+        type=parse_seeds,
         default=(0,),
         metavar="0,1,...",
         help="run each launch once under each of these orders of threads",
     )
     group.addoption(
         "--cuda-sim-tools",
-        type=words(lambda: TOOLS),
-        default=TOOLS[:4],
+        type=parse_words(lambda: OBSERVER_NAMES),
+        default=OBSERVER_NAMES[:4],
         metavar="TOOL,...",
-        help=f"which tools watch: {', '.join(TOOLS)}; the first four by default",
+        help=f"which observers watch: {', '.join(OBSERVER_NAMES)}; the first four by default",
     )
     group.addoption(
         "--cuda-sim-max-steps",
-        type=rounds,
+        type=parse_max_steps,
         metavar="N",
-        help="how often loops may go round before a thread ends; by default a million times, or for 1 s",
+        help="how many iterations loops may take before a thread ends; by default a million, or as many as"
+        " fit in 1 s",
     )
     group.addoption(
         "--cuda-sim-allow",
-        type=words(kinds_of_findings),
+        type=parse_words(kinds_of_findings),
         default=(),
         metavar="KIND,...",
         help="kinds of findings that do not fail a test, for instance race-global; exception is what a thread"
@@ -76,32 +80,32 @@ def pytest_addoption(parser):
     )
 
 
-def numbers(text):
+def parse_seeds(text):
     if not all(each.strip().isdecimal() for each in text.split(",")):
         raise argparse.ArgumentTypeError(f"{text}: not a list of whole numbers, such as 0,1,2")
     return tuple(map(int, text.split(",")))
 
 
-def rounds(text):
+def parse_max_steps(text):
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text}: not a whole number above 0, such as 10000000")
     return int(text)
 
 
-def words(known):
-    """Return a parser of words separated by commas, each of which must be among `known()`."""
+def parse_words(known):
+    """Return a parser of words separated by commas, each of which has to be among `known()`."""
 
     def parse(text):
         given = tuple(filter(None, (word.strip() for word in text.split(","))))
-        if wrong := unknown_words(given, known()):
-            raise argparse.ArgumentTypeError(wrong)
+        if problem := describe_unknown(given, known()):
+            raise argparse.ArgumentTypeError(problem)
         return given
 
     return parse
 
 
-def unknown_words(given, known):
-    """Return what is wrong with these words, or "" if all of them are known."""
+def describe_unknown(given, known):
+    """Return a text that names the words that are not in `known`, or "" if all are."""
     unknown = [word for word in given if word not in known]
     if not unknown:
         return ""
@@ -117,17 +121,19 @@ def kinds_of_findings():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config):
-    """Before any module of the project is imported, since many ask at import whether there is a GPU."""
+    """Install the simulated GPU before any module of the project is imported, because many modules ask at
+    import whether there is a GPU."""
     if early_config.known_args_namespace.cuda_sim:
-        early_config.pluginmanager.register(Simulated(early_config.known_args_namespace), "cuda-sim-session")
+        session = SimulatedSession(early_config.known_args_namespace)
+        early_config.pluginmanager.register(session, "cuda-sim-session")
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", MARK)
 
 
-def observers_of(tools):
-    """The observer classes that the names of tools stand for."""
+def select_observers(tools):
+    """Return the observer classes for the names of the option --cuda-sim-tools."""
     from sim import observers
 
     named = {"counters": observers.COUNTERS}
@@ -135,9 +141,15 @@ def observers_of(tools):
 
 
 @dataclass
-class Told:
-    """What became of one test's launches: how many had each outcome, how many ran by each engine, and the
-    findings that are not alike."""
+class LaunchTally:
+    """The launches of one test.
+
+    outcomes: how many launches had each outcome.
+    engines: how many ran on each engine.
+    findings: findings without repetitions, {key: (finding, line of the host that launched it, how often)}.
+    reports: the Reports, if pages are wanted.
+    failed: whether the test has been made to fail because of its findings.
+    """
 
     outcomes: Counter = field(default_factory=Counter)
     engines: Counter = field(default_factory=Counter)
@@ -145,13 +157,13 @@ class Told:
     reports: list = field(default_factory=list)
     failed: bool = False  # whether the test has failed for its findings
 
-    def wrong(self, allowed):
-        """Return the entries of the errors that fail a test."""
+    def failures(self, allowed):
+        """Return the entries of the errors that fail a test; `allowed` are kinds of findings that do not."""
         errors = (entry for entry in self.findings.values() if entry[0].severity == "error")
         return [entry for entry in errors if entry[0].kind not in allowed]
 
-    def numbers(self):
-        """Return the counts as JSON has them, for pytest-xdist."""
+    def counts(self):
+        """Return the counts as a dictionary for JSON, which pytest-xdist sends between processes."""
         return {
             "outcomes": dict(self.outcomes),
             "engines": dict(self.engines),
@@ -159,52 +171,55 @@ class Told:
         }
 
 
-def summed(told):
-    """Return the sum of what several of Told.numbers() hold."""
-    counts = ("outcomes", "engines")
-    added = {name: dict(sum((Counter(each[name]) for each in told), Counter())) for name in counts}
-    keys = sorted({key for each in told for key in each["keys"]})
+def add_counts(counts):
+    """Return the sum of several results of LaunchTally.counts(), with the findings counted by kind."""
+    added = {
+        name: dict(sum((Counter(each[name]) for each in counts), Counter()))
+        for name in ("outcomes", "engines")
+    }
+    keys = sorted({key for each in counts for key in each["keys"]})
+    # a key is the text of a tuple whose first entry is the kind, in quotes
     return added | {"keys": keys, "kinds": dict(Counter(key.split("'")[1] for key in keys))}
 
 
-class Simulated:
-    """The session: a simulated GPU from before collection to the end."""
+class SimulatedSession:
+    """A session of pytest with a simulated GPU, which is in place from before collection until the end."""
 
     def __init__(self, options):
         try:
             from sim.host import Host, Options
         except ImportError as error:
             raise pytest.UsageError(
-                f"--cuda-sim: {error}. It stands on numba-cuda: pip install numba-cuda[cu13]"
+                f"--cuda-sim: {error}. It needs numba-cuda: pip install numba-cuda[cu13]"
             ) from error
         except RuntimeError as error:
             raise pytest.UsageError(f"--cuda-sim: {error}") from error
-        self.asked, self.told = options, Told()
-        self.unlogged = []  # numbers of attempts whose report pytest was not given: those that run again
+        self.arguments, self.tally = options, LaunchTally()
+        self.unlogged = []  # counts of attempts whose report pytest did not get, because the test runs again
         self.page = "", []  # a test's name, and the reports of all its attempts
         self.options = Options(
             options.cuda_sim_engine,
             options.cuda_sim_seeds,
-            observers_of(options.cuda_sim_tools),
+            select_observers(options.cuda_sim_tools),
             max_steps=options.cuda_sim_max_steps,
         )
         self.host = Host(self.options)
-        self.host.launched = self.launched
+        self.host.record_launch = self.record_launch
         self.host.install()
 
-    def launched(self, outcome, report):
-        """Count a launch that has ended; `report` is None if it has none."""
-        self.told.outcomes[outcome] += 1
+    def record_launch(self, outcome, report):
+        """Count a launch that has ended. `report` is None if it has none."""
+        self.tally.outcomes[outcome] += 1
         if report is None:
             return
-        # what the native engine does not compile
+        # the native engine says in a note that it left a kernel to the interpreter
         left = any(note.startswith("by fibers") for note in report.notes)
-        self.told.engines["fibers" if left else report.engine] += 1
-        if self.asked.cuda_sim_report:
-            self.told.reports.append(report)
+        self.tally.engines["fibers" if left else report.engine] += 1
+        if self.arguments.cuda_sim_report:
+            self.tally.reports.append(report)
         for finding in report.findings:
-            first, where, count = self.told.findings.get(finding.key, (finding, launched_from(), 0))
-            self.told.findings[finding.key] = first, where, count + 1
+            first, where, count = self.tally.findings.get(finding.key, (finding, launching_line(), 0))
+            self.tally.findings[finding.key] = first, where, count + 1
 
     def pytest_collection_modifyitems(self, items):
         """Refuse a wrong mark before any test runs."""
@@ -215,7 +230,8 @@ class Simulated:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
-        """Everything between two tests belongs to one of them, launches at import to the first."""
+        """Set the options of a test's mark. Every launch since the test before counts for this one,
+        launches at import for the first one."""
         mark = settings_of(item)
         self.host.options, off = replace(self.options, **mark["options"]), mark["off"]
         if off:
@@ -228,36 +244,40 @@ class Simulated:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
+        """Make a report of this test fail if there are errors among its findings."""
         report = yield
-        told = self.told
-        wrong = told.wrong({*self.asked.cuda_sim_allow, *settings_of(item)["allow"]})
-        # a test that is skipped after such a launch fails at its end
-        if wrong and not told.failed and (report.outcome != "skipped" or hasattr(report, "wasxfail")):
-            told.failed = True
-            said = "\n\n".join(map(in_words, wrong))
+        tally = self.tally
+        failures = tally.failures({*self.arguments.cuda_sim_allow, *settings_of(item)["allow"]})
+        # if a test is skipped after such a launch, its teardown fails
+        if failures and not tally.failed and (report.outcome != "skipped" or hasattr(report, "wasxfail")):
+            tally.failed = True
+            text = "\n\n".join(map(format_entry, failures))
             if report.outcome == "passed":
-                report.outcome, report.longrepr = "failed", said
+                report.outcome, report.longrepr = "failed", text
             else:
-                report.sections.append(("cuda-sim", said))
+                report.sections.append(("cuda-sim", text))
         if call.when == "teardown":
-            self.attempted(item.nodeid, report)
+            self.attach_counts(item.nodeid, report)
         return report
 
-    def attempted(self, nodeid, report):
-        """Attach to a test's last report what its launches came to. A plug-in that runs a test again may not
-        hand on the report of an attempt; its launches go with the next one's."""
-        told, self.told = self.told, Told()
-        if told.outcomes:
-            self.unlogged.append(told.numbers())
+    def attach_counts(self, nodeid, report):
+        """Attach the counts of a test's launches to its last report.
+
+        A plug-in that runs a test several times may not pass on the report of every attempt. The counts of
+        such an attempt are attached to the next one's report.
+        """
+        tally, self.tally = self.tally, LaunchTally()
+        if tally.outcomes:
+            self.unlogged.append(tally.counts())
         if not self.unlogged:
             return
-        report.cuda_sim = summed(self.unlogged)
-        if self.asked.cuda_sim_report:
+        report.cuda_sim = add_counts(self.unlogged)
+        if self.arguments.cuda_sim_report:
             from sim.host.pages import write_test
 
             earlier = self.page[1] if self.page[0] == nodeid else []
-            self.page = nodeid, earlier + told.reports
-            report.cuda_sim["page"] = write_test(self.asked.cuda_sim_report, *self.page)
+            self.page = nodeid, earlier + tally.reports
+            report.cuda_sim["page"] = write_test(self.arguments.cuda_sim_report, *self.page)
 
     def pytest_runtest_logreport(self, report):
         if hasattr(report, "cuda_sim"):
@@ -267,8 +287,9 @@ class Simulated:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session):
-        """Fail the run for findings of launches that belong to no test: at import, where no test ran."""
-        if self.told.wrong(self.asked.cuda_sim_allow) and session.exitstatus in (
+        """Fail the run for findings of launches that belong to no test: launches at import, if no test
+        ran."""
+        if self.tally.failures(self.arguments.cuda_sim_allow) and session.exitstatus in (
             pytest.ExitCode.OK,
             pytest.ExitCode.NO_TESTS_COLLECTED,
         ):
@@ -276,66 +297,72 @@ class Simulated:
 
     def pytest_terminal_summary(self, terminalreporter):
         reports = itertools.chain.from_iterable(terminalreporter.stats.values())
-        told = {}
+        counts_of = {}  # name of a test -> the counts of its attempts
         for report in reports:
             if hasattr(report, "cuda_sim"):
-                told.setdefault(report.nodeid, []).append(report.cuda_sim)
-        outside = [*self.unlogged, *([self.told.numbers()] if self.told.outcomes else [])]
-        everything = summed([*itertools.chain.from_iterable(told.values()), *outside])
-        for entry in self.told.wrong(self.asked.cuda_sim_allow):
-            terminalreporter.write_line(in_words(entry))
-        tests = plural(len(told), "test") + (" and outside tests" if outside else "")
+                counts_of.setdefault(report.nodeid, []).append(report.cuda_sim)
+        outside = [*self.unlogged, *([self.tally.counts()] if self.tally.outcomes else [])]
+        everything = add_counts([*itertools.chain.from_iterable(counts_of.values()), *outside])
+        for entry in self.tally.failures(self.arguments.cuda_sim_allow):
+            terminalreporter.write_line(format_entry(entry))
+        tests = plural(len(counts_of), "test") + (" and outside tests" if outside else "")
         terminalreporter.write_line(f"cuda-sim: {total_line(everything, tests)}")
-        if self.asked.cuda_sim_report and told:
+        if self.arguments.cuda_sim_report and counts_of:
             from sim.host.pages import write_index
 
-            rows = {nodeid: summed(parts) | {"page": parts[-1]["page"]} for nodeid, parts in told.items()}
-            index = write_index(self.asked.cuda_sim_report, rows)
+            rows = {
+                nodeid: add_counts(attempts) | {"page": attempts[-1]["page"]}
+                for nodeid, attempts in counts_of.items()
+            }
+            index = write_index(self.arguments.cuda_sim_report, rows)
             terminalreporter.write_line(f"cuda-sim: reports in {index}")
 
     def pytest_unconfigure(self):
         self.host.uninstall()
 
 
-def total_line(told, tests):
-    """Return the sentence that counts all launches: the outcomes add up to the number of launches."""
+def total_line(counts, tests):
+    """Return the sentence that counts all launches. The outcomes add up to the number of launches."""
     from sim.host import OUTCOMES
 
-    outcomes = told["outcomes"]
+    outcomes = counts["outcomes"]
     parts = " + ".join(f"{outcomes[name]:,} {name}" for name in OUTCOMES if outcomes.get(name))
     launches = plural(sum(outcomes.values()), "launch", "launches") + (f" = {parts}" if parts else "")
-    engines = "".join(f", {n:,} by {name}" for name, n in sorted(told["engines"].items()))
-    found = plural(len(told["keys"]), "finding") + listed(told["kinds"])
+    engines = "".join(f", {n:,} by {name}" for name, n in sorted(counts["engines"].items()))
+    found = plural(len(counts["keys"]), "finding") + format_counts(counts["kinds"])
     return f"{launches}, in {tests}{engines}; {found}"
 
 
 def settings_of(item):
-    """What a test's mark asks for: {"off", "allow", "options": those of sim.host.Options}."""
+    """Return the settings of a test's mark: {"off": bool, "allow": kinds, "options": fields of
+    sim.host.Options}. Errors: UsageError for a wrong mark."""
     marks = [mark.kwargs.items() for mark in item.iter_markers("cuda_sim")]  # the closest first
     given = {name: value for settings in reversed(marks) for name, value in settings}
     if unknown := given.keys() - {"off", "engine", "seeds", "tools", "max_steps", "allow"}:
         raise pytest.UsageError(
             f"{item.nodeid}: the mark cuda_sim knows no {', '.join(sorted(unknown))}\n  wanted: {MARK}"
         )
-    for name, known in (("allow", kinds_of_findings()), ("tools", TOOLS), ("engine", ENGINES)):
+    for name, known in (("allow", kinds_of_findings()), ("tools", OBSERVER_NAMES), ("engine", ENGINES)):
         asked = given.get(name) or ()
         asked = (asked,) if isinstance(asked, str) else tuple(asked)
-        if wrong := unknown_words(asked, known):
-            raise pytest.UsageError(f"{item.nodeid}: {name} of the mark cuda_sim: {wrong}")
+        if problem := describe_unknown(asked, known):
+            raise pytest.UsageError(f"{item.nodeid}: {name} of the mark cuda_sim: {problem}")
         if name in given and name != "engine":
             given[name] = asked
     options = {name: given[name] for name in ("engine", "seeds", "max_steps") if given.get(name) is not None}
     if given.get("tools") is not None:
-        options["observers"] = observers_of(given["tools"])
+        options["observers"] = select_observers(given["tools"])
     return {"off": bool(given.get("off")), "allow": given.get("allow", ()), "options": options}
 
 
-def listed(counts):
-    """ " (3 fibers, 1 native)", or nothing."""
+def format_counts(counts):
+    """Return " (3 fibers, 1 native)", or "" if there are no counts."""
     return f" ({', '.join(f'{n:,} {name}' for name, n in sorted(counts.items()))})" if counts else ""
 
 
-def in_words(entry):
+def format_entry(entry):
+    """Return the text of a finding, with the line that launched the kernel and the number of further
+    launches."""
     finding, where, count = entry
     further = plural(count - 1, "further launch", "further launches")
     times = f"; {further} with the same" if count > 1 else ""
@@ -343,12 +370,13 @@ def in_words(entry):
     return f"{message}\n  Launched from {where}{times}."
 
 
-def launched_from():
-    """file:line of the innermost caller that is neither ours nor Numba's."""
+def launching_line():
+    """Return file:line of the innermost caller that belongs neither to the simulator nor to Numba."""
     for frame in reversed(traceback.extract_stack(sys._getframe(1))):
-        if not any(part in frame.filename for part in INSIDE):
+        if not any(part in frame.filename for part in NOT_LAUNCHING):
             return f"{frame.filename}:{frame.lineno}"
     return "?"
 
 
-INSIDE = (str(Path(__file__).parent), "numba_cuda", "contextlib")
+# parts of paths: callers in these files did not launch the kernel
+NOT_LAUNCHING = (str(Path(__file__).parent), "numba_cuda", "contextlib")

@@ -1,8 +1,14 @@
-"""numba.cuda without a GPU: Numba's own host interface stays, arrays, streams and events included; below it
-stands a driver of ours, and launches are simulated.
+"""The host side of numba.cuda without a GPU.
 
-`Host().install()` puts it in place in this process and `.uninstall()` takes it away again, so that a real GPU
-can be used before and after. It needs numba-cuda.
+Numba's own host interface stays in place, arrays, streams and events included. Only the CUDA driver below it
+is replaced, and launches are simulated. `Host().install()` does this in the present process, and
+`.uninstall()` undoes it, so that a real GPU can be used before and after. It needs numba-cuda.
+
+Read the files in this order:
+
+    driver      the functions of the CUDA driver, with host memory as device memory
+    launches    Host: the replacements in Numba, and the simulation of each launch
+    pages       the HTML pages of --cuda-sim-report
 """
 
 from numba.cuda.core import config

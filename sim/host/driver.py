@@ -1,5 +1,8 @@
-"""The functions of the CUDA driver that Numba calls, for a GPU that is not there: device memory is host
-memory, and all work is done when its call returns."""
+"""The functions of the CUDA driver that Numba calls, for a simulated GPU.
+
+Device memory is host memory. All work is complete when its call returns, so streams and events have nothing
+to wait for.
+"""
 
 import bisect
 import ctypes
@@ -12,20 +15,23 @@ from numba.cuda.cudadrv import driver
 from sim.memory.spaces import Empty
 
 FRESH = 0xFF  # every byte of memory that nobody has written: NaN in every floating-point type
-CAN = "CAN_MAP_HOST_MEMORY UNIFIED_ADDRESSING MANAGED_MEMORY COOPERATIVE_LAUNCH".split()
-NONE_OF = (
+# attributes of the device that are 1, and that are 0
+SUPPORTED = "CAN_MAP_HOST_MEMORY UNIFIED_ADDRESSING MANAGED_MEMORY COOPERATIVE_LAUNCH".split()
+UNSUPPORTED = (
     "PCI_DOMAIN_ID PCI_BUS_ID PCI_DEVICE_ID COMPUTE_CAPABILITY_MINOR KERNEL_EXEC_TIMEOUT TCC_DRIVER".split()
 )
-TOTAL_BYTES = 16 << 30  # of the device, as get_memory_info tells it
+TOTAL_BYTES = 16 << 30  # of the device's memory, as get_memory_info reports it
 
 
 class Memory:
-    """What has been allocated: {address: bytes}, and which of it nobody has written."""
+    """The allocations of the simulated device: {address: bytes}, and the addresses of those that nobody
+    has written."""
 
     def __init__(self):
         self.blocks, self.addresses, self.fresh = {}, [], set()
 
     def allocate(self, size):
+        """Return the address of `size` new bytes, at least one."""
         block = np.full(max(size, 1), FRESH, np.uint8)
         address = block.__array_interface__["data"][0]
         self.blocks[address] = block
@@ -34,13 +40,14 @@ class Memory:
         return address
 
     def free(self, address):
-        """Forget an allocation; memory of another owner is not ours to free."""
+        """Forget an allocation. Memory of another owner is left alone."""
         if self.blocks.pop(int(address), None) is not None:
             self.addresses.remove(int(address))
             self.fresh.discard(int(address))
 
-    def finalizer(self, manager, pointer, key, *rest):
-        """What Numba calls to free an allocation; it must work after the real driver is back."""
+    def make_finalizer(self, manager, pointer, key, *rest):
+        """Return the function that Numba calls to free an allocation. It has to work after the real driver
+        is back, too."""
 
         def core():
             manager.allocations.pop(key, None)
@@ -48,25 +55,28 @@ class Memory:
 
         return core
 
-    def base(self, address):
-        """Where the allocation that holds `address` begins; None for memory of another owner."""
+    def find_base(self, address):
+        """Return the address of the allocation that contains `address`, or None if another owner has this
+        memory."""
         at = bisect.bisect_right(self.addresses, address) - 1
         base = self.addresses[at] if at >= 0 else None
         return base if base is not None and address < base + len(self.blocks[base]) else None
 
-    def written(self, address):
-        """The host has written here: what is in the allocation counts as initialised."""
-        self.fresh.discard(self.base(int(address)))
+    def mark_written(self, address):
+        """Note that the host has written to the allocation at `address`: all of it counts as initialised."""
+        self.fresh.discard(self.find_base(int(address)))
 
-    def settle(self):
-        """After a launch: an allocation that no longer looks fresh has been written."""
+    def update_fresh(self):
+        """Note which allocations a launch has written: those that are no longer full of FRESH."""
+        # only allocations that were fresh are looked at, so each is compared until its first write
         self.fresh = {address for address in self.fresh if (self.blocks[address] == FRESH).all()}
 
-    def array(self, device_array):
-        """A device array as a numpy array over the same bytes; of a fresh allocation, as one of sim.empty."""
+    def as_array(self, device_array):
+        """Return a numpy array over the bytes of a device array. If nobody has written them, it is an
+        array as `sim.empty` makes."""
         address, size = device_array.device_ctypes_pointer.value or 0, device_array.alloc_size
         buffer = (ctypes.c_char * size).from_address(address) if size else bytearray()
-        array_class = Empty if self.base(address) in self.fresh else np.ndarray
+        array_class = Empty if self.find_base(address) in self.fresh else np.ndarray
         return array_class(device_array.shape, device_array.dtype, buffer, strides=device_array.strides)
 
     @property
@@ -75,7 +85,7 @@ class Memory:
 
 
 class Device(driver.Device):
-    """The one device, with the limits of a DeviceSpec."""
+    """The only device, with the limits of a DeviceSpec."""
 
     def __init__(self, spec):
         self.id, self.name, self.uuid = 0, b"simulated", "GPU-simulated"
@@ -91,8 +101,8 @@ class Device(driver.Device):
             TOTAL_CONSTANT_MEMORY=65536,
             COMPUTE_CAPABILITY_MAJOR=9,
             SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO=2,
-            **dict.fromkeys(CAN, 1),
-            **dict.fromkeys(NONE_OF, 0),
+            **dict.fromkeys(SUPPORTED, 1),
+            **dict.fromkeys(UNSUPPORTED, 0),
         )
 
     def __getattr__(self, name):
@@ -104,18 +114,21 @@ class Device(driver.Device):
 
 
 class Functions:
-    """The driver's functions by their names; others that Numba calls are refused by name."""
+    """The driver's functions by name. A call of any other function is refused with its name."""
 
     def __init__(self, memory):
         self.memory, self.contexts, self.handles, self.events = memory, [], 0, {}
 
     @staticmethod
-    def refused(driver, name):
+    def refuse(driver, name):
+        """Raise NotImplementedError for a function of the driver that is not simulated. Numba calls this
+        with itself and the name."""
         raise NotImplementedError(
             f"the simulated GPU has no {name}: mark tests that need a real one with cuda_sim(off=True)"
         )
 
     def names(self):
+        """Return {name: function}."""
         return {name: getattr(self, name) for name in dir(self) if name.startswith("cu")}
 
     # --- contexts -------------------------------------------------------------------------------------------
@@ -141,15 +154,15 @@ class Functions:
     def cuDeviceCanAccessPeer(self, device, peer):
         return 0
 
-    def nothing(self, *arguments):
-        """Work that is done already."""
+    def do_nothing(self, *arguments):
+        """Return at once, because all work is complete already."""
 
     cuInit = cuCtxSynchronize = cuStreamSynchronize = cuStreamDestroy = cuStreamWaitEvent = (
         cuEventSynchronize
-    ) = cuEventQuery = nothing
+    ) = cuEventQuery = do_nothing
     cuMemHostRegister = cuMemHostUnregister = cuDevicePrimaryCtxRelease = cuDevicePrimaryCtxReset = (
         cuProfilerStart
-    ) = cuProfilerStop = nothing
+    ) = cuProfilerStop = do_nothing
 
     # --- memory ---------------------------------------------------------------------------------------------
 
@@ -174,7 +187,7 @@ class Functions:
         return TOTAL_BYTES - self.memory.used, TOTAL_BYTES
 
     def cuMemGetAddressRange(self, pointer):
-        base = self.memory.base(int(pointer))
+        base = self.memory.find_base(int(pointer))
         return base, len(self.memory.blocks[base])
 
     def cuPointerGetAttribute(self, attribute, pointer):
@@ -182,7 +195,7 @@ class Functions:
 
     def cuMemcpyHtoD(self, to, source, size, stream=0):
         ctypes.memmove(int(to), int(source), size)
-        self.memory.written(to)
+        self.memory.mark_written(to)
 
     cuMemcpyDtoD = cuMemcpyHtoD
 
@@ -191,19 +204,20 @@ class Functions:
 
     def cuMemsetD8(self, to, byte, count, stream=0):
         ctypes.memset(int(to), byte, count)
-        self.memory.written(to)
+        self.memory.mark_written(to)
 
     cuMemcpyHtoDAsync, cuMemcpyDtoHAsync = cuMemcpyHtoD, cuMemcpyDtoH
     cuMemcpyDtoDAsync, cuMemsetD8Async = cuMemcpyDtoD, cuMemsetD8
 
     # --- streams and events ---------------------------------------------------------------------------------
 
-    def handle(self):
+    def new_handle(self):
+        """Return a number that no stream or event has."""
         self.handles += 1
         return self.handles
 
     def cuStreamCreate(self, flags):
-        return driver.binding.CUstream(self.handle() + 0x1000)  # the lowest handles mean default streams
+        return driver.binding.CUstream(self.new_handle() + 0x1000)  # low handles are default streams
 
     def cuStreamAddCallback(self, stream, callback, data, flags):
         ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.py_object)(int(callback))(
@@ -211,7 +225,7 @@ class Functions:
         )
 
     def cuEventCreate(self, flags):
-        return driver.binding.CUevent(self.handle())
+        return driver.binding.CUevent(self.new_handle())
 
     def cuEventDestroy(self, event):
         self.events.pop(event, None)

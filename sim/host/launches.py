@@ -1,4 +1,5 @@
-"""Launches of numba.cuda kernels as simulations, and what else of Numba wants compiled kernels."""
+"""Launches of numba.cuda kernels as simulations, and replacements for the functions of Numba that need
+compiled kernels."""
 
 import contextlib
 import copy
@@ -30,16 +31,20 @@ except ImportError:  # it needs filecheck, which numba-cuda does not bring
     testing = None
 
 NUMBER_TYPES = types.Number, types.Boolean
-OUTCOMES = "clean", "with findings", "raised", "refused", "unwatched"  # of launches; each has exactly one
-THREADS_PER_BLOCK = 128  # what `forall` takes when nobody says
-# modules whose kernels are Numba's, not the user's
-OWN = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")
+# Every launch has exactly one of these outcomes. "unwatched": no observer, or the simulator failed.
+OUTCOMES = "clean", "with findings", "raised", "refused", "unwatched"
+THREADS_PER_BLOCK = 128  # of `forall`, if its call does not say
+# modules whose kernels are Numba's own: these are not observed
+NUMBA_MODULES = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")
 
 
 @dataclass(frozen=True)
 class Options:
-    """How launches are simulated. `seeds`: each launch runs once with each; what the first one leaves in the
-    arrays stays. `max_steps`: see simulate."""
+    """How launches are simulated; see `simulate`.
+
+    seeds: each launch runs once with each seed. The arrays are left as the run with the first seed leaves
+    them.
+    """
 
     engine: str = "native"
     seeds: tuple[int, ...] = (0,)
@@ -49,7 +54,8 @@ class Options:
 
 
 class Uncompiled:
-    """A kernel for one signature: all that a launch in the simulator needs of one."""
+    """A kernel for one signature, without machine code. It has the attributes that Numba needs for a
+    simulated launch."""
 
     objectmode, entry_point, launch_config_sensitive = False, None, False
 
@@ -65,29 +71,31 @@ class Uncompiled:
 
 @dataclass
 class Host:
-    """The simulated host side of numba.cuda. `compiled`: kernels are typed and compiled to PTX by Numba
-    before they are simulated.
+    """The simulated host side of numba.cuda.
 
-    `launched` is called when a launch has ended: with one of OUTCOMES, and its Report or, if the launch has
-    none, None. By default it appends the report to `launches`, unless the launch was refused.
+    compiled: whether Numba types kernels and compiles them to PTX before they are simulated.
+
+    `record_launch(outcome, report)` is called at the end of each launch, with one of OUTCOMES and with its
+    Report, or None if it has none. By default it appends the report to `launches`, unless the launch was
+    refused.
     """
 
     options: Options = field(default_factory=Options)
     compiled: bool = False
 
     def __post_init__(self):
-        self.launches, self.memory, self.taken = [], Memory(), []
+        self.launches, self.memory, self.replaced = [], Memory(), []
         self.functions = Functions(self.memory)
         self.device = Device(self.options.spec)
 
-    def launched(self, outcome, report):
+    def record_launch(self, outcome, report):
         if outcome != "refused":
             self.launches.append(report)
 
-    # --- in place and away again ----------------------------------------------------------------------------
+    # --- install and uninstall ------------------------------------------------------------------------------
 
     def install(self):
-        """Put the simulated driver and launches in the place of the real ones."""
+        """Replace the driver and the launches of Numba by simulated ones."""
         self.state = vars(driver.driver).copy(), getattr(devices._runtime._tls, "attached_context", None)
         vars(driver.driver).clear()
         vars(driver.driver).update(
@@ -100,13 +108,13 @@ class Host:
         )
         self.switch_context(None)
         for owner, name, value in self.replacements():
-            self.taken.append((owner, name, vars(owner).get(name)))
+            self.replaced.append((owner, name, vars(owner).get(name)))
             setattr(owner, name, value)
 
     def uninstall(self):
-        """Give everything back."""
-        while self.taken:
-            setattr(*self.taken.pop())
+        """Put all that `install` replaced back in its place."""
+        while self.replaced:
+            setattr(*self.replaced.pop())
         vars(driver.driver).clear()
         vars(driver.driver).update(self.state[0])
         self.switch_context(self.state[1])
@@ -117,22 +125,22 @@ class Host:
         devices._DeviceList.lst.fget.cache_clear()
 
     def replacements(self):
-        """(owner, name, what takes its place)."""
+        """Yield (owner, name, replacement) for each attribute that `install` replaces."""
         kernel, dispatch, host = dispatcher._Kernel, dispatcher.CUDADispatcher, self
 
         def resident_blocks(kernel, block, shared=0):
             return host.options.spec.resident_blocks(int(np.prod(block)), shared)
 
-        yield driver.Driver, "_cuda_python_wrap_fn", self.functions.refused
+        yield driver.Driver, "_cuda_python_wrap_fn", self.functions.refuse
         yield driver, "_logger", driver.make_logger()
         for name in ("_alloc_finalizer", "_hostalloc_finalizer", "_pin_finalizer"):
-            yield driver, name, self.memory.finalizer
+            yield driver, name, self.memory.make_finalizer
         for name in ("_event_finalizer", "_stream_finalizer"):
             yield driver, name, lambda deallocations, handle: None
         yield driver, "_to_core_stream", lambda stream: stream or driver.Stream(driver.binding.CUstream(0))
         yield nvvm, "is_available", lambda: True
         yield cuda, "as_cuda_array", as_device_array(cuda.as_cuda_array)
-        if testing:  # what is for simulators is for ours too
+        if testing:  # tests for Numba's simulator run on this one too
             yield testing, "skip_unless_cudasim", lambda reason: lambda test: test
         yield dispatcher.ForAll, "__call__", launch_for_all
         yield kernel, "max_cooperative_grid_blocks", resident_blocks
@@ -141,93 +149,102 @@ class Host:
             yield kernel, "launch", lambda kernel, *rest: host.launch(kernel, kernel.argument_types, *rest)
         else:
             yield decorators, "_have_nvjitlink", lambda: False
-            yield dispatch, "compile", compile_nothing
-            yield dispatch, "compile_device", compile_nothing
+            yield dispatch, "compile", keep_signature
+            yield dispatch, "compile_device", keep_signature
             yield dispatch, "call", lambda kernel, arguments, how: host.call(kernel, arguments, how)
 
     # --- a launch -------------------------------------------------------------------------------------------
 
     def call(self, kernel, arguments, how):
-        """Instead of numba.cuda.dispatcher.CUDADispatcher.call: `how` has the configuration."""
+        """Launch a kernel. This replaces numba.cuda.dispatcher.CUDADispatcher.call; `how` has the
+        configuration."""
         for callback in how.pre_launch_callbacks:
             callback(kernel, how)
-        own = OWN_KERNELS.get((kernel.py_func.__module__, kernel.py_func.__name__))
+        own = NUMBA_KERNELS.get((kernel.py_func.__module__, kernel.py_func.__name__))
         if own:
-            own(*map(self.plain, arguments))
-            return self.memory.settle()
-        with self.refusals():
+            own(*map(self.unwrap, arguments))
+            return self.memory.update_fresh()
+        with self.record_refusals():
             numba_types, asked = numba_types_for(kernel, arguments), (how.stream, how.sharedmem)
         self.launch(kernel, numba_types, arguments, how.griddim, how.blockdim, *asked)
 
     @contextlib.contextmanager
-    def refusals(self):
-        """Record a launch as refused if its arguments are."""
+    def record_refusals(self):
+        """Return a context in which an exception counts as a refused launch."""
         try:
             yield
         except Exception:
-            self.launched("refused", None)
+            self.record_launch("refused", None)
             raise
 
     def launch(self, kernel, numba_types, arguments, grid, block, stream=0, shared=0):
-        """Simulate `kernel` (a dispatcher or a compiled kernel) on `arguments` of these Numba types."""
-        retr = []
-        with self.refusals():
+        """Simulate a launch of `kernel` (a dispatcher or a compiled kernel) on `arguments`, which are of
+        these Numba types."""
+        retr = []  # functions that copy results back to the host; Numba's extensions append theirs
+        with self.record_refusals():
             pairs = zip(numba_types, arguments, strict=True)
-            values = [self.prepared(kernel, *pair, retr) for pair in pairs]
+            values = [self.prepare_argument(kernel, *pair, retr) for pair in pairs]
         options = self.options
-        if (kernel.py_func.__module__ or "").startswith(OWN):
+        if (kernel.py_func.__module__ or "").startswith(NUMBA_MODULES):
             options = replace(options, observers=(), seeds=(0,))
         try:
-            self.simulated(kernel, options, (grid, block, 0, shared), values)
+            self.run_and_record(kernel, options, (grid, block, 0, shared), values)
         finally:
-            self.memory.settle()
+            self.memory.update_fresh()
         for write_back in retr:
             write_back()
 
-    def simulated(self, kernel, options, configuration, values):
-        """Run a launch, and pass on what became of it. What a thread raises is raised again if a GPU would
-        tell the host of it (debug=True), or if it is no `raise` of the kernel's; else it is a finding."""
+    def run_and_record(self, kernel, options, configuration, values):
+        """Run a launch, and record its outcome.
+
+        An exception of a thread is raised again if a GPU would report it to the host (debug=True), or if it
+        comes from something other than the kernel's own `raise` or `assert`. Otherwise it becomes a finding.
+        """
         try:
-            report = run(kernel.py_func, options, configuration, values)
+            report = run_seeds(kernel.py_func, options, configuration, values)
         except ThreadError as error:
-            told = debugging(kernel)
-            if told or not raised_by_kernel(error):
-                self.launched("raised", None)
-                raise (error.__cause__ if told else error) from None
-            self.launched("raised", report_of_exception(kernel, options, configuration, error))
+            debug = is_debugged(kernel)
+            if debug or not is_raised_by_kernel(error):
+                self.record_launch("raised", None)
+                raise (error.__cause__ if debug else error) from None
+            self.record_launch("raised", exception_report(kernel, options, configuration, error))
         except Exception as error:
-            # whatever else ends a launch is a failure of the simulator, which has judged nothing
-            self.launched("refused" if isinstance(error, LaunchError) else "unwatched", None)
+            # any other exception is a failure of the simulator, which has judged nothing
+            self.record_launch("refused" if isinstance(error, LaunchError) else "unwatched", None)
             raise
         else:
             watched = "with findings" if report.findings else "clean"
-            self.launched(watched if options.observers else "unwatched", report)
+            self.record_launch(watched if options.observers else "unwatched", report)
 
-    def prepared(self, kernel, numba_type, value, retr):
-        """An argument for the simulator: numpy arrays, numbers of this Numba type, if any."""
+    def prepare_argument(self, kernel, numba_type, value, retr):
+        """Return an argument for the simulator: a numpy array, a number of this Numba type (if there is
+        one), or a tuple of these."""
         for extension in reversed(kernel.extensions or ()):
             numba_type, value = extension.prepare_args(numba_type, value, stream=0, retr=retr)
-        value = self.plain(value)
+        value = self.unwrap(value)
         if isinstance(value, tuple):
             numba_types = numba_type if isinstance(numba_type, types.BaseTuple) else [None] * len(value)
-            return of_parts(value, (self.prepared(kernel, *pair, retr) for pair in zip(numba_types, value)))
+            parts = (self.prepare_argument(kernel, *pair, retr) for pair in zip(numba_types, value))
+            return of_parts(value, parts)
         if isinstance(numba_type, NUMBER_TYPES) and not isinstance(value, enum.Enum):
             dtype = numpy_support.as_dtype(numba_type)
             return dtype.type(cast(dtype)(value))
         return value
 
-    def plain(self, value):
-        """An argument without what Numba wraps it in; device memory as a numpy array over the same bytes."""
+    def unwrap(self, value):
+        """Return an argument without the objects in which Numba wraps it: device memory as a numpy array
+        over the same bytes."""
         if isinstance(value, ArgHint):
             value = copy.copy(value.value) if isinstance(value, In) else value.value
         if driver.is_device_memory(value) and not isinstance(value, np.ndarray):
-            array = self.memory.array(value)
+            array = self.memory.as_array(value)
             return array[()] if isinstance(value, devicearray.DeviceRecord) else array
         return value
 
 
-def run(function, options, configuration, values):
-    """The Report of one launch; with several seeds, that of the first, with the findings of all."""
+def run_seeds(function, options, configuration, values):
+    """Return the Report of one launch. With several seeds, it is the report for the first one, with the
+    findings for all of them."""
     how = dict(observers=options.observers, spec=options.spec, max_steps=options.max_steps)
 
     def one(seed):
@@ -237,38 +254,41 @@ def run(function, options, configuration, values):
     first, *further = options.seeds
     if not further:
         return one(first)
-    arrays = [array for array in leaves(values) if array.flags.writeable]
+    arrays = [array for array in array_leaves(values) if array.flags.writeable]
     before, others = [array.copy() for array in arrays], []
     for seed in further:
         others += one(seed).findings
         for array, old in zip(arrays, before):
             array[...] = old
     report = one(first)
+    # findings that are alike are shown once, as the first seed found them
     merged = {finding.key: finding for finding in (*others, *report.findings)}
     findings = sorted(merged.values(), key=lambda finding: finding.severity != "error")
     return replace(report, findings=tuple(findings))
 
 
-def leaves(values):
-    """Every numpy array among arguments, those in tuples and behind CPU tensors too."""
+def array_leaves(values):
+    """Yield every numpy array among arguments, including arrays in tuples and arrays behind CPU tensors."""
     for value in values:
         if isinstance(value, tuple):
-            yield from leaves(value)
+            yield from array_leaves(value)
         elif (array := argument_array(value, "argument")) is not None:
             yield array
 
 
-def debugging(kernel):
+def is_debugged(kernel):
+    """Return whether a kernel is compiled with debug=True, by which a GPU reports exceptions to the host."""
     return kernel.targetoptions.get("debug") if hasattr(kernel, "targetoptions") else kernel.debug
 
 
-def raised_by_kernel(error):
-    """Whether the kernel itself says `raise` on the line where the thread ended."""
+def is_raised_by_kernel(error):
+    """Return whether the line on which the thread ended contains `raise` or `assert`."""
     return bool(re.search(r"\b(raise|assert)\b", error.access.site.source))
 
 
-def report_of_exception(kernel, options, configuration, error):
-    """Return the Report of a launch in which a thread raised, as a GPU would not tell."""
+def exception_report(kernel, options, configuration, error):
+    """Return the Report of a launch in which a thread raised an exception that a GPU would not report to
+    the host."""
     finding = Finding(
         "exception",
         "error",
@@ -288,11 +308,12 @@ def report_of_exception(kernel, options, configuration, error):
     return Report(kernel.py_func.__name__, options.engine, grid, block, options.seeds[0], seen)
 
 
-# --- what takes the place of Numba's ------------------------------------------------------------------------
+# --- replacements for functions of Numba --------------------------------------------------------------------
 
 
 def numba_types_for(kernel, arguments):
-    """The types in the signature that `arguments` fit; None for each if there is no signature."""
+    """Return the types of the signature that `arguments` fit; None for each if there is no signature.
+    Errors: TypeError if no signature fits."""
     if kernel._can_compile or not kernel.overloads:
         return [None] * len(arguments)
     signatures = [numba_types for numba_types in kernel.overloads if len(numba_types) == len(arguments)]
@@ -304,29 +325,31 @@ def numba_types_for(kernel, arguments):
 
 
 def fits(given, wanted):
-    """Whether Numba passes an argument of one type where a signature says another: arrays of equal type and
-    rank, any number for a number."""
+    """Return whether Numba passes an argument of type `given` where a signature has `wanted`: arrays of
+    equal type and rank, and any number for a number."""
     if isinstance(wanted, types.Array):
         same = isinstance(given, types.Array) and (given.dtype, given.ndim) == (wanted.dtype, wanted.ndim)
         return same and wanted.layout in ("A", given.layout)
     return isinstance(given, NUMBER_TYPES) == isinstance(wanted, NUMBER_TYPES)
 
 
-def compile_nothing(kernel, signature, return_type=None):
-    """Instead of `compile` and `compile_device`: remembers the signature."""
+def keep_signature(kernel, signature, return_type=None):
+    """Store a kernel's signature. This replaces `compile` and `compile_device`."""
     argument_types, stated = sigutils.normalize_signature(signature)
     return kernel.overloads.setdefault(argument_types, Uncompiled(argument_types, return_type or stated))
 
 
 def launch_for_all(asked, *arguments):
-    """Instead of numba.cuda.dispatcher.ForAll.__call__."""
+    """Launch a kernel with as many threads as there are tasks. This replaces
+    numba.cuda.dispatcher.ForAll.__call__."""
     if asked.ntasks:
         block = asked.thread_per_block or THREADS_PER_BLOCK
         asked.dispatcher[-(-asked.ntasks // block), block, asked.stream, asked.sharedmem](*arguments)
 
 
 def as_device_array(original):
-    """`cuda.as_cuda_array` that takes host memory too: there is no other memory here."""
+    """Return a `cuda.as_cuda_array` that takes host memory too, because the simulated device has no other
+    memory."""
 
     def as_cuda_array(obj, sync=True):
         if hasattr(obj, "__cuda_array_interface__"):
@@ -340,7 +363,8 @@ def as_device_array(original):
     return as_cuda_array
 
 
-OWN_KERNELS = {
+# Numba's own kernels -> what they do, in numpy
+NUMBA_KERNELS = {
     ("numba.cuda.cudadrv.devicearray", "kernel"): lambda to, source: np.copyto(to, source, "unsafe"),
     ("numba.cuda.kernels.transpose", "kernel"): lambda source, to: np.copyto(to, source.T, "unsafe"),
 }

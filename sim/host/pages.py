@@ -1,4 +1,4 @@
-"""What --cuda-sim-report writes: a page for each test that launched a kernel, and an index."""
+"""The HTML pages of --cuda-sim-report: one for each test that launched a kernel, and an index."""
 
 import hashlib
 import re
@@ -7,7 +7,7 @@ from html import escape
 from sim.nouns import plural
 from sim.viz.page import page
 
-MOST = 50  # launches shown in full on the page of one test
+MAX_SHOWN = 50  # launches shown in full on the page of one test
 HEAD = (
     '<!doctype html><meta charset="utf-8"><title>{0}</title><style>body{{font:14px'
     " system-ui;margin:2em}}td,th{{padding:.2em .8em;text-align:left}}</style><h1>{0}</h1>"
@@ -15,7 +15,7 @@ HEAD = (
 
 
 def write_test(folder, nodeid, reports):
-    """Write the page of one test, findings first, equal launches once; returns its file name."""
+    """Write the page of one test, with findings first and equal launches once. Return its file name."""
     folder.mkdir(parents=True, exist_ok=True)
     readable = re.sub(r"[^A-Za-z0-9_.]+", "-", nodeid)[-80:]
     unique = hashlib.sha256(nodeid.encode()).hexdigest()
@@ -23,11 +23,11 @@ def write_test(folder, nodeid, reports):
     different = {str(report): report for report in reports}.values()
     ordered = sorted(different, key=lambda report: not report.findings)
     more = (
-        f"<p>{plural(len(ordered) - MOST, 'further launch', 'further launches')}, not shown.</p>"
-        if len(ordered) > MOST
+        f"<p>{plural(len(ordered) - MAX_SHOWN, 'further launch', 'further launches')}, not shown.</p>"
+        if len(ordered) > MAX_SHOWN
         else ""
     )
-    shown = "<hr>".join(page(report).html for report in ordered[:MOST])
+    shown = "<hr>".join(page(report).html for report in ordered[:MAX_SHOWN])
     (folder / name).write_text(
         HEAD.format(escape(nodeid)) + f"<p>{plural(len(reports), 'launch', 'launches')}</p>{shown}{more}",
         encoding="utf-8",
@@ -35,13 +35,14 @@ def write_test(folder, nodeid, reports):
     return name
 
 
-def write_index(folder, told):
-    """Write index.html, a row for each test of `told`, {its name: what it told}; return its path."""
+def write_index(folder, tallies):
+    """Write index.html, with a row for each test. `tallies` is {name of a test: its counts and its page}.
+    Return the path."""
     rows = "".join(
-        "<tr><td><a"
-        f' href="{escape(what["page"])}">{escape(nodeid)}</a></td><td>{sum(what["outcomes"].values()):,}</td>'
-        f"<td>{escape(', '.join(f'{n} {kind}' for kind, n in what['kinds'].items())) or 'none'}</td></tr>"
-        for nodeid, what in sorted(told.items())
+        f'<tr><td><a href="{escape(tally["page"])}">{escape(nodeid)}</a></td>'
+        f"<td>{sum(tally['outcomes'].values()):,}</td>"
+        f"<td>{escape(', '.join(f'{n} {kind}' for kind, n in tally['kinds'].items())) or 'none'}</td></tr>"
+        for nodeid, tally in sorted(tallies.items())
     )
     table = f"<table><tr><th>test</th><th>launches</th><th>findings</th></tr>{rows}</table>"
     (folder / "index.html").write_text(HEAD.format("Simulated launches") + table, encoding="utf-8")

@@ -8,7 +8,7 @@ import pytest
 
 from course.doctor import gpu_names
 from plugin_project import PROJECT, RACE, parts, total
-from sim.pytest_plugin import TOOLS, rounds, words
+from sim.pytest_plugin import OBSERVER_NAMES, parse_max_steps, parse_words
 
 pytest_plugins = ["pytester"]
 
@@ -207,7 +207,7 @@ def test_a_loop_goes_round_as_often_as_it_is_told(pytester, run, engine, option,
 @pytest.mark.parametrize("text", ["0", "-5", "many"])
 def test_a_number_of_rounds_is_above_0(text):
     with pytest.raises(argparse.ArgumentTypeError, match=f"{text}: not a whole number above 0"):
-        rounds(text)
+        parse_max_steps(text)
 
 
 def test_without_the_option_nothing_is_simulated(pytester, run):
@@ -227,7 +227,7 @@ def test_an_unknown_tool_is_refused():
         argparse.ArgumentTypeError,
         match="racse: not among bounds, races, uninitialized, misuse, counters, trace; the nearest is",
     ):
-        words(lambda: TOOLS)("races,racse")
+        parse_words(lambda: OBSERVER_NAMES)("races,racse")
 
 
 def test_beside_numbas_own_simulator_it_is_refused(run, monkeypatch):
