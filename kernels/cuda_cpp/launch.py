@@ -67,10 +67,10 @@ def module(kernel):
 
 def ptx_of(kernel):
     """The PTX of the kernel's file by NVRTC, for sm_80, with line numbers."""
-    from sim.ptx.nvrtc import compiled
+    from sim.ptx.nvrtc import compile_ptx
 
     macros = (f"-D{name}={value}" for name, value in kernel.macros)
-    ptx = compiled(kernel.path.read_text(), kernel.file, f"-I{FOLDER}", *macros)
+    ptx = compile_ptx(kernel.path.read_text(), kernel.file, f"-I{FOLDER}", *macros)
     return ptx.replace(f"{FOLDER}/", "")
 
 

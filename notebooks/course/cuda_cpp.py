@@ -74,7 +74,7 @@ def by_nvrtc(source, name, options, headers):
     """Compiled here. Errors: NoCompiler; LaunchError."""
     if not have_nvrtc():
         raise NoCompiler(MISSING)
-    from sim.ptx.nvrtc import compiled
+    from sim.ptx.nvrtc import compile_ptx
 
     with TemporaryDirectory() as folder:
         for header, text in headers.items():
@@ -83,7 +83,7 @@ def by_nvrtc(source, name, options, headers):
             return re.sub(
                 rf'"[^"]*{re.escape(Path(folder).name)}[/\\]',
                 '"',
-                compiled(source, name, f"-I{folder}", *options),
+                compile_ptx(source, name, f"-I{folder}", *options),
             )
         except LaunchError as error:
             raise LaunchError(re.sub(rf"\S*{re.escape(Path(folder).name)}[/\\]", "", str(error))) from None

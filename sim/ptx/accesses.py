@@ -22,9 +22,9 @@ class Access:
         self.space, self.strong, self.volatile = "generic", False, False
         self.release, self.reach = False, "grid"
         for part in parts[1:]:
-            self.take(part)
+            self.read_modifier(part)
 
-    def take(self, part):
+    def read_modifier(self, part):
         plain = part.split("::")[0]
         if plain in SPACES:
             self.space = plain
@@ -49,13 +49,13 @@ def parts(operand):
     return operand.parts if isinstance(operand, Group) else (operand,)
 
 
-def address(writer, operand, more=0):
+def address_text(writer, operand, more=0):
     """The text of an address, so many bytes behind an operand."""
     base, offset = writer.value(operand.base, "b64"), operand.offset + more
     return f"{base} {'-' if offset < 0 else '+'} {abs(offset)}" if offset else base
 
 
-def fetched(writer, ptx_type, registers):
+def access_type(writer, ptx_type, registers):
     """How memory is looked at for these registers: as floats where they hold some. Errors: Missing."""
     width = WIDTHS[ptx_type]
     if width > 64:
@@ -63,13 +63,13 @@ def fetched(writer, ptx_type, registers):
     named = [register for register in registers if isinstance(register, Register)]
     if ptx_type[0] == "s" and any(WIDTHS.get(register.type, 64) > width for register in named):
         return ptx_type  # a wider register gets the sign
-    holding = {writer.holds[register.name] for register in named}
+    holding = {writer.kinds[register.name] for register in named}
     floating = {32: "f32", 64: "f64"}.get(width)
     floats = holding == {floating} or ptx_type == floating and not holding - {floating}
     return floating if floats else f"u{width}"
 
 
-def take(writer, register, text, ptx_type):
+def set_register(writer, register, text, ptx_type):
     """Set a register to what memory gave."""
     writer.assign(register, text, ptx_type, ptx_type[0] == "u")
 
@@ -79,22 +79,24 @@ def load(writer, item):
     if access.space == "param" and isinstance(source.base, Symbol):
         return load_parameter(writer, item, access)
     space = "const" if access.space == "param" else access.space
-    ptx_type = fetched(writer, access.type, parts(to))
+    ptx_type = access_type(writer, access.type, parts(to))
     if access.strong:
         for i, part in enumerate(parts(to)):
             name = writer.module.strong("load", ptx_type, space, access)
-            take(writer, part, f"{name}({address(writer, source, i * WIDTHS[ptx_type] // 8)})", ptx_type)
+            set_register(
+                writer, part, f"{name}({address_text(writer, source, i * WIDTHS[ptx_type] // 8)})", ptx_type
+            )
         return
-    text = f"{writer.module.load(ptx_type, space, access.count)}({address(writer, source)})"
+    text = f"{writer.module.load(ptx_type, space, access.count)}({address_text(writer, source)})"
     if access.count == 1:
-        return take(writer, to, text, ptx_type)
-    held = {writer.in_register(part, "_", ptx_type, ptx_type[0] == "u") for part in parts(to) if part}
+        return set_register(writer, to, text, ptx_type)
+    held = {writer.to_register(part, "_", ptx_type, ptx_type[0] == "u") for part in parts(to) if part}
     if held == {"_"} and None not in parts(to):  # as they come
         writer.emit(f"{', '.join(map(writer.name, parts(to)))} = {text}")
         return
-    for name, part in zip(writer.spread(text, access.count), parts(to)):
+    for name, part in zip(writer.unpack_tuple(text, access.count), parts(to)):
         if part is not None:
-            take(writer, part, name, ptx_type)
+            set_register(writer, part, name, ptx_type)
 
 
 def load_parameter(writer, item, access):
@@ -105,8 +107,8 @@ def load_parameter(writer, item, access):
     for i, part in enumerate(parts(item.operands[0])):
         at = offset + i * size
         if writer.module.is_kernel_parameter(symbol.name):
-            ptx_type = fetched(writer, access.type, [part])
-            take(writer, part, writer.module.argument(symbol.name, at, ptx_type), ptx_type)
+            ptx_type = access_type(writer, access.type, [part])
+            set_register(writer, part, writer.module.argument(symbol.name, at, ptx_type), ptx_type)
         elif part is not None:
             name = python_name(symbol.name)
             text = f"{name} >> {8 * at}" if at else name
@@ -122,15 +124,17 @@ def store(writer, item):
     if access.space == "param":
         return store_parameter(writer, item, access)
     values = parts(source) if access.count > 1 else (source,)
-    ptx_type = fetched(writer, access.type, values).replace("s", "u")
+    ptx_type = access_type(writer, access.type, values).replace("s", "u")
     if access.strong:
         for i, part in enumerate(values):
             name = writer.module.strong("store", ptx_type, access.space, access)
-            at = address(writer, to, i * WIDTHS[ptx_type] // 8)
+            at = address_text(writer, to, i * WIDTHS[ptx_type] // 8)
             writer.emit(f"{name}({at}, {writer.value(part, ptx_type)})")
         return
     name = writer.module.store(ptx_type, access.space, access.count)
-    writer.emit(f"{name}({', '.join([address(writer, to), *(writer.value(v, ptx_type) for v in values)])})")
+    writer.emit(
+        f"{name}({', '.join([address_text(writer, to), *(writer.value(v, ptx_type) for v in values)])})"
+    )
 
 
 def store_parameter(writer, item, access):
@@ -151,5 +155,5 @@ def atomic(writer, item):
     if len(given) != count:
         raise ValueError(f"{access.opcode} takes {count} operands")
     values = [writer.value(o, ptx_type) for o in given]
-    text = f"{name}({', '.join([address(writer, where), *values])})"
-    take(writer, to, text, ptx_type)
+    text = f"{name}({', '.join([address_text(writer, where), *values])})"
+    set_register(writer, to, text, ptx_type)

@@ -6,7 +6,7 @@ from sim.isa.registers import HELPERS, WIDTHS, Missing, bits_of, meaning
 from sim.isa.table import by_ptx
 
 
-def atomic(access):
+def atomic_semantics(access):
     """(type as which the element is looked at, (old, operand, ...) -> new, whether that does not depend on
     the old one) of an Access. Errors: Missing."""
     width = WIDTHS.get(access.type, 0)
@@ -37,7 +37,7 @@ def on_two_halves(access):
     return eval(f"lambda a, b: {meaning(f'{access.operation}.{access.type}').of(['a', 'b'])}", HELPERS)
 
 
-def writes(access):
+def write_condition(access):
     """Whether an atomic writes: always, or (old, expected, value) -> whether."""
     return (
         (lambda old, expected, value: old == expected and old != value) if access.operation == "cas" else True

@@ -1,5 +1,5 @@
 """Calls through a pointer: what the address of a function is, which functions a pointer may call, and what a
-call gives whose pointer is none.
+call arguments whose pointer is none.
 
 Source: PTX ISA 9.7.12, "call"."""
 
@@ -26,7 +26,7 @@ def size_of(function, operand, line):
     return max(declared, key=lambda variable: variable.line).bytes
 
 
-def table(text, names):
+def function_table(text, names):
     """Return the line of source that names the functions of a program by their addresses, with the bytes of
     their results and parameters; `names`: {function's name: Python's, or None for one that has no body}."""
     rows = []
@@ -38,16 +38,15 @@ def table(text, names):
 
 
 class Callee:
-    """The function that a pointer names, at one call: `returns` and `gives` are the bytes of its results and
-    arguments."""
+    """The function that a pointer names, at one call."""
 
-    def __init__(self, context, site, returns, gives):
-        self.context, self.site, self.returns, self.gives = context, site, returns, gives
+    def __init__(self, context, site, returns, arguments):
+        self.context, self.site, self.returns, self.arguments = context, site, returns, arguments
 
     def __call__(self, functions, address):
-        """Return the function at an address; where none is, one that gives poison, with a finding."""
+        """Return the function at an address; where none is, one that arguments poison, with a finding."""
         function, returns, takes, name = functions.get(address, (None, None, None, None))
-        if function is None or (returns, takes) != (self.returns, self.gives):
+        if function is None or (returns, takes) != (self.returns, self.arguments):
             self.context.findings.append(self.finding(address, name, returns, takes, function is not None))
             return self.poison
         return function
@@ -58,7 +57,7 @@ class Callee:
 
     def finding(self, address, name, returns, takes, defined):
         if name is None:
-            unset = f"{address:#x}, as memory holds that nobody has written, or a refused read gives"
+            unset = f"{address:#x}, as memory holds that nobody has written, or a refused read arguments"
             what = {0: "the null pointer", NEVER_WRITTEN: unset}.get(
                 address, f"address {address:#x}, where no function is"
             )
@@ -70,8 +69,9 @@ class Callee:
             fix = "define the function, or let the pointer name another one"
         else:
             what = (
-                f"{plain_name(name)}, which takes {spelled(takes)} and returns {spelled(returns)}, with"
-                f" {spelled(self.gives)} for {spelled(self.returns)}"
+                f"{plain_name(name)}, which takes {format_sizes(takes)} and returns"
+                f" {format_sizes(returns)}, with {format_sizes(self.arguments)} for"
+                f" {format_sizes(self.returns)}"
             )
             reason = "Arguments and results of a call have to be those of the function that it reaches."
             fix = "give the pointer the type of its functions"
@@ -86,6 +86,6 @@ class Callee:
         )
 
 
-def spelled(sizes):
+def format_sizes(sizes):
     """Return the bytes of some parameters in words."""
     return " and ".join(f"{size} bytes" for size in sizes) or "nothing"

@@ -4,7 +4,7 @@ from sim.memory.transfer import Memory, Spot
 from sim.ptx.regions import GENERIC, WINDOWS
 
 
-class OfAddresses(Memory):
+class AddressMemory(Memory):
     """Of one instruction; `sites`: the numbers of its places by what is done there."""
 
     def __init__(self, memory, name, sites):
@@ -19,7 +19,7 @@ class OfAddresses(Memory):
 
     def spot(self, where, index, size, multiple, site, what):
         address = index + (WINDOWS[where] if where != GENERIC else 0)
-        region = self.regions.checked(address, size, site, what, multiple, self.name)
+        region = self.regions.check_access(address, size, site, what, multiple, self.name)
         if region is None:
             return None
         return Spot(address, region.root[address - region.base : address - region.base + size])

@@ -1,7 +1,7 @@
 """The Python source of a PTX function: nested `while` and `if` around one statement for each instruction.
 
-It names what a launch gives it (accesses, barriers, atomics, constants) by names of its own; `given` says how
-to make each: {name: launch -> object}."""
+It names what a launch gives it (accesses, barriers, atomics, constants) by names of its own; `factories` says
+how to make each: {name: launch -> object}."""
 
 import re
 from contextlib import contextmanager, nullcontext
@@ -9,8 +9,8 @@ from contextlib import contextmanager, nullcontext
 from sim.isa.arithmetic import REALS
 from sim.isa.registers import WIDTHS, Missing
 from sim.ptx import translate
-from sim.ptx.flow import Loop, blocks_of, ordered
-from sim.ptx.holding import held, read_and_written
+from sim.ptx.flow import Loop, blocks_of, order_blocks
+from sim.ptx.register_kinds import read_and_written, register_kinds
 from sim.ptx.syntax import Group, Immediate, Not, Register, Special, Symbol, Variable, python_name
 
 MASKS = {width: (1 << width) - 1 for width in (8, 16, 32, 64, 128)}
@@ -22,21 +22,21 @@ class Writer:
     def __init__(self, module, function, branches):
         self.module, self.function, self.branches = module, function, branches
         self.names, self.lines, self.depth, self.missing = {}, [], 1, []
-        self.holds = held(function, translate.types_of)
+        self.kinds = register_kinds(function, translate.types_of)
         # the Loop around each block; the blocks that begin one; those that stand inside the jump to them
         self.home, self.heads, self.inlined = {}, set(), set()
 
     def write(self):
         """The lines of the function's definition."""
         self.blocks = blocks_of(self.function)
-        parts = ordered(self.blocks)
-        place(parts, None, self.home, self.heads)
-        self.first_lines()
-        self.region(parts, None)
+        parts = order_blocks(self.blocks)
+        assign_homes(parts, None, self.home, self.heads)
+        self.emit_prologue()
+        self.emit_region(parts, None)
         body = self.lines
         head = [f"def {python_name(self.function.name, 'run')}({', '.join(self.parameters())}):"]
         self.lines, self.depth = [], 1
-        self.leave()
+        self.emit_return()
         return head + body + self.lines
 
     def parameters(self):
@@ -44,21 +44,21 @@ class Writer:
             return list(self.module.arguments.values())
         return [python_name(v.name) for v in self.function.parameters]
 
-    def first_lines(self):
+    def emit_prologue(self):
         self.emit("thread = current.thread")
         for variable in self.function.returns:
             self.emit(f"{python_name(variable.name)} = 0")
         for variable in self.function.variables:
             if variable.space == "local":
-                self.emit(f"{python_name(variable.name)} = {self.module.renewal(variable)}()")
-        for name in sorted(unset(self.blocks)):
-            self.emit(f"{self.name(Register(name, ''))} = {UNSET[self.holds[name]]}")
+                self.emit(f"{python_name(variable.name)} = {self.module.push_frame(variable)}()")
+        for name in sorted(registers_read_unset(self.blocks)):
+            self.emit(f"{self.name(Register(name, ''))} = {INITIAL_VALUES[self.kinds[name]]}")
 
     def emit(self, text):
         self.lines.append("    " * self.depth + text)
 
     @contextmanager
-    def under(self, head):
+    def indent_under(self, head):
         """What is written stands under the head of an `if` or a loop."""
         self.emit(head)
         self.depth += 1
@@ -70,22 +70,22 @@ class Writer:
 
     # --- control flow ---------------------------------------------------------------------------------------
 
-    def region(self, parts, around):
+    def emit_region(self, parts, around):
         """Blocks and Loops one behind the other, each entered if it is the next."""
         for part in parts:
             if isinstance(part, Loop):
-                self.loop(part)
+                self.emit_loop(part)
             elif id(part) not in self.inlined:
-                self.block(part, around, alone=part is parts[0] and self.entered_there(part, around))
+                self.emit_block(part, around, alone=part is parts[0] and self.is_entered_first(part, around))
 
-    def loop(self, loop):
+    def emit_loop(self, loop):
         test = f"go == {loop.first}" if loop.first == loop.last else f"{loop.first} <= go <= {loop.last}"
-        with self.under(f"while {test}:"):
+        with self.indent_under(f"while {test}:"):
             self.module.item = first_instruction(loop)
             self.emit(f"tick({self.module.site('loop')})")
-            self.region(loop.parts, loop)
+            self.emit_region(loop.parts, loop)
 
-    def entered_there(self, block, loop):
+    def is_entered_first(self, block, loop):
         """Whether control is at the first block of a region whenever that begins."""
         if loop is None:
             return True
@@ -102,20 +102,20 @@ class Writer:
                     return False
         return True
 
-    def block(self, block, around, alone):
-        with nullcontext() if alone else self.under(f"if go == {block.number}:"):
-            self.contents(block, around)
+    def emit_block(self, block, around, alone):
+        with nullcontext() if alone else self.indent_under(f"if go == {block.number}:"):
+            self.emit_contents(block, around)
 
-    def contents(self, block, around):
+    def emit_contents(self, block, around):
         """A block's instructions and its jump."""
         for instruction in block.body:
-            self.instruction(instruction)
+            self.emit_instruction(instruction)
         if block.branch is not None and block.branch.opcode.startswith("brx"):
             numbers = ", ".join(str(-1 if t is None else t.number) for t in block.targets)
             self.emit(f"go = ({numbers},)[{self.value(block.branch.operands[0], 'u32')}]")
             return
         if block.branch is None:
-            self.jump(block.targets[0], around)
+            self.emit_jump(block.targets[0], around)
             return
         register, opposite = block.branch.guard
         test = self.name(register)
@@ -123,30 +123,30 @@ class Writer:
             self.module.item = block.branch
             test = f"branch({test}, {self.module.site('branch')})"
         taken, following = block.targets
-        with self.under(f"if {'not ' if opposite else ''}{test}:"):
-            self.jump(taken, around)
-        with self.under("else:"):
-            self.jump(following, around)
+        with self.indent_under(f"if {'not ' if opposite else ''}{test}:"):
+            self.emit_jump(taken, around)
+        with self.indent_under("else:"):
+            self.emit_jump(following, around)
 
-    def jump(self, target, around):
+    def emit_jump(self, target, around):
         """Go on at `target`: at once, if nothing else leads there; else it is the next."""
         if target is None:
-            self.leave()
+            self.emit_return()
         elif target.sources == 1 and self.home[id(target)] is around and id(target) not in self.heads:
             self.inlined.add(id(target))
-            self.contents(target, around)
+            self.emit_contents(target, around)
         else:
             self.emit(f"go = {target.number}")
 
-    def leave(self):
+    def emit_return(self):
         for variable in self.function.variables if not self.function.entry else ():
             if variable.space == "local":
-                self.emit(f"{self.module.release(variable)}()")
+                self.emit(f"{self.module.pop_frame(variable)}()")
         self.emit(f"return {', '.join(python_name(v.name) for v in self.function.returns)}".rstrip())
 
     # --- instructions ---------------------------------------------------------------------------------------
 
-    def instruction(self, item):
+    def emit_instruction(self, item):
         if isinstance(item, Variable):
             self.emit(f"{python_name(item.name)} = 0")
             return
@@ -154,7 +154,7 @@ class Writer:
         try:
             register, opposite = item.guard or (None, False)
             test = register and f"if {'not ' if opposite else ''}{self.name(register)}:"
-            with self.under(test) if test else nullcontext():
+            with self.indent_under(test) if test else nullcontext():
                 translate.instruction(self, item)
         except Missing as missing:
             what = str(missing) or item.opcode
@@ -175,8 +175,8 @@ class Writer:
     def value(self, operand, ptx_type):
         """The text of an operand as a value of that type."""
         if isinstance(operand, Register):
-            return converted(
-                self.name(operand), self.holds[operand.name], WIDTHS.get(operand.type, 64), ptx_type
+            return convert(
+                self.name(operand), self.kinds[operand.name], WIDTHS.get(operand.type, 64), ptx_type
             )
         if isinstance(operand, Immediate):
             return self.module.constant(operand, ptx_type)
@@ -184,67 +184,69 @@ class Writer:
             return f"(not {self.name(operand.register)})"
         if isinstance(operand, Special):
             width = 64 if "64" in operand.name else 32
-            return converted(self.module.special(operand.name), "int", width, ptx_type)
+            return convert(self.module.special(operand.name), "int", width, ptx_type)
         if isinstance(operand, Symbol):
             return self.module.address(operand)
         if isinstance(operand, Group):
-            return self.packed(operand, WIDTHS[ptx_type])
+            return self.pack(operand, WIDTHS[ptx_type])
         raise Missing(str(operand))
 
-    def packed(self, group, width):
+    def pack(self, group, width):
         """Several operands side by side in one of `width` bits."""
         each = width // len(group.parts)
         parts = [self.value(part, f"b{each}") for part in group.parts]
         rest = [f"{part} << {i * each}" for i, part in enumerate(parts[1:], 1)]
         return f"({' | '.join([parts[0], *rest])})"
 
-    def assign(self, operand, text, ptx_type, kept=False):
-        """Set a register to an expression of that type; `kept`: an integer that lies within its type."""
+    def assign(self, operand, text, ptx_type, in_range=False):
+        """Set a register to an expression of that type; `in_range`: an integer that lies within its type."""
         if operand is None:
             self.emit(text)
         elif isinstance(operand, Group):
-            self.unpacked(operand, text, ptx_type)
+            self.unpack(operand, text, ptx_type)
         elif not isinstance(operand, Register):
-            raise Missing(f"its result goes to {spelled(operand)}, which is no register that is declared")
+            raise Missing(
+                f"its result goes to {describe_operand(operand)}, which is no register that is declared"
+            )
         else:
-            self.emit(f"{self.name(operand)} = {self.in_register(operand, text, ptx_type, kept)}")
+            self.emit(f"{self.name(operand)} = {self.to_register(operand, text, ptx_type, in_range)}")
 
-    def spread(self, text, count):
+    def unpack_tuple(self, text, count):
         """The names of the parts of a tuple."""
         names = [f"part{i}_" for i in range(count)]
         self.emit(f"{', '.join(names)} = {text}")
         return names
 
-    def unpacked(self, group, text, ptx_type):
+    def unpack(self, group, text, ptx_type):
         each = WIDTHS[ptx_type] // len(group.parts)
         self.emit(f"whole_ = {text}")
         for i, part in enumerate(group.parts):
             if part is not None:
                 self.assign(part, f"whole_ >> {i * each}" if i else "whole_", f"b{each}")
 
-    def in_register(self, register, text, ptx_type, kept):
+    def to_register(self, register, text, ptx_type, in_range):
         """The text of a value of that type as the register holds it."""
-        holds, width = self.holds[register.name], WIDTHS.get(register.type, 64)
+        holds, width = self.kinds[register.name], WIDTHS.get(register.type, 64)
         if holds == "pred":
             return text
         if ptx_type in REALS:
             if holds == ptx_type:
                 return text
             bits = f"bits_of({text})"
-            return bits if holds == "int" else f"{MAKES[holds]}({bits})"
-        if holds in MAKES:
-            return f"{MAKES[holds]}(({text}) & {MASKS[width]:#x})"
-        if kept and WIDTHS[ptx_type] <= width:
+            return bits if holds == "int" else f"{FROM_BITS[holds]}({bits})"
+        if holds in FROM_BITS:
+            return f"{FROM_BITS[holds]}(({text}) & {MASKS[width]:#x})"
+        if in_range and WIDTHS[ptx_type] <= width:
             return text
         mask = MASKS[width if ptx_type[0] == "s" else min(width, WIDTHS[ptx_type])]
         return f"({text}) & {mask:#x}"
 
 
-MAKES = {"f32": "float32_of", "f64": "float64_of"}
-UNSET = {"int": "0", "pred": "False", "f32": "float32(0)", "f64": "float64(0)"}
+FROM_BITS = {"f32": "float32_of", "f64": "float64_of"}
+INITIAL_VALUES = {"int": "0", "pred": "False", "f32": "float32(0)", "f64": "float64(0)"}
 
 
-def unset(blocks):
+def registers_read_unset(blocks):
     """The registers that some way through the blocks reads before anything has set them."""
     reads, writes = {}, {}
     for block in blocks:
@@ -266,12 +268,12 @@ def unset(blocks):
     return live[id(blocks[0])]
 
 
-def spelled(operand):
+def describe_operand(operand):
     """An operand as PTX writes it, more or less."""
     return f"%{operand.name}" if isinstance(operand, Special) else str(getattr(operand, "name", "a constant"))
 
 
-def converted(text, holds, width, ptx_type):
+def convert(text, holds, width, ptx_type):
     """What a register of `width` bits holds, as a value of that type."""
     if ptx_type == "pred" or holds == "pred":
         return text
@@ -307,11 +309,11 @@ def first_instruction(loop):
     return next((i for block in blocks for i in block.body), None)
 
 
-def place(parts, around, home, heads):
+def assign_homes(parts, around, home, heads):
     """The Loop around each block, and which blocks begin one."""
     for part in parts:
         if isinstance(part, Loop):
             heads.add(id(blocks_in(part)[0]))
-            place(part.parts, part, home, heads)
+            assign_homes(part.parts, part, home, heads)
         else:
             home[id(part)] = around

@@ -43,13 +43,13 @@ def blocks_of(function):
                 blocks.append(Block())
             leaders[item.name] = blocks[-1]
         elif isinstance(item, Instruction) and item.names[0] in ("bra", "brx", "ret", "exit"):
-            end(blocks, item)
+            end_block(blocks, item)
         else:
             blocks[-1].body.append(item)
     for block, following in zip(blocks, [*blocks[1:], None]):
         goes = block.targets or [following]
-        block.targets = [labelled(leaders, *t, function) if isinstance(t, tuple) else t for t in goes]
-    return connected(blocks)
+        block.targets = [block_of_label(leaders, *t, function) if isinstance(t, tuple) else t for t in goes]
+    return reachable_blocks(blocks)
 
 
 def destinations(function):
@@ -65,7 +65,7 @@ def labels(jump):
     return jump.operands[1].parts if jump.names[0] == "brx" else jump.operands[:1]
 
 
-def labelled(leaders, name, line, function):
+def block_of_label(leaders, name, line, function):
     """The Block of a label. Errors: LaunchError."""
     if name not in leaders:
         raise LaunchError(
@@ -75,7 +75,7 @@ def labelled(leaders, name, line, function):
     return leaders[name]
 
 
-def end(blocks, jump):
+def end_block(blocks, jump):
     """The last block ends with a jump; another begins."""
     ended, following = blocks[-1], Block()
     blocks.append(following)
@@ -86,11 +86,11 @@ def end(blocks, jump):
         ended.targets.append(following)
 
 
-def connected(blocks):
+def reachable_blocks(blocks):
     """The blocks that can be reached, each with how many jumps lead to it, those that hold nothing left
     out."""
 
-    def through(block):
+    def skip_empty(block):
         seen = set()
         while block is not None and not block.body and block.branch is None and id(block) not in seen:
             seen.add(id(block))
@@ -103,7 +103,7 @@ def connected(blocks):
     while waiting:
         block = waiting.pop()
         found.append(block)
-        block.targets = [through(target) for target in block.targets]
+        block.targets = [skip_empty(target) for target in block.targets]
         if block.branch and block.branch.names[0] != "brx" and block.targets[0] is block.targets[1]:
             block.branch, block.targets = None, block.targets[:1]
         for target in block.targets:
@@ -115,16 +115,16 @@ def connected(blocks):
     return [block for block in blocks if id(block) in seen]
 
 
-def ordered(blocks):
+def order_blocks(blocks):
     """Blocks and Loops in the order in which they are to stand, numbered."""
     if blocks[0].sources > 1:  # a jump goes back to the entry
         blocks = [Block(targets=[blocks[0]], sources=1), *blocks]
-    parts = arranged(blocks, blocks[0])
-    number(parts, 0)
+    parts = arrange(blocks, blocks[0])
+    number_parts(parts, 0)
     return parts
 
 
-def arranged(blocks, entry):
+def arrange(blocks, entry):
     """The parts of a region that is entered at `entry`; jumps back to that one are left to the loop
     around."""
     inside = {id(block): block for block in blocks}
@@ -135,7 +135,7 @@ def arranged(blocks, entry):
             continue
         outside = [b for b in blocks if b not in group]
         head = next((b for b in group if any(b in o.targets for o in outside)), group[0])
-        parts.append(Loop(arranged(group, head)))
+        parts.append(Loop(arrange(group, head)))
     return parts
 
 
@@ -152,13 +152,13 @@ def components(blocks, inside, entry):
             sources[target].append(key)
     order, seen = [], set()
     for start in (entry, *blocks):
-        order += left(id(start), targets, seen)
+        order += postorder(id(start), targets, seen)
     position, seen = {key: at for at, key in enumerate(inside)}, set()
-    groups = [sorted(left(start, sources, seen), key=position.get) for start in reversed(order)]
+    groups = [sorted(postorder(start, sources, seen), key=position.get) for start in reversed(order)]
     return [[inside[key] for key in group] for group in groups if group]
 
 
-def left(start, following, seen):
+def postorder(start, following, seen):
     """What can be reached from `start` past what has been seen, in the order in which a depth-first search
     leaves it."""
     found, path = [], [] if start in seen else [(start, iter(following[start]))]
@@ -175,12 +175,12 @@ def left(start, following, seen):
     return found
 
 
-def number(parts, following):
+def number_parts(parts, following):
     """Give blocks consecutive numbers in their order; returns the next free one."""
     for part in parts:
         if isinstance(part, Loop):
             part.first = following
-            following = number(part.parts, following)
+            following = number_parts(part.parts, following)
             part.last = following - 1
         else:
             part.number, following = following, following + 1

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from sim.engine.scheduler import ONE_OF_BLOCK
-from sim.ptx.holding import named, read_and_written
+from sim.ptx.register_kinds import read_and_written, registers_in
 from sim.ptx.syntax import Address, Immediate, Instruction, Special
 
 HIGH, LOW = "envreg1", "envreg2"  # where the halves of the workspace's address are
@@ -29,18 +29,22 @@ class GridSync:
 
     def __init__(self, function):
         items = [item for item in function.body if isinstance(item, Instruction)]
-        self.items, self.pointers = items, pointers(items)
+        self.items, self.pointers = items, workspace_pointers(items)
         # a device function may have been given the group, by value
-        self.given = set() if function.entry else pointers(items, parameters=True)
+        self.given = set() if function.entry else workspace_pointers(items, parameters=True)
         self.arrivals, self.waits = set(), set()
-        self.needed = any(self.uses(item) for item in items)
+        self.needed = any(self.uses_workspace(item) for item in items)
         for item, following in pairwise(items):
-            if self.adds(item) and self.asks(following) and where(item) == where(following):
+            if (
+                self.is_arrival(item)
+                and self.is_wait(following)
+                and address_of(item) == address_of(following)
+            ):
                 self.needed = True
                 self.arrivals.add(id(item))
                 self.waits.add(id(following))
 
-    def adds(self, item):
+    def is_arrival(self, item):
         if item.names[:2] != ["atom", "add"]:
             return False
         return self.at_workspace(item) or self.at_workspace(item, self.given) and self.counts_blocks(item)
@@ -48,7 +52,7 @@ class GridSync:
     def counts_blocks(self, item):
         """Return whether the number that an addition adds is computed as in the header: from a constant with
         the highest bit."""
-        names, seen = {register.name for register in named(item.operands[-1])}, set()
+        names, seen = {register.name for register in registers_in(item.operands[-1])}, set()
         while names - seen:
             seen |= names
             computing = [other for other in self.items if read_and_written(other)[1] & names]
@@ -58,33 +62,33 @@ class GridSync:
             names = {name for other in computing for name in read_and_written(other)[0]}
         return False
 
-    def asks(self, item):
+    def is_wait(self, item):
         strong = {"acquire", "volatile", "relaxed"} & set(item.names)
         return item.names[0] == "ld" and bool(strong) and self.at_workspace(item, self.pointers | self.given)
 
-    def uses(self, item):
+    def uses_workspace(self, item):
         if item.names[0] in ("atom", "red"):
             return self.at_workspace(item)
-        stored = item.names[0] == "st" and {register.name for register in named(item.operands[1])}
+        stored = item.names[0] == "st" and {register.name for register in registers_in(item.operands[1])}
         return bool(stored and stored & self.pointers)
 
     def at_workspace(self, item, pointers=None):
-        found = where(item)
+        found = address_of(item)
         return found is not None and getattr(found.base, "name", None) in (pointers or self.pointers)
 
 
-def where(item):
+def address_of(item):
     """The Address of an instruction, or None."""
     return next((operand for operand in item.operands if isinstance(operand, Address)), None)
 
 
-def pointers(items, parameters=False):
+def workspace_pointers(items, parameters=False):
     """Return the names of the registers that are computed from the workspace's address, and not loaded; or of
     those that are computed from the function's `parameters`."""
     found, before = set(), None
     if parameters:
         loads = [item for item in items if item.names[:2] == ["ld", "param"]]
-        found = {register.name for item in loads for register in named(item.operands[0])}
+        found = {register.name for item in loads for register in registers_in(item.operands[0])}
     computing = [item for item in items if item.names[0] not in ("ld", "ldu", "atom", "call", "setp")]
     while found != before:
         before = set(found)
@@ -138,5 +142,5 @@ def workspace(run):
     """The workspace of a launch: its bytes in global memory."""
     allocation = run.memory.reserve("the workspace of the grid barrier", "global", BYTES, 8, 4, None, 1)
     allocation.root[:4] = np.frombuffer(BYTES.to_bytes(4, "little"), np.uint8)
-    run.memory.hold(allocation)
+    run.memory.make_addressable(allocation)
     return allocation

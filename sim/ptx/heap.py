@@ -57,7 +57,7 @@ class Piece(Region):
         return piece
 
 
-class Kept:
+class HeapState:
     """What a module keeps of its heap between launches. `launch`: the last one that has ended; its further
     runs, under other schedules, leave no trace."""
 
@@ -68,15 +68,15 @@ class Kept:
 class Heap:
     """The heap in one run of a launch."""
 
-    def __init__(self, run, kept):
-        self.run, self.context, self.memory, self.kept = run, run.context, run.memory, kept
+    def __init__(self, run, state):
+        self.run, self.context, self.memory, self.state = run, run.context, run.memory, state
         self.pieces = {}  # address -> Piece
-        self.used, self.next, self.refused = 0, kept.next, 0
+        self.used, self.next, self.failed_allocations = 0, state.next, 0
         self.freed, self.stale = deque(), 0
-        for piece in kept.pieces:
-            self.hold(piece.copy())
+        for piece in state.pieces:
+            self.add(piece.copy())
 
-    def hold(self, piece):
+    def add(self, piece):
         self.pieces[piece.base] = piece
         self.used += round_up(piece.nbytes, UNIT)
         self.context.space.allocations.append(piece.allocation)
@@ -89,18 +89,18 @@ class Heap:
     def malloc(self, site, nbytes):
         """Return the address of `nbytes` fresh bytes, or 0 where the heap has no room for them."""
         if self.used + round_up(nbytes, UNIT) > self.context.spec.heap_bytes:
-            self.refused += 1
+            self.failed_allocations += 1
             return 0
         base = self.next
         self.next = base + round_up(nbytes, UNIT) + GUARD
         if self.next > END or self.context.space.next["global"] > BASE:
             raise LaunchError("no simulated addresses are left for the heap of this launch")
-        name, itemsize = described(SITES[site], nbytes)
+        name, itemsize = describe_piece(SITES[site], nbytes)
         home = 0, itemsize, (max(nbytes // itemsize, 1),), (itemsize,)
         root = poisoned(nbytes, None, self.context.poison)
         allocation = Allocation(name, "heap", root, base, home)
         allocation.alignment = UNIT
-        self.hold(Piece(allocation, site))
+        self.add(Piece(allocation, site))
         return base
 
     def free(self, site, address):
@@ -109,14 +109,14 @@ class Heap:
             return
         piece = self.pieces.get(address)
         if piece is None or piece.freed:
-            self.context.findings.append(self.not_freed(piece, site, address))
+            self.context.findings.append(self.invalid_free_finding(piece, site, address))
             return
         self.log_stores(piece, site)
         piece.freed = self.context.witness("freed", site)
         self.used -= round_up(piece.nbytes, UNIT)
-        self.forget(piece)
+        self.retire(piece)
 
-    def forget(self, piece):
+    def retire(self, piece):
         """Keep the bytes of a piece that is freed, as a GPU does for a while, and drop the oldest ones."""
         self.freed.append(piece)
         self.stale += piece.nbytes
@@ -145,10 +145,10 @@ class Heap:
 
     # --- accesses -------------------------------------------------------------------------------------------
 
-    def allows(self, piece, address, size, site, what):
+    def check_access(self, piece, address, size, site, what):
         """Whether an access may be carried out; keeps account of which bytes are written."""
         if piece.freed:
-            self.context.findings.append(self.after_free(piece, address, site, what))
+            self.context.findings.append(self.use_after_free_finding(piece, address, site, what))
             return piece.written is not None
         begin = address - piece.base
         written = piece.written[begin : begin + size]
@@ -160,12 +160,12 @@ class Heap:
         if what != "read":
             written[:] = True
             if piece.suspects:
-                piece.suspects = [s for s in piece.suspects if not races(s, thread, address, size)]
+                piece.suspects = [s for s in piece.suspects if not is_race(s, thread, address, size)]
         return True
 
     # --- findings -------------------------------------------------------------------------------------------
 
-    def after_free(self, piece, address, site, what):
+    def use_after_free_finding(self, piece, address, site, what):
         element = self.context.space.element(address)
         return Finding(
             "use-after-free",
@@ -178,7 +178,7 @@ class Heap:
             " block use it",
         )
 
-    def not_freed(self, piece, site, address):
+    def invalid_free_finding(self, piece, site, address):
         """A Finding of a pointer that cannot be freed."""
         here = self.context.witness("freed", site)
         if piece is not None:
@@ -212,9 +212,9 @@ class Heap:
             for _, _, address, _, access in piece.suspects:
                 context.announce("unwritten", access, address)
         live = [piece for piece in self.pieces.values() if not piece.freed]
-        reached = self.reached(live)
-        if self.kept.launch is not self.run.launch:  # its first run
-            self.kept.launch, self.kept.pieces, self.kept.next = self.run.launch, reached, self.next
+        reached = self.reachable_pieces(live)
+        if self.state.launch is not self.run.launch:  # its first run
+            self.state.launch, self.state.pieces, self.state.next = self.run.launch, reached, self.next
         kept = set(map(id, reached))
         lost = [piece for piece in live if id(piece) not in kept]
         if not context.listeners["access_refused"] or any(f.kind in STOPPED for f in context.findings):
@@ -223,9 +223,9 @@ class Heap:
         for piece in lost:
             nbytes[piece.site] += piece.nbytes
         first = {piece.site: piece for piece in reversed(lost)}
-        return [self.leak(first[site], times, nbytes[site]) for site, times in count.items()]
+        return [self.leak_finding(first[site], times, nbytes[site]) for site, times in count.items()]
 
-    def leak(self, piece, times, nbytes):
+    def leak_finding(self, piece, times, nbytes):
         site = SITES[piece.site]
         what = f"{times:,} pieces of memory, {nbytes:,} bytes, are" if times > 1 else f"{nbytes:,} bytes are"
         return Finding(
@@ -239,7 +239,7 @@ class Heap:
             fix="free it, or keep its address in a __device__ variable for a later launch",
         )
 
-    def reached(self, live):
+    def reachable_pieces(self, live):
         """The pieces whose address some memory holds that outlives the launch."""
         if not live:
             return []
@@ -261,7 +261,7 @@ class Heap:
         return list(found.values())
 
 
-def races(suspect, thread, address, size):
+def is_race(suspect, thread, address, size):
     """Whether a store races with a read of fresh memory, so that the race is what is wrong: another thread's,
     not behind a barrier of their block."""
     reader, epoch, begin, nbytes, _ = suspect
@@ -270,7 +270,7 @@ def races(suspect, thread, address, size):
     return together and reader is not thread and not behind
 
 
-def described(site, nbytes):
+def describe_piece(site, nbytes):
     """(name, bytes of an element) of a piece, from the line of the source that allocates it."""
     found = SOURCE.search(site.source)
     name = (found and found[1]) or "heap memory"

@@ -25,7 +25,7 @@ from sim.memory.array import only_read
 from sim.memory.atomics import FailedAtomic
 from sim.memory.spaces import poisoned
 from sim.memory.transfer import Alignment
-from sim.ptx.regions import GAP, GENERIC, VIEWS, WINDOWS, Frames, Region, pointed, poison
+from sim.ptx.regions import GAP, GENERIC, VIEWS, WINDOWS, Frames, Region, poison, whole_array
 
 
 class Memory:
@@ -52,7 +52,7 @@ class Memory:
         allocation.alignment = align
         return allocation
 
-    def hold(self, allocation):
+    def make_addressable(self, allocation):
         """An allocation that threads may address."""
         space = allocation.base >> SPACE_SHIFT
         if space in self.slots:
@@ -63,7 +63,7 @@ class Memory:
         self.bases.insert(at, region.base)
         self.fixed.insert(at, region)
 
-    def of_block(self, allocation):
+    def block_region(self, allocation):
         """The running block's bytes of a shared allocation."""
         shared = self.context.thread.block.shared
         region = shared.get(allocation)
@@ -78,7 +78,7 @@ class Memory:
         thread = self.context.thread
         return thread.block.shared.setdefault((allocation, thread.linear), Frames())
 
-    def renew(self, allocation):
+    def push_frame(self, allocation):
         """The running thread's local memory begins anew, beside that of calls that have not returned; its
         address in the space."""
         frames, nbytes = self.frames(allocation), allocation.root.size
@@ -94,7 +94,7 @@ class Memory:
         region.written = np.zeros(nbytes, bool) if self.context.enabled.unwritten else None
         return region.base - WINDOWS["local"]
 
-    def release(self, allocation):
+    def pop_frame(self, allocation):
         """The function whose local memory this is returns."""
         self.frames(allocation).depth -= 1
 
@@ -107,8 +107,8 @@ class Memory:
         for allocation in self.slots.get(space, ()):
             if allocation.base <= address < allocation.base + allocation.root.size * allocation.copies:
                 if space == SHARED:
-                    return self.of_block(allocation)
-                return self.frames(allocation).holding(address)
+                    return self.block_region(allocation)
+                return self.frames(allocation).find(address)
         return None
 
     def owner(self, space):
@@ -122,7 +122,7 @@ class Memory:
 
     # --- plain accesses -------------------------------------------------------------------------------------
 
-    def by_space(self, make, space):
+    def dispatch_by_space(self, make, space):
         """An access made by `make(space)`; of a generic address, by that of the space that it is in."""
         if space != GENERIC:
             return make(space)
@@ -135,12 +135,12 @@ class Memory:
 
         return access
 
-    def loader(self, ptx_type, space, count, site):
+    def make_load(self, ptx_type, space, count, site):
         """(address in the space) -> an element of that type, or a tuple of `count`."""
-        return self.by_space(lambda name: self.load_from(ptx_type, name, count, site), space)
+        return self.dispatch_by_space(lambda name: self.make_load_in(ptx_type, name, count, site), space)
 
-    def load_from(self, ptx_type, space, count, site):
-        size, reach, window, log, code, shift = self.measures(ptx_type, space, count, site)
+    def make_load_in(self, ptx_type, space, count, site):
+        size, reach, window, log, code, shift = self.access_layout(ptx_type, space, count, site)
         owner, known, base, last, view = self.owner(space), None, 0, -1, None
         owned = space in ("shared", "local")
 
@@ -148,7 +148,7 @@ class Memory:
             nonlocal known, base, last, view
             offset = address + window - base
             if not 0 <= offset <= last or offset & reach or owned and owner() is not known:
-                region = self.checked(address + window, reach + 1, site, "read")
+                region = self.check_access(address + window, reach + 1, site, "read")
                 if region is None:
                     return poison(ptx_type) if count == 1 else (poison(ptx_type),) * count
                 known, base, last = owner(), region.base, region.last(reach + 1)
@@ -158,9 +158,9 @@ class Memory:
             first = offset >> shift
             return view[first] if count == 1 else tuple(view[first : first + count])
 
-        return self.noted(load, size * count, site) if space == "local" else load
+        return self.track_written(load, size * count, site) if space == "local" else load
 
-    def noted(self, access, nbytes, site):
+    def track_written(self, access, nbytes, site):
         """An access to local memory, which knows what its thread has written there."""
         if not self.context.enabled.unwritten:
             return access
@@ -179,12 +179,12 @@ class Memory:
 
         return noting
 
-    def storer(self, ptx_type, space, count, site):
+    def make_store(self, ptx_type, space, count, site):
         """(address in the space, value, ...) -> None: stores `count` elements of that type."""
-        return self.by_space(lambda name: self.store_to(ptx_type, name, count, site), space)
+        return self.dispatch_by_space(lambda name: self.make_store_in(ptx_type, name, count, site), space)
 
-    def store_to(self, ptx_type, space, count, site):
-        size, reach, window, log, code, shift = self.measures(ptx_type, space, count, site)
+    def make_store_in(self, ptx_type, space, count, site):
+        size, reach, window, log, code, shift = self.access_layout(ptx_type, space, count, site)
         owner, known, base, last, view, values = self.owner(space), None, 0, -1, None, self.context.values
         owned = space in ("shared", "local")
 
@@ -192,7 +192,7 @@ class Memory:
             nonlocal known, base, last, view
             offset = address + window - base
             if not 0 <= offset <= last or offset & reach or owned and owner() is not known:
-                region = self.checked(address + window, reach + 1, site, "written")
+                region = self.check_access(address + window, reach + 1, site, "written")
                 if region is None:
                     return
                 known, base, last = owner(), region.base, region.last(reach + 1)
@@ -204,9 +204,9 @@ class Memory:
             for position, value in enumerate(given, first):
                 view[position] = value
 
-        return self.noted(store, size * count, site) if space == "local" else store
+        return self.track_written(store, size * count, site) if space == "local" else store
 
-    def measures(self, ptx_type, space, count, site):
+    def access_layout(self, ptx_type, space, count, site):
         size = np.dtype(VIEWS[ptx_type]).itemsize
         bits, window = (size * count).bit_length() - 1, WINDOWS[space]
         logs = self.context.log is not None and (space != "local" or self.context.enabled.local)
@@ -216,19 +216,19 @@ class Memory:
 
     # --- atomics --------------------------------------------------------------------------------------------
 
-    def atomic(self, ptx_type, space, site, reach, combine, writes=True, releases=False, replaces=False):
+    def make_atomic(self, ptx_type, space, site, reach, combine, writes=True, releases=False, replaces=False):
         """(address, operand, ...) -> what was there: replaced by combine(old, operand, ...). `reach`: for
         whom it is atomic, its "block" or the whole "grid"; `writes`: whether one does, or (old, operand, ...)
         -> whether it does; `releases`: whether a fence stands before it; `replaces`: whether what is new does
         not hang on what is old."""
         if replaces:
             self.context.overwriting.add(site)
-        return self.by_space(
-            lambda name: self.atomic_in(ptx_type, name, site, reach, combine, writes, releases), space
+        return self.dispatch_by_space(
+            lambda name: self.make_atomic_in(ptx_type, name, site, reach, combine, writes, releases), space
         )
 
-    def atomic_in(self, ptx_type, space, site, reach, combine, writes=True, releases=False):
-        size, _, window, log, code, shift = self.measures(ptx_type, space, 1, site)
+    def make_atomic_in(self, ptx_type, space, site, reach, combine, writes=True, releases=False):
+        size, _, window, log, code, shift = self.access_layout(ptx_type, space, 1, site)
         context, place = self.context, self.place
         if reach == "block":
             context.block_scoped[site] = STORE if writes else LOAD
@@ -239,7 +239,7 @@ class Memory:
                 context.announce_ordering("fenced", reach)
             key = site, address, operands
             yield_before_atomic(key, place)
-            region = self.checked(address + window, size, site, "changed")
+            region = self.check_access(address + window, size, site, "changed")
             if region is None:
                 return poison(ptx_type)
             view, position = region.view(ptx_type, size), (address + window - region.base) >> shift
@@ -257,7 +257,7 @@ class Memory:
 
         return change
 
-    def strong(self, action, ptx_type, space, access, atomic, plain, relied_on=False):
+    def make_strong(self, action, ptx_type, space, access, atomic, plain, relied_on=False):
         """A load or store that does not race with other strong ones. A volatile one of shared memory is a
         plain one, and so is a volatile load whose value is `relied_on` (sim.ptx.volatile); a load lets others
         go first. `atomic`, `plain`: its sites."""
@@ -266,16 +266,18 @@ class Memory:
         def make(name):
             if access.volatile and (name in ("shared", "local") or relied_on):
                 if not loads:
-                    return self.store_to(ptx_type, name, 1, plain)
-                load = self.load_from(ptx_type, name, 1, plain)
+                    return self.make_store_in(ptx_type, name, 1, plain)
+                load = self.make_load_in(ptx_type, name, 1, plain)
                 return lambda address: self.yield_turn() or load(address)
             combine = (lambda old: old) if loads else lambda old, value: value
-            return self.atomic_in(ptx_type, name, atomic, access.reach, combine, not loads, access.release)
+            return self.make_atomic_in(
+                ptx_type, name, atomic, access.reach, combine, not loads, access.release
+            )
 
         self.context.strong[atomic] = LOAD if loads else STORE
         if not loads:
             self.context.overwriting.add(atomic)
-        return self.by_space(make, space)
+        return self.dispatch_by_space(make, space)
 
     def yield_turn(self):
         """The running thread lets others go first."""
@@ -283,19 +285,21 @@ class Memory:
 
     # --- what may be wrong ----------------------------------------------------------------------------------
 
-    def checked(self, address, size, site, what, multiple=None, name="an access"):
+    def check_access(self, address, size, site, what, multiple=None, name="an access"):
         """The region in which `size` bytes at a generic address lie, which has to be a multiple of `multiple`
         (by default of the size); or None, with a finding. `name`: what is told of."""
         region = self.find(address)
         if region is None or address + size > region.end:
-            self.outside(address, site, what, region)
+            self.report_outside(address, site, what, region)
             return None
         if self.alignment.refuses(name, region.allocation, address, size, multiple or size, site, what):
             return None
-        if region.allocation.space == "heap" and not self.heap.allows(region, address, size, site, what):
+        if region.allocation.space == "heap" and not self.heap.check_access(
+            region, address, size, site, what
+        ):
             return None
         if what != "read" and not region.allocation.writable:
-            error = only_read(pointed(self.context, region.allocation))
+            error = only_read(whole_array(self.context, region.allocation))
             error.site = site
             raise error
         return region
@@ -307,23 +311,23 @@ class Memory:
         found = min(near, key=distance, default=None)
         return found if found is not None and distance(found) < GAP else None
 
-    def outside(self, address, site, what, region):
+    def report_outside(self, address, site, what, region):
         allocation = region.allocation if region else self.nearest(address)
         if allocation is None:
-            self.context.findings.append(self.nowhere(address, site, what))
+            self.context.findings.append(self.no_array_finding(address, site, what))
             return
-        array = pointed(self.context, allocation)
+        array = whole_array(self.context, allocation)
         start = allocation.base
         if allocation.copies > 1:
             start += self.context.thread.linear * allocation.root.size
-            start = self.frames(allocation).below(address, start)
+            start = self.frames(allocation).base_below(address, start)
         # the element where the access leaves the array
         position = address if address < start else max(address, start + allocation.root.size)
         self.context.refuse(site, what, array, ((position - start) // array.itemsize,))
 
-    def nowhere(self, address, site, what):
+    def no_array_finding(self, address, site, what):
         where = "the null pointer, or near it" if 0 <= address < 4096 else "far from all memory of the launch"
-        if 0 <= address < 4096 and self.heap is not None and self.heap.refused:
+        if 0 <= address < 4096 and self.heap is not None and self.heap.failed_allocations:
             where += (
                 f"; malloc has returned that, as the heap of {self.context.spec.heap_bytes:,} bytes is full"
             )

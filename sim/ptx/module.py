@@ -94,7 +94,7 @@ class Kernel(base.Kernel):
             raise LaunchError(
                 f"{self!r} was launched with {plural(len(arguments), 'argument')}; it takes {len(self.names)}"
             )
-        return unlike(self.names)
+        return unique_names(self.names)
 
     def __call__(self, *arguments):
         raise TypeError(f"{self.__name__} is PTX: simulate(kernel)[grid, block](...) runs it")
@@ -166,7 +166,7 @@ class Kernel(base.Kernel):
             raise LaunchError(f"{compiled} up to {plural(most, 'thread')} (.maxntid), got {launch.threads}")
 
 
-def unlike(names):
+def unique_names(names):
     """Names of which no two are alike."""
     seen = []
     for name in names:

@@ -33,7 +33,7 @@ def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80")
     path = Path(path)
     source, options = path.read_text(encoding="utf-8"), (*options, f"-I{path.parent}")
     folders = [Path(option[2:]) for option in options if option.startswith("-I") and len(option) > 2]
-    text = compiled(source, path.name, *options, architecture=architecture)
+    text = compile_ptx(source, path.name, *options, architecture=architecture)
     return Module(text, source, tuple(own_headers(source, folders, set())))
 
 
@@ -48,7 +48,7 @@ def own_headers(text: str, folders: list[Path], seen: set[Path]) -> Iterator[str
             yield from own_headers(header, folders, seen)
 
 
-def compiled(source: str, name: str, *options: str, architecture: str = "compute_80") -> str:
+def compile_ptx(source: str, name: str, *options: str, architecture: str = "compute_80") -> str:
     """The PTX of CUDA C++ that is called `name`. Errors: LaunchError."""
     try:
         from cuda.bindings import nvrtc
@@ -62,10 +62,10 @@ def compiled(source: str, name: str, *options: str, architecture: str = "compute
         raise LaunchError(f"{name} needs NVRTC, which cannot be loaded: {error}\n  {INSTALL}") from error
     (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        log = read(nvrtc, "ProgramLog", program)
+        log = read_result(nvrtc, "ProgramLog", program)
         hint = f"\n  {HEADERS}" if "open source file" in log else ""
         raise LaunchError(f"NVRTC does not compile {name}:\n{log}{hint}")
-    return without_folder(read(nvrtc, "PTX", program), name)
+    return strip_folder(read_result(nvrtc, "PTX", program), name)
 
 
 @functools.cache
@@ -79,7 +79,7 @@ def header_folders():
     return tuple(str(folder) for folder in found if folder.is_dir())
 
 
-def read(nvrtc, what, program):
+def read_result(nvrtc, what, program):
     """The PTX, or the ProgramLog, of a program."""
     _, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
     text = b" " * size
@@ -87,7 +87,7 @@ def read(nvrtc, what, program):
     return text.rstrip(b"\0 ").decode()
 
 
-def without_folder(ptx, name):
+def strip_folder(ptx, name):
     """The text with the bare name of the file in place of where it was compiled."""
     lines = [
         f'\t.file\t{line.split()[1]} "{name}"' if line.strip().startswith(".file") and name in line else line

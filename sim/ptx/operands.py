@@ -4,7 +4,7 @@ Operands"."""
 import struct
 
 from sim.ptx.syntax import Address, Group, Immediate, Instruction, Not, Special, Symbol
-from sim.ptx.tokens import Tokens, whole
+from sim.ptx.tokens import Tokens, parse_integer
 
 
 class Operands(Tokens):
@@ -16,13 +16,13 @@ class Operands(Tokens):
 
     def instruction(self):
         line, guard = self.line(), None
-        if self.taken("@"):
-            opposite = self.taken("!")
+        if self.accept("@"):
+            opposite = self.accept("!")
             guard = self.predicate(), opposite
         opcode, operands = self.take(), []
         while self.next != ";":
             operands.append(self.operand())
-            if not self.taken(","):
+            if not self.accept(","):
                 break
         self.take(";")
         return Instruction(opcode, tuple(operands), guard, line, self.location)
@@ -65,7 +65,7 @@ class Operands(Tokens):
             return register
         if token.startswith("%") or token == "WARP_SZ":
             return Immediate(32) if token == "WARP_SZ" else Special(token[1:])
-        if token == "generic" and self.taken("("):
+        if token == "generic" and self.accept("("):
             name = self.take()
             self.take(")")
             token = name
@@ -79,14 +79,14 @@ class Operands(Tokens):
         return total
 
     def group(self, end):
-        parts = self.until(end, self.operand)
+        parts = self.list_until(end, self.operand)
         return parts[0] if end == "}" and len(parts) == 1 else Group(tuple(parts))
 
     def address(self):
         self.take("[")
         base = self.simple()
         offset = self.offset()
-        while self.taken(","):  # a coordinate of a texture
+        while self.accept(","):  # a coordinate of a texture
             self.operand()
         self.take("]")
         if isinstance(base, Symbol):
@@ -94,7 +94,7 @@ class Operands(Tokens):
         return Address(base, offset)
 
     def constant(self):
-        negative, token = self.taken("-"), self.take()
+        negative, token = self.accept("-"), self.take()
         if token[:2] in ("0f", "0F", "0d", "0D") and len(token) in (10, 18):
             return Immediate(int(token[2:], 16), 32 if token[1] in "fF" else 64)
         try:
@@ -102,6 +102,6 @@ class Operands(Tokens):
                 return Immediate(
                     struct.unpack("<Q", struct.pack("<d", float(token) * (-1) ** negative))[0], 64
                 )
-            return Immediate(-whole(token) if negative else whole(token))
+            return Immediate(-parse_integer(token) if negative else parse_integer(token))
         except ValueError:
             raise self.error(f"{token!r} is no number", self.at - 1) from None

@@ -30,30 +30,30 @@ class Origin:
 
     def __init__(self, text, source=None, headers=()):
         self.headers = headers  # the texts of headers that declare variables
-        self.text, self.given = text, None if source is None else source.splitlines()
+        self.text, self.source_lines = text, None if source is None else source.splitlines()
 
     # --- lines ----------------------------------------------------------------------------------------------
 
     def source_line(self, file, line):
-        if self.given is not None and file == min(self.text.files, default=1):
-            return self.given[line - 1] if 0 < line <= len(self.given) else ""
+        if self.source_lines is not None and file == min(self.text.files, default=1):
+            return self.source_lines[line - 1] if 0 < line <= len(self.source_lines) else ""
         return linecache.getline(self.text.files.get(file, ""), line)
 
     def site(self, function, item, action):
         """The number of the Site of an instruction: by its .loc, else by its line of PTX."""
         at = item or function
         ptx = " ".join(self.text.lines[at.line - 1].split())
-        place = item and self.place(item.location)
+        place = item and self.source_location(item.location)
         if place is None:
             return SITES.add(Site(action, f"{plain_name(function.name)}, PTX", at.line, 0, ptx))
         text, path = self.source_line(place.file, place.line), self.text.files.get(place.file, "?")
-        if not text.strip() and self.given is None and not os.path.exists(path):
+        if not text.strip() and self.source_lines is None and not os.path.exists(path):
             text = ptx
         name = os.path.basename(path)
         indent = len(text) - len(text.lstrip())
         return SITES.add(Site(action, name, place.line, max(place.column - 1, 0), text.strip(), indent))
 
-    def place(self, location):
+    def source_location(self, location):
         """Return the innermost place, of those that were inlined into each other, in the file in which the
         function itself is: the one of the outermost place."""
         chain = []
@@ -74,19 +74,19 @@ class Origin:
     def outline(self, site):
         """The Outline of the text in which a Site is, if that is the main file; or None."""
         path = self.text.files.get(min(self.text.files, default=0), "")
-        return self.of_main_file if site.function == os.path.basename(path) else None
+        return self.main_outline if site.function == os.path.basename(path) else None
 
     @cached_property
-    def of_main_file(self):
-        return of_cpp(self.whole) if self.language == "C++" else of_python(self.whole)
+    def main_outline(self):
+        return of_cpp(self.main_text) if self.language == "C++" else of_python(self.main_text)
 
     # --- names ----------------------------------------------------------------------------------------------
 
     @property
-    def whole(self):
+    def main_text(self):
         """The main file's text, or nothing."""
-        if self.given is not None:
-            return "\n".join(self.given)
+        if self.source_lines is not None:
+            return "\n".join(self.source_lines)
         path = self.text.files.get(min(self.text.files, default=0), "")
         return "".join(linecache.getlines(path))
 
@@ -98,16 +98,16 @@ class Origin:
 
     def element_bytes(self, function):
         """{place: bytes} of what parameters point to, of those that the source declares as plain pointers."""
-        sizes = map(pointed_bytes, self.parameters(function))
+        sizes = map(pointer_element_bytes, self.parameters(function))
         return {place: size for place, size in enumerate(sizes) if size}
 
     def parameters(self, function):
         """A kernel's parameters as the source writes them, or nothing."""
         count, name = len(function.parameters), re.escape(plain_name(function.name))
         for found in re.finditer(
-            rf"\b{name}\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)\s*(?:\{{|->|:)", without_comments(self.whole)
+            rf"\b{name}\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)\s*(?:\{{|->|:)", without_comments(self.main_text)
         ):
-            parts = split(found[1])
+            parts = split_parameters(found[1])
             if len(parts) == count and all(map(parameter_name, parts)):
                 return parts
         return []
@@ -117,11 +117,11 @@ class Origin:
         name = re.escape(plain_name(variable.name))
         constants = self.constants()
         for found in re.finditer(
-            rf"([\w ]+?)\s+{name}\s*((?:\[[^\]]*\]\s*)+)[;={{]", without_comments(self.whole)
+            rf"([\w ]+?)\s+{name}\s*((?:\[[^\]]*\]\s*)+)[;={{]", without_comments(self.main_text)
         ):
             words = found[1].split()
             itemsize = next((ITEMSIZES[word] for word in reversed(words) if word in ITEMSIZES), None)
-            shape = [evaluated(part, constants) for part in re.findall(r"\[([^\]]*)\]", found[2])]
+            shape = [evaluate(part, constants) for part in re.findall(r"\[([^\]]*)\]", found[2])]
             if itemsize and variable.count is None:
                 return itemsize, None
             if itemsize and all(shape) and prod(shape) * itemsize == variable.bytes:
@@ -131,16 +131,16 @@ class Origin:
 
     def constants(self):
         """{name: text} of whole numbers that the source defines."""
-        found = dict(re.findall(r"^\s*#\s*define\s+(\w+)\s+([^\n/]+)", self.whole, re.M))
+        found = dict(re.findall(r"^\s*#\s*define\s+(\w+)\s+([^\n/]+)", self.main_text, re.M))
         return found | dict(
             re.findall(
                 r"(?:constexpr|const)\s+(?:unsigned\s+|static\s+)*(?:int|size_t|unsigned)\s+(\w+)\s*=\s*([^;,]+)",
-                self.whole,
+                self.main_text,
             )
         )
 
 
-def evaluated(text, constants, depth=8):
+def evaluate(text, constants, depth=8):
     """The whole number that an expression of the source says, or None."""
     for _ in range(depth):
         text = re.sub(r"[A-Za-z_]\w*", lambda match: f"({constants.get(match[0], '?')})", text)
@@ -156,7 +156,7 @@ def without_comments(text):
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
 
 
-def split(text):
+def split_parameters(text):
     """The parameters between the commas of a list, those of templates left whole."""
     parts, depth = [""], 0
     for letter in text:
@@ -168,7 +168,7 @@ def split(text):
     return [part for part in parts if part.strip()]
 
 
-def pointed_bytes(text):
+def pointer_element_bytes(text):
     """The bytes of an element of a parameter of C++ that is a pointer to numbers, or None."""
     pointed, star, name = text.partition("*")
     words = re.findall(r"\w+", pointed)

@@ -23,14 +23,14 @@ class Parser(Operands):
 
     def __init__(self, text):
         super().__init__(text)
-        self.number, self.found = 0, Text(lines=text.splitlines())
+        self.number, self.result = 0, Text(lines=text.splitlines())
 
     # --- the module -----------------------------------------------------------------------------------------
 
     def module(self):
         while self.next:
             self.directive()
-        return self.found
+        return self.result
 
     def directive(self):
         token = self.next or self.take()
@@ -41,15 +41,15 @@ class Parser(Operands):
             self.function()
         elif token in SPACES:
             variable = self.variable(self.take())
-            known = self.found.variables.get(variable.name)
+            known = self.result.variables.get(variable.name)
             if known is None or known.count is None:
-                self.found.variables[variable.name] = variable
+                self.result.variables[variable.name] = variable
         elif token == ".version":
             self.take()
             self.take()
         elif token == ".target":
             self.take()
-            self.found.target, *_ = self.listed(self.take)
+            self.result.target, *_ = self.comma_list(self.take)
         elif token == ".address_size":
             self.take()
             if self.integer() != 64:
@@ -59,15 +59,15 @@ class Parser(Operands):
         elif token == ".section":
             self.section()
         elif token in SKIPPED or token == ".alias":
-            self.until(";", self.take)
+            self.list_until(";", self.take)
         else:
             raise self.error(f"{token!r} is no directive that sim knows")
 
     def file(self):
         self.take()
         number = self.integer()
-        name, *_ = self.listed(self.take)
-        self.found.files[number] = name[1:-1].encode().decode("unicode_escape")
+        name, *_ = self.comma_list(self.take)
+        self.result.files[number] = name[1:-1].encode().decode("unicode_escape")
 
     def section(self):
         """Debug information."""
@@ -83,11 +83,11 @@ class Parser(Operands):
 
     def variable(self, space):
         """What follows the state space of a declaration, to its end."""
-        variable = self.declared(space)
+        variable = self.declaration(space)
         self.take(";")
         return variable
 
-    def declared(self, space):
+    def declaration(self, space):
         line, align, vector = self.line(), self.alignment(), 1
         if self.next in (".v2", ".v4"):
             vector = int(self.take()[2:])
@@ -96,10 +96,10 @@ class Parser(Operands):
             raise self.error(f"{ptx_type!r} is no type of a variable", self.at - 1)
         self.alignment()  # of what a pointer points to
         name, count = self.take(), vector
-        while self.taken("["):
+        while self.accept("["):
             count = None if self.next == "]" else count * self.integer()
             self.take("]")
-        initial, pointers = self.initial(ptx_type) if self.taken("=") else (None, ())
+        initial, pointers = self.initial(ptx_type) if self.accept("=") else (None, ())
         if count is None and initial is not None:  # as many as there are
             count = len(initial) * 8 // WIDTHS[ptx_type]
         return Variable(
@@ -119,11 +119,11 @@ class Parser(Operands):
         size, parts, pointers = WIDTHS[ptx_type] // 8, [], []
         depth = 0
         while True:
-            if self.taken("{"):
+            if self.accept("{"):
                 depth += 1
-            elif self.taken("}"):
+            elif self.accept("}"):
                 depth -= 1
-            elif not self.taken(","):
+            elif not self.accept(","):
                 parts.append(self.initial_number(ptx_type, size, pointers, sum(map(len, parts))))
             if depth == 0:
                 return b"".join(parts), tuple(pointers)
@@ -148,29 +148,29 @@ class Parser(Operands):
         while self.next in LIMITS or self.next in SKIPPED or self.next in (".noreturn", ".blocksareclusters"):
             token = self.take()
             if token in LIMITS:
-                function.limits[token[1:]] = tuple(self.listed(self.integer))
+                function.limits[token[1:]] = tuple(self.comma_list(self.integer))
             elif token in SKIPPED:
-                self.until(";", self.take)
-        known = self.found.functions.get(name)
-        if not self.taken(";"):
+                self.list_until(";", self.take)
+        known = self.result.functions.get(name)
+        if not self.accept(";"):
             self.body(function)
         if known is None or known.body is None:
-            self.found.functions[name] = function
+            self.result.functions[name] = function
 
     def parameter_list(self):
         self.take("(")
-        return tuple(self.until(")", self.parameter))
+        return tuple(self.list_until(")", self.parameter))
 
     def parameter(self):
         space = self.take()
         if space != ".reg":
-            return self.declared(space)
+            return self.declaration(space)
         ptx_type = self.take()[1:]
         return Variable("reg", self.take(), ptx_type, 1, 1, self.line())
 
     def body(self, function):
         function.body, self.location = [], None
-        self.located = {}  # (file, line, column) -> the last Location there
+        self.locations = {}  # (file, line, column) -> the last Location there
         self.take("{")
         passed = (v for v in (*function.returns, *function.parameters) if v.space == "reg")
         self.scopes = [{v.name: Register(v.name, v.type) for v in passed}]
@@ -180,22 +180,22 @@ class Parser(Operands):
         while self.scopes:
             self.statement(function)
         for at, braces in self.jumps.items():
-            function.body[at] = self.resolved(function.body[at], braces)
+            function.body[at] = self.resolve_jump(function.body[at], braces)
 
-    def resolved(self, jump, braces):
+    def resolve_jump(self, jump, braces):
         """A jump that names the labels of the braces around it; brx, those of its table."""
         if jump.opcode.startswith("brx"):
             name = getattr(jump.operands[1], "name", None) if len(jump.operands) == 2 else None
             table = self.tables.get(name)
             if table is None:
                 raise LaunchError(f"PTX line {jump.line}: {jump.opcode} wants an index and .branchtargets")
-            labels = tuple(Symbol(self.reached(part.name, braces)) for part in table.parts)
+            labels = tuple(Symbol(self.resolve_label(part.name, braces)) for part in table.parts)
             return replace(jump, operands=(jump.operands[0], Group(labels)))
         if len(jump.operands) != 1 or not isinstance(jump.operands[0], Symbol):
             raise LaunchError(f"PTX line {jump.line}: {jump.opcode} wants a label")
-        return replace(jump, operands=(Symbol(self.reached(jump.operands[0].name, braces)),))
+        return replace(jump, operands=(Symbol(self.resolve_label(jump.operands[0].name, braces)),))
 
-    def reached(self, name, braces):
+    def resolve_label(self, name, braces):
         """The label of the innermost braces that have one of this name."""
         found = (self.labels[brace, name] for brace in reversed(braces) if (brace, name) in self.labels)
         return next(found, name)
@@ -233,7 +233,7 @@ class Parser(Operands):
         elif token == ".branchtargets":
             self.branch_targets(function)
         elif token in SKIPPED or token == ".callprototype":
-            self.until(";", self.take)
+            self.list_until(";", self.take)
         elif self.tokens[self.at + 1 : self.at + 2] == [":"]:
             self.label(function)
         else:
@@ -246,7 +246,7 @@ class Parser(Operands):
         if not function.body or not isinstance(function.body[-1], Label):
             raise self.error(".branchtargets wants a label before it")
         self.take()
-        name, labels = function.body.pop().name, self.until(";", self.take)
+        name, labels = function.body.pop().name, self.list_until(";", self.take)
         self.tables[name] = Group(tuple(map(Symbol, labels)))
 
     def registers(self):
@@ -256,14 +256,14 @@ class Parser(Operands):
             raise self.error("registers that are vectors are not supported", self.at - 1)
         if ptx_type not in WIDTHS:
             raise self.error(f"{ptx_type!r} is no type of a register", self.at - 1)
-        self.listed(lambda: self.register_names(ptx_type))
+        self.comma_list(lambda: self.register_names(ptx_type))
         self.take(";")
 
     def register_names(self, ptx_type):
         name, scope = self.take(), self.scopes[-1]
         self.number += 1
         inner = f"{self.number}." if len(self.scopes) > 1 else ""
-        if self.taken("<"):
+        if self.accept("<"):
             count = self.integer()
             self.take(">")
             for i in range(count):
@@ -274,14 +274,14 @@ class Parser(Operands):
     def loc(self):
         self.take()
         place, inlined = [self.integer() for _ in range(3)], None
-        while self.taken(","):
+        while self.accept(","):
             what = self.take()
             if what == "function_name":
                 self.take()
-                if self.taken("+"):
+                if self.accept("+"):
                     self.integer()
             elif what == "inlined_at":
                 call = self.integer(), self.integer(), self.integer()
-                inlined = self.located.get(call) or Location(*call)
+                inlined = self.locations.get(call) or Location(*call)
         # a call that is itself inlined stands there as the last location of its line and column
-        self.location = self.located[tuple(place)] = Location(*place, inlined)
+        self.location = self.locations[tuple(place)] = Location(*place, inlined)

@@ -15,7 +15,7 @@ from sim.ptx import atomics, calls
 from sim.ptx.emit import Writer
 from sim.ptx.grid_sync import HIGH, LOW, GridSync
 from sim.ptx.heap import FUNCTIONS
-from sim.ptx.holding import read_and_written
+from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Instruction, python_name
 from sim.ptx.volatile import Uses
 
@@ -39,7 +39,7 @@ CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "glob
 
 
 class Program:
-    """Translates an entry of a Text; `given` says what the source needs by name: {name: run -> object}.
+    """Translates an entry of a Text; `factories` says what the source needs by name: {name: run -> object}.
 
     `arguments`: (parameter, byte, type) of each argument of the Python function. `function`, `item`: what is
     translated now.
@@ -47,23 +47,23 @@ class Program:
 
     def __init__(self, text, origin, entry, branches):
         self.text, self.origin, self.entry, self.branches = text, origin, entry, branches
-        self.given, self.arguments, self.names = {}, {}, {}
+        self.factories, self.arguments, self.names = {}, {}, {}
         self.addressed = set()  # names of the module's variables whose address the source takes
         self.grid_syncs, self.value_uses = {}, {}  # function -> its GridSync, its Uses
         # whether it calls through a pointer; names of functions whose address the source takes
-        self.calls_pointers, self.taken = False, set()
+        self.calls_pointers, self.taken_addresses = False, set()
         self.used, self.synchronizes, self.stores = set(), False, False
         self.counter = itertools.count(1)
         self.missing = []
-        self.source = self.translated()
+        self.source = self.translate()
 
-    def translated(self):
+    def translate(self):
         """The source; refuses what it cannot translate."""
         done, lines = {}, []  # name -> Python's name, or None for a function without a body
-        self.waiting = [self.entry]
-        while self.waiting or self.calls_pointers:
-            if self.waiting:
-                function, by_pointer = self.waiting.pop(), False
+        self.pending = [self.entry]
+        while self.pending or self.calls_pointers:
+            if self.pending:
+                function, by_pointer = self.pending.pop(), False
             elif names := self.pointed_functions() - done.keys():
                 function, by_pointer = self.text.functions[min(names)], True
             else:
@@ -71,25 +71,27 @@ class Program:
             if function.name not in done:
                 has_body = function.body is not None
                 done[function.name] = python_name(function.name, "run") if has_body else None
-                lines += self.definition(function, by_pointer) if has_body else []
+                lines += self.translate_function(function, by_pointer) if has_body else []
         if self.missing:
             raise LaunchError(refusal(self.entry, self.missing))
         if self.calls_pointers:
             lines.append(
-                calls.table(self.text, {name: done[name] for name in sorted(self.pointed_functions())})
+                calls.function_table(
+                    self.text, {name: done[name] for name in sorted(self.pointed_functions())}
+                )
             )
         return "\n".join(lines)
 
-    def definition(self, function, by_pointer):
+    def translate_function(self, function, by_pointer):
         """Return the lines of a function. One that only a pointer reaches may have instructions that sim does
         not have: then the launch is refused when a thread calls it."""
         self.function = function
         writer = Writer(self, function, self.branches)
         lines = writer.write()
-        self.look_at(function)
+        self.note_effects(function)
         if by_pointer and writer.missing:
             text = refusal(function, writer.missing)
-            refused = self.unique("refused", lambda run: functools.partial(refuse, text))
+            refused = self.new_name("refused", lambda run: functools.partial(refuse, text))
             lines = [f"{python_name(function.name, 'run')} = {refused}"]
         else:
             self.missing += writer.missing
@@ -111,7 +113,7 @@ class Program:
             self.value_uses[name] = Uses(self.function)
         return self.value_uses[name]
 
-    def look_at(self, function):
+    def note_effects(self, function):
         """Whether threads act on what atomics tell them, and whether anything stores."""
         self.used |= {"this_grid"} if self.grid_sync.needed else set()
         barriers = self.grid_sync.arrivals | self.grid_sync.waits
@@ -129,15 +131,15 @@ class Program:
 
     # --- names ----------------------------------------------------------------------------------------------
 
-    def unique(self, stem, make):
+    def new_name(self, stem, make):
         """A name for what a launch gives by `make(run)`."""
         name = f"{stem}_{next(self.counter)}"
-        self.given[name] = make
+        self.factories[name] = make
         return name
 
     def shared_name(self, name, make):
         """A name that several places share."""
-        self.given.setdefault(name, make)
+        self.factories.setdefault(name, make)
         return name
 
     def constant(self, operand, ptx_type):
@@ -163,7 +165,7 @@ class Program:
                 python_name(symbol.name, "at"), lambda run: run.parameter_address(symbol.name)
             )
         elif variable is None and symbol.name in self.text.functions:
-            self.taken.add(symbol.name)
+            self.taken_addresses.add(symbol.name)
             return str(calls.function_address(self.text, symbol.name) + symbol.offset)
         elif variable is None:
             raise Missing(f"the address of {symbol.name}, which the module does not declare")
@@ -197,14 +199,18 @@ class Program:
         """Return the names of functions whose address a thread can have: from the source, or from the initial
         values of a variable that it can reach."""
         initial = {symbol.name for v in self.reachable_variables() for _, symbol in v.pointers}
-        return self.taken | initial & self.text.functions.keys()
+        return self.taken_addresses | initial & self.text.functions.keys()
 
-    def renewal(self, variable):
-        return self.shared_name(python_name(variable.name, "renew_v"), lambda run: run.renewal(variable))
+    def push_frame(self, variable):
+        return self.shared_name(
+            python_name(variable.name, "push_frame_v"), lambda run: run.push_frame(variable)
+        )
 
-    def release(self, variable):
+    def pop_frame(self, variable):
         """What gives a device function's local memory back, when it returns."""
-        return self.shared_name(python_name(variable.name, "leave_v"), lambda run: run.release(variable))
+        return self.shared_name(
+            python_name(variable.name, "pop_frame_v"), lambda run: run.pop_frame(variable)
+        )
 
     def is_kernel_parameter(self, name):
         return self.function.entry and any(p.name == name for p in self.function.parameters)
@@ -236,7 +242,7 @@ class Program:
     def site(self, action):
         return self.origin.site(self.function, self.item, action)
 
-    def place(self):
+    def wait_point(self):
         """(an identity, the number of its site) of a place where threads wait."""
         return (self.entry.name, next(self.counter)), self.site("call")
 
@@ -244,50 +250,50 @@ class Program:
 
     def load(self, ptx_type, space, count):
         site = self.site("load")
-        return self.unique("load", lambda run: run.memory.loader(ptx_type, space, count, site))
+        return self.new_name("load", lambda run: run.memory.make_load(ptx_type, space, count, site))
 
     def store(self, ptx_type, space, count):
         site = self.site("store")
-        return self.unique("store", lambda run: run.memory.storer(ptx_type, space, count, site))
+        return self.new_name("store", lambda run: run.memory.make_store(ptx_type, space, count, site))
 
     def strong(self, action, ptx_type, space, access):
         """A load or store that other threads' strong ones do not race with."""
         if id(self.item) in self.grid_sync.waits:
-            place = self.place()
-            return self.unique("wait_for_grid", lambda run: run.wait_for_grid(place))
+            place = self.wait_point()
+            return self.new_name("wait_for_grid", lambda run: run.wait_for_grid(place))
         self.used.add("atomic")
-        relied_on = access.volatile and action == "load" and self.uses.computes(self.item)
-        acted_on = not relied_on and (not access.volatile or self.uses.decides(self.item))
+        relied_on = access.volatile and action == "load" and self.uses.relies_on(self.item)
+        acted_on = not relied_on and (not access.volatile or self.uses.acts_on(self.item))
         self.synchronizes |= action == "load" and acted_on
         rest = ptx_type, space, access, self.site(f"atomic {action}"), self.site(action), relied_on
-        return self.unique(action, lambda run: run.memory.strong(action, *rest))
+        return self.new_name(action, lambda run: run.memory.make_strong(action, *rest))
 
     def atomic(self, access):
         if id(self.item) in self.grid_sync.arrivals:
             return "u32", self.shared_name("arrive_at_grid", lambda run: run.arrive_at_grid)
         self.used.add("atomic")
-        ptx_type, combine, replaces = atomics.atomic(access)
-        site, writes = self.site("atomic"), atomics.writes(access)
+        ptx_type, combine, replaces = atomics.atomic_semantics(access)
+        site, writes = self.site("atomic"), atomics.write_condition(access)
         rest = access.space, site, access.reach, combine, writes, access.release, replaces
-        name = self.unique("atomic", lambda run: run.memory.atomic(ptx_type, *rest))
+        name = self.new_name("atomic", lambda run: run.memory.make_atomic(ptx_type, *rest))
         return ptx_type, name
 
     def transfer(self, name):
         """What carries out the MemoryInstruction of this name in the table."""
         entry, sites = INSTRUCTIONS[name], self.transfer_sites()
         self.used.add(name)
-        return self.unique("transfer", lambda run: run.transfer(entry, sites))
+        return self.new_name("transfer", lambda run: run.transfer(entry, sites))
 
     def transfer_sites(self):
         return {action: self.site(action) for action in ("load", "store", "atomic")}
 
     # --- waiting --------------------------------------------------------------------------------------------
 
-    def part(self, waits):
+    def named_barrier(self, waits):
         """What a thread calls at a barrier of a part of the block: (number, count)."""
         self.used.add(NAMED_BARRIER)
-        place = self.place()
-        return self.unique("part", lambda run: run.part(place, waits))
+        place = self.wait_point()
+        return self.new_name("named_barrier", lambda run: run.named_barrier(place, waits))
 
     def barrier(self, number, count, vote):
         if count is not None or getattr(number, "value", 1) != 0:
@@ -296,10 +302,10 @@ class Program:
 
     def whole_barrier(self, vote, number):
         self.used.add("syncthreads")
-        place = self.place()
-        return self.unique("barrier", lambda run: run.barrier(place, vote, number))
+        place = self.wait_point()
+        return self.new_name("barrier", lambda run: run.barrier(place, vote, number))
 
-    def yielding(self, entry):
+    def fence_call(self, entry):
         """What carries out a fence, or nanosleep."""
         self.used.add(entry.name)
         self.synchronizes |= entry in FENCES
@@ -309,42 +315,42 @@ class Program:
         """What a lane calls for an instruction of warps; of operands in memory, with their address in
         `space`."""
         self.used.add(entry.name)
-        place, sites = self.place(), self.transfer_sites() if space else None
-        return self.unique("warp", lambda run: run.warp_call(entry, place, space, sites))
+        place, sites = self.wait_point(), self.transfer_sites() if space else None
+        return self.new_name("warp", lambda run: run.warp_call(entry, place, space, sites))
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    def called(self, name):
+    def callee_name(self, name):
         callee = self.text.functions.get(name)
         if callee is not None and callee.body is not None:
-            self.waiting.append(callee)
+            self.pending.append(callee)
             return python_name(callee.name, "run")
-        place = self.place()
+        place = self.wait_point()
         if name in ("vprintf", "__assertfail"):
             self.used.add("print" if name == "vprintf" else "assert")
             site = self.site("load")
-            return self.unique("outside", lambda run: run.outside(name, site))
+            return self.new_name("device_function", lambda run: run.device_function(name, site))
         if name in FUNCTIONS:
             site = self.site("store")
-            return self.unique("heap", lambda run: run.on_heap(FUNCTIONS[name], site))
+            return self.new_name("heap", lambda run: run.on_heap(FUNCTIONS[name], site))
         if name in ("cudaCGGetIntrinsicHandle", "cudaCGSynchronize"):
             self.used.add("this_grid")
-            return self.unique("grid", lambda run: run.grid_barrier(name, place))
+            return self.new_name("grid", lambda run: run.grid_barrier(name, place))
         raise Missing(f"{self.item.opcode} of {name}, which the module does not define")
 
-    def pointer_call(self, returns, gives):
-        """Name what finds the function of a pointer; `returns`, `gives`: bytes of results and arguments."""
+    def pointer_call(self, returns, arguments):
+        """Name what finds the function of a pointer."""
         self.calls_pointers = True
         site = self.site("call")
-        return self.unique("callee", lambda run: calls.Callee(run.context, site, returns, gives))
+        return self.new_name("callee", lambda run: calls.Callee(run.context, site, returns, arguments))
 
     def trap(self):
-        place = self.place()
-        return self.unique("trap", lambda run: run.trap(place))
+        place = self.wait_point()
+        return self.new_name("trap", lambda run: run.trap(place))
 
     def namespace(self, run):
         """All globals of the source, for one launch."""
-        return HELPERS | {name: make(run) for name, make in self.given.items()}
+        return HELPERS | {name: make(run) for name, make in self.factories.items()}
 
 
 def refuse(text, *arguments):

@@ -27,21 +27,21 @@ class PaddedSpace(AddressSpace):
     gap = GAP
 
 
-class Pointed(Array):
+class PointerArray(Array):
     """An array as pointers see it: in front of it is nothing."""
 
     __slots__ = ()
     wraps = False
 
 
-def pointed(context, allocation):
+def whole_array(context, allocation):
     """All of an allocation, by the elements that findings call."""
     itemsize = allocation.home[1]
     length = allocation.root.size // itemsize
     array = array_at(
         context, allocation, 0, np.dtype(f"V{itemsize}"), (length,), (itemsize,), allocation.name
     )
-    array.__class__ = Pointed  # no class for fast accesses: it stands in a finding
+    array.__class__ = PointerArray  # no class for fast accesses: it stands in a finding
     return array
 
 
@@ -79,11 +79,11 @@ class Frames:
     def __init__(self):
         self.depth, self.regions = 0, []
 
-    def holding(self, address):
+    def find(self, address):
         """The Region of an address, or None."""
         return next((r for r in self.regions[: self.depth] if r.base <= address < r.end), None)
 
-    def below(self, address, otherwise):
+    def base_below(self, address, otherwise):
         """Where the last frame begins that is not behind the address."""
         return max((r.base for r in self.regions[: self.depth] if r.base <= address), default=otherwise)
 

@@ -12,9 +12,9 @@ from sim.errors import LaunchError
 from sim.memory.declared import check_sizes
 from sim.memory.spaces import bind_arguments, host_array
 from sim.nouns import plural
-from sim.ptx import outside
+from sim.ptx import device_runtime
 from sim.ptx.calls import function_address
-from sim.ptx.copies import OfAddresses
+from sim.ptx.copies import AddressMemory
 from sim.ptx.grid_sync import HIGH, GridBarrier, workspace
 from sim.ptx.heap import Heap
 from sim.ptx.memory import Memory
@@ -25,7 +25,7 @@ WORKSPACE = "%envreg1"  # the name of its allocation
 STACK = 1 << 16  # bytes of a thread for the local memory of a function that calls itself
 
 
-class Place:
+class WaitPoint:
     """Where a thread waits, as the engine knows it from a frame: `f_code` and `f_lasti` tell places apart.
     `number`: of the barrier of the whole block there."""
 
@@ -42,7 +42,7 @@ class Run:
 
     def __init__(self, context, scheduler, program, launch):
         self.context, self.scheduler, self.program, self.launch = context, scheduler, program, launch
-        self.memory = Memory(scheduler, Place(context, ("turn", 0), 3))
+        self.memory = Memory(scheduler, WaitPoint(context, ("turn", 0), 3))
         self.store = launch.function.module.store
         self.allocations = {}  # variable's name -> allocation
         self.dynamic = None
@@ -63,13 +63,13 @@ class Run:
                 self.address(variable)
         for variable in reachable:
             if variable.name in self.allocations:
-                self.point(variable)
+                self.write_pointers(variable)
 
-    def point(self, variable):
+    def write_pointers(self, variable):
         """Put addresses into a variable that was initialised with them."""
         for offset, symbol in variable.pointers:
             value = self.pointer_to(symbol, variable.line)
-            self.store.point(variable, offset, value.to_bytes(8, "little"))
+            self.store.write_pointer(variable, offset, value.to_bytes(8, "little"))
 
     def pointer_to(self, symbol, line):
         """Return the generic address of a variable, or the address of a function. Errors: LaunchError."""
@@ -87,30 +87,30 @@ class Run:
 
     def allocation(self, variable):
         if variable.name not in self.allocations:
-            self.allocations[variable.name] = self.allocated(variable)
+            self.allocations[variable.name] = self.allocate(variable)
         return self.allocations[variable.name]
 
-    def allocated(self, variable):
+    def allocate(self, variable):
         space = variable.space
         if space == "shared" and variable.count is None:
             return self.dynamic_shared(variable)
         if space in ("global", "const"):
-            return self.of_module(variable)
+            return self.allocate_of_module(variable)
         nbytes = variable.bytes
-        copies = self.launch.threads * self.frames(variable) if space == "local" else 1
+        copies = self.launch.threads * self.most_frames(variable) if space == "local" else 1
         allocation = self.reserve(variable, nbytes, copies)
         if space in self.declared_bytes:
             self.declared_bytes[space] += nbytes
             check_sizes(self.launch.spec, **self.declared_bytes, dynamic=self.launch.shared, asked=True)
-        self.memory.hold(allocation)
+        self.memory.make_addressable(allocation)
         return allocation
 
-    def of_module(self, variable):
+    def allocate_of_module(self, variable):
         """A variable whose bytes the module keeps from launch to launch. Errors: LaunchError."""
         unwritten = self.store.unwritten(variable, self.launch.function.__name__)
         allocation = self.reserve(variable, variable.bytes, 1, self.store.root(variable))
         allocation.unwritten = unwritten
-        self.memory.hold(allocation)
+        self.memory.make_addressable(allocation)
         return allocation
 
     def dynamic_shared(self, variable):
@@ -119,7 +119,7 @@ class Run:
             self.dynamic = self.reserve(variable, self.launch.shared, 1)
             self.dynamic.alignment = max(variable.align, 16)  # where drivers put it
             self.dynamic.last = True
-            self.memory.hold(self.dynamic)
+            self.memory.make_addressable(self.dynamic)
         return self.dynamic
 
     def reserve(self, variable, nbytes, copies, root=None):
@@ -128,15 +128,15 @@ class Run:
             plain_name(variable.name), variable.space, nbytes, variable.align, itemsize, shape, copies, root
         )
 
-    def frames(self, variable):
+    def most_frames(self, variable):
         """How many calls of the function that has a local variable may be under way in a thread."""
         return 1 if variable in self.program.entry.variables else max(STACK // max(variable.bytes, 1), 1)
 
-    def release(self, variable):
-        return functools.partial(self.memory.release, self.allocation(variable))
+    def pop_frame(self, variable):
+        return functools.partial(self.memory.pop_frame, self.allocation(variable))
 
-    def renewal(self, variable):
-        return functools.partial(self.memory.renew, self.allocation(variable))
+    def push_frame(self, variable):
+        return functools.partial(self.memory.push_frame, self.allocation(variable))
 
     # --- arguments ------------------------------------------------------------------------------------------
 
@@ -149,16 +149,16 @@ class Run:
             check_elements(list(arguments)[place], arrays, nbytes)
         places = bind_arguments(self.context.space, arrays)
         for allocation in dict.fromkeys(allocation for allocation, _ in places.values()):
-            self.memory.hold(allocation)
+            self.memory.make_addressable(allocation)
         self.bits = [
-            pointer(places[name])
+            pointer_bytes(places[name])
             if name in arrays and parameter.type in ("u64", "b64", "s64")
-            else as_bytes(name, value, parameter)
+            else argument_bytes(name, value, parameter)
             for (name, value), parameter in zip(arguments.items(), parameters)
         ]
-        return [self.read(*argument) for argument in self.program.arguments]
+        return [self.read_argument(*argument) for argument in self.program.arguments]
 
-    def read(self, position, at, ptx_type):
+    def read_argument(self, position, at, ptx_type):
         dtype = np.dtype(VIEWS[ptx_type])
         value = np.frombuffer(self.bits[position], np.uint8)[at : at + dtype.itemsize].view(dtype)[0]
         return int(value) if dtype.kind in "iu" else value
@@ -171,7 +171,7 @@ class Run:
             root = np.frombuffer(self.bits[position], np.uint8).copy()
             label = list(self.launch.arguments)[position]
             allocation = self.memory.reserve(label, "const", len(root), 16, 1, None, 1, root)
-            self.memory.hold(allocation)
+            self.memory.make_addressable(allocation)
             self.allocations[key] = allocation
         return self.allocations[key].base - WINDOWS["const"]
 
@@ -191,11 +191,11 @@ class Run:
 
     # --- waiting --------------------------------------------------------------------------------------------
 
-    def place(self, place, number=None):
-        return Place(self.context, *place, number)
+    def wait_point(self, place, number=None):
+        return WaitPoint(self.context, *place, number)
 
     def barrier(self, place, vote, number):
-        context, at = self.context, self.place(place, number)
+        context, at = self.context, self.wait_point(place, number)
         if vote is not None:
             return lambda predicate: int(self.scheduler.wait(BARRIER, at, (vote, predicate)))
 
@@ -208,19 +208,19 @@ class Run:
 
         return wait
 
-    def part(self, place, waits):
-        at = self.place(place)
+    def named_barrier(self, place, waits):
+        at = self.wait_point(place)
 
         def meet(number, count=self.launch.threads):
             named_barrier.arrive_at(self.scheduler, number, count, at, waits)
 
-        return placed(meet, place[1])
+        return with_site(meet, place[1])
 
     def grid_barrier(self, name, place):
         """What cooperative groups call: for the handle of the grid, and to wait for all of it."""
         if name == "cudaCGGetIntrinsicHandle":
             return lambda scope: 1
-        at = self.place(place)
+        at = self.wait_point(place)
         return lambda handle, flags: self.scheduler.wait(GRID, at) or 0
 
     def workspace_address(self, half):
@@ -240,14 +240,14 @@ class Run:
         return self.grid.arrive(added)
 
     def wait_for_grid(self, place):
-        at = self.place(place)
+        at = self.wait_point(place)
         return lambda address: self.grid.wait(at)
 
     def warp_call(self, entry, place, space=None, sites=None):
-        at, scheduler = self.place(place), self.scheduler
+        at, scheduler = self.wait_point(place), self.scheduler
         if space is None:
             return lambda *operands: warp.arrive(scheduler, entry, operands, at)
-        memory = OfAddresses(self.memory, entry.name, sites)
+        memory = AddressMemory(self.memory, entry.name, sites)
         if entry.put is not None:
 
             def put(*given, **more):
@@ -261,24 +261,24 @@ class Run:
 
     def transfer(self, entry, sites):
         """What carries out a MemoryInstruction."""
-        return placed(self.on_memory(entry, sites), sites["load"])
+        return with_site(self.on_memory(entry, sites), sites["load"])
 
     def on_memory(self, entry, sites=None):
         """The same, without a place to blame."""
-        return functools.partial(entry.meaning, OfAddresses(self.memory, entry.name, sites))
+        return functools.partial(entry.meaning, AddressMemory(self.memory, entry.name, sites))
 
-    def outside(self, name, site):
-        return functools.partial(getattr(outside, name.strip("_")), self, site)
+    def device_function(self, name, site):
+        return functools.partial(getattr(device_runtime, name.strip("_")), self, site)
 
     def on_heap(self, name, site):
         """What carries out `malloc` or `free` at this site."""
         return functools.partial(getattr(self.heap, name), site)
 
     def trap(self, place):
-        return functools.partial(outside.trap, place[1])
+        return functools.partial(device_runtime.trap, place[1])
 
 
-def placed(function, site):
+def with_site(function, site):
     """A function whose errors say where the kernel called it."""
 
     def call(*arguments):
@@ -291,7 +291,7 @@ def placed(function, site):
     return call
 
 
-def pointer(place):
+def pointer_bytes(place):
     allocation, offset = place
     return (allocation.base + offset).to_bytes(8, "little")
 
@@ -308,11 +308,11 @@ def check_elements(name, arrays, nbytes):
         )
 
 
-def as_bytes(name, value, parameter):
+def argument_bytes(name, value, parameter):
     """The bytes of an argument as the parameter's type wants them. Errors: LaunchError."""
     ptx_type, nbytes = parameter.type, parameter.bytes
     if parameter.count != 1:
-        return structure(name, value, nbytes)
+        return structure_bytes(name, value, nbytes)
     if not isinstance(value, (int, float, np.generic, np.ndarray)) or np.ndim(value):
         raise LaunchError(
             f"{name} is a .{ptx_type} of {plural(nbytes, 'byte')}: wanted a number, got a"
@@ -332,7 +332,7 @@ def as_bytes(name, value, parameter):
     return (number & ((1 << 8 * nbytes) - 1)).to_bytes(nbytes, "little")
 
 
-def structure(name, value, nbytes):
+def structure_bytes(name, value, nbytes):
     """A structure given by its bytes: bytes, or a numpy scalar or array of that size."""
     raw = value.tobytes() if isinstance(value, (np.ndarray, np.generic)) else value
     if isinstance(raw, bytes) and len(raw) == nbytes:

@@ -24,7 +24,7 @@ class Tokens:
     def __init__(self, text):
         self.text = text
         self.breaks = [match.start() for match in re.finditer("\n", text)]
-        self.tokens, self.places = [], []
+        self.tokens, self.positions = [], []
         self.read_tokens()
         self.at = 0
 
@@ -33,17 +33,19 @@ class Tokens:
         while position < len(self.text):
             match = TOKEN.match(self.text, position)
             if match is None:
-                self.places.append(position)
-                raise self.error(f"cannot read {self.text[position : position + 20]!r}", len(self.places) - 1)
+                self.positions.append(position)
+                raise self.error(
+                    f"cannot read {self.text[position : position + 20]!r}", len(self.positions) - 1
+                )
             if match.lastgroup != "blank":
                 # `.reg.b32` is two directives; a point inside any other name is part of it
                 parts = re.findall(r"\.[^.]+", match[0]) if match[0][0] == "." else [match[0]]
                 self.tokens += parts
-                self.places += [position] * len(parts)
+                self.positions += [position] * len(parts)
             position = match.end()
 
     def line(self, at=None):
-        place = self.places[min(self.at if at is None else at, len(self.places) - 1)]
+        place = self.positions[min(self.at if at is None else at, len(self.positions) - 1)]
         return bisect_right(self.breaks, place - 1) + 1
 
     def error(self, what, at=None):
@@ -62,38 +64,38 @@ class Tokens:
         self.at += 1
         return token
 
-    def taken(self, token):
+    def accept(self, token):
         """Whether the next token is this one, which is then taken."""
         if self.next == token:
             self.at += 1
             return True
         return False
 
-    def listed(self, read):
+    def comma_list(self, read):
         """What `read` gives, and again behind each comma."""
         found = [read()]
-        while self.taken(","):
+        while self.accept(","):
             found.append(read())
         return found
 
-    def until(self, end, read):
+    def list_until(self, end, read):
         """What `read` gives, with commas or without, until the token `end`."""
         found = []
-        while not self.taken(end):
+        while not self.accept(end):
             found.append(read())
-            self.taken(",")
+            self.accept(",")
         return found
 
     def integer(self):
-        sign = -1 if self.taken("-") else 1
+        sign = -1 if self.accept("-") else 1
         token = self.take()
         try:
-            return sign * whole(token)
+            return sign * parse_integer(token)
         except ValueError:
             raise self.error(f"wanted an integer, got {token!r}", self.at - 1) from None
 
 
-def whole(token):
+def parse_integer(token):
     """The integer that a token writes."""
     token = token.rstrip("U")
     if len(token) > 1 and token[0] == "0" and token[1].isdigit():

@@ -4,13 +4,13 @@ from sim.isa.arithmetic import REALS
 from sim.isa.barriers import nanosleep
 from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, meaning
 from sim.isa.table import by_ptx
-from sim.ptx.accesses import SPACES, Access, address, atomic, load, parts, store
+from sim.ptx.accesses import SPACES, Access, address_text, atomic, load, parts, store
 from sim.ptx.calls import size_of
 from sim.ptx.regions import WINDOWS
 from sim.ptx.syntax import Address, Group, Immediate, Not, Register, Symbol, python_name
 from sim.ptx.warps import form_of
 
-NOTHING = set(
+IGNORED = set(
     "prefetch prefetchu applypriority discard createpolicy griddepcontrol setmaxnreg pmevent".split()
 )
 
@@ -44,11 +44,11 @@ def instruction(writer, item):
     base = item.names[0]
     if base in HANDLERS:
         HANDLERS[base](writer, item)
-    elif base not in NOTHING:
-        on_registers(writer, item)
+    elif base not in IGNORED:
+        compute(writer, item)
 
 
-def on_registers(writer, item):
+def compute(writer, item):
     """What a meaning in sim.isa says whole."""
     operation = meaning(item.opcode)
     to, *given = item.operands
@@ -97,13 +97,13 @@ def mov(writer, item):
     if isinstance(to, Group):
         writer.assign(to, writer.value(source, f"b{WIDTHS[ptx_type]}"), f"b{WIDTHS[ptx_type]}")
         return
-    same = isinstance(source, Register) and writer.holds[to.name] == writer.holds[source.name]
+    same = isinstance(source, Register) and writer.kinds[to.name] == writer.kinds[source.name]
     if same and to.type == source.type:
         writer.emit(f"{writer.name(to)} = {writer.name(source)}")
         return
-    floating = writer.holds[to.name] in REALS and isinstance(source, Immediate)
+    floating = writer.kinds[to.name] in REALS and isinstance(source, Immediate)
     as_it_is = ptx_type in REALS or ptx_type == "pred"
-    read_as = writer.holds[to.name] if floating else ptx_type if as_it_is else f"b{WIDTHS[ptx_type]}"
+    read_as = writer.kinds[to.name] if floating else ptx_type if as_it_is else f"b{WIDTHS[ptx_type]}"
     writer.assign(to, writer.value(source, read_as), read_as, True)
 
 
@@ -150,14 +150,14 @@ def barrier(writer, item):
     if does not in ({"sync"}, {"arrive"}) or not 1 + ("arrive" in does) <= len(operands) <= 2:
         raise Missing(f"{item.opcode} with these operands")
     values = [writer.value(operand, "u32") for operand in operands]
-    writer.emit(f"{writer.module.part('sync' in does)}({', '.join(values)})")
+    writer.emit(f"{writer.module.named_barrier('sync' in does)}({', '.join(values)})")
 
 
-def phased(writer, item):
+def mbarrier(writer, item):
     """mbarrier: a barrier in shared memory."""
     names, operands = item.names, list(item.operands)
     if "pending_count" in names:
-        return on_registers(writer, item)
+        return compute(writer, item)
     entry = entry_of(".".join(n for n in names if n not in ORDERING))
     gives = entry.name not in ("mbarrier_init", "mbarrier_inval")
     to = operands.pop(0) if gives else None
@@ -167,7 +167,7 @@ def phased(writer, item):
         raise Missing(f"{item.opcode} with these operands")
     ptx_type = "b64" if entry.name == "mbarrier_test_wait" else "u32"
     space = "shared" if {"shared", "shared::cta"} & set(names) else "generic"
-    values = [repr(space), address(writer, where)]
+    values = [repr(space), address_text(writer, where)]
     values += [writer.value(operand, ptx_type) for operand in given[:1]]
     name = writer.module.transfer(entry.name)
     writer.assign(to, f"{name}({', '.join(values)})", "pred" if "wait" in entry.name else "u64", True)
@@ -185,11 +185,11 @@ def fence(writer, item):
     names = item.names
     if "proxy" in names or "mbarrier_init" in names:
         return
-    writer.emit(f"{writer.module.yielding(entry_of(item.opcode))}()")
+    writer.emit(f"{writer.module.fence_call(entry_of(item.opcode))}()")
 
 
 def sleep(writer, item):
-    writer.emit(f"{writer.module.yielding(nanosleep)}(0)")
+    writer.emit(f"{writer.module.fence_call(nanosleep)}(0)")
 
 
 def warp(writer, item):
@@ -200,20 +200,20 @@ def warp(writer, item):
     values = {i: writer.value(given[i], ptx_type) for i, ptx_type in zip(form.order, form.operands)}
     name = writer.module.warp_call(form.entry)
     text = f"{name}({', '.join(values[i] for i in form.order)})"
-    several(writer, item, form.results, text, len(values) == len(given))
+    assign_results(writer, item, form.results, text, len(values) == len(given))
 
 
-def matrix(writer, item):
+def ldmatrix(writer, item):
     """ldmatrix, whose operands stand in memory."""
     names = item.names
     space = next((n for n in names if n.split("::")[0] == "shared"), None)
     form = form_of(".".join(n for n in names if n != space))
     _, where = item.operands
     name = writer.module.warp_call(form.entry, "shared" if space else "generic")
-    several(writer, item, form.results, f"{name}({address(writer, where)})")
+    assign_results(writer, item, form.results, f"{name}({address_text(writer, where)})")
 
 
-def fragment(writer, item):
+def wmma(writer, item):
     """wmma: a product of fragments, or a load or store of one by all lanes of the warp."""
     names, operands = item.names, list(item.operands)
     if "mma" in names:
@@ -223,7 +223,7 @@ def fragment(writer, item):
     registers, where = operands[:2] if "load" in names else operands[1::-1]
     if not isinstance(where, Address) or len(operands) > 3:
         raise Missing(f"{item.opcode} with these operands")
-    given = [address(writer, where)]
+    given = [address_text(writer, where)]
     if "store" in names:
         count, ptx_type = form.entry.put.count, "b64" if "f64" in names else "b32"
         given += [writer.value(part, ptx_type) for part in parts(registers)]
@@ -232,10 +232,10 @@ def fragment(writer, item):
     if len(operands) == 3:
         given.append(f"stride={writer.value(operands[2], 'u32')}")
     name = writer.module.warp_call(form.entry, space.split("::")[0] if space else "generic")
-    several(writer, item, form.results, f"{name}({', '.join(given)})")
+    assign_results(writer, item, form.results, f"{name}({', '.join(given)})")
 
 
-def several(writer, item, results, text, fits=True):
+def assign_results(writer, item, results, text, fits=True):
     """Set the registers of an instruction of warps to its results."""
     targets = parts(item.operands[0]) if results else ()
     if not fits or len(targets) > len(results) or len(targets) < len(results) - (results[1:] == ("pred",)):
@@ -244,7 +244,7 @@ def several(writer, item, results, text, fits=True):
         text = f"int({text})" if results and results[0] not in ("pred", "f32") else text
         writer.assign(targets[0] if results else None, text, *(results or ("pred",)))
         return
-    for part, part_name, ptx_type in zip(targets, writer.spread(text, len(results)), results):
+    for part, part_name, ptx_type in zip(targets, writer.unpack_tuple(text, len(results)), results):
         if part is not None:
             plain = part_name if ptx_type in ("pred", "f32", "f64") else f"int({part_name})"
             writer.assign(part, plain, ptx_type)
@@ -259,7 +259,7 @@ def call(writer, item):
     function, *rest = operands
     given = rest[0].parts if rest and isinstance(rest[0], Group) else ()
     if isinstance(function, Symbol):
-        name = writer.module.called(function.name)
+        name = writer.module.callee_name(function.name)
     elif not isinstance(function, Register) or not rest or not isinstance(rest[-1], Symbol):
         raise Missing(f"{item.opcode} of a pointer, without .callprototype or .calltargets")
     else:
@@ -275,11 +275,11 @@ def call(writer, item):
 # --- asynchronous copies ------------------------------------------------------------------------------------
 
 
-def asynchronous(writer, item):
+def cp_async(writer, item):
     """cp.async: a copy to shared memory that is there after the wait for it, not before."""
     operands, does = item.operands, set(item.names[1:])
     if "mbarrier" in does:
-        return tracked(writer, item)
+        return cp_async_mbarrier(writer, item)
     if len(does) == 2 and (what := does & ASYNCHRONOUS.keys()):
         values = [writer.value(operand, "u32") for operand in operands]
         if len(values) != ("wait_group" in what):
@@ -293,16 +293,16 @@ def asynchronous(writer, item):
     if getattr(size, "value", None) not in sizes:
         raise Missing(f"{item.opcode} of another size than {', '.join(map(str, sizes))} bytes")
     name = writer.module.transfer(f"cp_async_{size.value}")
-    places = f"'shared', {address(writer, to)}, 'global', {address(writer, source)}"
-    writer.emit(f"{name}({places}, {bytes_taken(writer, size.value, *taken)})")
+    places = f"'shared', {address_text(writer, to)}, 'global', {address_text(writer, source)}"
+    writer.emit(f"{name}({places}, {source_bytes(writer, size.value, *taken)})")
 
 
-def tracked(writer, item):
+def cp_async_mbarrier(writer, item):
     """cp.async.mbarrier.arrive: an arrival when the thread's copies have arrived."""
     (where,) = item.operands
     space, plain = shared_or_generic(item.names)
     name = writer.module.transfer(entry_of(plain).name)
-    writer.emit(f"{name}({space!r}, {address(writer, where)})")
+    writer.emit(f"{name}({space!r}, {address_text(writer, where)})")
 
 
 def shared_or_generic(names):
@@ -319,7 +319,7 @@ ASYNCHRONOUS = {
 COPYING = {"async", "ca", "cg", "shared", "shared::cta", "global", "L2::64B", "L2::128B", "L2::256B"}
 
 
-def bytes_taken(writer, size, taken=None):
+def source_bytes(writer, size, taken=None):
     """The text of how many bytes a copy reads: src-size, or none where the predicate ignore-src holds."""
     if taken is None:
         return str(size)
@@ -346,10 +346,10 @@ HANDLERS = {
         fence: "membar fence",
         sleep: "nanosleep",
         warp: "shfl vote match activemask redux elect mma",
-        matrix: "ldmatrix",
-        fragment: "wmma",
-        asynchronous: "cp",
-        phased: "mbarrier",
+        ldmatrix: "ldmatrix",
+        wmma: "wmma",
+        cp_async: "cp",
+        mbarrier: "mbarrier",
         call: "call",
         trap: "trap brkpt",
     }.items()

@@ -13,8 +13,8 @@ import numpy as np
 
 from sim.errors import LaunchError
 from sim.memory.spaces import host_array
-from sim.ptx.heap import Kept
-from sim.ptx.origin import evaluated, plain_name, without_comments
+from sim.ptx.heap import HeapState
+from sim.ptx.origin import evaluate, plain_name, without_comments
 
 KEYWORDS = {"const": "__constant__", "global": "__device__"}
 PLACES = {"const": "constant", "global": "variable"}  # attributes of a Module
@@ -35,8 +35,8 @@ class Store:
         self.text, self.origin = text, origin
         self.roots: dict[str, np.ndarray] = {}
         self.unset: dict[str, np.ndarray] = {}
-        self.heap = Kept()
-        self.pointed: dict[tuple[str, int], bytes] = {}  # (variable, byte) -> the address that was put there
+        self.heap = HeapState()
+        self.written_pointers: dict[tuple[str, int], bytes] = {}  # (variable, byte) -> address
 
     def root(self, variable: Any) -> np.ndarray:
         """Return the bytes of a variable: at first its initial ones, or zeros as C++ has them."""
@@ -53,8 +53,8 @@ class Store:
         out. A variable in a namespace that the source does not declare is a library's."""
         if self.origin.language != "C++":
             return True
-        found = Declaration.of(self.origin, variable)
-        return found.initialised if found else bool(self.origin.whole) and variable.name.startswith("_Z")
+        found = Declaration.find(self.origin, variable)
+        return found.initialised if found else bool(self.origin.main_text) and variable.name.startswith("_Z")
 
     def unwritten(self, variable: Any, kernel: str) -> np.ndarray | None:
         """Return which bytes of constant memory nobody has set, or None.
@@ -68,23 +68,23 @@ class Store:
             name, view = plain_name(variable.name), self.view(variable)
             raise LaunchError(
                 f"{name} is constant memory that nobody has set, and {kernel} can read it: all would be 0\n"
-                f'  set it before the launch: kernels.constant["{name}"] = {described(view)}'
+                f'  set it before the launch: kernels.constant["{name}"] = {describe(view)}'
             )
         return unset
 
-    def point(self, variable: Any, offset: int, address: bytes) -> None:
+    def write_pointer(self, variable: Any, offset: int, address: bytes) -> None:
         """Put an address into a variable, unless something else has been stored there since."""
         root, key = self.root(variable), (variable.name, offset)
         here = slice(offset, offset + len(address))
-        if key not in self.pointed or root[here].tobytes() == self.pointed[key]:
+        if key not in self.written_pointers or root[here].tobytes() == self.written_pointers[key]:
             root[here] = np.frombuffer(address, np.uint8)
-            self.pointed[key] = address
+            self.written_pointers[key] = address
 
     def view(self, variable: Any) -> np.ndarray:
         """Return the variable as an array of the type and shape that the source declares; its bytes, where
         those are not known."""
         root = self.root(variable)
-        found = Declaration.of(self.origin, variable)
+        found = Declaration.find(self.origin, variable)
         dtype, width = found.dtype if found else by_ptx_type(variable)
         if dtype is None or root.size % (dtype.itemsize * width):
             return root
@@ -99,7 +99,7 @@ class Store:
         view, name = self.view(variable), plain_name(variable.name)
         given = as_array(value, view, name)
         if given.nbytes > view.nbytes or given.ndim > 1 and given.shape != view.shape:
-            raise LaunchError(f"{name} is {described(view)}, got {described(given)}")
+            raise LaunchError(f"{name} is {describe(view)}, got {describe(given)}")
         root = self.root(variable)
         root[: given.nbytes] = np.frombuffer(given.tobytes(), np.uint8)
         if variable.name in self.unset:
@@ -114,15 +114,15 @@ class Declaration:
         self.dtype, self.shape, self.initialised = dtype, shape, initialised
 
     @classmethod
-    def of(cls, origin: Any, variable: Any) -> "Declaration | None":
+    def find(cls, origin: Any, variable: Any) -> "Declaration | None":
         """Return the declaration of a variable: in the main file, or in one of its own headers."""
         name = re.escape(plain_name(variable.name))
-        texts = (text for text in (origin.whole, *origin.headers) if re.search(rf"\b{name}\b", text))
-        found = (cls.within(text, name, origin) for text in texts)
+        texts = (text for text in (origin.main_text, *origin.headers) if re.search(rf"\b{name}\b", text))
+        found = (cls.find_in(text, name, origin) for text in texts)
         return next((declaration for declaration in found if declaration), None)
 
     @classmethod
-    def within(cls, text: str, name: str, origin: Any) -> "Declaration | None":
+    def find_in(cls, text: str, name: str, origin: Any) -> "Declaration | None":
         text = re.sub(ATTRIBUTES, "", without_comments(text))
         for statement, end in re.findall(r"([^;{}]*)([;{}])", text):
             head, *rest = re.split(rf"\b{name}\b", statement, maxsplit=1)
@@ -136,7 +136,7 @@ class Declaration:
             first = head if "," not in head else head.partition(",")[0]
             pointer = "*" in head.rpartition(",")[2] or "*" in first
             constants = origin.constants()
-            shape = [evaluated(part, constants) for part in re.findall(r"\[([^\]]*)\]", dimensions)]
+            shape = [evaluate(part, constants) for part in re.findall(r"\[([^\]]*)\]", dimensions)]
             whole = None if None in shape else tuple(n for n in shape if n is not None)
             return cls((np.dtype("u8"), 1) if pointer else type_of(words), whole, initialised)
         return None
@@ -167,7 +167,7 @@ def by_ptx_type(variable: Any) -> tuple[np.dtype | None, int]:
     return np.dtype(f"{'i' if kind == 'u' else kind}{int(width) // 8}"), 1
 
 
-def described(array: np.ndarray) -> str:
+def describe(array: np.ndarray) -> str:
     """Return an array's type and shape in words."""
     if array.ndim == 0:
         return f"one {array.dtype}"
@@ -186,7 +186,7 @@ def as_array(value: Any, view: np.ndarray, name: str) -> np.ndarray:
         if alike or view.dtype == np.uint8 and view.ndim == 1:
             return given
         raise LaunchError(
-            f"{name} is {described(view)}, got {described(given)};"
+            f"{name} is {describe(view)}, got {describe(given)};"
             f" {name}.astype(numpy.{view.dtype}) has the type"
         )
     try:
@@ -195,7 +195,7 @@ def as_array(value: Any, view: np.ndarray, name: str) -> np.ndarray:
             raise TypeError(f"{given.dtype} has no place there")
         return np.array(value, view.dtype)
     except (TypeError, ValueError, OverflowError) as error:
-        raise LaunchError(f"{name} is {described(view)}, got {value!r}: {error}") from None
+        raise LaunchError(f"{name} is {describe(view)}, got {value!r}: {error}") from None
 
 
 class Variables(MutableMapping[str, np.ndarray]):
@@ -214,7 +214,7 @@ class Variables(MutableMapping[str, np.ndarray]):
             return view
         unset = self.store.unset.get(variable.name)
         if unset is not None and unset.all():
-            raise LaunchError(f"nobody has set {name}, which is {described(view)}")
+            raise LaunchError(f"nobody has set {name}, which is {describe(view)}")
         view = view.copy()
         view.flags.writeable = False  # changing the copy would not set the variable
         return view
@@ -230,7 +230,7 @@ class Variables(MutableMapping[str, np.ndarray]):
             self.store.unset[variable.name][:] = True
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(plain_name(name) for name in self.own()))
+        return iter(dict.fromkeys(plain_name(name) for name in self.source_names()))
 
     def __contains__(self, name: object) -> bool:
         return name in list(self)  # also where nobody has set it
@@ -241,10 +241,10 @@ class Variables(MutableMapping[str, np.ndarray]):
     def __repr__(self) -> str:
         return f"<{KEYWORDS[self.space]} variables: {', '.join(self) or 'none'}>"
 
-    def own(self) -> list[str]:
+    def source_names(self) -> list[str]:
         """Return the names in PTX of the variables that the source file declares; all, without a source."""
         found = [v for v in self.store.text.variables.values() if v.space == self.space]
-        text = without_comments(self.store.origin.whole)
+        text = without_comments(self.store.origin.main_text)
         names = set(re.findall(r"\w+", text))
         return [v.name for v in found if not text or plain_name(v.name) in names]
 

@@ -6,7 +6,7 @@ A thread that loops until a flag changes makes its own order of the value that i
 computing with whatever it finds, as a reduction of a warp by `volatile int*` does, relies on an order that
 nobody has promised."""
 
-from sim.ptx.holding import read_and_written
+from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Address, Group, Instruction, Label, Register, Symbol
 
 NOT_VALUES = {"setp", "isspacep", "testp"}  # instructions whose results only decide
@@ -29,27 +29,27 @@ class Uses:
             if isinstance(item, Instruction) and item.names[0] in ("bra", "brx"):
                 self.jumps.append((at, [self.labels[name] for name in targets(item) if name in self.labels]))
 
-    def computes(self, load):
+    def relies_on(self, load):
         """Return whether the value of a load ends in other memory, and no loop waits for it. An element's own
         next value (`(*turn)++`) does not count, and what a function passes on is not followed."""
-        values, decisions = self.reached(load)
-        readers = self.reading(values)
-        if passed_on(readers):
+        values, decisions = self.dependent_registers(load)
+        readers = self.readers_of(values)
+        if leaves_function(readers):
             return False
         kept = any(ends_in_memory(item) and address_of(item) != address_of(load) for item in readers)
-        return kept and not self.awaited(self.body.index(load), decisions)
+        return kept and not self.is_awaited(self.body.index(load), decisions)
 
-    def decides(self, load):
+    def acts_on(self, load):
         """Return whether a thread may act on the value of a load: a predicate depends on it, or a function
         passes it on."""
-        values, decisions = self.reached(load)
-        return bool(decisions) or passed_on(self.reading(values))
+        values, decisions = self.dependent_registers(load)
+        return bool(decisions) or leaves_function(self.readers_of(values))
 
-    def reading(self, names):
+    def readers_of(self, names):
         """Return the instructions that read one of these registers."""
         return [self.body[at] for name in names for at in self.readers.get(name, ())]
 
-    def reached(self, load):
+    def dependent_registers(self, load):
         """Return (registers with values that depend on the one that is loaded, predicates that do)."""
         values, decisions = {r.name for r in registers(load.operands[0])}, set()
         waiting = list(values)
@@ -67,20 +67,20 @@ class Uses:
                     found |= written
         return values, decisions
 
-    def awaited(self, at, decisions):
+    def is_awaited(self, at, decisions):
         """Return whether a branch by one of these predicates may leave a loop around a place."""
         loops = [(target, jump) for jump, targets in self.jumps for target in targets if target <= at <= jump]
         for first, last in loops:
             for jump, places in self.jumps:
                 guard = self.body[jump].guard
                 if first <= jump <= last and guard is not None and guard[0].name in decisions:
-                    behind = [*places, jump + 1]
-                    if any(not first <= place <= last for place in behind):
+                    after = [*places, jump + 1]
+                    if any(not first <= place <= last for place in after):
                         return True
         return False
 
 
-def passed_on(readers):
+def leaves_function(readers):
     """Return whether one of these instructions gives a value to a function, or to a caller."""
     return any(item.opcode.startswith("st.param") for item in readers)
 

@@ -32,14 +32,16 @@ def form_of(opcode):
     entry = SHUFFLES.get(plain) or SHUFFLES.get(bare) or BY_PARTS.get(plain)
     if not isinstance(entry, Instruction):
         raise Missing(opcode)
-    operands = {name: type_of(dtype, ptx_type) for name, dtype in entry.operands.items()}
-    results = (operands[t] if isinstance(t, Like) else type_of(t, ptx_type) for t in entry.results.values())
+    operands = {name: ptx_type_of(dtype, ptx_type) for name, dtype in entry.operands.items()}
+    results = (
+        operands[t] if isinstance(t, Like) else ptx_type_of(t, ptx_type) for t in entry.results.values()
+    )
     order = tuple(range(len(operands)))
     if entry.mask == GIVEN:  # last in PTX, first in the table
         return Form(entry, ("b32", *operands.values()), tuple(results), (len(operands), *order))
     return Form(entry, tuple(operands.values()), tuple(results), order)
 
 
-def type_of(dtype, ptx_type):
+def ptx_type_of(dtype, ptx_type):
     """PTX's name of a dtype, of one word's bits where that is all that it says; of None, `ptx_type`."""
     return ptx_type if dtype is None else type_name(dtype).replace("u32", "b32")

@@ -31,11 +31,11 @@ COUNT = [0]
 class Counting(Writer):
     """Writes a kernel that counts the instructions of each block of its graph when it is entered."""
 
-    def contents(self, block, around):
+    def emit_contents(self, block, around):
         counter = self.module.shared_name("instructions", lambda run: COUNT)
         jumps = block.branch is not None or block.targets == [None]
         self.emit(f"{counter}[0] += {sum(isinstance(item, Instruction) for item in block.body) + jumps}")
-        super().contents(block, around)
+        super().emit_contents(block, around)
 
 
 @cuda.jit

@@ -45,7 +45,7 @@ class PtxAttempt(Attempt):
         context = Context([], launch.spec, PaddedSpace(), launch.block, Seeded(np.random.default_rng(0)))
         self.layout = Run(context, Scheduler(context), self.source, launch)
         values = dict(zip(self.source.arguments.values(), self.layout.bind(launch.arguments)))
-        for name, make in self.source.given.items():
+        for name, make in self.source.factories.items():
             if name not in self.source.calls:
                 values[name] = make(self.layout)
         self.values = {name: as_number(values[name], self.source.ptx_types[name]) for name in values}

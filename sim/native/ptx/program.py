@@ -12,7 +12,7 @@ from sim.native.lower.module import CannotLower, Parts
 from sim.native.ptx.runs import SPECIAL, numba_type_of
 from sim.native.split.fission import Fission
 from sim.native.split.program import Fissioned, Lowered, fission_text
-from sim.ptx import atomics, holding
+from sim.ptx import atomics, register_kinds
 from sim.ptx.emit import Writer
 from sim.ptx.program import SPECIALS, Program
 from sim.ptx.regions import VIEWS
@@ -33,24 +33,24 @@ class Lowering(Program):
         self.narrowest = {"shared": 64, "local": 64}  # bits of the smallest accesses
         super().__init__(text, origin, entry, False)
 
-    def translated(self):
+    def translate(self):
         self.function = self.entry
         writer = Writer(self, self.entry, False)
         lines = writer.write()
         for line, opcode in writer.missing:
             raise CannotLower(f"{opcode} (PTX line {line}) has no compiled form")
-        registers = {r.name: r for item in self.entry.body for r in holding.named(item)}
+        registers = {r.name: r for item in self.entry.body for r in register_kinds.registers_in(item)}
         for name, python in writer.names.items():
-            holds, ptx_type = writer.holds[name], registers[name].type
+            holds, ptx_type = writer.kinds[name], registers[name].type
             self.ptx_types[python] = f"u{WIDTHS.get(ptx_type, 64)}" if holds == "int" else holds
-        self.look_at(self.entry)
+        self.note_effects(self.entry)
         return "\n".join(lines)
 
     # --- names ----------------------------------------------------------------------------------------------
 
     def constant(self, operand, ptx_type):
         text = super().constant(operand, ptx_type)
-        if text in self.given:
+        if text in self.factories:
             self.calls[text] = "float", ptx_type, int(text.partition("_")[2], 16)
         return text
 
@@ -79,10 +79,10 @@ class Lowering(Program):
         self.ptx_types[text] = ptx_type
         return text
 
-    def renewal(self, variable):
+    def push_frame(self, variable):
         base = self.shared_name(python_name(variable.name, "at_v"), lambda run: run.address(variable))
         self.ptx_types[python_name(variable.name)] = "u64"
-        name = python_name(variable.name, "renew_v")
+        name = python_name(variable.name, "push_frame_v")
         place = self.local_places.setdefault(variable.name, len(self.local_places))
         self.calls[name] = "renew", place, base, variable.bytes
         return name
@@ -111,7 +111,7 @@ class Lowering(Program):
     def atomic(self, access):
         if access.type not in VIEWS or access.reach == "block" and access.space != "shared":
             raise Missing
-        ptx_type, *_ = atomics.atomic(access)
+        ptx_type, *_ = atomics.atomic_semantics(access)
         name, place = f"atom.{access.operation}.{access.type}", self.place_of(ptx_type, access.space)
         return ptx_type, self.does("atomic", name, ptx_type, access.space, place)
 
@@ -121,7 +121,7 @@ class Lowering(Program):
     def refused(self, *_):
         raise Missing
 
-    strong = transfer = part = yielding = called = pointer_call = refused
+    strong = transfer = named_barrier = fence_call = callee_name = pointer_call = refused
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class Statements:
         tree = ast.parse(source.source).body[0]
         self.runs = []  # (statement that calls it, its statements)
         self.statements = self.suite(tree.body[1:])  # without `thread = current.thread`
-        given = [name for name in source.given if name not in source.calls]  # numbers of the launch
+        given = [name for name in source.factories if name not in source.calls]  # numbers of the launch
         self.parameters = ["table", *dict.fromkeys([*source.arguments.values(), *given])]
         self.name_runs()
 

@@ -12,7 +12,7 @@ def compiled(path):
     """Return the PTX of a .cu file, with "include" for the folder of the toolkit's headers.
 
     Errors: LaunchError."""
-    text = nvrtc.compiled(path.read_text(), path.name)
+    text = nvrtc.compile_ptx(path.read_text(), path.name)
     for folder in nvrtc.header_folders():
         text = text.replace(folder, "include")
     return text

@@ -20,7 +20,7 @@ def trap(site):
 
 
 def assertfail(run, site, message, file, line, function, size):
-    error = Trapped(f"assertion failed: {text_at(run, site, message)}")
+    error = Trapped(f"assertion failed: {read_text(run, site, message)}")
     error.site = site
     raise error
 
@@ -28,7 +28,7 @@ def assertfail(run, site, message, file, line, function, size):
 def vprintf(run, site, form, values):
     """printf: the arguments stand one behind the other from `values` on, each at a multiple of its size."""
     shown, at = [], values
-    text = text_at(run, site, form)
+    text = read_text(run, site, form)
     for long, letter in re.findall(CONVERSION, text):
         if letter == "%":
             continue
@@ -36,19 +36,19 @@ def vprintf(run, site, form, values):
         ptx_type = "f64" if letter in "fFeEgGaA" else "u64" if wide else "u32"
         size = np.dtype(VIEWS[ptx_type]).itemsize
         at = -(-at // size) * size
-        value = run.memory.loader(ptx_type, "generic", 1, site)(at)
+        value = run.memory.make_load(ptx_type, "generic", 1, site)(at)
         at += size
         if letter in "di" and value >> 8 * size - 1:
             value -= 1 << 8 * size
-        shown.append(text_at(run, site, value) if letter == "s" else chr(value) if letter == "c" else value)
+        shown.append(read_text(run, site, value) if letter == "s" else chr(value) if letter == "c" else value)
     python = re.sub(r"(%[-+ #0]*\d*(?:\.\d+)?)(?:hh|ll|[hlzjt])", r"\1", text).replace("%p", "%#x")
     print(python % tuple(shown), end="")
     return len(shown)
 
 
-def text_at(run, site, address):
+def read_text(run, site, address):
     """The text that ends with a zero byte."""
-    load, letters = run.memory.loader("u8", "generic", 1, site), []
+    load, letters = run.memory.make_load("u8", "generic", 1, site), []
     while letter := load(address + len(letters)):
         letters.append(letter)
     return bytes(letters).decode(errors="replace")

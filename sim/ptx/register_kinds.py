@@ -11,14 +11,14 @@ from sim.ptx.syntax import Address, Group, Instruction, Register
 FLOATING = {"f32": "f32", "f64": "f64"}
 
 
-def held(function, types_of):
+def register_kinds(function, types_of):
     """{register name: "int", "f32", "f64" or "pred"}; `types_of(instruction)` gives (type, operand) pairs as
     far as known."""
     registers, votes, moves = {}, {}, []
     for item in function.body:
         if not isinstance(item, Instruction):
             continue
-        for register in named(item):
+        for register in registers_in(item):
             registers[register.name] = register
         if item.opcode in ("mov.b32", "mov.b64") and all(isinstance(o, Register) for o in item.operands):
             moves += [tuple(o.name for o in item.operands)] if len(item.operands) == 2 else []
@@ -31,10 +31,10 @@ def held(function, types_of):
                 votes[source] = votes[to]
             elif source in votes and to not in votes:
                 votes[to] = votes[source]
-    return {name: choice(register, votes.get(name)) for name, register in registers.items()}
+    return {name: choose_kind(register, votes.get(name)) for name, register in registers.items()}
 
 
-def choice(register, votes):
+def choose_kind(register, votes):
     if register.type == "pred":
         return "pred"
     if register.type in FLOATING:
@@ -45,18 +45,18 @@ def choice(register, votes):
     return "int"
 
 
-def named(part):
+def registers_in(part):
     """All registers that an instruction, or an operand, names."""
     if isinstance(part, Register):
         yield part
     elif isinstance(part, Instruction):
         for operand in (*part.operands, *((part.guard[0],) if part.guard else ())):
-            yield from named(operand)
+            yield from registers_in(operand)
     elif isinstance(part, Group):
         for one in part.parts:
-            yield from named(one)
+            yield from registers_in(one)
     elif hasattr(part, "base"):
-        yield from named(part.base)
+        yield from registers_in(part.base)
     elif hasattr(part, "register"):
         yield part.register
 
@@ -70,8 +70,8 @@ def read_and_written(item):
     base = item.names[0]
     only_read = base in ONLY_READ or base in ("bar", "barrier") and ".red" not in item.opcode
     to = () if only_read or any(isinstance(o, Address) for o in item.operands[:1]) else item.operands[:1]
-    written = {register.name for operand in to for register in named(operand)}
-    read = {register.name for operand in item.operands[len(to) :] for register in named(operand)}
+    written = {register.name for operand in to for register in registers_in(operand)}
+    read = {register.name for operand in item.operands[len(to) :] for register in registers_in(operand)}
     if item.guard:
         read |= {item.guard[0].name} | written
         written = set()
