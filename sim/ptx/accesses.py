@@ -1,4 +1,8 @@
-"""PTX instructions that access memory as Python statements: ld, st, atom, red; parameters are Python's."""
+"""PTX instructions that access memory, as Python statements: ld, st, atom, red. Parameters of functions are
+accessed without memory: they are Python's parameters.
+
+Source: PTX ISA 9.7.9, "ld", "st"; 9.7.13, "atom", "red".
+"""
 
 from sim.isa.registers import WIDTHS, Missing
 from sim.ptx.syntax import Group, Register, Symbol, python_name
@@ -14,7 +18,14 @@ HINTS = set(
 
 
 class Access:
-    """What the name of an ld, st, atom or red says."""
+    """The modifiers in the name of an ld, st, atom or red.
+
+    count: the number of elements of a vector (.v2, .v4), else 1.
+    operation: of atom and red, such as "add".
+    strong: whether it is a strong operation of the memory model, which does not race with other strong ones.
+    release: whether it releases, so that a fence precedes it.
+    reach: the threads for which it is strong, its "block" or the whole "grid".
+    """
 
     def __init__(self, opcode):
         parts = opcode.split(".")
@@ -25,6 +36,7 @@ class Access:
             self.read_modifier(part)
 
     def read_modifier(self, part):
+        """Record one part of the name. Errors: Missing for a part that sim does not know."""
         plain = part.split("::")[0]
         if plain in SPACES:
             self.space = plain
@@ -46,17 +58,20 @@ class Access:
 
 
 def parts(operand):
+    """Return the operands of a vector, or the only one."""
     return operand.parts if isinstance(operand, Group) else (operand,)
 
 
 def address_text(writer, operand, more=0):
-    """The text of an address, so many bytes behind an operand."""
+    """Return the expression of an operand's address, plus `more` bytes."""
     base, offset = writer.value(operand.base, "b64"), operand.offset + more
     return f"{base} {'-' if offset < 0 else '+'} {abs(offset)}" if offset else base
 
 
 def access_type(writer, ptx_type, registers):
-    """How memory is looked at for these registers: as floats where they hold some. Errors: Missing."""
+    """Return the type as which memory is read or written for these registers: a float if they hold floats,
+    else an unsigned integer. A signed type is kept only if a wider register needs the sign. Errors:
+    Missing."""
     width = WIDTHS[ptx_type]
     if width > 64:
         raise Missing
@@ -70,7 +85,7 @@ def access_type(writer, ptx_type, registers):
 
 
 def set_register(writer, register, text, ptx_type):
-    """Set a register to what memory gave."""
+    """Set a register to a value from memory."""
     writer.assign(register, text, ptx_type, ptx_type[0] == "u")
 
 
@@ -100,8 +115,8 @@ def load(writer, item):
 
 
 def load_parameter(writer, item, access):
-    """From a parameter of this function, or of a call: bits of a long integer; of a kernel: an argument of
-    the function."""
+    """Emit a load of a parameter. A kernel's parameter is an argument of the Python function. A parameter
+    of a device function, or of a call, is one long integer, from which bits are taken."""
     symbol, offset = item.operands[1].base, item.operands[1].offset
     size = WIDTHS[access.type] // 8
     for i, part in enumerate(parts(item.operands[0])):

@@ -1,5 +1,4 @@
-"""What an atom or red does to the bits that are there: the meanings of sim.isa.atomics by their names in
-PTX."""
+"""The semantics of atom and red on the bits in memory: entries of sim.isa.atomics, by their names in PTX."""
 
 from sim.isa.arithmetic import REALS
 from sim.isa.registers import HELPERS, WIDTHS, Missing, bits_of, meaning
@@ -7,8 +6,8 @@ from sim.isa.table import by_ptx
 
 
 def atomic_semantics(access):
-    """(type as which the element is looked at, (old, operand, ...) -> new, whether that does not depend on
-    the old one) of an Access. Errors: Missing."""
+    """Return (type as which the element is read, function (old, operand, ...) -> new, whether the new
+    value is independent of the old one) of an Access. Errors: Missing."""
     width = WIDTHS.get(access.type, 0)
     if access.type in ("f16x2", "bf16x2"):
         return "u32", on_two_halves(access), False
@@ -38,7 +37,8 @@ def on_two_halves(access):
 
 
 def write_condition(access):
-    """Whether an atomic writes: always, or (old, expected, value) -> whether."""
+    """Return True if the atomic always writes, else the function (old, expected, value) -> whether it
+    does."""
     return (
         (lambda old, expected, value: old == expected and old != value) if access.operation == "cas" else True
     )

@@ -1,7 +1,8 @@
-"""Calls through a pointer: what the address of a function is, which functions a pointer may call, and what a
-call arguments whose pointer is none.
+"""Calls through a pointer: the addresses of functions, and findings for pointers that name no function, or
+one of another type.
 
-Source: PTX ISA 9.7.12, "call"."""
+Source: PTX ISA 9.7.12, "call".
+"""
 
 from sim.events import Finding
 from sim.isa.registers import WIDTHS
@@ -18,8 +19,8 @@ def function_address(text, name):
 
 
 def size_of(function, operand, line):
-    """Return the bytes of an argument or a result of a call on this line: a register, or the parameter of
-    this name that was declared last before it."""
+    """Return the bytes of an argument or result of a call on this line. It is a register, or the name of a
+    parameter; of several declarations of that name, the last one before the call counts."""
     if hasattr(operand, "type"):
         return WIDTHS[operand.type] // 8
     declared = [v for v in function.variables if v.name == operand.name and v.line <= line]
@@ -27,8 +28,11 @@ def size_of(function, operand, line):
 
 
 def function_table(text, names):
-    """Return the line of source that names the functions of a program by their addresses, with the bytes of
-    their results and parameters; `names`: {function's name: Python's, or None for one that has no body}."""
+    """Return the line of source that defines `functions`: {address: (function, bytes of its results, bytes of
+    its parameters, name)}.
+
+    names: {function's name in PTX: its name in Python, or None if it has no body}.
+    """
     rows = []
     for name, python in names.items():
         function = text.functions[name]
@@ -38,13 +42,17 @@ def function_table(text, names):
 
 
 class Callee:
-    """The function that a pointer names, at one call."""
+    """The function that a pointer names, at one call.
+
+    returns, arguments: the bytes of each result and of each argument that the call passes.
+    """
 
     def __init__(self, context, site, returns, arguments):
         self.context, self.site, self.returns, self.arguments = context, site, returns, arguments
 
     def __call__(self, functions, address):
-        """Return the function at an address; where none is, one that arguments poison, with a finding."""
+        """Return the function at an address. If there is none that fits, append a finding, and return a
+        function whose results are poison."""
         function, returns, takes, name = functions.get(address, (None, None, None, None))
         if function is None or (returns, takes) != (self.returns, self.arguments):
             self.context.findings.append(self.finding(address, name, returns, takes, function is not None))
@@ -87,5 +95,5 @@ class Callee:
 
 
 def format_sizes(sizes):
-    """Return the bytes of some parameters in words."""
+    """Format the sizes of some parameters."""
     return " and ".join(f"{size} bytes" for size in sizes) or "nothing"

@@ -1,11 +1,15 @@
-"""What instructions that move some neighbouring bytes see of memory: places are (state space, address)."""
+"""Memory as cp.async, mbarrier, ldmatrix and wmma access it: several neighbouring bytes at once. An
+element is (state space, address)."""
 
 from sim.memory.transfer import Memory, Spot
 from sim.ptx.regions import GENERIC, WINDOWS
 
 
 class AddressMemory(Memory):
-    """Of one instruction; `sites`: the numbers of its places by what is done there."""
+    """The memory that one instruction accesses by addresses.
+
+    sites: {action: number of the site}, with actions such as "load".
+    """
 
     def __init__(self, memory, name, sites):
         super().__init__(memory.context, name)

@@ -1,4 +1,5 @@
-"""Functions that a GPU's run-time system gives a kernel: printing, assertions, and the end by a trap."""
+"""Functions of the device's run-time system that kernels call: printf, assert, and the end of a kernel by
+a trap."""
 
 import re
 
@@ -10,7 +11,7 @@ CONVERSION = r"%[-+ #0]*\d*(?:\.\d+)?(hh|ll|[hlzjt])?([diouxXcsfFeEgGpaA%])"
 
 
 class Trapped(Exception):
-    """A thread has stopped the kernel: `trap`, or an assertion that does not hold."""
+    """A thread has ended the kernel, by `trap` or by an assertion that does not hold."""
 
 
 def trap(site):
@@ -26,7 +27,8 @@ def assertfail(run, site, message, file, line, function, size):
 
 
 def vprintf(run, site, form, values):
-    """printf: the arguments stand one behind the other from `values` on, each at a multiple of its size."""
+    """Print as printf does. The arguments follow each other in memory from address `values` on, each at a
+    multiple of its size. Return the number of arguments."""
     shown, at = [], values
     text = read_text(run, site, form)
     for long, letter in re.findall(CONVERSION, text):
@@ -47,7 +49,7 @@ def vprintf(run, site, form, values):
 
 
 def read_text(run, site, address):
-    """The text that ends with a zero byte."""
+    """Return the text at an address, which ends with a zero byte."""
     load, letters = run.memory.make_load("u8", "generic", 1, site), []
     while letter := load(address + len(letters)):
         letters.append(letter)

@@ -1,7 +1,19 @@
-"""The Python source of a PTX function: nested `while` and `if` around one statement for each instruction.
+"""The Python source of one PTX function.
 
-It names what a launch gives it (accesses, barriers, atomics, constants) by names of its own; `factories` says
-how to make each: {name: launch -> object}."""
+Control flow becomes nested `while` and `if` around one statement for each instruction. A variable `go` holds
+the number of the block that runs next (see sim.ptx.flow); a block that only one jump reaches is placed
+directly inside that jump.
+
+Invariants of the generated code:
+
+- A register is a local variable. An integer register holds a Python int that is not negative, whatever the
+  type of the instruction: its bits. A floating-point register holds a numpy scalar (see register_kinds), a
+  predicate a bool.
+- An expression may exceed the width of its type, so a value is masked when a register is set, unless the
+  instruction says that it stays in range.
+- Objects of the launch (accesses, barriers, floating-point constants) are globals. The Program has a factory
+  for each: {name: run -> object}.
+"""
 
 import re
 from contextlib import contextmanager, nullcontext
@@ -17,7 +29,7 @@ MASKS = {width: (1 << width) - 1 for width in (8, 16, 32, 64, 128)}
 
 
 class Writer:
-    """Writes one function. `module` is the Translation that it belongs to."""
+    """The translation of one function. `module` is the Program that it belongs to."""
 
     def __init__(self, module, function, branches):
         self.module, self.function, self.branches = module, function, branches
@@ -27,7 +39,7 @@ class Writer:
         self.home, self.heads, self.inlined = {}, set(), set()
 
     def write(self):
-        """The lines of the function's definition."""
+        """Return the lines of the function's definition."""
         self.blocks = blocks_of(self.function)
         parts = order_blocks(self.blocks)
         assign_homes(parts, None, self.home, self.heads)
@@ -59,7 +71,7 @@ class Writer:
 
     @contextmanager
     def indent_under(self, head):
-        """What is written stands under the head of an `if` or a loop."""
+        """Indent what is emitted within the context under the head of an `if` or a loop."""
         self.emit(head)
         self.depth += 1
         before = len(self.lines)
@@ -71,7 +83,7 @@ class Writer:
     # --- control flow ---------------------------------------------------------------------------------------
 
     def emit_region(self, parts, around):
-        """Blocks and Loops one behind the other, each entered if it is the next."""
+        """Emit blocks and loops one after another. Each runs if `go` names it."""
         for part in parts:
             if isinstance(part, Loop):
                 self.emit_loop(part)
@@ -86,7 +98,8 @@ class Writer:
             self.emit_region(loop.parts, loop)
 
     def is_entered_first(self, block, loop):
-        """Whether control is at the first block of a region whenever that begins."""
+        """Return whether `go` names the first block of a region whenever the region begins, so that the
+        block needs no test."""
         if loop is None:
             return True
         part_of = {id(b): i for i, part in enumerate(loop.parts) for b in blocks_in(part)}
@@ -107,7 +120,7 @@ class Writer:
             self.emit_contents(block, around)
 
     def emit_contents(self, block, around):
-        """A block's instructions and its jump."""
+        """Emit a block's instructions and its jump."""
         for instruction in block.body:
             self.emit_instruction(instruction)
         if block.branch is not None and block.branch.opcode.startswith("brx"):
@@ -129,7 +142,7 @@ class Writer:
             self.emit_jump(following, around)
 
     def emit_jump(self, target, around):
-        """Go on at `target`: at once, if nothing else leads there; else it is the next."""
+        """Continue at `target`: place it here if nothing else jumps to it, else set `go`."""
         if target is None:
             self.emit_return()
         elif target.sources == 1 and self.home[id(target)] is around and id(target) not in self.heads:
@@ -165,7 +178,7 @@ class Writer:
     # --- operands -------------------------------------------------------------------------------------------
 
     def name(self, register):
-        """The Python variable of a register."""
+        """Return the Python variable of a register."""
         if register.name not in self.names:
             plain = re.sub(r"\W", "_", register.name.lstrip("%"))
             fits = plain[0].isalpha() and plain not in self.names.values()
@@ -173,7 +186,7 @@ class Writer:
         return self.names[register.name]
 
     def value(self, operand, ptx_type):
-        """The text of an operand as a value of that type."""
+        """Return the expression of an operand as a value of a type."""
         if isinstance(operand, Register):
             return convert(
                 self.name(operand), self.kinds[operand.name], WIDTHS.get(operand.type, 64), ptx_type
@@ -192,14 +205,16 @@ class Writer:
         raise Missing(str(operand))
 
     def pack(self, group, width):
-        """Several operands side by side in one of `width` bits."""
+        """Return the expression of one value of `width` bits that consists of several operands, the lowest
+        first."""
         each = width // len(group.parts)
         parts = [self.value(part, f"b{each}") for part in group.parts]
         rest = [f"{part} << {i * each}" for i, part in enumerate(parts[1:], 1)]
         return f"({' | '.join([parts[0], *rest])})"
 
     def assign(self, operand, text, ptx_type, in_range=False):
-        """Set a register to an expression of that type; `in_range`: an integer that lies within its type."""
+        """Set a register to an expression of a type. `in_range`: the value is an integer within the range
+        of its type, so that it needs no mask."""
         if operand is None:
             self.emit(text)
         elif isinstance(operand, Group):
@@ -212,12 +227,13 @@ class Writer:
             self.emit(f"{self.name(operand)} = {self.to_register(operand, text, ptx_type, in_range)}")
 
     def unpack_tuple(self, text, count):
-        """The names of the parts of a tuple."""
+        """Emit the assignment of a tuple to new variables, and return their names."""
         names = [f"part{i}_" for i in range(count)]
         self.emit(f"{', '.join(names)} = {text}")
         return names
 
     def unpack(self, group, text, ptx_type):
+        """Set several registers to the parts of one value, the lowest bits first."""
         each = WIDTHS[ptx_type] // len(group.parts)
         self.emit(f"whole_ = {text}")
         for i, part in enumerate(group.parts):
@@ -225,7 +241,7 @@ class Writer:
                 self.assign(part, f"whole_ >> {i * each}" if i else "whole_", f"b{each}")
 
     def to_register(self, register, text, ptx_type, in_range):
-        """The text of a value of that type as the register holds it."""
+        """Return the expression of a value of a type, converted to the kind of the register."""
         holds, width = self.kinds[register.name], WIDTHS.get(register.type, 64)
         if holds == "pred":
             return text
@@ -247,7 +263,8 @@ INITIAL_VALUES = {"int": "0", "pred": "False", "f32": "float32(0)", "f64": "floa
 
 
 def registers_read_unset(blocks):
-    """The registers that some way through the blocks reads before anything has set them."""
+    """Return the registers that some path reads before an instruction has set them (a liveness analysis).
+    They get an initial value, as reading them is undefined in PTX but harmless."""
     reads, writes = {}, {}
     for block in blocks:
         before, after = set(), set()
@@ -269,12 +286,13 @@ def registers_read_unset(blocks):
 
 
 def describe_operand(operand):
-    """An operand as PTX writes it, more or less."""
+    """Return an operand approximately as PTX writes it."""
     return f"%{operand.name}" if isinstance(operand, Special) else str(getattr(operand, "name", "a constant"))
 
 
 def convert(text, holds, width, ptx_type):
-    """What a register of `width` bits holds, as a value of that type."""
+    """Return the expression of a register's value as a value of a type. `holds` is the register's kind,
+    `width` its bits."""
     if ptx_type == "pred" or holds == "pred":
         return text
     if ptx_type in REALS:
@@ -295,12 +313,12 @@ def convert(text, holds, width, ptx_type):
 
 
 def blocks_in(part):
-    """All Blocks of a part."""
+    """Return all Blocks of a Block or Loop."""
     return [block for inner in part.parts for block in blocks_in(inner)] if isinstance(part, Loop) else [part]
 
 
 def first_instruction(loop):
-    """An instruction that the loop repeats: its jump backwards, or any."""
+    """Return an instruction that names the line of a loop: its jump backwards, or any."""
     blocks = blocks_in(loop)
     for block in blocks:
         back = any(target is not None and target.number <= block.number for target in block.targets)
@@ -310,7 +328,7 @@ def first_instruction(loop):
 
 
 def assign_homes(parts, around, home, heads):
-    """The Loop around each block, and which blocks begin one."""
+    """Record the Loop around each block, and which blocks are the first of a loop."""
     for part in parts:
         if isinstance(part, Loop):
             heads.add(id(blocks_in(part)[0]))

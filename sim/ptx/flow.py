@@ -1,10 +1,13 @@
-"""Basic blocks of a function, and an order for them in which structured code can run them.
+"""Basic blocks of a function, and an order in which structured code can run them.
 
-Blocks that go round belong to a Loop; what is left of a region when its loops are each taken as one has no
-cycle, so its parts stand in topological order, and code that runs from top to bottom, each block only if it
-is the next one, meets every block in time. Only a jump backwards needs a loop: it goes to a block of the same
-Loop, at whose top that starts again. So any graph, also an irreducible one, becomes nested `while` loops
-without a copy of a block."""
+Blocks that lie on a cycle form a Loop. If each loop of a region counts as one part, the region has no cycle
+left, so its parts can be put into topological order. Code that goes through them from top to bottom, and runs
+a part only if it is the next one, then reaches every block. Only a jump backwards needs iteration: its target
+is in the same Loop, which starts again from its top. In this way any graph, even an irreducible one, becomes
+nested `while` loops without a copy of a block.
+
+Source: PTX ISA 9.7.12, "bra", "brx.idx", "ret", "exit".
+"""
 
 from dataclasses import dataclass, field
 
@@ -14,8 +17,11 @@ from sim.ptx.syntax import Instruction, Label
 
 @dataclass(eq=False)
 class Block:
-    """Instructions that run one after another; then a jump to `targets`: one, or two by a guard (the first if
-    it holds), or several by an index. None: the function returns."""
+    """Instructions that run one after another, and a jump to one of `targets`.
+
+    There is one target, or two if the jump has a guard (the first if the guard holds), or several if it has
+    an index. A target None means that the function returns.
+    """
 
     body: list = field(default_factory=list)
     branch: Instruction | None = None  # the conditional jump, if there is one
@@ -26,8 +32,7 @@ class Block:
 
 @dataclass(eq=False)
 class Loop:
-    """Blocks and Loops in topological order, the first being the entry; their numbers are `first` to
-    `last`."""
+    """Blocks and Loops in topological order, the entry first. Their numbers are `first` to `last`."""
 
     parts: list
     first: int = -1
@@ -35,7 +40,7 @@ class Loop:
 
 
 def blocks_of(function):
-    """The Blocks of a function in the order of its text, the first being the entry."""
+    """Return the Blocks of a function in the order of its text, the entry first."""
     leaders, blocks, wanted = {}, [Block()], destinations(function)
     for item in function.body:
         if isinstance(item, Label):
@@ -53,7 +58,7 @@ def blocks_of(function):
 
 
 def destinations(function):
-    """The names of the labels that jumps go to: compilers write many more, for debuggers."""
+    """Return the names of the labels that jumps go to. Compilers write many other labels, for debuggers."""
     jumps = (
         item for item in function.body if isinstance(item, Instruction) and item.names[0] in ("bra", "brx")
     )
@@ -61,12 +66,12 @@ def destinations(function):
 
 
 def labels(jump):
-    """The Symbols that a jump, or a return, may go to."""
+    """Return the Symbols that a jump or a return may go to."""
     return jump.operands[1].parts if jump.names[0] == "brx" else jump.operands[:1]
 
 
 def block_of_label(leaders, name, line, function):
-    """The Block of a label. Errors: LaunchError."""
+    """Return the Block of a label. Errors: LaunchError."""
     if name not in leaders:
         raise LaunchError(
             f"PTX line {line}: {function.name} jumps to {name}, a label that its PTX does not have: an"
@@ -76,7 +81,7 @@ def block_of_label(leaders, name, line, function):
 
 
 def end_block(blocks, jump):
-    """The last block ends with a jump; another begins."""
+    """End the last block with a jump, and begin another."""
     ended, following = blocks[-1], Block()
     blocks.append(following)
     indexed = jump.names[0] == "brx"
@@ -87,8 +92,7 @@ def end_block(blocks, jump):
 
 
 def reachable_blocks(blocks):
-    """The blocks that can be reached, each with how many jumps lead to it, those that hold nothing left
-    out."""
+    """Return the blocks that the entry reaches, without empty ones. Count the jumps that lead to each."""
 
     def skip_empty(block):
         seen = set()
@@ -116,7 +120,7 @@ def reachable_blocks(blocks):
 
 
 def order_blocks(blocks):
-    """Blocks and Loops in the order in which they are to stand, numbered."""
+    """Return Blocks and Loops in topological order, numbered."""
     if blocks[0].sources > 1:  # a jump goes back to the entry
         blocks = [Block(targets=[blocks[0]], sources=1), *blocks]
     parts = arrange(blocks, blocks[0])
@@ -125,8 +129,8 @@ def order_blocks(blocks):
 
 
 def arrange(blocks, entry):
-    """The parts of a region that is entered at `entry`; jumps back to that one are left to the loop
-    around."""
+    """Return the parts of a region that is entered at `entry`. Jumps back to the entry are left to the
+    loop around."""
     inside = {id(block): block for block in blocks}
     parts = []
     for group in components(blocks, inside, entry):
@@ -140,8 +144,8 @@ def arrange(blocks, entry):
 
 
 def components(blocks, inside, entry):
-    """Strongly connected components in topological order (Kosaraju), without the jumps to `entry`, if its
-    region has a loop around; the entry comes first."""
+    """Return the strongly connected components in topological order (Kosaraju's algorithm), the entry's
+    first. Jumps to `entry` do not count."""
     targets = {
         key: [id(t) for t in block.targets if id(t) in inside and t is not entry]
         for key, block in inside.items()
@@ -159,8 +163,8 @@ def components(blocks, inside, entry):
 
 
 def postorder(start, following, seen):
-    """What can be reached from `start` past what has been seen, in the order in which a depth-first search
-    leaves it."""
+    """Return what `start` reaches without passing through `seen`, in the order in which a depth-first
+    search leaves it."""
     found, path = [], [] if start in seen else [(start, iter(following[start]))]
     seen.add(start)
     while path:
@@ -176,7 +180,7 @@ def postorder(start, following, seen):
 
 
 def number_parts(parts, following):
-    """Give blocks consecutive numbers in their order; returns the next free one."""
+    """Give blocks consecutive numbers in their order. Return the next free number."""
     for part in parts:
         if isinstance(part, Loop):
             part.first = following

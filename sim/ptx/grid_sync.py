@@ -1,12 +1,14 @@
-"""The grid barrier of cooperative groups in PTX: `cg::this_grid().sync()` compiles to a barrier of the block,
-an atomic addition by one thread of each block to a word that the driver provides, a loop of that thread until
-the word's highest bit has changed, and another barrier of the block.
+"""The grid barrier of cooperative groups in PTX.
 
-The word is the second one of a workspace, whose address is in %envreg1 (high half) and %envreg2 (low half).
-Where the addition and the loop stand together, the thread waits instead of looping, and the barrier orders
-the whole grid, as `grid.sync()` of a Python kernel does. Where a kernel calls `barrier_arrive` and
-`barrier_wait` apart from each other, the workspace is memory like any other, and release and acquire order
-the accesses."""
+`cg::this_grid().sync()` compiles to a barrier of the block, an atomic addition by one thread of each block to
+a word that the driver provides, a loop of that thread until the word's highest bit has changed, and another
+barrier of the block. The word is the second one of a workspace. %envreg1 holds the high half of its address,
+%envreg2 the low half.
+
+If the addition and the loop follow each other, the thread waits instead of looping, and the barrier orders
+the whole grid, as `grid.sync()` of a Python kernel does. If a kernel calls `barrier_arrive` and
+`barrier_wait` separately, the workspace is memory like any other, and release and acquire order the accesses.
+"""
 
 from itertools import pairwise
 
@@ -23,9 +25,12 @@ WORD = (1 << 32) - 1
 
 
 class GridSync:
-    """What a function does with the workspace. `arrivals`, `waits`: the ids of the instructions of barriers
-    in their usual form; `needed`: whether the function uses the workspace's memory, or hands its address on,
-    so that the launch has to be a cooperative one."""
+    """The uses of the workspace in one function.
+
+    arrivals, waits: the ids of the instructions of barriers in their usual form.
+    needed: whether the function uses the workspace's memory, or passes its address on. Then the launch has to
+        be a cooperative one.
+    """
 
     def __init__(self, function):
         items = [item for item in function.body if isinstance(item, Instruction)]
@@ -50,7 +55,7 @@ class GridSync:
         return self.at_workspace(item) or self.at_workspace(item, self.given) and self.counts_blocks(item)
 
     def counts_blocks(self, item):
-        """Return whether the number that an addition adds is computed as in the header: from a constant with
+        """Return whether an addition adds a number that is computed as in the header: from a constant with
         the highest bit."""
         names, seen = {register.name for register in registers_in(item.operands[-1])}, set()
         while names - seen:
@@ -78,13 +83,13 @@ class GridSync:
 
 
 def address_of(item):
-    """The Address of an instruction, or None."""
+    """Return the Address of an instruction, or None."""
     return next((operand for operand in item.operands if isinstance(operand, Address)), None)
 
 
 def workspace_pointers(items, parameters=False):
-    """Return the names of the registers that are computed from the workspace's address, and not loaded; or of
-    those that are computed from the function's `parameters`."""
+    """Return the names of the registers that are computed from the workspace's address without a load; or,
+    if `parameters`, of those that are computed from the function's parameters."""
     found, before = set(), None
     if parameters:
         loads = [item for item in items if item.names[:2] == ["ld", "param"]]
@@ -101,7 +106,7 @@ def workspace_pointers(items, parameters=False):
 
 
 class GridBarrier:
-    """The grid barrier of one launch. `word`: what the word in the workspace holds."""
+    """The grid barrier of one launch. `word` is the value of the word in the workspace."""
 
     def __init__(self, scheduler):
         self.scheduler, self.context = scheduler, scheduler.context
@@ -110,7 +115,7 @@ class GridBarrier:
         self.waiting = []  # threads, each for its block
 
     def arrive(self, added):
-        """Add to the word for the running thread's block; returns what was there."""
+        """Add to the word for the running thread's block. Return the old value."""
         old = self.word
         self.word = old + added & WORD
         self.arrived[self.context.thread.block] = old
@@ -119,7 +124,7 @@ class GridBarrier:
         return old
 
     def open(self):
-        """All blocks have arrived."""
+        """Wake the waiting threads: all blocks have arrived."""
         self.context.flush()
         self.context.announce("grid_barrier_opened")
         self.context.restart_progress()
@@ -139,7 +144,7 @@ class GridBarrier:
 
 
 def workspace(run):
-    """The workspace of a launch: its bytes in global memory."""
+    """Return the allocation of a launch's workspace, in global memory."""
     allocation = run.memory.reserve("the workspace of the grid barrier", "global", BYTES, 8, 4, None, 1)
     allocation.root[:4] = np.frombuffer(BYTES.to_bytes(4, "little"), np.uint8)
     run.memory.make_addressable(allocation)

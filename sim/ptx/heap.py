@@ -1,9 +1,12 @@
 """The heap of device code: `malloc` and `free`, and `new` and `delete`, which compile to them.
 
-Each piece of memory has addresses of its own, which no later one gets, with unused bytes behind it. So an
-access behind its end, or after `free`, is never taken for one to another piece. A piece that is still
+Each piece of memory has addresses of its own, which are not used again, and unused bytes after it. So an
+access after its end, or after `free`, is never mistaken for one to another piece. A piece that is still
 allocated when a launch ends stays in the module if a `__device__` variable, an argument or another such piece
-holds its address; otherwise it is lost, and reported as a leak."""
+holds its address. Otherwise it is lost, and reported as a leak.
+
+Source: CUDA C++ Programming Guide, "Dynamic Global Memory Allocation and Operations".
+"""
 
 import re
 from bisect import bisect_right
@@ -36,8 +39,12 @@ SOURCE = re.compile(
 
 
 class Piece(Region):
-    """One piece of memory. `site`: where it was allocated; `freed`: the Access that freed it, or None;
-    `suspects`: reads of bytes that nobody had written: (thread, its block's epoch, address, size, Access)."""
+    """One piece of heap memory.
+
+    site: where it was allocated.
+    freed: the Access that freed it, or None.
+    suspects: reads of bytes that were not written before: (thread, its block's epoch, address, size, Access).
+    """
 
     __slots__ = ("freed", "nbytes", "site", "suspects")
 
@@ -50,7 +57,7 @@ class Piece(Region):
         return -1  # every access is looked at
 
     def copy(self):
-        """The same piece with bytes of its own, for another launch."""
+        """Return the same piece with a copy of its bytes, for another launch."""
         old = self.allocation
         piece = Piece(Allocation(old.name, old.space, old.root.copy(), old.base, old.home), self.site)
         piece.allocation.alignment, piece.written = UNIT, self.written.copy()
@@ -58,8 +65,8 @@ class Piece(Region):
 
 
 class HeapState:
-    """What a module keeps of its heap between launches. `launch`: the last one that has ended; its further
-    runs, under other schedules, leave no trace."""
+    """The part of the heap that a module keeps between launches. `launch` is the last one that has ended;
+    reruns of it under other schedules change nothing here."""
 
     def __init__(self):
         self.pieces, self.next, self.launch = [], BASE, None
@@ -87,7 +94,7 @@ class Heap:
     # --- what kernels call ----------------------------------------------------------------------------------
 
     def malloc(self, site, nbytes):
-        """Return the address of `nbytes` fresh bytes, or 0 where the heap has no room for them."""
+        """Return the address of `nbytes` fresh bytes, or 0 if the heap has no room for them."""
         if self.used + round_up(nbytes, UNIT) > self.context.spec.heap_bytes:
             self.failed_allocations += 1
             return 0
@@ -104,7 +111,7 @@ class Heap:
         return base
 
     def free(self, site, address):
-        """Give a piece back; of the null pointer, nothing."""
+        """Free the piece at an address; do nothing for the null pointer."""
         if address == 0:
             return
         piece = self.pieces.get(address)
@@ -117,7 +124,7 @@ class Heap:
         self.retire(piece)
 
     def retire(self, piece):
-        """Keep the bytes of a piece that is freed, as a GPU does for a while, and drop the oldest ones."""
+        """Keep the bytes of a freed piece for a while, as a GPU does, and drop the oldest ones."""
         self.freed.append(piece)
         self.stale += piece.nbytes
         while self.stale > MOST_STALE:
@@ -127,12 +134,12 @@ class Heap:
             old.views, old.written = {}, None
 
     def free_sized(self, site, address, nbytes):
-        """`operator delete` with a size, which does not matter."""
+        """Free as `operator delete` with a size does. The size does not matter."""
         self.free(site, address)
 
     def log_stores(self, piece, site):
-        """Log that memory is freed as a store to it, which races with accesses that nothing puts before it.
-        Of a large piece, only the beginning counts."""
+        """Log the freeing of memory as a store to it, which races with accesses that are not ordered
+        before it. Of a large piece, only the beginning is logged."""
         if self.context.log is None:
             return
         end = piece.base + min(piece.nbytes, MOST_LOGGED)
@@ -146,7 +153,7 @@ class Heap:
     # --- accesses -------------------------------------------------------------------------------------------
 
     def check_access(self, piece, address, size, site, what):
-        """Whether an access may be carried out; keeps account of which bytes are written."""
+        """Return whether an access may be performed. Record which bytes are written."""
         if piece.freed:
             self.context.findings.append(self.use_after_free_finding(piece, address, site, what))
             return piece.written is not None
@@ -179,7 +186,7 @@ class Heap:
         )
 
     def invalid_free_finding(self, piece, site, address):
-        """A Finding of a pointer that cannot be freed."""
+        """Return the finding for a pointer that cannot be freed."""
         here = self.context.witness("freed", site)
         if piece is not None:
             return Finding(
@@ -207,7 +214,8 @@ class Heap:
         )
 
     def finish(self, context):
-        """At the end of a run: keep the pieces that can still be reached, and report the others as leaks."""
+        """Keep the pieces that can still be reached at the end of a run. Return a finding for each site
+        whose pieces are lost."""
         for piece in self.pieces.values():
             for _, _, address, _, access in piece.suspects:
                 context.announce("unwritten", access, address)
@@ -240,7 +248,8 @@ class Heap:
         )
 
     def reachable_pieces(self, live):
-        """The pieces whose address some memory holds that outlives the launch."""
+        """Return the pieces whose address is in memory that outlives the launch, directly or through other
+        such pieces."""
         if not live:
             return []
         allocations = self.context.space.allocations
@@ -262,8 +271,8 @@ class Heap:
 
 
 def is_race(suspect, thread, address, size):
-    """Whether a store races with a read of fresh memory, so that the race is what is wrong: another thread's,
-    not behind a barrier of their block."""
+    """Return whether a store races with an earlier read of unwritten memory: it is another thread's, and
+    no barrier of their block lies between. Then the race is the bug, and not the read."""
     reader, epoch, begin, nbytes, _ = suspect
     together = begin < address + size and address < begin + nbytes
     behind = reader.block is thread.block and thread.block.epoch > epoch
@@ -271,7 +280,7 @@ def is_race(suspect, thread, address, size):
 
 
 def describe_piece(site, nbytes):
-    """(name, bytes of an element) of a piece, from the line of the source that allocates it."""
+    """Return (name, bytes of an element) of a piece, from the line of the source that allocates it."""
     found = SOURCE.search(site.source)
     name = (found and found[1]) or "heap memory"
     words = ((found and (found[2] or found[3])) or "").split()

@@ -1,8 +1,13 @@
-"""Loads, stores and atomics by address: what a PTX instruction does to the simulated memory, with the checks
-and the log that arrays of Python kernels have.
+"""Loads, stores and atomics by address: the accesses of PTX instructions, with the same checks and the same
+log as accesses to arrays in Python kernels.
 
-A generic address is one of the simulated address space (sim.memory.spaces). An address of a state space is
-the generic one less the space's window, so that a global one is both."""
+A generic address is an address of the simulated address space (sim.memory.spaces). An address within a state
+space is the generic one minus the start of the space's window. The window of global memory starts at 0, so a
+global address is generic too. (PTX ISA, "Generic Addressing".)
+
+The methods `make_...` return one function for each instruction of a launch. The function keeps the region of
+its last access in closure variables, because the next access is most likely to the same region.
+"""
 
 from bisect import bisect_right
 from math import prod
@@ -29,8 +34,8 @@ from sim.ptx.regions import GAP, GENERIC, VIEWS, WINDOWS, Frames, Region, poison
 
 
 class Memory:
-    """The memory of one launch: global and constant regions, shared ones of the running block, local ones of
-    the running thread. `place`: where threads wait that let others go first."""
+    """The memory of one launch: global and constant regions, shared regions of the running block, local
+    regions of the running thread. `place` is where threads wait when they let others go first."""
 
     def __init__(self, scheduler, place):
         self.scheduler, self.context, self.space = scheduler, scheduler.context, scheduler.context.space
@@ -43,7 +48,8 @@ class Memory:
     # --- what there is --------------------------------------------------------------------------------------
 
     def reserve(self, name, space, nbytes, align, itemsize, shape, copies, root=None):
-        """An allocation whose elements findings call by their index in `shape` (None: one axis)."""
+        """Return a new allocation, whose elements findings name by their index in `shape` (None: one
+        axis)."""
         root = np.zeros(nbytes, np.uint8) if root is None else root
         shape = shape or (max(nbytes // itemsize, 1),)
         strides = [prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
@@ -53,7 +59,7 @@ class Memory:
         return allocation
 
     def make_addressable(self, allocation):
-        """An allocation that threads may address."""
+        """Let threads address an allocation."""
         space = allocation.base >> SPACE_SHIFT
         if space in self.slots:
             self.slots[space].append(allocation)
@@ -64,7 +70,7 @@ class Memory:
         self.fixed.insert(at, region)
 
     def block_region(self, allocation):
-        """The running block's bytes of a shared allocation."""
+        """Return the running block's Region of a shared allocation."""
         shared = self.context.thread.block.shared
         region = shared.get(allocation)
         if region is None:
@@ -74,13 +80,13 @@ class Memory:
         return region
 
     def frames(self, allocation):
-        """The running thread's Frames of a function's local memory."""
+        """Return the running thread's Frames of a function's local memory."""
         thread = self.context.thread
         return thread.block.shared.setdefault((allocation, thread.linear), Frames())
 
     def push_frame(self, allocation):
-        """The running thread's local memory begins anew, beside that of calls that have not returned; its
-        address in the space."""
+        """Give the running thread fresh local memory for a call of a function, next to that of calls that
+        have not returned. Return its address in the local space."""
         frames, nbytes = self.frames(allocation), allocation.root.size
         place = frames.depth * len(self.context.thread.block.threads) + self.context.thread.linear
         if place >= allocation.copies:
@@ -95,11 +101,11 @@ class Memory:
         return region.base - WINDOWS["local"]
 
     def pop_frame(self, allocation):
-        """The function whose local memory this is returns."""
+        """Drop the local memory of a function that returns."""
         self.frames(allocation).depth -= 1
 
     def find(self, address):
-        """The region that holds a generic address, or None."""
+        """Return the Region of a generic address, or None."""
         space = address >> SPACE_SHIFT
         if space in (GLOBAL, CONST):
             at = bisect_right(self.bases, address) - 1
@@ -112,7 +118,8 @@ class Memory:
         return None
 
     def owner(self, space):
-        """What the regions of a space belong to: they change when this does."""
+        """Return a function that gives the owner of a space's regions: the running block, the running
+        thread, or None. The region of the last access is valid while the owner stays the same."""
         context = self.context
         if space == "shared":
             return lambda: context.thread.block
@@ -123,7 +130,8 @@ class Memory:
     # --- plain accesses -------------------------------------------------------------------------------------
 
     def dispatch_by_space(self, make, space):
-        """An access made by `make(space)`; of a generic address, by that of the space that it is in."""
+        """Return `make(space)`; for generic addresses, a function that calls the one of the address's
+        space."""
         if space != GENERIC:
             return make(space)
         made = [make(name) for name in ("global", "const", "shared", "local")]
@@ -136,7 +144,8 @@ class Memory:
         return access
 
     def make_load(self, ptx_type, space, count, site):
-        """(address in the space) -> an element of that type, or a tuple of `count`."""
+        """Return the function (address in the space) -> an element of a type, or a tuple of `count`
+        elements."""
         return self.dispatch_by_space(lambda name: self.make_load_in(ptx_type, name, count, site), space)
 
     def make_load_in(self, ptx_type, space, count, site):
@@ -161,7 +170,8 @@ class Memory:
         return self.track_written(load, size * count, site) if space == "local" else load
 
     def track_written(self, access, nbytes, site):
-        """An access to local memory, which knows what its thread has written there."""
+        """Return an access to local memory that also records which bytes its thread has written, and
+        announces reads of others."""
         if not self.context.enabled.unwritten:
             return access
         window, stores = WINDOWS["local"], site & 3 == STORE
@@ -180,7 +190,8 @@ class Memory:
         return noting
 
     def make_store(self, ptx_type, space, count, site):
-        """(address in the space, value, ...) -> None: stores `count` elements of that type."""
+        """Return the function (address in the space, value, ...) -> None, which stores `count` elements of
+        a type."""
         return self.dispatch_by_space(lambda name: self.make_store_in(ptx_type, name, count, site), space)
 
     def make_store_in(self, ptx_type, space, count, site):
@@ -207,6 +218,9 @@ class Memory:
         return self.track_written(store, size * count, site) if space == "local" else store
 
     def access_layout(self, ptx_type, space, count, site):
+        """Return the constants of an access: (bytes of an element, bytes of the access minus 1, start of
+        the window, function that appends to the log or None, log entry of address 0, binary logarithm of
+        the bytes of an element)."""
         size = np.dtype(VIEWS[ptx_type]).itemsize
         bits, window = (size * count).bit_length() - 1, WINDOWS[space]
         logs = self.context.log is not None and (space != "local" or self.context.enabled.local)
@@ -217,10 +231,14 @@ class Memory:
     # --- atomics --------------------------------------------------------------------------------------------
 
     def make_atomic(self, ptx_type, space, site, reach, combine, writes=True, releases=False, replaces=False):
-        """(address, operand, ...) -> what was there: replaced by combine(old, operand, ...). `reach`: for
-        whom it is atomic, its "block" or the whole "grid"; `writes`: whether one does, or (old, operand, ...)
-        -> whether it does; `releases`: whether a fence stands before it; `replaces`: whether what is new does
-        not hang on what is old."""
+        """Return the function (address, operand, ...) -> the old element, which it replaces by combine(old,
+        operand, ...).
+
+        reach: the threads for which it is atomic, its "block" or the whole "grid".
+        writes: whether it writes, or a function (old, operand, ...) -> whether it does.
+        releases: whether a fence precedes it.
+        replaces: whether the new value is independent of the old one.
+        """
         if replaces:
             self.context.overwriting.add(site)
         return self.dispatch_by_space(
@@ -258,9 +276,14 @@ class Memory:
         return change
 
     def make_strong(self, action, ptx_type, space, access, atomic, plain, relied_on=False):
-        """A load or store that does not race with other strong ones. A volatile one of shared memory is a
-        plain one, and so is a volatile load whose value is `relied_on` (sim.ptx.volatile); a load lets others
-        go first. `atomic`, `plain`: its sites."""
+        """Return a load or store that does not race with other strong ones. A load lets other threads go
+        first.
+
+        A volatile access to shared memory counts as a plain one, and so does a volatile load whose value the
+        program relies on (sim.ptx.volatile).
+
+        atomic, plain: the sites of the two forms.
+        """
         loads = action == "load"
 
         def make(name):
@@ -280,14 +303,18 @@ class Memory:
         return self.dispatch_by_space(make, space)
 
     def yield_turn(self):
-        """The running thread lets others go first."""
+        """Let other threads go before the running one."""
         self.scheduler.yield_turn(self.place)
 
     # --- what may be wrong ----------------------------------------------------------------------------------
 
     def check_access(self, address, size, site, what, multiple=None, name="an access"):
-        """The region in which `size` bytes at a generic address lie, which has to be a multiple of `multiple`
-        (by default of the size); or None, with a finding. `name`: what is told of."""
+        """Return the Region of `size` bytes at a generic address; None, with a finding, if the access is not
+        allowed.
+
+        multiple: the alignment that the access needs, by default its size.
+        name: the instruction's name in the finding about alignment.
+        """
         region = self.find(address)
         if region is None or address + size > region.end:
             self.report_outside(address, site, what, region)
@@ -305,7 +332,7 @@ class Memory:
         return region
 
     def nearest(self, address):
-        """The allocation of the address's space that is nearest to it, if one is near."""
+        """Return the nearest allocation within GAP bytes in the address's space, or None."""
         near = [a for a in self.space.allocations if a.base >> SPACE_SHIFT == address >> SPACE_SHIFT]
         distance = lambda a: max(a.base - address, address - a.base - a.root.size * a.copies, 0)  # noqa: E731
         found = min(near, key=distance, default=None)

@@ -24,14 +24,16 @@ MOST_ROUNDS = 20_000_000
 
 
 def load_ptx(text: str | bytes, source: str | None = None) -> "Module":
-    """The Module of a PTX text: what nvcc -ptx, NVRTC, Triton or Numba have made of a kernel.
+    """Return the Module of a PTX text, as made by nvcc -ptx, NVRTC, Triton or Numba.
 
-    text: the PTX, a str (or bytes of UTF-8). source: the text of the file that was compiled, for findings to
-    quote; by default it is read from where `.file` says.
+    text: the PTX, a str (or bytes of UTF-8).
+    source: the text of the file that was compiled, for findings to quote; by default it is read from the path
+        in `.file`.
 
-    `module["name"]` is a kernel for simulate(); a name of C++ need not be mangled if it is the only one.
+    `module["name"]` is a kernel for simulate(). A C++ name need not be mangled if it is unambiguous.
 
-    Errors: LaunchError for text that is no PTX, with its line."""
+    Errors: LaunchError for text that is not PTX, with the line.
+    """
     if not isinstance(text, (str, bytes)):
         raise LaunchError(f"wanted PTX as text, got a {type(text).__name__}; of a file: path.read_text()")
     text = text.decode(errors="replace") if isinstance(text, bytes) else text
@@ -39,8 +41,8 @@ def load_ptx(text: str | bytes, source: str | None = None) -> "Module":
 
 
 class Module:
-    """The kernels of a PTX text by name: `module["name"]`; `names` lists them. Its variables, `constant` and
-    `variable`, keep their values from launch to launch."""
+    """The kernels of a PTX text by name: `module["name"]`; `names` lists them. Its variables, `constant`
+    and `variable`, keep their values from launch to launch."""
 
     def __init__(self, text: str, source: str | None = None, headers: tuple[str, ...] = ()) -> None:
         self.text = parse(text)
@@ -49,8 +51,8 @@ class Module:
 
     @property
     def constant(self) -> Variables:
-        """The `__constant__` variables by name: `module.constant["filter"] = array` sets one, as
-        cudaMemcpyToSymbol does. A launch that can read one that nobody has set is refused."""
+        """The `__constant__` variables by name. `module.constant["filter"] = array` sets one, as
+        cudaMemcpyToSymbol does. A launch is refused if it can read one that has not been set."""
         return Variables(self.store, "const")
 
     @property
@@ -85,11 +87,12 @@ class Kernel(base.Kernel):
         self.names = names or module.origin.parameter_names(function)
 
     def named(self, names: list[str]) -> "Kernel":
-        """The same kernel, whose parameters findings call by these names."""
+        """Return the same kernel with other names for its parameters in findings."""
         return Kernel(self.module, self.function, list(names))
 
     def argument_names(self, arguments):
-        """The name of each argument of a launch. Errors: LaunchError where there are too few, or too many."""
+        """Return the name of each argument of a launch. Errors: LaunchError for too few or too many
+        arguments."""
         if len(arguments) != len(self.names):
             raise LaunchError(
                 f"{self!r} was launched with {plural(len(arguments), 'argument')}; it takes {len(self.names)}"
@@ -103,14 +106,15 @@ class Kernel(base.Kernel):
         return f"<PTX kernel {self.__name__}({', '.join(self.names)})>"
 
     def program(self, branches=False):
-        """The translated kernel, made once. Errors: LaunchError for instructions that sim does not have."""
+        """Return the translated kernel, and its compiled source; it is made once. Errors: LaunchError for
+        instructions that sim does not have."""
         if branches not in self.programs:
             program = Program(self.module.text, self.module.origin, self.function, branches)
             self.programs[branches] = program, compile(program.source, f"<PTX of {self.__name__}>", "exec")
         return self.programs[branches]
 
     def prepare(self, fiber, launch, make_grid, observers, schedule, poison):
-        """Return (Context, ThreadProgram, Grid) of one run of the launch that has not begun yet, as
+        """Return (Context, ThreadProgram, Grid) of one run of the launch that has not begun, as
         sim.interpreted does."""
         self.check(launch)
         context = Context(
@@ -156,7 +160,8 @@ class Kernel(base.Kernel):
         ]
 
     def check(self, launch):
-        """The block has the size that the kernel was compiled for."""
+        """Check that the block has the size that the kernel was compiled for (PTX ISA, "Performance-Tuning
+        Directives"). Errors: LaunchError."""
         limits = self.function.limits
         compiled = f"{self.__name__} was compiled for blocks of"
         if "reqntid" in limits and (*limits["reqntid"], 1, 1)[:3] != launch.block:
@@ -167,7 +172,7 @@ class Kernel(base.Kernel):
 
 
 def unique_names(names):
-    """Names of which no two are alike."""
+    """Return names of which no two are equal."""
     seen = []
     for name in names:
         seen.append(name if name not in seen else f"{name}_{len(seen)}")

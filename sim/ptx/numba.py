@@ -1,17 +1,18 @@
-"""Numba's kernels as PTX: how their arguments are laid out.
+"""Numba's kernels as PTX: the layout of their arguments.
 
 Numba passes an array as the fields of a structure, one parameter each: meminfo and parent (null on a GPU),
-the number of elements, bytes of an element, the data, then the shape and the strides in bytes. Tuples are
-passed part by part."""
+the number of elements, bytes of an element, the data, then the shape and the strides in bytes. The elements
+of a tuple are passed one by one.
+"""
 
 from sim.memory.spaces import host_array
 
 
 def flattened(arguments, names=None):
-    """(values, names) of a launch of Numba's PTX for the arguments of a launch of the kernel; `names` are
-    those of its parameters.
+    """Return (values, names) of a launch of Numba's PTX for the arguments of a launch of the kernel.
 
-    A value that stands for an array's data is the array itself, which findings call by its parameter's name.
+    names: the kernel's parameter names. The pointer to an array's data becomes the array itself, which
+    findings call by its parameter's name.
     """
     names = names or [f"argument{i}" for i in range(len(arguments))]
     found = [field for pair in zip(names, arguments, strict=True) for field in fields(*pair)]
@@ -19,7 +20,7 @@ def flattened(arguments, names=None):
 
 
 def fields(name, argument):
-    """(value, name) of each parameter that an argument becomes."""
+    """Yield (value, name) of each parameter that an argument becomes."""
     if isinstance(argument, tuple):
         for position, part in enumerate(argument):
             yield from fields(f"{name}[{position}]", part)

@@ -21,14 +21,15 @@ HEADERS = (
 
 
 def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80") -> Module:
-    """The Module of a .cu file: its `extern "C"` and other kernels, compiled by NVRTC with line numbers.
+    """Return the Module of a .cu file: its `extern "C"` and other kernels, compiled by NVRTC with line
+    numbers.
 
     path: the file.
-    options: more of NVRTC's, such as "-Imy_headers" or "-DWIDTH=8". Headers of the CUDA toolkit, such as
-        <cooperative_groups.h>, are found where NVIDIA's Python packages or CUDA_HOME have them.
-    architecture: whose PTX is wanted; sim runs what sm_80 has.
+    options: further options of NVRTC, such as "-Imy_headers" or "-DWIDTH=8". Headers of the CUDA toolkit,
+        such as <cooperative_groups.h>, are found in NVIDIA's Python packages or in CUDA_HOME.
+    architecture: the architecture of the PTX; sim runs the instructions of sm_80.
 
-    Errors: LaunchError where NVRTC is missing, or with the compiler's message.
+    Errors: LaunchError if NVRTC is missing, or with the compiler's message.
     """
     path = Path(path)
     source, options = path.read_text(encoding="utf-8"), (*options, f"-I{path.parent}")
@@ -38,7 +39,8 @@ def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80")
 
 
 def own_headers(text: str, folders: list[Path], seen: set[Path]) -> Iterator[str]:
-    """Yield the texts of the headers that a text includes by #include "name", and of those that they do."""
+    """Yield the texts of the headers that a text includes by #include "name", and of those that they
+    include."""
     for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M):
         path = next((folder / name for folder in folders if (folder / name).is_file()), None)
         if path is not None and path not in seen:
@@ -49,7 +51,7 @@ def own_headers(text: str, folders: list[Path], seen: set[Path]) -> Iterator[str
 
 
 def compile_ptx(source: str, name: str, *options: str, architecture: str = "compute_80") -> str:
-    """The PTX of CUDA C++ that is called `name`. Errors: LaunchError."""
+    """Return the PTX of CUDA C++ source that is called `name`. Errors: LaunchError."""
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
@@ -70,7 +72,8 @@ def compile_ptx(source: str, name: str, *options: str, architecture: str = "comp
 
 @functools.cache
 def header_folders():
-    """The folders that hold the CUDA toolkit's headers: of NVIDIA's Python packages, else of CUDA_HOME."""
+    """Return the folders that hold the CUDA toolkit's headers: those of NVIDIA's Python packages, then of
+    CUDA_HOME."""
     spec = importlib.util.find_spec("nvidia")
     packages = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
     found = [folder for package in packages for folder in sorted(package.glob("*/include"))]
@@ -80,7 +83,7 @@ def header_folders():
 
 
 def read_result(nvrtc, what, program):
-    """The PTX, or the ProgramLog, of a program."""
+    """Return the PTX or the ProgramLog of a program."""
     _, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
     text = b" " * size
     getattr(nvrtc, f"nvrtcGet{what}")(program, text)
@@ -88,7 +91,7 @@ def read_result(nvrtc, what, program):
 
 
 def strip_folder(ptx, name):
-    """The text with the bare name of the file in place of where it was compiled."""
+    """Return the PTX with the bare name of the source file, without the folder in which it was compiled."""
     lines = [
         f'\t.file\t{line.split()[1]} "{name}"' if line.strip().startswith(".file") and name in line else line
         for line in ptx.splitlines()

@@ -8,13 +8,18 @@ from sim.ptx.tokens import Tokens, parse_integer
 
 
 class Operands(Tokens):
-    """Reads them; `scopes`: the registers by name of each brace around, `location`: the last .loc."""
+    """A reader of instructions and operands.
+
+    scopes: for each pair of braces around, {name: Register}, the outermost first.
+    location: the Location of the last .loc.
+    """
 
     def __init__(self, text):
         super().__init__(text)
         self.location, self.scopes = None, []
 
     def instruction(self):
+        """Read an instruction up to its semicolon."""
         line, guard = self.line(), None
         if self.accept("@"):
             opposite = self.accept("!")
@@ -28,18 +33,21 @@ class Operands(Tokens):
         return Instruction(opcode, tuple(operands), guard, line, self.location)
 
     def register(self, name):
+        """Return the register of a name in the innermost scope that declares it, or None."""
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
         return None
 
     def predicate(self):
+        """Read a predicate register. Errors: LaunchError if it is not declared."""
         register = self.register(self.take())
         if register is None:
             raise self.error(f"{self.tokens[self.at - 1]} is no register that is declared here", self.at - 1)
         return register
 
     def operand(self):
+        """Read an operand, or a pair of registers p|q."""
         first = self.simple()
         if self.next == "|":
             self.take()
@@ -47,6 +55,7 @@ class Operands(Tokens):
         return first
 
     def simple(self):
+        """Read an operand that is not a pair. The operand `_` becomes None."""
         token = self.next
         if token in ("{", "("):
             return self.group({"{": "}", "(": ")"}[self.take()])
@@ -72,6 +81,7 @@ class Operands(Tokens):
         return Symbol(token, self.offset())
 
     def offset(self):
+        """Read what is added to a symbol, and return the sum."""
         total = 0
         while self.next in ("+", "-"):
             sign = 1 if self.take() == "+" else -1
@@ -79,10 +89,12 @@ class Operands(Tokens):
         return total
 
     def group(self, end):
+        """Read the operands of a vector or list up to `end`. A vector of one element is that element."""
         parts = self.list_until(end, self.operand)
         return parts[0] if end == "}" and len(parts) == 1 else Group(tuple(parts))
 
     def address(self):
+        """Read an address in brackets."""
         self.take("[")
         base = self.simple()
         offset = self.offset()
@@ -94,6 +106,8 @@ class Operands(Tokens):
         return Address(base, offset)
 
     def constant(self):
+        """Read a constant. Floats in hexadecimal notation (0f3F800000, 0d...) give their bits; other
+        floats are 64 bits wide (PTX ISA, "Floating-Point Constants")."""
         negative, token = self.accept("-"), self.take()
         if token[:2] in ("0f", "0F", "0d", "0D") and len(token) in (10, 18):
             return Immediate(int(token[2:], 16), 32 if token[1] in "fF" else 64)

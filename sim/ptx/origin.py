@@ -1,5 +1,5 @@
-"""Where PTX comes from: the line of the .cu or .py file behind an instruction, and the names that the file
-has for what PTX has only mangled, or not at all."""
+"""The source of a PTX module: the line of the .cu or .py file for an instruction, and the names of the
+file that PTX has only in mangled form, or not at all."""
 
 import linecache
 import os
@@ -26,7 +26,8 @@ ITEMSIZES = {
 
 
 class Origin:
-    """The sources of one module. `source`: the text of its main file, if that is not to be read from disk."""
+    """The sources of one module. `source` is the text of its main file, if that is not to be read from
+    disk."""
 
     def __init__(self, text, source=None, headers=()):
         self.headers = headers  # the texts of headers that declare variables
@@ -35,12 +36,13 @@ class Origin:
     # --- lines ----------------------------------------------------------------------------------------------
 
     def source_line(self, file, line):
+        """Return a line of a source file, or an empty text."""
         if self.source_lines is not None and file == min(self.text.files, default=1):
             return self.source_lines[line - 1] if 0 < line <= len(self.source_lines) else ""
         return linecache.getline(self.text.files.get(file, ""), line)
 
     def site(self, function, item, action):
-        """The number of the Site of an instruction: by its .loc, else by its line of PTX."""
+        """Return the number of the Site of an instruction: by its .loc, else by its line of PTX."""
         at = item or function
         ptx = " ".join(self.text.lines[at.line - 1].split())
         place = item and self.source_location(item.location)
@@ -54,8 +56,8 @@ class Origin:
         return SITES.add(Site(action, name, place.line, max(place.column - 1, 0), text.strip(), indent))
 
     def source_location(self, location):
-        """Return the innermost place, of those that were inlined into each other, in the file in which the
-        function itself is: the one of the outermost place."""
+        """Return the innermost location in the file of the function itself, of those that were inlined
+        into each other. If there is none, return the outermost location."""
         chain = []
         while location is not None:
             chain.append(location)
@@ -66,13 +68,14 @@ class Origin:
 
     @property
     def language(self):
-        """What the kernel was written in; Python's two are told apart by the compiler that signs the PTX."""
+        """The language of the kernel. Triton and Numba are distinguished by the compiler that signs the
+        PTX."""
         if not any(path.endswith(".py") for path in self.text.files.values()):
             return "C++"
         return "Triton" if any("LLVM NVPTX" in line for line in self.text.lines[:5]) else "Numba"
 
     def outline(self, site):
-        """The Outline of the text in which a Site is, if that is the main file; or None."""
+        """Return the Outline of the text in which a Site is, if that is the main file; else None."""
         path = self.text.files.get(min(self.text.files, default=0), "")
         return self.main_outline if site.function == os.path.basename(path) else None
 
@@ -84,25 +87,26 @@ class Origin:
 
     @property
     def main_text(self):
-        """The main file's text, or nothing."""
+        """The main file's text, or an empty one."""
         if self.source_lines is not None:
             return "\n".join(self.source_lines)
         path = self.text.files.get(min(self.text.files, default=0), "")
         return "".join(linecache.getlines(path))
 
     def parameter_names(self, function):
-        """The names that the source has for a kernel's parameters, as far as it can be found; else argument
-        0, 1, ..."""
+        """Return the source's names of a kernel's parameters; argument0, argument1, ... if they cannot be
+        found."""
         parts = self.parameters(function)
         return [*map(parameter_name, parts)] or [f"argument{i}" for i in range(len(function.parameters))]
 
     def element_bytes(self, function):
-        """{place: bytes} of what parameters point to, of those that the source declares as plain pointers."""
+        """Return {position: bytes of an element} for parameters that the source declares as plain
+        pointers."""
         sizes = map(pointer_element_bytes, self.parameters(function))
         return {place: size for place, size in enumerate(sizes) if size}
 
     def parameters(self, function):
-        """A kernel's parameters as the source writes them, or nothing."""
+        """Return a kernel's parameters as the source declares them, or an empty list."""
         count, name = len(function.parameters), re.escape(plain_name(function.name))
         for found in re.finditer(
             rf"\b{name}\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)\s*(?:\{{|->|:)", without_comments(self.main_text)
@@ -113,7 +117,8 @@ class Origin:
         return []
 
     def home(self, variable):
-        """(itemsize, shape) of a variable: from its declaration in the source, else from its alignment."""
+        """Return (itemsize, shape) of a variable: from its declaration in the source, else from its
+        alignment."""
         name = re.escape(plain_name(variable.name))
         constants = self.constants()
         for found in re.finditer(
@@ -130,7 +135,7 @@ class Origin:
         return (size, None) if variable.bytes % size == 0 else (1, None)
 
     def constants(self):
-        """{name: text} of whole numbers that the source defines."""
+        """Return {name: text} of the integer constants that the source defines."""
         found = dict(re.findall(r"^\s*#\s*define\s+(\w+)\s+([^\n/]+)", self.main_text, re.M))
         return found | dict(
             re.findall(
@@ -141,7 +146,7 @@ class Origin:
 
 
 def evaluate(text, constants, depth=8):
-    """The whole number that an expression of the source says, or None."""
+    """Return the integer value of an expression of the source, or None."""
     for _ in range(depth):
         text = re.sub(r"[A-Za-z_]\w*", lambda match: f"({constants.get(match[0], '?')})", text)
     if not re.fullmatch(r"[\d\s()+*/<>-]+", text):
@@ -157,7 +162,7 @@ def without_comments(text):
 
 
 def split_parameters(text):
-    """The parameters between the commas of a list, those of templates left whole."""
+    """Return the parameters between the commas of a list. Commas inside template arguments do not count."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "(<[") - (letter in ")>]")
@@ -169,7 +174,7 @@ def split_parameters(text):
 
 
 def pointer_element_bytes(text):
-    """The bytes of an element of a parameter of C++ that is a pointer to numbers, or None."""
+    """Return the bytes of an element of a C++ parameter that is a pointer to numbers, or None."""
     pointed, star, name = text.partition("*")
     words = re.findall(r"\w+", pointed)
     if not star or "*" in name:
@@ -178,7 +183,7 @@ def pointer_element_bytes(text):
 
 
 def parameter_name(text):
-    """The name in a parameter of C++ (its last word) or Python (its first)."""
+    """Return the name in a parameter of C++ (its last word) or of Python (its first)."""
     text = text.partition("=")[0]
     found = re.findall(
         r"[A-Za-z_]\w*", text.partition(":")[0] if ":" in text else re.sub(r"\[[^\]]*\]", "", text)
@@ -187,7 +192,7 @@ def parameter_name(text):
 
 
 def plain_name(mangled):
-    """The last name inside a name mangled as C++ compilers do; others as they are."""
+    """Return the last name inside a name that is mangled as C++ compilers do it; any other name unchanged."""
     if not mangled.startswith("_Z"):
         return mangled
     text, found, at = re.sub(r"L[a-z]\d+E", "", mangled), [], 2

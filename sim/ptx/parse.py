@@ -1,4 +1,4 @@
-"""PTX text into what it is made of. Source: PTX ISA, "Syntax" and "Directives"."""
+"""A parser for PTX text. Source: PTX ISA, "Syntax" and "Directives"."""
 
 from dataclasses import replace
 
@@ -14,12 +14,12 @@ SKIPPED = {".pragma", ".calltargets", ".abi_preserve", ".abi_preserve_control"}
 
 
 def parse(text):
-    """The Text of a module. Errors: LaunchError with the line that cannot be read."""
+    """Return the Text of a module. Errors: LaunchError with the line that cannot be read."""
     return Parser(text).module()
 
 
 class Parser(Operands):
-    """Reads a module."""
+    """A recursive-descent parser for a module."""
 
     def __init__(self, text):
         super().__init__(text)
@@ -33,6 +33,7 @@ class Parser(Operands):
         return self.result
 
     def directive(self):
+        """Read a directive of the module."""
         token = self.next or self.take()
         if token in LINKING:
             self.take()
@@ -70,7 +71,7 @@ class Parser(Operands):
         self.result.files[number] = name[1:-1].encode().decode("unicode_escape")
 
     def section(self):
-        """Debug information."""
+        """Skip a section of debug information."""
         self.take()
         self.take()
         self.take("{")
@@ -82,12 +83,13 @@ class Parser(Operands):
     # --- variables ------------------------------------------------------------------------------------------
 
     def variable(self, space):
-        """What follows the state space of a declaration, to its end."""
+        """Read a declaration after its state space, with the semicolon."""
         variable = self.declaration(space)
         self.take(";")
         return variable
 
     def declaration(self, space):
+        """Read a declaration after its state space, without a semicolon."""
         line, align, vector = self.line(), self.alignment(), 1
         if self.next in (".v2", ".v4"):
             vector = int(self.take()[2:])
@@ -107,7 +109,7 @@ class Parser(Operands):
         )
 
     def alignment(self):
-        """Of attributes of a declaration the one that counts."""
+        """Read attributes of a declaration, and return the alignment among them."""
         align = 1
         while self.next in (".align", ".ptr") or self.next in SPACES or self.next in LINKING:
             if self.take() == ".align":
@@ -115,7 +117,7 @@ class Parser(Operands):
         return align
 
     def initial(self, ptx_type):
-        """(bytes, pointers) of an initialiser."""
+        """Read an initialiser, and return (bytes, pointers)."""
         size, parts, pointers = WIDTHS[ptx_type] // 8, [], []
         depth = 0
         while True:
@@ -129,6 +131,8 @@ class Parser(Operands):
                 return b"".join(parts), tuple(pointers)
 
     def initial_number(self, ptx_type, size, pointers, offset):
+        """Read one number of an initialiser, and return its bytes. Where an address belongs, record it in
+        `pointers`."""
         operand = self.operand()
         if isinstance(operand, Symbol):
             pointers.append((offset, operand))
@@ -169,6 +173,7 @@ class Parser(Operands):
         return Variable("reg", self.take(), ptx_type, 1, 1, self.line())
 
     def body(self, function):
+        """Read the body of a function."""
         function.body, self.location = [], None
         self.locations = {}  # (file, line, column) -> the last Location there
         self.take("{")
@@ -183,7 +188,7 @@ class Parser(Operands):
             function.body[at] = self.resolve_jump(function.body[at], braces)
 
     def resolve_jump(self, jump, braces):
-        """A jump that names the labels of the braces around it; brx, those of its table."""
+        """Return a jump whose labels are those of the braces around it; for brx.idx, those of its table."""
         if jump.opcode.startswith("brx"):
             name = getattr(jump.operands[1], "name", None) if len(jump.operands) == 2 else None
             table = self.tables.get(name)
@@ -196,12 +201,12 @@ class Parser(Operands):
         return replace(jump, operands=(Symbol(self.resolve_label(jump.operands[0].name, braces)),))
 
     def resolve_label(self, name, braces):
-        """The label of the innermost braces that have one of this name."""
+        """Return the unique name of a label: that of the innermost braces which declare it."""
         found = (self.labels[brace, name] for brace in reversed(braces) if (brace, name) in self.labels)
         return next(found, name)
 
     def label(self, function):
-        """A label, which is known within its braces."""
+        """Read a label. It is visible within its braces."""
         line, name, brace = self.line(), self.take(), self.braces[-1]
         self.take(":")
         if (brace, name) in self.labels:
@@ -224,7 +229,7 @@ class Parser(Operands):
         elif token in SPACES:
             variable = self.variable(self.take())
             function.variables.append(variable)
-            if variable.space == "param":  # made anew for each call
+            if variable.space == "param":  # each call has its own
                 function.body.append(variable)
         elif token == ".loc":
             self.loc()
@@ -243,6 +248,7 @@ class Parser(Operands):
             function.body.append(item)
 
     def branch_targets(self, function):
+        """Read the table of labels of a brx.idx. The label before it is the table's name."""
         if not function.body or not isinstance(function.body[-1], Label):
             raise self.error(".branchtargets wants a label before it")
         self.take()
@@ -260,6 +266,8 @@ class Parser(Operands):
         self.take(";")
 
     def register_names(self, ptx_type):
+        """Read one name of a register declaration, or a range of names such as %r<10>. Inner braces get
+        unique names."""
         name, scope = self.take(), self.scopes[-1]
         self.number += 1
         inner = f"{self.number}." if len(self.scopes) > 1 else ""

@@ -1,4 +1,5 @@
-"""A kernel with the functions that it calls, as Python source and what a launch has to give it."""
+"""A kernel with the functions that it calls, as Python source, and the globals that a launch gives to that
+source."""
 
 import functools
 import itertools
@@ -39,10 +40,11 @@ CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "glob
 
 
 class Program:
-    """Translates an entry of a Text; `factories` says what the source needs by name: {name: run -> object}.
+    """The translation of an entry of a Text.
 
-    `arguments`: (parameter, byte, type) of each argument of the Python function. `function`, `item`: what is
-    translated now.
+    factories: {name of a global in the source: function run -> object}.
+    arguments: (parameter, byte, type) -> name, for each argument of the Python function.
+    function, item: the function and the instruction that are being translated.
     """
 
     def __init__(self, text, origin, entry, branches):
@@ -58,7 +60,7 @@ class Program:
         self.source = self.translate()
 
     def translate(self):
-        """The source; refuses what it cannot translate."""
+        """Return the source. Errors: LaunchError that lists the instructions which sim does not have."""
         done, lines = {}, []  # name -> Python's name, or None for a function without a body
         self.pending = [self.entry]
         while self.pending or self.calls_pointers:
@@ -83,8 +85,8 @@ class Program:
         return "\n".join(lines)
 
     def translate_function(self, function, by_pointer):
-        """Return the lines of a function. One that only a pointer reaches may have instructions that sim does
-        not have: then the launch is refused when a thread calls it."""
+        """Return the lines of a function. If only a pointer reaches it, it may contain instructions that
+        sim does not have: then the launch is refused when a thread calls it."""
         self.function = function
         writer = Writer(self, function, self.branches)
         lines = writer.write()
@@ -99,7 +101,7 @@ class Program:
 
     @property
     def grid_sync(self):
-        """The GridSync of the function that is translated now."""
+        """The GridSync of the function that is being translated."""
         name = self.function.name
         if name not in self.grid_syncs:
             self.grid_syncs[name] = GridSync(self.function)
@@ -107,14 +109,14 @@ class Program:
 
     @property
     def uses(self):
-        """The Uses of the function that is translated now."""
+        """The Uses of the function that is being translated."""
         name = self.function.name
         if name not in self.value_uses:
             self.value_uses[name] = Uses(self.function)
         return self.value_uses[name]
 
     def note_effects(self, function):
-        """Whether threads act on what atomics tell them, and whether anything stores."""
+        """Record whether threads act on the results of atomics, and whether the function stores to memory."""
         self.used |= {"this_grid"} if self.grid_sync.needed else set()
         barriers = self.grid_sync.arrivals | self.grid_sync.waits
         instructions = [
@@ -132,18 +134,18 @@ class Program:
     # --- names ----------------------------------------------------------------------------------------------
 
     def new_name(self, stem, make):
-        """A name for what a launch gives by `make(run)`."""
+        """Return a new name for the object that `make(run)` returns in a launch."""
         name = f"{stem}_{next(self.counter)}"
         self.factories[name] = make
         return name
 
     def shared_name(self, name, make):
-        """A name that several places share."""
+        """Return a name that several instructions share."""
         self.factories.setdefault(name, make)
         return name
 
     def constant(self, operand, ptx_type):
-        """The text of an Immediate as a value of a type; floats are objects that the launch gives."""
+        """Return the expression of an Immediate as a value of a type. Floats are objects of the launch."""
         if ptx_type == "pred":
             return str(bool(operand.value))
         bits, width = operand.bits(WIDTHS[ptx_type]), WIDTHS[ptx_type]
@@ -157,6 +159,7 @@ class Program:
     # --- where things are -----------------------------------------------------------------------------------
 
     def address(self, symbol):
+        """Return the expression of a symbol's address within its state space."""
         variable = self.variable(symbol.name)
         if variable in self.function.variables and variable.space == "local":
             name = python_name(variable.name)
@@ -175,6 +178,7 @@ class Program:
         return f"({name} + {symbol.offset})" if symbol.offset else f"({name})"
 
     def variable(self, name):
+        """Return the variable of a name: the function's own, else the module's."""
         own = next((v for v in self.function.variables if v.name == name), None)
         if own is None and name in self.text.variables:
             self.addressed.add(name)
@@ -185,7 +189,7 @@ class Program:
         that the source names, and those to which their initial values point.
 
         A header such as cooperative_groups.h declares a thousand variables that no kernel uses. They would
-        fill the simulated address space, and each launch would spend its time on laying them out.
+        fill the simulated address space, and each launch would spend time to lay them out.
         """
         variables, reached, waiting = self.text.variables, set(), sorted(self.addressed)
         while waiting:
@@ -196,18 +200,19 @@ class Program:
         return [variable for name, variable in variables.items() if name in reached]
 
     def pointed_functions(self):
-        """Return the names of functions whose address a thread can have: from the source, or from the initial
-        values of a variable that it can reach."""
+        """Return the names of functions whose address a thread can have: from the source, or from the
+        initial values of a variable that it can reach."""
         initial = {symbol.name for v in self.reachable_variables() for _, symbol in v.pointers}
         return self.taken_addresses | initial & self.text.functions.keys()
 
     def push_frame(self, variable):
+        """Return the name of the function that gives a call its local memory."""
         return self.shared_name(
             python_name(variable.name, "push_frame_v"), lambda run: run.push_frame(variable)
         )
 
     def pop_frame(self, variable):
-        """What gives a device function's local memory back, when it returns."""
+        """Return the name of the function that drops a device function's local memory when it returns."""
         return self.shared_name(
             python_name(variable.name, "pop_frame_v"), lambda run: run.pop_frame(variable)
         )
@@ -216,10 +221,12 @@ class Program:
         return self.function.entry and any(p.name == name for p in self.function.parameters)
 
     def argument(self, name, at, ptx_type):
+        """Return the name of the Python argument for the bytes from `at` on of a kernel's parameter."""
         position = next(i for i, p in enumerate(self.function.parameters) if p.name == name)
         return self.arguments.setdefault((position, at, ptx_type), f"argument_{position}_{at}_{ptx_type}")
 
     def special(self, name):
+        """Return the expression of a special register (PTX ISA, "Special Registers"). Errors: Missing."""
         stem, _, axis = name.partition(".")
         if stem in COORDINATES and axis in tuple("xyz"):
             return COORDINATES[stem].format("xyz".index(axis))
@@ -243,7 +250,7 @@ class Program:
         return self.origin.site(self.function, self.item, action)
 
     def wait_point(self):
-        """(an identity, the number of its site) of a place where threads wait."""
+        """Return (identity, number of the site) of an instruction at which threads wait."""
         return (self.entry.name, next(self.counter)), self.site("call")
 
     # --- memory ---------------------------------------------------------------------------------------------
@@ -257,7 +264,7 @@ class Program:
         return self.new_name("store", lambda run: run.memory.make_store(ptx_type, space, count, site))
 
     def strong(self, action, ptx_type, space, access):
-        """A load or store that other threads' strong ones do not race with."""
+        """Return the name of a strong load or store (see Memory.make_strong)."""
         if id(self.item) in self.grid_sync.waits:
             place = self.wait_point()
             return self.new_name("wait_for_grid", lambda run: run.wait_for_grid(place))
@@ -269,6 +276,7 @@ class Program:
         return self.new_name(action, lambda run: run.memory.make_strong(action, *rest))
 
     def atomic(self, access):
+        """Return (type of its operands, name) of an atomic."""
         if id(self.item) in self.grid_sync.arrivals:
             return "u32", self.shared_name("arrive_at_grid", lambda run: run.arrive_at_grid)
         self.used.add("atomic")
@@ -279,7 +287,7 @@ class Program:
         return ptx_type, name
 
     def transfer(self, name):
-        """What carries out the MemoryInstruction of this name in the table."""
+        """Return the name of the function that performs a MemoryInstruction of sim.isa."""
         entry, sites = INSTRUCTIONS[name], self.transfer_sites()
         self.used.add(name)
         return self.new_name("transfer", lambda run: run.transfer(entry, sites))
@@ -290,7 +298,7 @@ class Program:
     # --- waiting --------------------------------------------------------------------------------------------
 
     def named_barrier(self, waits):
-        """What a thread calls at a barrier of a part of the block: (number, count)."""
+        """Return the name of the function (number, count) that a thread calls at a named barrier."""
         self.used.add(NAMED_BARRIER)
         place = self.wait_point()
         return self.new_name("named_barrier", lambda run: run.named_barrier(place, waits))
@@ -306,14 +314,14 @@ class Program:
         return self.new_name("barrier", lambda run: run.barrier(place, vote, number))
 
     def fence_call(self, entry):
-        """What carries out a fence, or nanosleep."""
+        """Return the name of the function that performs a fence, or nanosleep."""
         self.used.add(entry.name)
         self.synchronizes |= entry in FENCES
         return self.shared_name(entry.name, lambda run: run.on_memory(entry))
 
     def warp_call(self, entry, space=None):
-        """What a lane calls for an instruction of warps; of operands in memory, with their address in
-        `space`."""
+        """Return the name of the function that a lane calls for a warp instruction. If its operands are in
+        memory, they are at an address in `space`."""
         self.used.add(entry.name)
         place, sites = self.wait_point(), self.transfer_sites() if space else None
         return self.new_name("warp", lambda run: run.warp_call(entry, place, space, sites))
@@ -321,6 +329,7 @@ class Program:
     # --- calls ----------------------------------------------------------------------------------------------
 
     def callee_name(self, name):
+        """Return the name of a function that the source calls. Errors: Missing."""
         callee = self.text.functions.get(name)
         if callee is not None and callee.body is not None:
             self.pending.append(callee)
@@ -339,7 +348,8 @@ class Program:
         raise Missing(f"{self.item.opcode} of {name}, which the module does not define")
 
     def pointer_call(self, returns, arguments):
-        """Name what finds the function of a pointer."""
+        """Return the name of the Callee that finds a pointer's function. `returns`, `arguments`: bytes of
+        each."""
         self.calls_pointers = True
         site = self.site("call")
         return self.new_name("callee", lambda run: calls.Callee(run.context, site, returns, arguments))
@@ -349,17 +359,17 @@ class Program:
         return self.new_name("trap", lambda run: run.trap(place))
 
     def namespace(self, run):
-        """All globals of the source, for one launch."""
+        """Return all globals of the source, for one launch."""
         return HELPERS | {name: make(run) for name, make in self.factories.items()}
 
 
 def refuse(text, *arguments):
-    """Be called in place of a function that sim cannot run."""
+    """Raise the LaunchError in place of a function that sim cannot run."""
     raise LaunchError(text)
 
 
 def refusal(entry, missing):
-    """What cannot be run, by name and line."""
+    """Return the message that lists what cannot be run, by name and line."""
     lines = "\n".join(f"  PTX line {line}: {what}" for line, what in missing[:10])
     more = f"\n  and {len(missing) - 10} more" if len(missing) > 10 else ""
     return f"{entry.name} uses instructions that sim does not have; nothing has run\n{lines}{more}"

@@ -1,4 +1,4 @@
-"""What a launch of PTX has for memory: runs of bytes at simulated addresses, and views of them."""
+"""The memory of a launch of PTX: contiguous bytes at simulated addresses, and views of them."""
 
 import numpy as np
 
@@ -22,20 +22,20 @@ GAP = 1 << 24  # bytes between two arrays, so that an address that is off by les
 
 
 class PaddedSpace(AddressSpace):
-    """An address space with room between the allocations."""
+    """An address space with unused bytes between the allocations."""
 
     gap = GAP
 
 
 class PointerArray(Array):
-    """An array as pointers see it: in front of it is nothing."""
+    """An array as pointers see it: a negative index is not counted from its end."""
 
     __slots__ = ()
     wraps = False
 
 
 def whole_array(context, allocation):
-    """All of an allocation, by the elements that findings call."""
+    """Return the array of a whole allocation, with the elements that findings name."""
     itemsize = allocation.home[1]
     length = allocation.root.size // itemsize
     array = array_at(
@@ -57,11 +57,12 @@ class Region:
         self.end = self.base + root.size
 
     def last(self, size):
-        """Where the last access of `size` bytes may begin; -1 where each has to be looked at."""
+        """Return the last offset at which an access of `size` bytes may begin; -1 if each access has to be
+        checked."""
         return self.root.size - size if self.allocation.alignment % size == 0 else -1
 
     def view(self, ptx_type, size):
-        """The bytes as elements of that type, each `size` bytes."""
+        """Return the bytes as elements of a type, each `size` bytes."""
         if ptx_type not in self.views:
             whole = self.root[: self.root.size // size * size]
             how = VIEWS[ptx_type]
@@ -72,7 +73,8 @@ class Region:
 
 
 class Frames:
-    """A thread's local memory of one function: a Region for each call, of which `depth` have not returned."""
+    """A thread's local memory of one function: a Region for each call. The first `depth` belong to calls
+    that have not returned."""
 
     __slots__ = ("depth", "regions")
 
@@ -80,16 +82,16 @@ class Frames:
         self.depth, self.regions = 0, []
 
     def find(self, address):
-        """The Region of an address, or None."""
+        """Return the Region of an address, or None."""
         return next((r for r in self.regions[: self.depth] if r.base <= address < r.end), None)
 
     def base_below(self, address, otherwise):
-        """Where the last frame begins that is not behind the address."""
+        """Return where the last frame begins that does not begin after the address."""
         return max((r.base for r in self.regions[: self.depth] if r.base <= address), default=otherwise)
 
 
 def poison(ptx_type):
-    """What a load that was refused gives."""
+    """Return the value that a refused load gives."""
     dtype = np.dtype(VIEWS[ptx_type])
     value = poisoned(dtype.itemsize, None).view(dtype)[0]
     return int(value) if isinstance(VIEWS[ptx_type], str) else value

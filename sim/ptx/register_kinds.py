@@ -1,8 +1,12 @@
-"""How generated code holds each register: as a Python int that is not negative, or, where floating-point
-instructions use it, as numpy's scalar.
+"""The kinds of registers: how generated code holds each one.
+
+A register is held as a Python int that is not negative ("int"), as numpy's scalar ("f32", "f64") if
+floating-point instructions use it, or as a bool ("pred").
 
 A register declared .f32 or .f64 holds a float. One declared .b32 or .b64 may hold either, and compilers use
-it for both; the instructions that name it decide by majority, and the others convert."""
+it for both. The instructions that name it decide by majority; the other instructions convert, which costs
+time but is correct.
+"""
 
 from collections import Counter
 
@@ -12,8 +16,8 @@ FLOATING = {"f32": "f32", "f64": "f64"}
 
 
 def register_kinds(function, types_of):
-    """{register name: "int", "f32", "f64" or "pred"}; `types_of(instruction)` gives (type, operand) pairs as
-    far as known."""
+    """Return {register name: "int", "f32", "f64" or "pred"}. `types_of(instruction)` yields (type,
+    operand) pairs as far as known."""
     registers, votes, moves = {}, {}, []
     for item in function.body:
         if not isinstance(item, Instruction):
@@ -35,6 +39,7 @@ def register_kinds(function, types_of):
 
 
 def choose_kind(register, votes):
+    """Return the kind of a register: by its declared type, else by its votes."""
     if register.type == "pred":
         return "pred"
     if register.type in FLOATING:
@@ -46,7 +51,7 @@ def choose_kind(register, votes):
 
 
 def registers_in(part):
-    """All registers that an instruction, or an operand, names."""
+    """Yield all registers that an instruction or an operand names."""
     if isinstance(part, Register):
         yield part
     elif isinstance(part, Instruction):
@@ -65,8 +70,8 @@ ONLY_READ = {"st", "red", "bra", "brx", "call", "membar", "fence", "ret", "exit"
 
 
 def read_and_written(item):
-    """The names of the registers that an instruction reads, and of those that it sets whatever its guard
-    says."""
+    """Return (names of the registers that an instruction reads, names of those that it certainly sets).
+    With a guard it may set nothing."""
     base = item.names[0]
     only_read = base in ONLY_READ or base in ("bar", "barrier") and ".red" not in item.opcode
     to = () if only_read or any(isinstance(o, Address) for o in item.operands[:1]) else item.operands[:1]

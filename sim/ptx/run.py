@@ -1,5 +1,5 @@
-"""One launch of a PTX kernel: its memory laid out, its arguments in place, and what its source needs from the
-engine."""
+"""One launch of a PTX kernel: its memory laid out, its arguments bound, and the objects that its source
+needs."""
 
 import functools
 import itertools
@@ -26,8 +26,11 @@ STACK = 1 << 16  # bytes of a thread for the local memory of a function that cal
 
 
 class WaitPoint:
-    """Where a thread waits, as the engine knows it from a frame: `f_code` and `f_lasti` tell places apart.
-    `number`: of the barrier of the whole block there."""
+    """The position at which a thread waits, in place of a Python frame.
+
+    f_code, f_lasti: distinguish positions, as those of a frame do.
+    number: the number of the barrier of the whole block there.
+    """
 
     __slots__ = ("f_code", "f_lasti", "number")
 
@@ -38,7 +41,7 @@ class WaitPoint:
 
 
 class Run:
-    """What the names in a Program's source stand for in one launch."""
+    """The globals of a Program's source in one launch."""
 
     def __init__(self, context, scheduler, program, launch):
         self.context, self.scheduler, self.program, self.launch = context, scheduler, program, launch
@@ -55,8 +58,8 @@ class Run:
     # --- memory ---------------------------------------------------------------------------------------------
 
     def lay_out(self):
-        """Lay out the module's variables that the kernel can reach, and put addresses into those that are
-        initialised with them. Variables of functions are laid out when a thread first needs them."""
+        """Lay out the module's variables that the kernel can reach, and write addresses into those that
+        are initialised with them. Variables of functions are laid out when a thread first needs them."""
         reachable = self.program.reachable_variables()
         for variable in reachable:
             if variable.space in ("global", "const"):
@@ -66,7 +69,7 @@ class Run:
                 self.write_pointers(variable)
 
     def write_pointers(self, variable):
-        """Put addresses into a variable that was initialised with them."""
+        """Write the addresses with which a variable is initialised."""
         for offset, symbol in variable.pointers:
             value = self.pointer_to(symbol, variable.line)
             self.store.write_pointer(variable, offset, value.to_bytes(8, "little"))
@@ -82,10 +85,11 @@ class Run:
         raise LaunchError(f"PTX line {line}: {symbol.name} is no variable or function that sim knows")
 
     def address(self, variable):
-        """The address of a variable in its space."""
+        """Return the address of a variable in its space."""
         return self.allocation(variable).base - WINDOWS[variable.space]
 
     def allocation(self, variable):
+        """Return the allocation of a variable, made when it is first needed."""
         if variable.name not in self.allocations:
             self.allocations[variable.name] = self.allocate(variable)
         return self.allocations[variable.name]
@@ -106,7 +110,8 @@ class Run:
         return allocation
 
     def allocate_of_module(self, variable):
-        """A variable whose bytes the module keeps from launch to launch. Errors: LaunchError."""
+        """Return the allocation of a variable whose bytes the module keeps between launches. Errors:
+        LaunchError."""
         unwritten = self.store.unwritten(variable, self.launch.function.__name__)
         allocation = self.reserve(variable, variable.bytes, 1, self.store.root(variable))
         allocation.unwritten = unwritten
@@ -114,7 +119,7 @@ class Run:
         return allocation
 
     def dynamic_shared(self, variable):
-        """All `extern .shared` arrays are the launch's dynamic bytes."""
+        """Return the allocation of the launch's dynamic bytes, which all `extern .shared` arrays share."""
         if self.dynamic is None:
             self.dynamic = self.reserve(variable, self.launch.shared, 1)
             self.dynamic.alignment = max(variable.align, 16)  # where drivers put it
@@ -129,7 +134,7 @@ class Run:
         )
 
     def most_frames(self, variable):
-        """How many calls of the function that has a local variable may be under way in a thread."""
+        """Return how many calls of the function that has a local variable may be active in a thread."""
         return 1 if variable in self.program.entry.variables else max(STACK // max(variable.bytes, 1), 1)
 
     def pop_frame(self, variable):
@@ -141,7 +146,7 @@ class Run:
     # --- arguments ------------------------------------------------------------------------------------------
 
     def bind(self, arguments):
-        """The Python function's arguments: from each parameter what the kernel reads of it."""
+        """Return the Python function's arguments: from each parameter, the values that the kernel reads."""
         parameters = self.program.entry.parameters
         arrays = {name: host_array(value, name) for name, value in arguments.items()}
         arrays = {name: array for name, array in arrays.items() if array is not None}
@@ -164,7 +169,7 @@ class Run:
         return int(value) if dtype.kind in "iu" else value
 
     def parameter_address(self, name):
-        """Parameters as constant memory, for a kernel that takes their address."""
+        """Return the address of a parameter in constant memory, for a kernel that takes it."""
         key = f"parameter {name}"
         if key not in self.allocations:
             position = [parameter.name for parameter in self.program.entry.parameters].index(name)
@@ -217,14 +222,16 @@ class Run:
         return with_site(meet, place[1])
 
     def grid_barrier(self, name, place):
-        """What cooperative groups call: for the handle of the grid, and to wait for all of it."""
+        """Return the function that cooperative groups call: for the handle of the grid, or to wait for all
+        of it."""
         if name == "cudaCGGetIntrinsicHandle":
             return lambda scope: 1
         at = self.wait_point(place)
         return lambda handle, flags: self.scheduler.wait(GRID, at) or 0
 
     def workspace_address(self, half):
-        """Half of the address of what the driver gives a cooperative launch: the high or the low 32 bits."""
+        """Return the high or low 32 bits of the address of the workspace that the driver gives to a
+        cooperative launch."""
         if WORKSPACE not in self.allocations:
             self.allocations[WORKSPACE] = workspace(self)
         address = self.allocations[WORKSPACE].base
@@ -260,18 +267,18 @@ class Run:
         )
 
     def transfer(self, entry, sites):
-        """What carries out a MemoryInstruction."""
+        """Return the function that performs a MemoryInstruction. Its errors name the site."""
         return with_site(self.on_memory(entry, sites), sites["load"])
 
     def on_memory(self, entry, sites=None):
-        """The same, without a place to blame."""
+        """Return the function that performs a MemoryInstruction."""
         return functools.partial(entry.meaning, AddressMemory(self.memory, entry.name, sites))
 
     def device_function(self, name, site):
         return functools.partial(getattr(device_runtime, name.strip("_")), self, site)
 
     def on_heap(self, name, site):
-        """What carries out `malloc` or `free` at this site."""
+        """Return the function that performs `malloc` or `free` at this site."""
         return functools.partial(getattr(self.heap, name), site)
 
     def trap(self, place):
@@ -279,7 +286,7 @@ class Run:
 
 
 def with_site(function, site):
-    """A function whose errors say where the kernel called it."""
+    """Return a function whose errors name the site at which the kernel called it."""
 
     def call(*arguments):
         try:
@@ -297,8 +304,8 @@ def pointer_bytes(place):
 
 
 def check_elements(name, arrays, nbytes):
-    """Numbers are no wider than those that the source points to: float64 is numpy's default, seldom CUDA's.
-    Errors: LaunchError."""
+    """Check that an array's elements are no wider than those that the source's pointer has: float64 is
+    numpy's default, and rarely CUDA's. Errors: LaunchError."""
     dtype = arrays[name].dtype if name in arrays else np.dtype(np.uint8)
     if dtype.kind in "iuf" and dtype.itemsize > nbytes > 1:
         raise LaunchError(
@@ -309,7 +316,7 @@ def check_elements(name, arrays, nbytes):
 
 
 def argument_bytes(name, value, parameter):
-    """The bytes of an argument as the parameter's type wants them. Errors: LaunchError."""
+    """Return the bytes of an argument in the format of its parameter. Errors: LaunchError."""
     ptx_type, nbytes = parameter.type, parameter.bytes
     if parameter.count != 1:
         return structure_bytes(name, value, nbytes)
@@ -333,7 +340,7 @@ def argument_bytes(name, value, parameter):
 
 
 def structure_bytes(name, value, nbytes):
-    """A structure given by its bytes: bytes, or a numpy scalar or array of that size."""
+    """Return the bytes of a structure that is given as bytes, or as a numpy scalar or array of that size."""
     raw = value.tobytes() if isinstance(value, (np.ndarray, np.generic)) else value
     if isinstance(raw, bytes) and len(raw) == nbytes:
         return raw

@@ -1,5 +1,4 @@
-"""What a PTX module is made of, once it is read. Every part knows the line of the PTX text on which it
-stands."""
+"""The syntax tree of a PTX module. Functions, variables and instructions have the line of the PTX text."""
 
 import re
 import struct
@@ -11,13 +10,15 @@ FORMATS = {16: "<e", 32: "<f", 64: "<d"}  # of floats, for struct
 
 
 def python_name(name, stem="v"):
-    """The Python name of a variable or parameter, or, by its stem, of something else with a name in PTX."""
+    """Return the Python name of a variable or parameter; with another stem, of something else that has a
+    name in PTX."""
     return f"{stem}_" + re.sub(r"\W", "_", name)
 
 
 @dataclass(frozen=True)
 class Register:
-    """A virtual register; `name` is unique in its function, whatever block of braces declares it."""
+    """A virtual register. `name` is unique in its function, although inner braces may declare the same
+    name again."""
 
     name: str
     type: str
@@ -25,20 +26,20 @@ class Register:
 
 @dataclass(frozen=True)
 class Special:
-    """A read-only register of the machine: %tid.x, %laneid, %clock64."""
+    """A read-only register of the machine, such as %tid.x, %laneid or %clock64."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Immediate:
-    """A constant: a Python int; or the bits of a float that was written as one, and its width."""
+    """A constant: a Python int, or the bits of a float with their width."""
 
     value: int
     float_width: int = 0
 
     def bits(self, width):
-        """In a format of `width` bits; of an integer, the low ones."""
+        """Return the constant in a format of `width` bits; of an integer, the low bits."""
         if self.float_width in (0, width):
             return self.value & ((1 << width) - 1)
         raw = self.value.to_bytes(self.float_width // 8, "little")
@@ -48,7 +49,7 @@ class Immediate:
 
 @dataclass(frozen=True)
 class Symbol:
-    """The address of a variable, a label or a function, and what is added to it."""
+    """The address of a variable, a label or a function, plus an offset."""
 
     name: str
     offset: int = 0
@@ -56,7 +57,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Address:
-    """[base + offset]: the base is a Register, a Symbol or an Immediate."""
+    """A memory operand [base + offset]. The base is a Register, a Symbol or an Immediate."""
 
     base: object
     offset: int = 0
@@ -64,23 +65,23 @@ class Address:
 
 @dataclass(frozen=True)
 class Group:
-    """{a, b}, (a, b) or a|b: several operands in the place of one. None stands for `_`, which nobody
-    wants."""
+    """Several operands in the place of one: {a, b}, (a, b) or a|b. None is the operand `_`, which is
+    discarded."""
 
     parts: tuple
 
 
 @dataclass(frozen=True)
 class Not:
-    """!p."""
+    """A negated predicate, !p."""
 
     register: Register
 
 
 @dataclass(frozen=True)
 class Location:
-    """What `.loc` says: a place in the source from which the PTX was made, and `inlined` that of the call
-    behind which it stands."""
+    """A position in the source from which the PTX was made, from `.loc`. `inlined` is the position of the
+    call that was inlined."""
 
     file: int
     line: int
@@ -90,7 +91,7 @@ class Location:
 
 @dataclass(frozen=True)
 class Instruction:
-    """`@guard opcode operands;`. `guard` is (Register, whether its opposite counts), or None."""
+    """An instruction `@guard opcode operands;`. `guard` is (Register, whether it is negated), or None."""
 
     opcode: str
     operands: tuple
@@ -106,13 +107,19 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Label:
+    """A label. Its name is unique in its function."""
+
     name: str
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A declaration in a state space: `count` elements of `type` (None: as many as the launch gives), and the
-    bytes that they hold at first, with symbols whose address goes at a byte: {offset: name}."""
+    """A declaration in a state space.
+
+    count: the number of elements of `type`; None if the launch determines it.
+    initial: the initial bytes.
+    pointers: (offset, Symbol) for each address among the initial bytes.
+    """
 
     space: str
     name: str
@@ -130,7 +137,8 @@ class Variable:
 
 @dataclass(eq=False)
 class Function:
-    """An `.entry` or a `.func`. `body` holds Instructions and Labels; `variables` those declared inside."""
+    """An `.entry` or a `.func`. `body` holds its Instructions and Labels, `variables` the declarations
+    inside."""
 
     name: str
     entry: bool
@@ -144,7 +152,7 @@ class Function:
 
 @dataclass
 class Text:
-    """All of a module."""
+    """A whole module."""
 
     target: str = ""
     functions: dict = field(default_factory=dict)

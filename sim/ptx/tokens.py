@@ -19,7 +19,7 @@ TOKEN = re.compile(
 
 
 class Tokens:
-    """Reads from left to right; `at` is the next token."""
+    """A reader of tokens from left to right. `at` is the index of the next token."""
 
     def __init__(self, text):
         self.text = text
@@ -45,6 +45,7 @@ class Tokens:
             position = match.end()
 
     def line(self, at=None):
+        """Return the line of a token, by default of the next one."""
         place = self.positions[min(self.at if at is None else at, len(self.positions) - 1)]
         return bisect_right(self.breaks, place - 1) + 1
 
@@ -56,6 +57,7 @@ class Tokens:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def take(self, wanted=None):
+        """Return the next token, and go past it. Errors: LaunchError if it is not the `wanted` one."""
         token = self.next
         if not token:
             raise self.error(f"the text ends here, where {wanted or 'more'} has to follow: is it cut off?")
@@ -65,21 +67,21 @@ class Tokens:
         return token
 
     def accept(self, token):
-        """Whether the next token is this one, which is then taken."""
+        """Go past the next token if it is this one. Return whether it was."""
         if self.next == token:
             self.at += 1
             return True
         return False
 
     def comma_list(self, read):
-        """What `read` gives, and again behind each comma."""
+        """Return the results of `read` for a list with commas."""
         found = [read()]
         while self.accept(","):
             found.append(read())
         return found
 
     def list_until(self, end, read):
-        """What `read` gives, with commas or without, until the token `end`."""
+        """Return the results of `read` up to the token `end`, with commas or without."""
         found = []
         while not self.accept(end):
             found.append(read())
@@ -96,7 +98,7 @@ class Tokens:
 
 
 def parse_integer(token):
-    """The integer that a token writes."""
+    """Return the value of an integer token. Octal numbers begin with 0, as in C."""
     token = token.rstrip("U")
     if len(token) > 1 and token[0] == "0" and token[1].isdigit():
         return int(token, 8)

@@ -1,4 +1,8 @@
-"""One PTX instruction as Python statements: what each needs beyond the meaning that sim.isa gives it."""
+"""The Python statements of one PTX instruction.
+
+Most instructions only compute with registers: `sim.isa.registers` gives their expression. HANDLERS has a
+function for each instruction that needs more, such as memory, waiting, or a call.
+"""
 
 from sim.isa.arithmetic import REALS
 from sim.isa.barriers import nanosleep
@@ -16,7 +20,7 @@ IGNORED = set(
 
 
 def types_of(item):
-    """(type, operand) of the operands of an instruction, where the type says how a register is used."""
+    """Yield (type, operand) for the operands of an instruction whose type says how a register is used."""
     base = item.names[0]
     try:
         if base in ("ld", "ldu", "st", "atom", "red"):
@@ -40,7 +44,7 @@ def types_of(item):
 
 
 def instruction(writer, item):
-    """Write the statements of an instruction. Errors: Missing."""
+    """Emit the statements of an instruction. Errors: Missing."""
     base = item.names[0]
     if base in HANDLERS:
         HANDLERS[base](writer, item)
@@ -49,7 +53,7 @@ def instruction(writer, item):
 
 
 def compute(writer, item):
-    """What a meaning in sim.isa says whole."""
+    """Emit an instruction that sim.isa defines completely."""
     operation = meaning(item.opcode)
     to, *given = item.operands
     values = [writer.value(o, ptx_type) for o, ptx_type in zip(given, operation.operands)]
@@ -108,7 +112,8 @@ def mov(writer, item):
 
 
 def cvta(writer, item):
-    """Between a generic address and one of a state space."""
+    """Emit a conversion between a generic address and one of a state space: they differ by the start of
+    the space's window."""
     names, (to, source) = item.names, item.operands
     space = next((n.split("::")[0] for n in names if n.split("::")[0] in SPACES), None)
     text = writer.value(source, next(n for n in names if n in WIDTHS).replace("u", "b"))
@@ -135,6 +140,7 @@ def entry_of(opcode):
 
 
 def barrier(writer, item):
+    """Emit bar or barrier: for the whole block, for a number of threads, or with a vote (.red)."""
     operands, does = list(item.operands), set(item.names[1:]) - {"cta", "aligned"}
     if "warp" in does:
         return warp(writer, item)
@@ -154,7 +160,7 @@ def barrier(writer, item):
 
 
 def mbarrier(writer, item):
-    """mbarrier: a barrier in shared memory."""
+    """Emit an instruction of an mbarrier, a barrier in shared memory."""
     names, operands = item.names, list(item.operands)
     if "pending_count" in names:
         return compute(writer, item)
@@ -182,6 +188,7 @@ OPERANDS |= dict.fromkeys(("mbarrier_test_wait", "mbarrier_test_wait_parity"), (
 
 
 def fence(writer, item):
+    """Emit a fence. Proxy fences order accesses that sim has none of, so they are ignored."""
     names = item.names
     if "proxy" in names or "mbarrier_init" in names:
         return
@@ -193,7 +200,7 @@ def sleep(writer, item):
 
 
 def warp(writer, item):
-    """An instruction of warps: the table says what lanes make of each other's operands."""
+    """Emit a warp instruction. sim.isa defines what the lanes compute of each other's operands."""
     form = form_of(item.opcode)
     given = item.operands[1:] if form.results else item.operands
     given = [part for operand in given for part in parts(operand)]
@@ -204,7 +211,7 @@ def warp(writer, item):
 
 
 def ldmatrix(writer, item):
-    """ldmatrix, whose operands stand in memory."""
+    """Emit ldmatrix, whose operands are in memory."""
     names = item.names
     space = next((n for n in names if n.split("::")[0] == "shared"), None)
     form = form_of(".".join(n for n in names if n != space))
@@ -214,7 +221,7 @@ def ldmatrix(writer, item):
 
 
 def wmma(writer, item):
-    """wmma: a product of fragments, or a load or store of one by all lanes of the warp."""
+    """Emit wmma: a product of fragments, or a load or store of one fragment by all lanes of the warp."""
     names, operands = item.names, list(item.operands)
     if "mma" in names:
         return warp(writer, item)
@@ -236,7 +243,7 @@ def wmma(writer, item):
 
 
 def assign_results(writer, item, results, text, fits=True):
-    """Set the registers of an instruction of warps to its results."""
+    """Set the registers of a warp instruction to its results."""
     targets = parts(item.operands[0]) if results else ()
     if not fits or len(targets) > len(results) or len(targets) < len(results) - (results[1:] == ("pred",)):
         raise Missing(f"{item.opcode} with these operands")
@@ -254,6 +261,7 @@ def assign_results(writer, item, results, text, fits=True):
 
 
 def call(writer, item):
+    """Emit a call of a function, by its name or through a pointer."""
     operands = list(item.operands)
     returns = operands.pop(0).parts if isinstance(operands[0], Group) else ()
     function, *rest = operands
@@ -276,7 +284,7 @@ def call(writer, item):
 
 
 def cp_async(writer, item):
-    """cp.async: a copy to shared memory that is there after the wait for it, not before."""
+    """Emit cp.async: a copy to shared memory that is certainly complete only after the wait for it."""
     operands, does = item.operands, set(item.names[1:])
     if "mbarrier" in does:
         return cp_async_mbarrier(writer, item)
@@ -298,7 +306,7 @@ def cp_async(writer, item):
 
 
 def cp_async_mbarrier(writer, item):
-    """cp.async.mbarrier.arrive: an arrival when the thread's copies have arrived."""
+    """Emit cp.async.mbarrier.arrive: an arrival when the thread's copies are complete."""
     (where,) = item.operands
     space, plain = shared_or_generic(item.names)
     name = writer.module.transfer(entry_of(plain).name)
@@ -306,7 +314,7 @@ def cp_async_mbarrier(writer, item):
 
 
 def shared_or_generic(names):
-    """Return the state space of an address in shared memory, and the name without it."""
+    """Return the state space of an address in shared memory, and the instruction's name without it."""
     spaces = {"shared", "shared::cta"} & set(names)
     return "shared" if spaces else "generic", ".".join(n for n in names if n not in spaces)
 
@@ -320,7 +328,8 @@ COPYING = {"async", "ca", "cg", "shared", "shared::cta", "global", "L2::64B", "L
 
 
 def source_bytes(writer, size, taken=None):
-    """The text of how many bytes a copy reads: src-size, or none where the predicate ignore-src holds."""
+    """Return the expression of how many bytes a copy reads: the operand src-size, or 0 if the predicate
+    ignore-src holds."""
     if taken is None:
         return str(size)
     if getattr(taken, "type", "") == "pred" or isinstance(taken, Not):

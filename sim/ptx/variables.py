@@ -1,7 +1,8 @@
 """The `__constant__` and `__device__` variables of a module, as the host sets and reads them.
 
-Their bytes belong to the module, as on a GPU: what a launch stores there, the next launch finds. Addresses
-stored there lose their meaning when the launch ends, as each launch has an address space of its own."""
+Their bytes belong to the module, as on a GPU: the next launch finds what a launch has stored there. Addresses
+stored there lose their meaning when the launch ends, because each launch has its own address space.
+"""
 
 import re
 from collections.abc import Iterator, MutableMapping
@@ -28,8 +29,11 @@ ATTRIBUTES = r"(?:__align__|alignas|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)"
 
 
 class Store:
-    """The bytes of a module's variables. `roots`: variable's name -> uint8; `unset`: of constant memory,
-    whether the host has still to set each byte."""
+    """The bytes of a module's variables.
+
+    roots: {variable's name: its bytes, as uint8}.
+    unset: {name of a constant variable: for each byte, whether the host has not set it}.
+    """
 
     def __init__(self, text: Any, origin: Any) -> None:
         self.text, self.origin = text, origin
@@ -39,7 +43,7 @@ class Store:
         self.written_pointers: dict[tuple[str, int], bytes] = {}  # (variable, byte) -> address
 
     def root(self, variable: Any) -> np.ndarray:
-        """Return the bytes of a variable: at first its initial ones, or zeros as C++ has them."""
+        """Return the bytes of a variable. At first they are its initial value, or zeros as in C++."""
         if variable.name not in self.roots:
             root = self.roots[variable.name] = np.zeros(variable.bytes, np.uint8)
             if variable.initial:
@@ -49,17 +53,18 @@ class Store:
         return self.roots[variable.name]
 
     def starts_with_zeros(self, variable: Any) -> bool:
-        """Return whether zeros are a variable's initial value on purpose: compilers leave such an initialiser
-        out. A variable in a namespace that the source does not declare is a library's."""
+        """Return whether a variable's initial zeros are intended: compilers leave out an initialiser of
+        zeros. A variable in a namespace that the source does not declare belongs to a library."""
         if self.origin.language != "C++":
             return True
         found = Declaration.find(self.origin, variable)
         return found.initialised if found else bool(self.origin.main_text) and variable.name.startswith("_Z")
 
     def unwritten(self, variable: Any, kernel: str) -> np.ndarray | None:
-        """Return which bytes of constant memory nobody has set, or None.
+        """Return which bytes of constant memory the host has not set, or None if all are set.
 
-        Errors: LaunchError where nobody has set any of a variable that a kernel can reach."""
+        Errors: LaunchError if the host has set no byte of a variable that a kernel can reach.
+        """
         self.root(variable)
         unset = self.unset.get(variable.name)
         if unset is None or not unset.any():
@@ -73,7 +78,7 @@ class Store:
         return unset
 
     def write_pointer(self, variable: Any, offset: int, address: bytes) -> None:
-        """Put an address into a variable, unless something else has been stored there since."""
+        """Write an address into a variable, unless something else has been stored there since."""
         root, key = self.root(variable), (variable.name, offset)
         here = slice(offset, offset + len(address))
         if key not in self.written_pointers or root[here].tobytes() == self.written_pointers[key]:
@@ -81,8 +86,8 @@ class Store:
             self.written_pointers[key] = address
 
     def view(self, variable: Any) -> np.ndarray:
-        """Return the variable as an array of the type and shape that the source declares; its bytes, where
-        those are not known."""
+        """Return the variable as an array of the type and shape that the source declares; as bytes if
+        these are not known."""
         root = self.root(variable)
         found = Declaration.find(self.origin, variable)
         dtype, width = found.dtype if found else by_ptx_type(variable)
@@ -107,8 +112,12 @@ class Store:
 
 
 class Declaration:
-    """What the source says of a variable: its type's (dtype or None, elements of a vector); its shape, or
-    None where that is not known; and whether it has an initialiser."""
+    """A variable's declaration in the source.
+
+    dtype: (dtype or None, elements of a vector) of its type.
+    shape: its shape, or None if that cannot be evaluated.
+    initialised: whether it has an initialiser.
+    """
 
     def __init__(self, dtype: tuple, shape: tuple[int, ...] | None, initialised: bool) -> None:
         self.dtype, self.shape, self.initialised = dtype, shape, initialised
@@ -143,7 +152,8 @@ class Declaration:
 
 
 def type_of(words: list[str]) -> tuple[np.dtype | None, int]:
-    """Return (dtype, elements of a vector such as float4) of a type's words; (None, 1) of structures."""
+    """Return (dtype, elements of a vector such as float4) for the words of a type; (None, 1) for
+    structures."""
     unsigned, known = "unsigned" in words, [word for word in words if word in TYPES]
     for word in words:
         vector = re.fullmatch(r"(\w+?)([1-4])", word)
@@ -168,7 +178,7 @@ def by_ptx_type(variable: Any) -> tuple[np.dtype | None, int]:
 
 
 def describe(array: np.ndarray) -> str:
-    """Return an array's type and shape in words."""
+    """Describe an array by its type and shape."""
     if array.ndim == 0:
         return f"one {array.dtype}"
     return f"an array of {array.dtype} with shape {array.shape}"
@@ -201,8 +211,10 @@ def as_array(value: Any, view: np.ndarray, name: str) -> np.ndarray:
 class Variables(MutableMapping[str, np.ndarray]):
     """The variables of a module in one state space, by the names of the source: "const" or "global".
 
-    `variables[name]` is an array (of no dimensions, of a single number) in which a kernel's stores are seen,
-    and which the host may change in place; of constant memory a copy. `variables[name] = value` sets it."""
+    `variables[name]` is an array (without dimensions for a single number). It shows a kernel's stores, and
+    the host may change it in place; for constant memory it is a copy. `variables[name] = value` sets the
+    variable.
+    """
 
     def __init__(self, store: Store, space: str) -> None:
         self.store, self.space = store, space
@@ -242,7 +254,7 @@ class Variables(MutableMapping[str, np.ndarray]):
         return f"<{KEYWORDS[self.space]} variables: {', '.join(self) or 'none'}>"
 
     def source_names(self) -> list[str]:
-        """Return the names in PTX of the variables that the source file declares; all, without a source."""
+        """Return the PTX names of the variables that the source file declares; without a source, of all."""
         found = [v for v in self.store.text.variables.values() if v.space == self.space]
         text = without_comments(self.store.origin.main_text)
         names = set(re.findall(r"\w+", text))

@@ -1,10 +1,10 @@
-"""Which volatile loads of a PTX function are checked by the program: those whose value a loop waits for, or
-that only decide where control goes.
+"""Volatile loads of a PTX function, classified by the use of their values.
 
-A volatile access is a relaxed one: it does not race with other volatile ones, and nothing orders them either.
-A thread that loops until a flag changes makes its own order of the value that it sees. A thread that goes on
-computing with whatever it finds, as a reduction of a warp by `volatile int*` does, relies on an order that
-nobody has promised."""
+A volatile access is a relaxed one: it does not race with other volatile accesses, and nothing orders them
+either. A thread that loops until a flag changes creates an order by the value that it sees. A thread that
+computes with whatever value it finds, as a warp's reduction by `volatile int*` does, relies on an order that
+nothing guarantees.
+"""
 
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Address, Group, Instruction, Label, Register, Symbol
@@ -13,7 +13,7 @@ NOT_VALUES = {"setp", "isspacep", "testp"}  # instructions whose results only de
 
 
 class Uses:
-    """Where the values of a function's registers go."""
+    """The uses of the values in a function's registers."""
 
     def __init__(self, function):
         self.body = function.body
@@ -30,8 +30,9 @@ class Uses:
                 self.jumps.append((at, [self.labels[name] for name in targets(item) if name in self.labels]))
 
     def relies_on(self, load):
-        """Return whether the value of a load ends in other memory, and no loop waits for it. An element's own
-        next value (`(*turn)++`) does not count, and what a function passes on is not followed."""
+        """Return whether the program relies on the value of a load: it ends in other memory, and no loop
+        waits for it. An element's own next value (`(*turn)++`) does not count, and values that are passed
+        to a function or a caller are not followed."""
         values, decisions = self.dependent_registers(load)
         readers = self.readers_of(values)
         if leaves_function(readers):
@@ -40,8 +41,8 @@ class Uses:
         return kept and not self.is_awaited(self.body.index(load), decisions)
 
     def acts_on(self, load):
-        """Return whether a thread may act on the value of a load: a predicate depends on it, or a function
-        passes it on."""
+        """Return whether a thread may act on the value of a load: a predicate depends on it, or the
+        function passes it on."""
         values, decisions = self.dependent_registers(load)
         return bool(decisions) or leaves_function(self.readers_of(values))
 
@@ -50,7 +51,7 @@ class Uses:
         return [self.body[at] for name in names for at in self.readers.get(name, ())]
 
     def dependent_registers(self, load):
-        """Return (registers with values that depend on the one that is loaded, predicates that do)."""
+        """Return (registers whose values depend on the loaded one, predicates that do)."""
         values, decisions = {r.name for r in registers(load.operands[0])}, set()
         waiting = list(values)
         while waiting:
@@ -68,7 +69,8 @@ class Uses:
         return values, decisions
 
     def is_awaited(self, at, decisions):
-        """Return whether a branch by one of these predicates may leave a loop around a place."""
+        """Return whether a branch on one of these predicates may leave a loop around the instruction at
+        index `at`."""
         loops = [(target, jump) for jump, targets in self.jumps for target in targets if target <= at <= jump]
         for first, last in loops:
             for jump, places in self.jumps:
@@ -81,12 +83,12 @@ class Uses:
 
 
 def leaves_function(readers):
-    """Return whether one of these instructions gives a value to a function, or to a caller."""
+    """Return whether one of these instructions passes a value to a function or a caller."""
     return any(item.opcode.startswith("st.param") for item in readers)
 
 
 def ends_in_memory(item):
-    """Return whether an instruction stores a value, adds it to memory, or takes it as an address."""
+    """Return whether an instruction stores a value, adds it to memory, or uses it as an address."""
     return item.names[0] in ("st", "red", "ld", "ldu", "atom") and "cas" not in item.names
 
 

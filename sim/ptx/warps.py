@@ -1,5 +1,5 @@
-"""Instructions of warps by their names in PTX: the entry of the table, the types of operands and results, and
-which operand of the table is which of PTX."""
+"""Warp instructions by their names in PTX: the entry of sim.isa, the types of operands and results, and
+the order of the operands."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,11 @@ SHUFFLES = {
 
 
 class Form(NamedTuple):
-    """How PTX spells an instruction of warps."""
+    """The form of a warp instruction in PTX.
+
+    operands, results: their types.
+    order: for each operand of the entry, its position in PTX.
+    """
 
     entry: Instruction
     operands: tuple[str, ...]
@@ -25,7 +29,7 @@ class Form(NamedTuple):
 
 
 def form_of(opcode):
-    """The Form of an instruction of warps. Errors: Missing."""
+    """Return the Form of a warp instruction. Errors: Missing."""
     parts = [part for part in opcode.split(".") if part != "aligned"]
     ptx_type = next((part for part in reversed(parts) if part in WIDTHS), None)
     plain, bare = (parts_of(".".join(part for part in parts if part != left)) for left in (None, ptx_type))
@@ -43,5 +47,6 @@ def form_of(opcode):
 
 
 def ptx_type_of(dtype, ptx_type):
-    """PTX's name of a dtype, of one word's bits where that is all that it says; of None, `ptx_type`."""
+    """Return PTX's name of a dtype; .b32 for an unsigned 32-bit one. If the dtype is None, return
+    `ptx_type`."""
     return ptx_type if dtype is None else type_name(dtype).replace("u32", "b32")
