@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -283,6 +285,25 @@ def test_nothing_is_thrown_once_the_check_is_over(impatient):
     watch.stop()
     watch.throw(patience.DoesNotEnd)
     assert sum(range(10_000)) == 49_995_000  # some bytecode, in which it would be raised
+
+
+def test_functions_can_be_traced_after_a_watch():
+    """CPython would repeat the first instruction of a traced function if a watch left its request set."""
+    program = """
+import sys
+from course.check.patience import patience
+
+with patience(lambda frame: False, lambda frame: False):
+    pass
+
+def traced():
+    return "ended"
+
+sys.settrace(lambda *_: None)
+print(traced())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "ended\n", ended.stderr
 
 
 def test_the_checks_own_time_does_not_count(impatient):

@@ -59,13 +59,23 @@ class Watch:
         return frames
 
     def throw(self, exception):
-        """Raise it in the thread at its next bytecode, unless the check is over; None takes back one that the
-        thread has not raised yet."""
+        """Raise it in the thread at its next bytecode, unless the check is over."""
         with self.acting:
-            if exception is None or not self.over.is_set():
-                what = exception and ctypes.py_object(exception)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), what)
+            if not self.over.is_set():
+                thread, what = ctypes.c_ulong(self.thread), ctypes.py_object(exception)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, what)
 
     def stop(self):
-        self.over.set()
-        self.throw(None)
+        """End the watch; called in the watched thread.
+
+        An exception that was thrown last may not have been raised yet. The loop lets it be raised here.
+        Taking it back instead, by PyThreadState_SetAsyncExc(thread, NULL), leaves CPython's request to look
+        for exceptions set for ever: a traced function then repeats its first instruction without end.
+        """
+        try:
+            with self.acting:
+                self.over.set()
+            for _ in range(3):
+                pass
+        except DoesNotEnd:
+            pass
