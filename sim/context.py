@@ -51,13 +51,13 @@ class Context:
     block_shape: (x, y, z) threads of a block.
     schedule: the order of threads and blocks (sim.engine.schedules).
     max_steps: the limit of loop iterations that the caller of the launch has set, or None.
-    poison: the byte or number that fills memory which nobody has written; None for the default one.
+    poison: the byte or number that fills unwritten memory; None for the default one.
     """
 
     def __init__(self, observers, spec, space, block_shape, schedule, max_steps=None, poison=None):
         self.spec, self.space, self.block_shape = spec, space, block_shape
         self.schedule, self.poison = schedule, poison
-        # an object that is told the addresses of accesses, to check their alignment (sim.memory.transfer)
+        # an object that gets the addresses of accesses and checks their alignment (sim.memory.transfer)
         self.alignment = None
         self.kernel, self.language = "", "Numba"  # the kernel's name, and the language that it is written in
         self.outline = lambda site: None  # a function: Site -> the Outline of its text, or None
@@ -66,7 +66,9 @@ class Context:
         self.synchronizes = False  # whether threads use the results of atomics, or fences
         self.stores = False  # whether it stores to arrays of the launch
         self.counts_iterations = False  # whether loops around barriers count their iterations
-        self.ticking = True  # whether every `while` loop ticks; loops of a kernel without source do not
+        self.ticking = (
+            True  # whether every `while` loop calls `tick`; loops of a kernel without source do not
+        )
 
         # --- observers
         self.observers = observers
@@ -237,8 +239,8 @@ class Context:
         return taken
 
     def unassigned(self, name, zero, site):
-        """Announce that the running thread reads a variable to which it has assigned nothing, and return
-        `zero`, the value that the read gives."""
+        """Announce that the running thread reads a variable to which it has assigned nothing. Return
+        `zero` as the variable's value."""
         self.announce("unassigned", self.witness("read", site), name)
         return zero
 
@@ -256,8 +258,8 @@ class Context:
     # --- sites ----------------------------------------------------------------------------------------------
 
     def site(self, action):
-        """Return the number of the site in the kernel that runs now: the position of the innermost frame
-        that is not the simulator's."""
+        """Return the number of the site that the kernel executes now. It is found from the innermost stack
+        frame that belongs to the kernel."""
         frame = sys._getframe(1)
         while is_simulator_frame(frame):
             frame = frame.f_back

@@ -126,7 +126,7 @@ def warp_function(scheduler, operation):
     def call(*arguments, **named):
         if len(arguments) != count:
             arguments = operation.in_order(arguments or (() if named else operation.default), named)
-        if operation.fetch:  # operands in memory, such as the fragments of ldmatrix
+        if operation.fetch:  # operands in memory, such as the rows that ldmatrix loads
             memory.frame = sys._getframe(1)
             arguments = operation.fetch(memory, *arguments)
         return warp.arrive(scheduler, operation, arguments, sys._getframe(1))

@@ -103,7 +103,7 @@ SITES = SiteTable()
 
 @dataclass(frozen=True)
 class Access:
-    """What one thread did, or what it waits for, and where. A finding names its threads by these."""
+    """The action of one thread, or what it waits for, and where. A finding names its threads by these."""
 
     what: str  # "read", "written", "waits", "returned", ...
     block: Index3
@@ -359,19 +359,19 @@ Findings = Iterable[Finding] | None  # what a hook may return
 @dataclass(frozen=True)
 class Column:
     """A column of `report.by_line()`: under `heading`, the sum of the counters called `names`, with the
-    counter called `beside` in parentheses. Counters of a column without a heading are not shown. Columns
+    counter called `detail` in parentheses. Counters of a column without a heading are not shown. Columns
     with a lower `order` come first; `meaning` is a sentence for below the table."""
 
     heading: str
     names: tuple[str, ...]
-    beside: str = ""
+    detail: str = ""
     order: int = 100
     meaning: str = ""
 
     @property
     def counted(self) -> tuple[str, ...]:
         """The names of all counters of the column."""
-        return (*self.names, self.beside) if self.beside else self.names
+        return (*self.names, self.detail) if self.detail else self.names
 
 
 class EnabledEvents(NamedTuple):
@@ -379,7 +379,7 @@ class EnabledEvents(NamedTuple):
 
     accesses: accesses to memory.
     local: accesses to local memory too.
-    unwritten: reads of local memory that nobody has written.
+    unwritten: reads of local memory that the thread has not written.
     branches: decisions at branches.
     """
 
@@ -415,8 +415,8 @@ class Observer:
     def access_refused(
         self, access: Access, array: Any, index: tuple[int, ...], shape: tuple[int, ...]
     ) -> Findings:
-        """A thread attempts an access outside of the array, which will be dropped, or with a negative
-        index, which will be done."""
+        """A thread attempts an access outside of the array or with a negative index. The simulator
+        performs the latter and drops the former."""
 
     def unwritten(self, access: Access, address: int) -> Findings:
         """The running thread reads an element of a local array, or changes it by an atomic, and has not
@@ -429,8 +429,8 @@ class Observer:
         """The threads of one block have decided at branches, all in one epoch."""
 
     def collective(self, name: str, block: Index3, site: int) -> Findings:
-        """Threads of `block` do something together: all of them a barrier, which is about to open, or
-        lanes of a warp an operation such as a shuffle, at which the first lane arrives now."""
+        """Threads of `block` begin an operation together. For a barrier of the block, all threads have
+        arrived. For an operation of a warp, such as a shuffle, the first lane has arrived."""
 
     def barrier_opened(self, block: Index3, epoch: int) -> Findings:
         """All threads of `block` have arrived at a barrier. This ends `epoch`; its accesses have been

@@ -40,7 +40,7 @@ CALLED_OPERATORS = {PREFIX + name: INSTRUCTIONS[f"operator.{name}"].call for nam
 
 @dataclass(frozen=True)
 class ThreadProgram:
-    """What every thread of a launch runs."""
+    """The code that all threads of a launch run, and facts about it."""
 
     fiber: object  # the class of the fibers that threads run in; None if no thread ever waits
     used: set  # names of instructions that occur in the kernel and its device functions
@@ -67,7 +67,9 @@ class Interpreted:
         with Reruns(context, program, observers) as reruns:
             run(grid, context, program.fiber)
             further_notes = reruns.run_all(prepare, run)
-        left = len(context.log or ())  # a thread that was ended was not watched to its end
+        left = len(
+            context.log or ()
+        )  # the accesses of threads that were ended are still in the log: no observer has seen them
         share = context.logged / (context.logged + left) if left else 1.0
         shares, unwatched = watched(observers, share, context.silent, left)
         notes = (*program.notes, *further_notes, *unwatched, *context.unwatched)

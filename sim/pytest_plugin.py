@@ -244,7 +244,7 @@ class SimulatedSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
-        """Make a report of this test fail if there are errors among its findings."""
+        """Mark the test as failed if its launches have findings that are errors."""
         report = yield
         tally = self.tally
         failures = tally.failures({*self.arguments.cuda_sim_allow, *settings_of(item)["allow"]})

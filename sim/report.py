@@ -98,8 +98,8 @@ class Report:
         yield from self.notes
 
     def __str__(self) -> str:
-        said = "".join(f"\n\n{finding.message}" for finding in self.findings)
-        return "\n  ".join([self.headline, *self.summary()]) + said
+        messages = "".join(f"\n\n{finding.message}" for finding in self.findings)
+        return "\n  ".join([self.headline, *self.summary()]) + messages
 
     __repr__ = __str__
 

@@ -5,7 +5,7 @@ first run left them. There are two reasons for a rerun:
 
     other schedules    Threads act on the results of atomics. What they do then depends on who goes first, and
                        some faults show under few schedules only.
-    other bytes        A thread read shared memory that nobody had written, or a lane of a shuffle that takes
+    other bytes        A thread read unwritten shared memory, or a lane of a shuffle that takes
                        no part in it. If the launch does the same for several values there, the value reached
                        nothing. A read of memory is then a warning. A read of a lane is no finding at all,
                        because the last lanes of a tree of shuffles cannot avoid it.
@@ -30,7 +30,7 @@ from sim.observers.races import Races
 # together. It is the larger one of MAX_TURNS and twice the turns of the first run.
 MAX_TURNS = 30_000
 MAX_LATER_TURNS = 4_000  # the budget after the first FEW schedules, if these have found nothing
-# Initial values of memory that nobody has written: those with which flags, states and keys usually begin
+# Initial values of unwritten memory: those with which flags, states and keys usually begin
 # (first, because loops that wait for them end soonest), and large values, positive and negative.
 POISONS = 0, 1, -1, b"\x5a", b"\xda"
 MAX_COMPARISON_CONSTANTS = 8  # how many of the kernel's comparison constants serve as further initial values
@@ -157,7 +157,7 @@ class Reruns:
 
 
 def reads_fresh_shared(finding):
-    """Return whether a finding is about a read of shared memory that nobody has written."""
+    """Return whether a finding is about a read of unwritten shared memory."""
     return finding.kind == "uninitialized-read" and finding.reason.startswith("Fresh shared")
 
 

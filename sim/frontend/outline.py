@@ -74,15 +74,17 @@ class Outline:
         return loops[0] if loops else None
 
     def after(self, one, other):
-        """Return the statement at line `one` after which a new one comes before line `other`, and which every
-        thread reaches; None where an arm of a branch holds both lines, and where there is none."""
+        """Return the statement at line `one` after which a new statement comes before line `other` and is
+        reached by every thread. Return None if there is no such statement, or if an arm of a branch
+        contains both lines."""
         shared = self.common(one, other)
         found = self.part(shared[-1] if shared else self.root, one)
         return found if found is not None and found.last < other and self.all_reach_end(found) else None
 
     def all_reach_end(self, node):
-        """Return whether every thread reaches what stands after a Node, as far as the text tells: no arm of a
-        branch holds the Node, and no arm before it leaves the function, or a loop that holds the Node."""
+        """Return whether every thread reaches what follows a Node, as far as the text shows: no arm of a
+        branch contains the Node, and nothing before its end leaves the function or a loop that contains
+        the Node."""
         above = [
             part for part in self.path(node.first) if part.first <= node.first and part.last >= node.last
         ]
@@ -118,7 +120,7 @@ class Outline:
 
 
 def of_python(text):
-    """Return the Outline of Python's text, or None where it is none."""
+    """Return the Outline of Python text, or None if it has a syntax error."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -158,8 +160,11 @@ def of_code(code):
 
 
 def of_codes(codes):
-    """Return what maps a Site to the Outline of its function, or to None if several code objects have its
-    name."""
+    """Return a function that maps a Site to the Outline of its function, or to None if several code objects
+    have the function's name.
+
+    codes: a function that returns the code objects.
+    """
 
     def outline(site):
         named = [code for code in codes() if code.co_name == site.function]
@@ -173,12 +178,13 @@ def of_codes(codes):
 
 
 def of_cpp(text):
-    """Return the Outline of C++; of what is not understood the rest is left out."""
+    """Return the Outline of C++ text. It omits the rest of a text that it cannot parse."""
     return Outline(text.splitlines(), Braces(plain(text)).declarations())
 
 
 def plain(text):
-    """C++ with comments, literals and preprocessor lines blank, each character at its place."""
+    """Return C++ text with comments, literals and preprocessor lines replaced by spaces, so that every
+    other character stays at its position."""
     blank = re.compile(
         r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'|^[ \t]*#(?:\\\n|[^\n])*", re.S | re.M
     )
@@ -186,7 +192,7 @@ def plain(text):
 
 
 class Braces:
-    """Reads the statements of C++ from `at` on."""
+    """A parser of C++ statements, which reads the text from the position `at` on."""
 
     def __init__(self, text):
         self.text, self.at = text, 0
@@ -204,7 +210,7 @@ class Braces:
         return found[0] if found else ""
 
     def skip(self, ends):
-        """Go on to the first of these letters outside of brackets."""
+        """Advance to the first of the characters `ends` that is outside of brackets."""
         depth = 0
         while self.at < len(self.text):
             letter = self.text[self.at]
@@ -214,14 +220,15 @@ class Braces:
             self.at += 1
 
     def brackets(self):
-        """Skip (...)."""
+        """Advance past a pair of parentheses and its contents."""
         self.skip("(")
         self.at += 1
         self.skip(")")
         self.at += 1
 
     def declarations(self):
-        """Functions, those in namespaces and the like too, up to a closing brace or the end."""
+        """Return the functions up to a closing brace or the end of the text, including functions in
+        namespaces and classes."""
         found = []
         while self.word() and self.word() != "}":
             begin = self.at

@@ -14,7 +14,7 @@ from numba.cuda.cudadrv import driver
 
 from sim.memory.spaces import Empty
 
-FRESH = 0xFF  # every byte of memory that nobody has written: NaN in every floating-point type
+FRESH = 0xFF  # every byte of unwritten memory: NaN in every floating-point type
 # attributes of the device that are 1, and that are 0
 SUPPORTED = "CAN_MAP_HOST_MEMORY UNIFIED_ADDRESSING MANAGED_MEMORY COOPERATIVE_LAUNCH".split()
 UNSUPPORTED = (
@@ -24,8 +24,8 @@ TOTAL_BYTES = 16 << 30  # of the device's memory, as get_memory_info reports it
 
 
 class Memory:
-    """The allocations of the simulated device: {address: bytes}, and the addresses of those that nobody
-    has written."""
+    """The allocations of the simulated device: {address: bytes}, and the addresses of those that have
+    not been written."""
 
     def __init__(self):
         self.blocks, self.addresses, self.fresh = {}, [], set()
@@ -72,7 +72,7 @@ class Memory:
         self.fresh = {address for address in self.fresh if (self.blocks[address] == FRESH).all()}
 
     def as_array(self, device_array):
-        """Return a numpy array over the bytes of a device array. If nobody has written them, it is an
+        """Return a numpy array over the bytes of a device array. If they are unwritten, it is an
         array as `sim.empty` makes."""
         address, size = device_array.device_ctypes_pointer.value or 0, device_array.alloc_size
         buffer = (ctypes.c_char * size).from_address(address) if size else bytearray()

@@ -40,7 +40,7 @@ NUMBA_MODULES = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")
 
 @dataclass(frozen=True)
 class Options:
-    """How launches are simulated; see `simulate`.
+    """The options of simulated launches; see `simulate`.
 
     seeds: each launch runs once with each seed. The arrays are left as the run with the first seed leaves
     them.
@@ -268,7 +268,7 @@ def run_seeds(function, options, configuration, values):
 
 
 def array_leaves(values):
-    """Yield every numpy array among arguments, including arrays in tuples and arrays behind CPU tensors."""
+    """Yield every numpy array among arguments, including arrays in tuples and the arrays of CPU tensors."""
     for value in values:
         if isinstance(value, tuple):
             yield from array_leaves(value)
@@ -277,7 +277,8 @@ def array_leaves(values):
 
 
 def is_debugged(kernel):
-    """Return whether a kernel is compiled with debug=True, by which a GPU reports exceptions to the host."""
+    """Return whether a kernel is compiled with debug=True. Only then does a GPU report a thread's
+    exception to the host."""
     return kernel.targetoptions.get("debug") if hasattr(kernel, "targetoptions") else kernel.debug
 
 

@@ -70,8 +70,8 @@ def table(rows: list[Line], columns: list[Column]) -> tuple[list[str], list[list
 def entry(column: Column, line: Counters) -> str:
     """Return a table's entry: numbers with commas, nothing for 0."""
     total = sum(line.get(name, 0) for name in column.names)
-    beside = f" ({line.get(column.beside, 0):,})" if column.beside else ""
-    return f"{total:,}{beside}" if total else ""
+    detail = f" ({line.get(column.detail, 0):,})" if column.detail else ""
+    return f"{total:,}{detail}" if total else ""
 
 
 def as_text(name: str, rows: list[Line], columns: list[Column]) -> str:
