@@ -8,9 +8,11 @@ from sim.isa.registers import WIDTHS, Missing
 from sim.ptx.syntax import Group, Register, Symbol, python_name
 
 SPACES = {"global", "const", "shared", "local", "param"}
+# Strong operations of the memory model (PTX ISA, "Operation Types"): they do not race with each other.
 STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
-# how far what a scope names reaches, as fences of the dialect have it
+# scope -> reach, as in fences of Python kernels: with one GPU and no clusters, all others are the grid
 REACH = {"cta": "block", "cluster": "grid", "gpu": "grid", "sys": "grid", "gl": "grid"}
+# modifiers that choose no other instruction: cache hints, and the order and scope of strong operations
 HINTS = set(
     """ca cg cs lu cv wb wt nc weak relaxed acquire release acq_rel volatile mmio cta cluster gpu sys noftz
     unified""".split()
@@ -45,7 +47,7 @@ class Access:
         elif part in WIDTHS:
             self.type = part
         elif plain in ("L1", "L2", "level"):
-            pass
+            pass  # cache eviction hints such as L1::no_allocate, L2::cache_hint
         elif part in HINTS:
             self.strong |= part in STRONG
             self.volatile |= part == "volatile"
@@ -77,7 +79,7 @@ def access_type(writer, ptx_type, registers):
         raise Missing
     named = [register for register in registers if isinstance(register, Register)]
     if ptx_type[0] == "s" and any(WIDTHS.get(register.type, 64) > width for register in named):
-        return ptx_type  # a wider register gets the sign
+        return ptx_type  # the sign has to be extended into a wider register
     holding = {writer.kinds[register.name] for register in named}
     floating = {32: "f32", 64: "f64"}.get(width)
     floats = holding == {floating} or ptx_type == floating and not holding - {floating}
@@ -95,6 +97,7 @@ def load(writer, item):
         return load_parameter(writer, item, access)
     space = "const" if access.space == "param" else access.space
     ptx_type = access_type(writer, access.type, parts(to))
+    # A strong vector access is one access for each element (PTX ISA, Memory Consistency Model).
     if access.strong:
         for i, part in enumerate(parts(to)):
             name = writer.module.strong("load", ptx_type, space, access)
@@ -106,7 +109,7 @@ def load(writer, item):
     if access.count == 1:
         return set_register(writer, to, text, ptx_type)
     held = {writer.to_register(part, "_", ptx_type, ptx_type[0] == "u") for part in parts(to) if part}
-    if held == {"_"} and None not in parts(to):  # as they come
+    if held == {"_"} and None not in parts(to):  # no conversion is needed: one assignment of the tuple
         writer.emit(f"{', '.join(map(writer.name, parts(to)))} = {text}")
         return
     for name, part in zip(writer.unpack_tuple(text, access.count), parts(to)):
@@ -128,7 +131,7 @@ def load_parameter(writer, item, access):
             name = python_name(symbol.name)
             text = f"{name} >> {8 * at}" if at else name
             ptx_type = access.type if access.type[0] == "s" else f"b{8 * size}"
-            if ptx_type[0] == "s":
+            if ptx_type[0] == "s":  # extend the sign: (x ^ top) - top
                 top, mask = 1 << 8 * size - 1, (1 << 8 * size) - 1
                 text = f"(({text} & {mask:#x}) ^ {top:#x}) - {top:#x}"
             writer.assign(part, text, ptx_type)

@@ -8,9 +8,10 @@ from sim.events import Finding
 from sim.isa.registers import WIDTHS
 from sim.ptx.origin import plain_name
 
-CODE = 1 << 44  # where the module's functions begin: above all memory, so that no other pointer is one
-STEP = 16
-NEVER_WRITTEN = (1 << 64) - 1
+# Functions have addresses above all memory, so that no pointer to data is one of them.
+CODE = 1 << 44
+STEP = 16  # bytes from one function's address to the next
+NEVER_WRITTEN = (1 << 64) - 1  # a pointer read from poisoned memory: all bits are set
 
 
 def function_address(text, name):
@@ -65,7 +66,7 @@ class Callee:
 
     def finding(self, address, name, returns, takes, defined):
         if name is None:
-            unset = f"{address:#x}, as memory holds that nobody has written, or a refused read arguments"
+            unset = f"{address:#x}, as memory holds that nobody has written, or a refused read gives"
             what = {0: "the null pointer", NEVER_WRITTEN: unset}.get(
                 address, f"address {address:#x}, where no function is"
             )

@@ -7,6 +7,7 @@ import numpy as np
 
 from sim.ptx.regions import VIEWS
 
+# a conversion of printf: its length modifier and its letter
 CONVERSION = r"%[-+ #0]*\d*(?:\.\d+)?(hh|ll|[hlzjt])?([diouxXcsfFeEgGpaA%])"
 
 
@@ -40,9 +41,11 @@ def vprintf(run, site, form, values):
         at = -(-at // size) * size
         value = run.memory.make_load(ptx_type, "generic", 1, site)(at)
         at += size
+        # memory gives unsigned integers
         if letter in "di" and value >> 8 * size - 1:
             value -= 1 << 8 * size
         shown.append(read_text(run, site, value) if letter == "s" else chr(value) if letter == "c" else value)
+    # Python's % knows no length modifiers, and no %p
     python = re.sub(r"(%[-+ #0]*\d*(?:\.\d+)?)(?:hh|ll|[hlzjt])", r"\1", text).replace("%p", "%#x")
     print(python % tuple(shown), end="")
     return len(shown)

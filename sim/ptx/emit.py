@@ -25,6 +25,7 @@ from sim.ptx.flow import Loop, blocks_of, order_blocks
 from sim.ptx.register_kinds import read_and_written, register_kinds
 from sim.ptx.syntax import Group, Immediate, Not, Register, Special, Symbol, Variable, python_name
 
+# bits -> the mask that keeps that many
 MASKS = {width: (1 << width) - 1 for width in (8, 16, 32, 64, 128)}
 
 
@@ -33,9 +34,12 @@ class Writer:
 
     def __init__(self, module, function, branches):
         self.module, self.function, self.branches = module, function, branches
+        # register -> Python's name; lines so far; their indentation; (line, opcode) of untranslated code
         self.names, self.lines, self.depth, self.missing = {}, [], 1, []
         self.kinds = register_kinds(function, translate.types_of)
-        # the Loop around each block; the blocks that begin one; those that stand inside the jump to them
+        # By id(block): the Loop around it; whether it is the first of a loop; whether it has been
+        # placed inside
+        # the jump to it.
         self.home, self.heads, self.inlined = {}, set(), set()
 
     def write(self):
@@ -109,7 +113,8 @@ class Writer:
                 there = part_of.get(id(target))
                 if there is None or target is block:
                     continue
-                # a jump forward meets its target on the way; one inside an inner loop is that one's
+                # A jump forward reaches its target later in the same pass. A jump within an inner loop is
+                # handled by that loop.
                 inner = isinstance(loop.parts[there], Loop)
                 if here is None or there < here or there == here and not inner:
                     return False
@@ -172,6 +177,7 @@ class Writer:
         except Missing as missing:
             what = str(missing) or item.opcode
             self.missing.append((item.line, what if item.opcode in what else f"{item.opcode}: {what}"))
+        # An instruction with unexpected operands is reported like an unknown one.
         except (AttributeError, IndexError, KeyError, ValueError):
             self.missing.append((item.line, f"{item.opcode} with these operands"))
 
@@ -252,13 +258,17 @@ class Writer:
             return bits if holds == "int" else f"{FROM_BITS[holds]}({bits})"
         if holds in FROM_BITS:
             return f"{FROM_BITS[holds]}(({text}) & {MASKS[width]:#x})"
+        # The low bits of a register are masked to the narrower of type and register. A signed value that goes
+        # into a wider register keeps its sign, so it is masked to the register's width.
         if in_range and WIDTHS[ptx_type] <= width:
             return text
         mask = MASKS[width if ptx_type[0] == "s" else min(width, WIDTHS[ptx_type])]
         return f"({text}) & {mask:#x}"
 
 
+# kind -> the helper that makes a float of its bits
 FROM_BITS = {"f32": "float32_of", "f64": "float64_of"}
+# Registers that may be read before they are set: without a value, Python would raise UnboundLocalError.
 INITIAL_VALUES = {"int": "0", "pred": "False", "f32": "float32(0)", "f64": "float64(0)"}
 
 
@@ -274,6 +284,7 @@ def registers_read_unset(blocks):
                 before |= read - after
                 after |= written
         reads[id(block)], writes[id(block)] = before, after
+    # Iterate to the fixed point: live before a block = reads | (live after it - writes).
     live, changed = {id(block): set() for block in blocks}, True
     while changed:
         changed = False

@@ -26,8 +26,8 @@ class Block:
     body: list = field(default_factory=list)
     branch: Instruction | None = None  # the conditional jump, if there is one
     targets: list = field(default_factory=list)
-    sources: int = 0
-    number: int = -1  # by which a jump names it
+    sources: int = 0  # how many jumps lead to it
+    number: int = -1  # the value of `go` at which it runs
 
 
 @dataclass(eq=False)
@@ -51,6 +51,7 @@ def blocks_of(function):
             end_block(blocks, item)
         else:
             blocks[-1].body.append(item)
+    # A block without a jump continues with the next one. Labels are replaced by their blocks.
     for block, following in zip(blocks, [*blocks[1:], None]):
         goes = block.targets or [following]
         block.targets = [block_of_label(leaders, *t, function) if isinstance(t, tuple) else t for t in goes]
@@ -108,6 +109,7 @@ def reachable_blocks(blocks):
         block = waiting.pop()
         found.append(block)
         block.targets = [skip_empty(target) for target in block.targets]
+        # a conditional jump whose two targets are the same
         if block.branch and block.branch.names[0] != "brx" and block.targets[0] is block.targets[1]:
             block.branch, block.targets = None, block.targets[:1]
         for target in block.targets:
@@ -121,7 +123,8 @@ def reachable_blocks(blocks):
 
 def order_blocks(blocks):
     """Return Blocks and Loops in topological order, numbered."""
-    if blocks[0].sources > 1:  # a jump goes back to the entry
+    if blocks[0].sources > 1:
+        # a jump back to the entry: an empty block becomes the entry, so that the loop is found
         blocks = [Block(targets=[blocks[0]], sources=1), *blocks]
     parts = arrange(blocks, blocks[0])
     number_parts(parts, 0)
@@ -137,6 +140,8 @@ def arrange(blocks, entry):
         if len(group) == 1 and (group[0] is entry or group[0] not in group[0].targets):
             parts.append(group[0])
             continue
+        # The loop's head is a block to which control comes from outside. If there are several (the graph is
+        # irreducible), any of them will do: `go` selects the block that runs first.
         outside = [b for b in blocks if b not in group]
         head = next((b for b in group if any(b in o.targets for o in outside)), group[0])
         parts.append(Loop(arrange(group, head)))
@@ -154,6 +159,7 @@ def components(blocks, inside, entry):
     for key, found in targets.items():
         for target in found:
             sources[target].append(key)
+    # First the blocks in postorder of the graph, then the components in the transposed graph.
     order, seen = [], set()
     for start in (entry, *blocks):
         order += postorder(id(start), targets, seen)
@@ -165,6 +171,7 @@ def components(blocks, inside, entry):
 def postorder(start, following, seen):
     """Return what `start` reaches without passing through `seen`, in the order in which a depth-first
     search leaves it."""
+    # an explicit stack: functions of thousands of blocks would exceed Python's recursion limit
     found, path = [], [] if start in seen else [(start, iter(following[start]))]
     seen.add(start)
     while path:

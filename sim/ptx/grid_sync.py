@@ -18,10 +18,10 @@ from sim.engine.scheduler import ONE_OF_BLOCK
 from sim.ptx.register_kinds import read_and_written, registers_in
 from sim.ptx.syntax import Address, Immediate, Instruction, Special
 
-HIGH, LOW = "envreg1", "envreg2"  # where the halves of the workspace's address are
-BYTES = 8  # of the workspace: its size, and the barrier's word
+HIGH, LOW = "envreg1", "envreg2"  # special registers with the halves of the workspace's address
+BYTES = 8  # the workspace: a word with its size, then the barrier's word
 TOP = 1 << 31  # the bit of that word which changes when the barrier opens
-WORD = (1 << 32) - 1
+WORD = (1 << 32) - 1  # the mask of a 32-bit word
 
 
 class GridSync:
@@ -35,7 +35,7 @@ class GridSync:
     def __init__(self, function):
         items = [item for item in function.body if isinstance(item, Instruction)]
         self.items, self.pointers = items, workspace_pointers(items)
-        # a device function may have been given the group, by value
+        # A device function may have got the group, which contains the address, as a parameter by value.
         self.given = set() if function.entry else workspace_pointers(items, parameters=True)
         self.arrivals, self.waits = set(), set()
         self.needed = any(self.uses_workspace(item) for item in items)
@@ -95,6 +95,7 @@ def workspace_pointers(items, parameters=False):
         loads = [item for item in items if item.names[:2] == ["ld", "param"]]
         found = {register.name for item in loads for register in registers_in(item.operands[0])}
     computing = [item for item in items if item.names[0] not in ("ld", "ldu", "atom", "call", "setp")]
+    # Follow the address through moves and arithmetic, to the fixed point.
     while found != before:
         before = set(found)
         for item in computing:
@@ -111,14 +112,15 @@ class GridBarrier:
     def __init__(self, scheduler):
         self.scheduler, self.context = scheduler, scheduler.context
         self.word = 0
-        self.arrived = {}  # block -> the word before its last arrival
-        self.waiting = []  # threads, each for its block
+        self.arrived = {}  # block -> the value of the word before its last arrival
+        self.waiting = []  # the waiting threads, one for each block
 
     def arrive(self, added):
         """Add to the word for the running thread's block. Return the old value."""
         old = self.word
         self.word = old + added & WORD
         self.arrived[self.context.thread.block] = old
+        # Block 0 adds 2^31 - (blocks - 1), the others add 1: after all arrivals the highest bit has changed.
         if (old ^ self.word) & TOP:
             self.open()
         return old

@@ -23,16 +23,18 @@ from sim.ptx.regions import Region
 FUNCTIONS = {"malloc": "malloc", "_Znwm": "malloc", "_Znam": "malloc"}  # name in PTX -> method of Heap
 FUNCTIONS |= dict.fromkeys(("free", "_ZdlPv", "_ZdaPv"), "free")
 FUNCTIONS |= dict.fromkeys(("_ZdlPvm", "_ZdaPvm"), "free_sized")
-UNIT = 16  # bytes: what addresses are multiples of, and sizes are rounded up to
-GUARD = 1 << 12  # unused bytes behind each piece
-BASE = window_end("global") - (
-    1 << SPACE_SHIFT - 2
-)  # the same in every launch, so that addresses can be kept
+UNIT = 16  # bytes: addresses are multiples of it, and sizes are rounded up to it
+GUARD = 1 << 12  # unused bytes after each piece
+# The heap begins at the same address in every launch, so that kept pieces keep their addresses. It has the
+# last quarter of the window of global memory.
+BASE = window_end("global") - (1 << SPACE_SHIFT - 2)
 END = window_end("global") - GUARD
-MOST_STALE = 1 << 26  # bytes of freed memory that keep their values
-MOST_LOGGED = 1 << 16  # bytes of a piece that count as stored to when it is freed
-LOGGED = 4  # the binary logarithm of the bytes that an entry of the log stands for, where memory is freed
+MOST_STALE = 1 << 26  # the bytes of freed memory that keep their values
+MOST_LOGGED = 1 << 16  # the bytes of a piece that are logged as stored to when it is freed
+LOGGED = 4  # binary logarithm of the bytes for which there is one log entry when memory is freed
+# findings that end threads early: memory that they have not freed is not reported as a leak
 STOPPED = {"deadlock", "no-progress", "barrier-divergence", "warp-divergence"}
+# a line that allocates: the variable's name, the type of a cast before malloc, the type after new
 SOURCE = re.compile(
     r"(?:(\w+)\s*=\s*)?(?:\(\s*([\w ]+?)\s*\*\s*\)\s*malloc\b|new\s+(?:\([^)]*\)\s*)?(\w+)|malloc\b)"
 )
@@ -54,7 +56,7 @@ class Piece(Region):
         self.written, self.suspects = np.zeros(self.nbytes, bool), []
 
     def last(self, size):
-        return -1  # every access is looked at
+        return -1  # every access is checked, because the piece may have been freed
 
     def copy(self):
         """Return the same piece with a copy of its bytes, for another launch."""
@@ -130,7 +132,8 @@ class Heap:
         while self.stale > MOST_STALE:
             old = self.freed.popleft()
             self.stale -= old.nbytes
-            old.allocation.root = old.root = np.broadcast_to(np.uint8(0), old.nbytes)  # takes no memory
+            # this view takes no memory
+            old.allocation.root = old.root = np.broadcast_to(np.uint8(0), old.nbytes)
             old.views, old.written = {}, None
 
     def free_sized(self, site, address, nbytes):
@@ -221,7 +224,7 @@ class Heap:
                 context.announce("unwritten", access, address)
         live = [piece for piece in self.pieces.values() if not piece.freed]
         reached = self.reachable_pieces(live)
-        if self.state.launch is not self.run.launch:  # its first run
+        if self.state.launch is not self.run.launch:  # the launch's first run
             self.state.launch, self.state.pieces, self.state.next = self.run.launch, reached, self.next
         kept = set(map(id, reached))
         lost = [piece for piece in live if id(piece) not in kept]
@@ -258,6 +261,7 @@ class Heap:
         by_base = {piece.base: piece for piece in live}
         while waiting:
             root = waiting.pop()
+            # Every 8 aligned bytes whose value is an address inside of a piece count as a pointer to it.
             words = np.frombuffer(root.tobytes()[: root.size // 8 * 8], np.uint64)
             words = words[(words >= BASE) & (words < END)]
             at = np.searchsorted(bases, words, side="right") - 1

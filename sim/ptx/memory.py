@@ -41,9 +41,10 @@ class Memory:
         self.scheduler, self.context, self.space = scheduler, scheduler.context, scheduler.context.space
         self.place = place
         self.alignment = Alignment.of(self.context)
-        self.fixed, self.bases = [], []  # global and constant regions by address
+        # global and constant regions, and their addresses, in ascending order
+        self.fixed, self.bases = [], []
         self.heap = None  # the Heap of this run
-        self.slots = {SHARED: [], LOCAL: []}  # allocations of which a block or a thread has its own
+        self.slots = {SHARED: [], LOCAL: []}  # allocations of which each block or thread has its own copy
 
     # --- what there is --------------------------------------------------------------------------------------
 
@@ -138,6 +139,7 @@ class Memory:
         windows = [WINDOWS[name] for name in ("global", "const", "shared", "local")]
 
         def access(address, *values):
+            # the bits above a window's size are the number of the space
             number = address >> SPACE_SHIFT & 3
             return made[number](address - windows[number], *values)
 
@@ -153,6 +155,8 @@ class Memory:
         owner, known, base, last, view = self.owner(space), None, 0, -1, None
         owned = space in ("shared", "local")
 
+        # Fast path: the access is inside of the last region (`last` is -1 if the region's alignment is not
+        # certain), it is aligned (`reach` is its size minus 1), and the owner has not changed.
         def load(address):
             nonlocal known, base, last, view
             offset = address + window - base
@@ -255,6 +259,7 @@ class Memory:
         def change(address, *operands):
             if releases:
                 context.announce_ordering("fenced", reach)
+            # a thread that repeats an atomic which changed nothing lets others go first
             key = site, address, operands
             yield_before_atomic(key, place)
             region = self.check_access(address + window, size, site, "changed")
@@ -348,7 +353,7 @@ class Memory:
         if allocation.copies > 1:
             start += self.context.thread.linear * allocation.root.size
             start = self.frames(allocation).base_below(address, start)
-        # the element where the access leaves the array
+        # the first element outside of the array that the access touches
         position = address if address < start else max(address, start + allocation.root.size)
         self.context.refuse(site, what, array, ((position - start) // array.itemsize,))
 

@@ -20,7 +20,7 @@ from sim.ptx.run import Run
 from sim.ptx.syntax import python_name
 from sim.ptx.variables import Store, Variables
 
-MOST_ROUNDS = 20_000_000
+MOST_ROUNDS = 20_000_000  # iterations without progress before the loops are examined
 
 
 def load_ptx(text: str | bytes, source: str | None = None) -> "Module":
@@ -135,8 +135,8 @@ class Kernel(base.Kernel):
             "branch": context.branch,
         }
         exec(code, namespace)
-        # every loop of PTX counts its rounds, `for` loops of the source too: unless the caller has said how
-        # many there may be, a barrier shows that they get somewhere
+        # Every loop in PTX counts its iterations, even if it was a `for` loop in the source. Unless the
+        # caller has set a limit, an open barrier counts as progress.
         context.steps = context.max_steps or MOST_ROUNDS
         if context.max_steps is None:
             opened = context.listeners["barrier_opened"]

@@ -60,7 +60,7 @@ def compile_ptx(source: str, name: str, *options: str, architecture: str = "comp
     flags += [f"-I{folder}" for folder in header_folders()]
     try:
         _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
-    except RuntimeError as error:  # the library itself
+    except RuntimeError as error:  # cuda.bindings is installed, but not the library NVRTC itself
         raise LaunchError(f"{name} needs NVRTC, which cannot be loaded: {error}\n  {INSTALL}") from error
     (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:

@@ -98,7 +98,7 @@ class Operands(Tokens):
         self.take("[")
         base = self.simple()
         offset = self.offset()
-        while self.accept(","):  # a coordinate of a texture
+        while self.accept(","):  # coordinates of a texture are read and ignored
             self.operand()
         self.take("]")
         if isinstance(base, Symbol):

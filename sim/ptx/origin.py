@@ -12,6 +12,7 @@ import numpy as np
 from sim.events import SITES, Site
 from sim.frontend.outline import of_cpp, of_python
 
+# type in the source -> bytes of an element
 ITEMSIZES = {
     name: size
     for size, names in {
@@ -30,7 +31,7 @@ class Origin:
     disk."""
 
     def __init__(self, text, source=None, headers=()):
-        self.headers = headers  # the texts of headers that declare variables
+        self.headers = headers  # the texts of the source's own headers, which may declare variables
         self.text, self.source_lines = text, None if source is None else source.splitlines()
 
     # --- lines ----------------------------------------------------------------------------------------------
@@ -179,6 +180,7 @@ def pointer_element_bytes(text):
     words = re.findall(r"\w+", pointed)
     if not star or "*" in name:
         return None
+    # `long long int` has several words
     return 8 if "long" in words else next((ITEMSIZES[w] for w in reversed(words) if w in ITEMSIZES), None)
 
 
@@ -199,7 +201,8 @@ def plain_name(mangled):
     while at < len(text):
         number = re.match(r"\d+", text[at:])
         if number is None:
-            substitution = re.match(r"[ST]\d*_", text[at:])  # a type that is there already
+            # S0_, T_: a repeated or template type; it has no name here
+            substitution = re.match(r"[ST]\d*_", text[at:])
             at += len(substitution[0]) if substitution else 1
             continue
         at += len(number[0])

@@ -7,6 +7,7 @@ from sim.isa.registers import WIDTHS
 from sim.ptx.operands import Operands
 from sim.ptx.syntax import FORMATS, Function, Group, Label, Location, Register, Symbol, Text, Variable
 
+# directives that sim reads, and those that it skips (PTX ISA, "Directives")
 LINKING = {".visible", ".extern", ".weak", ".common"}
 SPACES = {".global", ".const", ".shared", ".local", ".param"}
 LIMITS = {".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".reqnctapercluster"}
@@ -43,6 +44,7 @@ class Parser(Operands):
         elif token in SPACES:
             variable = self.variable(self.take())
             known = self.result.variables.get(variable.name)
+            # a declaration with .extern may come before the definition
             if known is None or known.count is None:
                 self.result.variables[variable.name] = variable
         elif token == ".version":
@@ -96,13 +98,14 @@ class Parser(Operands):
         ptx_type = self.take()[1:]
         if ptx_type not in WIDTHS:
             raise self.error(f"{ptx_type!r} is no type of a variable", self.at - 1)
-        self.alignment()  # of what a pointer points to
+        self.alignment()  # .ptr .align: the alignment of the pointer's target
         name, count = self.take(), vector
         while self.accept("["):
             count = None if self.next == "]" else count * self.integer()
             self.take("]")
         initial, pointers = self.initial(ptx_type) if self.accept("=") else (None, ())
-        if count is None and initial is not None:  # as many as there are
+        if count is None and initial is not None:
+            # an array without a size has as many elements as its initialiser
             count = len(initial) * 8 // WIDTHS[ptx_type]
         return Variable(
             space[1:], name, ptx_type, count, max(align, WIDTHS[ptx_type] // 8), line, initial, pointers
@@ -158,6 +161,7 @@ class Parser(Operands):
         known = self.result.functions.get(name)
         if not self.accept(";"):
             self.body(function)
+        # a prototype may come before or after the definition
         if known is None or known.body is None:
             self.result.functions[name] = function
 
@@ -175,13 +179,13 @@ class Parser(Operands):
     def body(self, function):
         """Read the body of a function."""
         function.body, self.location = [], None
-        self.locations = {}  # (file, line, column) -> the last Location there
+        self.locations = {}  # (file, line, column) -> its last Location
         self.take("{")
         passed = (v for v in (*function.returns, *function.parameters) if v.space == "reg")
         self.scopes = [{v.name: Register(v.name, v.type) for v in passed}]
-        self.tables = {}  # label -> the labels that brx.idx chooses from
-        self.braces = (0,)  # the numbers of the braces around, the function's own first
-        self.labels, self.jumps = {}, {}  # (brace, name) -> label; place in the body -> its braces
+        self.tables = {}  # label of .branchtargets -> the labels from which brx.idx chooses
+        self.braces = (0,)  # identifiers of the braces around, the function's own (0) first
+        self.labels, self.jumps = {}, {}  # (brace, name) -> label; index in the body -> its braces
         while self.scopes:
             self.statement(function)
         for at, braces in self.jumps.items():
@@ -291,5 +295,6 @@ class Parser(Operands):
             elif what == "inlined_at":
                 call = self.integer(), self.integer(), self.integer()
                 inlined = self.locations.get(call) or Location(*call)
-        # a call that is itself inlined stands there as the last location of its line and column
+        # The call at `inlined_at` may itself have been inlined. Then the last .loc with its line and column
+        # has said where.
         self.location = self.locations[tuple(place)] = Location(*place, inlined)

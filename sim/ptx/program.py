@@ -21,6 +21,7 @@ from sim.ptx.syntax import Instruction, python_name
 from sim.ptx.volatile import Uses
 
 COORDINATES = {"tid": "thread.index[{}]", "ctaid": "thread.block.index[{}]"}
+# Special registers with a simple value. sim has one multiprocessor and no clusters.
 SPECIALS = {
     "laneid": "thread.lane",
     "warpid": "thread.warp",
@@ -36,6 +37,7 @@ SPECIALS = {
     "cluster_ctarank": "0",
     "cluster_nctarank": "1",
 }
+# All clocks are one counter, which each read advances.
 CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "globaltimer_hi"}
 
 
@@ -52,8 +54,10 @@ class Program:
         self.factories, self.arguments, self.names = {}, {}, {}
         self.addressed = set()  # names of the module's variables whose address the source takes
         self.grid_syncs, self.value_uses = {}, {}  # function -> its GridSync, its Uses
-        # whether it calls through a pointer; names of functions whose address the source takes
+        # Whether the source calls through a pointer; the names of functions whose address it takes. Each of
+        # these functions may be called, so it is translated too.
         self.calls_pointers, self.taken_addresses = False, set()
+        # names of the sim.isa entries it uses; whether threads act on atomics; whether it stores to memory
         self.used, self.synchronizes, self.stores = set(), False, False
         self.counter = itertools.count(1)
         self.missing = []
@@ -61,7 +65,7 @@ class Program:
 
     def translate(self):
         """Return the source. Errors: LaunchError that lists the instructions which sim does not have."""
-        done, lines = {}, []  # name -> Python's name, or None for a function without a body
+        done, lines = {}, []  # done: name -> Python's name, or None for a function without a body
         self.pending = [self.entry]
         while self.pending or self.calls_pointers:
             if self.pending:

@@ -11,14 +11,15 @@ WINDOWS = {
     for name, number in (("global", GLOBAL), ("const", CONST), ("shared", SHARED), ("local", LOCAL))
 }
 GENERIC = "generic"
-# what is read at once -> the letter of a memoryview, or a numpy type: then elements are its scalars
+# PTX type -> how memory is viewed. Integers: the format of a memoryview, whose elements are Python's ints.
+# Floats: a numpy type, whose elements are its scalars.
 VIEWS = {
     f"{prefix}{8 * size}": (letter if prefix == "s" else letter.upper())
     for size, letter in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
     for prefix in "sub"
 }
 VIEWS |= {"f32": np.float32, "f64": np.float64}
-GAP = 1 << 24  # bytes between two arrays, so that an address that is off by less is in none
+GAP = 1 << 24  # unused bytes between two arrays: an address that is off by less is in no array
 
 
 class PaddedSpace(AddressSpace):
@@ -41,7 +42,8 @@ def whole_array(context, allocation):
     array = array_at(
         context, allocation, 0, np.dtype(f"V{itemsize}"), (length,), (itemsize,), allocation.name
     )
-    array.__class__ = PointerArray  # no class for fast accesses: it stands in a finding
+    # array_at may return a class with faster accesses; only findings use this array
+    array.__class__ = PointerArray
     return array
 
 
@@ -52,7 +54,7 @@ class Region:
 
     def __init__(self, allocation, root, base=None):
         self.allocation, self.root, self.views = allocation, root, {}
-        self.written = None  # of local memory, if a tool asks: whether each byte has been written
+        self.written = None  # of local memory, if an observer needs it: whether each byte has been written
         self.base = allocation.base if base is None else base
         self.end = self.base + root.size
 

@@ -29,7 +29,9 @@ def register_kinds(function, types_of):
         for ptx_type, operand in types_of(item):
             if isinstance(operand, Register):
                 votes.setdefault(operand.name, Counter())[FLOATING.get(ptx_type, "int")] += 1
-    for _ in range(3):  # what is moved from a register that holds floats is one, most likely
+    # A move without a type has no vote: both registers are likely to be of the same kind. Three passes cover
+    # chains of moves; more would only save conversions.
+    for _ in range(3):
         for to, source in moves:
             if to in votes and source not in votes:
                 votes[source] = votes[to]
@@ -66,6 +68,7 @@ def registers_in(part):
         yield part.register
 
 
+# instructions whose first operand is not a result
 ONLY_READ = {"st", "red", "bra", "brx", "call", "membar", "fence", "ret", "exit", "trap", "nanosleep"}
 
 

@@ -21,8 +21,8 @@ from sim.ptx.memory import Memory
 from sim.ptx.origin import plain_name
 from sim.ptx.regions import VIEWS, WINDOWS
 
-WORKSPACE = "%envreg1"  # the name of its allocation
-STACK = 1 << 16  # bytes of a thread for the local memory of a function that calls itself
+WORKSPACE = "%envreg1"  # the key of its allocation in Run.allocations
+STACK = 1 << 16  # bytes of local memory that a thread has for the calls of a recursive function
 
 
 class WaitPoint:
@@ -47,7 +47,7 @@ class Run:
         self.context, self.scheduler, self.program, self.launch = context, scheduler, program, launch
         self.memory = Memory(scheduler, WaitPoint(context, ("turn", 0), 3))
         self.store = launch.function.module.store
-        self.allocations = {}  # variable's name -> allocation
+        self.allocations = {}  # name of a variable -> Allocation
         self.dynamic = None
         self.ticks = itertools.count()
         self.grid = GridBarrier(scheduler)
@@ -122,7 +122,8 @@ class Run:
         """Return the allocation of the launch's dynamic bytes, which all `extern .shared` arrays share."""
         if self.dynamic is None:
             self.dynamic = self.reserve(variable, self.launch.shared, 1)
-            self.dynamic.alignment = max(variable.align, 16)  # where drivers put it
+            # drivers align dynamic shared memory to 16 bytes
+            self.dynamic.alignment = max(variable.align, 16)
             self.dynamic.last = True
             self.memory.make_addressable(self.dynamic)
         return self.dynamic
@@ -208,7 +209,7 @@ class Run:
             thread = context.thread
             thread.waits, thread.frame, thread.payload = BARRIER, at, None
             thread.fiber.suspend()
-            if thread.payload is not None:  # it opened by sim.engine.named_barrier.join_block_barrier
+            if thread.payload is not None:  # join_block_barrier opened it as a named barrier
                 context.announce_ordering("passed", thread.payload)
 
         return wait

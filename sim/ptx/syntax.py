@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sim.isa.registers import WIDTHS
 
-FORMATS = {16: "<e", 32: "<f", 64: "<d"}  # of floats, for struct
+FORMATS = {16: "<e", 32: "<f", 64: "<d"}  # bits -> the format of a float in struct
 
 
 def python_name(name, stem="v"):
@@ -147,7 +147,7 @@ class Function:
     line: int
     body: list | None = None
     variables: list = field(default_factory=list)
-    limits: dict = field(default_factory=dict)  # reqntid, maxntid, ... -> numbers
+    limits: dict = field(default_factory=dict)  # directive such as reqntid -> its numbers
 
 
 @dataclass

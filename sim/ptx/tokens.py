@@ -24,6 +24,7 @@ class Tokens:
     def __init__(self, text):
         self.text = text
         self.breaks = [match.start() for match in re.finditer("\n", text)]
+        # the tokens, and the position of each in the text
         self.tokens, self.positions = [], []
         self.read_tokens()
         self.at = 0
@@ -38,7 +39,7 @@ class Tokens:
                     f"cannot read {self.text[position : position + 20]!r}", len(self.positions) - 1
                 )
             if match.lastgroup != "blank":
-                # `.reg.b32` is two directives; a point inside any other name is part of it
+                # `.reg.b32` is two directives. In any other name, a point is part of the name.
                 parts = re.findall(r"\.[^.]+", match[0]) if match[0][0] == "." else [match[0]]
                 self.tokens += parts
                 self.positions += [position] * len(parts)

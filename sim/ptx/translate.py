@@ -14,6 +14,7 @@ from sim.ptx.regions import WINDOWS
 from sim.ptx.syntax import Address, Group, Immediate, Not, Register, Symbol, python_name
 from sim.ptx.warps import form_of
 
+# Instructions without an effect on results: prefetches, cache policies, hints to the scheduler.
 IGNORED = set(
     "prefetch prefetchu applypriority discard createpolicy griddepcontrol setmaxnreg pmevent".split()
 )
@@ -179,8 +180,9 @@ def mbarrier(writer, item):
     writer.assign(to, f"{name}({', '.join(values)})", "pred" if "wait" in entry.name else "u64", True)
 
 
+# modifiers of mbarrier that choose no other semantics: in sim every arrival releases, every wait acquires
 ORDERING = {"release", "acquire", "relaxed", "cta", "shared", "shared::cta"}
-# entry -> how many operands may stand behind the address; try_wait may say how long it waits
+# entry -> (fewest, most) operands after the address; the last one of try_wait is a time limit, ignored here
 OPERANDS = {"mbarrier_init": (1, 1), "mbarrier_inval": (0, 0)}
 OPERANDS |= dict.fromkeys(("mbarrier_arrive", "mbarrier_arrive_drop"), (0, 1))
 OPERANDS |= dict.fromkeys(("mbarrier_arrive_noComplete", "mbarrier_arrive_drop_noComplete"), (1, 1))
@@ -319,11 +321,13 @@ def shared_or_generic(names):
     return "shared" if spaces else "generic", ".".join(n for n in names if n not in spaces)
 
 
+# modifier of a cp.async without operands in memory -> entry of sim.isa
 ASYNCHRONOUS = {
     "commit_group": "cp_async_commit",
     "wait_group": "cp_async_wait",
     "wait_all": "cp_async_wait_all",
 }
+# modifiers of a cp.async that copies
 COPYING = {"async", "ca", "cg", "shared", "shared::cta", "global", "L2::64B", "L2::128B", "L2::256B"}
 
 

@@ -19,6 +19,7 @@ from sim.ptx.origin import evaluate, plain_name, without_comments
 
 KEYWORDS = {"const": "__constant__", "global": "__device__"}
 PLACES = {"const": "constant", "global": "variable"}  # attributes of a Module
+# type in the source -> dtype
 SIGNED = {"char": "i1", "short": "i2", "int": "i4", "long": "i8", "ptrdiff_t": "i8"}
 OTHERS = {"bool": "?", "float": "f4", "double": "f8", "half": "f2", "__half": "f2", "size_t": "u8"}
 OTHERS |= {"uchar": "u1", "ushort": "u2", "uint": "u4", "ulong": "u8"}
@@ -245,7 +246,7 @@ class Variables(MutableMapping[str, np.ndarray]):
         return iter(dict.fromkeys(plain_name(name) for name in self.source_names()))
 
     def __contains__(self, name: object) -> bool:
-        return name in list(self)  # also where nobody has set it
+        return name in list(self)  # true even if it has not been set: __getitem__ would raise
 
     def __len__(self) -> int:
         return len(list(iter(self)))

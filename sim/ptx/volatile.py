@@ -9,7 +9,7 @@ nothing guarantees.
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Address, Group, Instruction, Label, Register, Symbol
 
-NOT_VALUES = {"setp", "isspacep", "testp"}  # instructions whose results only decide
+NOT_VALUES = {"setp", "isspacep", "testp"}  # their results are predicates, which decide and are not values
 
 
 class Uses:
@@ -17,8 +17,9 @@ class Uses:
 
     def __init__(self, function):
         self.body = function.body
-        self.readers, self.labels = {}, {}  # register -> places of instructions that read it; label -> place
-        self.jumps = []  # (place, places of its targets) of all branches
+        # register -> indices of the instructions that read it; label -> index
+        self.readers, self.labels = {}, {}
+        self.jumps = []  # (index, indices of its targets) for each branch
         for at, item in enumerate(self.body):
             if isinstance(item, Label):
                 self.labels[item.name] = at

@@ -7,7 +7,8 @@ from sim.isa import shuffles
 from sim.isa.registers import WIDTHS, Missing, type_name
 from sim.isa.table import BY_PARTS, GIVEN, INSTRUCTIONS, Instruction, Like, parts_of
 
-# parts of a name in PTX, some without the type -> entries that only PTX has, which are called so in the table
+# Parts of a name in PTX -> entry, for instructions that Numba does not have. The table has them by their PTX
+# name, some of them without the type.
 SHUFFLES = {
     parts_of(name): entry
     for name, entry in INSTRUCTIONS.items()
@@ -25,7 +26,7 @@ class Form(NamedTuple):
     entry: Instruction
     operands: tuple[str, ...]
     results: tuple[str, ...]
-    order: tuple[int, ...]  # the entry's operands by their places in PTX
+    order: tuple[int, ...]
 
 
 def form_of(opcode):
@@ -41,7 +42,7 @@ def form_of(opcode):
         operands[t] if isinstance(t, Like) else ptx_type_of(t, ptx_type) for t in entry.results.values()
     )
     order = tuple(range(len(operands)))
-    if entry.mask == GIVEN:  # last in PTX, first in the table
+    if entry.mask == GIVEN:  # the mask is the last operand in PTX, and the entry's first
         return Form(entry, ("b32", *operands.values()), tuple(results), (len(operands), *order))
     return Form(entry, tuple(operands.values()), tuple(results), order)
 
