@@ -1,5 +1,5 @@
-"""Entries of what orders the threads of a block or grid, and their accesses: barriers, fences, and letting
-others go first.
+"""Barriers, votes of a block, fences and nanosleep: entries for instructions that order threads and their
+accesses.
 
 Sources: PTX ISA 9.7.13, "bar", "membar", "fence"; 9.7.15, "nanosleep". The types are Numba's.
 """
@@ -27,11 +27,14 @@ from sim.isa.table import (
 
 @dataclass(frozen=True, eq=False)
 class Barrier(Entry):
-    """No thread of a block or grid (`scope`) goes on before all have come.
+    """A barrier: no thread of a block or grid (`scope`) continues before all have arrived.
 
-    In a vote each thread brings a number, one of `operands` {name: dtype, or None for any}, and all get one
-    of `results` {name: dtype}: `meaning` (the result of some, another's number) -> the result with that one,
-    beginning with `start`, in the order of the threads.
+    In a vote each thread contributes a number, and all get the same result. `meaning` is a function (result
+    of some threads, another thread's number) -> result with that thread. It begins with `start`, in the order
+    of the threads.
+
+    operands: {name: dtype, or None for any number}, empty without a vote.
+    results: {name: dtype}, empty without a vote.
     """
 
     scope: str
@@ -51,7 +54,7 @@ class Barrier(Entry):
         return list(self.operands)
 
     def vote(self, numbers):
-        """The result for these numbers, one of each thread."""
+        """Return the result for these numbers, one of each thread."""
         (operand,), (result,) = self.operands.values(), self.results.values()
         converted = numbers if operand is None else map(cast(operand), numbers)
         result = kept(result)
@@ -59,23 +62,23 @@ class Barrier(Entry):
 
 
 def barrier(name, source, scope, ptx=()):
-    """Enter a barrier at which nothing is computed."""
+    """Enter a barrier without a vote."""
     return Barrier(name, lambda: None, source, scope, {}, {}, ptx=ptx).enter()
 
 
 def vote(*, source, start=0, name=None, ptx=(), stands_for=None):
-    """Enter a function into the table as a barrier of a block at which every thread brings a number, and all
-    get one result; returns the Barrier, which kernels call.
+    """Enter a function into the table as a barrier of a block with a vote. Return the Barrier, which kernels
+    call.
 
-    The function is its meaning: (the result of some threads, another's number) -> the result with that one.
-    It is called as it is, and compiled by Numba as it is. Its annotations are types, dtypes such as
-    numpy.int32: that of the result (`->`), and of the number, which may be left out for any number.
+    The function is a reference implementation: (result of some threads, another thread's number) -> result
+    with that thread. The interpreter calls it, and Numba compiles it. Its annotations are dtypes such as
+    numpy.int32: of the result (`->`), and of the number, which may be left out to allow any number.
 
-    source     where it is specified, such as a section of the PTX ISA
-    start      the result of no thread; then thread 0 comes, thread 1, and so on
-    name, ptx, stands_for   as for sim.isa.instruction
+    source: where the instruction is specified, such as a section of the PTX ISA.
+    start: the result without any thread; thread 0 is combined with it, then thread 1, and so on.
+    name, ptx, stands_for: as for sim.isa.instruction.
 
-    Errors: ValueError for a name that another function has, or a result without a dtype.
+    Errors: ValueError for a name that another function has, or for a result without a dtype.
     """
 
     def enter(meaning):
@@ -117,8 +120,8 @@ VOTES = [syncthreads_count, syncthreads_and, syncthreads_or]
 
 
 def fence(name, reach, scopes):
-    """Enter a fence: what the thread did before it is there for those whom it reaches before what it does
-    behind it."""
+    """Enter a fence: threads within `reach` see the thread's accesses before the fence before those after
+    it."""
 
     def meaning(memory):
         memory.fence(reach)

@@ -1,7 +1,9 @@
-"""cp.async: a thread starts copies from global to shared memory, goes on, and later waits for them.
+"""cp.async: a thread starts copies from global to shared memory, continues, and waits for them later.
 
-A place is what memory.read takes: (array, index) in the dialect, (state space, address) in PTX.
-Source: PTX ISA 9.7.9.25.3, "cp.async", "cp.async.commit_group", "cp.async.wait_group"."""
+An element is given as in memory.read: (array, index) in Python kernels, (state space, address) in PTX.
+
+Source: PTX ISA 9.7.9.25.3, "cp.async", "cp.async.commit_group", "cp.async.wait_group".
+"""
 
 import numpy as np
 
@@ -9,7 +11,8 @@ from sim.isa.memory import memory_instruction
 
 
 def cp_async(size):
-    """Enter the copy of `size` bytes."""
+    """Enter the copy of `size` bytes. Of these, `valid` bytes are read from the source, and the rest are
+    zeros."""
 
     def meaning(memory, tile, index, source, source_index, valid):
         if not 0 <= valid <= size:
@@ -34,7 +37,7 @@ def cp_async_commit(memory):
 
 @memory_instruction(source="PTX ISA cp.async.wait_group", ptx=("cp.async.wait_group",))
 def cp_async_wait(memory, groups):
-    """All groups but the newest `groups` have arrived."""
+    """Wait for all groups except the newest `groups`."""
     memory.receive(groups)
 
 

@@ -1,34 +1,44 @@
-"""mbarrier: barriers in shared memory, at which threads arrive, and later ask whether a phase is complete.
+"""mbarrier: barriers in shared memory. Threads arrive, and test later whether a phase is complete.
 
-A place is what memory.read takes. A phase is complete when as many threads have arrived as its barrier was
-initialised for; the next one begins at once. The state that an arrival gives holds the number of the phase
-and how many arrivals were pending.
-Source: PTX ISA 9.7.13.15, "mbarrier.init" to "mbarrier.pending_count", "cp.async.mbarrier.arrive"."""
+An element is given as in memory.read. A phase is complete when as many threads have arrived as the barrier
+was initialised for; the next phase begins at once. An arrival returns a state, which consists of the number
+of the phase and of the arrivals that were pending.
+
+Source: PTX ISA 9.7.13.15, "mbarrier.init" to "mbarrier.pending_count", "cp.async.mbarrier.arrive".
+"""
 
 from numpy import uint32, uint64
 
 from sim.isa.functions import function
 from sim.isa.memory import memory_instruction
 
-COUNT_BITS = 20
+COUNT_BITS = 20  # PTX ISA: the count of an mbarrier is between 1 and 2^20 - 1
 MOST = (1 << COUNT_BITS) - 1
 
 
 class Barrier:
-    """An mbarrier: the arrivals `expected` in a phase, those `pending` in this one, the number of this one,
-    and where it is. `tracked`: lists of copies under way, each of which arrives when it is complete."""
+    """An mbarrier.
+
+    expected: the number of arrivals in a phase.
+    pending: the number of arrivals that the current phase still waits for.
+    phase: the number of the current phase.
+    address: the address of the barrier, once it is in memory.
+    tracked: lists of copies in progress. Each list counts as one arrival when its copies are complete.
+    """
 
     def __init__(self, expected):
-        self.expected, self.pending, self.phase = checked(expected), expected, 0
+        self.expected, self.pending, self.phase = check_count(expected), expected, 0
         self.address, self.tracked = None, []
 
     @property
     def state(self):
+        """The 64-bit state: the phase above the pending arrivals."""
         return self.phase << COUNT_BITS | self.pending
 
     def arrive(self, count, drops):
-        """`count` threads arrive; `drops`: and take no part in later phases. Whether that completes it."""
-        if checked(count) > self.pending:
+        """Count `count` arrivals. If `drops`, the threads take no part in later phases. Return whether the
+        phase is complete."""
+        if check_count(count) > self.pending:
             self.complete_copies()
         if count > self.pending:
             raise ValueError(f"{count} arrive at an mbarrier that waits for {self.pending} in this phase")
@@ -40,7 +50,7 @@ class Barrier:
         return True
 
     def complete_copies(self):
-        """All copies that the barrier tracks have arrived."""
+        """Complete all copies that the barrier tracks."""
         tracked, self.tracked = self.tracked, []
         for copies in tracked:
             for sent in copies:
@@ -48,14 +58,15 @@ class Barrier:
             self.arrive(1, False)
 
 
-def checked(count):
+def check_count(count):
+    """Return `count`. Errors: ValueError if an mbarrier cannot count that many arrivals."""
     if not 1 <= count <= MOST:
         raise ValueError(f"an mbarrier counts 1 to {MOST} arrivals, got {count}")
     return count
 
 
-def enter(name, *modifiers, drops=False, completes=True):
-    """Enter an arrival under its name in PTX."""
+def enter_arrival(name, *modifiers, drops=False, completes=True):
+    """Enter an arrival under its name in PTX. If not `completes`, it is an error to complete a phase."""
 
     def arrive(memory, where, index, count=1):
         barrier = memory.barrier(where, index)
@@ -73,20 +84,20 @@ def enter(name, *modifiers, drops=False, completes=True):
 
 
 for _name in ("arrive", "arrive_drop"):
-    enter(_name, drops=_name == "arrive_drop")
-    enter(_name, "noComplete", drops=_name == "arrive_drop", completes=False)
+    enter_arrival(_name, drops=_name == "arrive_drop")
+    enter_arrival(_name, "noComplete", drops=_name == "arrive_drop", completes=False)
 
 
-def tracks(name, adds):
-    """Enter cp.async.mbarrier.arrive: the barrier gets an arrival of its own when the thread's copies have
-    arrived; `adds`: this phase waits for one arrival more, otherwise the barrier was initialised for it."""
+def enter_tracking(name, adds):
+    """Enter cp.async.mbarrier.arrive: the barrier counts an arrival when the thread's copies are complete.
+    If `adds`, the current phase waits for one more arrival; otherwise the barrier was initialised for it."""
 
     def track(memory, where, index):
         barrier = memory.barrier(where, index)
         if barrier is None:
             return
         if adds:
-            barrier.pending = checked(barrier.pending + 1)
+            barrier.pending = check_count(barrier.pending + 1)
         memory.track(barrier)
 
     ptx = (f"cp.async.mbarrier.{name}.b64",)
@@ -94,8 +105,8 @@ def tracks(name, adds):
     memory_instruction(name=dialect, source="PTX ISA cp.async.mbarrier.arrive", ptx=ptx)(track)
 
 
-tracks("arrive", True)
-tracks("arrive.noinc", False)
+enter_tracking("arrive", True)
+enter_tracking("arrive.noinc", False)
 
 
 @memory_instruction(source="PTX ISA mbarrier.init", ptx=("mbarrier.init.b64",))
@@ -108,13 +119,15 @@ def mbarrier_inval(memory, where, index):
     memory.set_barrier(where, index, None)
 
 
-def asks(name, is_over):
-    """Enter a question: `is_over` (number of the phase, what is asked) -> whether that phase is complete."""
+def enter_wait(name, is_over):
+    """Enter a test for the end of a phase. `is_over` is a function (current phase, operand) -> whether
+    that phase is complete."""
 
-    def ask(memory, where, index, asked):
+    def test(memory, where, index, expected):
         barrier = memory.barrier(where, index)
-        if barrier is not None and not is_over(barrier.phase, asked):
-            barrier.complete_copies()  # as late as can be: the answer is still no
+        if barrier is not None and not is_over(barrier.phase, expected):
+            # As late as possible: this test fails all the same, and only the next one may succeed.
+            barrier.complete_copies()
             memory.yield_turn()
             return False
         if barrier is not None:
@@ -123,11 +136,11 @@ def asks(name, is_over):
 
     ptx = tuple(f"mbarrier.{way}.{name}b64" for way in ("test_wait", "try_wait"))
     dialect = f"mbarrier_test_wait{'_parity' if name else ''}"
-    memory_instruction(name=dialect, source="PTX ISA mbarrier.test_wait", ptx=ptx, yields=True)(ask)
+    memory_instruction(name=dialect, source="PTX ISA mbarrier.test_wait", ptx=ptx, yields=True)(test)
 
 
-asks("", lambda phase, state: phase != state >> COUNT_BITS)
-asks("parity.", lambda phase, parity: phase & 1 != parity & 1)
+enter_wait("", lambda phase, state: phase != state >> COUNT_BITS)
+enter_wait("parity.", lambda phase, parity: phase & 1 != parity & 1)
 
 
 @function(source="PTX ISA mbarrier.pending_count", ptx=("mbarrier.pending_count.b64",))

@@ -33,7 +33,7 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None
         commit()                   makes a group of everything that was sent
         receive(n)                 waits for all groups except the newest n
         fence(reach)               orders the accesses before it and after it
-        turn()                     lets other threads run first
+        yield_turn()               lets other threads run first
 
     source, name, ptx, touches, stands_for: as for sim.isa.instruction.
     yields: whether other threads may run at this instruction, because a thread may wait for them by repeating

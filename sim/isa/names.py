@@ -1,6 +1,7 @@
 """The parts of a PTX instruction's name: its types and its modifiers.
 
-Source: PTX ISA, "Fundamental Types", "Instruction Statements"."""
+Source: PTX ISA, "Fundamental Types", "Instruction Statements".
+"""
 
 # type -> its width in bits
 WIDTHS = {f"{letter}{width}": width for letter in "sub" for width in (8, 16, 32, 64)}
@@ -9,13 +10,15 @@ WIDTHS |= {"tf32": 32, "pred": 1, "b128": 128, "e4m3x2": 16, "e5m2x2": 16}
 
 
 class Missing(Exception):
-    """No instruction of this name is known."""
+    """An instruction of this name is not known."""
 
 
 class Name:
-    """The parts of an instruction's name. A part that no meaning takes is left, and refused.
+    """The parts of an instruction's name. A modifier that no semantics takes remains in `rest`, and the
+    instruction is refused.
 
-    Modifiers are sorted: PTX accepts them in any order."""
+    Modifiers are sorted, because PTX accepts them in any order.
+    """
 
     def __init__(self, text):
         self.text, (self.base, *rest) = text, text.split(".")
@@ -24,20 +27,24 @@ class Name:
 
     @property
     def canonical(self):
-        """Return the name without what has been taken from it, its modifiers first."""
+        """The name without the modifiers that have been taken, the remaining ones first."""
         return ".".join([self.base, *self.rest, *self.types])
 
-    def has(self, part):
+    def take(self, part):
+        """Remove a modifier. Return whether the name had it."""
         if part in self.rest:
             self.rest.remove(part)
             return True
         return False
 
-    def one_of(self, parts, otherwise=None):
-        return next((part for part in parts if self.has(part)), otherwise)
+    def take_one_of(self, parts, otherwise=None):
+        """Remove the first of these modifiers that the name has, and return it; `otherwise` if it has
+        none."""
+        return next((part for part in parts if self.take(part)), otherwise)
 
     @property
     def type(self):
+        """The first type. Errors: Missing if the name has no type."""
         if not self.types:
             raise Missing(self.text)
         return self.types[0]
@@ -48,5 +55,5 @@ class Name:
 
     @property
     def bits(self):
-        """The type without a sign: for what does not depend on one."""
+        """The type without a sign, for operations that do not depend on one."""
         return f"b{self.width}"

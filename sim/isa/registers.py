@@ -164,11 +164,11 @@ def type_name(scalar):
 
 def of_table(name):
     """Return the Operation of an entry, with the modifiers that the table ignores."""
-    ftz, relu = name.has("ftz"), name.has("relu")
+    ftz, relu = name.take("ftz"), name.take("relu")
     floating = name.types and name.types[0] in REALS and name.base != "setp"
     whole = name.canonical == "cvt.sat.f32.f32"  # this is the entry of __saturatef, not a cvt with a modifier
-    sat = floating and not whole and name.has("sat")
-    finite = floating and name.has("satfinite")
+    sat = floating and not whole and name.take("sat")
+    finite = floating and name.take("satfinite")
     name.rest = [DIRECTIONS.get(part, part) for part in name.rest]
     try:
         entry = by_ptx(name.canonical)
@@ -257,9 +257,9 @@ def _add(name):
     base, width = name.base.rstrip("c"), WIDTHS[name.type]
     if name.type in REALS:
         return None
-    if name.has("sat"):
+    if name.take("sat"):
         return alike(f"clamped({{0}} {SIGNS[base]} {{1}}, {width})", name, 2)
-    takes, gives = name.base.endswith("c"), name.has("cc")
+    takes, gives = name.base.endswith("c"), name.take("cc")
     if not (takes or gives):
         return None
     text = f"{{0}} {SIGNS[base]} {{1}}" + (f" {SIGNS[base]} {{2}}" if takes else "")
@@ -268,8 +268,8 @@ def _add(name):
 
 @own("mad", "madc")
 def _multiply_add(name):
-    takes, gives = name.base == "madc", name.has("cc")
-    part = name.one_of(("lo", "hi"))
+    takes, gives = name.base == "madc", name.take("cc")
+    part = name.take_one_of(("lo", "hi"))
     if not (takes or gives) or part is None:
         return None
     mask, width = (1 << name.width) - 1, name.width
@@ -310,14 +310,14 @@ JOINED = {"and": "&", "or": "|", "xor": "^"}
 def _slct(name):
     ptx_type, tested = name.types
     ptx_type = ptx_type if ptx_type in REALS else f"b{WIDTHS[ptx_type]}"
-    test = "flush({2})" if name.has("ftz") else "{2}"
+    test = "flush({2})" if name.take("ftz") else "{2}"
     return Operation(f"{{0}} if {test} >= 0 else {{1}}", (ptx_type, ptx_type, tested), (ptx_type,), True)
 
 
 @own("set")
 def _set(name):
     result, ptx_type = name.types
-    joined = name.one_of(JOINED)
+    joined = name.take_one_of(JOINED)
     test = meaning(".".join(["setp", *name.rest, ptx_type]))
     name.rest = []
     of = REALS[result].__name__ if result in REALS else None
@@ -368,7 +368,7 @@ def _convert(name):
     if name.type in ("f16x2", "bf16x2"):
         return _convert_two(name)
     if name.type == "tf32":
-        mode, relu, finite = name.one_of(("rna", "rn", "rz")), name.has("relu"), name.has("satfinite")
+        mode, relu, finite = name.take_one_of(("rna", "rn", "rz")), name.take("relu"), name.take("satfinite")
         more = f", {relu}, {finite}" if relu or finite else ""
         return Operation(f"to_tf32({{0}}, {mode!r}{more})", ("b32",), ("b32",), True)
     return None
@@ -378,8 +378,8 @@ def _convert_two(name):
     if name.types[1:] != ["f32"]:
         return None
     ptx_type, (one, other) = name.types[0][:-2], ("{0}", "{1}")
-    mode, relu = name.one_of(("rn", "rz"), "rn"), name.has("relu")
-    if name.has("satfinite"):
+    mode, relu = name.take_one_of(("rn", "rz"), "rn"), name.take("relu")
+    if name.take("satfinite"):
         one, other = within(ptx_type, one), within(ptx_type, other)
     text = f"two_halves({one}, {other}, {REALS[ptx_type].__name__}, {mode!r}, {relu})"
     return Operation(text, ("f32", "f32"), ("b32",), True)
@@ -397,8 +397,8 @@ HELPERS |= {scalar.__name__: scalar for scalar in bits.BYTES}
 def _convert_bytes(name):
     """Make the Operation between two floats of 8 bits and two wider ones."""
     to, source = name.types
-    relu, nearest = name.has("relu"), name.has("rn")
-    if not nearest or (to in BYTES) != name.has("satfinite"):
+    relu, nearest = name.take("relu"), name.take("rn")
+    if not nearest or (to in BYTES) != name.take("satfinite"):
         return None
     if to in BYTES and source == "f32":
         return Operation(f"two_bytes({{0}}, {{1}}, {BYTES[to]}, {relu})", ("f32", "f32"), ("b16",), True)

@@ -1,17 +1,18 @@
-"""The instructions of tensor cores: mma.sync, a product of two small matrices that the lanes of a warp hold,
-and ldmatrix, which brings matrices from shared memory into their registers.
+"""The instructions of tensor cores: mma.sync multiplies two small matrices that are distributed over the
+lanes of a warp; ldmatrix loads matrices from shared memory into registers.
 
 Which lane holds which element, with g = lane // 4, t = lane % 4, and p elements of A and B in a register (two
-of 16 bits, four of 8, one tf32):
+16-bit values, four 8-bit values, or one tf32):
 
-    A 16×K    register r holds A[g + 8 (r % 2), p t + 4 p (r // 2)] in its lowest bits; the next columns above
+    A 16×K    register r holds A[g + 8 (r % 2), p t + 4 p (r // 2)] in its lowest bits, the next columns above
     B K×8     register r holds B[p t + 4 p r, g], and the next rows
-    C, D 16×8 number i is C[g + 8 (i // 2), 2 t + i % 2]; of float16 two in a register
-    ldmatrix  register r holds M_r[g, 2 t] and the next column; M_r[2 t, g] and the next row for .trans;
-              lane 8 r + i says where row i of M_r begins, 16 bytes at a multiple of 16
+    C, D 16×8 element i is C[g + 8 (i // 2), 2 t + i % 2]; a register holds two float16 elements
+    ldmatrix  register r holds M_r[g, 2 t] and the next column; for .trans, M_r[2 t, g] and the next row;
+              lane 8 r + i passes the address of row i of M_r: 16 bytes, at a multiple of 16
 
-Products are exact here and sums are in float64, rounded once; a GPU's sums may be cut in between, in an order
-that is not specified.
+Products are exact here. Sums are computed in float64 and rounded once. A GPU may truncate intermediate sums,
+in an order that is not specified.
+
 Source: PTX ISA 9.7.15, "mma.sync.m16n8k16", "m16n8k8", "m16n8k4", "m16n8k32", "ldmatrix".
 """
 
@@ -24,13 +25,13 @@ from numpy import float16, float32, int32, uint32
 from sim.isa.functions import Tabulated
 from sim.isa.table import Touch, instruction
 
-# --- the numbers in a register ------------------------------------------------------------------------------
+# --- the elements in a register -----------------------------------------------------------------------------
 
 
-def float_of(exponent_bits, fraction_bits):
-    """The function from the bits of a float to its value."""
+def float_decoder(exponent_bits, fraction_bits):
+    """Return the function from the bits of a float to its value."""
     top, one = (1 << exponent_bits) - 1, 1 << fraction_bits
-    least = 2 - (1 << exponent_bits - 1) - fraction_bits  # the exponent of the smallest number
+    least = 2 - (1 << exponent_bits - 1) - fraction_bits  # the exponent of the smallest subnormal number
     sign = one << exponent_bits
 
     def number(bits):
@@ -46,29 +47,34 @@ def float_of(exponent_bits, fraction_bits):
     return number
 
 
-def integer_of(sign):
-    """The function from a byte to its value; sign: 128 where it has one, else 0."""
+def integer_decoder(sign):
+    """Return the function from a byte to its value. `sign` is 128 for a signed byte, else 0."""
     return lambda bits: (bits ^ sign) - sign
 
 
-def half_bits(x):
-    """The bits of the float16 next to a float64, ties to even."""
+def float16_bits(x):
+    """Return the bits of the float16 nearest to a float64, ties to even."""
     sign = 0x8000 if math.copysign(1.0, x) < 0 else 0
     size = abs(x)
     if size != size:
         return 0x7FFF
     if size == 0.0:
         return sign
-    if size >= 65520.0:
+    if size >= 65520.0:  # half a step above 65504, the largest float16: rounds to infinity
         return sign | 0x7C00
+    # the exponent of the lowest of 11 significant bits; below 2^-14 float16 is subnormal, with steps of 2^-24
     exponent = max(math.frexp(size)[1] - 11, -24)
     count = round(size * 2.0**-exponent)
     return sign | ((exponent + 24 << 10) + count)
 
 
-def numbers_in(registers, number, drop, width):
-    """The numbers in registers of 32 lanes, those of a lane side by side: `width` bits each, the lowest
-    `drop` of a word left out."""
+def unpack_registers(registers, number, drop, width):
+    """Return the elements in the registers of 32 lanes, those of a lane next to each other.
+
+    number: the function from an element's bits to its value.
+    drop: how many low bits of a register are ignored; tf32 ignores 13.
+    width: bits of an element.
+    """
     count = (32 - drop) // width
     found, at = [number(0)] * (len(registers) * 32 * count), 0
     for register in registers:
@@ -81,7 +87,7 @@ def numbers_in(registers, number, drop, width):
 
 
 def dot(a, b, a_run, b_run, length):
-    """The sum of the products of two runs of numbers."""
+    """Return the dot product of run `a_run` of `a` and run `b_run` of `b`; a run has `length` elements."""
     i, j = a_run * length, b_run * length
     total = a[i] * b[j]
     for k in range(1, length):
@@ -101,32 +107,38 @@ def add_clamped(c, total):
     return max(-0x80000000, min(int(c) + total, 0x7FFFFFFF))
 
 
-def float_by_table(dtype, *bits):
-    return Tabulated(float_of(*bits), np.arange(2**16, dtype=np.uint16).view(dtype).tolist())
+def float_table(dtype, *bits):
+    return Tabulated(float_decoder(*bits), np.arange(2**16, dtype=np.uint16).view(dtype).tolist())
 
 
-OF_F16, OF_BF16, OF_TF32 = float_by_table(float16, 5, 10), float_by_table(bfloat16, 8, 7), float_of(8, 10)
+DECODE_F16, DECODE_BF16, DECODE_TF32 = (
+    float_table(float16, 5, 10),
+    float_table(bfloat16, 8, 7),
+    float_decoder(8, 10),
+)
 
 
 def add_halves(c, low, high):
-    """Two float16 in a register, with a number added to each."""
+    """Return a register of two float16, with a number added to each."""
     c = int(c)
-    return half_bits(OF_F16(c & 0xFFFF) + low) | half_bits(OF_F16(c >> 16) + high) << 16
+    return float16_bits(DECODE_F16(c & 0xFFFF) + low) | float16_bits(DECODE_F16(c >> 16) + high) << 16
 
 
 # --- mma ----------------------------------------------------------------------------------------------------
 
 
-def products(a_of, b_of, width, drop=0, rows=16, columns=8):
-    """The function (registers of A, of B) -> the sums Σ_k A[row, k] · B[k, column], row by row."""
+def product_sums(decode_a, decode_b, width, drop=0, rows=16, columns=8):
+    """Return the function (registers of A, registers of B) -> the sums Σ_k A[row, k] · B[k, column], in
+    row-major order."""
     length = 4 * ((32 - drop) // width)
 
     def sums(a, b):
-        x, y = numbers_in(a, a_of, drop, width), numbers_in(b, b_of, drop, width)
+        x, y = unpack_registers(a, decode_a, drop, width), unpack_registers(b, decode_b, drop, width)
         found = [x[0]] * (rows * columns)
         for at in range(rows * columns):
             row, column = at // columns, at % columns
             found[at] = dot(x, y, row, column, length)
+            # the double depth: the second half of K is in further registers
             if 8 * len(b) == 2 * columns:
                 found[at] += dot(x, y, row + rows, column + columns, length)
         return found
@@ -134,8 +146,8 @@ def products(a_of, b_of, width, drop=0, rows=16, columns=8):
     return sums
 
 
-def in_words(number, add, sums):
-    """The meanings of mma where D has one number in a register."""
+def accumulate_words(number, add, sums):
+    """Return the semantics of mma for both depths, where a register of D holds one element."""
 
     def two(
         lanes,
@@ -143,42 +155,44 @@ def in_words(number, add, sums):
         c0: number, c1: number, c2: number, c3: number,
         *, d0: number, d1: number, d2: number, d3: number,
     ):  # fmt: skip
-        share(add, sums((a0, a1, a2, a3), (b0, b1)), (c0, c1, c2, c3), (d0, d1, d2, d3))
+        distribute_words(add, sums((a0, a1, a2, a3), (b0, b1)), (c0, c1, c2, c3), (d0, d1, d2, d3))
 
     def one(
         lanes,
         a0: uint32, a1: uint32, b0: uint32, c0: number, c1: number, c2: number, c3: number,
         *, d0: number, d1: number, d2: number, d3: number,
     ):  # fmt: skip
-        share(add, sums((a0, a1), (b0,)), (c0, c1, c2, c3), (d0, d1, d2, d3))
+        distribute_words(add, sums((a0, a1), (b0,)), (c0, c1, c2, c3), (d0, d1, d2, d3))
 
     return two, one
 
 
-def share(add, sums, c, d):
+def distribute_words(add, sums, c, d):
+    """Set the four elements of D in each lane: those of C, plus the sums."""
     for lane in range(32):
         at = 2 * lane  # 8 (lane // 4) + 2 (lane % 4)
         d[0][lane], d[1][lane] = add(c[0][lane], sums[at]), add(c[1][lane], sums[at + 1])
         d[2][lane], d[3][lane] = add(c[2][lane], sums[at + 64]), add(c[3][lane], sums[at + 65])
 
 
-def in_halves(sums):
-    """Return the meanings of mma where D has two float16 in a register."""
+def accumulate_halves(sums):
+    """Return the semantics of mma for both depths, where a register of D holds two float16."""
 
     def two(
         lanes,
         a0: uint32, a1: uint32, a2: uint32, a3: uint32, b0: uint32, b1: uint32, c0: uint32, c1: uint32,
         *, d0: uint32, d1: uint32,
     ):  # fmt: skip
-        share_halves(sums((a0, a1, a2, a3), (b0, b1)), (c0, c1), (d0, d1))
+        distribute_halves(sums((a0, a1, a2, a3), (b0, b1)), (c0, c1), (d0, d1))
 
     def one(lanes, a0: uint32, a1: uint32, b0: uint32, c0: uint32, c1: uint32, *, d0: uint32, d1: uint32):
-        share_halves(sums((a0, a1), (b0,)), (c0, c1), (d0, d1))
+        distribute_halves(sums((a0, a1), (b0,)), (c0, c1), (d0, d1))
 
     return two, one
 
 
-def share_halves(sums, c, d):
+def distribute_halves(sums, c, d):
+    """Set the two registers of D in each lane, which hold two float16 each."""
     for lane in range(32):
         at = 2 * lane
         d[0][lane] = add_halves(c[0][lane], sums[at], sums[at + 1])
@@ -193,25 +207,37 @@ def mma(depths, d, a, b, meanings, clamps=""):
         instruction(name=name, source=f"PTX ISA mma.sync.m16n8k{depth}", ptx=(ptx,))(meaning)
 
 
-for _ptx_type, _number in (("bf16", OF_BF16), ("f16", OF_F16)):
-    mma((16, 8), "f32", _ptx_type, _ptx_type, in_words(float32, add_floats, products(_number, _number, 16)))
-mma((16, 8), "f16", "f16", "f16", in_halves(products(OF_F16, OF_F16, 16)))
-mma((8, 4), "f32", "tf32", "tf32", in_words(float32, add_floats, products(OF_TF32, OF_TF32, 19, drop=13)))
+for _ptx_type, _number in (("bf16", DECODE_BF16), ("f16", DECODE_F16)):
+    mma(
+        (16, 8),
+        "f32",
+        _ptx_type,
+        _ptx_type,
+        accumulate_words(float32, add_floats, product_sums(_number, _number, 16)),
+    )
+mma((16, 8), "f16", "f16", "f16", accumulate_halves(product_sums(DECODE_F16, DECODE_F16, 16)))
+mma(
+    (8, 4),
+    "f32",
+    "tf32",
+    "tf32",
+    accumulate_words(float32, add_floats, product_sums(DECODE_TF32, DECODE_TF32, 19, drop=13)),
+)
 for _a, _b in (("s8", "s8"), ("s8", "u8"), ("u8", "s8"), ("u8", "u8")):
-    _products = products(*(integer_of(128 * (ptx_type == "s8")) for ptx_type in (_a, _b)), 8)
-    mma((32, 16), "s32", _a, _b, in_words(int32, add_integers, _products))
-    mma((32, 16), "s32", _a, _b, in_words(int32, add_clamped, _products), "satfinite")
+    _products = product_sums(*(integer_decoder(128 * (ptx_type == "s8")) for ptx_type in (_a, _b)), 8)
+    mma((32, 16), "s32", _a, _b, accumulate_words(int32, add_integers, _products))
+    mma((32, 16), "s32", _a, _b, accumulate_words(int32, add_clamped, _products), "satfinite")
 
 # --- ldmatrix -----------------------------------------------------------------------------------------------
 
 
 def ldmatrix(count, transposed):
-    """Enter ldmatrix of `count` matrices: a call says where a row of 16 bytes begins, (array, index) in the
-    dialect."""
+    """Enter ldmatrix of `count` matrices. A call passes the address of a row of 16 bytes; in Python
+    kernels, (array, index)."""
 
     def row_of_lane(memory, tile, index):
         if memory.lane >= 8 * count:
-            return (0,) * 4  # its address is not looked at
+            return (0,) * 4  # ldmatrix ignores the addresses of these lanes
         return tuple(memory.read(tile, index, 16).view(uint32))
 
     def x1(lanes, w0, w1, w2, w3, *, r0: uint32):
@@ -231,20 +257,21 @@ def ldmatrix(count, transposed):
 
 
 def distribute(words, registers, transposed):
-    """Lane 8 r + i has brought row i of matrix r as four words of two numbers; every lane gets its part of
-    each matrix."""
+    """Set every lane's registers. Lane 8 r + i has loaded row i of matrix r as four words of two elements."""
     for r, register in enumerate(registers):
         for lane in range(32):
             group, pair = lane // 4, lane % 4
             if transposed:
                 word, first = words[group // 2], 8 * r + 2 * pair
-                register[lane] = half(word[first], group % 2) | half(word[first + 1], group % 2) << 16
+                register[lane] = (
+                    half_word(word[first], group % 2) | half_word(word[first + 1], group % 2) << 16
+                )
             else:
                 register[lane] = words[pair][8 * r + group]
 
 
-def half(word, upper):
-    """The lower or upper 16 bits of a register."""
+def half_word(word, upper):
+    """Return the lower or upper 16 bits of a register."""
     return int(word) >> 16 * upper & 0xFFFF
 
 

@@ -1,26 +1,28 @@
 """wmma: fragments of matrices that a warp loads from memory, multiplies as `mma.sync` does, and stores.
 
-The PTX ISA leaves open which lane holds which element of a fragment. Here it is as on an H200 (measured; f64:
-as for mma.sync), so that kernels which rely on it give the values of such a GPU. With g = lane // 4,
-t = lane % 4, and p elements of A or B in a register (four of 8 bits, two of 16, one tf32 or f64), a register
-holds p neighbours, the first in its lowest bits:
+The PTX ISA does not specify which lane holds which element of a fragment. Here it is as on an H200 (measured;
+for f64, as in mma.sync), so that kernels which rely on it compute the same values as on such a GPU. With g =
+lane // 4, t = lane % 4, and p elements of A or B in a register (four 8-bit values, two 16-bit values, one
+tf32 or f64), a register holds p neighbours, the first in its lowest bits:
 
     A M×K     A[8 i + g, 4 p k + p t], and the next columns
     B K×N     B[4 p k + p t, 8 j + g], and the next rows
-    C, D M×N  number n, with q = n // 2, is C[8 (q % (M/8)) + g, 8 (q // (M/8)) + 2 t + n % 2]; of m8n32 it is
-              C[2 t + n % 2, 8 q + g]; of float16 two in a register
+    C, D M×N  element n, with q = n // 2, is C[8 (q % (M/8)) + g, 8 (q // (M/8)) + 2 t + n % 2]; for m8n32 it
+              is C[2 t + n % 2, 8 q + g]; a register holds two float16 elements
 
-Registers of A go through two tiles i, then through the tiles k, then on to the next two tiles i; those of B
-go through the tiles k, then on to the next tile j. Of m8n32 A and B have each other's order. A and B of
-float16 have eight registers always: where fewer suffice, they are repeated, and the product takes the first.
-A fragment does not depend on .row and .col, which say how the matrix lies in memory: lines of it begin
-`stride` elements apart.
+The registers of A cover two tiles i, then the next tile k of these, and so on; then the next two tiles i.
+Those of B cover all tiles k, then the next tile j. For m8n32, A has the order of B, and B that of A. A and B
+of float16 always have eight registers: if fewer suffice, they are repeated, and the product uses the first
+ones.
 
-A line begins at a multiple of the bytes that a lane holds of the fragment; where these are more than 16, at a
-multiple of 16, as nvcuda::wmma asks of strides.
+A fragment does not depend on .row and .col, which describe the matrix in memory: its lines (rows or columns)
+begin `stride` elements apart. The address of a line must be a multiple of the bytes of the fragment that a
+lane holds, at most 16, as nvcuda::wmma requires of strides.
 
-Products and sums are those of `mma.sync`; of float64 they are fused multiply-adds in the order of k.
-Source: PTX ISA 9.7.15.3 to 9.7.15.5, "wmma.load", "wmma.store", "wmma.mma"."""
+Products and sums are those of `mma.sync`. For float64, they are fused multiply-adds in the order of k.
+
+Source: PTX ISA 9.7.15.3 to 9.7.15.5, "wmma.load", "wmma.store", "wmma.mma".
+"""
 
 from functools import lru_cache
 from inspect import Parameter, Signature
@@ -31,21 +33,34 @@ from numpy import float32, float64, int32, uint32, uint64
 
 from sim.isa.rounding import fused
 from sim.isa.table import Touch, instruction
-from sim.isa.tensor import OF_BF16, OF_F16, OF_TF32, add_clamped, half_bits, integer_of, products
+from sim.isa.tensor import (
+    DECODE_BF16,
+    DECODE_F16,
+    DECODE_TF32,
+    add_clamped,
+    float16_bits,
+    integer_decoder,
+    product_sums,
+)
 
+# type -> bits of an element
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "f64": 64, "f32": 32, "s32": 32}
+# (M, N, K) -> name of the shape, for 16-bit and 8-bit types
 SHAPES = {(16, 16, 16): "m16n16k16", (8, 32, 16): "m8n32k16", (32, 8, 16): "m32n8k16"}
-MOST_ALIGNED = 16  # bytes
+MOST_ALIGNED = 16  # bytes: the widest access of a lane
 LAYOUTS = ("row", "col")
 
 
 class Fragment:
-    """The part of a `rows` × `columns` matrix that each lane of a warp holds, the operand `which` of a
-    product; `turned`: of m8n32, which a GPU computes transposed."""
+    """A `rows` × `columns` matrix that is distributed over the lanes of a warp.
 
-    def __init__(self, which, rows, columns, ptx_type, turned):
+    which: the operand of the product: "a", "b" or "c".
+    transposed: whether the shape is m8n32, which a GPU computes transposed.
+    """
+
+    def __init__(self, which, rows, columns, ptx_type, transposed):
         self.which, self.rows, self.columns, self.ptx_type = which, rows, columns, ptx_type
-        self.turned = turned
+        self.transposed = transposed
         self.each = max(32 // BITS[ptx_type], 1)  # elements in a register
         self.word = uint64 if ptx_type == "f64" else uint32
         self.unique = rows * columns // 32 // self.each
@@ -60,29 +75,29 @@ class Fragment:
             if self.which == "c":
                 q, part = divmod(i, 2)
                 place = 8 * (q % tiles) + g, 8 * (q // tiles) + 2 * t + part
-                yield (2 * t + part, 8 * q + g) if self.turned else place
+                yield (2 * t + part, 8 * q + g) if self.transposed else place
                 continue
             tile, k = self.tile(r)
             line, along = 8 * tile + g, 4 * each * k + each * t + part
             yield (line, along) if self.which == "a" else (along, line)
 
     def tile(self, register):
-        """Return which tile of 8 lines a register belongs to, and which tile along K."""
+        """Return (tile of 8 lines, tile along K) of a register."""
         lines, depth = (self.rows, self.columns) if self.which == "a" else (self.columns, self.rows)
         depth //= 4 * self.each
-        if (self.which == "a") == self.turned:
+        if (self.which == "a") == self.transposed:
             return divmod(register, depth)
         pair = min(lines // 8, 2)
         first, rest = divmod(register, pair * depth)
         return pair * first + rest % pair, rest // pair
 
-    def in_order(self, registers):
-        """Return the registers of A or B in the order of `products`: all tiles of lines, then along K."""
+    def in_product_order(self, registers):
+        """Return the registers of A or B in the order of `product_sums`: all tiles of lines, then along K."""
         return [registers[r] for r in sorted(range(self.unique), key=lambda r: self.tile(r)[::-1])]
 
-    @lru_cache(maxsize=1 << 12)  # noqa: B019  entries live as long as the process
+    @lru_cache(maxsize=1 << 12)  # noqa: B019  Fragments live as long as the process
     def runs(self, lane, layout, stride):
-        """Return (bytes behind the matrix's first element, count) of the elements of a lane, neighbours as
+        """Return (byte offset in the matrix, count) for the elements of a lane. Neighbours in memory form
         one run."""
         size, together = BITS[self.ptx_type] // 8, 2 if self.which == "c" else self.each
         stride = stride or (self.columns if layout == "row" else self.rows)
@@ -100,21 +115,21 @@ def load(fragment, layout, shape):
     size = BITS[fragment.ptx_type] // 8
 
     def fetch(memory, where, index, stride=0):
-        if not aligned(fragment, memory, where, index, stride * size, "load"):
+        if not is_aligned(fragment, memory, where, index, stride * size, "load"):
             return (0,) * fragment.registers
         runs = fragment.runs(memory.lane, layout, stride)
         data = b"".join(memory.read(where, index + place, count * size).tobytes() for place, count in runs)
         registers = np.frombuffer(data, fragment.word).tolist()
         return tuple(registers) * (fragment.registers // fragment.unique)
 
-    def given(rows, results):
+    def copy_rows(rows, results):
         for row, result in zip(rows, results):
             for lane in range(32):
                 result[lane] = row[lane]
 
     names = [f"wmma.load.{fragment.which}.sync.{layout}.{shape}.{fragment.ptx_type}"]
-    words_ = [fragment.word] * fragment.registers
-    enter(names, given, words_, words_, "read", fetch=fetch)
+    types = [fragment.word] * fragment.registers
+    enter(names, copy_rows, types, types, "read", fetch=fetch)
 
 
 def store(fragment, layout, shape):
@@ -122,7 +137,7 @@ def store(fragment, layout, shape):
     size = BITS[fragment.ptx_type] // 8
 
     def put(memory, where, index, *registers, stride=0):
-        if not aligned(fragment, memory, where, index, stride * size, "store"):
+        if not is_aligned(fragment, memory, where, index, stride * size, "store"):
             return
         data, at = np.array(registers, fragment.word).tobytes(), 0
         for place, count in fragment.runs(memory.lane, layout, stride):
@@ -135,8 +150,9 @@ def store(fragment, layout, shape):
     )
 
 
-def aligned(fragment, memory, where, index, stride, action):
-    """Return whether the matrix begins where it may, and its second line, `stride` bytes on, does."""
+def is_aligned(fragment, memory, where, index, stride, action):
+    """Return whether the first and the second line of the matrix, `stride` bytes apart, are aligned as
+    required."""
     return all(memory.begins(where, index + line, fragment.alignment, action) for line in {0, stride})
 
 
@@ -144,20 +160,23 @@ def aligned(fragment, memory, where, index, stride, action):
 
 
 def multiply(name, a, b, c, d, sums, add):
-    """Enter wmma.mma: D gets add(C, sum) of each element; `sums`: (registers of A, of B) -> the sums, row by
-    row; `name`: (layout of A, of B) -> the name in PTX."""
+    """Enter wmma.mma: each element of D is add(C, sum).
+
+    name: the function (layout of A, layout of B) -> the name in PTX.
+    sums: the function (registers of A, registers of B) -> the sums in row-major order.
+    """
     width, place = c.columns, [list(c.positions(lane)) for lane in range(32)]
 
-    def carried_out(rows, results):
-        of_a, of_b = a.in_order(rows), b.in_order(rows[a.registers :])
+    def compute(rows, results):
+        of_a, of_b = a.in_product_order(rows), b.in_product_order(rows[a.registers :])
         of_c, totals = rows[a.registers + b.registers :], sums(of_a, of_b)
         for lane in range(32):
             found = [
-                add(number_in(c, of_c, lane, i), totals[row * width + column])
+                add(accumulator(c, of_c, lane, i), totals[row * width + column])
                 for i, (row, column) in enumerate(place[lane])
             ]
             if d.ptx_type == "f16":
-                bits = [*map(half_bits, found)]
+                bits = [*map(float16_bits, found)]
                 found = [low | high << 16 for low, high in zip(bits[::2], bits[1::2])]
             for result, value in zip(results, found):
                 result[lane] = value
@@ -167,17 +186,17 @@ def multiply(name, a, b, c, d, sums, add):
     if a.ptx_type == "f64":
         operands = [float64] * len(operands)
     operands += [TYPES[c.ptx_type]] * c.registers
-    enter(names, carried_out, operands, [TYPES[d.ptx_type]] * d.registers)
+    enter(names, compute, operands, [TYPES[d.ptx_type]] * d.registers)
 
 
 TYPES = {"f16": uint32, "f32": float32, "s32": int32, "f64": float64}
 
 
-def number_in(fragment, registers, lane, i):
-    """Return number i of a lane's accumulators."""
+def accumulator(fragment, registers, lane, i):
+    """Return element i of a lane's accumulators."""
     value = registers[i // fragment.each][lane]
     if fragment.ptx_type == "f16":
-        return OF_F16(int(value) >> 16 * (i % 2) & 0xFFFF)
+        return DECODE_F16(int(value) >> 16 * (i % 2) & 0xFFFF)
     return int(value) if fragment.ptx_type == "s32" else float(value)
 
 
@@ -185,8 +204,8 @@ def plus(c, total):
     return c + total
 
 
-def of_doubles(mode):
-    """Return `sums` and `add` of a product of float64: chains of fused multiply-adds that begin with C."""
+def double_products(mode):
+    """Return `sums` and `add` for float64: chains of fused multiply-adds that begin with C."""
 
     def sums(a, b):
         (x,), (y,) = a, b
@@ -206,10 +225,11 @@ def of_doubles(mode):
 # --- entries ------------------------------------------------------------------------------------------------
 
 
-def enter(names, meaning, operands, results, does=None, fetch=None, put=None):
-    """Enter an instruction of a warp by its names in PTX; `meaning`: (rows of operands, rows of results)."""
+def enter(names, meaning, operands, results, action=None, fetch=None, put=None):
+    """Enter a warp instruction by its names in PTX. `meaning` is a function (rows of operands, rows of
+    results); a row has a value for each lane."""
 
-    def of_rows(lanes, *rows, **found):
+    def semantics(lanes, *rows, **found):
         meaning(rows, tuple(found.values()))
 
     parameters = [Parameter("lanes", Parameter.POSITIONAL_OR_KEYWORD)]
@@ -221,21 +241,21 @@ def enter(names, meaning, operands, results, does=None, fetch=None, put=None):
         )
         for i, dtype in enumerate(dtypes)
     ]
-    of_rows.__signature__ = Signature(parameters)
+    semantics.__signature__ = Signature(parameters)
     name = names[0].replace(".", "_")
-    of_rows.__qualname__ = of_rows.__name__ = name
-    touches = (Touch("where", does),) if does else ()
+    semantics.__qualname__ = semantics.__name__ = name
+    touches = (Touch("where", action),) if action else ()
     how = instruction(
         name=name, source="PTX ISA wmma", ptx=tuple(names), fetch=fetch, put=put, touches=touches
     )
-    how(of_rows)
+    how(semantics)
 
 
-def family(sizes, shape, a_type, accumulators):
-    """Enter what loads and stores the operands of products of one shape; returns their Fragments."""
-    (rows, columns, depth), turned = sizes, sizes[1] == 32
-    a, b = Fragment("a", rows, depth, a_type, turned), Fragment("b", depth, columns, a_type, turned)
-    sums = {of: Fragment("c", rows, columns, of, turned) for of in accumulators}
+def enter_family(sizes, shape, a_type, accumulators):
+    """Enter the loads and stores of the operands of products of one shape. Return their Fragments."""
+    (rows, columns, depth), transposed = sizes, sizes[1] == 32
+    a, b = Fragment("a", rows, depth, a_type, transposed), Fragment("b", depth, columns, a_type, transposed)
+    sums = {of: Fragment("c", rows, columns, of, transposed) for of in accumulators}
     for layout in LAYOUTS:
         for fragment in (a, b):
             load(fragment, layout, shape)
@@ -250,34 +270,40 @@ def family(sizes, shape, a_type, accumulators):
 ENTERED = set()  # accumulators that are entered: products of several types share them
 
 
-def named(shape, *types):
+def mma_name(shape, *types):
+    """Return the function (layout of A, layout of B) -> the name of wmma.mma in PTX."""
     return lambda a, b: ".".join(["wmma.mma.sync", a, b, shape, *types])
 
 
 def enter_all():
+    """Enter the products of all types that sm_80 has, with their loads and stores."""
     for sizes, shape in SHAPES.items():
         rows, columns, _ = sizes
-        a, b, sums = family(sizes, shape, "f16", ("f16", "f32"))
-        of_halves = products(OF_F16, OF_F16, 16, rows=rows, columns=columns)
+        a, b, sums = enter_family(sizes, shape, "f16", ("f16", "f32"))
+        half_sums = product_sums(DECODE_F16, DECODE_F16, 16, rows=rows, columns=columns)
         for d, c in product(sums, sums):
-            multiply(named(shape, d, c), a, b, sums[c], sums[d], of_halves, plus)
-        a, b, sums = family(sizes, shape, "bf16", ("f32",))
-        of_halves = products(OF_BF16, OF_BF16, 16, rows=rows, columns=columns)
-        multiply(named(shape, "f32", "bf16", "bf16", "f32"), a, b, sums["f32"], sums["f32"], of_halves, plus)
+            multiply(mma_name(shape, d, c), a, b, sums[c], sums[d], half_sums, plus)
+        a, b, sums = enter_family(sizes, shape, "bf16", ("f32",))
+        half_sums = product_sums(DECODE_BF16, DECODE_BF16, 16, rows=rows, columns=columns)
+        multiply(
+            mma_name(shape, "f32", "bf16", "bf16", "f32"), a, b, sums["f32"], sums["f32"], half_sums, plus
+        )
         for a_type in ("s8", "u8"):
-            a, b, sums = family(sizes, shape, a_type, ("s32",))
-            number = integer_of(128 * (a_type == "s8"))
-            of_bytes = products(number, number, 8, rows=rows, columns=columns)
+            a, b, sums = enter_family(sizes, shape, a_type, ("s32",))
+            number = integer_decoder(128 * (a_type == "s8"))
+            byte_sums = product_sums(number, number, 8, rows=rows, columns=columns)
             for clamps, add in (((), plus), (("satfinite",), add_clamped)):
-                name = named(shape, "s32", a_type, a_type, "s32", *clamps)
-                multiply(name, a, b, sums["s32"], sums["s32"], of_bytes, add)
-    a, b, sums = family((16, 16, 8), "m16n16k8", "tf32", ("f32",))
-    of_words = products(OF_TF32, OF_TF32, 19, drop=13, rows=16, columns=16)
-    multiply(named("m16n16k8", "f32", "tf32", "tf32", "f32"), a, b, sums["f32"], sums["f32"], of_words, plus)
-    a, b, sums = family((8, 8, 4), "m8n8k4", "f64", ("f64",))
-    for spelled, mode in (("", "rn"), ("rn", "rn"), ("rz", "rz"), ("rm", "rd"), ("rp", "ru")):
-        name = named("m8n8k4", "f64", "f64", "f64", "f64", *([spelled] if spelled else []))
-        multiply(name, a, b, sums["f64"], sums["f64"], *of_doubles(mode))
+                name = mma_name(shape, "s32", a_type, a_type, "s32", *clamps)
+                multiply(name, a, b, sums["s32"], sums["s32"], byte_sums, add)
+    a, b, sums = enter_family((16, 16, 8), "m16n16k8", "tf32", ("f32",))
+    tf32_sums = product_sums(DECODE_TF32, DECODE_TF32, 19, drop=13, rows=16, columns=16)
+    multiply(
+        mma_name("m16n16k8", "f32", "tf32", "tf32", "f32"), a, b, sums["f32"], sums["f32"], tf32_sums, plus
+    )
+    a, b, sums = enter_family((8, 8, 4), "m8n8k4", "f64", ("f64",))
+    for rounding, mode in (("", "rn"), ("rn", "rn"), ("rz", "rz"), ("rm", "rd"), ("rp", "ru")):
+        name = mma_name("m8n8k4", "f64", "f64", "f64", "f64", *([rounding] if rounding else []))
+        multiply(name, a, b, sums["f64"], sums["f64"], *double_products(mode))
 
 
 enter_all()
