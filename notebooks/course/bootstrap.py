@@ -29,8 +29,7 @@ NEWEST_12 = 9  # minor version of CUDA 12
 
 PIP = "pip==26.3"  # those that come with Python take twice the time, most of it to choose a wheel
 
-# PyTorch's own index of builds without CUDA.
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+UV = "uv==0.13.9"  # knows where PyTorch publishes its builds without CUDA
 
 # What the steps download, as measured on Linux for x86.
 PIP_SIZE = "2 MB"
@@ -72,7 +71,7 @@ def set_up(root: Path, run=None) -> None:
     print(kept, end="\n" if kept else "", flush=True)
     if for_cpu:
         with step(f"PyTorch without CUDA libraries, as there is no NVIDIA driver: {TORCH_FOR_CPU}") as result:
-            for_cpu = not run(torch_for_cpu(root), trying=True)
+            for_cpu = install_torch_for_cpu(root, run)
             result.append("" if for_cpu else "not to be had here, so the one with CUDA libraries follows")
     built_with = ["--no-build-isolation"] if unpack(root, run, step, for_cpu) else []  # setuptools is there
     with step(f"the course, and the packages that are still missing: {missing_size(for_cpu)}"):
@@ -115,11 +114,20 @@ def wants_torch_for_cpu(driver: tuple[int, int] | None, system: str) -> bool:
     return system == "Linux" and driver is None and not pip_arguments()
 
 
-def torch_for_cpu(root: Path) -> list[str]:
-    """Return the command that installs PyTorch for the CPU, and fails soon where no index has it."""
+def install_torch_for_cpu(root: Path, run) -> bool:
+    """Install the PyTorch that needs no CUDA libraries; return whether it could be had.
+
+    First pip asks the package indexes that it is configured to use. Then uv does, which knows PyTorch's own.
+    """
     version = next(pin for block in pins(root) for pin in block if pin.startswith("torch=="))
-    at_once = ["--retries", "0", "--timeout", "15", "--extra-index-url", CPU_INDEX]
-    return [*pip(root), "--no-deps", *at_once, f"{version}+cpu"]
+    if not run([*pip(root), "--no-deps", f"{version}+cpu"], trying=True):
+        return True
+    python = str(venv_python(root))
+    if uv() is None and run([*pip(root), "--no-deps", UV], trying=True):
+        return False
+    by_uv = [uv()] if uv() else [python, "-m", "uv"]
+    wanted = ["--python", python, "--no-deps", "--torch-backend", "cpu", version]
+    return not run([*by_uv, "pip", "install", *wanted], trying=True)
 
 
 def missing_size(for_cpu: bool) -> str:

@@ -54,6 +54,10 @@ class Commands:
             return "pip"
         if command[-1].endswith("+cpu"):
             return "torch"
+        if command[-1] == bootstrap.UV:
+            return "uv"
+        if "--torch-backend" in command:
+            return "torch by uv"
         if "--no-deps" in command:
             return "pins"
         return "course" if "-e" in command else "numba-cuda"
@@ -172,8 +176,8 @@ def test_without_a_driver_linux_gets_the_torch_that_needs_no_cuda_libraries(root
     commands = Commands(root)
     set_up(root, commands)
     torch = commands.ran[commands.steps.index("torch")]
-    assert torch[-3:] == ["--extra-index-url", bootstrap.CPU_INDEX, "torch==2.13.0+cpu"]
-    assert "--no-deps" in torch and "about 190 MB ... 0 s" in capsys.readouterr().out
+    assert torch[-2:] == ["--no-deps", "torch==2.13.0+cpu"]
+    assert "about 190 MB ... 0 s" in capsys.readouterr().out
     monkeypatch.setenv("PIP_ARGS", "--index-url ADDRESS")
     assert not bootstrap.wants_torch_for_cpu(None, "Linux")
     monkeypatch.delenv("PIP_ARGS")
@@ -181,13 +185,31 @@ def test_without_a_driver_linux_gets_the_torch_that_needs_no_cuda_libraries(root
     assert not bootstrap.wants_torch_for_cpu(None, "Windows")  # its ordinary torch needs no CUDA
 
 
-def test_where_no_index_has_that_torch_the_ordinary_one_comes_with_the_pins(root, capsys):
-    commands = Commands(root, fails=["torch"])
+@pytest.mark.parametrize(
+    "failing, tried", [("uv", ["torch", "uv"]), ("torch by uv", ["torch", "uv", "torch by uv"])]
+)
+def test_where_no_index_has_that_torch_the_ordinary_one_comes_with_the_pins(root, failing, tried, capsys):
+    commands = Commands(root, fails=["torch", failing])
     set_up(root, commands)
-    assert is_set_up(root)
+    assert is_set_up(root) and commands.steps[1 : 1 + len(tried)] == tried
     said = capsys.readouterr().out
     assert "0 s, not to be had here, so the one with CUDA libraries follows" in said
     assert "most of it PyTorch's CUDA libraries" in said
+
+
+def test_uv_finds_that_torch_where_pip_does_not(root, monkeypatch, capsys):
+    commands = Commands(root, fails=["torch"])
+    set_up(root, commands)
+    by_uv = commands.ran[commands.steps.index("torch by uv")]
+    assert by_uv[1:5] == ["-m", "uv", "pip", "install"]
+    assert (
+        by_uv[-3:] == ["--torch-backend", "cpu", "torch==2.13.0"]
+        and "not to be had" not in capsys.readouterr().out
+    )
+    monkeypatch.setattr(bootstrap, "uv", lambda: "/bin/uv")
+    commands = Commands(root, fails=["torch"])
+    set_up(root, commands)
+    assert "uv" not in commands.steps and commands.ran[commands.steps.index("torch by uv")][0] == "/bin/uv"
 
 
 def test_each_step_is_one_line_with_its_number_what_it_downloads_and_its_time(root, capsys):
