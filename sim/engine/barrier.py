@@ -69,15 +69,15 @@ def different_iterations_finding(scheduler, block):
     return Finding(
         "barrier-divergence",
         "error",
-        f"threads of the block meet at one barrier in rounds {first.iterations[depth]} and"
+        f"threads of the block meet at one barrier in iterations {first.iterations[depth]} and"
         f" {other.iterations[depth]} of a loop",
         (scheduler.waiting_witness(first), scheduler.waiting_witness(other)),
         reason=(
             "A condition around a barrier must be the same for the whole block: its threads pass the barrier"
-            " in the same rounds."
+            " in the same iterations."
         ),
         fix=(
-            "let every thread pass the barrier in every round: put under the condition, or behind the"
+            "let every thread pass the barrier in every iteration: put under the condition, or after the"
             " `continue`, only what the thread itself does"
         ),
     )

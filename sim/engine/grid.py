@@ -130,13 +130,14 @@ class Grid:
         self.context.live = live
         try:
             while pending or live or parked:
+                # blocks whose threads another block has woken, at a grid barrier by cooperative_groups.h
                 if self.scheduler.woken:
                     self.scheduler.woken = False
                     live.extend(block for block in parked if block.ready)
                     parked = [block for block in parked if not block.ready]
                 if not live and pending:
                     live.append(self.start(pending.popleft()))
-                elif not live:
+                elif not live:  # every block is parked
                     live.extend(self.release(parked))
                     parked = []
                     continue

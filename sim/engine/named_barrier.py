@@ -8,7 +8,7 @@ from sim.events import Finding
 from sim.nouns import plural
 
 NAMED_BARRIER = "named barrier"
-BARRIERS = 16
+BARRIERS = 16  # in a block: PTX ISA, "bar"
 
 
 class NamedBarrier:

@@ -6,7 +6,9 @@ from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
 
 MOST_SKIPS = 64  # how often in a row a thread is skipped that would repeat a failed atomic
+# results of run_block
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
+# values of Thread.waits: the event that a thread waits for
 BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
 # One thread waits for other blocks, on behalf of its own block (cooperative_groups.h does so).
 ONE_OF_BLOCK = "grid.sync, for its block"
@@ -187,6 +189,7 @@ class Scheduler:
         what = {thread.waits for thread in waiting}
         if WARP in what and warp.complete_converged(self.context, block):
             return True
+        # Another block has to run first; until then this one is parked.
         if ONE_OF_BLOCK in what:
             self.context.flush()
             return False
@@ -194,6 +197,7 @@ class Scheduler:
         places = [(thread.frame.f_code, thread.frame.f_lasti, thread.calls) for thread in waiting]
         meet = places.count(places[0]) == len(block.threads)
         together = meet and len({thread.iterations for thread in waiting}) == 1
+        # All threads wait at one grid barrier, which opens once every block is parked (Grid.release).
         if what == {GRID} and together:
             self.context.flush()
             return False
@@ -209,6 +213,7 @@ class Scheduler:
             barrier.deliver_vote(waiting)
             self.open_barrier(block)
             return True
+        # No barrier can open: report why, the most specific reason first, and end the block.
         self.context.flush()
         self.context.findings.append(
             barrier.different_iterations_finding(self, block)

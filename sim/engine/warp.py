@@ -40,6 +40,7 @@ def arrive(scheduler, operation, arguments, frame):
     # Lanes may arrive at different syncwarp instructions (PTX ISA, bar.warp.sync); all other operations must
     # be at the same call.
     place = () if operation.name == "syncwarp" else (id(frame.f_code), frame.f_lasti)
+    # lanes with this key take part in one operation
     key = (thread.warp, operation.name, mask, *place)
     group = thread.block.warp_groups.get(key)
     if group is None:
@@ -48,6 +49,7 @@ def arrive(scheduler, operation, arguments, frame):
     group.threads[thread.lane] = thread
     group.bits |= 1 << thread.lane
     thread.frame, thread.payload = frame, payload
+    # the last lane completes the operation, and continues without waiting
     if not group.missing(thread.block, thread.warp):
         complete(scheduler.context, thread.block, key, running=thread)
         return thread.result

@@ -36,6 +36,7 @@ class Watchdog:
                 idle = 0.0
 
     def interrupt(self):
+        # The engine "threads" has an operating-system thread for each CUDA thread; others use the launcher's.
         running = self.context.thread
         thread = getattr(running.fiber, "thread", None) if running else None
         throw_into(thread.ident if thread else self.launcher, Stuck)

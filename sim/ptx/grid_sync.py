@@ -55,8 +55,8 @@ class GridSync:
         return self.at_workspace(item) or self.at_workspace(item, self.given) and self.counts_blocks(item)
 
     def counts_blocks(self, item):
-        """Return whether an addition adds a number that is computed as in the header: from a constant with
-        the highest bit."""
+        """Return whether an addition adds a number that is computed as in cooperative_groups.h, from a
+        constant with the highest bit."""
         names, seen = {register.name for register in registers_in(item.operands[-1])}, set()
         while names - seen:
             seen |= names

@@ -309,7 +309,7 @@ class Program:
 
     def barrier(self, number, count, vote):
         if count is not None or getattr(number, "value", 1) != 0:
-            raise Missing(f"{self.item.opcode} of a part of the block")
+            raise Missing(f"{self.item.opcode} at a named barrier")
         return self.whole_barrier(vote, number.value)
 
     def whole_barrier(self, vote, number):

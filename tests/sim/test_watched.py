@@ -44,7 +44,7 @@ def of_grid(x, out):
     out[cuda.grid(1)] = 1
 
 
-# those that neither kernel has: asynchronous copies and barriers of a part of a block
+# those that neither kernel has: asynchronous copies and named barriers
 ELSEWHERE = {"arrived", "passed", "copy_sent", "copies_received", "copies_tracked"}
 
 

@@ -1,4 +1,4 @@
-"""Barriers of a part of a block, and mbarrier, in PTX text: what they order, planted bugs with their right
+"""Named barriers, and mbarrier, in PTX text: what they order, planted bugs with their right
 twins, and what is refused."""
 
 import re
