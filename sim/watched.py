@@ -27,7 +27,8 @@ def watched(observers, share=1.0, silent=None, left=0):
             notes.append(f"{name} has recorded {recorded:.1%} of the events that it wanted, and no more")
         events = hooks - FRAMES
         announced = share if "accesses" in events and not compiled else 1.0
-        shares[name] = recorded * announced if events - set(missing) or not events else 0.0
+        share_of_one = recorded * announced if events - set(missing) or not events else 0.0
+        shares[name] = min(share_of_one, shares.get(name, 1.0))  # several may have one name
         seen |= events - set(missing)
     if left and "accesses" in seen:
         notes.append(f"{left:,} accesses of threads that were ended have not been watched")

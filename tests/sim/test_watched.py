@@ -105,6 +105,12 @@ def launched(language, engine, observers):
     return simulate(KERNELS[language](), engine=engine, observers=observers)[1, 64](*arrays)
 
 
+def test_observers_of_one_name_have_the_least_share_of_them():
+    observers = stranger("accesses")(), stranger("accesses")()
+    observers[0].share = 0.5
+    assert launched("python", "fibers", observers).watched == {"Of_accesses": 0.5}
+
+
 @pytest.mark.parametrize("language", KERNELS)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("observer", OBSERVERS, ids=lambda observer: observer.__name__)
