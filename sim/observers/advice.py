@@ -6,7 +6,6 @@ general one), the sentence of the fix, and the steps of the fix, which a program
 are those of sim.observers.words, in the language of the kernel.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,6 @@ from sim.observers.facts import Facts
 from sim.observers.words import CPP, NUMBA, WORDS
 
 EVERY = "where every thread of the block reaches it"
-# what atomics compute: `target operator= value`, or `target = value`
-KNOWN, SUM_OR_EXTREME = "+-|&^", re.compile(r"^(max|min)\(|\w\]? \+ ")
 # the general causes
 BLOCKS = "Blocks run in any order and at the same time, so either may come first."
 EITHER, DEPENDS = "Either may come first.", "Either may come first, and the result depends on which."
@@ -93,7 +90,7 @@ def reads_before(facts):
 
 def overwritten(facts):
     """Return whether several threads store values to one element that do not depend on it."""
-    return facts.actions == {STORE} and facts.same_line and not facts.in_passes
+    return facts.actions == {STORE} and facts.same_line and (not facts.in_passes or facts.within)
 
 
 def passes_of_the_grid(facts):
@@ -247,10 +244,9 @@ def fix_of_update(facts):
 
 
 def steps_of_update(facts):
-    line, found, read = facts.update or (0, None, 0)
-    known = found and (found.operator in KNOWN if found.operator else SUM_OR_EXTREME.search(found.value))
-    if not known or facts.language not in (NUMBA, CPP):
+    if not facts.is_one_atomic or facts.language not in (NUMBA, CPP):
         return ()
+    line, _, read = facts.update
     return (Step("atomic", facts.one.function, line, "update", read),)
 
 
@@ -329,8 +325,11 @@ PATTERNS = (
     Pattern(
         "release by a plain store",
         plain_release,
-        "write it by an atomic too ({exchange}), after {fence}: other threads wait for it by atomics",
-        steps=lambda facts: (Step("atomic", facts.one.function, facts.one.line, "store"),),
+        "write it by an atomic too ({exchange}, or {add} for +=), after {fence}: other threads wait for it by"
+        " atomics",
+        steps=lambda facts: (
+            (Step("atomic", facts.one.function, facts.one.line, "store"),) if not facts.update else ()
+        ),
     ),
     Pattern(
         "lock without fences",

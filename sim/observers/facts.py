@@ -17,6 +17,8 @@ HEADER = re.compile(r"(?:\}?\s*else\b|(?:if|for|while)\s*(?=\())")
 LVALUE = re.compile(
     r"^(?:const\s+)?(?:[\w:]+[\s&*]+)*?(?P<star>\*?)(?P<name>\w+)\s*(?P<rest>(?:\[.*\]|\.\w+)*)$"
 )
+ATOMIC_OPERATORS = "+-|&^"  # of `target operator= value` that an atomic does
+BEHIND_SUM = re.compile(r"[<>=?&|^]|\b(?:if|and|or)\b")  # operators that a sum is an operand of
 OPERATORS = ("//", "<<", ">>", "**", *"+-*/|&^%")
 
 
@@ -93,6 +95,14 @@ def assignment(source):
 def element_of(taken):
     """Return the element whose value an Assignment takes as it is, or None."""
     return taken and arguments(re.sub(r"^tl\.load\(|\)$", "", taken.value))[0]
+
+
+def is_sum_or_extreme(value, name):
+    """Return whether a value is `name + ...`, `max(name, ...)` or `min(name, ...)` and nothing more."""
+    if value.startswith((f"max({name}, ", f"min({name}, ")):
+        return behind_brackets(value[3:]) == ""
+    added = value.removeprefix(f"{name} + ")
+    return added != value and not BEHIND_SUM.search(re.sub(r"\([^()]*\)|\[[^][]*\]", "", added))
 
 
 def mentions(text, name):
@@ -270,6 +280,18 @@ class Facts:
                 if mentions(found.value, name):
                     return site.line, found, read.line
         return None
+
+    @property
+    def is_one_atomic(self):
+        """Whether one atomic does all of the `update`."""
+        if not self.update:
+            return False
+        line, found, read = self.update
+        if found.operator:
+            return found.operator in ATOMIC_OPERATORS
+        taken = [assignment(site.source) for site in self.reads if site.line == read != line]
+        names = [found.target, *(each.target for each in taken if each)]
+        return any(is_sum_or_extreme(found.value, name) for name in names)
 
     def precedes(self, read, store):
         """Return whether a read is on the line of a store or above it, in one function."""

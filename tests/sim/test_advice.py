@@ -5,9 +5,11 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from numba import cuda, int32
 
 import applied
 from corpus_cases import CASES, launched
+from sim import simulate
 from sim.events import SITES, Site
 from sim.frontend.outline import of_cpp, of_python
 from sim.observers.advice import PATTERNS
@@ -125,6 +127,26 @@ def test_advice_does_not_hang_on_the_order_of_threads(name):
     assert len(told) == 1
 
 
+@cuda.jit
+def both_partners_store(x, out):
+    s = cuda.shared.array(32, int32)
+    t = cuda.threadIdx.x
+    s[t] = x[t]
+    for step in (1, 2):
+        cuda.syncthreads()
+        if s[t] > s[t ^ step]:
+            s[t], s[t ^ step] = s[t ^ step], s[t]
+    cuda.syncthreads()
+    out[t] = s[t]
+
+
+def test_a_loop_that_has_its_barrier_is_given_no_other():
+    given = np.arange(32, dtype=np.int32)[::-1].copy(), np.zeros(32, np.int32)
+    found = simulate(both_partners_store, on_finding="report")[1, 32](*given).findings
+    stores = [f for f in found if {access.what for access in f.accesses} == {"written"}]
+    assert {f.advice.pattern for f in stores} <= {"overwritten", "equal writes"}
+
+
 def test_each_language_has_all_words():
     assert len({frozenset(words) for words in WORDS.values()}) == 1
 
@@ -225,6 +247,25 @@ def test_an_update_of_one_element(store, read, operand):
 )
 def test_no_update_of_one_element(store, read):
     assert of_sources(store, read).update is None
+
+
+@pytest.mark.parametrize(
+    "store, read, known",
+    [
+        ("x[0] = x[0] + a * b", None, True),
+        ("x[0] = max(x[0], a)", None, True),
+        ("x[0] = taken + a", "taken = x[0]", True),
+        ("x[0] -= a", None, True),
+        ("x[0] *= a", None, False),
+        ("x[0] = x[0] * 2 + 1", None, False),
+        ("x[0] = x[0] + a if b else c", None, False),
+        ("x[0] = x[0] + a & b", None, False),
+        ("x[0] = max(x[0], a) * f(b)", None, False),
+        ("x[0] = taken * 2 + a", "taken = x[0]", False),
+    ],
+)
+def test_an_update_that_one_atomic_does(store, read, known):
+    assert of_sources(store, read or store).is_one_atomic is known
 
 
 def of_sources(store, read):
