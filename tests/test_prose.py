@@ -20,6 +20,8 @@ FOLDERS = [
     "sim/host",
     "sim/isa",
     "sim/memory",
+    "sim/native/*.py",
+    "sim/native/run",
     "sim/ptx",
     "sim/viz",
 ]

@@ -10,7 +10,7 @@ from sim.native.run.launch import Attempt
 
 
 class Native:
-    """An engine (sim.engine.base)."""
+    """The native engine: an implementation of the interface in sim.engine.base."""
 
     def run(self, launch):
         for name, hooks in not_replayed(launch.observers).items():
@@ -18,7 +18,7 @@ class Native:
                 launch, f"by fibers, as {name} observes {hooks[0]}, which compiled code does not log"
             )
         try:
-            with global_compiler_lock:  # Numba's registries are for one thread at a time
+            with global_compiler_lock:  # Numba's registries are not thread-safe
                 attempt = attempt_of(launch.function)(launch)
             attempt.run()
         except CannotLower as reason:
@@ -29,6 +29,6 @@ class Native:
 def attempt_of(function):
     if not isinstance(function, Kernel):
         return Attempt
-    from sim.native.ptx.launch import PtxAttempt  # 50 ms that a kernel in Python need not wait for
+    from sim.native.ptx.launch import PtxAttempt  # an import of 50 ms, which kernels in Python do not need
 
     return PtxAttempt

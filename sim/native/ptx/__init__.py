@@ -1,2 +1,6 @@
-"""PTX compiled: the statements that sim.ptx writes for the interpreter, each run of them made LLVM's code at
-once, in loops over the threads of a block as the Python front end has them (sim.native.split.fission)."""
+"""Compiled kernels in PTX. What enters are the statements that sim.ptx writes for the interpreter. Each run
+of statements without a synchronisation point becomes LLVM code, and sim.native.split.fission puts it into
+loops over the threads of a block, as for kernels in Python.
+
+Read the files in this order: launch, program, runs, evaluate, values, functions, memory.
+"""

@@ -1,7 +1,7 @@
-"""Replay of the access log of compiled code: the observers of a launch get the hooks that they get from
+"""Replay of the access log of compiled code. Observers of a compiled launch get the same hook calls as from
 interpreted threads (sim.context).
 
-A piece of the log holds whole blocks. sim.native.codegen.access_log says what one entry is.
+A piece of the log contains whole blocks. sim.native.codegen.access_log defines the bits of an entry.
 """
 
 from collections.abc import Sequence
@@ -28,18 +28,25 @@ from sim.observers import DEFAULT
 
 BRANCH = ACTIONS["branch"]
 MARK = BRANCH + 1  # the action of an entry that is neither an access nor a branch
-FACT = (1 << SIZE_SHIFT) - 1  # bits of an address, and of what a mark says
-LOGGED = {"accesses", "branches", "collective", "barrier_opened", "block_ended"}  # hooks that need a log
+FACT = (1 << SIZE_SHIFT) - 1  # the bits of an address, or of a marker entry's data
+LOGGED = {
+    "accesses",
+    "branches",
+    "collective",
+    "barrier_opened",
+    "block_ended",
+}  # the hooks that a log can call
 REPLAYED = LOGGED | {"launch_started", "launch_finished"}
 
 
 def replayed(observers):
-    """The observers that the log is replayed to; compiled code itself contains the checks of DEFAULT."""
+    """Return the observers that read the log. The checks of DEFAULT are part of compiled code, and read no
+    log."""
     return [observer for observer in observers if observer_class(observer) not in DEFAULT]
 
 
 def not_replayed(observers):
-    """{name of an observer: hooks that it overrides and that no log can call}."""
+    """Return {name of an observer: hooks that it overrides and that no log can call}."""
     found = {
         observer_class(observer).__name__: {*overridden_hooks(observer)} - REPLAYED
         for observer in replayed(observers)
@@ -48,15 +55,16 @@ def not_replayed(observers):
 
 
 def is_logged(observers):
-    """Whether an observer needs a log."""
+    """Return whether an observer needs a log."""
     return any({*overridden_hooks(observer)} & LOGGED for observer in replayed(observers))
 
 
 class Replay:
-    """The observers of one compiled launch.
+    """The observers of one compiled launch, and the blocks replayed so far.
 
-    `module` is the lowered module, whose places the log numbers; `homes` maps the first byte of an array in
-    the host's memory to its Allocation in `space`; `index_of(position)` is the index of a block.
+    `module`: the lowered module, whose sites the log numbers.
+    `homes`: the first byte of an array in the host's memory -> its Allocation in `space`.
+    `index_of`: a function from the position of a block to its index in the grid.
     """
 
     def __init__(self, launch, module, space, homes, index_of):
@@ -64,7 +72,7 @@ class Replay:
         self.context = Context(observers, launch.spec, space, launch.block, None)
         self.listeners, self.local = self.context.listeners, self.context.enabled.local
         self.operations, self.index_of = module.operations, index_of
-        # tables by the highest 16 bits of an entry, its place and size: action, number of the site, bytes
+        # Tables, indexed by the highest 16 bits of an entry, its site and size: action, site, bytes.
         places = np.arange(1 << 16) >> PLACE_SHIFT - SIZE_SHIFT
         actions, sites = np.full(1 << 13, MARK, np.int8), np.zeros(1 << 13, np.int32)
         actions[: len(module.sites)] = [ACTIONS[site.action] for site in module.sites]
@@ -74,7 +82,7 @@ class Replay:
         homes = sorted((low, allocation.base) for low, allocation in homes.items())
         self.low, base = np.array(homes or [(0, 0)], np.int64).T
         self.moved = base - self.low
-        self.segments = self.accesses = 0  # of the blocks replayed so far
+        self.segments = self.accesses = 0  # totals of the blocks replayed so far
         self.started, self.skipped, self.blocks = False, 0, launch.blocks
         self.observers = observers
 
@@ -84,7 +92,7 @@ class Replay:
             self.context.announce("launch_started", self.context)
 
     def finish(self):
-        """The Outcome of what the observers found and counted."""
+        """Return the Outcome: the observers' findings and counters."""
         with np.errstate(all="ignore"):
             self.start()
             self.context.announce("launch_finished", self.context)
@@ -102,7 +110,7 @@ class Replay:
 
     @property
     def share(self):
-        """The share of the blocks whose log has been replayed."""
+        """The fraction of the blocks whose log has been replayed."""
         return 1 - self.skipped / self.blocks
 
     def add(self, log):
@@ -112,7 +120,7 @@ class Replay:
             Piece(self, log).replay()
 
     def skip(self, log):
-        """Replay a piece of the log that lacks the end of its last block, without that block."""
+        """Replay a piece of the log whose last block is incomplete, and leave that block out."""
         ends = np.flatnonzero(log >> PLACE_SHIFT == BLOCK_ENDS)
         if len(ends):
             self.add(log[: ends[-1] + 1])
@@ -120,8 +128,8 @@ class Replay:
 
 
 class Piece:
-    """One piece of the log. `kind` is the highest 16 bits of each entry; a `region` is what one thread does
-    between two places where it waits."""
+    """One piece of the log. `kind` is the highest 16 bits of each entry. A `region` is the code of one
+    thread between two synchronisation points."""
 
     def __init__(self, launch, log):
         self.launch, self.log = launch, log
@@ -146,7 +154,7 @@ class Piece:
         ]
 
     def accesses(self):
-        """(positions in the piece, columns of a Batch but its values)."""
+        """Return (positions in the piece, columns of a Batch except its values)."""
         launch, at, values = self.launch, np.flatnonzero(self.action < BRANCH), self.values_at
         address = self.log[at]
         address &= FACT
@@ -165,7 +173,7 @@ class Piece:
         return at, (thread, segment, position, launch.site[kind], address, launch.size[kind])
 
     def branches(self):
-        """(positions in the piece, columns of Decisions)."""
+        """Return (positions in the piece, columns of Decisions)."""
         at = np.flatnonzero(self.action == BRANCH)
         thread, site = self.thread[self.region[at]], self.launch.site[self.kind[at]]
         return at, (thread.astype(np.int64), site.astype(np.int64), self.log[at] & 1)
@@ -187,7 +195,8 @@ class Piece:
                 epoch, block = 0, None
 
     def announce_before(self, mark, block, epoch):
-        """Announce what the block has done since the last moment, up to the entry at `mark`."""
+        """Announce to the observers all events of the block since the last announcement, up to the entry
+        at `mark`."""
         self.mark = mark
         for hook, run, make in self.announced:
             columns = run.before(mark)
@@ -199,19 +208,19 @@ class Piece:
 
 
 class Run:
-    """Parallel `columns`, of entries at increasing positions `at` of a piece; each is taken once."""
+    """Parallel `columns` of entries at increasing positions `at` of a piece. Each entry is taken once."""
 
     def __init__(self, at, columns):
         self.at, self.columns, self.taken = at, columns, 0
 
     def before(self, mark):
-        """The next entries of each column, up to the position `mark`."""
+        """Return the next entries of each column, up to the position `mark`."""
         first, self.taken = self.taken, int(np.searchsorted(self.at, mark))
         return [column[first : self.taken] for column in self.columns]
 
 
 class Values(Sequence):
-    """The values of a Batch: `entries` of the log, which are decoded when an observer asks for them."""
+    """The values of a Batch. The `entries` of the log are decoded when an observer reads them."""
 
     def __init__(self, entries):
         self.entries, self.decoded = entries, None
@@ -232,6 +241,7 @@ class Values(Sequence):
 
 
 def values_of(entries, name):
-    """The values of a dtype in consecutive entries, as a kernel computes with them."""
+    """Return the values of a dtype in consecutive entries, in the type in which a kernel computes with
+    them."""
     dtype = HALVES[name].numpy if name in HALVES else np.dtype(name)
     return map(domain, entries.astype(f"u{min(dtype.itemsize, 4)}").view(dtype))

@@ -1,5 +1,5 @@
-"""A launch in which compiled checks have found something: the blocks concerned again by fibers, which explain
-it."""
+"""Explanation of errors that compiled checks have detected: the interpreter runs the affected blocks
+again."""
 
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,9 @@ from sim.interpreted import Interpreted
 from sim.native.codegen.shadow import BETWEEN, PARTED, TROUBLES
 from sim.observers import DEFAULT
 
-FEW = 1 << 13  # threads: a launch of so many is explained as a whole, and of a larger one so many
+FEW = (
+    1 << 13
+)  # threads: a launch up to this size is interpreted as a whole; of a larger one, that many threads
 
 
 def by_fibers(launch, note, make_grid=Grid):
@@ -23,8 +25,8 @@ def by_fibers(launch, note, make_grid=Grid):
 
 
 def explained(attempt):
-    """The Outcome of a launch in which not all is in order: of a small one by fibers as a whole, of a large
-    one those blocks."""
+    """Return the Outcome of a launch with error flags. The interpreter runs a small launch again as a
+    whole, and of a large launch the chosen blocks."""
     launch, blocks = attempt.launch, chosen(attempt)
     if attempt.is_small:
         attempt.go_back()
@@ -32,7 +34,9 @@ def explained(attempt):
     count = int(np.count_nonzero(concerned(attempt)))
     parted = np.flatnonzero(attempt.found & PARTED).tolist()
     outcome = of_blocks(attempt, blocks)
-    if runs_on(outcome) and not set(parted) <= set(blocks):  # compiled code has stopped in the others
+    if runs_on(outcome) and not set(parted) <= set(
+        blocks
+    ):  # compiled code stopped in the other diverged blocks
         blocks = sorted({*blocks, *parted})
         outcome = of_blocks(attempt, blocks)
     note = f"by fission; of {launch.blocks:,} blocks {count:,} {'is' if count == 1 else 'are'} not in order"
@@ -46,12 +50,13 @@ def explained(attempt):
 
 
 def runs_on(outcome):
-    """Return whether threads met at one barrier from several places, and it opened."""
+    """Return whether threads met at one barrier from several sites, and the barrier opened."""
     return any(f.kind == "barrier-divergence" and f.severity == "warning" for f in outcome.findings)
 
 
 def of_blocks(attempt, blocks):
-    """Return the Outcome of a launch whose blocks at these positions run by fibers, the others by fission."""
+    """Return the Outcome of a launch in which the blocks at these positions are interpreted and the others
+    compiled."""
     launch = attempt.launch
     attempt.go_back()
     watching = replace(
@@ -63,7 +68,7 @@ def of_blocks(attempt, blocks):
         attempt.advance(launch.blocks)
     outcome.findings = [
         finding for finding in outcome.findings if finding.kind != "unassigned-variable"
-    ] + attempt.unassigned  # of all blocks
+    ] + attempt.unassigned  # compiled code found these in all blocks
     outcome.findings += attempt.logged.findings
     outcome.notes, outcome.trace = (*outcome.notes, *attempt.logged.notes), attempt.logged.trace
     outcome.watched, outcome.columns = attempt.logged.watched, attempt.logged.columns
@@ -73,8 +78,8 @@ def of_blocks(attempt, blocks):
 
 
 class Chosen(Grid):
-    """Walks over some blocks of a launch; those between them run by fission, so that each finds the memory as
-    it was."""
+    """A grid that interprets some blocks of a launch. Compiled code runs the blocks between them, so each
+    block finds the memory that the blocks before it left."""
 
     def __init__(self, attempt, blocks, *given):
         super().__init__(*given)
@@ -94,7 +99,8 @@ class Chosen(Grid):
 
 
 def races(attempt):
-    """(position of a block, position of another that it races with), those that are known."""
+    """Return rows (position of a block, position of another block that it races with), as far as the
+    launch recorded them."""
     pairs = np.unique(attempt.pairs[: attempt.state.pair_count], axis=0)
     pairs = pairs[pairs[:, 1] > 0]
     starts = attempt.starts[: attempt.state.position + 1]
@@ -103,15 +109,15 @@ def races(attempt):
 
 
 def concerned(attempt):
-    """Whether each block has to do with something that is not in order."""
+    """Return for each block whether it has an error flag, or races with a block that has one."""
     found = attempt.found != 0
     found[races(attempt)[:, 1]] = True
     return found
 
 
 def chosen(attempt):
-    """The positions of the blocks to explain: of each trouble some, as many as the threads of all
-    may be."""
+    """Return the positions of the blocks to explain: a few for each kind of error, capped by the total
+    number of threads (FEW)."""
     partners, most = dict(races(attempt)[::-1].tolist()), max(FEW // attempt.launch.threads, 2)
     blocks_of = [np.flatnonzero(attempt.found & trouble)[:most].tolist() for trouble in TROUBLES]
     chosen = set()

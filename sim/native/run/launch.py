@@ -1,4 +1,4 @@
-"""A launch by fission."""
+"""One compiled launch: its blocks in order, its error flags, and its Outcome."""
 
 import signal
 from dataclasses import replace
@@ -26,21 +26,21 @@ from sim.observers.uninitialized import Uninitialized
 from sim.reruns import format_undecided
 from sim.watched import watched
 
-TRIPS = 1 << 34  # of `for` loops, that a block may make before it counts as endless
-ROUNDS = 1_000_000  # of `while` loops
-ROOM = 1 << 24  # words that one block may write down
-MOST_PAIRS = 1 << 16  # of blocks that race with each other
+TRIPS = 1 << 34  # iterations of `for` loops in one block, after which it counts as endless
+ROUNDS = 1_000_000  # iterations of `while` loops in one block; a launch's `max_steps` replaces it
+ROOM = 1 << 24  # entries that one block may log, of 8 bytes each
+MOST_PAIRS = 1 << 16  # pairs of racing blocks that a launch records
 
 
 class Attempt(Memory):
-    """One launch by fission."""
+    """One launch in compiled code. It raises CannotLower where the interpreter has to run the launch."""
 
-    may_raise = True  # whether threads may
+    may_raise = True  # whether the kernel's threads may raise exceptions
 
     def __init__(self, launch):
         super().__init__(launch)
         self.tools = set(map(observer_class, launch.observers))
-        self.next = 0  # the position of the block that comes next
+        self.next = 0  # position of the next block to run
         self.rounds = launch.max_steps or ROUNDS
         self.prepare()
         if self.watched and self.program.lowered.synchronizes and launch.blocks * launch.threads <= FEW:
@@ -55,7 +55,7 @@ class Attempt(Memory):
         self.compile()
 
     def prepare(self):
-        """The compiled kernel, and the arrays that it may write."""
+        """Look up the compiled kernel, and find the arrays that it may write."""
         launch = self.launch
         self.arrays = {
             name: array
@@ -78,7 +78,7 @@ class Attempt(Memory):
     # --- the launch -----------------------------------------------------------------------------------------
 
     def run(self):
-        """Run every block, or as far as no block ends the launch."""
+        """Run the blocks in order, until the last one or until a block ends the launch."""
         self.saved = {name: self.arrays[name].copy() for name in self.written}
         module = self.program.lowered.module
         self.replay, self.fed, self.logged = None, False, Outcome()
@@ -90,7 +90,7 @@ class Attempt(Memory):
             self.advance(self.launch.blocks)
         except CannotLower:
             raise
-        except Exception:  # the kernel's own, unless an observer raised it: fibers say whose
+        except Exception:  # the kernel raised it, unless an observer did: the interpreter finds the thread
             if not self.may_raise or self.replay and self.replay.context.in_observer:
                 raise
             self.found[self.state.position] |= shadow.PARTED
@@ -104,10 +104,10 @@ class Attempt(Memory):
             observers, share = observers + self.replay.observers, self.replay.share
         self.logged.watched, unwatched = watched(observers, share)
         self.logged.notes += unwatched
-        self.replay = None  # what runs again is not logged again
+        self.replay = None  # blocks that run again must not be logged twice
 
     def is_in_order(self):
-        """Whether nothing needs to be explained of the blocks that have run."""
+        """Return whether the blocks that have run need no explanation."""
         if (self.found & self.heeded()).any():
             return False
         empty = not any(array.size for array in self.arrays.values())
@@ -115,11 +115,12 @@ class Attempt(Memory):
 
     @property
     def is_small(self):
-        """Whether the launch, if something is not in order, is run again as a whole by fibers."""
+        """True if the interpreter runs the whole launch again when a block has an error flag."""
         return self.launch.blocks * self.launch.threads <= FEW and not self.fed
 
     def heeded(self):
-        """The TROUBLES that a tool asks for, or that no launch can do without."""
+        """Return the mask of enabled error flags: those of subscribed observers, and those that end any
+        launch."""
         asked = {
             Races: shadow.RACE | shadow.BETWEEN,
             Uninitialized: shadow.UNWRITTEN,
@@ -139,7 +140,8 @@ class Attempt(Memory):
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
 
     def run_arguments(self, stop):
-        """What the compiled kernel is given, to run the blocks from the next to `stop`."""
+        """Return the arguments with which the compiled kernel runs the blocks from the next one up to
+        `stop`."""
         launch = self.launch
         walk = self.next, stop, launch.grid, launch.block, self.rounds, TRIPS
         return *walk, self.state.address, *self.given
@@ -155,8 +157,8 @@ class Attempt(Memory):
             raise KeyboardInterrupt
 
     def hand_over(self):
-        """Replay the log to the observers. They get nothing of a launch that fibers run again as a whole:
-        observers cannot take back what they have counted."""
+        """Replay the log to the observers. Skip this for a launch that the interpreter will run again as a
+        whole, because observers cannot take back their counts."""
         length, self.state.log_count = self.state.log_count, 0
         if self.replay is None or self.is_small and not self.is_in_order():
             return
@@ -170,13 +172,13 @@ class Attempt(Memory):
             raise CannotLower(f"one block has more than {ROOM:,} accesses to log")
 
     def go_back(self):
-        """Make the arguments what they were before the launch."""
+        """Restore the arguments' contents from before the launch."""
         for name, array in self.saved.items():
             self.arrays[name][...] = array
         self.next = self.state.barriers = 0
 
     def unassigned_variables(self):
-        """Findings of variables that were read and not assigned."""
+        """Yield a finding for each variable that a thread read before it assigned it."""
         if Misuse in self.tools:
             for site, name, position, thread in definite_assignment.told(
                 self.state.unset, self.program.lowered.module
@@ -188,7 +190,7 @@ class Attempt(Memory):
         x, y, _ = self.launch.grid
         return position % x, position // x % y, position // (x * y)
 
-    # --- what it comes to -----------------------------------------------------------------------------------
+    # --- the Outcome ----------------------------------------------------------------------------------------
 
     def counters(self):
         blocks, barriers = self.launch.blocks, self.state.barriers

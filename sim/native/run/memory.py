@@ -1,5 +1,5 @@
-"""The memory of a compiled launch: its arguments, the arrays that the kernel declares, and the shadow words
-that watch over both."""
+"""The memory of a compiled launch: its arguments, the arrays that the kernel declares, and the shadow
+memory of both."""
 
 from math import prod
 
@@ -26,14 +26,15 @@ from sim.native.split.program import sizes_of
 
 
 class Memory:
-    """The memory of one launch of `self.program`. Unless nobody listens, every access is watched."""
+    """The memory of one launch of `self.program`. Every access is checked, unless no observer of DEFAULT
+    is subscribed."""
 
     def __init__(self, launch):
         self.launch, self.watched, self.state = launch, bool(launch.observers), State(launch.block)
-        self.held = []  # memory that compiled code has the address of
+        self.held = []  # compiled code has addresses in these; they must not be freed
 
     def arguments(self):
-        """All arguments of the compiled function after `state`, in order."""
+        """Return all arguments of the compiled function after `state`, in order."""
         module, dynamic = self.program.lowered.module, self.dynamic_memory()
         return [
             *(self.guarded(np.ascontiguousarray(array), BOUNDED) for array in module.arrays.values()),
@@ -52,8 +53,8 @@ class Memory:
         return watched(array, *self.shadows.get(name, (BOUNDED if self.watched else BARE, 0)), self.state)
 
     def shadows_of_arguments(self):
-        """{name: (what is checked, address of its shadow)} of the arrays that need more than their bounds
-        checked; arrays that overlap share shadow words."""
+        """Return {name: (kind of check, address of its shadow memory)} of the arrays that need more than a
+        check of bounds. Arrays that overlap share their shadow memory."""
         shadows = {}
         for low, high, names in overlapping(self.arrays):
             group = {name: self.arrays[name] for name in names}
@@ -71,17 +72,18 @@ class Memory:
         return shadows
 
     def hold(self, array):
-        """Keep `array` alive; returns its address."""
+        """Keep `array` alive for the whole launch, and return its address."""
         self.held.append(array)
         return first_byte(array)
 
     def kept(self):
-        """The address of the variables that live from one region to another, an array over threads each."""
+        """Return the address of the spill buffer: one array over threads for each variable that lives from
+        one region to another."""
         return self.hold(np.zeros(self.program.kept * bytes_over(self.launch.threads), np.uint8))
 
     def guarded(self, array, watch, shadow=None, sizes=None):
-        """An array of our own for compiled code, with fresh memory for what watches over it; only the bounds
-        are checked if nobody listens."""
+        """Return an array that the engine allocates, in the form for compiled code, with fresh shadow
+        memory. Without subscribed checks only the bounds are checked."""
         if not self.watched:
             return Guarded(array, BARE, 0, self.state, sizes)
         if watch == SHARED:
@@ -91,8 +93,8 @@ class Memory:
         return Guarded(array, watch, 0 if shadow is None else self.hold(shadow), self.state, sizes)
 
     def dynamic_memory(self):
-        """The bytes of dynamic shared memory and their shadow words; all views of them must have elements of
-        one size."""
+        """Return the bytes of dynamic shared memory and their shadow memory. Raise CannotLower if views of
+        the bytes have elements of different sizes."""
         declared = self.program.lowered.module.declared.values()
         sizes = {array.dtype.itemsize for array in declared if array.shape is None} or {1}
         if len(sizes) > 1:
@@ -124,7 +126,9 @@ class Memory:
             array, copies = guarded.held[0], 1
             if where == "local":
                 array, copies = array[0], len(array)
-            if array.size and first_byte(array) not in homes:  # views of the dynamic bytes begin at one byte
+            if (
+                array.size and first_byte(array) not in homes
+            ):  # all views of the dynamic bytes begin at the same byte
                 home = 0, array.itemsize, array.shape, array.strides
                 root = array.reshape(-1).view(np.uint8)
                 homes[first_byte(array)] = space.add(name, where, root, home, copies)
@@ -132,8 +136,8 @@ class Memory:
 
 
 def check_writable(given, writes):
-    """CannotLower if an argument that the kernel may write (`writes`: their names) is a read-only array:
-    compiled code would not ask."""
+    """Raise CannotLower if an argument that the kernel may write (`writes`: their names) is a read-only
+    array. Compiled code does not check that."""
     for name, value in named_leaves(given.items()):
         array = argument_array(value, name)
         if array is not None and not array.flags.writeable and name.partition("[")[0] in writes:
@@ -145,7 +149,7 @@ def first_byte(array):
 
 
 def check_declared(module, launch):
-    """A LaunchError if the kernel's arrays are larger than the device's memories."""
+    """Raise LaunchError if the kernel's arrays are larger than the device's memories."""
     nbytes = {"shared": 0, "local": 0}
     for declared in module.declared.values():
         if declared.shape is not None:
@@ -154,8 +158,9 @@ def check_declared(module, launch):
 
 
 def starts_empty(unwritten, name):
-    """Whether nobody has written any of the array `name`, whose bytes are `unwritten` (None: none is): of one
-    written in part, compiled code cannot tell the parts apart."""
+    """Return whether no byte of the array `name` has been written. `unwritten` marks its unwritten bytes;
+    None means that all are written. Raise CannotLower for an array written in part, because shadow memory
+    starts with one state for the whole array."""
     if unwritten is not None and not unwritten.all():
         raise CannotLower(f"{name} is an array of sim.empty, of which a part has been written")
     return unwritten is not None
