@@ -21,7 +21,9 @@ FOLDERS = [
     "sim/isa",
     "sim/memory",
     "sim/native/*.py",
+    "sim/native/lower",
     "sim/native/run",
+    "sim/native/split",
     "sim/ptx",
     "sim/viz",
 ]

@@ -1,4 +1,4 @@
-"""Calls in lowered text: what a thread waits at, device functions, declarations, functions of the table."""
+"""Calls in lowered text: synchronisation points, device functions, declarations, and functions of sim.isa."""
 
 import ast
 
@@ -31,8 +31,8 @@ POSITIONS = {
 
 
 class Calls(Names):
-    """Prints calls: one method for each role (sim.frontend.resolve) that is more than its name and
-    arguments."""
+    """A printer of calls, with one method for each role (sim.frontend.resolve) that needs more than the
+    call's name and arguments."""
 
     def visit_Call(self, node):
         by_position = getattr(node, "calls", "") in (FUNCTION, ATOMIC)
@@ -65,7 +65,9 @@ class Calls(Names):
             isinstance(part, ast.Starred) or isinstance(getattr(part, "value", None), str)
             for part in node.args
         )
-        if name in INSTRUCTIONS and numbers and INSTRUCTIONS[name].meaning is not bool:  # of a tuple, too
+        if (
+            name in INSTRUCTIONS and numbers and INSTRUCTIONS[name].meaning is not bool
+        ):  # holds for a tuple, too
             return self.call(in_text(name), [self.visit(argument) for argument in node.args], node)
         return self.generic_visit(node)
 
@@ -81,7 +83,7 @@ class Calls(Names):
         return node
 
     def call_wait(self, node):
-        """A call at which the thread stops; sim.native.lower.hoisting makes it a statement."""
+        """Return a call that is a synchronisation point. sim.native.lower.hoisting makes it a statement."""
         called, arguments = node.func.referent.name, node.args
         if node.keywords:
             named = {keyword.arg: keyword.value for keyword in node.keywords}
@@ -120,7 +122,7 @@ class Calls(Names):
         return self.converted(signature.return_type, made) if signature else made
 
     def device_call(self, device, function, arguments, node):
-        if device.tree is None:  # it is being lowered
+        if device.tree is None:  # a recursive call: the function is being lowered
             if self.source.function is not function:
                 raise self.cannot(f"{function.__name__} calls itself by way of {self.source.name}", node)
             device.recursive = True
@@ -130,7 +132,7 @@ class Calls(Names):
         return ast.copy_location(made, node)
 
     def unpacked(self, function, signature, node):
-        """f(a, *t): Numba compiles it for a tuple at the end."""
+        """Lower f(a, *t). Numba compiles such a call if the tuple comes last."""
         if not any(isinstance(part, ast.Starred) for part in node.args):
             raise self.cannot(f"{ast.unparse(node)} does not fit the parameters of {function.__name__}", node)
         if signature or node.keywords or self.module.stops(function):
@@ -139,15 +141,15 @@ class Calls(Names):
         return self.device_call(self.device(function), function, [*map(self.visit, node.args)], node)
 
     def known_arguments(self, function, arguments):
-        """{parameter: Referent} of those that stand for one known value: parameters that the function does
-        not assign."""
+        """Return {parameter: Referent} of the parameters that have one known value and that the function
+        does not assign."""
         changed = assigned(self.module.reachable[function].tree.body)
         known = {name: self.known(part) for name, part in arguments.items() if name not in changed}
         return {name: found for name, found in known.items() if found is not None}
 
     def known(self, argument):
-        """The Referent of the number, dtype, function, or tuple of numbers that an argument (an expression,
-        or the value of a default) is known to stand for, or None."""
+        """Return the Referent of an argument (an expression, or the value of a default) that is known to
+        be a number, dtype, function or tuple of numbers, else None."""
         if isinstance(argument, ast.Tuple):
             parts = [*map(self.known, argument.elts)]
             found = referent(tuple(part.value for part in parts if part is not None))
@@ -161,7 +163,7 @@ class Calls(Names):
         return found if part_of_cuda or found.function in self.module.reachable else None
 
     def argument(self, argument, node):
-        """What a device function is given: an expression, or the value of a default."""
+        """Return the argument of a device function: an expression, or the value of a default."""
         if isinstance(argument, ast.AST):
             return self.visit(argument)
         if argument is None:
@@ -169,7 +171,7 @@ class Calls(Names):
         return self.standing_for(referent(argument), "default", node)
 
     def converted(self, numba_type, node):
-        """`node` converted to a Numba type, if that is a number's."""
+        """Return `node` converted to a Numba type, if the type is a number's."""
         dtype = dtype_or_none(numba_type)
         if dtype is None or not is_number(dtype):
             return node
@@ -178,7 +180,7 @@ class Calls(Names):
     # --- arrays ---------------------------------------------------------------------------------------------
 
     def call_declaration(self, node):
-        """The parameter that brings a shared or local array."""
+        """Return the name of the parameter that passes a shared or local array."""
         space, given = node.declares.space, node.declares.dtype
         dtype = self.dtype_given(given) or referent_of(given).dtype
         shape = self.versions.shape(node.declares.shape)

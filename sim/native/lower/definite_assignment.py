@@ -1,5 +1,5 @@
-"""Variables that not every path assigns: a flag beside each says whether this thread has, and the reads in
-question ask it."""
+"""Definite assignment: is-set flags for variables that some path leaves unassigned. A flag says whether
+this thread has assigned the variable, and uncertain reads check it."""
 
 import ast
 import copy
@@ -10,7 +10,7 @@ from sim.native.lower.liveness import assigned
 
 
 def watch(lowering, tree):
-    """Rewrite a function's tree, not lowered yet: its flags are set and asked."""
+    """Rewrite a function's tree, before it is lowered, so that it sets and checks the flags."""
     room = MOST_UNSET - len(lowering.module.unset)
     found = list(lowering.versions.unassigned(tree.body))[:room]
     walrus = {part.target.id for part in ast.walk(tree) if isinstance(part, ast.NamedExpr)}
@@ -22,7 +22,8 @@ def watch(lowering, tree):
 
 
 class Flags(ast.NodeTransformer):
-    """Sets the flags (by variable) behind assignments and asks them at the reads in question."""
+    """A transformer that sets the flags (by variable) after assignments, and checks them at uncertain
+    reads."""
 
     def __init__(self, lowering, reads, flags):
         self.lowering, self.reads, self.flags = lowering, reads, flags
@@ -52,8 +53,8 @@ class Flags(ast.NodeTransformer):
 
 
 def told(unset, module):
-    """(site, variable, position of the block, thread) of each read before any assignment that a launch has
-    met; `unset`: of its State."""
+    """Return (site, variable, position of the block, thread) of each read before any assignment that
+    occurred in a launch. `unset`: the records in its State."""
     for slot, (place, name) in enumerate(module.unset):
         if unset[slot]:
             position, thread = divmod(unset[slot] - 1, THREADS)

@@ -1,4 +1,4 @@
-"""One function of a kernel as lowered text: its statements, and accesses where they are numbered."""
+"""One function of a kernel as lowered text: its statements, and the numbers of its accesses."""
 
 import ast
 import copy
@@ -14,18 +14,18 @@ from sim.native.lower.loops import LoopCounter, over_elements
 from sim.native.lower.module import Device
 from sim.native.lower.name_lowering import FIELDS, as_item
 
-# Operators that only a function of ours knows -> literal right operands for which LLVM's instruction is right
+# operator that needs a runtime function -> literal right operands for which LLVM's instruction is correct
 SAFE = {ast.LShift: range(64), ast.RShift: range(64), **dict.fromkeys((ast.FloorDiv, ast.Mod, ast.Pow), ())}
 
 
 def is_field(node):
-    """Whether a Subscript names the field of a record."""
+    """Return whether a Subscript selects the field of a record."""
     return isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
 
 
 class Lowering(Calls):
-    """Prints one function; `rename` says what its own variables are called, `known` what parameters stand
-    for."""
+    """A printer of one function. `rename` maps its variables to their new names, `known` maps parameters
+    to their known values."""
 
     def __init__(self, module, function, rename=None, known=()):
         super().__init__(module, module.reachable[function].with_known(known), rename or {})
@@ -35,7 +35,7 @@ class Lowering(Calls):
                 self.rename[name] = module.fresh(name)
 
     def body(self):
-        """The function's statements, rewritten."""
+        """Return the function's statements, rewritten."""
         tree = copy.deepcopy(self.tree)
         names = {part.arg for part in ast.walk(tree.args) if isinstance(part, ast.arg)} & self.source.local
         self.versions = Versions(names, tree.body, lambda node: referent_of(node).value)
@@ -55,7 +55,7 @@ class Lowering(Calls):
         ]
 
     def function(self, device):
-        """The tree of a device function, what it needs first among its parameters."""
+        """Return the tree of a device function. The names that it needs come first among its parameters."""
         body = [LoopCounter(self.module).visit(statement) for statement in self.body()]
         device.needs |= self.needs | ({"state"} if has(self.tree, ast.While, ast.For) else set())
         names = [ast.arg(name) for name in (*sorted(device.needs), *self.parameters())]
@@ -63,7 +63,7 @@ class Lowering(Calls):
         return located([ast.FunctionDef(device.name, arguments, body, [], None)], self.tree)[0]
 
     def device(self, function):
-        """The Device for a function that is not inlined."""
+        """Return the Device for a function that is not inlined."""
         devices = self.module.devices
         if function not in devices:
             devices[function] = device = Device(
@@ -71,7 +71,9 @@ class Lowering(Calls):
                 needs={"state"} if self.module.counted else set(),
             )
             device.tree = Lowering(self.module, function).function(device)
-            if device.recursive and device.needs:  # only now is it known what it must hand on to itself
+            if (
+                device.recursive and device.needs
+            ):  # all its needs are known now, so its calls of itself can pass them
                 device.tree = Lowering(self.module, function).function(device)
         return devices[function]
 
@@ -93,14 +95,14 @@ class Lowering(Calls):
         return node
 
     def from_the_end(self, index):
-        """A literal index below 0 is meant to count from the end."""
+        """Mark a literal index below 0, which counts from the end."""
         if isinstance(index, ast.Tuple):
             index.elts = [*map(self.from_the_end, index.elts)]
         return self.call("from_end", [index.operand], index) if from_end(index) else index
 
     def is_access(self, node):
-        """Whether a Subscript is to be numbered: not an element of a shape or of a constant tuple, and not a
-        slice, which reads nothing."""
+        """Return whether a Subscript is a numbered access. Elements of a shape or of a constant tuple are
+        not, and neither are slices, which read nothing."""
         sliced = isinstance(node.ctx, ast.Load) and has(node.slice, ast.Slice, ast.Starred)
         of_tuple = isinstance(referent_of(node.value).value, tuple)
         return self.module.counted and not (sliced or of_tuple or is_of_shape(node))
@@ -110,7 +112,7 @@ class Lowering(Calls):
         return self.generic_visit(node)
 
     def visit_Compare(self, node):
-        """`function is None`, `function != None`: known here."""
+        """Evaluate `function is None` and `function != None`, which are known while lowering."""
         parts = [node.left, *node.comparators]
         functions = any(referent_of(part).role == DEVICE for part in parts)
         none = any(isinstance(part, ast.Constant) and part.value is None for part in parts)
@@ -119,8 +121,8 @@ class Lowering(Calls):
         return self.generic_visit(node)
 
     def visit_BinOp(self, node):
-        """What a shift by more than the width gives, or a division by 0, only a function of ours knows: LLVM
-        leaves it open."""
+        """Lower an operator. LLVM leaves shifts by more than the width and divisions by 0 undefined, so
+        these call a runtime function."""
         node = self.generic_visit(node)
         if type(node.op) in SAFE and not (
             isinstance(node.right, ast.Constant) and node.right.value in SAFE[type(node.op)]

@@ -1,9 +1,9 @@
-"""Statements in which a thread stops at most once, and then as a whole: `syncthreads()` or `x =
-shfl_xor_sync(mask, value, lane)`.
+"""Statements with at most one synchronisation point each, which is then the whole statement: `syncthreads()`
+or `x = shfl_xor_sync(mask, value, lane)`.
 
-What stops within an expression is taken out in front of it, into a variable; conditional expressions that
-stop become `if` statements, `while` loops whose test stops get it into their body, and device functions that
-stop are inlined.
+A synchronisation point within an expression moves in front of the expression, into a variable. A conditional
+expression that contains one becomes an `if` statement, a `while` loop gets such a test into its body, and
+device functions with synchronisation points are inlined.
 """
 
 import ast
@@ -18,36 +18,36 @@ from sim.native.lower.module import CannotLower
 
 
 def stops(node):
-    """Whether a thread may stop somewhere in `node`."""
+    """Return whether `node` contains a synchronisation point."""
     return any(hasattr(part, "stops") or hasattr(part, "inlines") for part in ast.walk(node))
 
 
 def is_stop(statement):
-    """The stopping call of a statement that is one, else None."""
+    """Return the call of a statement that is a synchronisation point, else None."""
     call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
     return call if hasattr(call, "stops") else None
 
 
 def several(call):
-    """How many results a stopping call has, if it has a tuple of them."""
+    """Return the number of results of a synchronising call that returns a tuple."""
     count = len(INSTRUCTIONS[call.stops].results) if call.stops in WARP_WIDE else 1
     return count if count > 1 else 0
 
 
 def names_assigned(statement):
-    """The variables that get the results of a statement that is a stop, in order."""
+    """Return the variables that get the results of a synchronising statement, in order."""
     target = statement.targets[0] if isinstance(statement, ast.Assign) else ast.Tuple([])
     return [part.id for part in getattr(target, "elts", [target])]
 
 
 class Hoisting:
-    """Takes the stops of one kernel out of its expressions."""
+    """A transformer that moves the synchronisation points of one kernel out of its expressions."""
 
     def __init__(self, module):
         self.module, self.inlining = module, []
 
     def kernel(self, function):
-        """(parameters, statements) of the whole kernel."""
+        """Return (parameters, statements) of the whole kernel."""
         lowering = Lowering(self.module, function)
         parameters = lowering.parameters()
         return parameters, self.block(lowering.body())
@@ -123,7 +123,8 @@ class Hoisting:
     # --- expressions ----------------------------------------------------------------------------------------
 
     def expression(self, node, before):
-        """`node` without a stop in it; `before` gets the statements that must come first."""
+        """Return `node` without a synchronisation point. Append the statements that must come first to
+        `before`."""
         if node is None or not stops(node):
             return node
         if hasattr(node, "inlines"):
@@ -167,7 +168,7 @@ class Hoisting:
         return node
 
     def arguments(self, node, before):
-        """A stopping call whose arguments are variables or constants."""
+        """Return a synchronising call whose arguments are variables or constants."""
         for position, argument in enumerate(node.args):
             argument = self.expression(argument, before)
             simple = (
@@ -185,7 +186,7 @@ class Hoisting:
     # --- device functions -----------------------------------------------------------------------------------
 
     def inlined(self, node, before):
-        """The result of a device function, whose statements go to `before`."""
+        """Return the result of a device function, and append its statements to `before`."""
         function = node.inlines
         if function in self.inlining:
             raise CannotLower(f"{function.__name__} calls itself, and a thread stops in it", node.place)
@@ -204,8 +205,8 @@ class Hoisting:
 
 
 def without_else(loop, broken):
-    """Statements that do what a loop with an `else` does: the variable `broken` says whether a `break` has
-    left it."""
+    """Return statements equivalent to a loop with an `else`. The variable `broken` says whether a `break`
+    has left the loop."""
     otherwise, loop.orelse = loop.orelse, []
     loop.body = [part for statement in loop.body for part in noting_breaks(statement, broken)]
     return [
@@ -227,8 +228,8 @@ def noting_breaks(statement, broken):
 
 
 def without_returns(statements, result, place):
-    """The same statements with `result = x` for `return x`: what follows an `if` that returns goes into its
-    other branch."""
+    """Return the statements with `result = x` for `return x`. Statements after an `if` that returns move
+    into the other branch of the `if`."""
     for position, statement in enumerate(statements):
         if isinstance(statement, ast.Return):
             given = statement.value and [ast.copy_location(assign(result, statement.value), statement)]
@@ -252,7 +253,7 @@ def without_returns(statements, result, place):
 
 
 def site_in(node, module):
-    """The place of the first stop within `node`."""
+    """Return the site of the first synchronisation point within `node`."""
     for part in ast.walk(node):
         if hasattr(part, "site"):
             return module.sites[part.site]

@@ -1,12 +1,13 @@
-"""Which variables a run of statements reads before it has surely assigned them, and which it assigns."""
+"""Liveness: the variables that statements read before they have certainly assigned them, and the variables
+that they assign."""
 
 import ast
 
-EVERYTHING = None  # what is assigned behind a statement that never goes on
+EVERYTHING = None  # the assigned names after a statement that never completes, such as `return`
 
 
 def reads(node):
-    """The names that an expression, or whatever is not a statement with a body, reads."""
+    """Return the names that a node without a body of statements reads."""
     return (
         {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
         if node is not None
@@ -15,7 +16,7 @@ def reads(node):
 
 
 def assigned(statements):
-    """Every variable that the statements may assign."""
+    """Return every variable that the statements may assign."""
     return {
         part.id
         for statement in statements
@@ -25,18 +26,18 @@ def assigned(statements):
 
 
 def exposed(statements):
-    """The names that may be read before the statements themselves have assigned them."""
+    """Return the names that may be read before the statements themselves have assigned them."""
     return walk(statements, set())[0]
 
 
 def surely_assigned(statements):
-    """The names that are assigned whenever the statements have run to their end."""
+    """Return the names that are assigned whenever the statements have run to their end."""
     return walk(statements, set())[1]
 
 
 def walk(statements, before):
-    """(names read before assigned, names surely assigned at the end or EVERYTHING) of statements that run
-    when `before` is assigned."""
+    """Return (names read before they are assigned, names certainly assigned at the end or EVERYTHING) of
+    statements that run after `before` is assigned."""
     seen, sure = set(), set(before)
     for statement in statements:
         more, sure = of_statement(statement, sure)
@@ -67,7 +68,7 @@ def both(one, other):
 
 
 def loose_exits(statements):
-    """Which of "return", "break" and "continue" leave these statements."""
+    """Return those of "return", "break" and "continue" that leave these statements."""
     found = set()
     for statement in statements:
         if isinstance(statement, (ast.Return, ast.Break, ast.Continue)):

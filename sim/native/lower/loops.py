@@ -1,12 +1,12 @@
-"""Loops of kernels: over arrays, they become loops over positions; those that may be endless count their
-rounds."""
+"""Loops of kernels. Loops over arrays become loops over positions, and loops that may be endless count
+their iterations."""
 
 import ast
 
 from sim.frontend.resolve import builtin_called, referent_of
 from sim.frontend.tree import located
 
-LONG = 1 << 20  # rounds after which a `for` loop looks for Ctrl-C
+LONG = 1 << 20  # iterations after which a `for` loop checks for Ctrl-C
 
 
 def assign(target, value):
@@ -14,8 +14,8 @@ def assign(target, value):
 
 
 def over_elements(lowering, loop):
-    """Make a loop over an array (or a tuple; through `enumerate` and `zip` too) one over positions; returns
-    what comes before it, and first in its body."""
+    """Turn a loop over an array or tuple, also through `enumerate` and `zip`, into a loop over positions.
+    Return the statements before the loop, and the first statements of its body."""
     iterable = isinstance(loop.iter, (ast.Name, ast.Attribute, ast.Subscript)) and not isinstance(
         referent_of(loop.iter).value, tuple
     )
@@ -30,14 +30,14 @@ def over_elements(lowering, loop):
 
 
 def pairing(node):
-    """ "enumerate" or "zip" if `node` is a call of it, else ""."""
+    """Return "enumerate" or "zip" if `node` is a call of it, else ""."""
     name = builtin_called(node)
     return name if name in ("enumerate", "zip") else ""
 
 
 def element(lowering, node, position, before, lengths):
-    """The element at `position` of what a loop goes over; `before` gets what must be evaluated first,
-    `lengths` how many there are."""
+    """Return the element at `position` of an iterable. Append statements to evaluate first to `before`,
+    and the iterable's length to `lengths`."""
     called = pairing(node)
     if called == "zip":
         parts = [element(lowering, part, position, before, lengths) for part in node.args]
@@ -55,7 +55,7 @@ def element(lowering, node, position, before, lengths):
 
 
 class LoopCounter(ast.NodeTransformer):
-    """Lets loops that may be endless count their rounds."""
+    """A transformer that makes loops that may be endless count their iterations."""
 
     def __init__(self, module):
         self.module = module

@@ -1,9 +1,9 @@
-"""The front end of compiled kernels: a kernel as statements of one thread, in names that compiled code knows.
+"""The front end of compiled kernels: a kernel as statements of one thread, in names that compiled code has.
 
 Globals and free variables become constants at the head of the text, `cuda.threadIdx.x` becomes `threadIdx.x`,
-device functions become functions of the same file. Device functions in which a thread waits (at a barrier, a
-shuffle, ...) or that declare shared memory are inlined, and every place where it waits becomes a statement of
-its own (sim.native.lower.hoisting).
+and device functions become functions of the same file. Device functions that contain a synchronisation point
+(a barrier, a shuffle, ...) or declare shared memory are inlined, and every synchronisation point becomes a
+statement of its own (sim.native.lower.hoisting).
 """
 
 import ast
@@ -24,7 +24,7 @@ from sim.native.codegen.symbols import RESERVED, home_of
 
 
 class CannotLower(Exception):
-    """Something that has no compiled form: what, and where (a Site, or None)."""
+    """The error for code that has no compiled form: the reason, and the Site or None."""
 
     def __init__(self, what, site=None):
         super().__init__(what)
@@ -38,8 +38,8 @@ class CannotLower(Exception):
 
 @dataclass(frozen=True)
 class Declared:
-    """A shared or local array: its shape (None for the dynamic shared bytes), its dtype, and the name of
-    the variable that it is assigned to."""
+    """A shared or local array: its shape (None for the dynamic shared bytes), its dtype, and the variable
+    that it is assigned to."""
 
     space: str
     shape: tuple | None
@@ -50,8 +50,8 @@ class Declared:
 
 @dataclass(eq=False)
 class Device:
-    """A device function of the file: its name, its tree, which of SPECIAL and the module's arrays it needs
-    besides its parameters, and whether it calls itself."""
+    """A device function of the file: its name, its tree, the names of SPECIAL and the module's arrays that
+    it needs besides its parameters, and whether it calls itself."""
 
     name: str
     tree: ast.FunctionDef = None
@@ -60,28 +60,32 @@ class Device:
 
 
 def fields_of(dtype):
-    """The names of a record's fields, and of those within them."""
+    """Return the names of a record's fields, including nested ones."""
     names = dtype.base.names or ()
     return {*names}.union(*(fields_of(dtype.base[name]) for name in names))
 
 
 class Parts:
-    """What the text of one kernel consists of, collected while it is lowered. `taken`: names that something
-    has already; `counted`: whether accesses and branches are numbered; `prints`: whether it prints; `unset`:
-    (place, variable) of each read that may come before any assignment."""
+    """The parts of one kernel's text, collected while it is lowered.
+
+    `taken`: names already in use.
+    `counted`: whether accesses and branches are numbered for the log.
+    `prints`: whether the kernel prints.
+    `unset`: (site, variable) of each read that may come before any assignment.
+    """
 
     def __init__(self, taken, counted=False):
         self.counted = counted
         # name -> text; name -> module; function -> Device
         self.constants, self.imports, self.devices = {}, {}, {}
         self.arrays, self.declared = {}, {}  # name -> global ndarray; name -> Declared
-        # operations: site -> what a thread does there
+        # operations: site -> the operation of a thread there
         self.sites, self.operations = [], {}
         self.prints, self.unset = False, []
         self.taken = {*taken, *RESERVED, *dir(builtins)}
 
     def fresh(self, name):
-        """A name like `name` that nothing else has."""
+        """Return an unused name like `name`."""
         candidate, number = name, 1
         while candidate in self.taken or home_of(candidate):
             number += 1
@@ -90,7 +94,7 @@ class Parts:
         return candidate
 
     def constant(self, name, text):
-        """The name at the head of the file that stands for `text`."""
+        """Return the name of a constant at the head of the file, with the value `text`."""
         for known, same in self.constants.items():
             if same == text and known.startswith(name):
                 return known
@@ -99,18 +103,18 @@ class Parts:
         return name
 
     def stem(self, name):
-        """`name`, or one like it, with which and an underscore no other name begins."""
+        """Return `name`, or a name like it. No other name begins with the result and an underscore."""
         while any(known.startswith(f"{name}_") for known in (*self.taken, *self.constants)):
             name += "_"
         return name
 
     def library(self, name):
-        """The name of a function of ours, which the file then imports."""
+        """Return the name of a runtime function, which the file then imports."""
         self.imports[name] = home_of(name)
         return name
 
     def array(self, value, name):
-        """The parameter that brings a global array."""
+        """Return the parameter that passes a global array."""
         for known, array in self.arrays.items():
             if array is value:
                 return known
@@ -119,7 +123,7 @@ class Parts:
         return name
 
     def site(self, site):
-        """The number of a place in the source, for the text of this kernel."""
+        """Return the number of a site, for the text of this kernel."""
         if site not in self.sites:
             self.sites.append(site)
         return self.sites.index(site)
@@ -138,11 +142,11 @@ class Module(Parts):
         super().__init__(taken | {names.tree.name for names in self.reachable.values()}, counted)
 
     def has_field(self, name):
-        """Whether arrays of the launch have records with a field of this name."""
+        """Return whether arrays of the launch have records with a field of this name."""
         return any(name in fields_of(dtype) for dtype in self.dtypes.values())
 
     def reach(self, function):
-        """Find all functions that `function` calls, and which names of cuda."""
+        """Find all functions that `function` calls, and the names of numba.cuda that it uses."""
         if function in self.reachable:
             return
         if "fp16" in function.__code__.co_names:
@@ -157,7 +161,8 @@ class Module(Parts):
                 self.reach(found.function)
 
     def stops(self, function, seen=frozenset()):
-        """Whether a thread may stop in `function`, or it declares shared memory: then it is inlined."""
+        """Return whether `function` has to be inlined, because it contains a synchronisation point or
+        declares shared memory."""
         source, seen = self.reachable[function], seen | {function}
         return (
             bool(source.calls(WAIT))
@@ -170,7 +175,7 @@ class Module(Parts):
         )
 
     def value(self, node):
-        """The number that a name of the file stands for, or MISSING."""
+        """Return the number that a name of the file refers to, or MISSING."""
         try:
             return ast.literal_eval(self.constants[node.id])
         except (AttributeError, KeyError, ValueError):
@@ -182,13 +187,13 @@ class Module(Parts):
 
 
 def know_fp16():
-    """A kernel may say cuda.fp16 without having imported it."""
+    """Import cuda.fp16 if possible. A kernel may use the name without an import."""
     with suppress(ImportError):  # Numba without numba-cuda
         importlib.import_module("numba.cuda.fp16")
 
 
 def tree_of_lambda(function):
-    """A lambda as a function's tree, where its lines hold no other; None for what is no lambda."""
+    """Return a lambda as a function's tree if it is the only one in its lines, else None."""
     try:
         lines, start = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -208,7 +213,7 @@ def tree_of_lambda(function):
 
 
 def literal(value):
-    """`value` as Python text that gives it back, or None."""
+    """Return `value` as Python text that evaluates to it, or None."""
     if isinstance(value, tuple) and type(value) is tuple:
         parts = [literal(part) for part in value]
         return None if None in parts else f"({', '.join(parts)}{',' * (len(parts) == 1)})"

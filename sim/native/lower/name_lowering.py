@@ -1,4 +1,4 @@
-"""What the names of a kernel become in lowered text: constants at its head, parameters, functions of ours."""
+"""Names of a kernel in lowered text: constants at its head, parameters, and runtime functions."""
 
 import ast
 import enum
@@ -16,11 +16,11 @@ from sim.native.codegen.symbols import GEOMETRY, MODULES, SPECIAL, home_of, in_t
 from sim.native.lower.module import CannotLower, literal
 
 FIELDS = "accesses to fields of records are counted by fibers"
-PLAIN = {*ATTRIBUTES, "dtype"}  # attributes that are no field of a record
+PLAIN = {*ATTRIBUTES, "dtype"}  # attributes that are never fields of a record
 
 
 def as_item(target):
-    """`p["field"]` for `p.field`, where it is assigned to."""
+    """Return `p["field"]` for `p.field` as the target of an assignment."""
     if not isinstance(target, ast.Attribute):
         return target
     field = ast.copy_location(ast.Constant(target.attr), target)
@@ -28,8 +28,8 @@ def as_item(target):
 
 
 class Names(ast.NodeTransformer):
-    """Prints the names of one Source; `rename` says what its own variables are called, `needs` collects what
-    it needs besides its parameters."""
+    """A printer of the names of one Source. `rename` maps its variables to their new names; `needs`
+    collects the names that it needs besides its parameters."""
 
     def __init__(self, module, source, rename):
         self.module, self.source, self.rename, self.needs = module, source, rename, set()
@@ -53,7 +53,7 @@ class Names(ast.NodeTransformer):
 
     def visit_Name(self, node):
         found = getattr(node, "referent", None)
-        if found is None:  # ours already
+        if found is None:  # a name that lowering has already inserted
             return node
         if found.role == VARIABLE:
             return ast.copy_location(ast.Name(self.rename.get(node.id, node.id), node.ctx), node)
@@ -67,7 +67,7 @@ class Names(ast.NodeTransformer):
         return self.standing_for(node.referent, node.attr, node)
 
     def standing_for(self, found, name, node):
-        """The expression for a Referent that the kernel calls `name`."""
+        """Return the expression for a Referent that the kernel calls `name`."""
         return getattr(self, f"of_{found.role}")(found, name, node)
 
     # --- one method for each role of a referent -------------------------------------------------------------
@@ -121,7 +121,7 @@ class Names(ast.NodeTransformer):
         return self.as_name(self.module.constant(name, text), node)
 
     def of_builtin(self, found, name, node):
-        """A builtin function, or ours in its place."""
+        """Return a builtin function, or the runtime function that replaces it."""
         self.module.prints |= found.name == "print"
         return self.as_name(found.name, node)
 
@@ -132,7 +132,7 @@ class Names(ast.NodeTransformer):
         return self.as_name(device.name, node)
 
     def of_object(self, found, name, node):
-        """A module, an array, a function of a library."""
+        """Return the expression for a module, an array, or a function of a library."""
         value, home = found.value, getattr(found.value, "__module__", None)
         own = getattr(value, "__name__", name)
         if isinstance(value, enum.Enum):
@@ -156,7 +156,7 @@ class Names(ast.NodeTransformer):
         return self.as_name(self.module.library(in_text(f"numpy.{dtype.name}")), node)
 
     def dtype_given(self, node):
-        """The dtype for `x.dtype`, where x is a parameter of the kernel and an array, or None."""
+        """Return the dtype for `x.dtype` if x is an array parameter of the kernel, else None."""
         asks = isinstance(node, ast.Attribute) and node.attr == "dtype" and isinstance(node.value, ast.Name)
         of_kernel = self.source.function is self.module.kernel
         return self.module.dtypes.get(node.value.id) if asks and of_kernel else None

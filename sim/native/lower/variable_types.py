@@ -1,4 +1,4 @@
-"""Which types Numba gives to the variables of a lowered kernel."""
+"""Inference of the types that Numba gives to the variables of a lowered kernel."""
 
 import functools
 import inspect
@@ -18,7 +18,7 @@ RESULT = "the result"
 
 @register_pass(mutates_CFG=False, analysis_only=True)
 class KeepTypes(AnalysisPass):
-    """Ends the compilation: its result is the types."""
+    """A compiler pass that ends the compilation with the types as its result."""
 
     _name = "keep_types"
 
@@ -31,7 +31,7 @@ class KeepTypes(AnalysisPass):
 
 
 class OnlyTypes(compiler.CompilerBase):
-    """Numba's compiler as far as type inference."""
+    """Numba's compiler up to type inference."""
 
     def define_pipelines(self):
         passes = compiler.DefaultPassBuilder.define_untyped_pipeline(self.state)
@@ -43,34 +43,34 @@ class OnlyTypes(compiler.CompilerBase):
 
 
 def variable_types(function, arguments):
-    """{variable: Numba types} of a Python function called with `arguments` (Numba types): all types that a
-    variable ever has."""
+    """Return {variable: all Numba types that it ever has} of a Python function called with `arguments`
+    (Numba types)."""
     found = {}
     for name, numba_type in inferred(function, arguments).items():
         variable, _, version = name.partition(".")
-        # else it is Numba's own: $12, or arg.x for a parameter as it is given
+        # other names are Numba's own: $12, or arg.x for the initial value of a parameter
         if variable.isidentifier() and not (variable == "arg" and version.isidentifier()):
             found.setdefault(variable, set()).add(types.unliteral(numba_type))
     return found
 
 
 def unified(found):
-    """One type for all of these."""
+    """Return one type for all of these."""
     return cpu_target.typing_context.unify_types(*found) if len(found) > 1 else next(iter(found))
 
 
 def inferred(function, arguments):
-    """{variable of Numba's intermediate form: type}; the result is under RESULT."""
+    """Return {variable of Numba's intermediate form: type}. The type of the result is under RESULT."""
     flags, contexts = compiler.Flags(), (cpu_target.typing_context, cpu_target.target_context)
     flags.nrt, flags.enable_ssa, flags.error_model = True, True, "numpy"
     return compiler.compile_extra(*contexts, function, arguments, None, flags, {}, pipeline_class=OnlyTypes)
 
 
 def only_typed(function):
-    """A stand-in for a device function that has types and no code: what else would be compiled only to be
-    typed."""
+    """Return a replacement for a device function with types and without code. Numba would otherwise
+    compile the function only to infer its type."""
 
-    @functools.cache  # Numba asks several times
+    @functools.cache  # Numba requests the same type several times
     def typed(typing, *given):
         return signature(inferred(function, given)[RESULT], *given), None
 
@@ -78,12 +78,13 @@ def only_typed(function):
     return intrinsic_of(function.__name__, [f"x{position}" for position in range(count)], typed)
 
 
-# --- what a kernel waits for, as far as its type goes -------------------------------------------------------
+# --- types of synchronising calls ---------------------------------------------------------------------------
 
 
 @functools.cache
 def stand_in_for(entry):
-    """A function that exists for type inference only; what it gives has the types of the entry's results."""
+    """Return a function that exists for type inference only. Its result has the types of the entry's
+    results."""
 
     def typed(typing, *given):
         of = dict(zip(entry.parameters, given))
@@ -97,6 +98,7 @@ def stand_in_for(entry):
 
 
 def stops():
-    """{name: its stand-in} of all at which a thread of a Python kernel waits: a name with dots is PTX's."""
+    """Return {name: replacement for type inference} of all synchronising calls of a Python kernel. Names
+    with dots are PTX's."""
     names = [name for name in WARP_WIDE | BLOCK_WIDE if name.isidentifier()]
     return {name: stand_in_for(INSTRUCTIONS[name]) for name in names}

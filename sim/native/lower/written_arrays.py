@@ -1,4 +1,5 @@
-"""Which arrays a lowered kernel may write: the others need no watching, and no copy to go back to."""
+"""Analysis of the arrays that a lowered kernel may write. The other arrays need no shadow memory, and no
+copy for a rerun."""
 
 import ast
 
@@ -7,7 +8,7 @@ from sim.native.lower.liveness import assigned
 
 
 class Writes:
-    """Looks through the statements of a kernel and of the device functions that it calls."""
+    """A search through the statements of a kernel and of the device functions that it calls."""
 
     def __init__(self, module):
         self.devices = {device.name: device for device in module.devices.values()}
@@ -15,7 +16,7 @@ class Writes:
         self.found = {}  # name of a device function -> positions of the parameters that it may write
 
     def of(self, statements):
-        """The names whose arrays the statements may write."""
+        """Return the names of the arrays that the statements may write."""
         aliases, written = {}, set()
         self.variables |= assigned(statements)
         for node in [part for statement in statements for part in ast.walk(statement)]:
@@ -39,7 +40,7 @@ class Writes:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name in WRITING:
             return names_in(node.args[0])
-        if name in self.variables:  # a function that came as an argument
+        if name in self.variables:  # a function passed as an argument
             return {root for argument in node.args for root in names_in(argument)}
         if name not in self.devices:
             return set()
@@ -48,7 +49,9 @@ class Writes:
     def of_device(self, name):
         if name not in self.found:
             tree = self.devices[name].tree
-            self.found[name] = range(len(tree.args.args))  # for a function that calls itself: all
+            self.found[name] = range(
+                len(tree.args.args)
+            )  # while the body is read: a recursive call may write all
             written = self.of(tree.body)
             self.found[name] = [
                 position for position, argument in enumerate(tree.args.args) if argument.arg in written

@@ -1,12 +1,12 @@
-"""Loop fission: the statements of one thread, split wherever threads wait, each piece (a region) in a loop
-over the threads.
+"""Loop fission: the split of one thread's statements at its synchronisation points. Each piece, a region,
+runs in a loop over the threads.
 
-A block goes through its regions one after another; between two barriers, a warp goes through its own. Control
-flow around a place where threads wait becomes control flow of the whole block, or warp: the regions say what
-each thread decides, and if they do not all agree the block is `stopped`. A variable that lives from one
-region to another is expanded, an array over threads (scalar expansion), unless it can be computed again from
-what does not change. Known from CPU implementations of CUDA and OpenCL: Stratton, Stone and Hwu 2008,
-"MCUDA".
+A block runs its regions one after another. Between two barriers of the block, a warp runs its own regions.
+Control flow around a synchronisation point becomes control flow of the whole block, or of the warp: each
+thread's region returns the thread's decision, and if the decisions differ the block is `stopped`. A variable
+that lives from one region to another is spilled to an array over threads (scalar expansion), unless a region
+can rematerialise it from values that do not change. CPU implementations of CUDA and OpenCL work the same way:
+Stratton, Stone and Hwu 2008, "MCUDA".
 """
 
 import ast
@@ -28,17 +28,18 @@ CODES = {"return": "END", "break": "BREAK", "continue": "CONTINUE"}
 
 
 def level(node):
-    """Whether threads stop in `node`: for all of their block, for their warp, or not at all."""
+    """Return the level at which threads synchronise in `node`: BLOCK, WARP, or THREAD if they do not."""
     found = {getattr(part, "stops", None) for part in ast.walk(node)} - {None}
     return BLOCK if found & BLOCK_WIDE else WARP if found else THREAD
 
 
 class Fission(Computable):
-    """Splits one kernel."""
+    """The regions of one kernel, as text."""
 
     def __init__(self, module, name, parameters, statements, numba_types):
         super().__init__(module, parameters, statements, numba_types)
-        # kept: what a warp or block hands on, which no region can compute again
+        # kept: operands and results of synchronisation points. They need an array over threads, so no region
+        # computes them again.
         self.name, self.kept, self.suffix = name, set(), "_of"
         while any(known.endswith(self.suffix) for known in module.taken):
             self.suffix += "_"
@@ -46,7 +47,7 @@ class Fission(Computable):
             isinstance(part, ast.Return) for statement in self.statements for part in ast.walk(statement)
         )
         self.expanded = {}
-        for _ in range(2):  # the first time shows what lives from one region to another
+        for _ in range(2):  # the first pass finds the variables that live across regions
             self.functions, self.needed = [], set()
             self.lines = self.sequence(self.statements, BLOCK, 0)
             self.expanded = {
@@ -65,8 +66,8 @@ class Fission(Computable):
     # --- the text of a whole block --------------------------------------------------------------------------
 
     def sequence(self, statements, at, depth):
-        """The lines that run `statements` for a whole block (`at` BLOCK) or warp; `depth`: how many loops of
-        theirs stand around."""
+        """Return the lines that run `statements` for a whole block (`at` BLOCK) or warp (`at` WARP).
+        `depth`: the number of enclosing loops at that level."""
         lines, group = [], []
         for statement in statements:
             if level(statement) < at:
@@ -77,7 +78,7 @@ class Fission(Computable):
         return (lines + self.section(group, at, depth)) or ["pass"]
 
     def section(self, group, at, depth):
-        """The lines that run statements in which nobody waits for the whole block, or warp."""
+        """Return the lines that run statements without a synchronisation point of the level `at`."""
         if not group or all(isinstance(statement, ast.Pass) for statement in group):
             return []
         exits = loose_exits(group)
@@ -90,7 +91,7 @@ class Fission(Computable):
         return self.loop(loop, call, exits, at, depth)
 
     def threads(self, at):
-        """The loop over the threads of a block, or of a warp, that are still there."""
+        """Return the head of the loop over the threads of a block, or of a warp, that have not returned."""
         over = "range(threads)" if at == BLOCK else "range(32 * warp, min(32 * warp + 32, threads))"
         return [
             f"for thread in {over}:",
@@ -111,7 +112,7 @@ class Fission(Computable):
         return lines
 
     def compound(self, node, at, depth):
-        """The lines of a statement in which threads stop."""
+        """Return the lines of a statement that contains a synchronisation point."""
         if is_stop(node):
             return self.stop(node, at)
         check = ["if is_stopped(state):", f"    return{' END' if at == WARP else ''}"]
@@ -140,8 +141,8 @@ class Fission(Computable):
         raise CannotLower(f"a thread stops within a `{type(node).__name__.lower()}` statement")
 
     def asked(self, test, at):
-        """(lines, test): what must run before, and the text of a test on which a whole block or warp
-        agrees."""
+        """Return (lines, test): the lines that evaluate a test for each thread, and the text of a test on
+        which the whole block or warp agrees."""
         if self.is_same(test):
             return self.computed_again(reads(test)), ast.unparse(test)
         call = self.region([], result=f"1 if {ast.unparse(test)} else 0", asks=test)
@@ -149,7 +150,7 @@ class Fission(Computable):
         return ["answer = NOBODY", *self.threads(at), joined], "holds(state, answer)"
 
     def spanned(self, iteration, at):
-        """(lines, iterable): the same for what a loop iterates over."""
+        """Return (lines, iterable) for the iterable of a loop, on which the whole block or warp agrees."""
         if self.is_same(iteration):
             return self.computed_again(reads(iteration)), ast.unparse(iteration)
         if not is_range(iteration):
@@ -165,8 +166,7 @@ class Fission(Computable):
         return lines, "range(bounds[0], bounds[1], step_of(bounds[2]))"
 
     def stop(self, node, at):
-        """The lines of a place where threads wait: a barrier, or something that the lanes of a warp do
-        together."""
+        """Return the lines of a synchronisation point: a barrier, or an instruction of a warp."""
         call, results = node.value, names_assigned(node)
         names = {argument.id for argument in call.args if isinstance(argument, ast.Name)} | set(results)
         self.needed |= names
@@ -184,16 +184,16 @@ class Fission(Computable):
         return [*lines, f"{name}({', '.join(['state, warp, threads', *given])})"]
 
     def held(self, node):
-        """What stands for an argument of all lanes: an array over threads, or a number that is the same for
-        all."""
+        """Return the text of an argument of all lanes: an array over threads, or an expression that is the
+        same for all."""
         expanded = isinstance(node, ast.Name) and node.id in self.expanded
         return self.over(node.id) if expanded else ast.unparse(node)
 
     # --- regions --------------------------------------------------------------------------------------------
 
     def region(self, group, result=None, asks=None):
-        """A call of a new function that runs `group` for one thread; with `asks`, an expression, it returns
-        `result`."""
+        """Add a function that runs `group` for one thread, and return a call of it. The function returns
+        the expression `result` if there is one; `asks` is the tree of that expression."""
         wanted = exposed(group) | reads(asks)
         changed = assigned(group)
         needed = wanted | changed - surely(group)
@@ -212,7 +212,7 @@ class Fission(Computable):
         return self.function(f"{self.name}_{len(self.functions) + 1}", body)
 
     def computed_again(self, wanted):
-        """Lines that compute those of the `wanted` variables which can be computed again."""
+        """Return the lines that rematerialise those of the `wanted` variables that a region can compute."""
         need = set(wanted)
         for variable in reversed(self.again):
             if variable in need:
@@ -221,14 +221,14 @@ class Fission(Computable):
         return list(dict.fromkeys(lines))
 
     def statements_text(self, group, stores):
-        """The lines of one thread's statements: `return` and exits from loops of the whole block become
-        codes, and loops are counted."""
+        """Return the lines of one thread's statements. `return` and exits from loops of the whole block
+        become exit codes, and loops count their iterations."""
         counted, exits = LoopCounter(self.module), Exits(stores)
         parts = [exits.visit(counted.visit(copy.deepcopy(statement))) for statement in group]
         return lines_of([part for statement in parts for part in as_list(statement)])
 
     def function(self, name, body):
-        """Add a function with these lines; returns a call of it."""
+        """Add a function with these lines, and return a call of it."""
         tree = ast.parse("\n".join(["def f():", *indented(body)]))
         names, local = reads(tree), assigned([tree])
         for called in sorted(filter(home_of, names)):
@@ -246,18 +246,19 @@ class Fission(Computable):
         return signature
 
     def over(self, variable):
-        """The name of the array over threads of an expanded variable."""
+        """Return the name of the array over threads of a spilled variable."""
         return variable + self.suffix
 
     def finder(self, dtype):
-        """The name of what finds an array over threads of numbers of a type."""
+        """Return the name of the intrinsic that finds an array over threads of this element type in the
+        spill buffer."""
         self.module.imports["over_threads"] = "sim.native.codegen.arrays"
         return self.module.constant(f"over_{dtype}", f'over_threads("{dtype}")')
 
 
 class Exits(ast.NodeTransformer):
-    """Makes codes of `return`, and of exits from loops of the whole block or warp; before a thread goes on
-    there, its variables are stored."""
+    """A transformer that replaces `return`, and exits from loops of the whole block or warp, by exit
+    codes. The thread's spilled variables are stored before it leaves a loop."""
 
     def __init__(self, stores):
         self.stores, self.depth = stores, 0
@@ -288,7 +289,7 @@ class Exits(ast.NodeTransformer):
 
 
 def lines_of(statements):
-    """The text of statements."""
+    """Return the text of statements, as lines."""
     return ast.unparse(ast.fix_missing_locations(ast.Module(statements, []))).split("\n")
 
 

@@ -1,5 +1,5 @@
-"""A kernel lowered and compiled for given types of arguments: its text in a file named by its hash, and what
-a launch has to bring."""
+"""A kernel lowered and compiled for given argument types. Its text is in a file named by a hash of the
+text's inputs."""
 
 import ast
 import copy
@@ -32,7 +32,8 @@ from sim.native.split.fission import Fission, indented, lines_of
 
 
 def head(module, title):
-    """The lines in front of all functions: imports, constants, device functions."""
+    """Return the lines before all functions of the text: imports, constants, device functions. Comments
+    contain the digest of each instruction, so a changed instruction gives another file."""
     imports = {}
     for name, home in module.imports.items():
         imports.setdefault(home, set()).add(name)
@@ -55,34 +56,36 @@ def function_text(decorator, signature, lines):
     return ["", decorator, f"def {signature}:", *indented(lines), ""]
 
 
-# --- fission ------------------------------------------------------------------------------------------------
+# --- compilation --------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class Lowered:
-    """A kernel as statements of one thread, each stop one of its own, for any types of arguments."""
+    """A kernel as statements of one thread, for any argument types. Each synchronisation point is a
+    statement by itself."""
 
     module: Module
     parameters: list
     statements: list
     writes: set  # parameters and declared arrays that may be written
     code: tuple  # the code objects of the kernel and of all that it calls
-    synchronizes: bool  # whether threads act on what atomics tell them
+    synchronizes: bool  # whether the result may depend on the order of threads, through atomics
 
 
 @dataclass(eq=False)
 class Fissioned:
-    """A kernel by fission: `run(first_position, end_position, grid, block, most_rounds, most_trips, state,
+    """A compiled kernel: `run(first_position, end_position, grid, block, most_rounds, most_trips, state,
     *arrays, *declared, kept, *arguments)`."""
 
     lowered: Lowered
     text: str
     run: object
-    kept: int  # how many variables live from one region to another
+    kept: int  # number of spilled variables
 
 
 def lower_for_fission(function, dtypes=(), counted=False):
-    """`counted`: accesses and branches are written down."""
+    """Return the Lowered of a kernel. With `counted`, its text logs accesses and branches. Raise
+    CannotLower if the kernel has no compiled form."""
     module = Module(function, counted, dtypes)
     if unavailable := interpreted_only(module.used):
         raise CannotLower(f"{unavailable[0]} has no compiled form")
@@ -93,12 +96,12 @@ def lower_for_fission(function, dtypes=(), counted=False):
         for part in as_list(SplitTuples().visit(statement))
     ]
     statements = name_shared(module, statements)
-    code = tuple(  # from the line of `def`, where a site's lines count from
+    code = tuple(  # lines of a site count from the line of `def`, not of a decorator
         function.__code__.replace(co_firstlineno=source.tree.lineno)
         for function, source in module.reachable.items()
     )
     synchronizes = any(source.acts_on_atomics for source in module.reachable.values())
-    module.reachable = None  # the functions themselves are not kept alive
+    module.reachable = None  # else the cache would keep the functions alive
     writes = Writes(module).of(statements)
     if counted and len(module.sites) > PLACES:
         raise CannotLower(f"it has {len(module.sites):,} places to log, and a log numbers {PLACES:,}")
@@ -109,7 +112,8 @@ def lower_for_fission(function, dtypes=(), counted=False):
 
 
 def keep_parameters(module, parameters, statements):
-    """The same statements without assignments to parameters: those get a variable of their own."""
+    """Return the statements without assignments to parameters. Each assigned parameter gets a variable of
+    its own."""
     new = {name: module.fresh(name) for name in sorted(assigned(statements) & set(parameters))}
     for part in [part for statement in statements for part in ast.walk(statement)]:
         if isinstance(part, ast.Name):
@@ -118,7 +122,7 @@ def keep_parameters(module, parameters, statements):
 
 
 class SplitTuples(ast.NodeTransformer):
-    """`a, b = x, y` as two statements, where x and y do not hang on a and b."""
+    """A transformer that splits `a, b = x, y` into two statements if x and y do not depend on a and b."""
 
     def visit_Assign(self, node):
         match node:
@@ -130,8 +134,8 @@ class SplitTuples(ast.NodeTransformer):
 
 
 def name_shared(module, statements):
-    """The same statements without `tile = tile_shared`, the parameter being called `tile`, where the variable
-    stands for nothing else."""
+    """Return the statements without `tile = tile_shared`, where `tile` has no other value. The parameter
+    is then called `tile`."""
     for statement in statements:
         match statement:
             case ast.Assign([ast.Name(variable)], ast.Name(parameter)) if parameter in module.declared:
@@ -143,8 +147,8 @@ def name_shared(module, statements):
 
 
 def fissioned(lowered, name, numba_types):
-    """The Fissioned of a kernel called `name` for arguments of these Numba types (in order of the
-    parameters)."""
+    """Return the Fissioned of a kernel called `name` for arguments of these Numba types, in the order of
+    the parameters."""
     module, parameters = lowered.module, lowered.parameters
     name = module.stem(name)
     arrays = [
@@ -170,19 +174,22 @@ def fissioned(lowered, name, numba_types):
 
 
 def sizes_of(declared):
-    """The sizes that are constants, of each dimension of the parameter that brings a declared array, or
-    None."""
+    """Return for each dimension of a declared array's parameter the constant size or None. Return None for
+    dynamic shared memory."""
     return None if declared.shape is None else (*[None] * (declared.space == "local"), *declared.shape)
 
 
 def array_rank(declared):
-    """Dimensions of the parameter that brings a declared array: a local one has one more, the thread."""
+    """Return the number of dimensions of a declared array's parameter. A local array has one more than in
+    the kernel: the thread."""
     return len(declared.shape or (0,)) + (declared.space == "local")
 
 
 def typed_apart(module, statements, parameters, types_of):
-    """(statements, {variable: type}): a copy of the statements in which each variable has one type.
-    `types_of(statements)`: {variable: the types that Numba gives it}."""
+    """Return (statements, {variable: type}): a copy of the statements in which each variable has one type.
+
+    `types_of`: a function (statements) -> {variable: the types that Numba infers for it}.
+    """
     found = types_of(statements)
     several = {name for name, types_ in found.items() if len(types_) > 1}
     statements = copy.deepcopy(statements)
@@ -201,7 +208,7 @@ def typed_apart(module, statements, parameters, types_of):
 
 
 def thread_text(module, name, parameters, statements):
-    """The text of the kernel as one thread runs it, from start to end."""
+    """Return the text of the kernel as one thread runs it, from start to end."""
     lines = thread_lines(module, name, parameters, statements)
     return "\n".join([*head(module, f"{name}, one thread"), *lines])
 
@@ -213,8 +220,8 @@ def thread_lines(module, name, parameters, statements):
 
 
 def types_in(module, name, parameters, numba_types):
-    """The function (statements) -> {variable: the types that Numba gives it}; device functions are typed once
-    for all calls."""
+    """Return a function (statements) -> {variable: the types that Numba infers for it}. Device functions
+    are typed once for all calls."""
     names, devices = {}, {device.name for device in module.devices.values() if not device.recursive}
     cache.run_text("\n".join(head(module, name)), names)
     names.update(variable_types.stops())
@@ -231,8 +238,8 @@ def types_in(module, name, parameters, numba_types):
 
 
 def fission_text(module, name, parameters, split, renewing=()):
-    """The text of a kernel's file: head, regions, a block, the walk over all blocks. `renewing`: statements
-    that come before each block."""
+    """Return the text of a kernel's file: head, regions, the function of a block, the loop over all
+    blocks. `renewing`: statements that run before each block."""
     shared = [known for known, declared in module.declared.items() if declared.space == "shared"]
     for needed in ("begin_block", "end_block", "block_index", "dim3", "poisoned", "log_block"):
         module.library(needed)
@@ -261,7 +268,8 @@ def fission_text(module, name, parameters, split, renewing=()):
 
 
 def first_line(error):
-    """What a NumbaError says of the kernel, and the line of lowered text that it points at."""
+    """Return the first line of a NumbaError that concerns the kernel, and the line of lowered text that it
+    points at."""
     lines = [line.strip() for line in str(error).split("\n")]
     lines = [line for line in lines if line and not line.startswith("Failed in ")]
     pointed = re.findall(r"\n\s*(\S[^\n]*)\n\s*\^", str(error))

@@ -1,5 +1,5 @@
-"""Which variables of a kernel need not be kept from one region to another: those that can be computed again
-from what does not change, and the counters of loops that are the same for all threads."""
+"""Rematerialisation: variables that a region computes again, so that they need no spill buffer. They
+depend only on values that do not change, or are counters of loops that are the same for all threads."""
 
 import ast
 import copy
@@ -12,7 +12,7 @@ from sim.native.lower.hoisting import stops
 from sim.native.lower.liveness import assigned, exposed
 from sim.native.lower.loops import is_range
 
-# functions of the table that cost little to compute again
+# functions of sim.isa that are cheaper to compute again than to spill
 CHEAP = ("isa_operator_", "isa_builtins_", "isa_numpy_")
 PURE = {"min", "max", "abs", "len", "int", "float", "bool", "range", "lane_of", "logged", "from_end"}
 UNIFORM = {"state", "blockIdx", "blockDim", "gridDim"}
@@ -21,18 +21,24 @@ COMPUTED += ast.Attribute, ast.Subscript, ast.Slice
 
 
 class Computable:
-    """The variables of one kernel. `numba_types` maps each to its Numba type."""
+    """The variables of one kernel, and which of them a region can rematerialise. `numba_types` maps each
+    to its Numba type."""
 
     def __init__(self, module, parameters, statements, numba_types):
         self.module, self.numba_types = module, numba_types
         self.parameters, self.statements = parameters, statements
-        self.fixed = {*parameters, *module.arrays, *module.declared, *SPECIAL}  # what no statement assigns
+        self.fixed = {
+            *parameters,
+            *module.arrays,
+            *module.declared,
+            *SPECIAL,
+        }  # names that no statement assigns
         self.loops = self.own_loops(self.statements)
         self.again, self.same = self.computable()
 
     def own_loops(self, statements):
-        """Give each loop in which threads stop a counter of its own, where nothing else needs the variable;
-        returns those counters."""
+        """Give each loop with a synchronisation point a counter of its own, if no code outside the loop
+        reads the variable. Return those counters."""
         found = set()
         for node in [part for statement in statements for part in ast.walk(statement)]:
             if (
@@ -54,7 +60,7 @@ class Computable:
         return found
 
     def assignments(self):
-        """How many statements, however deep, themselves assign each variable."""
+        """Return for each variable the number of statements, at any depth, that assign it."""
         found = Counter()
         for node in [part for statement in self.statements for part in ast.walk(statement)]:
             if isinstance(node, (ast.Assign, ast.For, ast.NamedExpr)):
@@ -63,8 +69,8 @@ class Computable:
         return found
 
     def computable(self):
-        """({variable: statement}, names) of the variables that can be computed again anywhere, in order; and
-        of those that are the same for a whole block."""
+        """Return ({variable: statement}, names): the variables that can be rematerialised anywhere, in
+        order, and the names of those that are the same for a whole block."""
         again, times = {}, self.assignments()
         shared = [name for name, declared in self.module.declared.items() if declared.space == "shared"]
         same = {*self.parameters, *self.module.arrays, *shared, *UNIFORM}
@@ -87,9 +93,12 @@ class Computable:
         return again, same
 
     def is_pure(self, node, known, array=False, calls=CHEAP):
-        """Whether `node` has the same value wherever it is evaluated: made of `known` variables and
-        constants, reading no memory. `array`: its value is an array, so that a subscript is a part of one;
-        `calls`: how the functions of the table that it may call begin."""
+        """Return whether `node` has the same value wherever it is evaluated: it consists of `known` variables
+        and constants, and reads no memory.
+
+        `array`: the value is an array, so a subscript selects a part of one and loads nothing.
+        `calls`: the prefix of the functions of sim.isa that the expression may call.
+        """
         if isinstance(node, ast.Call):
             name = node.func.id if isinstance(node.func, ast.Name) else ""
             return (
@@ -110,7 +119,7 @@ class Computable:
         )
 
     def is_constant_part(self, node):
-        """Whether a subscript is one of a shape, or of a tuple of constants."""
+        """Return whether a subscript selects from a shape or from a tuple of constants."""
         of = node.value
         return (
             isinstance(of, ast.Attribute)
@@ -120,7 +129,8 @@ class Computable:
         )
 
     def is_uniform_iteration(self, node, loops):
-        """Whether `node` yields the same to every thread of the block, judging by its text."""
+        """Return whether the text of `node` shows that it yields the same values to every thread of the
+        block."""
         return self.is_pure(node, {*self.parameters, *UNIFORM, *self.module.arrays} | loops) or is_range(node)
 
     def is_same(self, node):

@@ -1,4 +1,5 @@
-"""The programs of a kernel: lowered once for what its globals are, compiled once for each tuple of types."""
+"""The programs of a kernel: lowered once for the values of its globals, and compiled once for each tuple
+of argument types."""
 
 import inspect
 import weakref
@@ -18,12 +19,13 @@ from sim.native.codegen.shadow import BARE
 from sim.native.lower.module import CannotLower
 from sim.native.split.program import first_line, fissioned, lower_for_fission
 
-# function -> {(what its globals are, types): Lowered, Fissioned, or CannotLower}
+# function -> {(values of its globals, types): Lowered, Fissioned, or CannotLower}
 PROGRAMS = weakref.WeakKeyDictionary()
 
 
 def remembered(function, key, make):
-    """`make()`, once for each function and key; a CannotLower is remembered too."""
+    """Return `make()`, called once for each function and key. Remember a CannotLower too, and raise it
+    again."""
     known = PROGRAMS.setdefault(function, {})
     if key not in known:
         try:
@@ -37,8 +39,8 @@ def remembered(function, key, make):
 
 
 def argument_type(name, value):
-    """The Numba type of an argument, its arrays being checked for their bounds only; a Numba type stands for
-    an argument of that type."""
+    """Return the Numba type of an argument whose arrays have only their bounds checked. A Numba type
+    represents an argument of that type."""
     if isinstance(value, types.Array):
         return GuardedType(value.dtype, value.ndim, value.layout == "C", BARE)
     if isinstance(value, types.Type):
@@ -47,7 +49,7 @@ def argument_type(name, value):
         return types.BaseTuple.from_types(
             [argument_type(f"{name}[{i}]", part) for i, part in enumerate(value)], type(value)
         )
-    if isinstance(value, list):  # which Numba copies on the CPU alone
+    if isinstance(value, list):  # Numba would copy a list, which a GPU does not support
         raise CannotLower(f"argument {name} is a list")
     array = argument_array(value, name)
     try:
@@ -64,8 +66,8 @@ def argument_type(name, value):
 
 @global_compiler_lock
 def source(kernel, *arguments):
-    """The text that a kernel is lowered to for such arguments (or Numba types). Raises LaunchError if that
-    cannot be."""
+    """Return the text that a kernel is lowered to for these arguments, or for these Numba types. Raise
+    LaunchError if the kernel cannot be compiled."""
     function = python_function(kernel)
     try:
         return fission_program(
@@ -89,8 +91,8 @@ def fission_program(function, numba_types, counted=False):
 
 
 def dtypes_of(function, numba_types):
-    """(parameter, dtype) of the arrays among arguments of these types on which the text hangs: those of
-    records, and all where the kernel asks an array for its dtype."""
+    """Return (parameter, dtype) of the array arguments whose dtypes the text depends on: records, and all
+    arrays if the kernel reads an array's `dtype`."""
     asks = "dtype" in names_in(function.__code__)
     names = positional(function) or inspect.signature(function).parameters
     arrays = [
