@@ -22,26 +22,34 @@ def conv_attention(
     enable_gqa: bool = False,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Convolutional ("multi-token") attention without an N×N matrix in memory, forward and backward; returns
-    O, like q, or with return_lse (O, L), L each query's log-sum-exp, (B, H, N), float32, without gradients.
+    """Compute convolutional ("multi-token") attention without an N×N matrix in memory, forward and backward.
 
-        S0 = scale · q kᵀ, 0 where masked      T[i, j] = Σ_ab w[a, b] · S0[i - (c_q - 1) + a, j - (c_k - 1) //
-        2 + b], -inf where masked
-        O  = softmax(T) v                      Golovneva et al. 2025, arXiv 2504.00927: key-query convolution
-           before the softmax
+    Return O, shaped like q, or with return_lse (O, L), where L (B, H, N) is the log-sum-exp of each query's
+    scores in float32, without gradients. For each head, with P_q = c_q - 1 and P_k = (c_k - 1) // 2:
 
-    q, k, v: (B, H, N, d), w: (H, c_q, c_k), tensors on one device, none empty, d <= 128, c_q and c_k from 1
-        to 15, odd or even. q, k and v are float32, bfloat16 or float16, w is float32 or like them; 16-bit
-        ones are computed on tensor cores (`kernels.conv.tensor_forward`; a GPU of compute capability 8.0 or
-        newer) with float32 sums, their gradients too (`kernels.conv.tensor_backward`). scale is 1/sqrt(d)
-        unless given. With causal, query i sees the keys j <= i, before the convolution and after it.
-        Non-contiguous tensors are copied. CPU tensors are simulated, CUDA tensors run on their GPU.
-    is_causal, enable_gqa: as `scaled_dot_product_attention` names them: the same as causal; and k and v (B,
-        H_kv, N, d), where H_kv divides H, of which each head serves H / H_kv neighbouring heads of q.
+        S0 = scale · q kᵀ, 0 where masked
+        T[i, j] = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked
+        O = softmax(T) v
 
-    Gradients reach q, k, v and w, once: a second derivative is an error. What needs no gradient costs none.
-    Under torch.compile this is one opaque operator; under torch.autocast it computes in its type. Raises
-    TypeError or ValueError that names the argument, what it is, and what was wanted.
+    This is key-query convolution before the softmax (Golovneva et al. 2025, arXiv 2504.00927).
+
+    q, k, v: (B, H, N, d), float32, bfloat16 or float16, d <= 128.
+    w: (H, c_q, c_k), float32 or the type of q, c_q and c_k from 1 to 15, odd or even.
+    causal: query i sees the keys j <= i, before the convolution and after it.
+    scale: 1/sqrt(d) unless given.
+    is_causal: another name for causal, as in `scaled_dot_product_attention`.
+    enable_gqa: k and v are (B, H_kv, N, d), where H_kv divides H. Each of their heads serves H / H_kv
+        neighbouring heads of q.
+    return_lse: return L, too.
+
+    All tensors are on one device and none is empty; non-contiguous tensors are copied. CPU tensors are
+    simulated, CUDA tensors run on their GPU. 16-bit tensors, and their gradients, are computed on tensor
+    cores with float32 accumulators (`kernels.conv.tensor_forward`, `kernels.conv.tensor_backward`), which
+    takes a GPU of compute capability 8.0 or newer.
+
+    Gradients reach q, k, v and w; only those that are needed are computed. A second derivative is an error.
+    Under torch.compile this is one opaque operator; under torch.autocast it computes in autocast's type.
+    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
     """
     if autocasts_type(q) is not None and isinstance(w, torch.Tensor):
         w = w.float()

@@ -66,10 +66,12 @@ def attention_backward(q, k, v, o, log_sum, d_o, causal=False, scale=None, windo
 
 
 # Convolutional ("multi-token") attention --------------------------------------------------------------------
-# Golovneva et al. 2025, arXiv 2504.00927, key-query convolution before the softmax. For each head, with P_q =
-# c_q - 1, P_k = (c_k - 1) // 2:
-# S0 = scale · q kᵀ, 0 where masked      T[i, j] = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where
-# masked      O = softmax(T) v
+# Key-query convolution before the softmax, Golovneva et al. 2025, arXiv 2504.00927. For each head, with
+# P_q = c_q - 1 and P_k = (c_k - 1) // 2:
+#
+#     S0 = scale · q kᵀ, 0 where masked
+#     T[i, j] = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked
+#     O = softmax(T) v
 
 
 def conv_attention(q, k, v, w, causal=True, scale=None):

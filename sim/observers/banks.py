@@ -1,15 +1,16 @@
-"""banks: how many wavefronts shared memory needs for the lanes of a warp that access it together."""
+"""banks: the number of wavefronts (passes of the 32 banks) that a warp's requests to shared memory take."""
 
 from sim.events import ATOMIC, SHARED, Column
 from sim.observers.epochs import EpochCounter
 
 
 class Banks(EpochCounter):
-    """Counts, for the launch (`counters["banks"]`) and for each source line: `shared_requests`, the
-    `wavefronts` they took, the `fewest_wavefronts` possible, and the worst `ways` of conflict (1: none; 32:
-    all lanes one after another).
+    """A counter of bank conflicts, for the launch (`counters["banks"]`) and for each source line.
 
-    Lanes that add atomically to one word are counted one wavefront each; a GPU may combine some of them.
+    It counts `shared_requests`, the `wavefronts` that they took, the `fewest_wavefronts` possible, and the
+    worst `ways` of conflict (1: no conflict; 32: the lanes are served one after another).
+
+    Each lane that adds atomically to a word counts as one wavefront; a GPU may combine some of them.
     """
 
     space = SHARED

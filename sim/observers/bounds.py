@@ -1,14 +1,15 @@
-"""bounds: accesses outside their array, and negative indices, which Numba wraps and CUDA C would not."""
+"""bounds: accesses outside their array, and negative indices. Numba wraps a negative index; CUDA C++ does
+not."""
 
 from collections import Counter
 
 from sim.events import CONSTANT, Element, Finding, Observer, alias, index_text, leading_name
 
-MOST_TOLD = 1000  # findings of one thread at one place; more are counted
+MOST_TOLD = 1000  # findings to report for one thread at one site; further ones are only counted
 
 
 class Bounds(Observer):
-    """Findings `out-of-bounds` (an error) and `negative-index` (a warning)."""
+    """An observer that reports `out-of-bounds` (an error) and `negative-index` (a warning)."""
 
     def launch_started(self, context):
         self.times, self.last = Counter(), {}
@@ -72,8 +73,10 @@ class Bounds(Observer):
 
 
 def names(access, array):
-    """What the kernel calls the array where it is accessed, and that with what it is a part of. None for the
-    first if it has no name there, as x[i].field has none."""
+    """Return (the name of the array at the access, that name with the array of which it is a part).
+
+    The first is None if the array has no name there, as in x[i].field.
+    """
     home, here = array.allocation.home, leading_name(access)
     if array.name == CONSTANT and here:
         return here, f"{here}, {CONSTANT}"

@@ -1,4 +1,5 @@
-"""branches: how often the lanes of a warp decide differently, so that the warp must walk both ways."""
+"""branches: how often the lanes of a warp take different sides of a branch, so that the warp executes
+both."""
 
 import numpy as np
 
@@ -7,15 +8,16 @@ from sim.observers.epochs import EpochCounter
 
 
 class Branches(EpochCounter):
-    """Counts, for the launch (`counters["branching"]`) and for each source line, the `branches` that warps
-    come to, and how many are `divergent`.
+    """A counter of branches, for the launch (`counters["branching"]`) and for each source line: the
+    `branches` that warps execute, and the number of `divergent` ones.
 
-    A branch is an `if`, a conditional expression or the test of a `while` loop; its k-th execution since the
-    last barrier by each lane of a warp counts once. The ends of `for` loops and short circuits in `and` and
-    `or` are not seen, and a compiler may turn a small branch into instructions that all lanes execute.
+    A branch is an `if`, a conditional expression or the test of a `while` loop. Its k-th executions by the
+    lanes of a warp since the last barrier count as one branch. The ends of `for` loops and the short circuits
+    of `and` and `or` are not counted, and a compiler may turn a small branch into instructions that all lanes
+    execute.
     """
 
-    accesses = Observer.accesses  # this tool hears of branches only
+    accesses = Observer.accesses  # subscribe to branches only
     title = "branching"
     names = "branches", "divergent"
     columns = (Column("branches (divergent)", ("branches",), "divergent", 40),)

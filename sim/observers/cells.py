@@ -1,4 +1,5 @@
-"""Accesses as parallel columns, and the cells (bytes or elements) that several parties touch."""
+"""Accesses as parallel columns, and the cells (bytes or elements) that several parties (threads or blocks)
+touch."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,9 +9,9 @@ import numpy as np
 from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SITE_BITS, SPACE_SHIFT, STORE
 from sim.observers.copies import LINE_SHIFT
 
-FEW_ROWS = 64  # accesses of which it takes longer to leave some out than to keep all
+FEW_ROWS = 64  # below this number of accesses, filtering costs more than it saves
 ATOMIC_LOAD = 3  # the action of an atomic that only reads: a relaxed or acquiring load
-MOST_CELLS = 512  # racy cells of one pattern that are looked at one by one; further ones are counted
+MOST_CELLS = 512  # racy cells of one pattern to examine; further ones are only counted
 
 
 class Row(NamedTuple):
@@ -27,8 +28,14 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Accesses to shared and global memory as parallel arrays; `block` is a number, `position` counts
-    accesses through the launch, `value` holds objects (None for loads)."""
+    """Accesses to shared and global memory as parallel arrays.
+
+    block: the number of the block
+    position: the rank of the access among all accesses of the launch
+    value: the value written, as an object; None for loads
+    action: LOAD, STORE, ATOMIC or ATOMIC_LOAD. Towards other blocks, an atomic of block scope counts as a
+        plain access
+    """
 
     block: np.ndarray
     epoch: np.ndarray
@@ -39,12 +46,12 @@ class Rows:
     size: np.ndarray
     position: np.ndarray
     value: np.ndarray
-    # LOAD, STORE, ATOMIC or ATOMIC_LOAD, as its site says; to other blocks an atomic for one block is plain
     action: np.ndarray
 
     @classmethod
     def of(cls, batch, written, block):
-        """Accesses of `batch` to global memory, and those to `written` lines of shared memory."""
+        """Return the Rows of a batch: its accesses to global memory, and those to `written` lines of
+        shared memory."""
         space = batch.space
         keep = space == GLOBAL
         if len(written) and not keep.all():
@@ -79,8 +86,11 @@ class Rows:
         return Row(*(int(column[i]) for column in columns), self.value[i])
 
     def of_global_memory(self, once):
-        """Accesses to global memory; `once`, if they are many: of several to one address from one site only
-        the lowest thread's first and the highest's last, which stays."""
+        """Return the accesses to global memory.
+
+        With `once`, many accesses to one address from one site are reduced to two: the first one of the
+        lowest thread and the last one of the highest thread, which leaves the final value.
+        """
         chosen = np.flatnonzero(self.address >> SPACE_SHIFT == GLOBAL)
         if len(chosen) == len(self) <= FEW_ROWS:
             return self
@@ -94,11 +104,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells (bytes, or elements where all accesses are to whole ones) and who touched them: those at
-    `origin[starts:ends]` among `rows`, low parties and threads first."""
+    """Cells (bytes, or elements where every access covers a whole element) and the accesses to each.
+
+    Cell c is accessed by the rows `origin[starts[c]:ends[c]]`, sorted by party and then by thread.
+    """
 
     rows: Rows
-    party: np.ndarray  # of each row
+    party: np.ndarray  # the party of each row
     origin: np.ndarray
     address: np.ndarray
     starts: np.ndarray
@@ -112,8 +124,11 @@ class Cells:
         return Cells(self.rows, self.party, self.origin, *chosen)
 
     def patterns(self):
-        """(cells to look at, number of further ones) for each set of sites that touch a cell, told by which
-        of them several parties do, and the lowest."""
+        """Yield (cells to examine, number of further cells) for each pattern of access.
+
+        Two cells have the same pattern if the same sites touch them, the same of these sites are executed by
+        several parties, and the same of them by the lowest party.
+        """
         if len(self.address) <= MOST_CELLS:
             if len(self.address):
                 yield range(len(self.address)), 0
@@ -139,7 +154,8 @@ class Cells:
 
 
 def distinct(column):
-    """np.unique of whole numbers, which takes three to ten times as long, by way of a hash table."""
+    """Return the sorted distinct values of an integer array. np.unique uses a hash table, and takes three
+    to ten times as long."""
     if len(column) and (column == column[0]).all():
         return column[:1]
     column = np.sort(column)
@@ -147,16 +163,19 @@ def distinct(column):
 
 
 def shared(cell, party):
-    """Whether several parties touch one cell, or, where the numbers are too large to tell, may."""
+    """Return whether several parties touch one cell. May return True wrongly where the numbers overflow 64
+    bits."""
     bits = int(party.max(initial=0)).bit_length()
-    both = np.sort(cell << bits | party)  # what is too large for 64 bits makes cells alike
+    both = np.sort(cell << bits | party)  # bits beyond 64 are lost, which can only make cells equal
     return bool(((both[1:] != both[:-1]) & (both[1:] >> bits == both[:-1] >> bits)).any())
 
 
 def racy_cells(rows, party):
-    """Return the Cells that two parties touch, one of them writing and not both atomically."""
+    """Return the Cells that two parties touch, at least one of them writing, and not both atomically."""
     cell, origin = rows.address, np.arange(len(rows.address))
-    if len(distinct(rows.size)) > 1 or (rows.address % rows.size).any():  # per byte
+    if (
+        len(distinct(rows.size)) > 1 or (rows.address % rows.size).any()
+    ):  # mixed sizes, or unaligned: a cell is a byte
         origin = np.repeat(origin, rows.size)
         begins = np.cumsum(rows.size) - rows.size
         cell = rows.address[origin] + np.arange(len(origin)) - begins[origin]

@@ -1,15 +1,15 @@
-"""coalescing: into how many sectors of 32 bytes a warp's lanes reach in global memory together."""
+"""coalescing: the number of 32-byte sectors of global memory that the lanes of a warp touch together."""
 
 from sim.events import GLOBAL, Column
 from sim.observers.epochs import EpochCounter
 
 
 class Coalescing(EpochCounter):
-    """Counts, for the launch (`counters["coalescing"]`) and for each source line: `requests`, `sectors`
-    touched, and the `fewest_sectors` possible.
+    """A counter of sectors, for the launch (`counters["coalescing"]`) and for each source line: `requests`,
+    the `sectors` that they touched, and the `fewest_sectors` possible.
 
-    A request is the k-th execution, since the last barrier, of one place in the source by each lane of a
-    warp: what the lanes would do in lockstep.
+    A request consists of the k-th executions of one source position by the lanes of a warp since the last
+    barrier, as if the lanes ran in lockstep.
     """
 
     space = GLOBAL

@@ -1,9 +1,10 @@
-"""Asynchronous copies under way: an access that comes behind the issue of a copy to the same bytes, but not
-behind the wait for it, may meet either what was there or what arrives; and a write to what is copied may come
-before or after the copy's reading.
+"""Asynchronous copies in flight, and the accesses that conflict with them.
 
-Whether it comes behind is judged as for races: by the thread's own order, barriers, and what
-sim.observers.order knows. An access that nothing orders with the issue is a race.
+An access to the destination of a copy, after the copy was issued but before it was waited for, may see the
+old or the new bytes. A write to the source may come before or after the copy reads it.
+
+Whether an access comes after the issue or the wait is decided as for races: by program order within a thread,
+by barriers, and by sim.observers.order. An access that is not ordered with the issue of the copy is a race.
 """
 
 import math
@@ -15,17 +16,20 @@ import numpy as np
 from sim.events import ATOMIC, LOAD, SITES, STORE, Access, Copy, Finding, Moment, alias
 from sim.observers.order import copies_of
 
-# the widest access has 16 bytes: aligned accesses to different lines of 16 bytes do not meet
+# The widest access has 16 bytes, so aligned accesses to different 16-byte lines do not overlap.
 LINE_SHIFT = 4
-NEVER = math.inf  # the epoch of an end that no barrier of the block makes known
+NEVER = math.inf  # the epoch of an end that is acquired through an mbarrier, not a block barrier
 WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
 
 
 @dataclass(eq=False)
 class Flight:
-    """A copy under way: of the block with this index, from one Moment to the first of others, if one has
-    come; of a Moment the block is a number. A copy that an mbarrier tracks ends when its phase is complete,
-    for those who know of that: a Moment of `copies_of` its thread."""
+    """A copy in flight: the index of its block, the Moment of its issue, and the Moments that end it.
+
+    The block of a Moment is a number here. A copy that an mbarrier tracks ends when the mbarrier's phase
+    completes, for the threads that acquired that phase. Its end is a Moment of the pseudo-thread
+    `copies_of(thread)`.
+    """
 
     index: tuple[int, int, int]
     copy: Copy
@@ -33,29 +37,30 @@ class Flight:
     ends: list[Moment] = field(default_factory=list)
 
     def places(self):
-        """The bytes that it writes, and those that it reads, if any."""
+        """Yield a Place for the bytes that the copy writes, and one for the bytes that it reads, if any."""
         yield Place(self.copy.address, self.copy.size, True)
         if self.copy.source is not None:
             yield Place(self.copy.source, self.copy.read, False)
 
     def is_under_way(self, row, order):
-        """Whether an access comes surely behind the issue, and not surely behind the wait."""
+        """Return whether an access is ordered after the issue of the copy, and not after a wait for it."""
         return precedes(self.begin, row, order) and not any(precedes(end, row, order) for end in self.ends)
 
     def is_over(self, order):
-        """Whether all threads of the block are behind its end, now that they have met at a barrier."""
+        """Return whether every thread of the block, which is at a barrier now, is ordered after the end of
+        the copy."""
         return any(end.epoch < NEVER or order.all_know(end) for end in self.ends)
 
 
 def precedes(at, row, order):
-    """Whether an access of the same block (a Row) is surely behind a Moment."""
+    """Return whether a Moment is ordered before an access (a Row) of the same block."""
     if row.thread == at.thread:
         return row.segment > at.segment
     return row.epoch > at.epoch or order.active and order.before(at, row)
 
 
 class Place(NamedTuple):
-    """Neighbouring bytes that a copy writes or reads."""
+    """A contiguous range of bytes that a copy writes or reads."""
 
     address: int
     size: int
@@ -63,7 +68,7 @@ class Place(NamedTuple):
 
 
 class Flights:
-    """The copies under way in each block."""
+    """The copies in flight in each block."""
 
     def __init__(self, context):
         self.context, self.under_way = context, {}  # number of a block -> {id of a Copy: Flight}
@@ -76,28 +81,30 @@ class Flights:
         self.end(at._replace(block=block), copies)
 
     def tracked(self, at, block, copies):
-        """An mbarrier counts the copies that a thread has sent."""
+        """Record that an mbarrier tracks the copies that a thread has issued."""
         self.end(Moment(block, NEVER, copies_of(at.thread), at.segment), copies)
 
     def end(self, at, copies):
         flights = self.under_way.get(at.block, {})
         for copy in copies:
-            if id(copy) in flights:  # else it was over before
+            if id(copy) in flights:  # otherwise the copy was complete before
                 flights[id(copy)].ends.append(at)
 
     def lines(self, block):
-        """The lines of bytes to which copies are under way."""
+        """Return the numbers of the 16-byte lines that copies in flight write to."""
         flights = self.under_way.get(block, {}).values()
         return np.array([flight.copy.address >> LINE_SHIFT for flight in flights], np.int64)
 
     def epoch_ended(self, block, rows, order):
-        """Findings of an epoch's accesses (Rows, or None); what has been waited for is forgotten."""
+        """Return the findings for the accesses of an epoch (Rows, or None), and drop the copies that are
+        complete."""
         flights = self.under_way.pop(block, {})
         if left := {key: flight for key, flight in flights.items() if not flight.is_over(order)}:
             self.under_way[block] = left
         return list(self.early(flights.values(), rows, order)) if flights and rows is not None else []
 
     def early(self, flights, rows, order):
+        """Yield a finding for each access that conflicts with a copy in flight."""
         by_line = {}
         for flight in flights:
             for place in flight.places():

@@ -1,4 +1,4 @@
-"""epochs: what tools share that look at the accesses of whole epochs."""
+"""epochs: the base class of observers that count the accesses of whole epochs (from barrier to barrier)."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 class EpochCounter(Observer):
-    """A tool that counts what warps ask for in whole epochs of blocks: override `space`, the memory to whose
-    accesses it listens, and `epochs`.
+    """An observer that counts the requests of warps, epoch by epoch. Override `space`, the memory space whose
+    accesses it counts, and `epochs`.
 
-    It counts for the launch (`counters[title]`) and for each source line: requests, and further `names` of
-    each, of which those in `worst` are not added up: the largest counts. `report.by_line()` shows a column
-    for each name, or `columns`.
+    It counts for the launch (`counters[title]`) and for each source line: the number of requests, and the
+    further `names`. Counts are added up, except that the largest is kept for the names in `worst`.
+    `report.by_line()` shows a column for each name, or `columns` if the class defines them.
     """
 
     title: str
     names: tuple[str, ...]
     worst: tuple[str, ...] = ()
     space = GLOBAL
-    lump = 1 << 14  # accesses at a time: long enough for numpy, short enough for the processor's cache
+    lump = 1 << 14  # accesses per call of `epochs`: many enough for numpy, few enough for the CPU's cache
     local = property(lambda self: self.space == LOCAL)
 
     def __init_subclass__(cls) -> None:
@@ -34,7 +34,7 @@ class EpochCounter(Observer):
         self.open: dict[Index3, list[tuple[np.ndarray, ...]]] = {}
         self.closed: list[tuple[np.ndarray, ...]] = []
         self.number, self.held = 0, 0
-        self.sites: dict[int, list[int]] = {}  # site -> a number for each name
+        self.sites: dict[int, list[int]] = {}  # site -> its counts, in the order of `names`
 
     def launch_started(self, context: "Context") -> None:
         self.spec = context.spec
@@ -58,7 +58,8 @@ class EpochCounter(Observer):
         self.close(block)
 
     def close(self, block: Index3) -> None:
-        """The epoch is complete: its lanes get numbers of their own, so that epochs go together."""
+        """Close an epoch of a block. Its lanes get unique numbers, so that several epochs can be counted
+        in one call."""
         batches = self.open.pop(block, ())
         for thread, *columns in batches:
             self.closed.append((thread + self.number * self.lanes, *columns))
@@ -74,13 +75,20 @@ class EpochCounter(Observer):
         self.closed, self.number, self.held = [], 0, 0
 
     def epochs(self, lane: np.ndarray, site: np.ndarray, *columns: np.ndarray) -> None:
-        """What happened in some epochs, as parallel arrays, that of one lane in the order in which it did it:
-        accesses, with address and size. Lanes of one warp are numbered from a multiple of its size, and those
-        of each epoch anew."""
+        """Count the events of some epochs, given as parallel arrays. For accesses, the columns are address
+        and size.
+
+        The events of one lane are in program order. The lanes of a warp are numbered from a multiple of the
+        warp size, and the lanes of each epoch have numbers of their own.
+        """
 
     def count(self, site: np.ndarray, request: np.ndarray, *columns: np.ndarray) -> None:
-        """columns: of each request what the names behind the first one count. Accesses at `site` belong to
-        `request`: arrays of one length."""
+        """Add requests to the counters of their sites.
+
+        site, request: arrays of one length: the site of each access, and the number of the request that it is
+            part of
+        columns: arrays with one entry for each request: the counts for the names after the first
+        """
         of = np.empty(int(request.max()) + 1, np.int64)
         of[request] = site
         for number in np.unique(of).tolist():

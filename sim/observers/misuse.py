@@ -1,5 +1,5 @@
-"""misuse: what ran without an error and still cannot have been meant: a launch that wrote nothing, a
-floating-point value for an integer's atomic."""
+"""misuse: kernels that run without an error and cannot be meant: a launch that writes nothing, a
+floating-point value for an atomic on integers, a variable that is read before it is assigned."""
 
 from sim.events import GLOBAL, LOAD, Element, Finding, Observer
 
@@ -16,9 +16,12 @@ def unassigned_variable(access, name):
 
 
 class Misuse(Observer):
-    """Finding `misuse`, a warning: an atomic that mixes dtypes; or no thread wrote to any of the launch's
-    arrays that have elements, no other tool has found a reason, and either none read any of them or the
-    kernel has no store."""
+    """An observer that reports `misuse` and `unassigned-variable`, both warnings.
+
+    A `misuse` is an atomic that mixes dtypes, or a launch that wrote to none of its non-empty arrays. The
+    second is reported only if no other observer has found a reason, and if either no thread read an array or
+    the kernel has no store.
+    """
 
     local = False
 
@@ -43,16 +46,16 @@ class Misuse(Observer):
         )
 
     def unassigned(self, access, name):
-        place = access.block[::-1], access.thread[::-1]  # the lowest thread stands for all
+        place = access.block[::-1], access.thread[::-1]  # keep the lowest thread as the example
         if access.site not in self.unset or place < self.unset[access.site][0]:
             self.unset[access.site] = place, unassigned_variable(access, name)
 
     def launch_finished(self, context):
         yield from (finding for _, finding in self.unset.values())
-        # only the launch's arguments: a variable of the module may belong to a library
+        # Only the launch's arguments count: a module's variable may belong to a library.
         allocations = (a for a in context.space.allocations if a.keep is not None)
         arrays = [a.name for a in allocations if a.space == "global" and a.root.size]
-        # threads have looked at the data, and may have found nothing to write
+        # The threads read the data, and may correctly have found nothing to write.
         chose = self.read and context.stores
         if arrays and not (self.wrote or context.wrote or chose or context.findings):
             yield Finding(

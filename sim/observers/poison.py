@@ -1,29 +1,31 @@
-"""Indices that are made of poison: consequences of findings that leave a thread with an undefined value.
+"""Accesses at undefined indices: consequences of earlier findings that left a thread with an undefined value.
 
-Memory that nobody has written, a lane that takes no part in a shuffle and an access outside its array give a
-conspicuous value; an access by it is a consequence, which names its cause and comes after it. The cause is a
-finding of the thread that makes the access, or else of a thread in its block.
+Memory that nobody has written, a shuffle from a lane that takes no part, and an access outside its array all
+give a conspicuous value, the poison. An access at such an index is the consequence of an earlier finding: its
+own finding names that cause and comes after it. The cause is a finding of the thread that makes the access,
+or else of a thread of its block.
 """
 
 from dataclasses import replace
 
-FAR = 1 << 24  # elements: no index that is off by a mistake in arithmetic alone is as large
-NEAR = 1 << 20  # what is added to poison, at most
-# integers of 8 and 4 bytes full of sim.memory.spaces.poisoned's byte, signed and unsigned
+FAR = 1 << 24  # elements; a mistake in index arithmetic alone does not reach this far
+NEAR = 1 << 20  # elements; the largest offset that a kernel is expected to add to a poisoned index
+# 4-byte and 8-byte integers, signed and unsigned, all of whose bytes are sim.memory.spaces.poisoned's
 FULL = [
     int.from_bytes(b"\xa5" * size, "little", signed=signed) for size in (4, 8) for signed in (True, False)
 ]
 
 
 def traced(findings):
-    """Return the findings; those that follow from an undefined value say so, and its finding is an error."""
+    """Return the findings. Those that follow from an undefined value name their cause, and the cause
+    becomes an error."""
     consequences = {f.key for f in findings if f.kind == "out-of-bounds" and is_far(f)}
     if not consequences:
         return findings
     undefined = [finding for finding in findings if finding.undefined and finding.key not in consequences]
     causes = {}  # key of a consequence -> its cause
     for parts in (threads, blocks):
-        first = {}  # a thread, or block -> the key of its first cause
+        first = {}  # thread or block -> the key of its first cause
         for finding in sorted(undefined, key=rank):
             for part in parts(finding):
                 first.setdefault(part, finding.key)
@@ -39,7 +41,8 @@ def traced(findings):
 
 
 def rank(finding):
-    """Return the order in which a cause is chosen: reads of nothing and shuffles first, then by place."""
+    """Return the sort key by which a cause is chosen: uninitialized reads and shuffles before other
+    findings, then by position."""
     outside = finding.kind == "out-of-bounds"
     return outside, finding.key[2], [(block[::-1], thread[::-1]) for block, thread in threads(finding)]
 
@@ -57,7 +60,7 @@ def blocks(finding):
 
 
 def said(finding, cause, is_consequence, is_root):
-    """Return one finding with what is known of it."""
+    """Return a finding with its cause in its reason, or as an error if it is a cause."""
     if is_root:
         return replace(finding, severity="error")
     if not is_consequence or cause is None and not is_poison(finding):

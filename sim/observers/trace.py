@@ -1,4 +1,4 @@
-"""trace: an ordered record of loads, stores, atomics and barriers, for figures and tests to read."""
+"""trace: an ordered recording of loads, stores, atomics and barriers, for figures and tests."""
 
 from collections.abc import Iterable
 
@@ -10,8 +10,11 @@ COLUMNS = ("action", "block", "epoch", "thread", "site", "address")
 
 
 class Trace(Observer):
-    """Leaves a Recording in `report.trace`: of all blocks, or of those listed in `blocks` ((x, y, z) or x),
-    and of the first `limit` events."""
+    """An observer that leaves a Recording in `report.trace`.
+
+    blocks: the blocks to record, each (x, y, z) or x; None for all
+    limit: the number of events to record; later ones are only counted
+    """
 
     def __init__(self, blocks: Iterable[int | Index3] | None = None, limit: int = 100_000) -> None:
         self.wanted = None if blocks is None else {b if isinstance(b, tuple) else (b, 0, 0) for b in blocks}
@@ -20,7 +23,7 @@ class Trace(Observer):
 
     @property
     def share(self):
-        """The share of the events of the wanted blocks that the Recording has."""
+        """The fraction of the events of the wanted blocks that the Recording has."""
         return self.length / max(self.length + self.cut, 1) if self.cut else 1.0
 
     def launch_started(self, context):
@@ -37,7 +40,7 @@ class Trace(Observer):
         self.add(block, 1, BARRIER, epoch, -1, self.barrier_site[block], -1)
 
     def add(self, block, length, action, epoch, thread, site, address):
-        """`length` more rows, as far as there is room."""
+        """Add `length` rows, as far as the limit allows."""
         if self.wanted is not None and block not in self.wanted:
             return
         room = min(length, self.limit - self.length)
@@ -56,7 +59,8 @@ class Trace(Observer):
         context.trace = Recording(*of_launch, cut=self.cut, **columns)
 
     def elements(self, addresses):
-        """The arrays in the order of their first access, and of each address the array and element."""
+        """Return the arrays in the order of their first access, and for each address its array's number
+        and element."""
         homes, array, element = [], np.full(len(addresses), -1), np.full(len(addresses), -1)
         touched = []
         for a in self.space.allocations:

@@ -6,17 +6,20 @@ import numpy as np
 
 from sim.events import SITES, Column, Observer
 
-LUMP = 1 << 14  # accesses to count at a time: long enough for numpy, short enough for the processor's cache
+LUMP = 1 << 14  # accesses to count at a time: many enough for numpy, few enough for the CPU's cache
 BARRIERS = "syncthreads", "grid.sync"
 DONE = {"load": "loads", "store": "stores", "atomic": "atomics"}
 
 
 class Traffic(Observer):
-    """Counts `loads`, `stores` and `atomics` of elements and, as `load_bytes`, `store_bytes` and
-    `atomic_bytes`, what they move: for the launch, by memory space (`counters["memory"]`), by array
-    (`counters["arrays"]`, keyed (space, name)) and by source line. Every thread's every access counts: no
-    cache is simulated. Counts what threads do together by name, for the launch (`counters["together"]`) and
-    by line: "syncthreads", "shfl_down_sync", ...
+    """A counter of accesses and bytes. No cache is simulated: every access of every thread counts.
+
+    It counts the `loads`, `stores` and `atomics` of elements and their `load_bytes`, `store_bytes` and
+    `atomic_bytes`: for the launch, by memory space (`counters["memory"]`), by array (`counters["arrays"]`,
+    keyed by (space, name)) and by source line.
+
+    It counts collective operations by name ("syncthreads", "shfl_down_sync", ...), for the launch
+    (`counters["together"]`) and by source line.
     """
 
     columns = (
@@ -26,9 +29,9 @@ class Traffic(Observer):
     )
 
     def __init__(self) -> None:
-        # (site, space, name, size) -> accesses; (name, site) -> times
+        # (site, space, name, size) -> accesses; (name, site) -> executions
         self.accessed, self.together = Counter(), Counter()
-        self.batches, self.held = [], 0  # columns that are not counted yet, and their length
+        self.batches, self.held = [], 0  # columns to be counted, and their total length
 
     def launch_started(self, context):
         self.allocations, self.known, self.order = context.space.allocations, 0, None
@@ -40,7 +43,7 @@ class Traffic(Observer):
             self.count()
 
     def count(self):
-        """Count the accesses of the batches held, and let go of them."""
+        """Count the accesses of the buffered batches, and empty the buffer."""
         if not self.batches:
             return
         (site, address, size), (starts, names) = map(np.concatenate, zip(*self.batches)), self.owners()
@@ -53,7 +56,7 @@ class Traffic(Observer):
             self.accessed[(site + first, *names[owner], k & (1 << bits) - 1)] += n
 
     def owners(self):
-        """The addresses at which arrays start, in order, and (space, name) of each."""
+        """Return the sorted start addresses of the arrays, and (space, name) of each."""
         if self.known != len(self.allocations):
             self.known = len(self.allocations)
             ordered = sorted(self.allocations, key=lambda allocation: allocation.base)
@@ -84,7 +87,7 @@ class Traffic(Observer):
 
 
 def counted(keys):
-    """(the values among `keys`, integers >= 0, and how often each occurs), as lists."""
+    """Return (the distinct values of `keys`, how often each occurs) as lists. The keys are integers >= 0."""
     if keys.max() > 4 * LUMP:
         return [column.tolist() for column in np.unique(keys, return_counts=True)]
     times = np.bincount(keys)

@@ -1,5 +1,5 @@
-"""The terms of advice in each language in which a kernel may be written, and the translation of other
-findings, which are worded for Numba."""
+"""The terms of findings in each language in which a kernel may be written. Advice is written with these
+terms; other findings are worded for Numba and then translated."""
 
 import re
 
@@ -39,7 +39,7 @@ WORDS = {
         "grid_barrier": "a second launch",
     },
 }
-# further terms of findings in Numba's words
+# further terms that occur in findings worded for Numba
 MORE = {
     CPP: {"cuda.ballot_sync": "__ballot_sync", **{f"alignment={n}": f"alignas({n})" for n in (4, 8, 16)}},
     TRITON: {},
@@ -47,7 +47,7 @@ MORE = {
 
 
 def in_language(text: str, language: str) -> str:
-    """Return a sentence for Numba in the words of another language."""
+    """Return a sentence that is worded for Numba in the terms of another language."""
     numba, other = WORDS[NUMBA], WORDS[language]
     pairs = [
         (numba[term].removesuffix("()"), other[term].removesuffix("()")) for term in ("barrier", "fence")
