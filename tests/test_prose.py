@@ -20,6 +20,7 @@ FOLDERS = [
     "sim/host",
     "sim/isa",
     "sim/memory",
+    "sim/observers",
     "sim/native/*.py",
     "sim/native/lower",
     "sim/native/run",

@@ -1,9 +1,9 @@
-"""The cause and the fix of a race: a table of patterns, decided by facts about the two accesses.
+"""The cause and the fix of a race: a table of patterns, chosen by facts about the two accesses.
 
-The first row of PATTERNS that fits decides. Each row gives the sentence of the cause (or none: then the
-general one), the sentence of the fix, and the steps of the fix, which a program can apply to the source
-(tests/sim/applied.py does). Where no steps are known, the fix names what may help in general. Terms in braces
-are those of sim.observers.words, in the language of the kernel.
+The first row of PATTERNS that fits is used. Each row gives the sentence of the cause (if it has none, the
+general one is used), the sentence of the fix, and the steps of the fix. A program can apply the steps to the
+source, as tests/sim/applied.py does. A row without steps suggests what usually helps. Terms in braces are
+keys of sim.observers.words, and are replaced by those of the kernel's language.
 """
 
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from sim.observers.facts import Facts
 from sim.observers.words import CPP, NUMBA, WORDS
 
 EVERY = "where every thread of the block reaches it"
-# the general causes
+# the causes where no row gives a special one
 BLOCKS = "Blocks run in any order and at the same time, so either may come first."
 EITHER, DEPENDS = "Either may come first.", "Either may come first, and the result depends on which."
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A row of the table."""
+    """A row of the table: `fits` decides whether it is used, `cause`, `fix` and `steps` word it."""
 
     name: str
     fits: Callable[[Facts], Any]
@@ -32,7 +32,7 @@ class Pattern:
 
 
 def of_race(facts: Facts) -> tuple[str, str, Advice]:
-    """Return (cause, fix, Advice) of a race."""
+    """Return (cause, fix, Advice) for a race."""
     row = next(pattern for pattern in PATTERNS if pattern.fits(facts))
     cause = row.cause(facts) if callable(row.cause) else row.cause or general(facts)
     fix = row.fix(facts) if callable(row.fix) else row.fix
@@ -62,7 +62,8 @@ def two_views(facts):
 
 
 def plain_release(facts):
-    """Return whether one is a plain store to an element on which another thread spins by an atomic."""
+    """Return whether one access is a plain store to an element on which another thread spins with an
+    atomic."""
     return facts.spins_on and facts.spins_on.action == "atomic" and STORE in facts.actions
 
 
@@ -75,8 +76,8 @@ def lock_of_some(facts):
 
 
 def updated(facts):
-    """Return whether several threads read, change and write one element; by its lines, if there is no
-    outline."""
+    """Return whether several threads read, modify and write one element. Without an outline, compare line
+    numbers."""
     if facts.update:
         return facts.colliding
     return facts.colliding and facts.outline is None and (facts.same_line or reads_before(facts))
@@ -89,7 +90,7 @@ def reads_before(facts):
 
 
 def overwritten(facts):
-    """Return whether several threads store values to one element that do not depend on it."""
+    """Return whether several threads store to one element, and the values do not depend on the element."""
     return facts.actions == {STORE} and facts.same_line and (not facts.in_passes or facts.within)
 
 
@@ -102,7 +103,7 @@ def awaited(facts):
 
 
 def in_one_statement(facts):
-    """Return whether one statement reads and writes, in no loop or in a loop that has a barrier."""
+    """Return whether one statement both reads and writes, in no loop or in a loop that has a barrier."""
     home = facts.outline and facts.outline.function(facts.low)
     if not facts.same_line or home is None or facts.actions != {STORE, LOAD}:
         return False
@@ -111,7 +112,7 @@ def in_one_statement(facts):
 
 
 def between(facts):
-    """Return whether a barrier stands between the two lines in the text."""
+    """Return whether the source has a barrier between the two lines."""
     return any(facts.low < line < facts.high for line in facts.barriers)
 
 
@@ -124,7 +125,7 @@ def needs_both(facts):
 
 
 def moved_view(facts):
-    """Return (the view that has to begin elsewhere, the other one, the byte at which it has to begin)."""
+    """Return (the view that has to move, the other view, the byte at which the first one has to begin)."""
     spans = sorted(
         (*facts.span(name), site.line, name) for name, site in zip(facts.views, (facts.one, facts.other))
     )
@@ -155,7 +156,7 @@ def fix_of_views(facts):
 
 
 def usual(facts):
-    """Return the fix where nothing is special: another launch between blocks, a barrier in a block."""
+    """Return the general fix: another launch for a race between blocks, a barrier for one within a block."""
     if facts.several_blocks:
         return (
             "let each block write elements of its own, combine them with {atomics}, or end the kernel and"
@@ -179,7 +180,7 @@ def fix_of_barrier(facts):
 
 
 def insert(facts, node, what):
-    """Return a Step after a Node of the outline; none for no Node."""
+    """Return the Steps that insert `what` after a Node of the outline: one, or none if there is no Node."""
     return () if node is None else (Step("insert", facts.one.function, node.last, what, node.first),)
 
 
@@ -271,7 +272,8 @@ def fix_of_waiting(facts):
 
 
 def steps_of_usual(facts):
-    """Between blocks: where a kernel could end, which is where a barrier of the grid could be."""
+    """Return the steps of the general fix. Between blocks, a grid barrier marks where the kernel could be
+    split."""
     if facts.several_blocks and (facts.same_line or facts.branch):
         return ()
     return steps_of_barrier(facts, "grid barrier" if facts.several_blocks else "barrier")

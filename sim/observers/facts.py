@@ -1,4 +1,4 @@
-"""Facts about two accesses that race, from the access log and from the source: what advice depends on."""
+"""Facts about two accesses that race, from the access log and from the source. Advice is chosen by them."""
 
 import re
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ HEADER = re.compile(r"(?:\}?\s*else\b|(?:if|for|while)\s*(?=\())")
 LVALUE = re.compile(
     r"^(?:const\s+)?(?:[\w:]+[\s&*]+)*?(?P<star>\*?)(?P<name>\w+)\s*(?P<rest>(?:\[.*\]|\.\w+)*)$"
 )
-ATOMIC_OPERATORS = "+-|&^"  # of `target operator= value` that an atomic does
-BEHIND_SUM = re.compile(r"[<>=?&|^]|\b(?:if|and|or)\b")  # operators that a sum is an operand of
+ATOMIC_OPERATORS = "+-|&^"  # the operators of `target operator= value` that an atomic can perform
+BEHIND_SUM = re.compile(r"[<>=?&|^]|\b(?:if|and|or)\b")  # operators that bind less tightly than a sum
 OPERATORS = ("//", "<<", ">>", "**", *"+-*/|&^%")
 
 
@@ -27,14 +27,14 @@ class Assignment:
     """A statement `target operator= value`; `operator` is "" for a plain assignment."""
 
     target: str
-    name: str  # that the target begins with
+    name: str  # the name with which the target begins
     operator: str
     value: str
-    is_element: bool  # whether the target is in memory, and not a variable
+    is_element: bool  # whether the target is an element in memory rather than a variable
 
 
 def stored(text):
-    """Return the Assignment of Triton's tl.store(target, value, ...), or None."""
+    """Return the Assignment that Triton's tl.store(target, value, ...) makes, or None."""
     found = re.match(r"tl\.store\((.*)\)$", text)
     parts = arguments(found[1]) if found else []
     named = re.match(r"\w+", parts[0]) if len(parts) > 1 else None
@@ -42,7 +42,7 @@ def stored(text):
 
 
 def arguments(text):
-    """Return the arguments between the commas of a call."""
+    """Split the text of a call's arguments at its commas, except those within brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([{") - (letter in ")]}")
@@ -54,8 +54,9 @@ def arguments(text):
 
 
 def statement(source):
-    """Return a line of source without the `if (...)` or the like in front of it, and without what ends it."""
-    source = re.sub(r"(^|[;{}])\s*//.*$|\s#\s.*$", r"\1", source).strip()  # // divides in Python
+    """Return the statement of a source line, without a leading `if (...)` or the like, and without comment
+    or semicolon."""
+    source = re.sub(r"(^|[;{}])\s*//.*$|\s#\s.*$", r"\1", source).strip()  # in Python, // is a division
     while found := HEADER.match(source):
         rest = source[found.end() :]
         source = behind_brackets(rest) if rest.startswith("(") else rest.strip()
@@ -72,7 +73,7 @@ def behind_brackets(text):
 
 
 def assignment(source):
-    """Return the Assignment of a line of Python or C++, or None."""
+    """Return the Assignment in a line of Python or C++, or None."""
     text = statement(source)
     if found := re.fullmatch(r"(?:(\+\+|--)(.+)|(.+?)(\+\+|--))", text):
         operator, target = found[1] or found[4], (found[2] or found[3]).strip()
@@ -93,7 +94,7 @@ def assignment(source):
 
 
 def element_of(taken):
-    """Return the element whose value an Assignment takes as it is, or None."""
+    """Return the element that an Assignment copies unchanged, or None."""
     return taken and arguments(re.sub(r"^tl\.load\(|\)$", "", taken.value))[0]
 
 
@@ -111,24 +112,23 @@ def mentions(text, name):
 
 @dataclass(frozen=True)
 class Facts:
-    """Two accesses to one byte, `a` and `b` (Rows; `a` writes where only one does), and what is known of
-    them."""
+    """Two accesses to one byte, `a` and `b` (Rows; `a` writes if only one does), and the facts about them."""
 
     a: Any
     b: Any
-    address: int  # of the byte
-    equal: bool  # all that race for the byte write the same value
-    replaced: bool  # one of two writes is followed by another of its thread
+    address: int  # the byte's address
+    equal: bool  # all racing accesses write the same value
+    replaced: bool  # the thread of one write writes the byte again later
     colliding: bool  # several threads write the byte
-    sites: tuple[int, ...]  # of all accesses that race for the byte
-    scoped: bool  # the two are in different blocks, and one is atomic for its own block only
-    lacks_fence: bool  # fences before the atomics would order the two
-    synchronizes: bool  # threads act on what atomics give them, or fence
+    sites: tuple[int, ...]  # the sites of all accesses that race for the byte
+    scoped: bool  # they are in different blocks, and one is an atomic of block scope
+    lacks_fence: bool  # fences before the atomics would order the two accesses
+    synchronizes: bool  # threads act on the results of atomics, or execute fences
     fenced: bool  # the writer has a fence that reaches the grid before its next atomic
-    meetings: dict[tuple[str, str], set[int]]  # (barrier, function) -> lines where threads have met
-    near: int  # 0 in different blocks, 1 in different warps of one, 2 in one warp
-    outlines: tuple[Any, Any]  # of the functions of the two, or None
-    kernel: str  # its name
+    meetings: dict[tuple[str, str], set[int]]  # (barrier, function) -> lines where it opened
+    near: int  # 0: in different blocks, 1: in different warps of a block, 2: in one warp
+    outlines: tuple[Any, Any]  # the Outlines of the functions of `a` and `b`, or None
+    kernel: str  # the kernel's name
     language: str
     space: str  # "shared" or "global"
     extents: "Extents"
@@ -161,7 +161,7 @@ class Facts:
 
     @property
     def reads(self):
-        """The Sites of loads that race for the byte."""
+        """The Sites of the loads that take part in the race for the byte."""
         return [SITES[number] for number in self.sites if number & 3 == LOAD]
 
     @property
@@ -170,7 +170,7 @@ class Facts:
 
     @cached_property
     def outline(self):
-        """The Outline of the function in which both are, or None."""
+        """The Outline of the function that contains both accesses, or None."""
         mine, others = self.outlines
         if mine is None or mine is not others or self.one.function != self.other.function:
             return None
@@ -183,17 +183,18 @@ class Facts:
 
     @cached_property
     def branch(self):
-        """The branch that has the two in different arms."""
+        """The branch that has the two accesses in different arms, or None."""
         return self.outline and self.outline.branch(self.one.line, self.other.line)
 
     @cached_property
     def block_barriers(self):
-        """The lines of their function on which barriers of the block have opened."""
+        """The lines of their function on which a block barrier has opened."""
         return self.lines_of("syncthreads")
 
     @cached_property
     def barriers(self):
-        """The same of barriers for all threads of which the two are: of the block or the grid."""
+        """The lines of barriers that can order the two accesses: block barriers, or grid barriers between
+        blocks."""
         return self.lines_of("grid.sync") if self.several_blocks else self.block_barriers
 
     def lines_of(self, barrier):
@@ -205,14 +206,14 @@ class Facts:
 
     @cached_property
     def within(self):
-        """The lines of barriers in the loop that holds both."""
+        """The lines of barriers within the loop that contains both accesses."""
         lines = self.barriers | (self.lines_of("syncwarp") if self.near == 2 else set())
         return {line for line in lines if self.loop.first <= line <= self.loop.last}
 
     # --- names ----------------------------------------------------------------------------------------------
 
     def called(self, number):
-        """Return the name by which the access of the site with this number calls the memory, or None."""
+        """Return the name by which the access at a site refers to the memory, or None."""
         site = SITES[number]
         if site.action == "atomic":
             found = ATOMIC_CALL.search(site.source)
@@ -236,8 +237,8 @@ class Facts:
 
     @cached_property
     def views(self):
-        """The two different names by which the accesses call one memory, neither of which changes its
-        meaning; or None."""
+        """The two different names by which the accesses refer to one memory, or None. Neither name is ever
+        reassigned."""
         names = self.called(self.a.site), self.called(self.b.site)
         if self.outline is None or None in names or names[0] == names[1]:
             return None
@@ -248,8 +249,8 @@ class Facts:
         return names if max(times) <= 1 else None
 
     def span(self, name):
-        """Return (first, end) of the bytes, counted from the array's first, that their function accesses by a
-        name."""
+        """Return (first, end): the bytes of the array that the function accesses through a name, from the
+        array's start."""
         home = self.outline.function(self.low)
 
         def by_name(number):
@@ -263,8 +264,11 @@ class Facts:
 
     @cached_property
     def update(self):
-        """(line, Assignment, line of the read) of a read-modify-write of one element, which an atomic can
-        do; None where other elements of the array are read for it, or where there is no such."""
+        """(line, Assignment, line of the read) of a read-modify-write of one element that an atomic can
+        perform.
+
+        None if there is none, or if it reads other elements of the array.
+        """
         for site in (SITES[row.site] for row in (self.a, self.b)):
             found = assignment(site.source) if site.action == "store" else None
             if found is None or not found.is_element:
@@ -283,7 +287,7 @@ class Facts:
 
     @property
     def is_one_atomic(self):
-        """Whether one atomic does all of the `update`."""
+        """True if one atomic performs the whole `update`."""
         if not self.update:
             return False
         line, found, read = self.update
@@ -294,13 +298,13 @@ class Facts:
         return any(is_sum_or_extreme(found.value, name) for name in names)
 
     def precedes(self, read, store):
-        """Return whether a read is on the line of a store or above it, in one function."""
+        """Return whether a read is in the same function as a store, on its line or above it."""
         return read.function == store.function and read.line <= store.line
 
     @cached_property
     def in_passes(self):
-        """Whether a loop changes elements that other threads have changed in earlier iterations, from what it
-        reads before: a scan, a sort."""
+        """True if a loop updates elements from values that other threads changed in earlier iterations, as
+        in a scan or a sort."""
         stores = [SITES[row.site] for row in (self.a, self.b) if row.site & 3 == STORE]
         return self.loop is not None and any(
             read.function == store.function and self.loop.first <= read.line <= store.line
@@ -319,7 +323,7 @@ class Facts:
 
     @cached_property
     def spins_on(self):
-        """The access (a Site) that waits in the header of a loop for this element, or None."""
+        """The access (a Site) in the header of a loop that waits for this element, or None."""
         for site in map(SITES.__getitem__, self.sites):
             outline = self.outlines[0] if site.function == self.one.function else None
             loop = outline and outline.headed(site.line)
@@ -329,8 +333,11 @@ class Facts:
 
     @cached_property
     def fenced_by_one(self):
-        """The line of a fence between a write and the atomic that tells another block of it, after no
-        barrier, so that it does not cover what other threads of its block wrote; or None."""
+        """The line of a fence that covers the writes of one thread only, or None.
+
+        The fence is between a write and the atomic that signals another block. No barrier precedes it, so it
+        does not cover the writes of the other threads of its block.
+        """
         if self.outline is None or not self.several_blocks or self.one.line >= self.other.line:
             return None
         fence = None
@@ -347,15 +354,18 @@ class Facts:
 
     @cached_property
     def handing_on(self):
-        """The lines of their function with atomics, apart from those that wait in the header of a loop."""
+        """The lines of their function with atomics, except those that wait in the header of a loop."""
         home = self.outline and self.outline.function(self.low)
         lines = self.outline.text(home) if home else []
         return [n for n, text in lines if ATOMIC_CALL.search(text) and not self.outline.headed(n)]
 
     @cached_property
     def lock(self):
-        """(first line, last line) of what a lock of their function protects, or None: from a loop that takes
-        it by compare-and-swap to the line that gives it back."""
+        """(first line, last line) of the section that a lock in their function protects, or None.
+
+        The section begins after the loop that takes the lock by compare-and-swap, and ends before the line
+        that releases it.
+        """
         home = self.outline and self.outline.function(self.low)
         lines = self.outline.text(home) if home else []
         for number, text in lines:
@@ -370,7 +380,8 @@ class Facts:
 
     @cached_property
     def outside_lock(self):
-        """Those of the two Sites that no lock protects while it protects the other one."""
+        """The one of the two Sites that is outside the lock's section while the other is inside, as a
+        list; or []."""
         if self.lock is None:
             return []
         first, last = self.lock
@@ -379,7 +390,7 @@ class Facts:
 
 
 def assigned(name, text):
-    """Return the places where a text assigns to a name."""
+    """Return the matches where a text assigns to a name."""
     return re.findall(rf"\b{re.escape(name)}\s*(?:,\s*\w+\s*)*(?<![=!<>])=(?!=)", text)
 
 
@@ -391,7 +402,8 @@ class Extents:
     space: Any  # the launch's AddressSpace
 
     def of(self, address, wanted):
-        """Return (first, end) of the bytes, in the array at `address`, of accesses whose site is `wanted`."""
+        """Return (first, end) of the bytes, in the array at `address`, of the accesses at sites that
+        `wanted` accepts."""
         array = self.space.find(address)
         inside = (self.rows.address >= array.base) & (self.rows.address < array.base + array.root.size)
         sites = [number for number in np.unique(self.rows.site[inside]).tolist() if wanted(number)]

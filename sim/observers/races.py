@@ -1,11 +1,18 @@
-"""races: two threads touch the same byte, at least one writes it, not both atomically, and nothing orders the
-two.
+"""races: two threads touch the same byte, at least one writes it, the accesses are not both atomic, and
+nothing orders them.
 
-What orders two accesses: the same thread; a barrier of their block in between; a syncwarp in between whose
-    mask holds both lanes; a grid barrier; release and acquire (sim.observers.order); and, for one element
-    alone, an atomic of the later thread between an earlier atomic and its own access. Which threads run first
-    decides none of these; what they see may, so a launch whose threads act on what atomics gave them is
-    judged under several schedules (sim.engine.schedules).
+Two accesses are ordered by any of these:
+
+    the same thread
+    a barrier of their block between them
+    a syncwarp between them whose mask contains both lanes
+    a grid barrier between them
+    release and acquire (sim.observers.order)
+    for one element only: an earlier atomic, and then an atomic of the later thread before its own access
+
+None of these depends on which thread happens to run first. The values that threads read may depend on it, so
+a launch whose control flow depends on the results of atomics is run under several schedules
+(sim.engine.schedules).
 """
 
 from itertools import combinations, combinations_with_replacement
@@ -19,15 +26,16 @@ from sim.observers.copies import LINE_SHIFT, WORDS, Flights
 from sim.observers.facts import Extents, Facts
 from sim.observers.order import GRID, Order, Ordering
 
-# pairs of accesses tried for the lowest threads that race; then any pair of the cell will do
+# Pairs of accesses to try for the lowest threads that race. After that, any racing pair of the cell is used.
 MOST_PAIRS = 4096
-MOST_EVENTS = 1 << 12  # events kept to find out whether a fence is missing
+MOST_EVENTS = 1 << 12  # events to keep for deciding whether a fence is missing
 WARP_SHIFT = 5
 ATOMICS = ATOMIC, ATOMIC_LOAD  # actions
 
 
 class Races(Ordering):
-    """Findings `race-shared` and `race-global`; writes of equal values are warnings, if not allowed."""
+    """An observer that reports `race-shared` and `race-global`. Writes of equal values are warnings, or
+    are allowed."""
 
     def __init__(self, allow_equal_writes: bool = False) -> None:
         self.allow_equal_writes = allow_equal_writes
@@ -35,10 +43,10 @@ class Races(Ordering):
     def launch_started(self, context):
         super().launch_started(context)
         self.flights = Flights(context)
-        # what has told `order` something; an order in which every atomic has a fence, after so many events
+        # the events that `order` received; (how many are replayed, an Order in which every atomic has a fence)
         self.events, self.generous = [], (0, Order(generous=True))
-        self.meetings = {}  # ("syncthreads", "syncwarp" or "grid.sync", function) -> lines of those
-        self.blocks, self.names = {}, []  # block -> its number; the reverse
+        self.meetings = {}  # ("syncthreads", "syncwarp" or "grid.sync", function) -> their lines
+        self.blocks, self.names = {}, []  # block -> its number, and the blocks by number
         self.everywhere = []  # accesses to global memory since the last grid barrier
 
     def grid_barrier_opened(self):
@@ -68,7 +76,7 @@ class Races(Ordering):
             self.events.append((name, self.number(block), *facts))
 
     def number(self, block):
-        """A number for a block, from 0."""
+        """Return the number of a block, counted from 0 in order of first use."""
         if block not in self.blocks:
             self.blocks[block] = len(self.names)
             self.names.append(block)
@@ -77,7 +85,8 @@ class Races(Ordering):
     # --- when to look ---------------------------------------------------------------------------------------
 
     def epoch_ended(self, block):
-        """Races within one block and epoch; accesses to global memory are kept for later."""
+        """Return the races within one block and epoch. Accesses to global memory are also kept for
+        `between_blocks`."""
         batches = self.epoch.pop(block, ())
         lines = [batch.address[batch.action != LOAD] >> LINE_SHIFT for batch in batches]
         lines.append(self.flights.lines(self.number(block)))
@@ -104,13 +113,13 @@ class Races(Ordering):
 
     @property
     def matters(self):
-        """Whether it matters in which order things were done."""
+        """True if the sequence in which accesses happened can order them."""
         return self.order.active or self.context.synchronizes
 
     # --- what is a race -------------------------------------------------------------------------------------
 
     def races(self, rows, party):
-        """Findings for all cells that two parties (threads of a block, or blocks) touch without order."""
+        """Return findings for all cells that two parties (threads of a block, or blocks) touch unordered."""
         loads = [site for site, action in self.context.strong.items() if action == LOAD]
         rows.action[np.isin(rows.site, loads) & (rows.action == ATOMIC)] = ATOMIC_LOAD
         cells = racy_cells(rows, party)
@@ -130,7 +139,8 @@ class Races(Ordering):
         return findings
 
     def races_at(self, address, rows, party, known):
-        """One finding for each pair of sites that race for one cell; `known`: Rows that do, or None."""
+        """Yield one finding for each pair of sites that race for a cell; `known` is a pair of Rows that
+        race, or None."""
         sites = {site: np.flatnonzero(rows.site == site) for site in distinct(rows.site).tolist()}
         order, pairs = self.order if self.matters else None, {}
         for one, other in combinations_with_replacement(sites, 2):
@@ -140,8 +150,8 @@ class Races(Ordering):
                     pairs[one, other] = tuple(map(rows.row, pair))
         if not pairs and known:
             pairs[known[0].site, known[1].site] = known
-        # what is written may hang on what is read in a race, so only where nothing but writes race do their
-        # values count
+        # A racy read can change the value that its thread writes, so equal values excuse a race only if all
+        # racing accesses are stores.
         equal = all(one & 3 == other & 3 == STORE for one, other in pairs) and all(
             alike(rows, party, (rows.site == one) | (rows.site == other), order) for one, other in pairs
         )
@@ -152,7 +162,7 @@ class Races(Ordering):
     # --- in words -------------------------------------------------------------------------------------------
 
     def finding(self, address, a, b, rows, equal, pairs):
-        if b.site & 3 == STORE and a.site & 3 != STORE:  # the writer first
+        if b.site & 3 == STORE and a.site & 3 != STORE:  # name the writer first
             a, b = b, a
         element = self.context.space.element(address)
         space = "shared" if address >> SPACE_SHIFT == SHARED else "global"
@@ -176,7 +186,8 @@ class Races(Ordering):
         )
 
     def facts(self, a, b, address, rows, equal, pairs, space):
-        """Return the Facts of two accesses to one cell; `pairs`: of all sites that race for it."""
+        """Return the Facts of two accesses to one cell; `pairs` has all pairs of sites that race for the
+        cell."""
         return Facts(
             a,
             b,
@@ -199,7 +210,7 @@ class Races(Ordering):
         )
 
     def word(self, site):
-        """What an access does: "read", "written" or "changed"."""
+        """Return the verb for an access: "read", "written" or "changed"."""
         return WORDS[self.context.strong.get(site, site & 3)]
 
     def witness(self, row):
@@ -207,7 +218,7 @@ class Races(Ordering):
         return Access(self.word(row.site), self.names[row.block], thread, SITES[row.site], row.value)
 
     def is_fenced(self, a):
-        """Return whether the thread of an access has fenced, for the whole grid, before its next atomic."""
+        """Return whether the thread of an access executed a grid-wide fence before its next atomic."""
         for name, *facts in self.events:
             if name in ("fenced", "atomic"):
                 block, _, thread, segment = facts[:4]
@@ -216,7 +227,8 @@ class Races(Ordering):
         return False
 
     def lacks_fence(self, a, b):
-        """Whether a fence before every atomic would order the two, where threads act on atomics."""
+        """Return whether a fence before every atomic would order the two accesses, in a launch that
+        synchronises by atomics."""
         if len(self.events) == MOST_EVENTS or not self.context.synchronizes:
             return False
         told, order = self.generous
@@ -227,17 +239,18 @@ class Races(Ordering):
 
 
 def near(a, b):
-    """Return 0 if the threads of two accesses are in different blocks, 1 if in different warps, else 2."""
+    """Return 0 if the threads of two accesses are in different blocks, 1 if in different warps of a block,
+    else 2."""
     return 0 if a.block != b.block else 1 if a.thread >> WARP_SHIFT != b.thread >> WARP_SHIFT else 2
 
 
 def colliding(pairs):
-    """Return whether two of the sites that race write."""
+    """Return whether two of the racing sites store."""
     return any(one & 3 == other & 3 == STORE for one, other in pairs)
 
 
 def replaced(rows, row):
-    """Whether a store is followed by another of its thread."""
+    """Return whether the thread of a store stores to the cell again later."""
     own = (rows.thread == row.thread) & (rows.block == row.block)
     return row.site & 3 == STORE and bool(
         (own & (rows.position > row.position) & (rows.action == STORE)).any()
@@ -245,7 +258,7 @@ def replaced(rows, row):
 
 
 def compete(rows):
-    """Whether accesses to one byte may race: one writes, and not all are atomics on one element."""
+    """Return whether accesses to one byte may race: one writes, and not all are atomics on one element."""
     actions = set(rows.action.tolist())
     if actions.isdisjoint({STORE, ATOMIC}):
         return False
@@ -253,7 +266,8 @@ def compete(rows):
 
 
 def alike(rows, party, chosen, order):
-    """Whether all the chosen write the same value to the same element, or are in order where they do not."""
+    """Return whether all chosen accesses write the same value to the same element, or are ordered where
+    they differ."""
     those = np.flatnonzero(chosen)
     if all(same(rows, those[0], i) for i in those):
         return True
@@ -264,14 +278,14 @@ def alike(rows, party, chosen, order):
 
 
 def same(rows, i, j):
-    """Whether two writes are of the same value to the same element."""
+    """Return whether two writes store the same value to the same element."""
     a, b = rows.value[i], rows.value[j]
     where = rows.address[i] == rows.address[j] and rows.size[i] == rows.size[j]
     return where and (a == b or (a != a and b != b))
 
 
 def atomic(rows):
-    """Whether each access is atomic."""
+    """Return a mask of the accesses that are atomic."""
     return (rows.action == ATOMICS[0]) | (rows.action == ATOMICS[1])
 
 
@@ -280,9 +294,12 @@ def one_element(rows):
 
 
 def first_pair(rows, party, ones, others, order):
-    """The first pair of accesses, lowest threads first, that belong to different parties and that nothing
-    orders; of different warps, if there is one."""
-    if order is None:  # one access of a thread is like another
+    """Return the first pair of accesses, lowest threads first, of different parties, that nothing orders; or
+    None.
+
+    A pair from different warps is preferred.
+    """
+    if order is None:  # all accesses of a thread are equivalent, so keep one of each
         ones, others = (
             positions[np.unique(rows.thread[positions] + (party[positions] << 12), return_index=True)[1]]
             for positions in (ones, others)
@@ -304,8 +321,10 @@ def first_pair(rows, party, ones, others, order):
 
 
 def in_order(rows, i, j, order):
-    """Whether nothing but the order in which things happened to be done puts the accesses at i and j to one
-    cell (Rows, all of its accesses) in order."""
+    """Return whether the program orders the accesses at i and j, rather than only this run's schedule.
+
+    `rows` are all accesses to the cell.
+    """
     if rows.position[i] > rows.position[j]:
         i, j = j, i
     if rows.action[i] in ATOMICS and rows.action[j] not in ATOMICS and follows_atomic(rows, i, j):
@@ -314,8 +333,11 @@ def in_order(rows, i, j, order):
 
 
 def follows_atomic(rows, i, j):
-    """Whether between an atomic i and an access j there is an atomic that j's thread did, or knows of by a
-    barrier: that one saw what i had done."""
+    """Return whether an atomic between the atomic i and the access j orders them.
+
+    It is an atomic of j's own thread, or of another thread before a barrier that precedes j. It observed the
+    effect of i.
+    """
     element = (rows.address == rows.address[i]) & (rows.size == rows.size[i])
     mine = element & atomic(rows) & (rows.block == rows.block[j])
     mine &= rows.position > rows.position[i]
@@ -324,7 +346,7 @@ def follows_atomic(rows, i, j):
 
 
 def unordered_pairs(cells, order):
-    """For each cell a pair of accesses (Row) that nothing orders, or None."""
+    """Return, for each cell, a pair of accesses (Rows) that nothing orders, or None."""
     rows, known = cells.rows, {}
 
     def ordered(i, j):
@@ -347,7 +369,7 @@ def unordered_pairs(cells, order):
 
 
 def successive(rows, party, members):
-    """Pairs of plain accesses to one cell that suffice, as order is transitive."""
+    """Yield pairs of plain accesses to one cell. It is enough to check these, because order is transitive."""
     write, reads = None, []
     for i in members:
         if write is not None and party[write] != party[i]:
@@ -360,7 +382,7 @@ def successive(rows, party, members):
 
 
 def with_atomics(rows, party, members):
-    """Pairs of accesses to one cell, one of them atomic, that have to be in order."""
+    """Yield pairs of accesses to one cell that have to be ordered, where some accesses are atomic."""
     here = rows[members]
     changing, plain = here.action == ATOMIC, np.flatnonzero(~atomic(here)).tolist()
     yield from successive(rows, party, members[plain].tolist())
@@ -378,8 +400,11 @@ def with_atomics(rows, party, members):
 
 
 def overlapping_atomics(here, party, members):
-    """Pairs of atomics on elements that overlap without being the same, which are not atomic to each other:
-    for each atomic the last earlier one of each other thread."""
+    """Yield pairs of atomics on elements that overlap without being equal; these are not atomic to each
+    other.
+
+    For each atomic, the last earlier one of each other thread is enough.
+    """
     who = here.block.astype(np.int64) << 12 | here.thread
     for j in np.flatnonzero(atomic(here)).tolist():
         other = (here.address[:j] != here.address[j]) | (here.size[:j] != here.size[j])

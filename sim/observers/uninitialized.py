@@ -1,11 +1,13 @@
-"""uninitialized: loads of bytes that nobody has written: shared and local memory, and global arrays made by
-`sim.empty`.
+"""uninitialized: loads of bytes that nobody has written, in shared memory, local memory and global arrays
+made by `sim.empty`.
 
-In local memory the running thread's own stores decide. Elsewhere a load counts as uninitialized if no earlier
-epoch wrote the byte, the thread itself has not written it before, and no other thread writes it in the same
-epoch (one that does without order is a race, and reported as that; one that is put after the load does not
-count). So the findings do not depend on the schedule. An atomic, other than exch, loads what it changes;
-other threads' atomics do not count as writing it before.
+In local memory, only the running thread's own stores count. Elsewhere, a load is uninitialized if no earlier
+epoch wrote the byte, the thread has not written it before, and no other thread writes it in the same epoch. A
+write by another thread that is ordered after the load does not count; an unordered one is reported as a race.
+So the findings do not depend on the schedule.
+
+An atomic, except exch, loads the element that it changes. Other threads' atomics in the same epoch do not
+initialize the element for it.
 """
 
 import numpy as np
@@ -27,7 +29,7 @@ from sim.events import (
 from sim.observers.cells import distinct
 from sim.observers.order import Ordering
 
-MOST = 256  # loads at one place in the source that are told one by one in an epoch; further ones are counted
+MOST = 256  # loads to report for one site and epoch; further ones are only counted
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 MEMORY = {
@@ -46,17 +48,18 @@ FIX = {
 
 
 class Uninitialized(Ordering):
-    """Finding `uninitialized-read`; in local memory, each thread's own, `unwritten` says so at once."""
+    """An observer that reports `uninitialized-read`. Reads of local memory arrive one by one, at
+    `unwritten`."""
 
     def launch_started(self, context):
         super().launch_started(context)
-        # block (and array of sim.empty) -> bool for each byte: written in an earlier epoch
+        # block, or (block, base of an array of sim.empty) -> for each byte, whether an earlier epoch wrote it
         self.on_chip = {}
-        self.local_reads = {}  # (site, array) -> ((place, access, address) of the lowest, how many)
+        self.local_reads = {}  # (site, array) -> ((position, access, address) of the lowest, their number)
         self.empty = [a for a in context.space.allocations if a.unwritten is not None]
-        # for sim.empty(): (address, site) -> loads that no earlier write of their block covers
+        # for sim.empty(): (address, site) -> [(block, thread)] of loads that their block has not written before
         self.suspects = {}
-        # address -> blocks that write it; that write it without reading it in the same breath
+        # address -> the blocks that write it; those that write it by an access that does not also read it
         self.writers, self.setters = {}, {}
 
     def block_ended(self, block, epoch):
@@ -65,7 +68,8 @@ class Uninitialized(Ordering):
         return findings
 
     def unwritten(self, access, address):
-        """Of many alike in local memory the lowest element and thread stand for all."""
+        """Count a read of unwritten local memory. For each site and array, keep the lowest element and
+        thread."""
         array, index = self.context.space.element(address)
         place = index, access.block[::-1], access.thread[::-1]
         key = access.site, array
@@ -90,7 +94,7 @@ class Uninitialized(Ordering):
         return findings
 
     def shared_epoch(self, block, epoch, thread, site, address, size, segment):
-        """One block's accesses of one epoch to its shared memory."""
+        """Return the findings for a block's accesses to its shared memory in one epoch."""
         offset = self.shared_offsets(address)
         written = self.window(block, int((offset + size).max()))
         suspects = self.unstored(written, offset, size, site, thread, block, epoch, segment)
@@ -99,7 +103,8 @@ class Uninitialized(Ordering):
         return self.findings(block, thread, site, address, suspects)
 
     def findings(self, block, thread, site, address, suspects):
-        """Those of the loads at these positions, at most MOST of a place; the last stands for the rest."""
+        """Yield findings for the loads at these positions, at most MOST for a site; the last one counts
+        the rest."""
         places = {}
         for i in suspects:
             places.setdefault(int(site[i]), []).append(i)
@@ -110,8 +115,11 @@ class Uninitialized(Ordering):
                 yield found[-1].with_cases(len(many) - MOST)
 
     def shared_offsets(self, address):
-        """Return the offsets of shared addresses in a block's map of written bytes, where the allocations
-        stand side by side. Their addresses may be far apart, and a map of the gaps would fill the memory."""
+        """Return the offsets of shared addresses in a block's map of written bytes.
+
+        The map holds the allocations one after another. Their addresses may be far apart, so a map of the
+        whole range would need too much memory.
+        """
         allocations = [a for a in self.context.space.allocations if a.space == "shared"]
         base = np.array([a.base for a in allocations])
         ends = np.cumsum([-(-a.root.size // 16) * 16 for a in allocations])
@@ -119,7 +127,7 @@ class Uninitialized(Ordering):
         return address - base[which] + np.concatenate([[0], ends])[which]
 
     def window(self, block, size):
-        """The written bytes of a block's shared memory, grown to `size`."""
+        """Return the map of written bytes of a block's shared memory, grown to `size`."""
         written = self.on_chip.get(block, np.zeros(0, bool))
         if len(written) < size:
             written = np.concatenate([written, np.zeros(-(-size // 16) * 16 - len(written), bool)])
@@ -127,7 +135,11 @@ class Uninitialized(Ordering):
         return written
 
     def global_epoch(self, block, epoch, allocation, thread, site, address, size, segment):
-        """One block's accesses of one epoch to an array of sim.empty(); other blocks are for races."""
+        """Process a block's accesses in one epoch to an array of sim.empty().
+
+        Loads that no earlier write of the block covers are kept until the launch ends. If another block
+        writes the byte, it is a matter for Races.
+        """
         key = block, allocation.base
         written = self.on_chip.setdefault(key, ~allocation.unwritten)
         for i in self.unstored(written, address - allocation.base, size, site, thread, block, epoch, segment):
@@ -150,8 +162,11 @@ class Uninitialized(Ordering):
                     yield self.read(block, thread, site, address)
 
     def unstored(self, written, offset, size, site, thread, block, epoch, segment):
-        """Positions of the loads of bytes that are not `written`, that their own thread has not stored
-        before, and that no other thread stores, unless that is put after the load."""
+        """Return the positions of uninitialized loads.
+
+        Their bytes are not `written`, their own thread has not stored them before, and no other thread stores
+        them in this epoch except in order after the load.
+        """
         sets = self.sets(site)
         loads = np.flatnonzero(~sets)
         missing = np.zeros(len(loads), bool)
@@ -170,8 +185,8 @@ class Uninitialized(Ordering):
             return Moment(block, epoch, int(thread[i]), int(segment[i]))
 
         def stored(i, byte):
-            """Whether a byte has been stored before the load i: by its thread, or by another one in this
-            epoch, of which it is not known that it comes later."""
+            """Return whether a byte has been stored before the load i: earlier by its own thread, or in
+            this epoch by another thread whose store is not ordered after the load."""
             counts = sets if site[i] & 3 == ATOMIC else writes
             return any(
                 j < i
@@ -188,7 +203,7 @@ class Uninitialized(Ordering):
         return [i for i in suspects.tolist() if not covered(i)]
 
     def sets(self, site):
-        """Whether each access writes without reading first: stores, and the atomic exch."""
+        """Return a mask of the accesses that write without reading first: stores, and the atomic exch."""
         return (site & 3 == STORE) | (site & 3 == ATOMIC) & np.isin(site, list(self.context.overwriting))
 
     def read(self, block, thread, site, address):
@@ -213,11 +228,11 @@ class Uninitialized(Ordering):
 
 
 def all_set(written, offset, width):
-    """Whether all `width` bytes at each `offset` are set."""
+    """Return whether all `width` bytes at each `offset` are set."""
     word = WORDS.get(width)
     if word is None or len(written) % width or (offset % width).any():
         return written[offset[:, None] + np.arange(width)].all(1)
-    # a whole element at a time
+    # compare one whole element at a time
     return written.view(word)[offset // width] == np.ones(width, bool).view(word)[0]
 
 
@@ -229,8 +244,11 @@ def mark(written, offset, size):
 
 
 def stored_whole(loads, offset, size, site, thread, ordered):
-    """For each of `loads`: whether the first plain store to exactly those bytes came before it, or (where
-    nothing is `ordered`) is another thread's. Most loads are settled by this."""
+    """Return a mask of the loads that a plain store to exactly the same bytes covers.
+
+    The first such store precedes the load, or (if nothing is `ordered`) belongs to another thread. This cheap
+    test settles most loads.
+    """
     stores = np.flatnonzero(site & 3 == STORE)
     if not len(stores):
         return np.zeros(len(loads), bool)
@@ -243,7 +261,8 @@ def stored_whole(loads, offset, size, site, thread, ordered):
 
 
 def stores_by_byte(offset, size, site, near):
-    """{byte: [positions of stores to it]} for stores that begin within 16 bytes of one of `near`."""
+    """Return {byte: [positions of stores to it]} for the stores that begin within 16 bytes of a byte in
+    `near`."""
     wanted = {byte + shift for byte in near for shift in range(-16, 17)}
     stores = {}
     for i in np.flatnonzero(site & 3 != LOAD).tolist():
