@@ -125,6 +125,14 @@ def check_observers(observers: Any) -> tuple[Any, ...]:
                 f"observers has {observer!r}; wanted classes or instances of sim.events.Observer, such as"
                 " sim.observers.Races"
             )
+        hooks = (
+            sorted(set(getattr(observer, "__dict__", ())) & HOOKS) if isinstance(observer, Observer) else ()
+        )
+        if hooks:
+            raise LaunchError(
+                f"observers has {observer!r} with {hooks[0]} as an attribute of the instance, which is never"
+                f" called; wanted a subclass of Observer with a method {hooks[0]}"
+            )
     return given
 
 

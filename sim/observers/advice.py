@@ -99,7 +99,10 @@ def passes_of_the_grid(facts):
 
 
 def awaited(facts):
-    return facts.synchronizes and (not facts.block_barriers or facts.branch)
+    """Return whether a thread has to wait for a message of another thread. In shared memory a barrier of the
+    block serves as well, unless the lines are in a branch."""
+    without_barriers = not facts.block_barriers and facts.space == "global"
+    return facts.synchronizes and (without_barriers or facts.branch)
 
 
 def in_one_statement(facts):

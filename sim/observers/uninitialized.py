@@ -33,7 +33,7 @@ MOST = 256  # loads to report for one site and epoch; further ones are only coun
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 MEMORY = {
-    GLOBAL: "An array made by sim.empty",
+    GLOBAL: "An array that nobody has filled",
     CONST: "The rest of this constant memory",
     SHARED: "Fresh shared memory",
     LOCAL: "Fresh local memory",

@@ -277,3 +277,20 @@ def of_sources(store, read):
     a, b = (Row(0, 0, thread, 0, site, 0, None) for thread, site in enumerate(sites))
     told = dict.fromkeys(field.name for field in fields(Facts))
     return Facts(**told | {"a": a, "b": b, "sites": tuple(sites)})
+
+
+@cuda.jit
+def last_block_without_barrier(count, out):
+    last = cuda.shared.array(1, int32)
+    t = cuda.threadIdx.x
+    if t == 0:
+        last[0] = cuda.atomic.add(count, 0, 1) == cuda.gridDim.x - 1
+    if last[0]:
+        out[t] = 1
+
+
+def test_a_flag_in_shared_memory_needs_a_barrier_not_a_message():
+    arguments = np.ones(32, np.int32), np.ones(32, np.int32)
+    report = simulate(last_block_without_barrier, on_finding="report")[1, 32](*arguments)
+    (race,) = (finding for finding in report.findings if finding.kind == "race-shared")
+    assert race.fix.startswith("cuda.syncthreads() between")

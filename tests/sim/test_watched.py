@@ -215,3 +215,18 @@ def test_what_a_thread_did_before_it_was_ended(observer, engine):
         if note.endswith("accesses of threads that were ended have not been watched")
     ]
     assert note.startswith("1,50") and 0 <= report.watched["Of_accesses"] < 0.01
+
+
+def test_a_hook_that_an_instance_has_is_called():
+    """A hook may be an attribute of an instance, in place of a method of its class."""
+    observer, batches = Observer(), []
+    observer.accesses = batches.append
+
+    @cuda.jit
+    def double(x, y):
+        y[cuda.threadIdx.x] = 2 * x[cuda.threadIdx.x]
+
+    for engine in ("fibers", "native"):
+        batches.clear()
+        simulate(double, engine=engine, observers=[observer])[1, 8](np.ones(8), np.zeros(8))
+        assert sum(len(batch.site) for batch in batches) == 16
