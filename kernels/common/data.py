@@ -12,7 +12,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 @functools.cache
 def recorded_ptx(language):
-    """Return {name: PTX} of all that is recorded of a language, "triton" or "cuda_cpp"."""
+    """Return {name: PTX} of all recordings of a language, "triton" or "cuda_cpp"."""
     with ZipFile(DATA / f"{language}.zip") as archive:
         return {Path(name).stem: archive.read(name).decode() for name in archive.namelist()}
 
@@ -26,6 +26,6 @@ def record_ptx(language, texts):
 
 
 def not_recorded(language, name, remedy):
-    """The LookupError for PTX that is not recorded: it lists what is, and says what to do."""
+    """Return the LookupError for PTX that is not recorded. It lists the recordings and says what to do."""
     there = ", ".join(sorted(recorded_ptx(language)))
     return LookupError(f"{name} is not among the PTX recorded in {DATA / language}.zip: {there}; {remedy}")

@@ -13,7 +13,7 @@ from numba.cuda.args import ArgHint
 
 
 def device_argument(tensor):
-    """A CUDA tensor, detached, as a kernel's argument over the same memory."""
+    """Return a CUDA tensor, detached, as a kernel argument over the same memory."""
     described = description(tensor.shape, None if tensor.is_contiguous() else tensor.stride(), tensor.dtype)
     return (
         TensorArgument(tensor.data_ptr(), *described)
@@ -23,7 +23,7 @@ def device_argument(tensor):
 
 
 class TensorArgument(ArgHint):
-    """What numba-cuda asks of an array when it launches: its type, its address, and how it lies there."""
+    """The part of an array that numba-cuda reads at a launch: its type, address, shape and layout."""
 
     def __init__(self, address, numba_type, shape, dtype, size, layout):
         self.ptr, self._numba_type_ = address, numba_type
@@ -49,6 +49,6 @@ def description(shape, strides, dtype):
 
 
 def numpy_dtype(dtype):
-    """torch.float32 as numpy's, torch.bfloat16 and what else numpy lacks as that of ml_dtypes."""
+    """Return numpy's dtype for a torch dtype, or that of ml_dtypes where numpy has none, such as bfloat16."""
     name = str(dtype).removeprefix("torch.")
     return np.dtype(getattr(ml_dtypes, name, name))

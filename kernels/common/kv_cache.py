@@ -1,4 +1,4 @@
-"""KVCache and LatentCache: what a layer that takes one token at a time keeps of the tokens so far."""
+"""KVCache and LatentCache: the keys, values and last queries that decoding keeps from token to token."""
 
 from numbers import Integral
 
@@ -65,7 +65,8 @@ class Cache:
         self.queries = queries[:, :, -self.reach :].contiguous()
 
     def check(self, *tensors: torch.Tensor) -> None:
-        """Queries, keys and values of the cache's sizes and device, of equally many tokens, or an error."""
+        """Raise an error unless queries, keys and values have the cache's sizes and device, and one number
+        of tokens."""
         sizes: dict[str, int] = {}
         for letters, held in zip(self.ARGUMENTS.values(), (self.queries, *self.buffers)):
             sizes |= zip(letters.split(), held.shape)
@@ -74,7 +75,7 @@ class Cache:
         check(given, None, sizes=sizes, like=("cache", self))
 
     def make_room(self) -> None:
-        """Double the buffers until `length` tokens fit; what was there is copied."""
+        """Double the buffers until `length` tokens fit, and copy their contents."""
         capacity = self.capacity
         while capacity < self.length:
             capacity *= 2

@@ -19,13 +19,14 @@ WIDTHS = (16, 32, 64, MAX_HEAD_DIM)
 
 
 def width_for(d):
-    """The width of a kernel's rows for head size d: the next of 16, 32, 64, 128, so that few kernels serve
-    all sizes."""
+    """Return the width of a kernel's rows for head size d: the next of 16, 32, 64, 128. Few widths mean
+    few compiled kernels."""
     return next(width for width in WIDTHS if width >= d)
 
 
 def output(shape, like, dtype=torch.float32):
-    """A tensor for a kernel to fill, on the device of `like`; on the CPU full of NaN, so that a gap shows."""
+    """Return a tensor for a kernel to fill, on the device of `like`. On the CPU it is filled with NaN,
+    which reveals gaps."""
     fresh = torch.empty(shape, dtype=dtype, device=like.device)
     return fresh.fill_(math.nan) if fresh.device.type == "cpu" else fresh
 
@@ -65,8 +66,8 @@ def work(grid, block, arguments):
 
 
 def on_gpu(kernel, grid, block, *arguments):
-    """The runner for CUDA tensors: on the device of the first argument and torch's current stream there; does
-    not wait for the end."""
+    """Launch on the first argument's device, in torch's current stream there, without waiting for the
+    kernel to end."""
     device = arguments[0].device.index
     if device != torch.cuda.current_device():
         with torch.cuda.device(device):

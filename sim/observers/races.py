@@ -43,7 +43,7 @@ class Races(Ordering):
     def launch_started(self, context):
         super().launch_started(context)
         self.flights = Flights(context)
-        # the events that `order` received; (how many are replayed, an Order in which every atomic has a fence)
+        # the events that `order` received; (how many are replayed, an Order that fences every atomic)
         self.events, self.generous = [], (0, Order(generous=True))
         self.meetings = {}  # ("syncthreads", "syncwarp" or "grid.sync", function) -> their lines
         self.blocks, self.names = {}, []  # block -> its number, and the blocks by number

@@ -57,7 +57,7 @@ class Uninitialized(Ordering):
         self.on_chip = {}
         self.local_reads = {}  # (site, array) -> ((position, access, address) of the lowest, their number)
         self.empty = [a for a in context.space.allocations if a.unwritten is not None]
-        # for sim.empty(): (address, site) -> [(block, thread)] of loads that their block has not written before
+        # for sim.empty(): (address, site) -> [(block, thread)] of loads not written before by their block
         self.suspects = {}
         # address -> the blocks that write it; those that write it by an access that does not also read it
         self.writers, self.setters = {}, {}
