@@ -22,6 +22,7 @@ FOLDERS = [
     "sim/memory",
     "sim/observers",
     "sim/native/*.py",
+    "sim/native/codegen",
     "sim/native/lower",
     "sim/native/run",
     "sim/native/split",

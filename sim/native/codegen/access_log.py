@@ -1,9 +1,9 @@
-"""The access log that compiled code writes where an observer listens to accesses, branches or barriers.
+"""The access log that compiled code writes if an observer subscribes to accesses, branches or barriers.
 
-One entry is an int64: from the lowest bit, 48 bits of address (of a branch: whether it was taken), 3 bits
-of log2(size in bytes), 12 bits of the place in the source. Places from PLACES on mark entries of another
-kind: the running thread changes, a barrier opens, lanes of a warp do something together, part of a value
-that a store or an atomic wrote, a block ends. sim.native.run.access_log replays the log to the observers.
+One entry is an int64: from the lowest bit, 48 bits of address (of a branch: whether it was taken), 3 bits of
+log2(size in bytes), 12 bits of the site's number. Numbers from PLACES on are marker entries: the running
+thread changes, a barrier opens, lanes of a warp execute an instruction together, part of a value that a store
+or an atomic wrote, a block ends. sim.native.run.access_log replays the log to the observers.
 """
 
 from numba.core.imputils import impl_ret_borrowed
@@ -15,7 +15,7 @@ from sim.native.codegen.linking import always
 
 OFFERED = {"logged", "branch", "log_thread", "log_barrier", "log_block", "log_together", "log_warp"}
 SIZE_SHIFT, PLACE_SHIFT = 48, 51
-PLACES = (1 << 12) - 8  # the most places in the source of a kernel
+PLACES = (1 << 12) - 8  # the largest number of sites in a kernel
 THREAD_GOES_ON, BARRIER_OPENS, TOGETHER, VALUE, BLOCK_ENDS = range(PLACES, PLACES + 5)
 # A VALUE entry holds 4 bytes of a value, or all of a shorter one, and above them its dtype's position here.
 VALUE_BITS = 32
@@ -55,7 +55,7 @@ def log_together(state, place):
 
 @words
 def log_warp(state, place, warp, threads):
-    """Log what lanes of a warp do together, if any lane has not returned."""
+    """Log an instruction of a warp, if any of its lanes has not returned."""
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
         if not state.returned[thread]:
             log_together(state, place)
@@ -64,15 +64,15 @@ def log_warp(state, place, warp, threads):
 
 @always
 def branch(state, test, place):
-    """What a thread decides at a branch."""
+    """Log a thread's decision at a branch, and return `test`."""
     append(state, place << PLACE_SHIFT | (1 if test else 0))
     return test
 
 
 @intrinsic(prefer_literal=True)
 def logged(typing, x, place):
-    """`x`, whose elements are accessed at this place in the source: that is written down. What is no array is
-    as it was."""
+    """Return `x` with the site at which its elements are accessed, so that the accesses are logged. A
+    value that is no array is returned unchanged."""
 
     def code(context, builder, signature, arguments):
         return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])

@@ -1,5 +1,5 @@
-"""What an array, or a record, can be asked in compiled code besides its elements and parts: its shape, its
-size, its transpose, a field; the same elements in another shape."""
+"""Attributes of arrays and records in compiled code, except elements and parts: shape, size, transpose,
+fields, and the same elements in another shape."""
 
 from numba import int64, types
 from numba.core.typing.templates import (
@@ -47,7 +47,7 @@ def transpose(array):
 
 
 def strides(array):
-    """In bytes."""
+    """Return the strides, in bytes."""
     return [array.builder.mul(stride, I64(array.x.pitch)) for stride in array.of_axes(array.stride)]
 
 
@@ -77,7 +77,7 @@ class Attributes(AttributeTemplate):
 
     @bound_function("Guarded.reshape")
     def resolve_reshape(self, x, arguments, keywords):
-        """For an array whose rows lie one behind another."""
+        """Return the type of `reshape`, for an array whose rows are contiguous."""
         (shape,) = arguments
         if x.rowwise and all(isinstance(part, types.Integer) for part in parts_of(shape)):
             return signature(x.but(ndim=len(parts_of(shape)), sizes=None), shape)
@@ -91,7 +91,7 @@ def attribute(context, builder, x, value, name):
 
 @lower_builtin("Guarded.reshape", GuardedType, types.Any)
 def reshape(context, builder, signature, arguments):
-    """Of the sizes one may be -1."""
+    """Return the array with other sizes, one of which may be -1."""
     (x, shape), result = signature.args, signature.return_type
     array = Array(context, builder, x, arguments[0])
     given = zip(parts_of(shape), codes_of(builder, shape, arguments[1]))

@@ -1,8 +1,8 @@
-"""Arrays as compiled kernels hold them: an address, a shape and strides, the same for what watches over them,
-and the State of the launch.
+"""Arrays in compiled kernels: an address, a shape and strides, the same for the shadow memory, and the State
+of the launch.
 
-Nothing here owns memory: whoever launches keeps it alive, so compiled code counts no references. What an
-    access does is in sim.native.codegen.shadow.
+No code here owns memory. The launch keeps the memory alive, so compiled code counts no references.
+sim.native.codegen.shadow defines the checks of an access.
 """
 
 import functools
@@ -19,8 +19,8 @@ from sim.native.codegen.shadow import BARE, BOUNDED, LOCAL
 
 
 class Guarded:
-    """`array` (ndarray) for compiled code. `watch` (sim.native.codegen.shadow) says what is checked;
-    `shadow` is what that needs: an address of two int64 or one uint8 for each element."""
+    """An ndarray, `array`, for compiled code. `watch` (sim.native.codegen.shadow) is the kind of its
+    checks; `shadow` is the address of its shadow memory: two int64, or one uint8, for each element."""
 
     __slots__ = ("held", "packed", "_numba_type_")
 
@@ -33,7 +33,7 @@ class Guarded:
 
 
 def array_type(array, watch, sizes=None):
-    """The type of a Guarded over an ndarray."""
+    """Return the type of a Guarded over an ndarray."""
     return guarded_type(array.dtype, array.ndim, array.flags.c_contiguous, watch, sizes)
 
 
@@ -42,15 +42,19 @@ def guarded_type(dtype, ndim, rowwise, watch, sizes):
     return GuardedType(numba_type_of(dtype), ndim, rowwise, watch, sizes)
 
 
-# --- both as types of Numba ---------------------------------------------------------------------------------
+# --- types for Numba ----------------------------------------------------------------------------------------
 
 
 class GuardedType(types.Type):
-    """`rowwise`: the strides follow from the shape, the last axis being contiguous. `sizes`: of each
-    dimension the size, where it is a constant, or None.
-    `pitch`: bytes from one element to the next that strides count; more than an element's own in a column of
-        records, or the real parts of complex numbers. `place`: where in the source its elements are accessed,
-        if that is written down (sim.native.codegen.access_log); parts of it have none."""
+    """The Numba type of a Guarded.
+
+    `rowwise`: the strides follow from the shape, because the last axis is contiguous.
+    `sizes`: the size of each dimension if it is a constant, or None.
+    `pitch`: the bytes from one element to the next that strides count. It exceeds the size of an
+        element in a column of records, or in the real parts of complex numbers.
+    `place`: the site at which its elements are accessed, if accesses are logged
+        (sim.native.codegen.access_log). Parts of the array have none.
+    """
 
     def __init__(self, dtype, ndim, rowwise, watch, sizes=None, pitch=None, place=None):
         self.dtype, self.ndim, self.rowwise, self.watch, self.place = dtype, ndim, rowwise, watch, place
@@ -59,7 +63,7 @@ class GuardedType(types.Type):
         super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {watch}, {self.pitch}, {place})")
 
     def but(self, place=None, **changes):
-        """This type with some facts changed."""
+        """Return this type with some of its fields changed."""
         facts = {
             name: getattr(self, name) for name in ("dtype", "ndim", "rowwise", "watch", "sizes", "pitch")
         }
@@ -76,7 +80,7 @@ class GuardedModel(models.StructModel):
 
 @unbox(GuardedType)
 def unbox_guarded(numba_type, value, c):
-    """From a Python object, whose `packed` is the address of all members in a row, to a structure."""
+    """Unpack a Python object, whose `packed` is the address of all members in a row, into a structure."""
     structure = cgutils.create_struct_proxy(numba_type)(c.context, c.builder)
     builder, n = c.builder, numba_type.ndim
     held = c.pyapi.object_getattr_string(value, "packed")
@@ -95,7 +99,7 @@ def unbox_guarded(numba_type, value, c):
 
 
 class Array:
-    """An array of type `x`."""
+    """An array of type `x`, in LLVM's values."""
 
     def __init__(self, context, builder, x, value=None):
         self.context, self.builder, self.x = context, builder, x
@@ -113,7 +117,7 @@ class Array:
         return WORD(known) if known is not None else self.builder.extract_value(self.members.shape, axis)
 
     def stride(self, axis):
-        """In elements."""
+        """Return the stride of an axis, in elements."""
         if self.x.rowwise:
             return product(self.builder, map(self.side, range(axis + 1, self.x.ndim)))
         return self.builder.extract_value(self.members.strides, axis)
@@ -125,7 +129,7 @@ class Array:
         return product(self.builder, self.of_axes(self.side))
 
     def pointer(self, flat):
-        """To the element that is `flat` elements behind the first."""
+        """Return a pointer to the element that is `flat` elements after the first."""
         llvm_type = self.context.get_data_type(self.x.dtype)
         if self.x.pitch == dtype_of(self.x.dtype).itemsize:
             return pointer(self.builder, self.members.data, flat, llvm_type)
@@ -139,7 +143,8 @@ class Array:
         self.context.pack_value(self.builder, self.x.dtype, value, self.pointer(flat))
 
     def part(self, result, flat, sides, strides, offset=0):
-        """The array of type `result` that begins so many elements and bytes behind the first."""
+        """Return the array of type `result` that begins `flat` elements and `offset` bytes after the first
+        element."""
         part, builder = Array(self.context, self.builder, result), self.builder
         cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(self.x.watch, 16)
         begin = builder.add(builder.mul(flat, WORD(self.x.pitch)), WORD(offset))
@@ -150,7 +155,8 @@ class Array:
         return part
 
     def parts_of_elements(self, result, offset):
-        """What begins so many bytes behind each element: a column of records, say."""
+        """Return the array of the parts that begin `offset` bytes into each element, such as a column of
+        records."""
         return self.part(result, WORD(0), self.of_axes(self.side), self.of_axes(self.stride), offset)
 
 
@@ -166,8 +172,9 @@ def packed(builder, numbers):
 
 
 def bytes_over(threads):
-    """The bytes of an array over the threads of a block, in whole warps: 16 for each, and a cache line more,
-    so that those of one thread in many arrays lie in many sets of a cache."""
+    """Return the bytes of an array over the threads of a block, rounded up to whole warps: 16 for each
+    thread, and one more cache line, so that one thread's entries in many arrays map to different sets of a
+    cache."""
     return 16 * (-(-threads // 32) * 32) + 64
 
 
@@ -176,8 +183,8 @@ BYTES_OVER = words(bytes_over)  # compiled
 
 @functools.cache
 def over_threads(name):
-    """The intrinsic (kept, position, threads) -> the Guarded of the number type of this name that is at a
-    position among arrays over threads, which lie one behind the other from the address `kept` on."""
+    """Return the intrinsic (kept, position, threads) -> Guarded of the number type called `name`: the
+    array at `position` in the spill buffer, which begins at the address `kept`."""
     numba_type = GuardedType(numba_type_of(name), 1, True, BARE)
 
     @intrinsic
@@ -209,8 +216,8 @@ class Referenced:
 
 
 class ReferenceType(types.Type):
-    """One element of an array of records: the array and the index; its fields are elements of the array's
-    columns."""
+    """The type of one element of an array of records: the array and the index. The element's fields are
+    elements of the array's columns."""
 
     def __init__(self, array):
         self.array = array
@@ -218,7 +225,7 @@ class ReferenceType(types.Type):
 
 
 def is_record(x):
-    """Whether a Guarded has records for elements."""
+    """Return whether the elements of a Guarded are records."""
     return isinstance(x, GuardedType) and isinstance(x.dtype, types.Record)
 
 

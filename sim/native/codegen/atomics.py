@@ -1,5 +1,5 @@
-"""What compiled kernels do with memory and Numba lacks on the CPU: atomics, and loads and stores with a hint
-for the cache."""
+"""Operations on memory that Numba lacks on the CPU: atomics, and loads and stores with a hint for the
+cache."""
 
 from llvmlite import ir
 from numba import int64, types
@@ -14,8 +14,8 @@ from sim.native.codegen.shadow import NARROWED, dirty, watch_atomic
 
 
 def atomic(entry):
-    """The compiled form of an atomic, for arrays of any type: a read and a write, as nobody interrupts the
-    running thread."""
+    """Return the compiled form of an atomic, for arrays of any type: a read and a write. Threads run one
+    at a time, so no other access comes between."""
     meaning = compiled_copy(entry.native) if entry.native is not SAME else compiled_value(entry.meaning)
 
     def typed(typing, x, *given):
@@ -47,8 +47,8 @@ def atomic(entry):
 
 
 def operand(place, source, value):
-    """A number converted to the type of the array's elements; where it loses its fraction the launch is
-    `dirty`, so that somebody else says so."""
+    """Return a number converted to the type of the array's elements. If the number loses its fraction, set
+    an error flag, so that the interpreter reports it."""
     if isinstance(place.x.dtype, types.Integer) and isinstance(source, (types.Float, types.Complex)):
         place.array.call(dirty, place.array.members.state, I64(NARROWED))
     return converted(place.context, place.builder, source, place.x.dtype, value)

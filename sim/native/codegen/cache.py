@@ -1,11 +1,11 @@
-"""Where compiled kernels are kept: a folder of the user's own, in which nothing that is damaged is used and
-nothing forgotten stays.
+"""The cache of compiled kernels: a folder of the user, in which damaged files are ignored and unused files
+are removed.
 
-The files are pickles of machine code: to load them is to run code of their author. So a folder that another
-user can write or replace is not used.
+The files are pickles of machine code, so loading one runs code of its author. A folder that another user can
+write or replace is therefore not used.
 
-A kernel's text is a file named by a hash of all that it relies on, what Numba has compiled of it lies beside
-it; each begins with a hash of itself.
+A kernel's text is a file named by a hash of all its inputs. The machine code that Numba compiles from it is
+in files next to it. Each file begins with a hash of itself.
 """
 
 import functools
@@ -31,13 +31,13 @@ from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
 ROOT = Path(__file__).parents[2]
-UNUSED = 60 * 24 * 3600  # seconds after which a kernel that nobody has launched is forgotten
-MOST = 1 << 29  # bytes
+UNUSED = 60 * 24 * 3600  # seconds after which a kernel that has not been launched is removed
+MOST = 1 << 29  # bytes of the whole cache
 
 
 @functools.cache
 def version():
-    """A hash of all sources that compiled code may rely on, and of the compiler."""
+    """Return a hash of the compiler and of all sources that compiled code depends on."""
     sources = (
         path
         for path in sorted(ROOT.rglob("*.py"))
@@ -49,8 +49,8 @@ def version():
 
 @functools.cache
 def folder():
-    """Return the folder: in NUMBA_CACHE_DIR or the user's cache, if only this user can change it. Else warn,
-    and return one that ends with the process."""
+    """Return the folder: in NUMBA_CACHE_DIR or the user's cache, if only this user can change it.
+    Otherwise warn, and return a folder that is deleted when the process ends."""
     home = (
         os.environ.get("NUMBA_CACHE_DIR")
         or os.environ.get("LOCALAPPDATA")
@@ -78,9 +78,10 @@ def folder():
 
 
 def open_to_others(path):
-    """Return how somebody else may change what is in `path`, "" if nobody can: it must be this user's folder,
-    no link, without write permission for others; and nobody but this user and the administrator may rename
-    the folders above it, as owner or by a write permission for everyone without the sticky bit."""
+    """Return how another user may change the contents of `path`, or "" if nobody else can. The folder must
+    belong to this user, be no link, and have no write permission for others. Only this user and the
+    administrator may be able to rename the folders above it, as owner or through a write permission for
+    everyone without the sticky bit."""
     if not stat.S_ISDIR(path.lstat().st_mode):
         return f"{path} is no folder"
     if not hasattr(os, "geteuid"):
@@ -90,7 +91,7 @@ def open_to_others(path):
         return f"{path} belongs to another user"
     if mine.st_mode & 0o022:
         return f"others may write in {path}"
-    # the owner of / is the administrator: not always number 0, in a container
+    # The owner of / is the administrator; in a container its user id is not always 0.
     trusted = {0, os.geteuid(), Path("/").stat().st_uid}
     for above in path.resolve().parents:
         found = above.stat()
@@ -102,8 +103,8 @@ def open_to_others(path):
 
 
 def prune(path):
-    """Forget the kernels that nobody has launched for long, and the oldest of those that together take more
-    than MOST bytes; a folder is what was compiled of our own functions."""
+    """Remove the kernels that have not been launched for a long time, and the oldest ones if the total
+    exceeds MOST bytes. The compiled runtime functions of one version are a folder."""
     kernels = {}
     for entry in path.iterdir():
         kernels.setdefault(entry.name.partition(".")[0], []).append((entry, *extent(entry)))
@@ -116,7 +117,7 @@ def prune(path):
 
 
 def extent(entry):
-    """When a file or folder was last used, and its bytes; 0 if another process has just removed it."""
+    """Return when a file or folder was last used, and its bytes; 0 if another process has just removed it."""
     try:
         found = entry.stat()
         nbytes = sum(extent(file)[1] for file in entry.iterdir()) if entry.is_dir() else found.st_size
@@ -126,7 +127,7 @@ def extent(entry):
 
 
 def size():
-    """The bytes that are kept."""
+    """Return the total bytes of the cache."""
     return extent(folder())[1]
 
 
@@ -134,15 +135,15 @@ def size():
 
 
 def keep(path, data):
-    """Write a file of `data` behind a comment with its hash, so that another process sees all of it or
-    nothing."""
+    """Write a file of `data` after a comment with its hash, atomically: another process sees the whole
+    file or none."""
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         file.write(f"# {digest(data)}\n".encode() + data)
     os.replace(file.name, path)
 
 
 def kept(path):
-    """What was written to a file, or None if it is not there, or not as it was written."""
+    """Return the data of a file, or None if the file is missing or damaged."""
     with suppress(OSError):
         first, _, data = path.read_bytes().partition(b"\n")
         return data if first == f"# {digest(data)}".encode() else None
@@ -156,7 +157,7 @@ def digest(data):
 
 
 def path_of(kernel, key):
-    """The file of the kernel of this name with what makes its text in `key`."""
+    """Return the file of the kernel of this name whose text is determined by `key`."""
     return folder() / f"{kernel}_{digest((version() + key).encode())[:20]}.py"
 
 
@@ -165,22 +166,22 @@ def write(path, text):
 
 
 def read(path):
-    """The text of a file, or None if it is not there, or not as it was written."""
+    """Return the text of a file, or None if the file is missing or damaged."""
     data = kept(path)
     return data and data.decode()
 
 
 def run_text(text, names, path="<string>"):
-    """Run lowered text in `names`, without a word on what is odd in it: calls of None behind `is not None`,
-    say."""
+    """Run lowered text in `names`, without Python's warnings about unusual code, such as a call of None
+    after `is not None`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         exec(compile(text, path, "exec"), names)
 
 
 def load(path, text):
-    """The module whose text is in a file; Numba looks for it among the imported ones when it loads what it
-    has compiled before."""
+    """Return the module whose text is in a file. It is registered in sys.modules, so that Numba's cache
+    finds it."""
     if path.stem not in sys.modules:
         module = types.ModuleType(path.stem)
         module.__file__ = str(path)
@@ -190,12 +191,12 @@ def load(path, text):
     return sys.modules[path.stem]
 
 
-# --- what Numba has compiled --------------------------------------------------------------------------------
+# --- machine code from Numba --------------------------------------------------------------------------------
 
 
 class Kept(NullCache):
-    """What Numba has compiled of a function of a kernel's file: beside it, for each signature a file behind a
-    hash of itself. One that is not there, or not as it was written, is made anew."""
+    """A cache of the machine code of a function in a kernel's file: next to that file, one file for each
+    signature, which begins with a hash of itself. A missing or damaged file is compiled again."""
 
     def __init__(self, function):
         self.function = function
@@ -212,12 +213,13 @@ class Kept(NullCache):
     def load_overload(self, signature, context):
         context.refresh()
         if data := kept(self.path(signature)):
-            with suppress(Exception):  # whatever unpickling may raise
+            with suppress(Exception):  # unpickling a damaged file may raise any exception
                 return self.rebuilt(context, *pickle.loads(data))
 
     def save_overload(self, signature, result):
-        """Keep what was compiled, unless it calls by an address that only this process knows: Numba's way for
-        a function that reaches itself by another function or by other types of arguments."""
+        """Save compiled code, unless it calls an address that is valid in this process only. Numba
+        compiles such calls for a function that calls itself through another function or with other
+        argument types."""
         if not any(name.startswith(RuntimeLinker.PREFIX) for name in names_of(result.library)):
             with suppress(OSError):
                 keep(self.path(signature), dumps(self.reduced(result)))
@@ -226,5 +228,5 @@ class Kept(NullCache):
 
 
 def names_of(library):
-    """The names of a compiled library's global variables."""
+    """Return the names of a compiled library's global variables."""
     return [variable.name for variable in library._final_module.global_variables]

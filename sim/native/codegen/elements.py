@@ -1,6 +1,6 @@
-"""What compiled code does at an element of an array: finds it, watches over it (sim.native.codegen.shadow),
-reads or writes it; the parts of arrays that other indices name. Written as LLVM's instructions: Numba would
-compile a function of its own for each type of array and of index."""
+"""Elements of arrays in compiled code: finding one, checking the access (sim.native.codegen.shadow),
+reading and writing it; and parts of arrays. The code is LLVM instructions, because Numba would compile a
+separate function for each type of array and of index."""
 
 import operator
 from functools import reduce
@@ -32,7 +32,7 @@ def parts_of(index):
 
 
 class FromEnd(types.Opaque):
-    """An index that counts from the end of its axis, as a literal one below 0 does."""
+    """The type of an index that counts from the end of its axis, such as a literal index below 0."""
 
     def __init__(self, back):
         self.back = back
@@ -51,8 +51,8 @@ def from_end(typing, back):
 
 
 def is_index(x, index, *also):
-    """Whether `index` names an element or a part of a Guarded: an integer (or what else is allowed) for each
-    of the first dimensions."""
+    """Return whether `index` selects an element or a part of a Guarded: an integer, or another allowed
+    type, for each of the first dimensions."""
     parts = parts_of(index)
     return (
         isinstance(x, GuardedType)
@@ -70,7 +70,7 @@ def codes_of(builder, index, code):
 
 
 def index_value(context, builder, numba_type, code):
-    """An index as an int64; one that is too large for that stays too large."""
+    """Return an index as an int64. An index that is too large stays too large for any array."""
     if numba_type != types.uint64:
         return context.cast(builder, code, numba_type, int64)
     most = I64(2**63 - 1)
@@ -78,7 +78,7 @@ def index_value(context, builder, numba_type, code):
 
 
 def position(array, axis, numba_type, code):
-    """Where an index leads along an axis; below 0, or beyond its end, to no element."""
+    """Return the position of an index along an axis. It is out of range if the index is."""
     if not isinstance(numba_type, FromEnd):
         return index_value(array.context, array.builder, numba_type, code)
     side, back = array.side(axis), I64(numba_type.back)
@@ -90,22 +90,22 @@ def position(array, axis, numba_type, code):
 
 
 def place_of(context, builder, x, value, index, code):
-    """The Place that an index of integers leads to."""
+    """Return the Place of the element at an index of integers."""
     array, codes = Array(context, builder, x, value), codes_of(builder, index, code)
     given = [position(array, axis, *of) for axis, of in enumerate(zip(parts_of(index), codes, strict=True))]
     return Place(array, given)
 
 
 class Place:
-    """An element of an Array, at a `given` position along each axis; there may be no such element."""
+    """An element of an Array, at a `given` position along each axis. The element may not exist."""
 
     def __init__(self, array, given):
         self.array, self.given = array, given
         self.context, self.builder, self.x = array.context, array.builder, array.x
 
     def found(self, lost):
-        """How many elements behind the first; `lost`: the block where code goes on if there is no such
-        element."""
+        """Return the number of elements from the first one to this one. Code continues at the block `lost`
+        if there is no such element."""
         builder, axes, sides = self.builder, range(self.x.ndim), self.array.of_axes(self.array.side)
         there = [builder.icmp_unsigned("<", *of) for of in zip(self.given, sides)]
         before, odd = builder.block, builder.append_basic_block("odd")
@@ -130,7 +130,7 @@ class Place:
         return reduce(self.builder.add, terms, I64(0))
 
     def log(self, flat, writes):
-        """Append the access to the log, and behind it the bytes of the element if the access `writes`."""
+        """Append the access to the log, followed by the bytes of the element if the access `writes`."""
         builder, state, dtype = self.builder, self.array.members.state, dtype_of(self.x.dtype)
         address = builder.ptrtoint(self.array.pointer(flat), I64)
         what = I64(self.x.place << PLACE_SHIFT | dtype.itemsize.bit_length() - 1 << SIZE_SHIFT)
@@ -145,8 +145,8 @@ class Place:
             self.array.call(append, state, builder.or_(what, bits))
 
     def access(self, watched, do, otherwise=None):
-        """`do(flat)` at the element, if there is one, else `otherwise`: a value, or None for both. `watched`:
-        watch_load, watch_store or watch_atomic."""
+        """Return `do(flat)` at the element if it exists, else `otherwise`: a value, or None for accesses
+        without a result. `watched`: watch_load, watch_store or watch_atomic."""
         builder, members = self.builder, self.array.members
         lost = builder.append_basic_block("lost") if self.given else None
         flat = self.found(lost) if self.given else I64(0)
@@ -176,12 +176,12 @@ class Place:
 
 
 def fresh_byte(numba_type):
-    """The byte that memory of this type is full of until it is written."""
+    """Return the byte that fills memory of this type until it is written."""
     return int(fresh_bytes(1, dtype_of(numba_type))[0])
 
 
 def poison_of(context, numba_type):
-    """What a load gives that finds nothing."""
+    """Return the result of a load from an element that does not exist."""
     value = context.get_value_type(numba_type)
     if isinstance(numba_type, types.Complex):
         part = poison_of(context, numba_type.underlying_float)
@@ -197,7 +197,8 @@ def poison_of(context, numba_type):
 
 
 def column_type(x, name):
-    """The type of the column that a field is; None if there is no such field, or none that is compiled."""
+    """Return the type of the column of a field, or None if there is no such field, or none with a compiled
+    form."""
     if is_record(x) and name in dtype_of(x.dtype).names:
         dtype = dtype_of(x.dtype)[name]
         return None if dtype.subdtype or dtype.names else x.but(dtype=numba_type_of(dtype))
@@ -209,7 +210,7 @@ def column(array, name):
 
 
 def field(context, builder, x, value, name):
-    """The Place of a field of a record (of type `x`)."""
+    """Return the Place of a field of a record (of type `x`)."""
     reference = cgutils.create_struct_proxy(x)(context, builder, value)
     records = Array(context, builder, x.array, reference.records)
     return Place(column(records, name), cgutils.unpack_tuple(builder, reference.place))
@@ -220,7 +221,8 @@ def field(context, builder, x, value, name):
 
 @infer_global(operator.getitem)
 class Getitem(AbstractTemplate):
-    """An element (of records, a reference to it), a part, or a field; of tuples, those from the end."""
+    """The type of `x[...]`: an element (of records, a reference to it), a part, or a field; for tuples,
+    the elements from the end."""
 
     def generic(self, arguments, keywords):
         x, index = arguments
@@ -238,8 +240,8 @@ class Getitem(AbstractTemplate):
 
 @infer_global(operator.setitem)
 class Setitem(AbstractTemplate):
-    """Writes an element, a field, or each element of a part: the same number, or those of an array of as many
-    dimensions or fewer."""
+    """The type of `x[...] = value`: write an element, a field, or each element of a part. The value of a
+    part is one number, or an array with at most as many dimensions."""
 
     def generic(self, arguments, keywords):
         x, index, value = arguments
@@ -253,14 +255,15 @@ class Setitem(AbstractTemplate):
             fits = is_element(x, index) and isinstance(value, ReferenceType) and x.place is None
         elif is_element(x, index):
             fits = is_number_like(value, x.dtype)
-        else:  # of which not each element would be written down
+        else:  # the log would not get an entry for each element
             fits = x.place is None and getattr(value, "ndim", 0) <= part_type(x, index).ndim
             fits = fits and is_number_like(number, x.dtype)
         return signature(types.none, x, index, value) if fits else None
 
 
 def is_number_like(value, wanted):
-    """Whether a number, or what Numba takes for one, can become a number of this type."""
+    """Return whether a value is a number that can be converted to this type, or a type that Numba treats
+    as a number."""
     known = isinstance(value, (types.Number, types.Boolean, types.IntEnumMember))
     return known and (isinstance(wanted, types.Complex) or not isinstance(value, types.Complex))
 
@@ -320,7 +323,7 @@ def setitem(context, builder, signature, arguments):
 
 
 def part_type(x, index):
-    """The type of x[index], of integers and slices."""
+    """Return the type of x[index], for an index of integers and slices."""
     sliced = [isinstance(part, types.SliceType) for part in parts_of(index)]
     sizes = (*[None] * sum(sliced), *x.sizes[len(sliced) :])
     return x.but(ndim=len(sizes), rowwise=x.rowwise and not any(sliced), sizes=sizes)
@@ -344,7 +347,7 @@ def part(array, index, code):
 
 
 def sliced(context, builder, numba_type, code, side):
-    """(where it begins, how many there are, the step) of a slice of an axis."""
+    """Return (start, length, step) of a slice of an axis."""
     found = context.make_helper(builder, numba_type, code)
     slicing.guard_invalid_slice(context, builder, numba_type, found)
     slicing.fix_slice(builder, found, side)
@@ -354,7 +357,7 @@ def sliced(context, builder, numba_type, code, side):
 
 
 def fill(part, numba_type, value):
-    """Write each element: a number, or that of an array, whose axes of length 1 are as long as needed."""
+    """Write each element: one number, or the elements of an array, whose axes of length 1 are broadcast."""
     context, builder = part.context, part.builder
     with cgutils.loop_nest(builder, part.of_axes(part.side), I64) as places:
         number = value
@@ -371,7 +374,7 @@ def fill(part, numba_type, value):
 
 @intrinsic
 def poisoned(typing, x):
-    """Fill a Guarded with what fresh memory holds."""
+    """Fill a Guarded with the contents of fresh memory."""
 
     def code(context, builder, signature, arguments):
         poison(Array(context, builder, x, arguments[0]))
@@ -390,8 +393,8 @@ def poison(array):
 
 
 def row(name, renewed):
-    """The intrinsic (array, thread) -> the local array of a thread, out of one for all; `renewed`: as it is
-    where the thread declares it."""
+    """Return the intrinsic (array, thread) -> the local array of a thread, out of one array for all
+    threads. With `renewed`, its memory is fresh, as where the thread declares it."""
 
     def typed(typing, x, thread):
         def code(context, builder, signature, arguments):

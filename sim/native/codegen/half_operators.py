@@ -1,4 +1,5 @@
-"""The operators of float16 and bfloat16 in compiled code: those of the table, which computes in float64."""
+"""The operators of float16 and bfloat16 in compiled code. The table of sim.isa defines them, and computes
+in float64."""
 
 import operator
 
@@ -15,7 +16,7 @@ float16, bfloat16 = HALVES["float16"], HALVES["bfloat16"]
 
 
 def operated(called, entry):
-    """What a kernel calls, of numbers, as the table has it, where one is a Half."""
+    """Compile a call of numbers as its entry in sim.isa defines it, if one of the numbers is a Half."""
     form = function_of(entry)
 
     def of_one(a):
@@ -30,7 +31,7 @@ def operated(called, entry):
 
 
 def extreme(name, sign):
-    """Numba's own min and max ask for this."""
+    """Return the operation that Numba's own min and max use."""
 
     @lower_builtin(getattr(operator, name), Half, Half)
     def compared(context, builder, signature, arguments):

@@ -1,11 +1,12 @@
-"""Functions of words: what compiled code does besides its kernel (shadow words, barriers, limits of loops).
+"""int64 runtime helpers: the code that runs around a compiled kernel, for shadow memory, barriers, and limits
+of loops.
 
-They compute with int64 alone, and go from their Python source to LLVM as they stand: Numba took 10 to 60 ms
-for each. What they may consist of: assignments, `if`, `for` over `range(n)` or `range(m, n)`, `return`,
-arithmetic and comparisons, calls of `min`, `max` and each other; `address[i]`, the int64 at a position
-behind an address, and `address.epoch`, a word (or the row of words) of the structure there
-(sim.native.codegen.launch_state). Numbers wrap around; a division by 0 is left open, as in C. A result is
-an int64, or what the annotation says: `bool`, or an integer or tuple type of Numba.
+The helpers compute with int64 alone, and are translated directly from Python source to LLVM, because Numba
+took 10 to 60 ms for each. They may contain assignments, `if`, `for` over `range(n)` or `range(m, n)`,
+`return`, arithmetic and comparisons, calls of `min`, `max` and each other; `address[i]`, the int64 at index i
+from an address, and `address.epoch`, a field (or the array of a field) of the structure at the address
+(sim.native.codegen.launch_state). Integers wrap around, and a division by 0 is undefined, as in C. A result
+is an int64, or the type in the annotation: `bool`, or an integer or tuple type of Numba.
 """
 
 import ast
@@ -26,21 +27,21 @@ WORD, BIT, BYTE = ir.IntType(64), ir.IntType(1), ir.IntType(8)
 
 
 def words(function=None, *, inline=True):
-    """The decorator of a function of words; `inline`: it always becomes part of what calls it."""
+    """Make a function an int64 runtime helper (a decorator). `inline`: always inline it into the caller."""
     if function is None:
         return lambda function: words(function, inline=inline)
     return offered(Function(function, inline))
 
 
 def variant(function, suffix, **known):
-    """The function of words that a plain function is where some of its parameters are `known`: constants, and
-    other functions of words. LLVM inlines it as it sees fit."""
+    """Return the helper that results from a plain function if some of its parameters are `known`:
+    constants, and other helpers. LLVM decides whether to inline it."""
     return offered(Function(function, False, f"_{suffix}", known))
 
 
 def offered(function):
-    """A function as text of a kernel calls it by name, with integers of any type; `.words` is what functions
-    of words and LLVM's code call."""
+    """Return a function that a kernel's text calls by name, with integers of any type. Helpers and LLVM
+    code call its `.words`."""
     result = {None: int64, bool: boolean}.get(function.result, function.result)
 
     def code(context, builder, signature, arguments):
@@ -53,7 +54,7 @@ def offered(function):
 
 
 def converted(context, builder, found, numba_type):
-    """A result of LLVM's as one of Numba's."""
+    """Return a result of LLVM's as a value of a Numba type."""
     if not isinstance(numba_type, types.BaseTuple):
         return context.cast(builder, found, int64, numba_type)
     parts = [builder.extract_value(found, position) for position in range(len(numba_type))]
@@ -63,8 +64,8 @@ def converted(context, builder, found, numba_type):
 
 
 class Function:
-    """A function of words. `library` holds its code, once something needs it; `symbol` is its name there, the
-    same in each process, as kernels that are kept on disk have such functions in them."""
+    """An int64 runtime helper. `library` contains its code, once a caller needs it. `symbol` is its name
+    there, the same in each process, because kernels cached on disk contain the helpers."""
 
     def __init__(self, function, inline, suffix="", known=()):
         self.name, self.inline = function.__name__, inline
@@ -78,7 +79,7 @@ class Function:
         self.library = None
 
     def call(self, context, builder, *codes):
-        """LLVM's value of a call, where Numba compiles."""
+        """Return LLVM's value of a call, where Numba compiles the caller."""
         if self.library is None:
             build(self)
         context.active_code_library.add_linking_library(self.library)
@@ -96,7 +97,7 @@ class Function:
 
 
 def build(wanted):
-    """Translate a function, and what it calls that no library holds yet, into one library."""
+    """Translate a function, and the functions it calls that are in no library yet, into one library."""
     library = LinkedLibrary(cpu_target.target_context.codegen(), wanted.symbol)
     module, waiting = library.create_ir_module(library.name), [wanted]
     wanted.library = library
@@ -115,7 +116,7 @@ def build(wanted):
 
 
 class Primitive:
-    """A function of words that stands for a few of LLVM's instructions."""
+    """A helper that lowers to a few LLVM instructions."""
 
     result = library = None
 
@@ -148,8 +149,8 @@ def set_byte(builder, address, position, value):
 
 @primitive
 def signalled(builder):
-    """Whether Ctrl-C has been pressed since this was last asked; Python's own handler then does not hear of
-    it."""
+    """Return whether Ctrl-C has been pressed since the last call. Python's own handler does not get that
+    signal."""
     status = ir.IntType(32)
 
     def python(name, result, *given):
@@ -179,7 +180,7 @@ COMPARISONS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt
 
 
 class Body(ast.NodeVisitor):
-    """Translates one function; variables are cells of the stack, until LLVM makes them registers."""
+    """The translation of one function. Variables are stack slots, until LLVM makes them registers."""
 
     def __init__(self, module, function):
         self.function, self.callees = function, []
@@ -198,7 +199,7 @@ class Body(ast.NodeVisitor):
         return self.cells[name]
 
     def translated(self):
-        """The functions that it calls."""
+        """Translate the function, and return the functions that it calls."""
         self.run(self.function.tree.body)
         if not self.builder.block.is_terminated:
             self.give_back(WORD(0))
@@ -288,7 +289,8 @@ class Body(ast.NodeVisitor):
     visit_Subscript = visit_Attribute
 
     def place(self, node):
-        """The pointer to a variable, to a word of a structure, or to one behind an address."""
+        """Return the pointer to a variable, to a field of a structure, or to an int64 at an index from an
+        address."""
         if isinstance(node, ast.Name):
             return self.cell(node.id)
         if isinstance(node, ast.Attribute):
@@ -305,7 +307,7 @@ class Body(ast.NodeVisitor):
         return self.divided(left, right, isinstance(node.op, ast.Mod))
 
     def divided(self, left, right, wants_rest):
-        """As Python divides: the rest has the sign of the divisor."""
+        """Divide as Python does: the remainder has the sign of the divisor."""
         builder = self.builder
         quotient, rest = builder.sdiv(left, right), builder.srem(left, right)
         differs = builder.icmp_signed("<", builder.xor(rest, right), WORD(0))

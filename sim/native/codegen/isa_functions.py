@@ -1,5 +1,5 @@
-"""The functions of the table, compiled: operands converted, what the entry says Numba shall compile, the
-result converted."""
+"""Functions of sim.isa in compiled code: convert the operands, call the form that the entry gives for
+Numba, convert the result."""
 
 import functools
 import hashlib
@@ -21,19 +21,19 @@ from sim.native.codegen.symbols import in_text, offering
 
 
 def compiles(entry):
-    """Whether an entry is a Function with a compiled form."""
+    """Return whether an entry is a Function with a compiled form."""
     return isinstance(entry, Function) and entry.native is not None
 
 
 @functools.cache
 def function_of(entry):
-    """The function of an entry, for operands of any types that it takes."""
+    """Return the function of an entry, for operands of any types that it takes."""
 
     def typed(typing, *given):
         scalars = [*map(scalar_of, given)]
         found, plain = None if None in scalars else entry.version(*scalars), [*map(types.unliteral, given)]
         if found and entry.name in DIVISIONS and found.results in INTEGRAL and is_above_zero(given[-1]):
-            plain[-1] = given[-1]  # this literal has code of its own
+            plain[-1] = given[-1]  # a Version exists for this literal
             found = found._replace(native=DIVISIONS[entry.name])
         return found and typed_call(typing, found, plain)
 
@@ -41,7 +41,7 @@ def function_of(entry):
     return intrinsic_of(in_text(entry.name), parameters, typed, prefer_literal=entry.name in DIVISIONS)
 
 
-# by a literal above 0 LLVM's own instruction is right
+# LLVM's own instruction is correct for a literal above 0
 DIVISIONS = {"operator.floordiv": operator.floordiv, "operator.mod": operator.mod}
 
 
@@ -53,7 +53,7 @@ __getattr__ = offering(__name__, lambda entry, maker: function_of(entry))
 
 
 def typed_call(typing, version, given):
-    """(signature, code) of a Version for operands of these types."""
+    """Return (signature, code) of a Version for operands of these types."""
     operands = [*map(numba_type_of, version.operands)]
     several = isinstance(version.results, tuple)
     result = tuple(map(numba_type_of, version.results)) if several else numba_type_of(version.results)
@@ -69,9 +69,9 @@ def typed_call(typing, version, given):
 
 
 def resolved(typing, function, operands, result=None):
-    """The function (context, builder, codes) that calls a compiled one with arguments of these types, and
-    converts what it gives to the type `result`, if there is one: LLVM's values."""
-    typing.refresh()  # the function may have come after Numba looked last
+    """Return the function (context, builder, codes) that calls a compiled function with LLVM values of
+    these types. It converts the result to the type `result`, if one is given."""
+    typing.refresh()  # the function may be newer than Numba's last refresh
     callee = typing.resolve_value_type(function)
     signature = typing.resolve_function_type(callee, tuple(operands), {})
 
@@ -85,25 +85,25 @@ def resolved(typing, function, operands, result=None):
     return call
 
 
-# Numba takes the operands of these for a tuple
+# Numba would take the operands of these for a tuple
 OF_TWO = {max: always(lambda a, b: max(a, b)), min: always(lambda a, b: min(a, b))}
 
 
 def compiled_form(version, result):
-    """What compiled code calls with converted operands."""
+    """Return the function that compiled code calls with converted operands."""
     if version.native is BITS:
         return reinterpreter(result)
     form = compiled_value(version.meaning if version.native is SAME else version.native)
     return OF_TWO.get(form, form)
 
 
-# --- what Numba compiles ------------------------------------------------------------------------------------
+# --- compilation by Numba -----------------------------------------------------------------------------------
 
 
 @functools.cache
 def compiled_copy(function):
-    """A function, and the plain functions that it calls, for compiled code; keyword-only parameters come last
-    by position."""
+    """Return a copy of a function, and of the plain functions that it calls, for compiled code.
+    Keyword-only parameters become positional, and come last."""
     code = function.__code__
     code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
     used = [name for name in code.co_names if name in function.__globals__]
@@ -125,7 +125,7 @@ def compiled_value(value):
 
 @functools.cache
 def llvm(form):
-    """The LLVM intrinsic that `form` names, as a function of compiled code."""
+    """Return the LLVM intrinsic called `form`, as a function for compiled code."""
 
     def code(context, builder, signature, arguments):
         operands = [value.type for value in arguments]
@@ -156,7 +156,7 @@ FLOATS = {"float": "f32", "double": "f64"}
 
 @functools.cache
 def reinterpreter(numba_type):
-    """The function that reads the bits of a number as another type's."""
+    """Return the function that reads the bits of a number as another type's."""
 
     @intrinsic
     def reinterpreted(typing, x):
@@ -169,14 +169,14 @@ def reinterpreter(numba_type):
 
 
 def digest(entry):
-    """What machine code of an entry hangs on, as text."""
+    """Return the cache key of an entry's machine code, as text."""
     facts = repr([described(getattr(entry, fact.name)) for fact in fields(entry)])
-    anywhere = re.sub(" at 0x[0-9a-f]+", "", facts)  # in memory
+    anywhere = re.sub(" at 0x[0-9a-f]+", "", facts)  # remove addresses: they differ in each process
     return hashlib.sha256(anywhere.encode()).hexdigest()[:16]
 
 
 def described(value, seen=frozenset()):
-    """What a function does, with the functions that it calls; of anything else its text."""
+    """Return a text of a function and of the functions that it calls; of any other value, its text."""
     value = value.function if isinstance(value, Tabulated) else getattr(value, "__wrapped__", value)
     if isinstance(value, FunctionType) and value not in seen:
         names = value.__globals__
@@ -187,7 +187,7 @@ def described(value, seen=frozenset()):
         return described(value.func, seen), described(value.args, seen), sorted(value.keywords.items())
     if isinstance(value, CodeType):
         return value.co_code, value.co_names, value.co_varnames, [described(part) for part in value.co_consts]
-    if isinstance(value, (set, frozenset, dict)):  # a set's order is another one in each process
+    if isinstance(value, (set, frozenset, dict)):  # the order of a set differs in each process
         parts = value.items() if isinstance(value, dict) else value
         return sorted(repr(described(part, seen)) for part in parts)
     if isinstance(value, (tuple, list)):

@@ -1,8 +1,8 @@
-"""What threads do together, compiled: instructions of a warp, on rows of arrays over threads, and votes of a
-block. Their meaning is the table's (sim.isa.table).
+"""Operations of several threads in compiled code: instructions of a warp, on rows of arrays over threads, and
+votes of a block. sim.isa.table defines their semantics.
 
-The lanes that are there must agree on one mask, which names them all, or must be all 32, and a lane must read
-from lanes that are there; otherwise the block is `stopped`, or `dirty`.
+The lanes that have not returned must agree on one mask that names them all, or must be all 32. A lane must
+read from lanes that have not returned. Otherwise the block is `stopped`, or an error flag is set.
 """
 
 import functools
@@ -25,7 +25,7 @@ from sim.native.codegen.synchronization import part
 
 @words
 def lanes_there(state, warp, threads):
-    """The lanes of a warp that have not returned, as a mask."""
+    """Return the mask of the lanes of a warp that have not returned."""
     there = 0
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
         if not state.returned[thread]:
@@ -35,7 +35,8 @@ def lanes_there(state, warp, threads):
 
 @words
 def check_mask(state, there, masks):
-    """Every lane that is there must be named, and all must name the same; `masks`: the address of 32."""
+    """Stop the block unless the masks of all present lanes are equal and name every present lane. `masks`:
+    the address of 32 masks."""
     first = -1
     for lane in range(32):
         if there >> lane & 1:
@@ -74,13 +75,14 @@ def own_type(x):
 
 
 def of_thread(context, builder, x, value, thread):
-    """What a thread gives: an element of an array over threads, or a number that is the same for all."""
+    """Return the operand of a thread: an element of an array over threads, or a number that is the same
+    for all."""
     return Array(context, builder, x, value).load(thread) if isinstance(x, GuardedType) else value
 
 
 class Warp:
-    """The lanes of a running warp, in LLVM's values. What they give is an array over threads, or a number
-    that is the same for all."""
+    """The lanes of a running warp, in LLVM's values. Their operands are arrays over threads, or numbers
+    that are the same for all."""
 
     def __init__(self, context, builder, state, warp):
         self.context, self.builder, self.state, self.warp = context, builder, state, warp
@@ -90,14 +92,14 @@ class Warp:
         return function.words.call(self.context, self.builder, self.state, *codes)
 
     def array(self, numba_type, pointer):
-        """The 32 values of this type that stand at an address, as an array."""
+        """Return the 32 values of this type at an address, as an array."""
         row = Array(self.context, self.builder, row_of(numba_type))
         row.members.data, row.members.state = self.builder.ptrtoint(pointer, WORD), self.state
         row.members.shape = packed(self.builder, [I64(32)])
         return row.value
 
     def room(self, numba_type):
-        """An array of 32 values, for as long as the function runs."""
+        """Return an array of 32 values that lives as long as the function runs."""
         room = ir.ArrayType(self.context.get_data_type(numba_type), 32)
         return self.array(numba_type, cgutils.alloca_once(self.builder, room))
 
@@ -105,7 +107,7 @@ class Warp:
         return of_thread(self.context, self.builder, x, value, self.builder.add(first, lane))
 
     def copy(self, source, target):
-        """Copy 32 values, converted; both are (type, value, position of the first)."""
+        """Copy 32 values with conversion. `source` and `target` are (type, value, position of the first)."""
         own, (x, array, first) = own_type(source[0]), target
         with cgutils.for_range(self.builder, I64(32)) as loop:
             value = converted(self.context, self.builder, own, x.dtype, self.given(*source, loop.index))
@@ -116,14 +118,15 @@ class Warp:
         self.call(check_mask, there, masks.members.data)
 
     def check_reads(self, there, reads, rows, arrays):
-        """Whether each lane reads from one that is there; `reads`: what tells from which."""
+        """Check that each lane reads from a lane that is present. `reads`: the function that returns the
+        lane it reads from."""
         with cgutils.for_range(self.builder, I64(32)) as loop:
             mine = [self.given(x, array, I64(0), loop.index) for x, array in zip(rows, arrays)]
             of = reads(self.context, self.builder, [loop.index, *mine])
             self.call(check_read, there, loop.index, of)
 
     def row(self, numba_type, x, value):
-        """What the lanes give, as an array of this type: a part of theirs, or a copy."""
+        """Return the operands of the lanes as an array of this type: a part of their array, or a copy."""
         if isinstance(x, GuardedType) and x.dtype == numba_type:
             pointer = Array(self.context, self.builder, x, value).pointer(self.first)
             return self.array(numba_type, pointer)
@@ -137,8 +140,8 @@ class Warp:
 
 @functools.cache
 def made(entry, carried_out):
-    """The intrinsic (state, warp, threads, mask, *operands, *results) of an instruction; if not `carried_out`
-    it has no results, and only looks whether all is in order."""
+    """Return the intrinsic (state, warp, threads, mask, *operands, *results) of an instruction. Unless
+    `carried_out`, it has no results, and only runs the checks."""
     masks, results = ["mask"] * (entry.mask == GIVEN), list(entry.results.items()) if carried_out else []
     declared = [*entry.operands.values(), *(None if isinstance(of, Like) else of for _, of in results)]
     names = [*masks, *(f"x_{name}" for name in [*entry.operands, *dict(results)])]
@@ -180,7 +183,7 @@ def made(entry, carried_out):
 
 @functools.cache
 def voted(entry):
-    """The intrinsic (threads, number, result) that gives all threads the result of a vote."""
+    """Return the intrinsic (threads, number, result) that gives all threads the result of a vote."""
     (operand,), (result,) = entry.operands.values(), entry.results.values()
     kept = numba_type_of(result)
 

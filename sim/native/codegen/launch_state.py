@@ -1,5 +1,5 @@
-"""The words of one launch that compiled code reads and writes; it gets their address, and functions of words
-(sim.native.codegen.int64) call them by name."""
+"""The state of one launch, which compiled code reads and writes as int64 fields. int64 runtime helpers
+(sim.native.codegen.int64) access the fields by name."""
 
 import ctypes
 import functools
@@ -10,33 +10,33 @@ import numpy as np
 THREADS, WARPS, MOST_UNSET = 1024, 32, 64
 
 WORDS = {
-    "dirty": 1,  # what is not in order in the running block (sim.native.codegen.shadow)
-    "stopped": 1,  # whether it, or the launch, is to end
-    "wrote": 1,  # whether anybody has written to global memory
-    "me": 1,  # the running thread, as a shadow word has it
+    "dirty": 1,  # error flags of the running block (sim.native.codegen.shadow)
+    "stopped": 1,  # not 0: the block, or the launch, has to end (codes in sim.native.codegen.shadow)
+    "wrote": 1,  # whether a thread has written to global memory
+    "me": 1,  # the running thread, as an entry of shadow memory
     "block_start": 1,  # the first epoch of the running block
-    "rounds": 1,  # of `while` loops, and
-    "trips": 1,  # of `for` loops, that the block may still make
-    "ended": 1,  # threads of the block that have returned
+    "rounds": 1,  # iterations of `while` loops that the block may still run
+    "trips": 1,  # the same for `for` loops
+    "ended": 1,  # number of the block's threads that have returned
     "barriers": 1,
     "epoch": 1,
-    "position": 1,  # of the block in a walk over the grid
-    "starts": 1,  # the address of a word for each block: its first epoch
-    "found": 1,  # the same: its `dirty` at the end
-    "foreign": 1,  # an epoch of another block that has read or changed something that this one also has
-    "pairs": 1,  # the address of a list of (position, epoch of another block that it races with),
-    "pair_count": 1,  # how many there are,
-    "pair_room": 1,  # and how many there may be
-    "log": 1,  # the same of the access log (sim.native.codegen.access_log)
+    "position": 1,  # of the running block in the grid, x fastest
+    "starts": 1,  # address of an array over blocks: the first epoch of each
+    "found": 1,  # address of an array over blocks: `dirty` at the end of each
+    "foreign": 1,  # an epoch of another block that accessed the same element as this one
+    "pairs": 1,  # address of a list of (position, epoch of another block that it races with)
+    "pair_count": 1,  # number of pairs recorded
+    "pair_room": 1,  # capacity of the list
+    "log": 1,  # address of the access log (sim.native.codegen.access_log); its count and capacity follow
     "log_count": 1,
     "log_room": 1,
-    "segments": WARPS,  # how often the lanes of each warp have synchronised
+    "segments": WARPS,  # number of synchronisations of each warp's lanes
     "indices": THREADS,  # threadIdx of each thread, as x | y << 16 | z << 32
     # for each read of a variable that may have no value, 0, or 1 + 1024 * block + thread of the first that
     # had none
     "unset": MOST_UNSET,
-    # for each thread, and behind them for each warp, the epoch and segment (as in a shadow word) in which it,
-    # or the last of it, returned
+    # for each thread, and after the threads for each warp, the epoch and segment (as in shadow memory) in which
+    # the thread, or the last thread of the warp, returned
     "left": THREADS + WARPS,
     "returned": THREADS,  # whether each thread has returned
 }
@@ -48,7 +48,7 @@ class State(ctypes.Structure):
     ]
 
     def __init__(self, block):
-        """Of a launch with blocks of this shape."""
+        """Create the state of a launch with blocks of this shape."""
         super().__init__()
         self.address, self.indices[: prod(block)] = ctypes.addressof(self), indices_of(block)
 

@@ -1,5 +1,5 @@
-"""How functions are compiled that only compiled code calls: to be linked into it, and never made machine code
-of their own, which took half of the time in LLVM and stayed in memory."""
+"""Compilation of functions that only compiled code calls. They are linked into their callers, and never
+become machine code by themselves, which took half of the time in LLVM and stayed in memory."""
 
 import functools
 from types import CodeType, FunctionType
@@ -22,15 +22,15 @@ from sim.native.codegen.cache import Kept
 
 
 class NoEnvironment:
-    """Stands for the code generator of a library that is only linked, where Numba notes a function's
-    environment: whoever links the function does (`LowerToRun`)."""
+    """A replacement for the code generator of a library that is only linked. Numba records a function's
+    environment there; here the caller that links the function does (`LowerToRun`)."""
 
     def set_env(self, name, environment):
         pass
 
 
 class LinkedLibrary(JITCodeLibrary):
-    """The code of a function as it stands; what it needs is linked where it becomes machine code."""
+    """The LLVM code of a function. The libraries it needs are linked where it becomes machine code."""
 
     codegen = NoEnvironment()
 
@@ -48,7 +48,7 @@ class LinkedLibrary(JITCodeLibrary):
         self._finalized = True
 
     def _get_module_for_linking(self):
-        """For a library of Numba's own."""
+        """Return the module for one of Numba's own libraries."""
         return with_needs(self._final_module.clone(), self)
 
     def get_pointer_to_function(self, name):
@@ -72,8 +72,8 @@ class RunLibrary(JITCodeLibrary):
 
 
 def with_needs(module, library):
-    """`module`, with what the library needs. A function comes after its callers: LLVM leaves out what nobody
-    has called yet."""
+    """Return `module` linked with the libraries that `library` needs. A function comes after its callers,
+    because LLVM drops functions that have no caller yet."""
     for other in reversed(needed(library, {})):
         linked = isinstance(other, LinkedLibrary)
         module.link_in(other._final_module if linked else other._get_module_for_linking(), preserve=True)
@@ -81,7 +81,8 @@ def with_needs(module, library):
 
 
 def needed(library, found):
-    """`found`, a dictionary, with all libraries that one needs, callees before their callers."""
+    """Add all libraries that one needs to the dictionary `found`, callees before their callers, and return
+    it."""
     for other in library._linking_libraries:
         if other not in found:
             if isinstance(other, LinkedLibrary):
@@ -91,7 +92,7 @@ def needed(library, found):
 
 
 class Unliteral(CPUDispatcher):
-    """Compiles a function once for all numbers of a type, literal or not."""
+    """A dispatcher that compiles a function once for all numbers of a type, literal or not."""
 
     def get_call_template(self, arguments, keywords):
         return super().get_call_template([*map(types.unliteral, arguments)], keywords)
@@ -106,8 +107,9 @@ def bytes_of(llvm_type):
 
 
 class Lower(lowering.Lower):
-    """Numba's, without what only counted references need, where no variable is one: a list in the meaning of
-    an instruction is. Numba asks LLVM for the size of each variable; here it does for each type."""
+    """Numba's lowering without reference counting, where no variable is counted. (A list in an
+    instruction's reference implementation is counted.) Numba asks LLVM for the size of each variable; this
+    class asks once for each type."""
 
     def init(self):
         super().init()
@@ -149,7 +151,8 @@ class LowerToRun(NativeLowering):
 
 
 def keeping_stores(function):
-    """Numba's removal of dead code, which drops a store into an array that a function of ours has given."""
+    """Run Numba's removal of dead code, but keep stores into arrays that runtime functions returned. Numba
+    would drop those stores."""
     stored = {
         store.target.name for block in function.blocks.values() for store in block.find_insts(ir.SetItem)
     }
@@ -165,7 +168,7 @@ class Inlining(InlineClosureCallPass):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class InlineClosures(InlineClosureLikes):
-    """Only where there is one."""
+    """A pass that skips closure inlining when there is no inner function."""
 
     _name = "inline_closures"
 
@@ -179,8 +182,8 @@ class InlineClosures(InlineClosureLikes):
 
 
 class Resolving:
-    """Numba's typing context, which finds the type of the same call of the same types once for a function:
-    Numba asks in each of its rounds."""
+    """Numba's typing context with a cache: it resolves a call with the same types once for each function.
+    Numba resolves it in each iteration of type inference."""
 
     def __init__(self, context):
         self.context, self.known = context, {}
@@ -211,12 +214,12 @@ class Typing(NopythonTypeInference):
 
 # Numba's step -> ours, or `lower`
 INSTEAD = {InlineClosureLikes: InlineClosures, NopythonTypeInference: Typing, NativeLowering: None}
-# Rewrites of numpy's arrays, which no kernel has; and `del` of what counts references
+# Skipped passes: array rewrites, and `del`s for reference counts. Kernels have neither.
 LEFT_OUT = {NopythonRewrites, IRLegalization}
 
 
 class Compiler(CompilerBase):
-    """Numba's own compiler without what kernels have no use for; `lower`: its last step."""
+    """Numba's compiler without the passes that kernels do not need. `lower`: its last pass."""
 
     def define_pipelines(self):
         passes = PassManager(self.lower._name)
@@ -238,7 +241,7 @@ class External(Compiler):
 
 
 def kernel(function):
-    """`function` compiled for Python to call, and kept on disk (sim.native.codegen.cache)."""
+    """Compile `function` for calls from Python, and cache it on disk (sim.native.codegen.cache)."""
     dispatcher = njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True, pipeline_class=External)(
         function
     )
@@ -247,8 +250,8 @@ def kernel(function):
 
 
 def intrinsic_of(name, parameters, typed, **options):
-    """An intrinsic of these parameters; `typed(typing, *types)` gives its signature and code, or
-    None where it takes no arguments of these types."""
+    """Return an intrinsic with these parameters. `typed(typing, *types)` returns its signature and code,
+    or None if it takes no arguments of these types."""
     names = ", ".join(parameters)
     made = {"typed": functools.partial(typed_without_none, typed)}
     exec(f"def {name}(typing, {names}):\n    return typed(typing, {names})", made)
@@ -256,8 +259,8 @@ def intrinsic_of(name, parameters, typed, **options):
 
 
 def typed_without_none(typed, typing, *given):
-    """The same for operands that may be None: they are converted to their other type, and a None raises
-    TypeError. (Numba tries that too, with a list that its intrinsics cannot hash.)"""
+    """Return the signature and code for operands that may be None. Each is converted to its other type,
+    and a None raises TypeError. (Numba tries that too, with a list that its intrinsics cannot hash.)"""
     found = typed(typing, *given)
     if found is None and any(isinstance(numba_type, types.Optional) for numba_type in given):
         return typed(typing, *(t.type if isinstance(t, types.Optional) else t for t in given))
@@ -274,12 +277,12 @@ LIKE_CODE = {"jit_options": INTERNAL}  # for `overload`
 
 
 def linked(**options):
-    """The decorator of a function that only compiled code calls."""
+    """Return the decorator of a function that only compiled code calls."""
     targets = {name: value for name, value in INTERNAL.items() if name != "pipeline_class"}
     options = {"nopython": True, "boundscheck": None, **targets, **options}
     return lambda function: Unliteral(function, targetoptions=options, pipeline_class=Internal)
 
 
-compiled = linked()  # of a kernel
-always = linked(forceinline=True)  # of ours
-recursive = njit(error_model="numpy", pipeline_class=External)  # what calls itself must have an address
+compiled = linked()  # for regions and device functions of a kernel
+always = linked(forceinline=True)  # for runtime functions
+recursive = njit(error_model="numpy", pipeline_class=External)  # a recursive function needs an address

@@ -1,5 +1,5 @@
-"""The types of numbers in compiled code, float16 and bfloat16 among them, which Numba has on a GPU only: here
-such a number is its 16 bits, and every conversion goes by way of float64."""
+"""Types of numbers in compiled code, among them float16 and bfloat16, which Numba has on a GPU only. A
+value of those is stored as 16 bits, and every conversion goes through float64."""
 
 import ml_dtypes
 import numpy as np
@@ -13,8 +13,8 @@ from sim.isa import promotion
 
 
 class Half(types.Number):
-    """A floating-point number of 16 bits: the lowest `fraction` of them stand behind the point, the next are
-    the exponent, the highest is the sign."""
+    """A 16-bit floating-point type. From the lowest bit: `fraction` bits of the fraction, the exponent,
+    the sign."""
 
     def __init__(self, dtype, fraction):
         self.numpy, self.fraction = np.dtype(dtype), fraction
@@ -23,7 +23,7 @@ class Half(types.Number):
         super().__init__(self.numpy.name)
 
     def unify(self, typing, other):
-        """What a variable is that holds now the one, now the other; min and max ask too."""
+        """Return the type of a variable that has values of both types. min and max use it too."""
         scalar = promotion.unified(scalar_of(self), scalar_of(other)) if scalar_of(other) else None
         return None if scalar is None else numba_type_of(scalar)
 
@@ -32,18 +32,18 @@ HALVES = {half.name: half for half in (Half(np.float16, 10), Half(ml_dtypes.bflo
 
 
 def numba_type_of(dtype):
-    """The type, in compiled code, of a scalar type or of the elements of a numpy dtype."""
+    """Return the type, in compiled code, of a scalar type or of the elements of a numpy dtype."""
     dtype = np.dtype(np.int64 if dtype is int else dtype)
     return HALVES.get(dtype.name) or numpy_support.from_dtype(dtype)
 
 
 def dtype_of(numba_type):
-    """The numpy dtype for a type of compiled code."""
+    """Return the numpy dtype for a type of compiled code."""
     return numba_type.numpy if isinstance(numba_type, Half) else numpy_support.as_dtype(numba_type)
 
 
 def scalar_of(numba_type):
-    """The scalar type (sim.isa.promotion) of a type of compiled code; None for what is no number."""
+    """Return the scalar type (sim.isa.promotion) of a type of compiled code, or None if it is no number's."""
     numba_type = numba_type.dtype if isinstance(numba_type, types.IntEnumMember) else numba_type
     numba_type = types.unliteral(numba_type)
     if isinstance(numba_type, types.Boolean):
@@ -70,7 +70,7 @@ class HalfNumber:
 
 
 def argument_of(value):
-    """A number as compiled code takes it."""
+    """Return a number in the form that compiled code takes."""
     return HalfNumber(value) if isinstance(value, (np.float16, ml_dtypes.bfloat16)) else value
 
 
@@ -88,7 +88,7 @@ I64, DOUBLE = ir.IntType(64), ir.DoubleType()
 
 
 def to_double(builder, half, value):
-    """The float64 equal to a Half: LLVM's value for one of LLVM."""
+    """Return the float64 equal to a Half, as an LLVM value."""
     bits, shift = builder.zext(value, I64), I64(52 - half.fraction)
     size = builder.shl(builder.and_(bits, I64(0x7FFF)), shift)
     # Shifted into place, the exponent is too small by the difference of the biases. Subnormal numbers come
@@ -102,8 +102,8 @@ def to_double(builder, half, value):
 
 
 def from_double(builder, half, double):
-    """The Half nearest to a float64, ties to even."""
-    shift, smallest = 52 - half.fraction, 2.0 ** (1 - half.bias)  # the smallest normal number
+    """Return the Half nearest to a float64, ties to even."""
+    shift, smallest = 52 - half.fraction, 2.0 ** (1 - half.bias)  # `smallest` is the smallest normal number
     # numbers of this size are as far apart as subnormal Halves: adding it rounds
     spacer = smallest * 2.0**shift
     bits = builder.bitcast(double, I64)
@@ -133,8 +133,8 @@ def cast_from_half(context, builder, source, target, value):
 
 @lower_cast(Half, types.Integer)
 def cast_half_to_integer(context, builder, source, target, value):
-    """From bfloat16 as from any float; from float16 as Numba has it on CUDA (`cvt.rni`): the nearest integer,
-    ties to even, saturated; NaN becomes 0, or in 64 bits the top one alone."""
+    """Convert a Half to an integer: bfloat16 as any float; float16 like Numba on CUDA (`cvt.rni`), to the
+    nearest integer, ties to even, saturated. NaN becomes 0, or in 64 bits only the top bit is set."""
     double = to_double(builder, source, value)
     if source.numpy != np.float16:
         return to_integer(builder, target, double, 64, max(target.bitwidth, 16))
@@ -143,8 +143,8 @@ def cast_half_to_integer(context, builder, source, target, value):
 
 
 def to_integer(builder, target, double, wide, width):
-    """A float64 without its fraction as an integer of type `target`, saturated to `width` bits; NaN becomes
-    0, or the top bit alone if there are `wide` bits."""
+    """Return a float64 without its fraction as an integer of type `target`, saturated to `width` bits. NaN
+    becomes 0, or the top bit alone if there are `wide` bits."""
     integer = ir.IntType(width)
     name = f"llvm.fpto{'si' if target.signed else 'ui'}.sat.i{width}.f64"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(integer, [DOUBLE]), name)
@@ -156,8 +156,9 @@ def to_integer(builder, target, double, wide, width):
 
 
 def converted(context, builder, source, target, value):
-    """A number of another type, in LLVM's values; a float becomes an integer as `cvt.rzi` does, which Numba
-    emits on CUDA: see sim.isa.conversions.truncated. Of a tuple, each."""
+    """Return a number converted to another type, as an LLVM value. A float becomes an integer as in
+    `cvt.rzi`, which Numba emits on CUDA: see sim.isa.conversions.truncated. Of a tuple, convert each
+    element."""
     if isinstance(target, types.BaseTuple):
         parts = zip(source, target, cgutils.unpack_tuple(builder, value), strict=True)
         return context.make_tuple(builder, target, [converted(context, builder, *part) for part in parts])

@@ -1,23 +1,24 @@
-"""What compiled code does at an access: bounds for every array, and shadow words for those that are watched.
+"""Checks of an access in compiled code: bounds for every array, and shadow memory for those that need more.
 
-A check only detects, and the block goes on: `dirty` (of sim.native.codegen.launch_state.State) says what is
-not in order, and the block is run again by an engine that can explain. Bad loads give poison, bad stores do
-nothing. A block whose threads part at a place where they wait is `stopped`. Beside each element of a
-watched array stand two shadow words, which say when and by whom it was last written and last read: from the
-lowest bit 10 bits of thread, 6 of flags, 16 of the warp's segment (how often its lanes have synchronised),
-31 of the epoch. Epochs count the barriers and blocks of the whole launch, so shadow words of an earlier
-block are told by their size, and nothing is ever reset. Being too careful costs a slow run; missing
-something is not allowed.
+A check only detects an error, and the block continues. The field `dirty` of
+sim.native.codegen.launch_state.State collects the error flags, and the interpreter runs the block again to
+explain them. Invalid loads return poison, invalid stores do nothing. A block whose threads diverge at a
+synchronisation point is `stopped`.
+
+Each element of a checked array has two shadow entries, for its last write and its last reads. From the lowest
+bit: 10 bits of thread, 6 of flags, 16 of the warp's segment (the number of synchronisations of its lanes), 31
+of the epoch. Epochs count the barriers and blocks of the whole launch, so entries of an earlier block are
+smaller, and nothing is ever reset. A false alarm costs a slow run; a missed error is not allowed.
 """
 
 from sim.native.codegen.int64 import byte, set_byte, words
 
-# how an array is watched: not at all but for its bounds (BARE: nobody listens), global memory (EMPTY: that
-# nobody has written yet), shared, local
+# How an array is checked. BARE and BOUNDED: only its bounds (BARE: no observer is subscribed). GLOBAL and EMPTY:
+# global memory, written or not written before the launch. SHARED, LOCAL: memory of a block, of a thread.
 BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = range(6)
-# bits of `dirty`
+# error flags, bits of `dirty`
 NARROWED, BOUNDS, UNWRITTEN, RACE, BETWEEN, PARTED, SPENT = TROUBLES = tuple(1 << bit for bit in range(7))
-# `stopped`: what cannot go on, or not before the log is counted
+# values of `stopped`: what has to end. FULL: the launch pauses until the log is replayed.
 OF_BLOCK, OF_LAUNCH, INTERRUPTED, FULL = 1, 2, 3, 4
 
 THREAD_BITS, SEGMENT_SHIFT, EPOCH_SHIFT, WARP_SHIFT = 10, 16, 32, 5
@@ -31,13 +32,13 @@ ATOMIC, MANY, WARPS, OTHERS, PLAIN = (1 << bit for bit in range(THREAD_BITS, THR
 
 @words
 def dirty(state, trouble):
-    """This trouble (one of TROUBLES) is in the running block."""
+    """Set an error flag (one of TROUBLES) for the running block."""
     state.dirty |= trouble
 
 
 @words(inline=False)
 def races_with(state, epoch):
-    """The running block races with another one, which had this epoch."""
+    """Record that the running block races with another block, which had this epoch."""
     dirty(state, BETWEEN)
     pairs, length, position = state.pairs, state.pair_count, state.position
     if length > 0 and pairs[2 * length - 2] == position and pairs[2 * length - 1] == epoch:
@@ -48,7 +49,7 @@ def races_with(state, epoch):
     state.pair_count = min(length + 1, state.pair_room)
 
 
-# --- shadow words -------------------------------------------------------------------------------------------
+# --- shadow memory ------------------------------------------------------------------------------------------
 
 
 @words
@@ -58,16 +59,16 @@ def same_epoch(before, me):
 
 @words
 def has_left(before, state):
-    """Whether the thread of a shadow word (or one of them) returned before its warp synchronised again: later
-    syncwarps do not put it before anything."""
+    """Return whether the thread of a shadow entry (or one of its threads) returned before its warp
+    synchronised again. Later syncwarps then do not order its access before others."""
     of = 1024 + ((before & THREAD) >> WARP_SHIFT) if before & MANY else before & THREAD
     return state.left[of] == before >> SEGMENT_SHIFT
 
 
 @words
 def of_another(before, me, state):
-    """Whether the shadow word, of this epoch, is an access by another thread that no syncwarp puts before
-    what this thread does now."""
+    """Return whether a shadow entry of this epoch is an access by another thread that no syncwarp orders
+    before the running thread's access."""
     if before & WARPS or (before ^ me) & WARP:
         return True
     if (before ^ me) & SEGMENT:
@@ -77,7 +78,7 @@ def of_another(before, me, state):
 
 @words
 def judge(before, state, between_blocks):
-    """Mark the block `dirty` if what the shadow word tells of and what this thread does now are in no order;
+    """Set an error flag if the recorded access and the running thread's access are unordered.
     `between_blocks`: the memory outlives a block."""
     me = state.me
     if before == 0 or before == me:
@@ -92,7 +93,7 @@ def judge(before, state, between_blocks):
 
 @words
 def read_by_me(before, state, between_blocks):
-    """The shadow word of an element's readers, this thread now being one of them."""
+    """Return the shadow entry of an element's readers, with the running thread added."""
     me = state.me
     if before == 0:
         return me
@@ -111,7 +112,7 @@ def read_by_me(before, state, between_blocks):
 
 @words
 def unwritten(written, state):
-    """Whether the shadow word is older than the running block."""
+    """Return whether the shadow entry is older than the running block."""
     return written >> EPOCH_SHIFT < state.block_start
 
 
@@ -152,7 +153,7 @@ def watch_atomic(watch, shadow, flat, state):
     judge(shadow[2 * flat + 1], state, between_blocks)
     if written == 0:
         pass
-    elif unwritten(written, state):  # an earlier block's
+    elif unwritten(written, state):  # an earlier block wrote it
         if between_blocks:
             new |= OTHERS
             state.foreign = written >> EPOCH_SHIFT
@@ -165,7 +166,7 @@ def watch_atomic(watch, shadow, flat, state):
     elif same_epoch(written, me):
         if of_another(written, me, state):
             dirty(state, RACE)
-        new = me  # both of them: as plain as the store
+        new = me  # one entry for both accesses: keep it as strict as for the plain store
     else:
         new |= PLAIN
     shadow[2 * flat] = new
@@ -184,8 +185,8 @@ def watch_local(written, flat, state):
 
 @words(inline=False)
 def looked_at(position, length, state, wraps):
-    """A position that does not lie between 0 and `length`, counted from the start, or -1; sets `dirty` for
-    what somebody must hear of."""
+    """Return the position counted from the start, or -1 if it is out of range. Set an error flag if it is
+    out of range, or negative although the index does not wrap (`wraps`)."""
     place = position + length if -length <= position < 0 else position if 0 <= position < length else -1
     if place < 0 or place != position and not wraps:
         dirty(state, BOUNDS)
@@ -194,5 +195,5 @@ def looked_at(position, length, state, wraps):
 
 @words
 def inside(position, length, state, wraps):
-    """The same for an index of a part: one that is outside becomes 0, and the launch `dirty`."""
+    """Return the position of an index of a part. An index out of range becomes 0, and sets an error flag."""
     return position if 0 <= position < length else max(looked_at(position, length, state, wraps), 0)

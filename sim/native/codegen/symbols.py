@@ -1,4 +1,4 @@
-"""The names that lowered text may use, and the module that has each."""
+"""The names that lowered text may use, and the module that defines each."""
 
 import functools
 import importlib
@@ -15,7 +15,7 @@ HOMES = (
     "sim.native.codegen.vectors",
 )
 GEOMETRY = ("threadIdx", "blockIdx", "blockDim", "gridDim")
-SPECIAL = ("state", "thread", *GEOMETRY)  # what a function may need besides its parameters
+SPECIAL = ("state", "thread", *GEOMETRY)  # names that a function may need besides its parameters
 # what comes before `state` among the parameters of a whole kernel
 WALK = ("first_position", "end_position", "grid_shape", "block_shape", "most_rounds", "most_trips")
 MODULES = {"math": "math", "cmath": "cmath", "numpy": "np", "operator": "operator", "_operator": "operator"}
@@ -34,16 +34,16 @@ RESERVED = {
     "bounds",
     "position",
     *WALK,
-}  # names that lowered text has of itself
+}  # names that every lowered text has
 
 
 @functools.cache
 def homes():
-    """{name: module} of every function that the modules in HOMES offer to lowered text."""
+    """Return {name: module} of every function that the modules in HOMES offer to lowered text."""
     return {name: home for home in HOMES for name in importlib.import_module(home).OFFERED}
 
 
-# what makes of an entry of the table what lowered text calls
+# maker -> the module that makes from an entry of sim.isa the function that lowered text calls
 MAKERS = {
     "isa": "sim.native.codegen.isa_functions",
     "warp": "sim.native.codegen.lanes",
@@ -53,13 +53,13 @@ MAKERS = {
 
 
 def in_text(name, maker="isa"):
-    """A name of the table as lowered text has it."""
+    """Return the name in lowered text for a name of sim.isa's table."""
     return f"{maker}_{name.replace('.', '_')}"
 
 
 @functools.lru_cache(maxsize=1)
 def entries(count):
-    """{name in lowered text: entry} of the table, which has so many."""
+    """Return {name in lowered text: entry} of the table. `count`, the table's length, is the cache key."""
     of_warp = {in_text(name, maker): name for name in WARP_WIDE for maker in ("warp", "unused")}
     of_block = {in_text(name, "all"): name for name in BLOCK_WIDE}
     names = {in_text(name): name for name in INSTRUCTIONS} | of_warp | of_block
@@ -67,7 +67,7 @@ def entries(count):
 
 
 def entry_of(name):
-    """The entry of the table that has this name in lowered text, or None."""
+    """Return the entry of the table with this name in lowered text, or None."""
     return entries(len(INSTRUCTIONS)).get(name)
 
 
@@ -76,7 +76,7 @@ def home_of(name):
 
 
 def offering(module, make):
-    """The `__getattr__` of a module in MAKERS: `make(entry, maker)`."""
+    """Return the `__getattr__` of a module in MAKERS, which calls `make(entry, maker)`."""
 
     def __getattr__(name):
         if entry_of(name) is None or home_of(name) != module:

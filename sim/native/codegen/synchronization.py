@@ -1,5 +1,5 @@
-"""What the text of a fissioned kernel calls around its regions: barriers, loops that count, and threads that
-must agree."""
+"""Functions that a kernel's text calls around its regions: barriers, loops that count iterations, and
+agreement between threads."""
 
 from numba import int64, types
 from numba.core import cgutils
@@ -24,8 +24,8 @@ OFFERED = set(
     " barrier is_stopped again counted interrupted".split()
 )
 
-MUCH = 1 << 16  # entries of a log, after which it is replayed to the observers
-# what a region says: go on, or leave; `holds` takes 0 and 1
+MUCH = 1 << 16  # log entries after which the log is replayed to the observers
+# Exit codes of a region. They begin at 10 because a region that evaluates a test returns 0 or 1 (`holds`).
 NOBODY, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13
 
 
@@ -47,7 +47,7 @@ def begin_block(state, threads, position, rounds, trips):
 
 @words
 def end_block(state) -> bool:
-    """What is to be said of the block is written down; whether the launch is to end here."""
+    """Store the block's error flags. Return whether the launch ends here."""
     state.found[state.position] = state.dirty
     if state.position & 63 == 63:
         interrupted(state)
@@ -58,15 +58,15 @@ def end_block(state) -> bool:
 
 @words
 def part(state):
-    """Threads have parted: the block cannot go on."""
+    """Stop the block, because its threads have diverged."""
     dirty(state, PARTED)
     state.stopped = max(state.stopped, OF_BLOCK)
 
 
 @words
 def barrier(state) -> bool:
-    """The block passes a barrier; False if it is not to go on. Threads that have ended while others wait are
-    for another engine to explain."""
+    """Pass a barrier of the block. Return False if the block has to stop. Threads that returned while
+    others wait are diverged, which the interpreter explains."""
     if state.ended:
         part(state)
     state.epoch += 1
@@ -84,7 +84,7 @@ def is_stopped(state) -> bool:
 
 @words
 def agree(state, before, now, thread):
-    """What all threads say so far: END counts only if all do."""
+    """Return the common exit code of the threads so far. END counts only if all threads return it."""
     if now == END:
         state.returned[thread] = 1
         left = state.me >> SEGMENT_SHIFT
@@ -121,16 +121,16 @@ def agree_span(state, before, now):
 
 @words
 def step_of(step):
-    """A step that was agreed on; if nobody is there, 0, none is needed."""
+    """Return the agreed step of a loop. If no thread is left, the step is 0, and any other number works."""
     return step if step != 0 else 1
 
 
-# --- loops that count ---------------------------------------------------------------------------------------
+# --- counted loops ------------------------------------------------------------------------------------------
 
 
 @words(inline=False)
 def interrupted(state) -> bool:
-    """Look for Ctrl-C; whether the launch is to end."""
+    """Check for Ctrl-C. Return whether the launch ends."""
     if signalled():
         state.stopped = INTERRUPTED
     return state.stopped >= OF_LAUNCH
@@ -138,14 +138,15 @@ def interrupted(state) -> bool:
 
 @words
 def spent(state):
-    """A loop has gone round too often: the launch is to end."""
+    """End the launch, because a loop has exceeded its limit of iterations."""
     dirty(state, SPENT)
     state.stopped = max(state.stopped, OF_LAUNCH)
 
 
 @words
 def again(state) -> bool:
-    """A `while` loop goes round once more; False when the block has spent its rounds, or is not to go on."""
+    """Count an iteration of a `while` loop. Return False when the block has used up its iterations, or has
+    stopped."""
     state.rounds -= 1
     if state.rounds < 0:
         spent(state)
@@ -163,8 +164,8 @@ def length_of(start, stop, step):
 
 @words
 def may_go_round(state, trips) -> bool:
-    """Whether a `for` loop may go round so many times; not when the block has spent its trips, or is not to
-    go on."""
+    """Return whether a `for` loop may run this many iterations. It may not when the block has used up its
+    iterations, or has stopped."""
     before = state.trips
     state.trips -= trips
     if state.trips < 0:
@@ -176,13 +177,13 @@ def may_go_round(state, trips) -> bool:
 
 @words
 def last(state, start, stop, step):
-    """Where a `for` loop may go to."""
+    """Return the stop of a `for` loop's range: `start`, for an empty range, if the loop may not run."""
     return stop if may_go_round(state, length_of(start, stop, step)) else start
 
 
 @intrinsic
 def counted(typing, state, start, stop, step):
-    """`range(start, stop, step)`; empty when it may not go round."""
+    """Return `range(start, stop, step)`, or an empty range if the loop may not run."""
 
     def code(context, builder, signature, arguments):
         state, *bounds = arguments

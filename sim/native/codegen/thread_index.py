@@ -1,4 +1,4 @@
-"""What lowered text calls to know which thread it is."""
+"""Indices of blocks and threads, for lowered text."""
 
 from collections import namedtuple
 
@@ -23,13 +23,13 @@ def dim3(x, y, z) -> DIM3:
 
 @words
 def block_index(position, width, height) -> DIM3:
-    """The block at `position` in a walk over the grid, x fastest."""
+    """Return the index of the block at `position` in the grid, x fastest."""
     return position % width, position // width % height, position // (width * height)
 
 
 @words
 def enter(state, thread) -> DIM3:
-    """`thread` is the one that runs from here on; returns its index."""
+    """Make `thread` the running thread, and return its index."""
     segment = state.segments[thread >> WARP_SHIFT]
     state.me = state.epoch << EPOCH_SHIFT | segment << SEGMENT_SHIFT | thread
     index = state.indices[thread]
@@ -63,8 +63,8 @@ def note_unset(state, is_set, slot):
 
 @intrinsic
 def assured(typing, state, value, is_set, slot):
-    """`value`, of a variable to which a thread may have assigned nothing: then that is noted, and a number is
-    0. What LLVM makes of such a variable may be any other."""
+    """Return the `value` of a variable that a thread may not have assigned. If it has not, record that,
+    and return 0 for a number, because LLVM leaves the value undefined."""
 
     def code(context, builder, signature, arguments):
         state, found, is_set, slot = arguments

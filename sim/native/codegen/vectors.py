@@ -1,5 +1,5 @@
-"""CUDA's vector types in compiled code: float4 and its like as named tuples, made of numbers and shorter
-vectors as sim.isa.vectors makes them."""
+"""CUDA's vector types in compiled code: named tuples such as float4, made of numbers and shorter vectors
+as in sim.isa.vectors."""
 
 from collections import namedtuple
 
@@ -14,7 +14,7 @@ OFFERED = {f"cuda_{name}" for name in VECTORS}
 
 
 def constructor(vector):
-    """The function (numbers and shorter vectors) -> named tuple, for a type of sim.isa.vectors."""
+    """Return the function (numbers and shorter vectors) -> named tuple, for a type of sim.isa.vectors."""
     vector_type, number = namedtuple(vector.__name__, tuple(vector.names)), numba_type_of(vector.dtype)
 
     def construct(*parts):
@@ -35,7 +35,7 @@ def constructor(vector):
 
 
 def members(part):
-    """How the numbers in an argument of this type are reached, as text behind it."""
+    """Return the suffixes, as text, that select the numbers in an argument of this type."""
     return [f"[{position}]" for position in range(len(part))] if isinstance(part, types.BaseTuple) else [""]
 
 
