@@ -24,6 +24,7 @@ FOLDERS = [
     "sim/native/*.py",
     "sim/native/codegen",
     "sim/native/lower",
+    "sim/native/ptx",
     "sim/native/run",
     "sim/native/split",
     "sim/ptx",

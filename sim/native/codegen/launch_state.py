@@ -35,8 +35,8 @@ WORDS = {
     # for each read of a variable that may have no value, 0, or 1 + 1024 * block + thread of the first that
     # had none
     "unset": MOST_UNSET,
-    # for each thread, and after the threads for each warp, the epoch and segment (as in shadow memory) in which
-    # the thread, or the last thread of the warp, returned
+    # for each thread, and after the threads for each warp, the epoch and segment (as in shadow memory) in
+    # which the thread, or the last thread of the warp, returned
     "left": THREADS + WARPS,
     "returned": THREADS,  # whether each thread has returned
 }

@@ -13,8 +13,8 @@ smaller, and nothing is ever reset. A false alarm costs a slow run; a missed err
 
 from sim.native.codegen.int64 import byte, set_byte, words
 
-# How an array is checked. BARE and BOUNDED: only its bounds (BARE: no observer is subscribed). GLOBAL and EMPTY:
-# global memory, written or not written before the launch. SHARED, LOCAL: memory of a block, of a thread.
+# How an array is checked. BARE and BOUNDED: only its bounds (BARE: no observer is subscribed). GLOBAL and
+# EMPTY: global memory, written or not written before the launch. SHARED, LOCAL: of a block, of a thread.
 BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = range(6)
 # error flags, bits of `dirty`
 NARROWED, BOUNDS, UNWRITTEN, RACE, BETWEEN, PARTED, SPENT = TROUBLES = tuple(1 << bit for bit in range(7))

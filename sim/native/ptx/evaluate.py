@@ -1,7 +1,8 @@
-"""The text of instructions, and the functions of sim.isa that it calls, as LLVM's code.
+"""Translation of instructions' text, and of the functions of sim.isa that it calls, to LLVM code.
 
-Text is walked as Python would run it: what is known while compiling is Python's own (a loop over `range(8)`,
-a shift by a constant), the rest becomes code."""
+The evaluator follows the text as Python would run it. Values known while compiling are Python's own (a loop
+over `range(8)`, a shift by a constant); the others become code.
+"""
 
 import ast
 import functools
@@ -44,8 +45,9 @@ BUILTINS = {known.__name__: known for known in (min, max, abs, int, bool, range,
 
 
 class Evaluator(Arithmetic):
-    """Walks statements with `names`: {name: value, or what is known of it while compiling}. `special(name,
-    arguments)`: the value of a call that is no instruction's, or NotImplemented."""
+    """An evaluator of statements with `names`: {name: a Python value, or a value of
+    sim.native.ptx.values}. `special(name, arguments)` returns the value of a call that is no
+    instruction's, or NotImplemented."""
 
     def __init__(self, context, builder, names, special=None):
         super().__init__(context, builder)
@@ -54,7 +56,7 @@ class Evaluator(Arithmetic):
     # --- statements -----------------------------------------------------------------------------------------
 
     def run(self, statements):
-        """The value that a `return` gives."""
+        """Evaluate statements, and return the value of a `return`."""
         for position, node in enumerate(statements):
             if isinstance(node, ast.Return):
                 return self.value(node.value)
@@ -196,7 +198,7 @@ class Evaluator(Arithmetic):
         return self.called(self.value(node.func), given, {k.arg: self.value(k.value) for k in node.keywords})
 
     def named(self, name, given):
-        """A call of what instructions' text calls by its name."""
+        """Return the value of a call by a name that instructions' text uses."""
         found = self.special(name, given) if self.special else NotImplemented
         if found is not NotImplemented:
             return found
@@ -225,7 +227,7 @@ class Evaluator(Arithmetic):
         return self.inlined(function, given, more)
 
     def inlined(self, function, given, more):
-        """What a plain function gives, its text walked here."""
+        """Return the result of a plain function, whose text is evaluated in place."""
         bound = inspect.signature(function).bind(*given, **more)
         bound.apply_defaults()
         cells = zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ()))
@@ -234,7 +236,7 @@ class Evaluator(Arithmetic):
         return inner.run(body_of(function))
 
     def on_halves(self, text, count, ptx_type, given):
-        """An operation on both halves of registers."""
+        """Apply an operation to both halves of registers."""
         parts = []
         for place in (0, 16):
             halves = [self.of_bits(self.shr(self.whole(word), self.whole(place)), ptx_type) for word in given]
@@ -254,7 +256,7 @@ def parsed(text):
 
 @functools.cache
 def body_of(function):
-    """The statements of a function, of a lambda too if it is the only one in its lines."""
+    """Return the statements of a function, or of a lambda if it is the only one in its lines."""
     try:
         text = textwrap.dedent(inspect.getsource(function))
     except OSError:
@@ -267,7 +269,7 @@ def body_of(function):
 
 
 def only_lambda(text):
-    """The lambda that a text begins with; what stands behind it may be no Python."""
+    """Return the lambda that a text begins with. The text after it may be no valid Python."""
     try:
         return next(node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Lambda))
     except SyntaxError:

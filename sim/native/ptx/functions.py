@@ -1,8 +1,9 @@
-"""The compiled forms of what PTX computes with floats, and of the functions that instructions' text calls.
+"""Compiled forms of PTX's float arithmetic, and of the functions that instructions' text calls.
 
-The meanings stand in sim.isa; here is which of LLVM's instructions gives the same. What has neither a form
-here nor a meaning that can be walked (sim.native.ptx.evaluate) is compiled by Numba, if its entry has a form
-for that."""
+sim.isa defines the semantics; this file selects LLVM instructions with the same results. An entry without a
+form here whose reference implementation cannot be evaluated (sim.native.ptx.evaluate) is compiled by Numba,
+if it has a form for that.
+"""
 
 import math
 import re
@@ -85,13 +86,13 @@ def two_halves(e, high, low, scalar, mode, relu):
 
 @builtin
 def bit_length(e, x):
-    """Of a number that is not negative."""
+    """Return the bit length of a number that is not negative."""
     zeros = call_of(e, f"llvm.ctlz.i{x.width}", x.code.type, x.code, ir.IntType(1)(0))
     return e.sub(e.whole(x.width), Whole(zeros, 0, x.width))
 
 
 def call_of(e, name, result, *codes):
-    """A call of a function of LLVM's, or of C, that gives a `result`."""
+    """Return a call of a function of LLVM or C, with a result of type `result`."""
     signature = ir.FunctionType(result, [code.type for code in codes])
     return e.builder.call(cgutils.get_or_insert_function(e.builder.module, signature, name), codes)
 
@@ -147,7 +148,7 @@ def top_bit(e, double):
 
 
 def sum_and_error(e, a, b):
-    """Two doubles' sum, rounded, and what it lacks (Knuth's two-sum)."""
+    """Return the rounded sum of two doubles, and its rounding error (Knuth's two-sum)."""
     add, sub = e.builder.fadd, e.builder.fsub
     total = add(a, b)
     back = sub(total, a)
@@ -155,7 +156,7 @@ def sum_and_error(e, a, b):
 
 
 def odd(e, total, error):
-    """The sum rounded to odd, which may be rounded again."""
+    """Return the sum rounded to odd. It can be rounded again without a double-rounding error."""
     b = e.builder
     bits = b.bitcast(total, I64)
     same = b.icmp_unsigned(
@@ -170,7 +171,7 @@ def odd(e, total, error):
 
 
 def in_direction(e, total, error, mode):
-    """total + error as a float32, rounded down (rd), up (ru) or towards zero (rz)."""
+    """Return total + error as a float32, rounded down (rd), up (ru) or towards zero (rz)."""
     b, single = e.builder, ir.FloatType()
     near = b.fptrunc(total, single)
     back = b.fpext(near, DOUBLE)
@@ -184,7 +185,7 @@ def in_direction(e, total, error, mode):
 
 
 def next_to(b, x, upwards):
-    """The next float32."""
+    """Return the next float32."""
     word, single = ir.IntType(32), ir.FloatType()
     bits = b.bitcast(x, word)
     grows = b.fcmp_ordered(">" if upwards else "<", x, single(0.0))
@@ -239,7 +240,7 @@ def nearest(e, found, x):
 
 
 def of_entry(e, entry, given):
-    """What an entry of the table gives."""
+    """Return the result of an entry of sim.isa."""
     for pattern, function in FORMS:
         found = next(filter(None, map(pattern.match, entry.ptx)), None)
         if found:
@@ -254,7 +255,7 @@ def of_entry(e, entry, given):
 
 
 def by_numba(e, entry, given):
-    """What Numba compiles of an entry."""
+    """Return the result of the code that Numba compiles from an entry."""
     call = resolved(e.context.typing_context, function_of(entry), map(numba_type_of, entry.operands))
     codes = [e.code_of(x, type_name(dtype)) for x, dtype in zip(given, entry.operands)]
     return e.of_code(call(e.context, e.builder, codes), type_name(entry.results))

@@ -1,4 +1,4 @@
-"""A launch of a PTX kernel by fission: its memory as the interpreter lays it out, and compiled code on it."""
+"""A compiled launch of a PTX kernel, with memory laid out as the interpreter does."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ ROUNDS = 1 << 31  # of the loops of a block
 
 
 class PtxAttempt(Attempt):
-    """One launch of a kernel of sim.ptx."""
+    """One launch of a kernel of sim.ptx in compiled code."""
 
     may_raise = False
 
@@ -40,7 +40,7 @@ class PtxAttempt(Attempt):
             raise CannotLower("the heap holds memory of an earlier launch")
 
     def lay_out(self):
-        """The launch's addresses and numbers are those of the interpreter."""
+        """Give the launch the same addresses and parameters as the interpreter does."""
         launch = self.launch
         context = Context([], launch.spec, PaddedSpace(), launch.block, Seeded(np.random.default_rng(0)))
         self.layout = Run(context, Scheduler(context), self.source, launch)
@@ -92,14 +92,14 @@ class PtxAttempt(Attempt):
         table.add(allocation, allocation.root, watch, itemsize, fixed)
 
     def add_own(self, table, allocation, watch, copies, **how):
-        """What each block, or thread, has for itself."""
+        """Add a region that each block, or thread, has for itself."""
         own = np.full(allocation.root.size * copies, 0xFF, np.uint8)
         itemsize = self.source.narrowest[allocation.space] // 8
         table.add(allocation, own, watch if self.watched else BARE, itemsize, **how)
 
 
 def as_number(value, ptx_type):
-    """A number of the launch as compiled code takes it."""
+    """Return a number of the launch in the form that compiled code takes."""
     if ptx_type in ("f32", "f64"):
         return value
     return int(np.uint64(int(value) & (1 << 64) - 1).astype(np.int64))

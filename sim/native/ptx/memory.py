@@ -1,9 +1,9 @@
-"""Memory of a compiled PTX launch: regions that addresses lie in, and what is looked at before an access.
+"""Memory of a compiled PTX launch: the regions that contain addresses, and the checks before an access.
 
-Addresses are the simulated ones (sim.ptx.memory). A table holds of each region where it begins, how long it
-is, where its bytes are in the host's memory, and the shadow words that watch over them
-(sim.native.codegen.shadow), one for each granule of bytes. Each place of the kernel remembers the region
-that it was in last."""
+Addresses are the simulated ones (sim.ptx.memory). A table describes each region: its address, its length, the
+address of its bytes in the host's memory, and its shadow memory (sim.native.codegen.shadow), with entries for
+each granule of bytes. Each site of the kernel caches the region of its last access.
+"""
 
 import functools
 
@@ -36,7 +36,7 @@ FIELDS = 11
 
 @words(inline=False)
 def region_of(table, address, thread):
-    """The region that holds an address, or 0."""
+    """Return the region that contains an address, or 0."""
     for position in range(table[COUNT]):
         region = table[REGIONS] + 8 * FIELDS * position
         offset = address - region[BASE] - thread * region[STRIDE]
@@ -52,8 +52,8 @@ def looked(shadow, offset, shift, watch, state, size, watched):
 
 @words(inline=False)
 def of_one_width(region, size, state):
-    """Mark the running block if atomics of different widths change a region: where their bytes overlap, they
-    are not atomic to each other. The interpreter decides whether they do."""
+    """Set an error flag for the running block if atomics of different widths change a region: where their
+    bytes overlap, they are not atomic to each other. The interpreter decides whether they overlap."""
     same, fresh = region[WIDTH] == size, unwritten(region[FIRST], state)
     if region[WIDTH] == 0 or region[FIXED] == OF_BLOCK and (same or fresh):
         region[WIDTH] = size
@@ -92,9 +92,9 @@ def located(table, place, address, thread, state, size, writes, changes, look):
 
 @functools.cache
 def locator(watched, size):
-    """The function (table, place, address, thread, state) -> the host's address of `size` bytes that are to
-    be read, written or changed (`watched`: watch_load, watch_store or watch_atomic); of others where nobody
-    looks, if that cannot be."""
+    """Return the function (table, place, address, thread, state) -> the host's address of `size` bytes to
+    access (`watched`: watch_load, watch_store or watch_atomic). For an invalid access it returns the
+    address of scratch bytes."""
     look = variant(looked, f"{watched.words.name}_{size}", size=size, watched=watched)
     writes, changes = watched is not watch_load, watched is watch_atomic
     name = f"{watched.words.name}_{size}"
@@ -103,7 +103,7 @@ def locator(watched, size):
 
 @words(inline=False)
 def renewed(table, position, thread):
-    """A thread's local memory begins anew."""
+    """Make a thread's local memory fresh."""
     region = table[REGIONS] + 8 * FIELDS * position
     stride, host, shadow = region[STRIDE], region[HOST], region[SHADOW]
     for byte in range(thread * stride, thread * stride + region[SIZE]):
@@ -115,7 +115,7 @@ def renewed(table, position, thread):
 
 @words(inline=False)
 def renew_shared(table):
-    """The shared memory of a block begins anew."""
+    """Make the shared memory of a block fresh."""
     for position in range(table[COUNT]):
         region = table[REGIONS] + 8 * FIELDS * position
         if region[FIXED] == OF_BLOCK:
@@ -125,7 +125,7 @@ def renew_shared(table):
 
 
 def granule(itemsize, size):
-    """The binary logarithm of the bytes that have a shadow word of their own."""
+    """Return the binary logarithm of the number of bytes that share an entry of shadow memory."""
     shift = min(itemsize, 8).bit_length() - 1
     while size >> shift << shift != size:
         shift -= 1
@@ -133,13 +133,14 @@ def granule(itemsize, size):
 
 
 class Table:
-    """The table of a launch. `held`: what it has the address of."""
+    """The table of a launch. `held` keeps the memory alive whose addresses it contains."""
 
     def __init__(self, places, space):
         self.rows, self.held, self.places, self.space = [], [], places, space
 
     def add(self, allocation, memory, watch, itemsize, fixed=WRITABLE, stride=0):
-        """The region of an allocation; `memory`: uint8, all its bytes; `itemsize`: of small accesses."""
+        """Add the region of an allocation. `memory`: all its bytes, as uint8. `itemsize`: the bytes of its
+        smallest accesses."""
         shift = granule(itemsize, allocation.root.size)
         granules, shadow = (memory.size >> shift) + 1, None
         if watch != BARE:
@@ -155,7 +156,7 @@ class Table:
         return array.__array_interface__["data"][0]
 
     def finished(self):
-        """The address of the table."""
+        """Return the address of the table."""
         rows = np.array([*self.rows, (0,) * FIELDS], np.int64)
         numbers = np.zeros(PLACES + self.places, np.int64)
         scratch = np.full(64, 0xFF, np.uint8)

@@ -1,5 +1,5 @@
-"""A PTX kernel lowered: the statements that sim.ptx writes for one thread, without what the interpreter
-needs, for loop fission."""
+"""A lowered PTX kernel: the statements that sim.ptx writes for one thread, prepared for loop fission,
+without code that only the interpreter needs."""
 
 import ast
 import re
@@ -21,9 +21,12 @@ from sim.ptx.warps import form_of
 
 
 class Lowering(Program):
-    """A Program whose source compiled code takes. `calls`: what a function of memory in it does; `stops`:
-    name in the source -> (what threads wait for there, types of its operands, of its results);
-    `ptx_types`: what each variable is."""
+    """A Program whose source is for compiled code.
+
+    `calls`: name of a function of memory -> its operation.
+    `stops`: name in the source -> (synchronising instruction, types of its operands, types of its results).
+    `ptx_types`: variable -> its PTX type.
+    """
 
     def __init__(self, text, origin, entry):
         self.calls, self.stops, self.ptx_types, self.places = {}, {}, {"go": "s64", "carry": "u32"}, 0
@@ -55,7 +58,7 @@ class Lowering(Program):
         return text
 
     def shared_name(self, name, make):
-        """The launch's own numbers, which are parameters of the kernel."""
+        """Return the name of a per-launch constant, which is a parameter of the kernel."""
         self.ptx_types[name] = "u64"
         return super().shared_name(name, make)
 
@@ -90,7 +93,7 @@ class Lowering(Program):
     # --- memory ---------------------------------------------------------------------------------------------
 
     def place_of(self, ptx_type, space):
-        """The number of an access."""
+        """Return the number of an access."""
         for of in ("shared", "local"):
             if space in (of, "generic"):
                 self.narrowest[of] = min(self.narrowest[of], WIDTHS[ptx_type])
@@ -149,12 +152,12 @@ class Lowering(Program):
 
 
 def of_register(ptx_type):
-    """What a register holds for an operand or result of this type."""
+    """Return the type of a register for an operand or result of this type."""
     return ptx_type.replace("b", "u") if ptx_type[0] == "b" else ptx_type
 
 
 class Statements:
-    """The statements of a Lowering as loop fission takes them."""
+    """The statements of a Lowering, in the form that loop fission takes."""
 
     def __init__(self, source):
         self.source, self.module = source, Parts(set(source.ptx_types) | set(SPECIAL))
@@ -196,8 +199,8 @@ class Statements:
         return [statement]
 
     def stop(self, node):
-        """(what comes before, the statement that waits, what comes after) of a statement in which threads
-        wait."""
+        """Return (statements before, the synchronising statement, statements after) of a statement with a
+        synchronisation point."""
         calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
         calls = [call for call in calls if getattr(call.func, "id", "") in self.source.stops]
         if not calls:
@@ -224,7 +227,7 @@ class Statements:
     # --- runs -----------------------------------------------------------------------------------------------
 
     def name_runs(self):
-        """Make each run a call of a function, whose text the module gets."""
+        """Make each run a call of a function, and add its text to the module."""
         wanted = set().union(*(exposed(nodes) for _, nodes in self.runs), *map(asked, self.statements))
         for number, (statement, nodes) in enumerate(self.runs):
             name, ptx_types = f"run_{number}", self.source.ptx_types
@@ -249,7 +252,7 @@ class Statements:
 
 
 def asked(node):
-    """Names that tests ask for, and that places where threads wait take."""
+    """Return the names that tests and synchronisation points read."""
     found = set()
     for part in ast.walk(node):
         if isinstance(part, (ast.If, ast.While)):
@@ -269,7 +272,7 @@ def is_jump(node):
 
 
 def become(node, other):
-    """Let a statement be another."""
+    """Replace a statement by another, in place."""
     node.__class__ = other.__class__
     node.__dict__.update(other.__dict__)
 
@@ -278,7 +281,7 @@ def become(node, other):
 
 
 def fissioned(kernel):
-    """(Lowering, Fissioned) of a kernel of load_ptx. Errors: CannotLower, LaunchError."""
+    """Return (Lowering, Fissioned) of a kernel of load_ptx. Raise CannotLower or LaunchError."""
     source = Lowering(kernel.module.text, kernel.module.origin, kernel.function)
     made = Statements(source)
     name = made.module.stem(re.sub(r"\W", "_", kernel.__name__))

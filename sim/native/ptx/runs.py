@@ -1,4 +1,4 @@
-"""A run of PTX instructions without a jump or a place where threads wait, as one function of code."""
+"""A run of PTX instructions without a jump or a synchronisation point, compiled as one function."""
 
 import ast
 import functools
@@ -28,11 +28,13 @@ def numba_type_of(ptx_type):
 
 
 def ptx_run(name, inputs, outputs, calls, text):
-    """The function of `inputs` ({name: what it is}: f32, f64, pred, or an integer such as u32) that gives the
-    `outputs`: one, a tuple, or None.
+    """Return the function of `inputs` ({name: type}: f32, f64, pred, or an integer type such as u32) that
+    returns the `outputs`: one value, a tuple, or None.
 
-    text: statements in Python, as sim.ptx writes them. calls: {a function that they call: (what it does,
-    ...)}, for memory. With any, the first parameters are the table of memory, the thread and the state."""
+    `text`: statements in Python, as sim.ptx writes them.
+    `calls`: {function of memory that they call: (operation, ...)}. If there are any, the first
+        parameters are the table of memory, the thread and the state.
+    """
     first = ["table", "thread", "state"] if calls else []
     given = [*map(numba_type_of, inputs.values())]
     results = [*map(numba_type_of, outputs.values())]
@@ -59,7 +61,8 @@ def body(text):
 
 
 class Run(Evaluator):
-    """Walks a run. `calls`: what its functions of memory do; `machine`: the table, the thread, the state."""
+    """An evaluator of a run. `calls`: the operations of its functions of memory. `machine`: the table, the
+    thread, the state."""
 
     def __init__(self, context, builder, calls, machine):
         super().__init__(context, builder, {}, self.call)
@@ -76,13 +79,13 @@ class Run(Evaluator):
         return getattr(self, f"do_{what}")(*rest, *given)
 
     def compiled(self, function, *codes):
-        """A call of a function of words."""
+        """Return a call of an int64 runtime helper."""
         return function.words.call(self.context, self.builder, *codes)
 
     # --- memory ---------------------------------------------------------------------------------------------
 
     def located(self, watched, ptx_type, space, count, place, address):
-        """Pointers to the elements that are accessed."""
+        """Return pointers to the accessed elements."""
         size, (table, thread, state) = WIDTHS[ptx_type] // 8, self.machine
         address = self.add(self.whole(address), self.whole(WINDOWS.get(space, 0)))
         codes = table, I64(place), self.at(address, 64), thread, state
@@ -97,7 +100,7 @@ class Run(Evaluator):
         return values[0] if count == 1 else values
 
     def do_row(self, lanes, space, place, address):
-        """Four words of a warp's first `lanes` lanes, of others zeros."""
+        """Return the running thread's four 32-bit values if its lane is below `lanes`, else zeros."""
         word, (_, thread, _) = ir.IntType(32), self.machine
         row = cgutils.alloca_once_value(self.builder, ir.Constant(ir.ArrayType(word, 4), None))
         pointers = [self.builder.gep(row, [word(0), word(i)]) for i in range(4)]
@@ -122,7 +125,7 @@ class Run(Evaluator):
         return old
 
     def do_renew(self, position, first, nbytes):
-        """The address, in local memory, of the thread's bytes."""
+        """Make the thread's local memory fresh, and return the address of its bytes."""
         table, thread, _ = self.machine
         self.compiled(renewed, table, I64(position), thread)
         mine = self.mul(Whole(thread, 0, 1023), self.whole(nbytes))

@@ -1,9 +1,10 @@
-"""Values of compiled PTX: whole numbers that are exact as Python's are, and floats of PTX's types.
+"""Values of compiled PTX: integers, exact as Python's are, and floats of PTX's types.
 
-The text that sim.isa.registers gives for an instruction computes with Python's integers, which have no end. A
-Whole keeps what is known of its size, and is computed in 64 bits where that is enough, else in 128: sums and
-products of two registers fit there, and what is kept of more are the low bits, which come out right. LLVM
-makes the machine's 32 and 64 bits of it, as registers are cut to their width."""
+The text that sim.isa.registers gives for an instruction computes with Python's unbounded integers. A Whole
+carries the known bounds of its value, and is computed in 64 bits where that is enough, else in 128. Sums and
+products of two registers fit there; of larger values the low bits are kept, and are correct. LLVM reduces
+these to the machine's 32 and 64 bits, because registers are truncated to their width.
+"""
 
 from dataclasses import dataclass
 
@@ -22,8 +23,8 @@ MOST = 127  # the bits of the widest number, without its sign
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number: LLVM's integer, signed, and the least and greatest that it can be (None: unknown, and
-    only the low 128 bits are right)."""
+    """An integer: LLVM's signed integer, and its least and greatest possible value (None: unknown, and
+    only the low 128 bits are correct)."""
 
     code: object
     low: int | None = None
@@ -43,33 +44,33 @@ class Truth:
 
 @dataclass(frozen=True)
 class Real:
-    """A float of type f32 or f64, or f16 or bf16, which are their 16 bits."""
+    """A float of type f32 or f64, or of f16 or bf16, which are stored as 16 bits."""
 
     code: object
     ptx_type: str
 
 
 def room(*numbers):
-    """How many bits hold numbers of this size: 64 or 128."""
+    """Return the width for integers within these bounds: 64 or 128 bits."""
     if None in numbers:
         return 128
     return 64 if -(1 << 63) <= min(numbers) and max(numbers) < 1 << 63 else 128
 
 
 def within(low, high):
-    """The bounds, if 128 bits hold them, with a sign or without."""
+    """Return the bounds if 128 bits contain them, signed or unsigned."""
     if low is None or high is None or low < -(1 << MOST) or high >= 1 << MOST + (low >= 0):
         return None, None
     return low, high
 
 
 def all_ones(number):
-    """The least number of the form 2**n - 1 that is not less."""
+    """Return the least number of the form 2**n - 1 that is not less than `number`."""
     return (1 << number.bit_length()) - 1
 
 
 class Arithmetic:
-    """Python's operators on these values, as code that `builder` gets."""
+    """Python's operators on these values. Each emits its code with `builder`."""
 
     def __init__(self, context, builder):
         self.context, self.builder = context, builder
@@ -87,7 +88,7 @@ class Arithmetic:
         return Whole(ir.Constant(ir.IntType(room(value)), value), *within(value, value))
 
     def at(self, value, width):
-        """LLVM's integer of a Whole in so many bits."""
+        """Return LLVM's integer of a Whole, `width` bits wide."""
         code = self.whole(value).code
         if code.type.width == width:
             return code
@@ -122,7 +123,7 @@ class Arithmetic:
         return self.made("xor", a, b, *bits_of_both(a, b))
 
     def shl(self, a, count):
-        """Python's: of what is shifted beyond 128 bits nothing is left."""
+        """Shift left as Python does. Bits beyond the 128th are lost."""
         if count.high is None:
             raise CannotLower("a shift by an unknown number")
         count = self.larger(count, self.whole(0))
@@ -145,11 +146,11 @@ class Arithmetic:
         return Whole(code, min(ends), max(ends))
 
     def least(self, value, most):
-        """A number, or `most` where it is more."""
+        """Return the smaller of a number and `most`."""
         return value if value.high <= most else self.smaller(value, self.whole(most))
 
     def divided(self, operation, a, b):
-        """Of numbers that are not negative and fit 64 bits; by 0 anything."""
+        """Divide numbers that are not negative and fit 64 bits. A division by 0 gives an arbitrary result."""
         if None in (a.low, b.low) or min(a.low, b.low) < 0 or max(a.high, b.high) >= 1 << 64:
             raise CannotLower("a division of numbers of unknown size")
         by = self.at(b, 64)
@@ -176,7 +177,7 @@ class Arithmetic:
         return self.at(a, width), self.at(b, width)
 
     def of_register(self, code, width, signed=False):
-        """The number in a register of so many bits (or fewer than LLVM's integer)."""
+        """Return the number in a register of `width` bits, which may be narrower than LLVM's integer."""
         low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
         if room(low, high) == 128:
             return Whole(self.builder.zext(code, ir.IntType(128)), low, high)
@@ -197,7 +198,7 @@ class Arithmetic:
         return to_double(self.builder, HALF[x.ptx_type], x.code)
 
     def real(self, value, ptx_type):
-        """A number as a float of a type, rounded to the nearest."""
+        """Return a number as a float of a type, rounded to nearest."""
         if isinstance(value, Real) and value.ptx_type == ptx_type:
             return value
         if isinstance(value, (int, float)):
@@ -225,7 +226,8 @@ class Arithmetic:
         return Real(from_double(self.builder, HALF[ptx_type], double), ptx_type)
 
     def of_floats(self, operation, a, b):
-        """fadd, fsub, fmul or fdiv, rounded once: a double is wide enough for two halves."""
+        """Emit fadd, fsub, fmul or fdiv, rounded once. A double is wide enough for operations on two
+        halves."""
         a, b = self.alike(a, b)
         make = getattr(self.builder, operation)
         if a.ptx_type in FLOATS:
@@ -239,7 +241,7 @@ class Arithmetic:
         return self.real(a, ptx_type), self.real(b, ptx_type)
 
     def intrinsic(self, name, *values):
-        """LLVM's function of floats of one type; of halves by way of double."""
+        """Return LLVM's function of floats of one type. Halves are computed as doubles."""
         ptx_type = values[0].ptx_type
         codes = [x.code if ptx_type in FLOATS else self.double(x) for x in values]
         of = ir.FunctionType(codes[0].type, [code.type for code in codes])
@@ -268,7 +270,7 @@ class Arithmetic:
     # --- all ------------------------------------------------------------------------------------------------
 
     def of_code(self, code, ptx_type):
-        """The value that LLVM's of a register or of memory is."""
+        """Return the value for an LLVM value of a register or of memory."""
         if ptx_type in FLOATS or ptx_type in HALF:
             return Real(code, ptx_type)
         if ptx_type == "pred":
@@ -276,7 +278,7 @@ class Arithmetic:
         return self.of_register(code, WIDTHS[ptx_type], ptx_type[0] == "s")
 
     def code_of(self, value, ptx_type):
-        """The other way round."""
+        """Return the LLVM value, for a register or memory, of a value."""
         if ptx_type in FLOATS or ptx_type in HALF:
             return self.real(value, ptx_type).code
         return self.truth(value) if ptx_type == "pred" else self.at(value, WIDTHS[ptx_type])
@@ -331,7 +333,7 @@ def wrapped(number, width):
 
 
 def each(a, b, operation):
-    """The bounds of what an operation gives, which are those of the operands' bounds."""
+    """Return the bounds of an operation's result, which are reached at the operands' bounds."""
     if None in (a.low, b.low):
         return None, None
     ends = [operation(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
