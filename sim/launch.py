@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
+from sim.context import HOOKS
 from sim.device import DeviceSpec
 from sim.engine.base import Engine, Kernel, Launch
 from sim.engine.collector import pause_collector
@@ -125,9 +126,9 @@ def check_observers(observers: Any) -> tuple[Any, ...]:
                 f"observers has {observer!r}; wanted classes or instances of sim.events.Observer, such as"
                 " sim.observers.Races"
             )
-        hooks = (
-            sorted(set(getattr(observer, "__dict__", ())) & HOOKS) if isinstance(observer, Observer) else ()
-        )
+        # an instance's own attributes, which the engines would not call
+        own = vars(observer) if isinstance(observer, Observer) else {}
+        hooks = [hook for hook in HOOKS if hook in own]
         if hooks:
             raise LaunchError(
                 f"observers has {observer!r} with {hooks[0]} as an attribute of the instance, which is never"

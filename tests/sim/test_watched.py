@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numba import cuda, float32
 
-from sim import load_ptx, simulate
+from sim import LaunchError, load_ptx, simulate
 from sim.context import HOOKS
 from sim.events import Observer
 from sim.native.run import launch as native_launch
@@ -217,16 +217,9 @@ def test_what_a_thread_did_before_it_was_ended(observer, engine):
     assert note.startswith("1,50") and 0 <= report.watched["Of_accesses"] < 0.01
 
 
-def test_a_hook_that_an_instance_has_is_called():
-    """A hook may be an attribute of an instance, in place of a method of its class."""
-    observer, batches = Observer(), []
-    observer.accesses = batches.append
-
-    @cuda.jit
-    def double(x, y):
-        y[cuda.threadIdx.x] = 2 * x[cuda.threadIdx.x]
-
-    for engine in ("fibers", "native"):
-        batches.clear()
-        simulate(double, engine=engine, observers=[observer])[1, 8](np.ones(8), np.zeros(8))
-        assert sum(len(batch.site) for batch in batches) == 16
+def test_a_hook_on_an_instance_is_refused():
+    """It would never be called, and the report would count its observer as one that watched."""
+    observer = Observer()
+    observer.accesses = print
+    with pytest.raises(LaunchError, match="wanted a subclass of Observer with a method accesses"):
+        simulate(lambda x: None, observers=[observer])
