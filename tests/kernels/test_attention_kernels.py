@@ -220,7 +220,9 @@ def test_one_operator_for_the_compiler(kernel):
     )
     assert all(worst(g, w) <= 1e-6 for g, w in zip(got, wanted))
     name = kernel.__name__.replace("attention", "forward")
-    torch.library.opcheck(getattr(torch.ops.attention_course, name).default, (*leaves, True, 0.5))
+    operator = getattr(torch.ops.attention_course, name).default
+    for window in ([-1, -1], [1, 0]):
+        torch.library.opcheck(operator, (*leaves, True, 0.5, window))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
