@@ -85,10 +85,7 @@ class Outline:
         """Return whether every thread reaches what follows a Node, as far as the text shows: no arm of a
         branch contains the Node, and nothing before its end leaves the function or a loop that contains
         the Node."""
-        above = [
-            part for part in self.path(node.first) if part.first <= node.first and part.last >= node.last
-        ]
-        above = above[: above.index(node)]
+        above = self.holders(node, self.root)[1:]
         if any(part.kind in (BRANCH, ARM) for part in above):
             return False
         loops = [part for part in above if part.kind == LOOP]
@@ -96,6 +93,14 @@ class Outline:
             (part, LEAVE) for part in loops
         ]
         return not any(self.leaves(part, kind, node.last) for part, kind in holds)
+
+    def holders(self, node, within):
+        """Return the Nodes that hold a Node, from `within` inwards; none if `within` does not hold it. Lines
+        do not tell them: several Nodes may share one."""
+        if any(part is node for part in within.parts):
+            return [within]
+        found = next(filter(None, (self.holders(node, part) for part in within.parts)), [])
+        return [within, *found] if found else []
 
     def leaves(self, node, kind, last):
         """Return whether a part of a Node, up to the line `last`, leaves it by `kind`."""
@@ -291,7 +296,7 @@ class Braces:
         if self.word() == "else":
             self.at += len("else")
             arms.append(self.arm())
-        return Node(BRANCH, self.line(begin), self.line(self.at - 1), arms)
+        return Node(BRANCH, self.line(begin), arms[-1].last, arms)
 
     def arm(self):
         self.space()

@@ -203,6 +203,20 @@ def test_the_outline_of_a_text(outline, lines):
 
 
 @pytest.mark.parametrize(
+    "before",
+    ["if (n > 3)\n        n = 3;\n\n    ", "if (n > 3) return;\n\n    ", "if (n > 3) n = 3; ", "n = 3; "],
+)
+def test_statements_close_to_each_other_are_told_apart(before):
+    text = f"void kernel(int n) {{\n{before}if (n == 2) {{\n    s[0] = n;\n}}\nx[n] = s[0];\n}}\n"
+    last = text.count("\n") - 1
+    found = of_cpp(text).after(last - 2, last)
+    if "return" in before:
+        assert found is None
+    else:
+        assert (found.kind, found.first, found.last) == ("branch", last - 3, last - 1)
+
+
+@pytest.mark.parametrize(
     "source, target, operator, value",
     [
         ("out[t // 4] = words[t // 4]", "out[t // 4]", "", "words[t // 4]"),
