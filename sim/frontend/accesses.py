@@ -20,8 +20,8 @@ MAX_INDICES = 5
 
 
 def element_strides(array, type_):
-    """Return the stride of each axis of the array called `array`, in elements: an int where the types tell
-    it, else an expression."""
+    """Return the stride of each axis of the array called `array`, in elements: an int if the types
+    determine it, otherwise an expression."""
     strides = [
         prod(type_.shape[axis + 1 :]) if type_.shape else f"{array}.s{axis}" for axis in range(type_.rank)
     ]

@@ -1,4 +1,5 @@
-"""Types of calls: one method for each role that a called name can have (sim.frontend.resolve)."""
+"""Infer the result types of calls, with one method for each role that a called name can have
+(sim.frontend.resolve)."""
 
 import ast
 import functools
@@ -163,7 +164,8 @@ class CallTypes:
         return tuple(results) if len(results) > 1 else results[0] if results else NONE
 
     def call_declaration(self, node, _):
-        """Return the type of the array that `cuda.shared.array(shape, dtype)` or its like declares."""
+        """Return the type of the array that `cuda.shared.array(shape, dtype)` or `cuda.local.array`
+        declares."""
         local, dtype = node.declares.space == "local", referent_of(node.declares.dtype).dtype
         shape = self.versions.shape(node.declares.shape)
         # shape (0,) is a view of the dynamic shared bytes, and there may be none

@@ -81,8 +81,8 @@ class Types(CallTypes):
                     changed = True
 
     def is_none(self, test):
-        """Return whether `x is None` holds for an argument, which its type tells; None for all other
-        conditions."""
+        """If the condition is `x is None` for an argument x, return its truth value, which the argument's
+        type determines; otherwise return None."""
         match test:
             case ast.Compare(ast.Name(name), [ast.Is() | ast.IsNot() as sign], [ast.Constant(None)]):
                 type_ = self.parameters.get(name, ANY) if name in self.fixed else ANY
@@ -227,7 +227,7 @@ class Types(CallTypes):
         version = INSTRUCTIONS[f"operator.{UNARY[type(node.op)]}"].version(operand.scalar)
         if version is None or operand.scalar not in SIGNED or operand.bits is None:
             return ANY if version is None else Number(version.results)
-        if isinstance(node.op, ast.USub):  # the negative of the lowest integer is that integer again
+        if isinstance(node.op, ast.USub):  # negating the lowest integer gives the same integer
             negative = Number(int, -operand.high, -operand.low)
             return negative if operand.scalar is int else signed(int, operand.bits)
         low, high = operand.low, operand.high

@@ -69,7 +69,7 @@ def bitwise_interval(op, a, b):
 
 
 def range_interval(*ends):
-    """Return (lowest, highest) number in a `range` whose ends are these Numbers."""
+    """Return the (lowest, highest) value that a `range` with these bounds can yield."""
     start, stop = (Number(int, 0, 0), *ends) if len(ends) == 1 else ends[:2]
     if len(ends) < 3 or ends[2].low > 0:
         return start.low, max(stop.high - 1, start.low)

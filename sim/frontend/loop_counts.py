@@ -23,7 +23,7 @@ def loops_to_count(source):
 
 
 class BarrierPasses:
-    """Estimates how often a path passes a barrier; remembers the estimates of functions."""
+    """Estimates how many barriers a path executes; caches the estimate for each function."""
 
     def __init__(self):
         self.known = {}

@@ -54,8 +54,8 @@ def member(owner, name):
 
 @functools.cache
 def stand_ins():
-    """Return the members that `numba.cuda` has for kernels, but not as module attributes, when
-    NUMBA_ENABLE_CUDASIM is set: {name: value}."""
+    """Return stand-ins, {name: value}, for names that kernels may use but that are not attributes of
+    `numba.cuda` when NUMBA_ENABLE_CUDASIM is set."""
     if not sys.modules["numba.cuda"].config.ENABLE_CUDASIM:
         return {}
     names = "stubs", "intrinsics", "cg", "libdevice"
@@ -81,8 +81,8 @@ def codes_in(code):
 
 
 def cuda_name(value):
-    """Return the name of `value` in numba.cuda (in sim.cuda, without Numba), or None if it is not from
-    there."""
+    """Return the name of `value` in numba.cuda (in sim.cuda, without Numba), or None if it is not a member
+    of that module."""
     if value is MISSING or type(value) in PLAIN:
         return None
     modules = filter(None, map(sys.modules.get, CUDA_MODULES))

@@ -232,7 +232,7 @@ class Binder:
         return any(getattr(code, fact) for code in self.codes)
 
     def as_generator(self, function, parameters, copy):
-        """Return the copy of a kernel as a generator that yields at its barriers.
+        """Return a copy of the kernel, rewritten as a generator that yields at each barrier.
 
         Return None if threads also wait for something else, or in a function that the kernel calls. Only the
         kernel's own frame can yield.

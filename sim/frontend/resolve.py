@@ -78,7 +78,7 @@ class Referent:
 
     @property
     def calls(self):
-        """The role of a call of this object."""
+        """The role of this object as a callee."""
         if self.role is not CUDA:
             return self.role
         first = self.name.partition(".")[0]
@@ -127,7 +127,8 @@ def referent_of(node):
 
 
 class Source(ast.NodeVisitor):
-    """A function's marked syntax tree, and the sites in it.
+    """A function's syntax tree, annotated with Referents, roles of calls and declarations, and the sites in
+    it.
 
     local: the names of its variables.
     known: {parameter: Referent} for parameters whose value is known.

@@ -97,8 +97,8 @@ class Rewriter(Accesses):
         return self.operation(BINARY[type(node.op)], operands, [left, right], node)
 
     def visit_Compare(self, node):
-        """Rewrite comparisons in which Numba converts both sides to float64, as int64 with uint64 or
-        float32; Python does not."""
+        """Rewrite comparisons where Numba, unlike Python, converts both sides to float64, such as int64
+        with uint64."""
         parts = [node.left, *node.comparators]
         if any(type(sign) not in COMPARISONS for sign in node.ops) or all(
             self.types.alike(a, b) for a, b in itertools.pairwise(parts)

@@ -57,7 +57,7 @@ def tree_of(function):
 
 
 def indent_columns(tree, indent):
-    """Add the indentation that dedenting removed to all columns, so that they are those of the file."""
+    """Shift all columns by the indentation that dedent removed, so that they match the file."""
     for node in ast.walk(tree):
         if hasattr(node, "col_offset"):
             node.col_offset += indent
@@ -114,7 +114,7 @@ class Fold(ast.NodeTransformer):
             return node
         code = compile(ast.Expression(node), "literals", "eval")
         if any(done.opname.startswith(("BINARY", "UNARY")) for done in dis.get_instructions(code)):
-            return node  # Python's compiler did not fold it: it raises, as 1 / 0, or is too large
+            return node  # Python's compiler did not fold it, because it raises (1 / 0) or is too large
         value = eval(code)
         if isinstance(value, complex) or isinstance(value, float) and not math.isfinite(value):
             return node
@@ -132,7 +132,7 @@ def is_literal(node):
     return False
 
 
-# field of a Subscript -> stem of the variable that holds it, where `a[f()] += v` reads and stores one element
+# field of a Subscript -> prefix of the temporary that holds its value, so that `a[f()] += v` calls f() once
 STEMS = {"value": "owner", "slice": "index"}
 
 

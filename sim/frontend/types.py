@@ -1,5 +1,5 @@
-"""Types of a kernel's variables and expressions as Numba infers them, with the interval that contains each
-integer. They decide which operators can stay Python's own, and which indices need no check.
+"""The types that Numba infers for a kernel's variables and expressions, with a value interval for each
+integer. They decide which operators can remain plain Python, and which indices need no bounds check.
 
 A type is a Number (a scalar type of `sim.isa.promotion`; for an integer also its lowest and highest value, if
 known), an ArrayType, a View, a Record, a tuple of types, or ANY. A variable is certainly a Python int if its
@@ -41,17 +41,17 @@ class Number:
 
     @property
     def bits(self):
-        """The number of bits of its magnitude, or None if the interval is not known."""
+        """The number of bits that its magnitude needs, or None if the interval is unknown."""
         return None if self.low is None else max(self.high, ~self.low).bit_length()
 
 
 def signed(scalar, bits):
-    """Return a Number that may be negative, of `bits` bits and a sign."""
+    """Return a signed Number with `bits` bits of magnitude."""
     return Number(scalar, -(1 << bits), (1 << bits) - 1)
 
 
 def natural(scalar, bits):
-    """Return a Number of `bits` bits that is not negative."""
+    """Return a non-negative Number with `bits` bits."""
     return Number(scalar, 0, (1 << bits) - 1)
 
 
@@ -188,7 +188,8 @@ def field(type_, name):
 
 
 def type_of_argument(value):
-    """Return the type of a launch argument. Its interval is rounded up, so that few specialisations arise."""
+    """Return the type of a launch argument. Its interval is rounded up, to limit the number of
+    specialisations."""
     if isinstance(value, tuple):
         return tuple(map(type_of_argument, value))
     if type(value) is np.int32:

@@ -16,7 +16,7 @@ fma = ENTRIES["fma"]
 
 
 def rest_of(x, y):
-    """Return |x| - n |y|, with the sign of x."""
+    """Return the truncated remainder of x / y, with the sign of x."""
     whole = np.floor(abs(x) / abs(y))
     rest = fma(-whole, abs(y), abs(x))
     return -rest if x < 0 else rest

@@ -142,7 +142,7 @@ class Function(Entry):
             return forms[*map(type, given)](*given)
 
         made = {1: of_one, 2: of_two}.get(self.count, of_more)
-        made.__qualname__ = self.name  # Python's own error for missing arguments names it
+        made.__qualname__ = self.name  # so that Python's error for missing arguments shows this name
         return made
 
     def __call__(self, *operands):
@@ -165,7 +165,9 @@ class Forms(dict):
             raise TypeError(f"Numba's {entry.name} takes no {names}")
         else:
             self[given] = form(found, given)
-            self[given].__qualname__ = entry.name  # Python's own error for missing arguments names it
+            self[
+                given
+            ].__qualname__ = entry.name  # so that Python's error for missing arguments shows this name
         return self[given]
 
 

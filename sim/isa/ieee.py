@@ -45,7 +45,7 @@ def nearest_remainder(x, y):
     """Return the IEEE remainder in a form to compile: x - n y, exact, for the whole number n nearest to x
     / y, ties to even."""
     size, step = abs(x), abs(y)
-    above = np.fmod(size, step)  # the distance of `size` above the next lower multiple of `step`
+    above = np.fmod(size, step)  # `size` modulo `step`
     below = step - above
     tie = above - 2 * np.fmod((size - above) / 2, step)
     return copysign(1.0, x) * (above if above < below else -below if above > below else tie)

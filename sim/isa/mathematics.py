@@ -93,8 +93,8 @@ def single(scalar):
 
 
 def of_power(x, y):
-    """Return the Version of pow. An exponent that is still an int32 keeps a float32; so does a uint16 if x
-    is float32."""
+    """Return the Version of pow. A float32 base gives a float32 result if the exponent is an int32 or a
+    uint16; otherwise float64."""
     whole = y is np.int32 and x in SINGLE or y is np.uint16 and x is float32
     return of_two(x, float32 if whole else y)
 
@@ -114,8 +114,7 @@ def of_mantissa(x):
 
 
 def of_product(x):
-    """Return the Version of a product with a constant, both in the type of the result, as Numba
-    multiplies."""
+    """Return the Version that multiplies by a constant in the result type, as Numba does."""
     scalar = float64 if x in INTEGRAL | {float64} else float32
     return Version((scalar,), scalar)
 

@@ -276,7 +276,8 @@ def of_round_to_digits(x, digits):
 
 
 def in_its_width(operation):
-    """Return the rule of a unary operator. An integer is computed in its own width, and then has 64 bits."""
+    """Return the type rule of a unary operator: integers are computed at their own width, then widened to
+    64 bits."""
 
     def rule(x):
         if x not in INTEGRAL:

@@ -97,8 +97,8 @@ class Entry:
         return self
 
     def offered(self, instead: object = None) -> Self:
-        """Enter this entry, and let kernels call it, or the object that is called in its place on a GPU;
-        return it."""
+        """Register this entry, and expose to kernels either it or the object that they call in its place
+        on a GPU; return the entry."""
         self.enter()
         self.stands_for(self if instead is None else instead)
         return self
@@ -215,7 +215,7 @@ class Instruction(Entry):
         ]
 
     def alone(self, operands: Sequence[Any]) -> Any:
-        """Return the result of a lane in a group that it does not belong to: its own operand, or 0."""
+        """Return what a lane gets if it names a group that does not contain it: its own operand, or 0."""
         given = dict(zip(self.operands, operands))
         return self.result(
             [given[type_] if isinstance(type_, Like) else kept(type_)(0) for type_ in self.results.values()]
@@ -349,8 +349,8 @@ def instruction(
 
 
 def parameters_of(meaning: Callable[..., Any], *first: str) -> list[inspect.Parameter]:
-    """Return the parameters of a semantics function, which has to begin with `first`. Errors: ValueError
-    if it has fewer."""
+    """Return a semantics function's parameters after the required leading `first`. Errors: ValueError if
+    they are missing."""
     parameters = list(inspect.signature(meaning).parameters.values())
     if len(parameters) < len(first):
         raise ValueError(
@@ -361,7 +361,7 @@ def parameters_of(meaning: Callable[..., Any], *first: str) -> list[inspect.Para
 
 
 def type_of(meaning: Callable[..., None], parameter: inspect.Parameter) -> Type:
-    """Return the type of a parameter: a dtype, Like another operand's, or None."""
+    """Return a parameter's type: a dtype, `Like` (the type of another operand), or None."""
     given = parameter.annotation
     try:
         if isinstance(given, Like):

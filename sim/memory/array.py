@@ -207,7 +207,7 @@ class Array(Methods):
         return self.another(moved, array.dtype, array.shape, array.strides)
 
     def another(self, moved, dtype, shape, strides):
-        """Return another view of the same allocation, which begins `moved` bytes further on."""
+        """Return the view of the allocation that starts `moved` bytes after this one."""
         self.share_marks()
         layout = layout_of(dtype, shape, strides, self.marks is not None)
         offset, address = self.offset + moved, (self.code & ADDRESS_MASK) + moved
@@ -292,7 +292,7 @@ class Columns(Array):
 
 
 class FromEnd(int):
-    """An index that the source writes as a negative number, so that it is meant to count from the end."""
+    """An index written as a negative literal, and so meant to count from the end."""
 
 
 class Record:
@@ -346,8 +346,8 @@ class Record:
 
 
 class Outside(Array):
-    """A part outside of its array, such as the row after the last. Taking the part is not an access. Each
-    access to its elements is refused, as an access to an element of the array `of`.
+    """An out-of-range slice or row, such as the row after the last. Taking it is not an access; any access to
+    its elements is reported as out of bounds on the array `of`.
 
     numpy: the indices that the part's elements would have in that array.
     """

@@ -131,7 +131,7 @@ BEFORE = {"neg": "-", "pos": "+", "invert": "~"}
 
 
 def of_elements(what, wanted):
-    """Return a method that refuses the operation `what`, which takes single numbers."""
+    """Return a method that rejects the operation `what`, which is defined for scalars only."""
 
     def refused(self, *others):
         if any(other is None or isinstance(other, str) for other in others):

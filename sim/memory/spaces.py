@@ -171,8 +171,8 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
 
 
 def unwritten(root, arrays):
-    """Return which bytes of `root` nobody has written, if `arrays` there are all made by `sim.empty`; else
-    None."""
+    """Return a mask of the bytes of `root` that were never written, if every array there came from
+    `sim.empty`; else None."""
     return arrays[0].unwritten(root) if all(isinstance(a, Empty) for a in arrays) else None
 
 
@@ -264,7 +264,7 @@ def named_leaves(items):
 
 
 def of_parts(value, parts):
-    """Return a tuple like `value`, a named tuple if it is one, with other parts."""
+    """Return a tuple of the same type as `value`, named tuples included, with new elements."""
     return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
