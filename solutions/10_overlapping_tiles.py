@@ -859,7 +859,7 @@ validate(
 )
 validate(
     "O in tiles (yours)",
-    "kernels.conv_tiled.forward",
+    "kernels.reference.conv_tiled.forward",
     outputs,
     [conv_tiled.forward(*case, Traffic())[0] for case in cases],
 )

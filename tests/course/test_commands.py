@@ -29,8 +29,10 @@ def untouched(monkeypatch):
 
 
 def make(*arguments):
+    """Run make. The tests may run below a make themselves, and such a make would print its directory."""
+    command = ["make", "--no-print-directory", *arguments]
     return subprocess.run(
-        ["make", *arguments], cwd=ROOT, capture_output=True, text=True, env=os.environ | {"MAKEFLAGS": ""}
+        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"MAKEFLAGS": ""}
     )
 
 
