@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -285,6 +286,21 @@ def test_nothing_is_thrown_once_the_check_is_over(impatient):
     watch.stop()
     watch.throw(patience.DoesNotEnd)
     assert sum(range(10_000)) == 49_995_000  # some bytecode, in which it would be raised
+
+
+def test_a_watch_keeps_nothing_of_the_learners_alive(impatient):
+    """Checks count the memory that an answer holds, so its variables have to end with their function."""
+
+    class Tile:
+        pass
+
+    def answer():
+        tile = Tile()
+        time.sleep(10 * patience.INTERVAL)
+        return weakref.ref(tile)
+
+    with patience.patience(lambda frame: False, lambda frame: False):
+        assert answer()() is None
 
 
 def test_functions_can_be_traced_after_a_watch():

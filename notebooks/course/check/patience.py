@@ -41,22 +41,26 @@ class Watch:
 
     def run(self):
         while not self.over.wait(INTERVAL):
-            stack = self.stack()
-            if any(map(self.is_theirs, stack)):
+            is_theirs, is_launch = self.look()
+            if is_theirs:
                 self.in_all += INTERVAL
-                self.alone += 0 if any(map(self.is_launch, stack)) else INTERVAL
+                self.alone += 0 if is_launch else INTERVAL
                 self.waited = PATIENCE if self.alone >= PATIENCE else WITH_LAUNCHES
                 if self.alone >= PATIENCE or self.in_all >= WITH_LAUNCHES:
                     self.throw(DoesNotEnd)
                     self.alone = self.in_all = 0  # should a bare `except` take it, there is a next time
 
-    def stack(self):
-        """Return the frames of the thread, from the one that runs to those of the check."""
-        frames, frame = [], sys._current_frames().get(self.thread)
+    def look(self):
+        """Return whether the learner's code runs in the thread, and whether a launch does.
+
+        No frame is kept: it would keep its variables alive, and checks count the memory that answers hold.
+        """
+        theirs = launch = False
+        frame = sys._current_frames().get(self.thread)
         while frame is not None and frame is not self.outermost:
-            frames.append(frame)
+            theirs, launch = theirs or self.is_theirs(frame), launch or self.is_launch(frame)
             frame = frame.f_back
-        return frames
+        return theirs, launch
 
     def throw(self, exception):
         """Raise it in the thread at its next bytecode, unless the check is over."""
