@@ -24,7 +24,7 @@ def quiet():
 
 
 def machine():
-    """Where and when, for a table that outlives this run."""
+    """Return the date, the GPU and the versions with which a table was recorded."""
     return {
         "date": datetime.date.today().isoformat(),
         "gpu": torch.cuda.get_device_name(),

@@ -42,5 +42,5 @@ def checked_window(window):
 
 
 def is_whole(number):
-    """Whether this is an int, and no bool."""
+    """Return whether `number` is an int and not a bool."""
     return isinstance(number, int) and not isinstance(number, bool)

@@ -154,7 +154,7 @@ def install(root: Path, run, what) -> int:
 
 
 def uv() -> str | None:
-    """Where uv is, unless there are arguments for pip."""
+    """Return the path of uv; None if it is missing, or if the user has given arguments for pip."""
     return None if pip_arguments() else shutil.which("uv")
 
 
@@ -238,7 +238,7 @@ def must(status: int, message: str) -> None:
 
 
 def is_set_up(root: Path) -> bool:
-    """Whether a finished set-up of these very requirements is there."""
+    """Return whether a set-up of exactly these requirements has been completed."""
     return stamp(root).exists() and stamp(root).read_text(encoding="utf-8") == fingerprint(root)
 
 
@@ -269,7 +269,7 @@ def venv_python(root: Path) -> Path:
 
 
 def runs_in_venv(root: Path) -> bool:
-    """Whether this very process is .venv's Python."""
+    """Return whether this process runs in .venv's Python."""
     return Path(sys.prefix).resolve() == (root / ".venv").resolve()
 
 
