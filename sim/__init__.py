@@ -10,7 +10,10 @@ and a Report. Read the files in this order:
     launch         check a launch's configuration, choose an engine, report
     device         limits of the GPU, and how its memory serves requests
     events         what can happen in a launch: the hooks of observers, and their findings
+    recording      all events of a launch in their order, for figures
     context        the state of one launch, its log of accesses, its observers
+    hooks          the hooks that observers override
+    frames         the stack frames of kernels: where in its source a thread is
     interpreted    the engine that runs a kernel in Python; `dialect` is the `cuda` that it sees
     reruns         further runs of a launch whose first run is inconclusive
     progress       the test whether an endless loop still changes anything

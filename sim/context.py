@@ -4,16 +4,13 @@ events.
 A Context belongs to one run of one launch. An engine makes it and passes it to everything else.
 """
 
-import functools
-import linecache
 import sys
 import time
-import traceback
 from array import array
 
 import numpy as np
 
-from sim.errors import LaunchError, Stuck
+from sim.errors import Stuck
 from sim.events import (
     ADDRESS_BITS,
     ADDRESS_MASK,
@@ -25,20 +22,19 @@ from sim.events import (
     Decisions,
     EnabledEvents,
     Moment,
-    Observer,
-    Site,
 )
+from sim.frames import FrameSites
+from sim.hooks import HOOKS, check_names, listeners
 from sim.nouns import plural
-from sim.progress import ProgressCheck, is_simulator_frame
+from sim.progress import FIRST_LEAP, MAX_LEAP, Clock, ProgressCheck
 
-HOOKS = [name for name, hook in vars(Observer).items() if callable(hook) and not name.startswith("_")]
 FLUSH_AT = 1 << 20  # accesses: a longer log is announced at the next switch of threads
 DEFAULT_STEPS = 1_000_000  # iterations of `while` loops without progress, before threads are compared
 # CPU seconds of this process without progress: before threads are compared for the first time (doubles each
 # time that something has changed), and at most
 FIRST_PATIENCE, PATIENCE = 1.0, 8.0
-# If something still changes, a loop may go on for PATIENCE_FACTOR times PATIENCE, or until the log has
-# MAX_LOGGED accesses, which cannot be announced within one loop.
+# If more than counters still changes, a loop may go on for PATIENCE_FACTOR times PATIENCE, or until the log
+# has MAX_LOGGED accesses, which cannot be announced within one loop.
 PATIENCE_FACTOR, MAX_LOGGED = 8, 1 << 23
 
 
@@ -101,12 +97,12 @@ class Context:
         # --- sites of atomic accesses, by number
         self.overwriting = set()  # atomics whose result in memory does not depend on the old value: exch
         self.strong = {}  # relaxed and acquiring loads, relaxed and releasing stores -> LOAD or STORE
+        self.invalidates = False  # whether the kernel may invalidate mbarriers
+        self.invalidating = set()  # segments of the log that do
         # atomics of scope .cta -> LOAD or STORE: to other blocks they are plain accesses of this kind
         self.block_scoped = {}
 
-        # --- sites of functions that are called, where rewritten code has no site numbers
-        self.called_from = {}  # (id of code, offset of the instruction, action) -> site number
-        self.codes = {}  # id of code -> (the code, the positions of its instructions); keeps the ids valid
+        self.sites = FrameSites()
 
         # --- the running thread
         self.thread = None
@@ -118,6 +114,9 @@ class Context:
         self.runs_compiled = self.wrote = False
 
         # --- progress
+        self.clock = Clock(self)
+        # name of a generated function -> its variables that are computed from a clock
+        self.timed: dict[str, frozenset] = {}
         self.max_steps = max_steps
         self.progress_check = None  # a ProgressCheck, while threads are being compared
         self.restart_progress()
@@ -176,7 +175,7 @@ class Context:
     def collective(self, name, block, frame):
         """Announce that threads of `block` do `name` together. `frame` is the stack frame of the call."""
         if self.listeners["collective"]:
-            self.announce("collective", name, block.index, self.site_of(frame, "call"))
+            self.announce("collective", name, block.index, self.sites.of_frame(frame, "call"))
 
     def flush(self):
         """Announce all accesses and branches that are logged, and empty the logs.
@@ -255,57 +254,13 @@ class Context:
         place = SITES[site].function, SITES[site].line
         return self.counters.setdefault("lines", {}).setdefault(place, {})
 
-    # --- sites ----------------------------------------------------------------------------------------------
-
-    def site(self, action):
-        """Return the number of the site that the kernel executes now. It is found from the innermost stack
-        frame that belongs to the kernel."""
-        frame = sys._getframe(1)
-        while is_simulator_frame(frame):
-            frame = frame.f_back
-        return self.site_of(frame, action)
-
-    def site_of(self, frame, action):
-        """Return the number of the site that `frame` executes now."""
-        code = frame.f_code
-        key = (id(code), frame.f_lasti, action)  # hashing the code itself would visit all its instructions
-        number = self.called_from.get(key)
-        if number is None:
-            if id(code) not in self.codes:
-                self.codes[id(code)] = code, positions_in(code)
-            line, _, column, _ = self.codes[id(code)][1][frame.f_lasti // 2]
-            number = self.called_from[key] = SITES.add(site_at(code, line, column or 0, action))
-        return number
-
-    def site_of_error(self, error):
-        """Return the number of the site in the kernel that raised `error`. Compiled code stores it in the
-        error."""
-        if hasattr(error, "site"):
-            return error.site
-        frames = list(traceback.walk_tb(error.__traceback__))
-        of_kernel = [(frame, line) for frame, line in frames if not is_simulator_frame(frame)]
-        frame, line = (of_kernel or frames)[-1]
-        return SITES.add(site_at(frame.f_code, line, 0, "loop"))
-
-    def format_none_parameters(self, error):
-        """Return a line of a message that names the kernel's parameters that were None, if `error` is
-        about None; else an empty text."""
-        frames = [
-            frame for frame, _ in traceback.walk_tb(error.__traceback__) if not is_simulator_frame(frame)
-        ]
-        if "NoneType" not in str(error) or not frames:
-            return ""
-        code, given = frames[-1].f_code, frames[-1].f_locals
-        none = [name for name in code.co_varnames[: code.co_argcount] if given.get(name, 0) is None]
-        wanted = f"wanted an array or a number, or a test: if {none[0]} is not None" if none else ""
-        return f"\n  {' and '.join(none)} is None; {wanted}" if none else ""
-
     # --- progress -------------------------------------------------------------------------------------------
 
     def restart_progress(self):
         """Note that a thread ended or that another event shows progress: the budget of loop iterations and
         seconds begins from the start."""
         self.steps, self.progress_check = self.max_steps or DEFAULT_STEPS, None
+        self.only_counts, self.leap = False, FIRST_LEAP  # since then
         # CPU time at which something changed last (None: before the first look at the clock), and for how
         # long nothing may change
         self.since, self.patience = None, first_patience()
@@ -334,22 +289,29 @@ class Context:
         if self.max_steps:
             raise Stuck(site, True)
         self.progress_check, self.steps = self.progress_check or ProgressCheck(self), min(self.steps, 0)
-        stuck, now = self.progress_check.nothing_changes(site, frame), time.process_time()
+        check, now = self.progress_check, time.process_time()
+        stuck = check.nothing_changes(site, frame)
+        if stuck is False:
+            self.only_counts = check.only_counts()
         spent = now - self.moved > self.time_limit() or len(self.log or ()) > MAX_LOGGED
         if stuck or stuck is False and spent:
             raise Stuck(site, stuck)
         if stuck is False:
+            if check.times_a_wait():
+                self.clock.advance(self.leap)
+                self.leap = min(self.leap << 10, 1 << MAX_LEAP)
             self.progress_check, self.steps, self.since = None, DEFAULT_STEPS, now
-            self.patience = min(2 * self.patience, PATIENCE)
+            self.patience = min(2 * self.patience, PATIENCE / 4)
 
     def time_limit(self):
         """Return for how many seconds a loop may go on while something changes.
 
         After a finding that is an error, the limit is lower: on a GPU the error may have ended the launch, or
-        made the loop endless.
+        made the loop endless. It is lower too if only counters change, as where threads take numbers from a
+        queue that is empty.
         """
         has_errors = any(finding.severity == "error" for finding in self.findings)
-        return PATIENCE if has_errors else PATIENCE_FACTOR * PATIENCE
+        return PATIENCE if has_errors or self.only_counts else PATIENCE_FACTOR * PATIENCE
 
     @property
     def activity(self):
@@ -381,51 +343,3 @@ def thread_index(linear, block_shape):
     """Return (x, y, z) of the thread with this linear index in its block."""
     x, y, _ = block_shape
     return linear % x, linear // x % y, linear // (x * y)
-
-
-def check_names(observers):
-    """Raise LaunchError if observers of two classes have counters of one name: a report would add them up."""
-    owners = {}
-    for observer in observers:
-        own_class = type(observer)
-        for name in [name for column in observer.columns for name in column.counted]:
-            owner = owners.setdefault(name, own_class)
-            if owner is not own_class:
-                raise LaunchError(
-                    f"{owner.__name__} and {own_class.__name__} both count {name!r} for source lines, and"
-                    " a report would add these up\n  rename the counter of one of them"
-                )
-
-
-def listeners(observers, hook):
-    """Return the bound methods of those observers that override `hook`."""
-    return [getattr(observer, hook) for observer in observers if hook in overridden_hooks(observer)]
-
-
-def observer_class(observer):
-    """Return the class of an observer, which may be a class or an instance."""
-    return observer if isinstance(observer, type) else type(observer)
-
-
-def overridden_hooks(observer):
-    """Return the names of the hooks that an observer overrides, in the order of HOOKS."""
-    return hooks_of(observer_class(observer))
-
-
-@functools.lru_cache(256)
-def hooks_of(own_class):
-    return [hook for hook in HOOKS if getattr(own_class, hook) is not getattr(Observer, hook)]
-
-
-@functools.lru_cache(256)
-def positions_in(code):
-    """Return (line, end line, column, end column) of each instruction of a code object."""
-    return list(code.co_positions())
-
-
-def site_at(code, line, column, action):
-    """Return the Site at a line of `code`, with the text of this line from the file or the notebook's
-    cell."""
-    text = linecache.getline(code.co_filename, line)
-    indent = len(text) - len(text.lstrip())
-    return Site(action, code.co_name, line - code.co_firstlineno + 1, column, text.strip(), indent)

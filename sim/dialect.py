@@ -151,7 +151,7 @@ def memory_function(scheduler, operation):
 
     def call(*arguments, **named):
         memory.frame = sys._getframe(1)
-        return operation.meaning(memory, *arguments, **named)
+        return operation.semantics(memory, *arguments, **named)
 
     return call
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sim.device import DeviceSpec
 from sim.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -42,6 +41,11 @@ KINDS = tuple(
     " warp-divergence async-copy misaligned-address invalid-call use-after-free double-free invalid-free leak"
     " deadlock unassigned-variable misuse no-progress exception".split()
 )
+
+
+# the byte that fills undefined integers, and undefined memory whose type is not known (a NaN in every
+# floating-point format)
+INTEGER_POISON, UNTYPED_POISON = 0xA5, 0xFF
 
 
 def index_text(index: tuple[int, ...], least: int = 0) -> str:
@@ -117,11 +121,20 @@ class Step:
     """One edit of a kernel's source. `action` is one of these:
 
     "insert": a `what` ("barrier", "grid barrier", "fence") goes after the statement that begins at line `at`
-    and ends at `line`. "before": a `what` goes before `line`. "split": the statement at `line` is split into
-    a read, a barrier and a write (`what` is "barrier"), or the branch that begins there into two branches
-    with a barrier between their arms (`what` is "branch"). "atomic": an atomic replaces the access at `line`:
-    an "update", whose read is at line `at`, a "read" or a "store". "widen": the view `what` begins at byte
-    `at`.
+    and ends at `line`. "before": a `what` goes before `line`. "divide": like "insert", where branches hold
+    that statement: each is divided there in two branches of the same condition, and an earlier return becomes
+    a branch around what follows it. If `what` is "nothing else", the statement is the barrier. "split": the
+    statement at `line` is split into a read, a `what` ("barrier" or "grid barrier") and a write, and the
+    branches around it are divided; or the branch that begins there is split into two branches with a barrier
+    between their arms, first the arm with line `at` (`what` is "branch" or "branch of the grid"). "guard":
+    the statement at `line` runs only if `what` holds. "mask": the mask of the call at `line` becomes `what`.
+    "buffers": the array `what` gets one buffer more than `at`. "widen": the view `what` begins at byte `at`.
+
+    "atomic": an atomic replaces the access at `line`. `what` is "update", whose read is at line `at`;
+    "store"; "read", of the text `element`; "cas", "min" or "max", which replaces the comparison with
+    `element` at line `at`, and the store at `line` is left out; "ticket": the statement at `line` adds to
+    `element`, and the atomic goes before line `at`; "returned": `line` uses what the atomic for line `at` has
+    returned.
     """
 
     action: str
@@ -129,6 +142,7 @@ class Step:
     line: int
     what: str
     at: int = 0
+    element: str = ""
 
 
 @dataclass(frozen=True)
@@ -173,6 +187,7 @@ class Finding:
     undefined: bool = field(
         default=False, compare=False
     )  # whether the thread continues with an undefined value
+    poison: int = field(default=INTEGER_POISON, compare=False)  # the byte that fills the undefined value
     follows: bool = field(default=False, compare=False)  # whether it is a consequence of another finding
 
     @property
@@ -279,80 +294,6 @@ class Decisions:
     taken: np.ndarray  # 0 or 1
 
 
-@dataclass(frozen=True)
-class Event:
-    """One row of a Recording: a load, store or atomic of one thread, or a barrier of a whole block. For a
-    barrier, thread, array and index are None."""
-
-    action: str  # "load", "store", "atomic", "barrier"
-    block: Index3
-    epoch: int
-    thread: int | None  # linear index within the block
-    site: Site
-    array: str | None = None
-    index: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class RecordedArray:
-    """An array of a Recording: its name, memory space, shape, and the bytes of an element."""
-
-    name: str
-    space: str
-    shape: tuple[int, ...]
-    itemsize: int
-
-
-@dataclass(frozen=True, eq=False)
-class Recording:
-    """The events of a launch in their order: a sequence of Events, stored as parallel arrays of length n.
-
-    action: LOAD, STORE, ATOMIC or BARRIER.
-    block: an index into `blocks`.
-    array: an index into `arrays`, or -1 for a barrier.
-    element: the flat index of the element within the array's shape.
-    address: in bytes.
-    cut: the number of events that came after the recorder was full.
-    """
-
-    threads: Index3  # of a block
-    spec: DeviceSpec  # the launch's
-    blocks: tuple[Index3, ...]
-    arrays: tuple[RecordedArray, ...]
-    action: np.ndarray
-    block: np.ndarray
-    epoch: np.ndarray
-    thread: np.ndarray
-    site: np.ndarray
-    array: np.ndarray
-    element: np.ndarray
-    address: np.ndarray
-    cut: int = 0
-
-    def __len__(self) -> int:
-        return len(self.action)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle. It contains the Sites, because their numbers are valid in one
-        process only."""
-        numbers, site = np.unique(self.site, return_inverse=True)
-        return {**vars(self), "site": site, "sites": [SITES[number] for number in numbers.tolist()]}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state, with the numbers that the Sites have in this process."""
-        numbers = np.array([SITES.add(site) for site in state.pop("sites")], np.int64)
-        vars(self).update(state, site=numbers[state["site"]])
-
-    def __getitem__(self, position: int) -> Event:
-        block, epoch = self.blocks[self.block[position]], int(self.epoch[position])
-        site = SITES[int(self.site[position])]
-        if self.action[position] == BARRIER:
-            return Event("barrier", block, epoch, None, site)
-        home = self.arrays[self.array[position]]
-        index = tuple(map(int, np.unravel_index(self.element[position], home.shape)))
-        return Event(site.kind, block, epoch, int(self.thread[position]), site, home.name, index)
-
-
 Findings = Iterable[Finding] | None  # what a hook may return
 
 
@@ -418,9 +359,10 @@ class Observer:
         """A thread attempts an access outside of the array or with a negative index. The simulator
         performs the latter and drops the former."""
 
-    def unwritten(self, access: Access, address: int) -> Findings:
+    def unwritten(self, access: Access, address: int, use: Access | None = None) -> Findings:
         """The running thread reads an element of a local array, or changes it by an atomic, and has not
-        written it since it declared the array. The element is at `address`."""
+        written it since it declared the array. The element is at `address`. `use` is the first use of the
+        value, if the read alone has no effect."""
 
     def unassigned(self, access: Access, name: str) -> Findings:
         """The running thread reads the variable `name`, to which it has assigned nothing."""
@@ -442,6 +384,10 @@ class Observer:
     def warp_synchronized(self, block: Index3, threads: tuple[int, ...], segment: int) -> Findings:
         """`threads` (linear indices, in one warp) have all arrived at a syncwarp. `segment` is the last
         segment before it."""
+
+    def warp_exchanged(self, block: Index3, threads: tuple[int, ...], segment: int) -> Findings:
+        """`threads` have all arrived at an instruction of their warp that orders no memory, such as a
+        shuffle. `segment` is the last segment before it."""
 
     def fenced(self, at: Moment, reach: str) -> Findings:
         """A thread has passed a fence. `reach` is "block" or "grid"."""

@@ -27,10 +27,12 @@ from sim.isa import mathematics, operations
 from sim.isa.conversions import domain
 from sim.isa.table import INSTRUCTIONS, SUSPENDING, YIELDING
 from sim.memory.accessors import accessors
-from sim.memory.array import MAX_FAST_RANK, Record, array_at, zip_
+from sim.memory.argument import arrays_of, of_parts
+from sim.memory.array import MAX_FAST_RANK, array_at, zip_
 from sim.memory.declared import Declarations
-from sim.memory.spaces import AddressSpace, argument_array, bind_arguments, named_leaves, of_parts
-from sim.reruns import Reruns
+from sim.memory.record import Record
+from sim.memory.spaces import AddressSpace, bind_arguments
+from sim.reruns import ENDLESS, Reruns
 from sim.watched import watched
 
 BUILTINS = vars(builtins) | operations.BUILTINS | {"zip": zip_}
@@ -87,10 +89,11 @@ class Interpreted:
         # 2. a copy of the kernel whose names refer to this launch
         scheduler, declarations = Scheduler(context), Declarations(context, launch.shared)
         binder = make_binder(context, Cuda(scheduler, declarations, launch.grid, launch.block))
-        parameters = [(name, type_of_argument(value)) for name, value in zip(launch.arguments, values)]
+        given = launch.arguments
+        parameters = [(a.name, type_of_argument(a, value)) for a, value in zip(given, values)]
         kernel = binder.bind(launch.function, parameters)
-        if kernel.__code__ is not launch.function.__code__:
-            values = [unwrap_int32(value) for value in values]
+        if kernel.__code__ is launch.function.__code__:  # it has no source
+            values = [keep_int32(argument, value) for argument, value in zip(given, values)]
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
         # where a thread may spin in a loop until another one has done something, each lets others go first
         scheduler.atomics_yield = (binder.any("loops") or schedule.interleaves) and bool(
@@ -143,7 +146,7 @@ def run(grid, context, fiber):
                 grid.run(fiber)
         except Stuck:
             # If the watchdog raised it between two threads, no thread has a finding yet.
-            if all(finding.kind != "no-progress" for finding in context.findings):
+            if all(finding.kind not in ENDLESS for finding in context.findings):
                 grid.scheduler.report_no_progress(context.thread, None)
     context.announce("launch_finished", context)
 
@@ -165,34 +168,30 @@ def resident_blocks(launch, used):
 
 
 def bind_values(context, arguments):
-    """Return the arguments as threads see them: arrays with addresses, and numbers of Numba's types.
-
-    arguments: {name: value}, as the caller of the launch gave them.
-    """
-    found = {name: argument_array(value, name) for name, value in named_leaves(arguments.items())}
-    arrays = {name: array for name, array in found.items() if array is not None}
-    places = bind_arguments(context.space, arrays)  # {name: (Allocation, offset in bytes)}
-    return [bind_value(context, name, value, arrays, places) for name, value in arguments.items()]
+    """Return the arguments as threads see them: arrays with addresses, and numbers of Numba's types."""
+    addresses = bind_arguments(context.space, arrays_of(arguments))  # {name: (Allocation, offset in bytes)}
+    return [bind_value(context, argument, addresses) for argument in arguments]
 
 
-def unwrap_int32(value):
-    """Return an argument with np.int32 replaced by int, also in tuples: rewritten code has the types of its
-    parameters from type inference, so the values need not carry them."""
-    if isinstance(value, tuple):
-        return of_parts(value, map(unwrap_int32, value))
-    return int(value) if type(value) is np.int32 else value
+def keep_int32(argument, value):
+    """Return an argument's value with the type np.int32 that the caller gave it, also in tuples: a kernel
+    that is not rewritten has no inferred types, so the values carry them."""
+    if argument.parts is not None:
+        return of_parts(value, map(keep_int32, argument.parts, value))
+    return argument.value if type(argument.value) is np.int32 else value
 
 
-def bind_value(context, name, value, arrays, places):
-    """Return one argument as threads see it; a tuple part by part, as name[0], name[1] and so on."""
-    if isinstance(value, tuple):
-        parts = enumerate(value)
-        return of_parts(value, (bind_value(context, f"{name}[{i}]", one, arrays, places) for i, one in parts))
-    if name in arrays:
-        array, (allocation, offset) = arrays[name], places[name]
-        view = array_at(context, allocation, offset, array.dtype, array.shape, array.strides, name)
-        return Record(view, ()) if isinstance(value, np.void) else view
-    # clz and popc depend on the width of a narrow integer, so it keeps its type
-    if value is None or isinstance(value, (Enum, np.int8, np.int16, np.int32)):
+def bind_value(context, argument, addresses):
+    """Return one argument as threads see it; a tuple part by part."""
+    value, array = argument.value, argument.array
+    if argument.parts is not None:
+        return of_parts(value, (bind_value(context, part, addresses) for part in argument.parts))
+    if array is not None:
+        allocation, offset = addresses[argument.name]
+        view = array_at(context, allocation, offset, array.dtype, array.shape, array.strides, argument.name)
+        return Record(view, ()) if argument.is_record else view
+    # clz and popc depend on the width of a narrow integer, so it keeps its type. np.int32 becomes int: its
+    # width is part of the type that inference gives to the parameter.
+    if value is None or isinstance(value, (Enum, np.int8, np.int16)):
         return value
     return domain(value)

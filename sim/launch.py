@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
-from sim.context import HOOKS
 from sim.device import DeviceSpec
 from sim.engine.base import Engine, Kernel, Launch
 from sim.engine.collector import pause_collector
@@ -21,11 +20,12 @@ from sim.errors import KernelBug, LaunchError
 from sim.events import Index3, Observer
 from sim.frontend.names import positional, python_function
 from sim.frontend.resolve import source_of
+from sim.hooks import HOOKS
 from sim.interpreted import Interpreted
-from sim.memory.spaces import check_argument, named_leaves
+from sim.memory.argument import check_argument, classify
 from sim.nouns import plural
 from sim.observers import DEFAULT
-from sim.observers.poison import traced
+from sim.observers.poison import link_causes
 from sim.report import Report, merge_findings
 
 
@@ -108,7 +108,7 @@ def simulate(
     if not isinstance(spec, DeviceSpec):
         raise LaunchError(f"spec is {spec!r}; wanted a sim.DeviceSpec")
     one = (1, 1, 1)
-    launch = Launch(function, {}, one, one, 0, check_observers(observers), spec, seed, max_steps)
+    launch = Launch(function, (), one, one, 0, check_observers(observers), spec, seed, max_steps)
     return Simulation(engine, on_finding, launch)
 
 
@@ -163,15 +163,17 @@ class Simulation:
 
 def run_launch(engine: EngineName, on_finding: OnFinding, launch: Launch, *arguments: Any) -> Report:
     """Return the Report of a launch with these arguments. Errors: as for `simulate`."""
-    named = dict(zip(argument_names(launch.function, arguments), arguments))
+    names = argument_names(launch.function, arguments)
+    classified = tuple(map(classify, names, arguments))
     if not isinstance(launch.function, Kernel):
         refuse_return_value(launch.function)
-        for name, value in named_leaves(named.items()):
-            check_argument(value, name)
-    outcome = ENGINES[engine]().run(replace(launch, arguments=named))
+        for argument in classified:
+            check_argument(argument)
+    outcome = ENGINES[engine]().run(replace(launch, arguments=classified))
     # another front end replaces Numba's names in the findings by those of its language
     reword = launch.function.reword if isinstance(launch.function, Kernel) else list
-    fields = {**vars(outcome), "findings": merge_findings(reword(traced(outcome.findings)), outcome.code)}
+    findings = reword(link_causes(outcome.findings))
+    fields = {**vars(outcome), "findings": merge_findings(findings, outcome.code)}
     report = Report(launch.function.__name__, engine, launch.grid, launch.block, launch.seed, **fields)
     if on_finding == "raise" and report.errors:
         raise KernelBug(report)

@@ -213,7 +213,7 @@ class SimulatedSession:
         if report is None:
             return
         # the native engine says in a note that it left a kernel to the interpreter
-        left = any(note.startswith("by fibers") for note in report.notes)
+        left = any(note.startswith("interpreted") for note in report.notes)
         self.tally.engines["fibers" if left else report.engine] += 1
         if self.arguments.cuda_sim_report:
             self.tally.reports.append(report)

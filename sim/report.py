@@ -7,8 +7,9 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from sim.events import Access, Column, Finding, Index3, Recording, index_text
+from sim.events import Access, Column, Finding, Index3, index_text
 from sim.nouns import plural
+from sim.recording import Recording
 from sim.viz import View
 from sim.viz.by_line import Listing, by_line, listing
 from sim.viz.memory_map import memory_map

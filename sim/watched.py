@@ -1,6 +1,6 @@
 """The share of a launch that its observers have seen, and notes for the report about the rest."""
 
-from sim.context import observer_class, overridden_hooks
+from sim.hooks import observer_class, overridden_hooks
 
 # hooks for the beginning and the end of launches, blocks and epochs, which say nothing about single threads
 FRAMES = {"launch_started", "launch_finished", "barrier_opened", "grid_barrier_opened", "block_ended"}

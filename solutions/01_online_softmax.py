@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 01 · Online softmax, by hand
 #
-# **45 minutes** · needs: Python, a little PyTorch, exponentials, a pencil · builds on: nothing, this is the first lesson
+# **60 minutes** · needs: Python, a little PyTorch, exponentials, a pencil · builds on: nothing, this is the first lesson
 #
 # You will be able to
 #
@@ -106,7 +106,7 @@ show_figure(
 # Now **online**: each pair is read once, in order, and is then gone. Keep three numbers:
 #
 # - `m`, the largest score so far;
-# - `l`, the sum of exp(score − m) so far: the weights, before they are divided by their sum;
+# - `l`, the sum of exp(score − m) so far: the sum of the weights, before the division;
 # - `o`, the sum of exp(score − m) · value so far: the output, before it is divided.
 #
 # | just read | m | l | o | o / l |
@@ -191,7 +191,7 @@ print("weighted mean", f"{weights @ torch.tensor(values):.4f}")
 # <details><summary>Hint 1: where to start</summary>
 #
 # The first row of the page is the state before the loop. In Python, −∞ is `-math.inf`, and `math.exp(-math.inf)` is 0.0. So the very
-# first score needs no `if`: it is a new maximum, and shrinking 0 by the factor 0 does no harm.
+# first score needs no `if`, as long as it is finite: it is a new maximum, and shrinking 0 by the factor 0 does no harm.
 # </details>
 #
 # <details><summary>Hint 2: one step</summary>

@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 02 · Flash attention, tile by tile
 #
-# **70 minutes**, and 10 for the part marked *optional* · builds on lesson 01 (the running `m, l, o` and its merge) · needs: matrix products in PyTorch
+# **85 minutes**, and 10 for the part marked *optional* · builds on lesson 01 (the running `m, l, o` and its merge) · needs: matrix products in PyTorch
 #
 # You will be able to
 # 1. say how many bytes the N×N matrix of attention takes, and how many have to be moved because of it;

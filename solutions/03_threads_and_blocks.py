@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 03 · A GPU out of Python threads
 #
-# **75 minutes**, and 15 for the two parts marked *optional* · needs: Python, and NumPy arrays, which behave here as PyTorch tensors do; of lessons 01 and 02 only the idea of a tile
+# **105 minutes**, and 10 for the part marked *optional* · needs: Python, and NumPy arrays, which behave here as PyTorch tensors do; of lessons 01 and 02 only the idea of a tile
 #
 # You will be able to:
 #
@@ -100,7 +100,7 @@ def double(x, out):
 # The kernel asks `cuda` who it is: the index of its block, the size of a block (`blockDim`), its own index within
 # the block. On a GPU the hardware answers. We have no hardware, so we shall answer ourselves.
 #
-# That takes one trick. A Python function looks up the names that are not its own, such as `cuda`, in a dictionary:
+# That takes one trick. A Python function looks up the global names in it, such as `cuda`, in a dictionary:
 # `function.__globals__`. So we make a **copy** of the kernel with a dictionary of our own, in which `cuda` means what we
 # like. The original stays as it was, and the same source can still go to a real GPU.
 #
@@ -295,7 +295,7 @@ print(out)
 # find their values. A loop cannot repair this: each thread has to stop in the middle of the kernel until the others have
 # come as far. So we need things that can stop in the middle, and Python has them: threads.
 #
-# ## 4. Python threads in two small experiments (optional, if you know `threading`)
+# ## 4. Python threads in two small experiments (if you know `threading`, run the cells and read on)
 #
 # `threading.Thread(target=f, args=(...))` prepares a call, `.start()` begins it beside everything else that runs, and `.join()`
 # waits for its end. A `threading.Barrier(3)` holds everybody who calls `.wait()` until the third has come.
@@ -438,7 +438,7 @@ def launch(kernel, grid, block, *args):
 check.ex03_2(launch)
 
 # %% [markdown]
-# That is a small GPU: `dim3`, `indices`, `with_cuda`, `SharedMemory`, `run_block`, `launch`, some forty lines. First the kernel
+# That is a small GPU: `dim3`, `indices`, `with_cuda`, `SharedMemory`, `run_block`, `launch`, under sixty lines. First the kernel
 # that a loop could not run, on two blocks:
 
 # %% tags=["uses-exercise"]
@@ -472,8 +472,8 @@ except IndexError as error:
 #
 # A loop needs seven additions one after another; the threads need three steps. For 1024 numbers it is ten steps.
 #
-# Where must everybody wait? Before the first step, until all numbers are in. And after each step, until all sums of this step are
-# in: thread 0 needs the 17 of thread 1 and must not come too early.
+# Where must everybody wait? Before the first step, until all numbers are in. And after each step but the last, until all sums of this step are
+# in: thread 0 needs the 17 of thread 1 and must not come too early. (A wait after the last step does no harm, and keeps the loop simple.)
 #
 # ### Exercise 3.3 · block_sum · about eight lines
 # Each block of `THREADS` threads sums its part of `x`; block b writes its sum into `out[b]`. If the last block has fewer than

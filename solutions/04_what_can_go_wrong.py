@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 04 · What can go wrong
 #
-# **70 minutes** · builds on lesson 03: threads and blocks, the guard, `syncthreads`, shared memory, `simulate`
+# **95 minutes** · builds on lesson 03: threads and blocks, the guard, `syncthreads`, shared memory, `simulate`
 #
 # You will be able to:
 #
@@ -548,7 +548,7 @@ check.ex04_6(mirror_fixed)
 #
 # In `cuda.shfl_down_sync(0xffffffff, value, 1)` each lane gives its own `value` and gets the one of the lane after it;
 # `cuda.shfl_up_sync` is the same with the lane before. The first argument names the lanes that take part, one bit each: 32 ones, so all of
-# them. All that are named have to come to this call, or nobody gets anything: it is a small barrier.
+# them. Each lane that is named, and has not left the kernel, has to come to this call, or nobody gets anything: all of them wait for each other.
 
 
 # %%
@@ -930,7 +930,7 @@ for broken, fixed in MENDED.items():
 # ## Six without a label
 #
 # Now without `sim` at your side. One of these kernels is sound; each of the others has a bug of one of the nine kinds. (The numbers in front count the
-# lines. `a` to `f` are launched with sizes that do not divide, on several blocks where the kernel speaks of blocks.)
+# lines. `a` to `d` are launched with sizes that do not divide, on several blocks where the kernel speaks of blocks.)
 
 # %%
 import inspect

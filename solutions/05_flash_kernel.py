@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 05 · The flash kernel
 #
-# **60 minutes** to the kernel that works, and 25 for the bug hunt (section 6, *optional*) · builds on lesson 02 (tiles, queries outer) and lesson 03 (threads, shared memory, barriers)
+# **70 minutes** to the kernel that works, and 30 for the bug hunt (section 6, *optional*) · builds on lesson 02 (tiles, queries outer) and lesson 03 (threads, shared memory, barriers)
 #
 # You will be able to
 # 1. find a row or a tile in memory that is one long line of numbers;
@@ -275,8 +275,8 @@ check.ex05_2(visit)
 # </details>
 # <details><summary>Hint 3: after the loop</summary>
 #
-# If this thread has a query, it writes its row of O, divided by `l`, to `o`. A `return` before the loop for threads without a query would be wrong: the others
-# would wait for them at the barrier.
+# If this thread has a query, it writes its row of O, divided by `l`, to `o`. A `return` before the loop for threads without a query would be wrong: each thread
+# also loads its part of every tile, and nobody would load the part of a thread that has returned.
 #
 # </details>
 

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 06 · Warps
 #
-# **60 minutes**, and 5 for the part marked *optional* · builds on lesson 01 (the state `m, l, o` and how two of them merge), lesson 03 (kernels, `simulate`) and lesson 04 (findings, `cuda.grid`)
+# **85 minutes**, and 5 for the part marked *optional* · builds on lesson 01 (the state `m, l, o` and how two of them merge), lesson 03 (kernels, `simulate`) and lesson 04 (findings, `cuda.grid`)
 #
 # You will be able to:
 #
@@ -87,7 +87,7 @@ show_figure(
 # %% [markdown]
 # ## 1. One instruction, 32 lanes
 #
-# A warp has its 32 lanes do the same instruction at the same time. That is what makes a GPU cheap: one part that fetches and
+# A warp has its 32 lanes do the same instruction at the same time. (Since NVIDIA's Volta of 2017, each lane has a program counter of its own, and lanes that have parted may run ahead of each other. The hardware still issues one instruction at a time for a warp.) That is what makes a GPU cheap: one part that fetches and
 # decodes instructions serves 32 that compute. But what if lanes disagree about an `if`? Then the arms run **one after the
 # other**, and the lanes that do not belong to an arm are switched off while it runs. This is called **divergence**.
 #
@@ -188,7 +188,7 @@ for lane in (0, 1):
 #
 # Down means from higher lanes down to lower ones. If there is no such lane, as for lane 31 with `lane + 2`, a lane gets its own value back.
 # `^` is *exclusive or*: it flips bits. 2 is binary 10, so `lane ^ 2` flips the second bit from the right: 5, binary 101, becomes 111, which is
-# 7; and 7 becomes 5. With a power of two, `^` always makes pairs that swap their values.
+# 7; and 7 becomes 5. With any number but 0, `^` makes pairs that swap their values; with a power of two, the two lanes of a pair differ in one bit.
 #
 # The `mask` says who takes part, a bit for each lane. We always want all: 32 ones, `0xffffffff`. Nobody gets an answer before all lanes of the
 # mask that are still running have come to the call; that is the `_sync` in the name.

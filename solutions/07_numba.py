@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 07 · Numba: the same kernel, compiled
 #
-# **70 minutes**, and 10 for an exercise marked *optional* · builds on lesson 03 (kernels, `simulate`), lesson 05 (flash attention) and lesson 06 (warps)
+# **95 minutes**, and 15 for an exercise marked *optional* · builds on lesson 03 (kernels, `simulate`), lesson 05 (flash attention) and lesson 06 (warps)
 #
 # You will be able to:
 #
@@ -110,7 +110,7 @@ print(
 # - of whole numbers, `/` and the functions of `math` make a float64. `math.exp` and its like leave a float32 a float32.
 #
 # PyTorch does it otherwise: there a float32 tensor times 2 or 0.5 stays float32. Why does Numba make a float64 of a float32 and an int32? A float32 has room for
-# 7 digits, an int32 may have 10, and Numba does not want to lose any.
+# 7 digits and an int32 may have 10, so Numba takes the wider type, which loses none. (For an int64 even a float64, with its 16 digits, can be too short.)
 #
 # **On paper.** In `scale`, `x[i]` is a float32. What is `factor * x[i]`, if you launch with the factor 3, with 3.0, and with `float32(3)`? A Python integer
 # arrives as int64, a Python float as float64. Write down three types, then run: `type_of` asks Numba itself.
@@ -175,7 +175,7 @@ check.ex07_1(my_types)
 # ## 3. PTX, read aloud
 #
 # The compiler's result can be read. **PTX** is a language of simple instructions, each with at most a few operands, one line each. For every value it has a
-# **register**, named after its kind: `%f1`, `%f2` hold float32, `%fd1` float64, `%r1` 32-bit integers, `%rd1` 64-bit integers and addresses, `%p1` a yes or no. An
+# **register**, and Numba's compiler names it after its kind: `%f1`, `%f2` hold float32, `%fd1` float64, `%r1` 32-bit integers, `%rd1` 64-bit integers and addresses, `%p1` a yes or no. (Other compilers use other names; what counts is the type in the instruction.) An
 # instruction says what it does, with which type, and where the result goes: `mul.f32 %f3, %f2, %f1` is `f3 = f2 * f1` in float32.
 #
 # **Predict**, for `scale` with a float32 factor: how many multiplications of *float32* will there be? What else has to be computed before `x[i]` can be fetched from memory?
@@ -204,7 +204,8 @@ print(translation.read_aloud())
 print("registers per thread:", translation.registers)
 print("bytes of shared memory a block:", translation.shared_bytes)
 print(
-    "bytes a thread of arrays that found no room in registers:", translation.local_bytes
+    "bytes a thread of local memory, for what is not in registers:",
+    translation.local_bytes,
 )
 
 # %% [markdown]
@@ -523,7 +524,7 @@ for most in (1, 3, 100):
     grid = blocks_for(big.size, 128, most)
     simulate(scale_all)[grid, 128](big, float32(3), result)
     print(
-        f"at most {most:3} blocks: {grid} launched, all 1000 right: "
+        f"limit {most:3}, launched {grid}, all 1000 elements right: "
         f"{np.array_equal(result, 3 * big)}"
     )
 
@@ -634,7 +635,7 @@ for name, microseconds in recorded["stopwatch_us"].items():
     print(f"{name:28} {microseconds:>10}")
 
 # %% [markdown]
-# The third stopwatch is the best. An **event** is a mark in the stream, to which the GPU itself writes the time when it gets there; so neither Python's own work nor its waiting is in the difference.
+# The third stopwatch is the best. An **event** is a mark in the stream, to which the GPU itself writes the time when it gets there; so Python's waiting is not in the difference. Python's own work is in it only where the stream is empty and has to wait for the next launch.
 # The same, live:
 
 
@@ -789,7 +790,7 @@ print(
 #
 # ### Two libraries, two streams
 # The early reader happens with Numba and PyTorch, because **each has its own idea of the stream**. `kernel[grid, block](...)` uses the default stream. PyTorch uses its *current* stream, which is the
-# same default stream, until somebody writes `with torch.cuda.stream(torch.cuda.Stream())`. In there, PyTorch works in one stream and your kernel in another, and nothing in CUDA makes one of these two wait for the other. So there are two
+# same default stream, until somebody writes `with torch.cuda.stream(torch.cuda.Stream())`. In there, PyTorch works in one stream and your kernel in another, and nothing in CUDA makes one of these two wait for the other. (The default stream does wait for ordinary streams, but PyTorch makes its streams *non-blocking*, which excludes them from that rule.) So there are two
 # ways for a reader to be too early:
 #
 # - **the kernel reads** what PyTorch has not written yet. Against this Numba does something, if it is handed a *tensor*: it asks PyTorch for its current stream, and lets its own wait for a mark there, as our `wait_event` does. It does not ask for a
@@ -991,7 +992,7 @@ def three_ways_live():
 
 # %% [markdown]
 # ## In three lines
-# - The types of the arguments decide all types: a bare `0.0`, a whole number, a Python float as an argument make float64, which the PTX shows as `.f64`.
+# - The types of the arguments decide all types: a bare `0.0`, a whole number times a float32 variable's element, a Python float as an argument make float64, which the PTX shows as `.f64`.
 # - A launch is a grid, a block and a stream; it comes back at once, so wait before you look, and take the time with events, after a first launch.
 # - Reference, simulator and GPU agree to the last digits of float32: one source, three ways.
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 08 · Memory
 #
-# **75 minutes**, and 20 for the two parts marked *optional* · builds on lesson 03 (shared memory), lesson 05 (how a block loads a tile), lesson 06 (warps and lanes) and lesson 07 (the same kernel on a GPU)
+# **100 minutes**, and 20 for the two parts marked *optional* · builds on lesson 03 (shared memory), lesson 05 (how a block loads a tile), lesson 06 (warps and lanes) and lesson 07 (the same kernel on a GPU)
 #
 # You will be able to:
 #
@@ -17,7 +17,7 @@
 # - write a kernel that turns a matrix on its side at the lowest possible price;
 # - say how fast a kernel can be at best; and, in an optional part, how many threads fit on a GPU at once.
 #
-# Most kernels do not wait for arithmetic. They wait for memory, and how long depends less on *how much* they read than on *which numbers the lanes
+# Most kernels do not wait for arithmetic. They wait for memory. How long depends on how much they read, and also on *which numbers the lanes
 # of a warp want at the same moment*. For memory hands out nothing smaller than a **sector**, 32 bytes that lie side by side: eight float32 numbers.
 #
 # In the picture eight lanes want one number each, 32 bytes in all. In the first row they are neighbours; in the second each lane wants

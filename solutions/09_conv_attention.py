@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 09 · Convolutional attention
 #
-# **75 minutes**, and 10 for the two parts marked *optional* · builds on lessons 01 and 02 (softmax, attention) · needs: PyTorch, a pencil
+# **90 minutes**, and 10 for the two parts marked *optional* · builds on lessons 01 and 02 (softmax, attention) · needs: PyTorch, a pencil
 #
 # You will be able to
 #
@@ -495,7 +495,7 @@ for w in (1, 0, 2, 100):
 # - **2**: the weights are 4 : 16 : 64 : 16 = 1 : 4 : 16 : 4, the output 128/25 = 5.12.
 # - **100**: the largest score takes all, and its value is 3.
 #
-# One tap `w` divides the *temperature* by w: the softmax of S/τ with τ = 1/w.
+# One tap `w` above 0 divides the *temperature* by w: the softmax of S/τ with τ = 1/w.
 # </details>
 #
 # **One tap of many.** Let the taps be 0 except for one 1, in the place that meets the score itself: last row, column (c_k − 1) // 2. Then `T` is

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 10 · Overlapping tiles
 #
-# **70 minutes** to the loop and its price, and 30 for the bug hunt (*optional*) · builds on lesson 02 (tiles, queries outer, `Traffic`) and lesson 09 (convolutional attention and its two masks); one kernel, as in lesson 04
+# **90 minutes** to the loop and its price, and 40 for the bug hunt (*optional*) · builds on lesson 02 (tiles, queries outer, `Traffic`) and lesson 09 (convolutional attention and its two masks); one kernel, as in lesson 04
 #
 # You will be able to
 #
@@ -224,7 +224,7 @@ for line in times:
 #
 # ### How much of a tile is owned?
 #
-# On a GPU it is the other way round: how much a block can **load** is fixed, as the chip is small. What it owns is what the halo leaves over.
+# On a GPU it is the other way round: how much a block can **load** is limited: the tile has to fit into the shared memory and the registers of a streaming multiprocessor. What it owns is what the halo leaves over.
 #
 # **Predict.** With c_q = 3, c_k = 5 and a 16 × 16 tile, how many of the 256 loaded scores are owned? `___` And with 15 × 15 taps? `___`
 
@@ -254,7 +254,7 @@ for first, count in [(-2, 4), (3, 4), (7, 2)]:
     )
 
 # %% [markdown]
-# In plain Python `numbers[-2:2]` would be empty, and `numbers[-2]` is the last row but one. In a kernel, `q[-2]` is whatever lies before `q` in memory. All of them are wrong.
+# In plain Python `numbers[-2:2]` would be empty, and `numbers[-2]` is the last row but one. In a Numba kernel, `q[-2]` counts from the end too; in CUDA C++ it is whatever lies before `q` in memory. All of them are wrong.
 #
 # We load rows of `Q` and `K`, not scores. A row of zeros in `Q` makes a row of zeros in `QKᵀ`. So the zeros outside the sequence come by themselves. The zeros **above the diagonal** do not: these scores exist, and are
 # not 0. They have to be masked. And the mask must ask which query and which key the loaded row and column *are*:
@@ -582,7 +582,7 @@ for n, c_q, c_k, size in [
 # A tile that loads 32 columns, with 7 columns of taps, owns 32 − 6 = 26. Up to 26 tokens there is one tile of keys. Its halo holds nothing but keys that do not exist. From 27 tokens on the halo holds key 26, which the next tile counts
 # again. And it is counted with a wrong score: at the edge of the tile the neighbours are missing.
 #
-# There is CUDA code beside this algorithm, with 32 columns in a tile. On an H200, with 7 × 7 taps in bfloat16, it is right to three digits up to 26 tokens, and off by more than the size of the numbers themselves for every length from 27 on that was
+# There is CUDA code beside this algorithm, with 32 columns in a tile. On an H200, with 7 × 7 taps in bfloat16, it is right within bfloat16's rounding (two to three digits) up to 26 tokens, and off by more than the size of the numbers themselves for every length from 27 on that was
 # tried. (The reason is another one there: it reads shared memory that nobody has written. The border is the same.) Its own tests stop at 16 tokens.
 # </details>
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 11 · The convolutional kernel
 #
-# **75 minutes** to a kernel that works, and 60 for two parts marked *optional*, for another day · builds on lesson 05 (a flash kernel), lesson 06 (shuffles), lesson 08 (sectors and banks) and lesson 10 (tiles with a halo)
+# **105 minutes** to a kernel that works, and 60 for two parts marked *optional*, for another day · builds on lesson 05 (a flash kernel), lesson 06 (shuffles), lesson 08 (sectors and banks) and lesson 10 (tiles with a halo)
 #
 # You will be able to
 #
@@ -549,7 +549,7 @@ def try_middle(middle, tokens, taps=(3, 3), seeds=10):
             right += bool((out - wanted).abs().max() <= 1e-5)
             kinds |= {finding.kind for finding in report.findings}
         print(
-            f"{n:2} tokens: right {right:2} of {seeds} times; "
+            f"N = {n:2}: right {right:2} of {seeds} times; "
             f"sim finds {', '.join(sorted(kinds)) or 'nothing'}"
         )
     return report
@@ -716,9 +716,7 @@ source = inspect.getsource(conv_forward_kernel).splitlines()
 begin = next(
     number for number, line in enumerate(source) if "# 3. T and then P" in line
 )
-end = next(
-    number for number, line in enumerate(source) if "P may take the place of S0" in line
-)
+end = next(number for number, line in enumerate(source) if "P may overwrite S0" in line)
 print(inspect.cleandoc("\n".join(source[begin : end + 1])))
 
 # %% [markdown]

@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 12 · Gradients of convolutional attention, by hand
 #
-# **70 minutes**, and 20 for the bug hunt (*optional*) · builds on lesson 09 (mask with 0, convolve, mask with −∞, softmax), lesson 01 (the softmax) and, for the bug hunt, lesson
+# **95 minutes**, and 20 for the bug hunt (*optional*) · builds on lesson 09 (mask with 0, convolve, mask with −∞, softmax), lesson 01 (the softmax) and, for the bug hunt, lesson
 # 10 (tiles and halos) · needs: what a derivative is, and that `loss.backward()` exists
 #
 # You will be able to
@@ -669,7 +669,7 @@ check.ex12_4(conv_attention_backward)
 # ## 7. Validate
 #
 # Three witnesses: autograd, which takes the package's forward pass apart step by step; finite differences, which only run it; and the package's own
-# backward pass by hand. The first two share that forward pass, which lesson 09 has compared with loops; the third shares nothing with them. Odd and even taps, oblong ones, more taps than tokens, a
+# backward pass by hand. The first two share that forward pass, which lesson 09 has compared with loops; the third shares with them only what the forward pass stores, O and L. Odd and even taps, oblong ones, more taps than tokens, a
 # single token.
 
 # %%

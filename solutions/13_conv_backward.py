@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 13 · The backward kernels
 #
-# **75 minutes** to both kernels, checked and put to use, and 45 for the three parts marked *optional* · builds on lesson 12 (the gradients by hand), lesson 10 (tiles and halos) and lesson 04 (races, `cuda.atomic.add`)
+# **110 minutes** to both kernels, checked and put to use, and 60 for the three parts marked *optional* · builds on lesson 12 (the gradients by hand), lesson 10 (tiles and halos) and lesson 04 (races, `cuda.atomic.add`)
 #
 # You will be able to
 # 1. say why the backward pass is two kernels, and what each of their tiles has to load and may count;
@@ -1106,7 +1106,7 @@ end = next(number for number, line in enumerate(source) if "store_rows(d_q" in l
 print("\n".join(source[begin : end + 1]))
 
 # %% [markdown]
-# - `products` gives each thread a patch of 4 × 4 scores, and brings rows of q and k through shared memory a few columns at a time, instead of reading each number from global memory again and again.
+# - `recompute_tile` computes S0, P and dT of the tile again. It calls `products`, which gives each thread a patch of 4 × 4 scores, and brings rows of q and k through shared memory a few columns at a time, instead of reading each number from global memory again and again.
 # - Convolutions run in **strips**: a thread has 8 neighbouring entries of a row, and a number that it has loaded is used for several of them.
 # - dT is written over dP, and dS over S0 (in the other kernel P over S0 and dS over dT). So there are only two tiles in shared memory, and they can be 64 × 64. For 7 × 7 taps such a tile owns 52 × 52.
 # - D is computed outside, `(d_o * o).sum(-1)`.
@@ -1220,7 +1220,7 @@ for shape in [*((1, 8, n, 64) for n in lengths), (4, 16, 2048, 64)]:
 
 # %% [markdown]
 # With 512 tokens both passes take half of plain PyTorch's time. At 4096 tokens the kernels' backward pass takes a ninth of plain PyTorch's time, and
-# the memory at the peak is an eightieth. By the count the backward pass is 3.9 times the forward pass's work; at 4096 tokens it takes 5.7 times as long (9.3 against 1.6 ms). Part of it
+# the memory at the peak is an eightieth. By the count the backward pass is 3.9 times the forward pass's work; at 4096 tokens it takes 5.7 times as long (9.31 against 1.63 ms). Part of it
 # is the halo, which the count leaves out and which is on both sides here: a tile of 64 × 64 owns 52 × 52. The last line has the most scores of all, and yet its backward pass is only 2.3 times as fast as plain PyTorch's. Why, a table of times does not say.
 #
 # The memory, as a picture:

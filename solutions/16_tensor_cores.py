@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 16 · Tensor cores: the lanes of a warp multiply matrices together
 #
-# **about 80 minutes** (an estimate of a reader who solved it from its text) · builds on lesson 03 (the tiled matmul), lesson 06 (lanes) and lesson 08 (banks, padding)
+# **115 minutes** · builds on lesson 03 (the tiled matmul), lesson 06 (lanes) and lesson 08 (banks, padding)
 #
 # You will be able to
 #
@@ -292,7 +292,7 @@ for name, matrix in [
 #
 # Now for the price of 16 bits. Rounding to bfloat16 takes the nearest of the numbers with 8 significant bits. The next one above 1 is 1 + 2⁻⁷, so the result is off by at most 2⁻⁸, relative to the number. Call that u = 2⁻⁸, about 0.4 %.
 #
-# On paper, for one product: x becomes x (1 + δ), y becomes y (1 + ε), with |δ|, |ε| ≤ u. The product is then off by x y (δ + ε + δε), at most (2u + u²) |x| |y|. The tensor core multiplies the rounded numbers exactly, and sums in float32, whose rounding is 65,536 times finer.
+# On paper, for one product: x becomes x (1 + δ), y becomes y (1 + ε), with |δ|, |ε| ≤ u. The product is then off by x y (δ + ε + δε), at most (2u + u²) |x| |y|. The tensor core multiplies the rounded numbers exactly, and adds in about the precision of float32, whose rounding is 65,536 times finer. (Its sums are not rounded like float32 additions one by one: the hardware adds several products at once and may cut off the last bits.)
 #
 # **Predict.** 3.01 · 4.99 − 3.02 · 4.98 = −0.0197. What comes out if the four numbers are rounded to bfloat16 first: a result off by 1 % or less, or something quite different? `___`
 
@@ -303,7 +303,7 @@ print("rounded:", *rounded_x, "and", *rounded_y)
 print(f"the sum: {rounded_x @ rounded_y:.4f} instead of {x @ y:.4f}")
 
 # %% [markdown]
-# The error is 0.11, five times the result. Each product is about 15, and may be off by (2u + u²) · 15 = 0.12; that the products nearly cancel does not help.
+# The error is 0.11, nearly six times the result. Each product is about 15, and may be off by (2u + u²) · 15 = 0.12; that the products nearly cancel does not help.
 #
 # ### Exercise 16.3 · bound · one or two lines
 #

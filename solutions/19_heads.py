@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 19 · Heads: the whole multi-token layer
 #
-# **about 60 minutes**, and 20 for the part marked *optional* (estimates: nobody has been timed) · builds on lesson 10 (halos), lesson 12 (gradients by hand) and lesson 14 (the cache)
+# **95 minutes**, and 25 for the part marked *optional* · builds on lesson 10 (halos), lesson 12 (gradients by hand) and lesson 14 (the cache)
 #
 # You will be able to
 #

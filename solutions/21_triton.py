@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 21 · Triton: a kernel as a program over blocks
 #
-# **about 85 minutes** (an estimate: nobody has been timed) · builds on lesson 05 (the flash kernel), lesson 06 (shuffles) and lesson 10 (halos)
+# **130 minutes** · builds on lesson 05 (the flash kernel), lesson 06 (shuffles) and lesson 10 (halos)
 #
 # You will be able to
 #
@@ -237,7 +237,7 @@ def read_aloud(kernel, num_warps, **constants):
 read_aloud(small.twice, 1, BLOCK=64)
 
 # %% [markdown]
-# A thread has **two** numbers, 128 bytes apart: 32 numbers. The mask is two **predicates**, `p1` and `p2`: `@%p1 ld` is "load, if p1". That is the `if i < n:` of CUDA, once for each number. And `blockIdx` and `threadIdx` are back. (What a mask keeps out of a load is undefined in Triton. This PTX has 0 there, `mov.u32 %r1, 0x0`; `interpreted` has NaN, so that no kernel counts on it.)
+# A thread has **two** numbers, 128 bytes apart: 32 numbers. The mask is two **predicates**, `p1` and `p2`: `@%p1 ld` is "load, if p1". That is the `if i < n:` of CUDA, once for each number. And `blockIdx` and `threadIdx` are back. (What a mask keeps out of a load is undefined in Triton, unless `other=` gives it a value. This PTX has 0 there, `mov.u32 %r1, 0x0`; `interpreted` has NaN, so that no kernel counts on it.)
 #
 # Who has which number is the compiler's choice. A softmax shows more of it: `small.softmax_row_kernel` is yours with one row per program. Three launches, and for each number of the row, the threads that load it, as the simulator saw them. (The PTX was compiled without a word about where arrays begin. On a GPU Triton looks: for arrays that begin at a multiple of 16 bytes it may give each thread four neighbours, loaded at one time.)
 
@@ -324,7 +324,7 @@ show_table(
 )
 
 # %% [markdown]
-# With one warp two times 5 shuffles, and nothing else. With 4 warps two shuffles more for each sum: 4 numbers are halved twice. 16 bytes are 4 numbers of 4 bytes. There are three barriers, not four or two. The sum uses the same 16 bytes as the maximum, so nobody may write its part before all have read the maximum: write, **barrier**, read, **barrier**, write, **barrier**, read. You know these from lesson 04, as bugs. Here the compiler has put them.
+# With one warp two times 5 shuffles, and nothing else. With 4 warps two shuffles more for each sum: 4 numbers are halved twice. 16 bytes are 4 numbers of 4 bytes. There are three barriers, not four or two. One of the two reductions is the maximum, the other the sum. The sum uses the same 16 bytes as the maximum, so nobody may write its part before all have read the maximum: write, **barrier**, read, **barrier**, write, **barrier**, read. You know these from lesson 04, as bugs. Here the compiler has put them.
 #
 # ## 3. Flash attention
 #
@@ -552,9 +552,9 @@ except TypeError as error:
     print(error)
 
 # %% [markdown]
-# (Triton itself says `unsupported tensor index`.) A tile is spread over threads as the compiler likes. It has no index, and there is no shared memory to put it in. Three ways are left:
+# (Triton itself says `unsupported tensor index`.) A tile is spread over threads as the compiler likes. It has no index, and there is no shared memory to put it in. Three ways are in use:
 #
-# 1. **Move the tile**: `tl.gather` gives a tile whose number (i, j) is another number of the same tile. One move for each tap: the package's way.
+# 1. **Move the tile**: `tl.gather` gives a tile whose entry (i, j) is another entry of the same tile, from the same row or the same column. One move for each tap: the package's way.
 # 2. **Through global memory**: store it, wait (`tl.debug_barrier()`), load it at shifted places. This is E, mended.
 # 3. **Make it a product.** A product with a matrix is what Triton does best.
 #

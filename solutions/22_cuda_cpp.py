@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 22 · CUDA C++: your kernels in C++, and their races found without a GPU
 #
-# **about 65 minutes**, and 25 for the two parts marked *optional* (a first reader needed 75 to 90 for all of it) · builds on lesson 05 (the flash kernel), lesson 06 (shuffles), lesson 07 (PTX) and lesson 11 (the convolutional kernel)
+# **80 minutes**, and 30 for the two parts marked *optional* · builds on lesson 05 (the flash kernel), lesson 06 (shuffles), lesson 07 (PTX) and lesson 11 (the convolutional kernel)
 #
 # You will be able to
 #
@@ -18,7 +18,7 @@
 # 3. read the PTX of Numba, CUDA C++ and Triton side by side, and say what each compiler has added;
 # 4. mend four small kernels with mistakes of the kinds that published CUDA had.
 #
-# **Where this leads.** Nearly all published kernels are CUDA C++. The package has its kernels in three languages, with the same algorithm, names and grids. One layer of 8 heads of 64, 7 × 7 taps, causal, float32, on one GPU:
+# **Where this leads.** Most published kernels are CUDA C++. The package has its kernels in three languages, with the same algorithm, names and grids. One layer of 8 heads of 64, 7 × 7 taps, causal, float32, on one GPU:
 
 # %%
 import json
@@ -561,7 +561,7 @@ show_table(
 )
 
 # %% [markdown]
-# "As it is", the two loads stand in a loop, so a thread makes 8. Written out it still makes 8: `p` might point to `m`, and then each store would change `m[0]`. With `__restrict__` one load of `m[0]` is enough. **It is your word**: pass the same array twice, and the result is wrong without any error. `--use_fast_math` leaves of each `expf` a product and one `ex2.approx`, for a slightly larger error.
+# "As it is", the two loads stand in a loop, so a thread makes 8. Written out it still makes 8: `p` might point to `m`, and then each store would change `m[0]`. With `__restrict__` one load of `m[0]` is enough. **It is your word**: pass the same array twice, and the result is wrong without any error. `--use_fast_math` leaves of each `expf` a product and one `ex2.approx`. The error is slightly larger here, and it grows with the size of the argument, because the product is rounded.
 #
 # ## 6. The hunt
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 23 · Many GPUs: a sequence that no single one holds
 #
-# **65 minutes** · builds on lesson 01 (the merge), lesson 09 (the two masks) and lesson 10 (halos)
+# **70 minutes** · builds on lesson 01 (the merge), lesson 09 (the two masks) and lesson 10 (halos)
 #
 # You will be able to
 #
@@ -596,7 +596,7 @@ print(
 # %% [markdown]
 # ## In three lines
 # - A rank owns its rows and borrows a halo: c_q − 1 queries above, P_k and P_r keys beside every visitor; `V` is never borrowed.
-# - Keys and values travel, queries stay; each visit gives `(O, L)`, and the merge is lesson 01's, in any order.
+# - Keys and values travel, queries stay; each visit gives `(O, L)`, and the merge is lesson 01's. Any order of merging is right; the last bits may differ.
 # - Under a causal mask a rank takes an early stretch and a late one; bytes grow with N, work with N², so long sequences hide the wire.
 #
 # **You can now** cut a sequence over as many machines as you have, and find a fault at their borders.

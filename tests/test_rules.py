@@ -86,7 +86,7 @@ def test_links_of_a_text_lead_somewhere(text):
 
 nightly = pytest.mark.nightly
 LAYERS = "inside sim, a launch stands on the engine, the engine on memory, memory on the vocabulary"
-TOOLS = "observers and viz know only events, device and errors, and not each other"
+TOOLS = "observers and viz know only events, recordings, device and errors, and not each other"
 RING = "no modules import each other in a ring"
 KINDS = "inside kernels, the kinds of attention stand on shared code, and do not import each other"
 PACKAGES = "course stands on kernels and sim, which know nothing of each other"

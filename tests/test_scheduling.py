@@ -1,4 +1,4 @@
-"""How tests are shared among processes: each runs once and the run ends, wherever a process crashes."""
+"""The distribution of tests over processes: each runs once, and the run ends, wherever a process crashes."""
 
 from argparse import ArgumentTypeError
 from itertools import chain

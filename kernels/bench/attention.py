@@ -41,12 +41,12 @@ def main():
 
 
 def operations(batch, heads, n, d):
-    """Multiplications and additions of causal attention."""
+    """Return the multiplications and additions of causal attention."""
     return batch * heads * 4 * d * n * (n + 1) / 2
 
 
 def milliseconds(function, *arguments):
-    """The median time of 20 calls on the GPU, after three to warm up."""
+    """Return the median time of 20 calls on the GPU, after three calls to warm up."""
     times = []
     for _ in range(23):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -59,7 +59,7 @@ def milliseconds(function, *arguments):
 
 
 def host_microseconds(function, shape, calls=200):
-    """What one call costs the host, output and checks included, when nobody waits for the GPU."""
+    """Return the host's time of one call, with output and checks, without waiting for the GPU."""
     q = torch.randn(shape, device="cuda")
     function(q, q, q)
     torch.cuda.synchronize()

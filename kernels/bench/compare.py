@@ -1,12 +1,12 @@
-"""python -m kernels.bench.compare: every kernel by every engine there is, beside a float64 reference and the
-stage before it, one table.
+"""python -m kernels.bench.compare: compare every kernel, by every engine, with float64 and with the previous
+stage.
 
     python -m kernels.bench.compare [NAME ...] [--engines fibers ...] [--json] [--record] [--ncu]
 
 Without names all of `kernels.cases.table`. Exit status 1 if a row fails. With a CUDA GPU the kernels run
 there too. --ncu compares the simulator's counters with the GPU's own (needs `ncu` on the PATH); --record
 writes all of it, with date, GPU and versions, to kernels/data/; --json prints it. --launch NAME ... only
-launches kernels on the GPU, once each, for a profiler or a checker to watch.
+launches kernels on the GPU, once each, for a profiler or a checker.
 """
 
 import argparse
@@ -38,8 +38,10 @@ SHARING = 8  # processes on one GPU
 
 @dataclass(frozen=True)
 class Row:
-    """One comparison: the outputs of `got` with those of `wanted`. ulp: the worst distance in units of the
-    last place of the number wanted."""
+    """A comparison of the outputs of engine `got` with those of `wanted`.
+
+    ulp: the largest distance, in units of the last place of the wanted value.
+    """
 
     case: str
     size: str
@@ -50,8 +52,8 @@ class Row:
     ulp: float
     tolerance: float
     findings: int
-    error: str = ""  # why there are no numbers
-    refused: bool = False  # it is an engine that says which kernels it cannot run
+    error: str = ""  # the reason for missing values
+    refused: bool = False  # the engine declined to run the kernel
 
     @property
     def verdict(self):
@@ -65,7 +67,7 @@ class Row:
 
 
 def engines():
-    """The simulator's engines, "fibers" first."""
+    """Return the simulator's engines, "fibers" first."""
     from sim.launch import ENGINES
 
     return tuple(ENGINES)
@@ -75,8 +77,10 @@ def engines():
 
 
 def results(case, size, chosen):
-    """For the engines `chosen` and the rest: ({who: the outputs of a case, on the CPU, or the exception in
-    their place}, {who: the number of findings})."""
+    """Return ({engine: outputs on the CPU, or an exception}, {engine: number of findings}) of a case.
+
+    chosen: the engines to run.
+    """
     given = case.tensors(size)
     outputs = {
         REFERENCE: case.reference(
@@ -94,8 +98,8 @@ def results(case, size, chosen):
 
 
 def attempted(run, *arguments):
-    """run(*arguments), or what broke it and no findings: an engine that breaks fails its rows, not the
-    table."""
+    """Return run(*arguments), or the exception and no findings: an engine that fails affects only its
+    rows."""
     try:
         return run(*arguments)
     except Exception as error:
@@ -103,20 +107,20 @@ def attempted(run, *arguments):
 
 
 def by_gpu(case, given):
-    """(outputs on the CPU, no findings) of a case on the GPU."""
+    """Return (outputs on the CPU, no findings) of a case on the GPU."""
     return tuple(output.cpu() for output in case.call(*given, run=on_gpu)), 0
 
 
 def refused(broken):
-    """Whether the native engine alone is missing, since it does not compile such a kernel: {who:
-    exception}."""
+    """Return whether the only failure is that the native engine declined to compile the kernel; broken:
+    {engine: exception}."""
     from sim.errors import LaunchError
 
     return set(broken) == {"native"} and isinstance(broken["native"], LaunchError)
 
 
 def by_simulator(case, given, engine):
-    """(outputs, number of findings) of a case on one of the simulator's engines."""
+    """Return (outputs, number of findings) of a case on one of the simulator's engines."""
     reports = []
 
     def run(*launched):
@@ -126,7 +130,7 @@ def by_simulator(case, given, engine):
 
 
 def pairs(outputs):
-    """Who is compared with whom: all but threads with the reference, fibers with the stage before, all
+    """Return the pairs to compare: all but threads with the reference, fibers with the previous stage, all
     engines and the GPU with fibers, the GPU with native."""
     for who in outputs:
         if who not in (REFERENCE, "threads"):
@@ -141,7 +145,7 @@ def pairs(outputs):
 
 
 def compared(case, size, chosen=None):
-    """The rows of one case and size, by the `chosen` engines, which are all unless given."""
+    """Return the rows of one case and size, by the `chosen` engines (all unless given)."""
     outputs, findings = results(case, size, chosen or engines())
     for got, wanted in pairs(outputs):
         exact = {got, wanted} == {"fibers", "threads"}  # the same Python arithmetic
@@ -166,8 +170,11 @@ def compared(case, size, chosen=None):
 
 
 def all_rows(work, chosen):
-    """The rows of all (name, size) of `work`, in its order. Cases run side by side, one per core, the last
-    and largest ones first; SHARING of them on a GPU, where each takes some hundred MiB."""
+    """Return the rows of all (name, size) of `work`, in its order.
+
+    Cases run in parallel, one per core, the last and largest first. On a GPU, where each takes some hundred
+    MiB, SHARING of them run at a time.
+    """
     bar = partial(tqdm, desc="compare", total=len(work), disable=None)
     if len(work) == 1:
         return rows_of(*work[0], chosen)
@@ -184,10 +191,10 @@ def rows_of(name, size, chosen):
 
 
 def distances(got, wanted):
-    """(largest error, mean error, largest distance in ulp) of tuples of tensors; NaN if one is NaN.
+    """Return (largest error, mean error, largest distance in ulp) of tuples of tensors; NaN if one is NaN.
 
-    Only as many outputs as both have: a stage before may lack the last. An ulp is the space between
-    neighbouring numbers of got's type at the number wanted, so that of a number near 0 is tiny.
+    Only the outputs that both have are compared, since a previous stage may lack the last. An ulp is the
+    distance between neighbouring values of got's type at the wanted value, so it is tiny near 0.
     """
     errors, ulps = [], []
     for one, other in zip(got, wanted):
@@ -208,7 +215,7 @@ def distances(got, wanted):
 
 
 def machine():
-    """Date, GPU and versions: what a recorded figure has to carry."""
+    """Return the date, the GPU and the versions, which every recorded figure has to state."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "date": str(date.today()),
@@ -228,7 +235,7 @@ def version_of(name):
 
 
 def record(rows, counted):
-    """All that was found, as plain data."""
+    """Return all results as plain data."""
     return machine() | {
         "tolerances": {
             name: {"at most": tolerance, "because": why} for name, (tolerance, why) in TOLERANCES.items()
@@ -239,14 +246,14 @@ def record(rows, counted):
 
 
 def as_data(row):
-    """A row with its verdict; where there is no number, None, which JSON knows."""
+    """Return a row with its verdict; None replaces infinite values and NaN, which JSON lacks."""
     return {name: None if value != value else value for name, value in asdict(row).items()} | {
         "verdict": row.verdict
     }
 
 
 def missing(ncu, chosen):
-    """What was not compared, in sentences."""
+    """Return sentences that say what was not compared."""
     if left_out := [engine for engine in engines() if engine not in chosen]:
         yield f"Not compared: {' and '.join(left_out)}."
     if not torch.cuda.is_available():
@@ -287,7 +294,7 @@ def counter_table(counted):
 
 
 def launch_only(names):
-    """Each kernel once on the GPU, at its counted size if it has one."""
+    """Launch each kernel once on the GPU, at its counted size if it has one."""
     for name in names:
         case = CASES[name]
         case.call(*case.tensors(case.counted or case.sizes[0], device="cuda"), run=on_gpu)

@@ -1,15 +1,14 @@
-"""How fast convolutional attention is on this GPU beside PyTorch, and how much memory it takes: python -m
-kernels.bench
+"""Time convolutional attention on this GPU next to PyTorch, and measure its memory: python -m kernels.bench
 
-Like is compared with like, in float32 and then, on tensor cores, in bfloat16: the kernels, PyTorch eager
-(`kernels.reference`), the same through torch.compile, and `scaled_dot_product_attention`, which convolves
-nothing, with the name of the implementation that it chose. In decoding "split keys" convolves nothing
-either: the decoding kernels with a single tap of 1, for which they divide the keys among blocks as always.
+The contestants, in float32 and then, on tensor cores, in bfloat16: the kernels, PyTorch eager
+(`kernels.reference`), the same through torch.compile, and `scaled_dot_product_attention` (SDPA), which has no
+convolution, with the name of the implementation that it chose. In decoding, "split keys" has no convolution
+either: it is the decoding kernels with a single tap of 1, which divide the keys among blocks as usual.
 
-Every contestant's values are held to float64 before it is timed (one head, all batches), and a wrong one gets
-no time. Times are medians of CUDA events around calls with a cold cache; those of decoding are of replayed
-CUDA graphs, since a token takes a GPU less time than launching takes Python. Memory is the peak above the
-inputs.
+Each contestant's values are compared with float64 before it is timed (one head, all batches), and one with
+wrong values gets no time. Times are medians of CUDA events around calls with a cold cache. Those of decoding
+are of replayed CUDA graphs, because a token takes less time on the GPU than a launch takes in Python. Memory
+is the peak above the inputs.
 """
 
 import argparse
@@ -28,14 +27,14 @@ from kernels.bench import languages
 from kernels.bench.text import text
 from kernels.bench.timing import (
     DEVICE,
-    backward_milliseconds,
     bandwidth,
     least_us,
     machine,
     milliseconds,
-    peak,
     quiet,
     replay,
+    require_gpu,
+    time_passes,
 )
 from kernels.cases.conv import Shape
 from kernels.reference import attention
@@ -50,8 +49,8 @@ HALVES = [((1, 8, 4096, 64), TAPS), ((4, 16, 2048, 64), TAPS), ((4, 16, 4096, 64
 FLASH = [(4, 16, 4096, 64)]  # without taps, in bfloat16
 CACHES = [(batch, 8, n, 64) for batch in (1, 4, 16) for n in (512, 2048, 8192, 16384, 65536)]
 HALF_CACHES = [(1, 8, 4096, 64), (8, 16, 16384, 64)]
-# the largest error of O and of a gradient, relative to the largest number of each; a mask, a tap or a key
-# that is missing gives tenths
+# the largest error allowed for O and for a gradient, relative to their largest elements; a missing mask, tap
+# or key gives errors of more than 0.1
 ALLOWED = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (3e-2, 6e-2)}
 
 
@@ -60,8 +59,7 @@ def main():
     parser.add_argument("--json", type=Path, help="write the table to this file too")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="these tables, not all")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.exit(2, "python -m kernels.bench times kernels on a CUDA GPU, and torch finds none here\n")
+    require_gpu(parser, "kernels.bench")
     quiet()
     table = {**machine(), "taps": TAPS, "bandwidth": bandwidth()}
     for section in arguments.only:
@@ -76,8 +74,8 @@ def main():
 
 
 def errors(got, right):
-    """The largest error of each tensor, relative to the largest number of the right one; infinite where a
-    number is not finite."""
+    """Return the largest error of each tensor, relative to the largest correct element; infinite if one is
+    not finite."""
     return [
         error if (error := ((a - b).abs().max() / b.abs().max()).item()) < float("inf") else float("inf")
         for a, b in zip(got, right, strict=True)
@@ -85,8 +83,12 @@ def errors(got, right):
 
 
 def timed_if_right(row, results, right, times):
-    """row with its errors and what `times()` returns; or with why it is refused, if results() is too far from
-    `right`, float64 of one head: O, and gradients if there are any."""
+    """Return `row` with its errors and the times of `times()`, or with the reason for refusing the
+    contestant.
+
+    results: returns the contestant's tensors.
+    right: the correct ones in float64, of one head: O, and gradients if there are any.
+    """
     found = errors([x[:, :1].double() for x in results()], right)
     allowed = ALLOWED[row["dtype"]]
     row = row | {"dtype": str(row["dtype"]).removeprefix("torch."), "errors": found}
@@ -99,12 +101,12 @@ def timed_if_right(row, results, right, times):
 
 
 def one_head(*tensors):
-    """The first head of tensors (B, H, ...), float64, as leaves."""
+    """Return the first head of tensors (B, H, ...), float64, as leaves of autograd."""
     return [x.detach()[:, :1].double().requires_grad_() for x in tensors]
 
 
 def right_results(attend, leaves, d_o):
-    """O and the gradients of one head, float64."""
+    """Return O and the gradients of one head, float64."""
     o = attend(*leaves)
     return [o.detach(), *torch.autograd.grad(o, leaves, d_o[:, :1].double())]
 
@@ -113,7 +115,7 @@ def right_results(attend, leaves, d_o):
 
 
 def contestants():
-    """{name: function(q, k, v, w) -> O}, all causal."""
+    """Return {name: function(q, k, v, w) -> O}, all causal."""
     return {
         "kernels": conv_attention,
         "eager": eager,
@@ -123,7 +125,7 @@ def contestants():
 
 
 def measured(shape, taps=TAPS, dtype=torch.float32):
-    """One row for each contestant: milliseconds forward and backward, MiB at the peak of both."""
+    """Yield one row for each contestant: milliseconds forward and backward, MiB at the peak of both."""
     q, k, v = (x.requires_grad_() for x in torch.randn(3, *shape, device=DEVICE, dtype=dtype))
     w = (torch.randn(shape[1], *taps, device=DEVICE, dtype=dtype) / 7).requires_grad_()
     d_o = torch.randn(shape, device=DEVICE, dtype=dtype)
@@ -144,36 +146,25 @@ def measured(shape, taps=TAPS, dtype=torch.float32):
             },
             lambda attend=attend, leaves=leaves: both_passes(attend, (q, k, v, w), leaves, d_o),
             right,
-            lambda attend=attend, leaves=leaves: times_of(attend, (q, k, v, w), leaves, d_o),
+            lambda attend=attend, leaves=leaves: time_passes(attend, (q, k, v, w), leaves, d_o),
         )
 
 
 def both_passes(attend, given, leaves, d_o):
-    """O and the gradients of the leaves, (B, H, ...); that of w (1, H, c_q, c_k)."""
+    """Return O and the gradients of the leaves, (B, H, ...); that of w (1, H, c_q, c_k)."""
     o = attend(*given)
     gradients = torch.autograd.grad(o, leaves, d_o)
     return [o.detach(), *(x if x.ndim == 4 else x[None] for x in gradients)]
 
 
-def times_of(attend, given, leaves, d_o):
-    """{"forward_ms", "backward_ms", "peak_mib"} of a contestant."""
-    with torch.no_grad():
-        forward = milliseconds(lambda: attend(*given))
-    return {
-        "forward_ms": forward,
-        "backward_ms": backward_milliseconds(attend(*given), leaves, d_o),
-        "peak_mib": peak(lambda: torch.autograd.grad(attend(*given), leaves, d_o)),
-    }
-
-
 def sdpa_backend(q, k, v, causal=True):
-    """The implementation that `scaled_dot_product_attention` chooses: "flash", "cudnn", …"""
+    """Return the implementation that `scaled_dot_product_attention` chooses: "flash", "cudnn", …"""
     choice = torch._fused_sdp_choice(q, k, v, is_causal=causal)
     return SDPBackend(choice).name.lower().removesuffix("_attention")
 
 
 def measured_flash(shape, dtype=torch.bfloat16):
-    """Milliseconds of attention without taps, forward: these kernels and SDPA."""
+    """Yield the milliseconds of attention without taps, forward: these kernels and SDPA."""
     q, k, v = torch.randn(3, *shape, device=DEVICE, dtype=dtype)
     with torch.no_grad():
         right = [attention(*one_head(q, k, v), causal=True)]
@@ -196,7 +187,7 @@ def measured_flash(shape, dtype=torch.bfloat16):
 
 
 def decoders(one_tap):
-    """{name: function(q_window, k, v, w) -> O of the last token}; one_tap: (H, 1, 1) of ones."""
+    """Return {name: function(q_window, k, v, w) -> O of the last token}; one_tap: (H, 1, 1) of ones."""
     return {
         "kernels": conv_attention_decode,
         "eager": eager_decode,
@@ -207,7 +198,7 @@ def decoders(one_tap):
 
 
 def measured_decoding(shape, dtype=torch.float32):
-    """One row for each contestant: microseconds for one token with a cache of (B, H, N, d)."""
+    """Yield one row for each contestant: microseconds for one token with a cache of (B, H, N, d)."""
     k, v = torch.randn(2, *shape, device=DEVICE, dtype=dtype)
     q_window, w = torch.randn_like(k[:, :, -TAPS[0] :]), torch.randn(shape[1], *TAPS, device=DEVICE) / 7
     w, one_tap = w.to(dtype), torch.ones(shape[1], 1, 1, device=DEVICE, dtype=dtype)
@@ -236,8 +227,8 @@ def measured_decoding(shape, dtype=torch.float32):
 
 
 def measured_languages(shape):
-    """One row for each language in which the kernels are written: milliseconds of flash attention, of
-    convolutional attention forward and backward; microseconds of one token with this cache, as a graph."""
+    """Yield one row for each language: milliseconds of flash attention, and of convolutional attention
+    forward and backward; microseconds of one token, as a graph."""
     q, k, v, w, d_o, window = languages.inputs(Shape(*shape, *TAPS, True), device=DEVICE)
     for name in languages.HOMES:
         functions = languages.language(name)

@@ -1,5 +1,5 @@
-"""How often memory is asked, and for how much: what the simulator counts of a launch beside what the GPU's
-own counters say (`ncu`)."""
+"""Memory requests, and the sectors or wavefronts that they take: the simulator's counters next to the
+GPU's (`ncu`)."""
 
 import csv
 import io
@@ -10,8 +10,8 @@ from typing import NamedTuple
 from kernels.cases.table import CASES
 from kernels.common.launch import simulated
 
-# What is compared, and the counters of the GPU that count it together: some know no `ldmatrix`, which has its
-# own. A request is an instruction of a warp, a turn a "wavefront" of shared memory.
+# counter -> the GPU's counters, whose sum it is compared with: `ldmatrix` has counters of its own. A request
+# is an instruction of a warp, a turn a wavefront of shared memory.
 METRICS = {
     "global load requests": ("l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",),
     "global load sectors": ("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",),
@@ -34,7 +34,7 @@ METRICS = {
     "shared store conflicts": ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",),
     "shared store bytes": ("smsp__sass_data_bytes_mem_shared_op_st.sum",),
 }
-# Where a GPU (compiled for sm_90) counts something else: the number, and why.
+# Known differences of a GPU (compiled for sm_90): its value, and the reason.
 EXPLAINED = {
     ("matmul_tiled", "shared load requests"): (
         10240,
@@ -73,8 +73,8 @@ EXPLAINED = {
 
 
 class Count(NamedTuple):
-    """One counter of one kernel: what the simulator predicts, what the GPU measured, and why the two differ
-    if they do."""
+    """One counter of one kernel: the simulator's prediction, the GPU's value, and the reason if they
+    differ."""
 
     case: str
     counter: str
@@ -92,7 +92,7 @@ def counted():
 
 
 def predicted(case):
-    """{counter: number} of a case's launch, by the simulator."""
+    """Return {counter: value} of a case's launch, by the simulator."""
     from sim.events import LOAD, STORE
     from sim.observers import Banks, Coalescing, Traffic
 
@@ -121,15 +121,17 @@ def predicted(case):
 
 
 def of_kind(sites, kind, width):
-    """The counts of a tool's sites, summed over the loads or over the stores."""
+    """Return the counts of an observer's sites, summed over the loads or over the stores."""
     return [sum(counts[i] for site, counts in sites.items() if site & 3 == kind) for i in range(width)]
 
 
 def measured():
-    """{case: {counter: number}} by the GPU's counters, one launch each under `ncu`. Raises RuntimeError with
-    what ncu said if it fails."""
+    """Return {case: {counter: value}} by the GPU's counters, one launch each under `ncu`.
+
+    Raise RuntimeError with ncu's message if it fails.
+    """
     names = [case.name for case in counted()]
-    # Numba's names of kernels begin with their module
+    # in Numba, the name of a kernel begins with its module
     command = [
         "ncu",
         "--csv",
@@ -160,7 +162,7 @@ def measured():
 
 
 def launches_of(output):
-    """[{counter: number}] for each launch that ncu's --csv output tells of, in order."""
+    """Return [{counter: value}] for each launch in ncu's --csv output, in order."""
     launches = {}
     for row in csv.DictReader(io.StringIO(output[output.find('"ID"') :])):
         launches.setdefault(int(row["ID"]), {})[row["Metric Name"]] = int(
@@ -173,15 +175,15 @@ def launches_of(output):
 
 
 def counts(progress):
-    """Every counter of every counted case, predicted and measured: a list of Count."""
+    """Return every counter of every counted case, predicted and measured, as a list of Count."""
     hardware, rows = measured(), []
     for case in progress(counted()):
         for counter, number in predicted(case).items():
-            rows.append(beside(case.name, counter, number, hardware[case.name][counter]))
+            rows.append(compared_count(case.name, counter, number, hardware[case.name][counter]))
     return rows
 
 
-def beside(case, counter, predicted, measured):
-    """A Count, with the explanation if the GPU counted exactly what it explains."""
+def compared_count(case, counter, predicted, measured):
+    """Return a Count, with an explanation if the GPU's value is exactly the explained one."""
     number, why = EXPLAINED.get((case, counter), (None, ""))
     return Count(case, counter, predicted, measured, why if predicted != measured == number else "")

@@ -1,12 +1,12 @@
-"""Convolutional attention over several GPUs: equality with one, times over the length of the sequence, the
-share of communication. Writes JSON.
+"""Convolutional attention over several GPUs: equality with one GPU, times by sequence length, and exposed
+communication. Writes JSON.
 
-    python -m kernels.bench.distributed [--ranks 2] [--lengths 32768 65536 131072] [--json
-    kernels/data/sharded.json]
+    python -m kernels.bench.distributed [--ranks 2] [--lengths 32768 65536 131072]
+        [--json kernels/data/sharded.json]
 
 One process per GPU, NCCL; "one GPU" is the same call in a group of one. Communication alone is the same
-exchanges with no kernel launched; computation alone is the same kernels with nothing sent, each rank using
-memory of the right shape for what would have come.
+exchanges without a kernel. Computation alone is the same kernels without an exchange: each rank uses
+uninitialised memory in place of the received tensors.
 """
 
 import argparse
@@ -38,14 +38,14 @@ EQUAL = [
 
 
 class Silent(Ring):
-    """A ring in which nothing travels; what would have come is whatever lies in memory of that shape."""
+    """A ring that sends nothing; received tensors are uninitialised memory of the right shape."""
 
     def start(self, messages):
         return lambda: None
 
 
 def equality(device, group):
-    """{layout: worst relative error against one GPU} of O, dQ, dK, dV and dW over EQUAL."""
+    """Return {layout: largest relative error against one GPU} of O, dQ, dK, dV and dW over EQUAL."""
     worst = {}
     for shape in EQUAL:
         q, k, v, w, d_o = inputs(shape, device=device)
@@ -66,7 +66,7 @@ def equality(device, group):
 
 
 def milliseconds(call, repeats):
-    """The median time of a call on this rank's GPU, all ranks beginning together."""
+    """Return the median time of a call on this rank's GPU, with all ranks starting together."""
     times = []
     for _ in range(repeats):
         torch.cuda.synchronize()
@@ -83,8 +83,10 @@ def milliseconds(call, repeats):
 
 
 def times(n, heads, d, layout, group, repeats, kind=Ring):
-    """(forward, backward) in milliseconds of one call, of the slowest rank; kind: Ring, or Silent for
-    computation alone."""
+    """Return (forward, backward) of one call in milliseconds, of the slowest rank.
+
+    kind: Ring, or Silent for computation alone.
+    """
     sharded.Ring = kind
     ranks = distributed.get_world_size(group)
     torch.manual_seed(0)
@@ -99,7 +101,7 @@ def times(n, heads, d, layout, group, repeats, kind=Ring):
 
 
 def exchanges(n, heads, d, group, repeats):
-    """Milliseconds to hand K and V round the ring, and to gather them all at once."""
+    """Return the milliseconds to send K and V around the ring, and to gather them all at once."""
     ring, ranks = Ring(group, torch.empty(0, device="cuda")), distributed.get_world_size(group)
     block = torch.randn(1, heads, 2 * n // ranks, d, device="cuda")
 
@@ -136,7 +138,7 @@ def rank_main(rank, ranks, store, lengths, heads, d, path):
     }
     if rank == 0:
         print(json.dumps(record["equality"]), flush=True)
-    times(4096, heads, d, "zigzag", None, 2)  # compiles, connects
+    times(4096, heads, d, "zigzag", None, 2)  # compile the kernels and connect the ranks before timing
     for n in lengths:
         repeats = 3 if n <= 65536 else 1
         row = {"N": n}

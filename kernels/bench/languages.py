@@ -1,8 +1,7 @@
-"""The same kernels in three languages, held to the reference and to each other: python -m
-kernels.bench.languages
+"""Compare the same kernels in three languages with the reference: python -m kernels.bench.languages
 
-On a GPU: the largest errors of each language on the shapes of `kernels.cases.conv`, float32. `python -m
-kernels.bench --only languages` has their times.
+On a GPU it prints the largest errors of each language on the shapes of `kernels.cases.conv`, float32. `python
+-m kernels.bench --only languages` has their times.
 """
 
 import argparse
@@ -14,8 +13,10 @@ from types import SimpleNamespace
 
 import torch
 
+from kernels.bench.timing import require_gpu
 from kernels.cases import conv as conv_cases
 from kernels.cases.conv import SHAPES
+from kernels.cases.tolerances import relative_errors, within_tolerance
 from kernels.reference import attention, conv_attention_decode, scores
 
 # language -> the module of each of its host functions
@@ -42,21 +43,25 @@ RESULTS = (*conv_cases.RESULTS, "flash O", "flash L", "decode O")
 
 @functools.cache
 def language(name):
-    """Its host functions, as attributes; imported when first asked for."""
+    """Return a language's host functions as attributes; the modules are imported on first use."""
     return SimpleNamespace(
         **{function: getattr(import_module(home), function) for function, home in HOMES[name].items()}
     )
 
 
 def inputs(shape, seed=0, device="cpu"):
-    """`kernels.cases.conv.inputs`, and the queries of the last min(c_q, N) tokens."""
+    """Return the inputs of `kernels.cases.conv`, and the queries of the last min(c_q, N) tokens."""
     q, k, v, w, d_o = conv_cases.inputs(shape, seed, device)
     return q, k, v, w, d_o, q[:, :, -min(shape.c_q, shape.n) :]
 
 
 def results(functions, q, k, v, w, d_o, window, causal, only=RESULTS, flash=None, **options):
-    """{name: result} of a language's functions; options: those of the convolutional passes alike; flash: more
-    of flash attention's. only: what is wanted."""
+    """Return {name: result} of a language's functions.
+
+    only: the wanted results.
+    flash: more options of flash attention.
+    options: options of both convolutional passes.
+    """
     run = {"run": options["run"]} if "run" in options else {}
     flash = run | (flash or {})
     got = {}
@@ -74,7 +79,7 @@ def results(functions, q, k, v, w, d_o, window, causal, only=RESULTS, flash=None
 
 
 def reference(q, k, v, w, d_o, window, causal):
-    """{name: what is right}, in float64."""
+    """Return {name: correct result} in float64."""
     q, k, v, w, d_o, window = (x.double() for x in (q, k, v, w, d_o, window))
     right = dict(zip(conv_cases.RESULTS, conv_cases.reference(q, k, v, w, d_o, causal)))
     log_sum = torch.logsumexp(scores(q, k, causal), -1)
@@ -85,24 +90,8 @@ def reference(q, k, v, w, d_o, window, causal):
     }
 
 
-def relative_errors(got, wanted):
-    """{name: largest error relative to the largest number wanted, which counts as 0.1 at least}."""
-    return {
-        name: ((g - wanted[name]).abs().max() / wanted[name].abs().max().clamp_min(0.1)).item()
-        for name, g in got.items()
-    }
-
-
-def right(errors):
-    """Whether all are within the tolerances of `kernels.cases.conv`; NaN never is."""
-    return all(
-        error <= (conv_cases.BACKWARD if name.startswith("d") else conv_cases.FORWARD)
-        for name, error in errors.items()
-    )
-
-
 def errors_of(name, shape, seed=0, device="cpu", **options):
-    """The relative errors of a language on this shape."""
+    """Return the relative errors of a language on this shape."""
     tensors = inputs(shape, seed, device)
     got = results(language(name), *tensors, shape.causal, **options)
     return relative_errors(got, reference(*tensors, shape.causal))
@@ -117,13 +106,10 @@ def main():
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="how many of the shapes")
     parser.add_argument("names", nargs="*", default=list(HOMES), help="languages; all by default")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.exit(
-            2, "python -m kernels.bench.languages runs kernels on a CUDA GPU, and torch finds none here\n"
-        )
+    require_gpu(parser, "kernels.bench.languages")
     every = SHAPES[:: -(-len(SHAPES) // arguments.shapes)]
     table = {"errors": {name: worst(name, every) for name in arguments.names}}
-    wrong = [name for name, errors in table["errors"].items() if not right(errors)]
+    wrong = [name for name, errors in table["errors"].items() if not within_tolerance(errors)]
     print(f"largest relative errors against float64 on {len(every)} shapes")
     for name, errors in table["errors"].items():
         print(f"{name:>9}  " + "  ".join(f"{what} {error:.1e}" for what, error in errors.items()), flush=True)
@@ -134,7 +120,7 @@ def main():
 
 
 def worst(name, shapes):
-    """{result: the largest error of a language on these shapes}, NaN if one is."""
+    """Return {result: the largest error of a language on these shapes}, NaN if one is NaN."""
     errors = [errors_of(name, shape, device="cuda") for shape in shapes]
     return {what: max((e[what] for e in errors), key=lambda e: (e != e, e)) for what in RESULTS}
 

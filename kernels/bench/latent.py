@@ -1,13 +1,14 @@
-"""How fast latent attention is on this GPU beside PyTorch, and how much memory it takes: python -m
-kernels.bench.latent [--json FILE], and --plot draws kernels/data/latent.png from kernels/data/latent.json.
+"""Time latent attention on this GPU next to PyTorch, and measure its memory: python -m kernels.bench.latent
+[--json FILE]. --plot draws kernels/data/latent.png from kernels/data/latent.json.
 
-Everything is causal, with a reciprocal term of 64 keys: the kernels, PyTorch with all matrices in memory
-(`kernels.reference`), the same through torch.compile, PyTorch tile by tile
-(`kernels.reference.latent_tiled`), and `scaled_dot_product_attention` on keys and values expanded for every
-head, without a reciprocal term; the expansion is timed with it, but in decoding, where a cache holds the
-expanded heads. All in float32, the kernels, PyTorch and SDPA in bfloat16 too. Errors against float64 come
-first. Times are medians of CUDA events, those of decoding of replayed CUDA graphs; memory is the peak above
-the inputs."""
+All contestants are causal, with a reciprocal term of 64 keys: the kernels, PyTorch with all matrices in
+memory (`kernels.reference`), the same through torch.compile, PyTorch tile by tile
+(`kernels.reference.latent_tiled`), and `scaled_dot_product_attention` (SDPA), without a reciprocal term, on
+keys and values expanded for every head. The expansion is part of SDPA's time, except in decoding, where a
+cache holds the expanded heads. All run in float32; the kernels, PyTorch and SDPA also in bfloat16. Errors
+against float64 come first. Times are medians of CUDA events, those of decoding of replayed CUDA graphs;
+memory is the peak above the inputs.
+"""
 
 import argparse
 import json
@@ -18,7 +19,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import latent_attention, latent_attention_decode
-from kernels.bench.timing import backward_milliseconds, machine, milliseconds, peak, replay
+from kernels.bench.timing import machine, milliseconds, replay, require_gpu, time_passes
 from kernels.cases.latent import Shape, inputs
 from kernels.common.data import DATA
 from kernels.reference.latent import latent_attention as eager
@@ -28,7 +29,7 @@ from kernels.reference.tiled import Traffic
 
 ALPHA, WINDOW, HEADS, WIDTH, TILE = 0.5, 64, 12, 64, 128
 LENGTHS, CACHES = (512, 1024, 2048, 4096), (512, 2048, 8192, 32768, 65536)
-LOOKS = {  # Okabe and Ito's colours; a marker each, for print
+STYLES = {  # Okabe and Ito's colours, and different markers for print
     "kernels": ("#D55E00", "o", "these kernels"),
     "eager": ("#0072B2", "s", "PyTorch, all matrices"),
     "compile": ("#009E73", "^", "torch.compile"),
@@ -45,10 +46,7 @@ def main():
     arguments = parser.parse_args()
     if arguments.plot:
         return plot(json.loads((DATA / "latent.json").read_text(encoding="utf-8")))
-    if not torch.cuda.is_available():
-        parser.exit(
-            2, "python -m kernels.bench.latent times kernels on a CUDA GPU, and torch finds none here\n"
-        )
+    require_gpu(parser, "kernels.bench.latent")
     sizes = {"heads": HEADS, "d": WIDTH, "latent": WIDTH, "window": WINDOW, "tile of tiled": TILE}
     table, end = {**machine(), **sizes}, time.monotonic() + arguments.seconds
     for kind, row in rows(end):
@@ -60,19 +58,19 @@ def main():
 
 
 def rows(end):
-    """(kind, row) of everything, until the clock says `end`; bfloat16 apart."""
+    """Yield (kind, row) of every benchmark until the deadline `end`; bfloat16 has its own kinds."""
     for dtype, suffix in [(torch.float32, ""), (torch.bfloat16, " bfloat16")]:
         for batch, n in [*((1, n) for n in CACHES), (8, 8192)]:
             yield from (("decoding" + suffix, row) for row in measured_decoding(batch, n, dtype))
         for batch, n in [*((1, n) for n in LENGTHS), (8, 2048)]:
-            for name in LOOKS:
+            for name in STYLES:
                 left_out = name in ("tiled", "compile") and (batch > 1 or dtype != torch.float32)
                 if time.monotonic() < end and not left_out:
                     yield "training" + suffix, measured(name, batch, n, dtype)
 
 
 def contestant(name, v_like):
-    """The function (q, k_latent, v_latent, w_q, w_v) -> O of that name."""
+    """Return the function (q, k_latent, v_latent, w_q, w_v) -> O of this name."""
 
     def tile_by_tile(q, k_latent, v_latent, *shared):
         return tiled(q[0], k_latent[0], v_latent[0], *shared, ALPHA, WINDOW, TILE, TILE, Traffic())[0][None]
@@ -91,7 +89,8 @@ def contestant(name, v_like):
 
 
 def measured(name, batch, n, dtype):
-    """One row: the error, milliseconds forward and backward, MiB at the peak of forward and of both."""
+    """Return one row: the error, milliseconds forward and backward, MiB at the peak of forward and of
+    both."""
     shape = Shape(batch, HEADS, 0, n, n, WIDTH, WIDTH, ALPHA, WINDOW)
     *tensors, d_o = (x.to(dtype) for x in inputs(shape, device="cuda"))
     leaves = [x.requires_grad_() for x in tensors]
@@ -100,16 +99,12 @@ def measured(name, batch, n, dtype):
     attend, repeats = contestant(name, tensors[2]), 3 if name == "tiled" else 10
     with torch.no_grad():
         error = error_of(attend, tensors) if name != "sdpa" and batch == 1 else None
-        forward = milliseconds(lambda: attend(*leaves), repeats)
-        forward_memory = peak(lambda: attend(*leaves))
-    row = {"batch": batch, "n": n, "name": name, "error": error, "forward_ms": forward}
-    memory = peak(lambda: torch.autograd.grad(attend(*leaves), leaves, d_o))
-    backward = backward_milliseconds(attend(*leaves), leaves, d_o, repeats)
-    return row | {"backward_ms": backward, "forward_mib": forward_memory, "peak_mib": memory}
+    row = {"batch": batch, "n": n, "name": name, "error": error}
+    return row | time_passes(attend, leaves, leaves, d_o, repeats)
 
 
 def error_of(attend, tensors):
-    """The largest error of the last 256 rows against float64."""
+    """Return the largest error of the last 256 rows against float64."""
     q, *shared = (x.double() for x in tensors)
     rest = max(q.shape[2] - 256, 0)
     before = q[:, :, :rest] if rest else None
@@ -118,7 +113,7 @@ def error_of(attend, tensors):
 
 
 def measured_decoding(batch, n, dtype):
-    """One row for each contestant: the error, microseconds for one token, bytes of its cache."""
+    """Yield one row for each contestant: the error, microseconds for one token, bytes of its cache."""
     shape = Shape(batch, HEADS, 0, WINDOW, n, WIDTH, WIDTH, ALPHA, WINDOW)
     q, k, v, w_q, w_v, _ = (x.to(dtype) for x in inputs(shape, device="cuda"))
     torch._dynamo.reset()
@@ -144,7 +139,7 @@ def measured_decoding(batch, n, dtype):
 
 
 def plot(table):
-    """kernels/data/latent.png."""
+    """Draw kernels/data/latent.png."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -163,7 +158,7 @@ def plot(table):
         fontsize=10,
     )
     for panel, (key, label) in zip(axes, panels.items()):
-        for name, (colour, marker, words) in LOOKS.items():
+        for name, (colour, marker, words) in STYLES.items():
             kind = "decoding" if key == "us" else "training"
             chosen = [row for row in table[kind] if row["name"] == name and row["batch"] == 1]
             points = [(row["n"], row[key]) for row in chosen if row[key] is not None]

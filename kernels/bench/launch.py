@@ -1,5 +1,5 @@
-"""python -m kernels.bench.launch: time what a launch costs the host on this GPU, and what a captured CUDA
-graph saves."""
+"""python -m kernels.bench.launch: measure the host's time of a launch on this GPU, and the time that a
+CUDA graph saves."""
 
 import statistics
 import time
@@ -63,7 +63,7 @@ def plain(kernel, grid, block, *tensors):
 
 
 def chain(q):
-    """Attention ten times over, each on the output of the last."""
+    """Return attention applied ten times, each time to the last output."""
     for _ in range(10):
         q = flash_attention(q, q, q)
     return q
@@ -77,7 +77,7 @@ def captured(q):
 
 
 def host(function):
-    """Median time of a call while nobody waits for the GPU, µs."""
+    """Return the median time of a call without waiting for the GPU, µs."""
     function()
     times = []
     for _ in range(5):
@@ -90,7 +90,7 @@ def host(function):
 
 
 def whole(function):
-    """Median time from the call until the GPU is done, µs."""
+    """Return the median time from the call until the GPU is done, µs."""
     times = []
     for _ in range(50):
         torch.cuda.synchronize()

@@ -1,10 +1,11 @@
-"""How fast the multi-token layer is on this GPU beside PyTorch, how much memory it takes, and how right it
-is: python -m kernels.bench.multi_token
+"""Time the multi-token layer on this GPU next to PyTorch, and measure its memory and errors: python -m
+kernels.bench.multi_token
 
-Everything is float32, causal, with 6 × 11 taps before and after the softmax and full maps over 16 heads:
-the kernels, PyTorch eager (`kernels.reference`) and the same through torch.compile. One token of a cache:
-the kernels as a replayed CUDA graph, `conv_attention_decode` as a floor, and the whole matrix made again,
-which is what the published code does. Errors: the largest over all shapes of `kernels.cases.multi_token`.
+All contestants are float32 and causal, with 6 × 11 taps before and after the softmax and full maps over 16
+heads: the kernels, PyTorch eager (`kernels.reference`) and the same through torch.compile. For one token of a
+cache: the kernels as a replayed CUDA graph, `conv_attention_decode` as a lower bound, and the whole matrix
+computed again, as in the published code. Errors are the largest over all shapes of
+`kernels.cases.multi_token`.
 """
 
 import argparse
@@ -14,23 +15,20 @@ from pathlib import Path
 import torch
 
 from kernels import conv_attention_decode, multi_token_attention, multi_token_attention_decode
-from kernels.bench.timing import backward_milliseconds, machine, milliseconds, peak, replay
+from kernels.bench.timing import machine, milliseconds, replay, require_gpu, time_passes
 from kernels.cases.multi_token import SHAPES, errors_of
 from kernels.reference import multi_token_attention as eager
 
 HEADS, WIDTH, TAPS = 16, 64, (6, 11)
 LENGTHS, CACHES = (256, 1024, 2048, 4096), (4096, 16384)
-COMPILED = 2048  # the shortest for torch.compile, which takes a quarter of a minute for each
+COMPILED = 2048  # the shortest length for torch.compile, which takes 15 s for each length
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json", type=Path, help="write the table to this file too")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.exit(
-            2, "python -m kernels.bench.multi_token times kernels on a CUDA GPU; torch finds none here\n"
-        )
+    require_gpu(parser, "kernels.bench.multi_token")
     table = {**machine(), "heads": HEADS, "d": WIDTH, "taps": TAPS, "training": [], "decoding": []}
     for part, rows in {"errors": errors(), "decoding": decoding(), "training": training()}.items():
         for row in rows:
@@ -41,21 +39,22 @@ def main():
 
 
 def parts():
-    """taps, head_map, after_taps, after_head_map on the GPU."""
+    """Return taps, head_map, after_taps and after_head_map on the GPU."""
     taps, after_taps = torch.randn(2, HEADS, *TAPS, device="cuda") / 8
     head_map, after_head_map = torch.randn(2, HEADS, HEADS, device="cuda") / 4
     return taps, head_map, after_taps, after_head_map
 
 
 def errors():
-    """One row: the largest relative error of each result over all shapes."""
+    """Yield one row: the largest relative error of each result over all shapes."""
     found = [errors_of(shape, device="cuda") for shape in SHAPES]
     names = dict.fromkeys(name for row in found for name in row)
     yield {"shapes": len(found), **{name: max(row.get(name, 0.0) for row in found) for name in names}}
 
 
 def training():
-    """One row for each length and contestant: milliseconds and peak MiB, forward, and backward after it."""
+    """Yield one row for each length and contestant: milliseconds and peak MiB, forward, and backward after
+    it."""
     for n in LENGTHS:
         q, k, v, d_o = torch.randn(4, 1, HEADS, n, WIDTH, device="cuda")
         leaves = [leaf.requires_grad_() for leaf in (q, k, v, *parts())]
@@ -64,25 +63,13 @@ def training():
         if n >= COMPILED:
             contestants["compile"] = torch.compile(eager, dynamic=False)
         for name, attend in contestants.items():
-            yield {"n": n, "name": name, **measured(attend, leaves, d_o)}
-
-
-def measured(attend, leaves, d_o):
-    with torch.no_grad():
-        forward_ms = milliseconds(lambda: attend(*leaves))
-        forward_mib = peak(lambda: attend(*leaves))
-    return {
-        "forward_ms": forward_ms,
-        "forward_mib": forward_mib,
-        "backward_ms": backward_milliseconds(attend(*leaves), leaves, d_o),
-        "both_mib": peak(lambda: torch.autograd.grad(attend(*leaves), leaves, d_o)),
-    }
+            yield {"n": n, "name": name, **time_passes(attend, leaves, leaves, d_o)}
 
 
 @torch.no_grad()
 def decoding():
-    """One row for each cache and contestant: microseconds for one token; None where memory does not
-    suffice."""
+    """Yield one row for each cache and contestant: microseconds for one token; None if memory is too
+    small."""
     for n in CACHES:
         for name, call in decoders(n).items():
             try:
@@ -92,7 +79,7 @@ def decoding():
 
 
 def decoders(n):
-    """{name: function that makes the row of the last of n tokens}."""
+    """Return {name: function that computes the row of the last of n tokens}."""
     q, k, v = torch.randn(3, 1, HEADS, n, WIDTH, device="cuda")
     layer, last = parts(), q[:, :, 1 - 2 * TAPS[0] :].contiguous()
     few = last[:, :, -TAPS[0] :].contiguous()

@@ -1,7 +1,7 @@
-"""The figures of the README from the recorded tables: python -m kernels.bench.plots draws kernels/data/*.png
-from kernels/data/bench.json and multi_token_training.json.
+"""Draw the figures of the README from the recorded tables: python -m kernels.bench.plots draws
+kernels/data/*.png from kernels/data/bench.json and multi_token_training.json.
 
-Like is compared with like: every line is float32, on one GPU, in one run.
+Every line of a figure is float32, on one GPU, in one run.
 """
 
 import json
@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 from kernels.bench.timing import least_us
 from kernels.common.data import DATA
 
-LOOKS = {  # Okabe and Ito's colours, which the colour-blind can tell apart; a marker each, for print
+STYLES = {  # Okabe and Ito's colours, distinct for colour-blind readers, and different markers for print
     "kernels": ("#D55E00", "o", "these kernels"),
     "eager": ("#0072B2", "s", "PyTorch eager"),
     "compile": ("#009E73", "^", "torch.compile"),
@@ -40,7 +40,7 @@ def main():
 
 
 def figure_with(panels, title, table):
-    """(figure, its panels side by side), with where and when the numbers were measured."""
+    """Return (figure, its panels from left to right), with the place and date of the measurement."""
     figure, axes = plt.subplots(1, panels, figsize=(4.6 * panels + 1, 4), layout="constrained", squeeze=False)
     figure.suptitle(
         f"{title}\n{table['gpu']}, {table['date']}, torch {table['torch']}, float32, taps"
@@ -51,13 +51,13 @@ def figure_with(panels, title, table):
 
 
 def series(rows, name, key, heads):
-    """(N, value) of a contestant over the shapes whose batch times heads is `heads`."""
+    """Return (N, value) of a contestant over the shapes whose batch times heads is `heads`."""
     chosen = [row for row in rows if row["name"] == name and row["shape"][0] * row["shape"][1] == heads]
     return [row["shape"][2] for row in chosen], [row[key] for row in chosen]
 
 
 def line(axes, name, x, y):
-    colour, marker, label = LOOKS[name]
+    colour, marker, label = STYLES[name]
     axes.plot(x, y, color=colour, marker=marker, label=label)
 
 
@@ -70,7 +70,7 @@ def over_n(axes, label, x):
 
 
 def speedup(table):
-    """How many times faster than eager, forward and backward, over N."""
+    """Plot the speed-up over eager, forward and backward, by N."""
     figure, panels = figure_with(2, "Times faster than PyTorch eager · causal, B·H = 8, d = 64", table)
     for axes, key in zip(panels, ("forward_ms", "backward_ms")):
         n, eager = series(table["training"], "eager", key, 8)
@@ -89,7 +89,7 @@ def speedup(table):
 
 
 def training(table):
-    """Milliseconds forward and backward, and memory, over N."""
+    """Plot milliseconds forward and backward, and memory, by N."""
     figure, panels = figure_with(3, "Forward, backward, memory · causal, B·H = 8, d = 64", table)
     for axes, (key, label) in zip(
         panels,
@@ -105,7 +105,7 @@ def training(table):
 
 
 def decoding(table):
-    """Microseconds a token over the cache's length, beside the time to read it once."""
+    """Plot microseconds per token by the cache's length, next to the time to read the cache once."""
     figure, panels = figure_with(3, "Decoding one token · d = 64, CUDA graphs", table)
     for axes, heads in zip(panels, (8, 32, 128)):
         for name in dict.fromkeys(row["name"] for row in table["decoding"]):
@@ -125,14 +125,14 @@ def decoding(table):
 
 
 def multi_token_training(book):
-    """The share of wrong answers of every run and the mean of each variant of the layer."""
+    """Plot the fraction of wrong answers of every run, and the mean of each variant of the layer."""
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     variants = list(dict.fromkeys(run["variant"] for run in reversed(book["runs"])))
     for place, variant in enumerate(variants):
         wrong = [100 * run["share_wrong"] for run in book["runs"] if run["variant"] == variant]
-        axes.plot([place] * len(wrong), wrong, "o", color=LOOKS["eager"][0], label="a seed")
+        axes.plot([place] * len(wrong), wrong, "o", color=STYLES["eager"][0], label="a seed")
         mean = sum(wrong) / len(wrong)
-        axes.plot([place - 0.2, place + 0.2], [mean] * 2, color=LOOKS["kernels"][0], label="mean")
+        axes.plot([place - 0.2, place + 0.2], [mean] * 2, color=STYLES["kernels"][0], label="mean")
         axes.annotate(f"{mean:.1f}", (place + 0.22, mean), va="center", fontsize=8)
     axes.set_xticks(range(len(variants)), variants)
     axes.set_ylabel("wrong answers, %")

@@ -40,7 +40,7 @@ def decode(q, k, v, w, run):
 
 
 def launches(call, shape, taps):
-    """What a call launches: (kernel, grid, block, arguments), each launched once."""
+    """Return the distinct launches of a call: (kernel, grid, block, arguments)."""
     q, k, v = torch.randn(3, *shape, device="cuda", dtype=torch.bfloat16)
     w = torch.randn(shape[1], *taps, device="cuda") / 7
     seen = []
@@ -54,7 +54,7 @@ def launches(call, shape, taps):
 
 
 def facts(kernel, grid, block, arguments):
-    """(registers, bytes of local and of shared memory, blocks a multiprocessor, milliseconds)."""
+    """Return (registers, bytes of local and of shared memory, blocks per multiprocessor, milliseconds)."""
     compiled = list(kernel.overloads.values())[-1]
     function = compiled.library.get_cufunc()
     blocks = get_context().get_active_blocks_per_multiprocessor(function, block, 0)

@@ -1,10 +1,10 @@
-"""The tables of kernels.bench as people read them."""
+"""The tables of kernels.bench as text."""
 
 LANGUAGES = "flash ms", "forward ms", "backward ms", "token µs"
 
 
 def text(table):
-    """Every section that the table has, below where and when it was measured."""
+    """Return every section of the table as text, after the place and date of the measurement."""
     sections = [
         ("training", "float32", sequences),
         ("halves", "bfloat16", sequences),
@@ -29,7 +29,7 @@ def shape_of(row):
 
 
 def name_of(row):
-    """The contestant, and which implementation PyTorch chose."""
+    """Return the contestant's name, with the implementation that PyTorch chose."""
     return " ".join(filter(None, [row["name"], row.get("backend")]))
 
 
@@ -55,7 +55,7 @@ def flash(rows):
 
 
 def tokens(rows):
-    """A line for each cache, and below the table why a contestant has no time."""
+    """Return a line for each cache, followed by the reason for each contestant without a time."""
     names = list(dict.fromkeys(row["name"] for row in rows))
     yield f"{'B, H, N, d':>18} {'bytes':>9}" + "".join(f" {name:>10}" for name in names) + "  sdpa is"
     for shape in dict.fromkeys(tuple(row["shape"]) for row in rows):

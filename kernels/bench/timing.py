@@ -1,4 +1,4 @@
-"""Clocks, memory and the name of this GPU, for programs that time kernels."""
+"""Clocks, memory and the name of this GPU, for the programs that time kernels."""
 
 import datetime
 import functools
@@ -11,12 +11,12 @@ import torch._functorch.config
 
 DEVICE = "cuda"
 FLUSH = 2**30  # bytes written between calls
-MOST_MS = 500  # that one number's repeats take, about
+MOST_MS = 500  # time of the repeats of one measurement, about
 
 
 def quiet():
-    """Only the tables: no warnings about small grids, which are what some rows are about, or about what
-    torch.compile might do. Float32 convolutions without TF32."""
+    """Suppress warnings about small grids, which some rows measure on purpose, and those of torch.compile;
+    disable TF32 for float32 convolutions."""
     torch._functorch.config.donated_buffer = False  # a backward pass is timed many times
     torch.backends.cudnn.allow_tf32 = False
     warnings.filterwarnings("ignore", message=".*Grid size .* low occupancy")
@@ -34,7 +34,7 @@ def machine():
 
 
 def replay(call):
-    """The call as a CUDA graph, to be launched again and again."""
+    """Capture a call as a CUDA graph; return the function that launches it."""
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -46,24 +46,24 @@ def replay(call):
 
 @functools.cache
 def bandwidth():
-    """Bytes a second that a copy reads and writes on this GPU."""
+    """Return the bytes per second that a copy reads and writes on this GPU."""
     source = torch.empty(2**29, device=DEVICE)
     target = torch.empty_like(source)
     return 2 * source.nbytes / (milliseconds(lambda: target.copy_(source)) / 1000)
 
 
 def least_us(shape, bandwidth, itemsize=4):
-    """Microseconds to read K and V once."""
+    """Return the microseconds to read K and V once."""
     batch, heads, n, d = shape
     return 2 * itemsize * batch * heads * n * d / bandwidth * 1e6
 
 
 def milliseconds(call, repeats=10):
-    """The median time of a call on the GPU, after three to warm up; of fewer repeats, but of three at least,
-    where they would take more than MOST_MS.
+    """Return the median time of a call on the GPU, after three calls to warm up.
 
-    Before each, a buffer larger than the L2 cache is written; and nothing waits for a call's end, so that
-    Python launches the next one while the GPU works, as in training.
+    Repeats are reduced, to three at least, if they would take more than MOST_MS. Before each call a buffer
+    larger than the L2 cache is written. The host does not wait for a call to end, so Python launches the next
+    one while the GPU works, as in training.
     """
     buffer = torch.empty(FLUSH, dtype=torch.int8, device=DEVICE)
     pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(3 + repeats)]
@@ -83,7 +83,7 @@ def milliseconds(call, repeats=10):
 
 
 def peak(call):
-    """MiB of GPU memory that a call takes at its peak, beyond what is there already."""
+    """Return the MiB of GPU memory that a call takes at its peak, above the memory in use before."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -93,5 +93,25 @@ def peak(call):
 
 
 def backward_milliseconds(o, leaves, d_o, repeats=10):
-    """The median time of a backward pass from o to its leaves."""
+    """Return the median time of a backward pass from o to its leaves."""
     return milliseconds(lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True), repeats)
+
+
+def time_passes(attend, given, leaves, d_o, repeats=10):
+    """Return {"forward_ms", "backward_ms", "forward_mib", "peak_mib"} of attend(*given); the last is of both.
+
+    leaves: the tensors that get a gradient.
+    d_o: the gradient of the output.
+    """
+    with torch.no_grad():
+        forward_ms = milliseconds(lambda: attend(*given), repeats)
+        forward_mib = peak(lambda: attend(*given))
+    peak_mib = peak(lambda: torch.autograd.grad(attend(*given), leaves, d_o))
+    backward_ms = backward_milliseconds(attend(*given), leaves, d_o, repeats)
+    return dict(forward_ms=forward_ms, backward_ms=backward_ms, forward_mib=forward_mib, peak_mib=peak_mib)
+
+
+def require_gpu(parser, program):
+    """Exit with status 2 and a message if torch finds no CUDA GPU."""
+    if not torch.cuda.is_available():
+        parser.exit(2, f"python -m {program} runs kernels on a CUDA GPU, and torch finds none here\n")

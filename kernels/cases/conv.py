@@ -1,17 +1,15 @@
-"""Shapes on which convolutional attention must be right, and how far from the float64 reference a forward and
-backward pass is on each."""
+"""Shapes that test convolutional attention, and its errors against float64 on each, forward and backward."""
 
 import itertools
 from typing import NamedTuple
 
 import torch
 
+from kernels.cases import tolerances
 from kernels.conv.backward import conv_backward
 from kernels.conv.forward import conv_forward
 from kernels.reference import conv_attention, conv_attention_backward, conv_scores
 
-# largest error against float64, relative to the largest number of the right answer
-FORWARD, BACKWARD = 1e-5, 1e-4
 RESULTS = ("O", "L", "dQ", "dK", "dV", "dW")
 
 
@@ -31,8 +29,8 @@ class Shape(NamedTuple):
         )
 
 
-# Taps odd and even, square and oblong, larger than the sequence; lengths at and around the borders of tiles;
-# widths that do and do not fill a row.
+# Tap sizes: odd and even, square and oblong, larger than the sequence. Lengths: at and around the borders of
+# tiles. Widths: those that fill a kernel's row, and others.
 TAPS = [
     (1, 1),
     (1, 7),
@@ -71,11 +69,11 @@ TINY = [
     Shape(1, 1, 9, 2, 1, 3, True),
     Shape(1, 1, 4, 3, 6, 11, False),
     Shape(1, 1, 6, 2, 15, 5, True),
-]  # the last takes several tiles of 32 × 32 in the backward pass
+]  # the last shape takes several tiles of 32 × 32 in the backward pass
 
 
 def inputs(shape, seed=0, device="cpu"):
-    """(q, k, v, w, d_o), float32; the taps so large that T is about as large as S0."""
+    """Return (q, k, v, w, d_o) in float32, with taps so large that T is about as large as S0."""
     batch, heads, n, d, c_q, c_k, _ = shape
     generator = torch.Generator().manual_seed(seed)
     q, k, v, d_o = torch.randn(4, batch, heads, n, d, generator=generator).to(device)
@@ -83,32 +81,24 @@ def inputs(shape, seed=0, device="cpu"):
 
 
 def reference(q, k, v, w, d_o, causal):
-    """(O, L, dQ, dK, dV, dW) in float64."""
+    """Return (O, L, dQ, dK, dV, dW) in float64."""
     q, k, v, w, d_o = (x.double() for x in (q, k, v, w, d_o))
     o, log_sum = conv_attention(q, k, v, w, causal), torch.logsumexp(conv_scores(q, k, w, causal), -1)
     return o, log_sum, *conv_attention_backward(q, k, v, w, o, log_sum, d_o, causal)
 
 
 def results(q, k, v, w, d_o, causal, **options):
-    """(O, L, dQ, dK, dV, dW) by the kernels; options: those of `conv_forward` and `conv_backward` alike."""
+    """Return (O, L, dQ, dK, dV, dW) by the kernels; `options` go to `conv_forward` and to `conv_backward`."""
     o, log_sum = conv_forward(q, k, v, w, causal, **options)
     return o, log_sum, *conv_backward(q, k, v, w, o, log_sum, d_o, causal, **options)
 
 
 def relative_errors(got, wanted):
-    """{result: largest error relative to the largest number wanted, which counts as 0.1 at least}."""
-    return {
-        name: ((g - w).abs().max() / w.abs().max().clamp_min(0.1)).item()
-        for name, g, w in zip(RESULTS, got, wanted)
-    }
+    """Return {name: relative error} of (O, L, dQ, ...), in the order of RESULTS."""
+    return tolerances.relative_errors(dict(zip(RESULTS, got)), dict(zip(RESULTS, wanted)))
 
 
 def errors_of(shape, seed=0, device="cpu", **options):
-    """The relative_errors of the kernels on this shape."""
+    """Return the relative errors of the kernels on this shape."""
     tensors = inputs(shape, seed, device)
     return relative_errors(results(*tensors, shape.causal, **options), reference(*tensors, shape.causal))
-
-
-def right(errors):
-    """Whether all are within tolerance; NaN never is."""
-    return all(error <= (FORWARD if name in ("O", "L") else BACKWARD) for name, error in errors.items())

@@ -1,11 +1,11 @@
-"""Shapes on which latent attention must be right, and how far from the float64 reference a forward and
-backward pass is on each."""
+"""Shapes that test latent attention, and its errors against float64 on each, forward and backward."""
 
 import itertools
 from typing import NamedTuple
 
 import torch
 
+from kernels.cases import tolerances
 from kernels.common.arguments import MAX_HEAD_DIM
 from kernels.common.splits import MERGING_WARPS
 from kernels.common.tiles import GROUP
@@ -17,15 +17,13 @@ from kernels.reference import latent_tiled
 from kernels.reference.latent import latent_attention_backward, latent_scores
 from kernels.reference.tiled import Traffic
 
-# largest error against float64, relative to the largest number of the right answer
-FORWARD, BACKWARD = 1e-5, 1e-4
 RESULTS = ("O", "L", "dQ", "dK", "dV", "dW_q", "dW_v", "dalpha")
 
 
 class Shape(NamedTuple):
     batch: int
     heads: int
-    before: int  # queries given for their keys' reciprocal terms alone
+    before: int  # queries that are given only for the reciprocal terms of their keys
     n: int  # queries
     keys: int
     d: int
@@ -41,8 +39,8 @@ class Shape(NamedTuple):
         )
 
 
-# Lengths at and around the borders of tiles, with keys before the queries and without; windows none, of one,
-# odd, even, wider than a tile, wider than the sequence; widths that do and do not fill a row.
+# Lengths: at and around the borders of tiles, with and without keys before the queries. Windows: none, one,
+# odd, even, wider than a tile, wider than the sequence. Widths: those that fill a kernel's row, and others.
 LENGTHS = [
     (2, 3, 0, 1, 1),
     (1, 2, 0, 1, 9),
@@ -69,7 +67,10 @@ TINY = [
 
 
 def inputs(shape, seed=0, device="cpu", generator=None):
-    """(q, k_latent, v_latent, w_q, w_v, d_o), float32, q with the queries before; scores of about 1."""
+    """Return (q, k_latent, v_latent, w_q, w_v, d_o) in float32, with scores of about 1.
+
+    q includes the queries before the first output row.
+    """
     s, generator = shape, generator or torch.Generator().manual_seed(seed)
 
     def normal(*sizes, over=1):
@@ -86,7 +87,7 @@ def inputs(shape, seed=0, device="cpu", generator=None):
 
 
 def reference(shape, q, k, v, w_q, w_v, d_o):
-    """(O, L, dQ, dK, dV, dW_q, dW_v, dα) in float64."""
+    """Return (O, L, dQ, dK, dV, dW_q, dW_v, dα) in float64."""
     q, k, v, w_q, w_v, d_o = (x.double() for x in (q, k, v, w_q, w_v, d_o))
     terms = shape.alpha, shape.window, shape.causal
     s = latent_scores(q, k, w_q, shape.n, *terms)
@@ -95,30 +96,23 @@ def reference(shape, q, k, v, w_q, w_v, d_o):
 
 
 def results(shape, q, k, v, w_q, w_v, d_o, run=None, **options):
-    """The same by the kernels; options: those of `latent_backward`."""
+    """Return (O, L, dQ, dK̃, dṼ, dW_q, dW_v, dα) by the kernels; `options` go to `latent_backward`."""
     terms = shape.alpha, shape.window, shape.causal
     o, log_sum = latent_forward(q, k, v, w_q, w_v, *terms, n=shape.n, run=run)
     return o, log_sum, *latent_backward(q, k, v, w_q, w_v, o, log_sum, d_o, *terms, run=run, **options)
 
 
 def relative_errors(got, wanted):
-    """{result: largest error relative to the largest number wanted, which counts as 0.1 at least, and as 1
-    for dα: the one sum of terms of either sign over all scores of the band}."""
-    return {
-        name: ((g - w).abs().max() / w.abs().max().clamp_min(1 if name == "dalpha" else 0.1)).item()
-        for name, g, w in zip(RESULTS, got, wanted)
-    }
+    """Return {name: relative error} of (O, L, dQ, ...), in the order of RESULTS."""
+    # dalpha is a single sum over the whole band, of terms with either sign
+    least_scales = {"dalpha": 1}
+    return tolerances.relative_errors(dict(zip(RESULTS, got)), dict(zip(RESULTS, wanted)), least_scales)
 
 
 def errors_of(shape, seed=0, device="cpu", **options):
-    """The relative_errors of the kernels on this shape."""
+    """Return the relative errors of the kernels on this shape."""
     tensors = inputs(shape, seed, device)
     return relative_errors(results(shape, *tensors, **options), reference(shape, *tensors))
-
-
-def right(errors):
-    """Whether all are within tolerance; NaN never is."""
-    return all(error <= (FORWARD if name in ("O", "L") else BACKWARD) for name, error in errors.items())
 
 
 # For kernels.cases.table ------------------------------------------------------------------------------------
@@ -135,7 +129,7 @@ def forward_case(*tensors, run=None):
 
 
 def backward_case(*tensors, run=None):
-    """The backward pass for the O and L of the reference, so that its kernels are all that is launched."""
+    """Run the backward pass on O and L of the reference, so that only its kernels are launched."""
     *tensors, d_o = tensors
     o, log_sum = reference_case(*tensors, d_o)[:2]
     return latent_backward(*tensors, o, log_sum, d_o, *TERMS_OF_CASES, run=run)
@@ -147,7 +141,7 @@ def decode_case(q, k, v, w_q, w_v, _, run=None):
 
 
 def reference_case(*tensors):
-    """(O, L, dQ, dK, dV, dW_q, dW_v, dα (1,)) in the type of the tensors."""
+    """Return (O, L, dQ, dK, dV, dW_q, dW_v, dα) in the type of the tensors; dα has shape (1,)."""
     *tensors, d_o = tensors
     s = latent_scores(tensors[0], tensors[1], tensors[3], d_o.shape[2], *TERMS_OF_CASES)
     o, log_sum = torch.softmax(s, -1) @ (tensors[2][:, None] @ tensors[4]), torch.logsumexp(s, -1)
@@ -161,7 +155,8 @@ def tiled_case(q, k, v, w_q, w_v, _):
 
 
 def shared_bytes(resident, rows, width):
-    """Of a kernel with so many resident tiles, one that streams, and one of scores."""
+    """Return the shared bytes of a kernel with `resident` fixed tiles, one streamed tile and one tile of
+    scores."""
     return 4 * ((resident * rows + COLUMNS) * (width + GROUP) + rows * WEIGHTS)
 
 
@@ -176,8 +171,12 @@ def backward_shared(d, latent, **_):
 
 
 def decode_shared(heads, latent, **_):
-    """W_q k̃, and a sum for each warp; a tile of heads; for each merging warp a sum and l, and the merged
-    sum."""
+    """Return the shared bytes of the three launches of decoding.
+
+    project   r = W_q k̃ and a partial sum for each warp
+    split     a tile of heads, a streamed tile and a tile of scores
+    merge     a partial sum and l for each merging warp, and the merged sum
+    """
     width, most = sizes_for(latent)
     rows, row_and_sums = heads_in_a_block(heads, most), (MERGING_WARPS + 1) * MAX_HEAD_DIM
     return 4 * row_and_sums, shared_bytes(1, rows, width), 4 * (row_and_sums + MERGING_WARPS)

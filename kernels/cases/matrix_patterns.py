@@ -1,8 +1,9 @@
-"""Matrices of 16-bit numbers from shared memory into a warp's registers, from rows of two lengths: what the
-simulator counts of `ldmatrix`, and a GPU's own counters confirm.
+"""Load matrices of 16-bit values with `ldmatrix` from rows of two lengths.
 
-`ldmatrix` takes 8 × 8 matrices, whose rows are 16 bytes, four banks, each. Eight rows take one turn where
-they lie in all 32 banks: not where a row of the tile is a multiple of 128 bytes long.
+The simulator counts the wavefronts (one pass of the 32 banks), and a GPU's own counters confirm them.
+`ldmatrix` loads 8 × 8 matrices, whose rows are 16 bytes long, four banks each. Eight rows take one wavefront
+if together they cover all 32 banks. They do not if the row of a tile is a multiple of 128 bytes long: then
+all eight rows begin in the same bank.
 """
 
 import functools
@@ -13,18 +14,19 @@ from numpy import int16
 from kernels.tensor_cores.instructions import ldmatrix_x4
 from kernels.tensor_cores.tiles import PADDING
 
-ROWS, COLUMNS = 32, 64  # of a tile
-PITCHES = {"matrices": COLUMNS + PADDING, "matrices_conflict": COLUMNS}  # numbers from row to row
-PLACES = ROWS // 16 * (COLUMNS // 16)  # of 16 × 16 numbers, four matrices, in a tile
+ROWS, COLUMNS = 32, 64  # rows and columns of a tile
+PITCHES = {"matrices": COLUMNS + PADDING, "matrices_conflict": COLUMNS}  # elements from row to row
+PLACES = ROWS // 16 * (COLUMNS // 16)  # blocks of 16 × 16 elements in a tile, each four matrices
 
 
 @functools.cache
 def matrix_kernel(pitch):
-    """out (tiles, PLACES, 4, 32), int32 = registers of a warp's lanes; x: (tiles, ROWS, COLUMNS), int16.
+    """Return the kernel: out (tiles, PLACES, 4, 32), int32 = the registers of each lane; x (tiles, ROWS,
+    COLUMNS), int16.
 
-    grid    tiles
-    block   32 threads
-    shared  ROWS · pitch · 2 bytes, static
+        grid    tiles
+        block   32 threads
+        shared  ROWS · pitch · 2 bytes, static
     """
 
     @cuda.jit

@@ -1,9 +1,10 @@
-"""Six small kernels that differ in how they go through memory: what lesson 08 predicts, the simulator counts,
-and a GPU's own counters confirm.
+"""Six small kernels that access memory in different orders: lesson 08 predicts their cost, the simulator
+counts it, and a GPU's own counters confirm it.
 
-All arrays are float32. A warp is 32 threads that differ in threadIdx.x, for in a block of TILE × TILE threads
-a warp is a row. So what counts is what happens when x grows by one: global memory is fetched in sectors of 32
-bytes, eight numbers; shared memory has 32 banks, and words that are 32 numbers apart lie in the same bank.
+All arrays are float32. A warp is 32 threads that differ in threadIdx.x, because in a block of TILE × TILE
+threads a warp is a row. So the cost depends on the addresses of neighbouring x: global memory is fetched in
+sectors of 32 bytes, eight elements; shared memory has 32 banks, and words that are 32 elements apart are in
+the same bank.
 """
 
 from numba import cuda
@@ -15,24 +16,24 @@ PADDED = TILE + 1  # numbers in a row of a padded tile: a name, for a shared arr
 
 
 def blocks(n):
-    """The grid of the copies, for n elements."""
+    """Return the grid of the copies, for n elements."""
     return -(-n // THREADS)
 
 
 def tiles(rows, columns):
-    """The grid of the transposes, for a matrix (rows, columns) to read, and of `matmul_tiled`, for one to
-    write."""
+    """Return the grid of the transposes, which read a matrix (rows, columns), and of `matmul_tiled`, which
+    writes one."""
     return -(-columns // TILE), -(-rows // TILE)
 
 
 @cuda.jit
 def copy(x, out):
-    """out (n,) = x (n,): neighbouring threads, neighbouring numbers; 4 sectors a warp, in and out, the fewest
-    there can be.
+    """Copy x (n,) to out (n,): neighbouring threads copy neighbouring elements. A warp reads and writes 4
+    sectors, the minimum.
 
-    grid    blocks(n)
-    block   THREADS
-    shared  none
+        grid    blocks(n)
+        block   THREADS
+        shared  none
     """
     i = cuda.grid(1)
     if i < out.shape[0]:
@@ -41,12 +42,12 @@ def copy(x, out):
 
 @cuda.jit
 def strided_copy(x, out, stride):
-    """out (n,) = every stride-th number of x (n · stride,); a warp reads from min(4 · stride, 32) sectors and
-    writes to 4.
+    """Copy every stride-th element of x (n · stride,) to out (n,). A warp reads min(4 · stride, 32) sectors
+    and writes 4.
 
-    grid    blocks(n)
-    block   THREADS
-    shared  none
+        grid    blocks(n)
+        block   THREADS
+        shared  none
     """
     i = cuda.grid(1)
     if i < out.shape[0]:
@@ -55,12 +56,12 @@ def strided_copy(x, out, stride):
 
 @cuda.jit
 def transpose_naive(a, out):
-    """out (columns, rows) = a (rows, columns), transposed: a warp reads a row, 4 sectors, and writes a
+    """Transpose a (rows, columns) into out (columns, rows). A warp reads a row, 4 sectors, and writes a
     column, 32 sectors.
 
-    grid    tiles(rows, columns)
-    block   (TILE, TILE)
-    shared  none
+        grid    tiles(rows, columns)
+        block   (TILE, TILE)
+        shared  none
     """
     column, row = cuda.grid(2)
     if row < a.shape[0] and column < a.shape[1]:
@@ -69,12 +70,13 @@ def transpose_naive(a, out):
 
 @cuda.jit
 def transpose_tiled(a, out):
-    """The same by way of shared memory: rows come in and rows go out, 4 sectors each; but a column of the
-    tile is one bank, 32 turns.
+    """Transpose through a tile in shared memory.
 
-    grid    tiles(rows, columns)
-    block   (TILE, TILE)
-    shared  TILE · TILE · 4 bytes, static
+    A warp reads and writes rows, 4 sectors each, but a column of the tile lies in one bank: 32 wavefronts.
+
+        grid    tiles(rows, columns)
+        block   (TILE, TILE)
+        shared  TILE · TILE · 4 bytes, static
     """
     tile = cuda.shared.array((TILE, TILE), float32)
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
@@ -88,7 +90,7 @@ def transpose_tiled(a, out):
 
 @cuda.jit
 def transpose_padded(a, out):
-    """The same with a tile one number wider: a column of the tile goes through all 32 banks, one turn.
+    """Transpose through a tile that is one element wider: a column of it lies in all 32 banks, one wavefront.
 
     grid    tiles(rows, columns)
     block   (TILE, TILE)
@@ -106,14 +108,15 @@ def transpose_padded(a, out):
 
 @cuda.jit
 def matmul_tiled(a, b, c):
-    """c (m, n) = a (m, k) b (k, n): every number fetched into shared memory is used by TILE threads.
+    """Compute c (m, n) = a (m, k) b (k, n); each element in shared memory is used by TILE threads.
 
-    A turn of the loop reads 2 numbers a thread from global memory and 2 · TILE from shared: of `tile_a` all
-    lanes of a warp want the same one, of `tile_b` a row; no conflicts. What lies outside a or b counts as 0.
+    An iteration of the loop reads 2 elements per thread from global memory and 2 · TILE from shared. All
+    lanes of a warp read the same element of `tile_a` (a broadcast) and a row of `tile_b`, without bank
+    conflicts. Elements outside a or b count as 0.
 
-    grid    tiles(m, n)
-    block   (TILE, TILE)
-    shared  2 · TILE · TILE · 4 bytes, static
+        grid    tiles(m, n)
+        block   (TILE, TILE)
+        shared  2 · TILE · TILE · 4 bytes, static
     """
     tile_a = cuda.shared.array((TILE, TILE), float32)
     tile_b = cuda.shared.array((TILE, TILE), float32)

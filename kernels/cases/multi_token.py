@@ -1,12 +1,14 @@
-"""Shapes on which the multi-token layer must be right, and how far from the float64 reference a forward and
-backward pass, and a decoded token, is on each."""
+"""Shapes that test the multi-token layer, and its errors against float64 on each.
+
+The errors are those of the forward pass, of the backward pass and of one decoded token.
+"""
 
 import itertools
 from typing import NamedTuple
 
 import torch
 
-from kernels.cases.conv import BACKWARD, FORWARD
+from kernels.cases.tolerances import relative_errors
 from kernels.multi_token.bands import NAMES, Layer, backward, forward
 from kernels.multi_token.decode import decode
 from kernels.reference import multi_token_attention
@@ -21,11 +23,11 @@ class Shape(NamedTuple):
     n: int
     d: int
     taps: tuple | None
-    group: int | None  # heads that the first map mixes
+    group: int | None  # heads in a group of the first map
     after_taps: tuple | None
     after_group: int | None
     causal: bool
-    rows: int | None  # of a band
+    rows: int | None  # rows of a band
 
     def __str__(self):
         parts = [
@@ -38,9 +40,9 @@ class Shape(NamedTuple):
         )
 
 
-# Taps odd and even, square and oblong, larger than the sequence, and none; maps of all heads, of groups, of
-# one head, and none; lengths at and around the borders of tiles and bands; every number of heads that is a
-# power of two, and others.
+# Tap sizes: odd and even, square and oblong, larger than the sequence, none. Maps: over all heads, over
+# groups, over one head, none. Lengths: at and around the borders of tiles and bands. Heads: every power of
+# two, and others.
 TAPS = [
     ((1, 1), (1, 1)),
     ((6, 11), (6, 11)),
@@ -77,7 +79,8 @@ SHAPES = [
 
 
 def inputs(shape, seed=0, device="cpu"):
-    """(q, k, v, d_o, layer), float32; taps and maps so large that T and U are about as large as S and P."""
+    """Return (q, k, v, d_o, layer) in float32, with taps and maps so large that T and U are about as large
+    as S and P."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*size, over=1):
@@ -92,7 +95,8 @@ def inputs(shape, seed=0, device="cpu"):
 
 
 def reference(q, k, v, d_o, layer):
-    """{result: number} in float64: O, the last row of it for a decoded token, and the gradients."""
+    """Return {result: tensor} in float64: O, the gradients, and for a causal layer the last row of O as
+    "token"."""
     q, k, v, d_o, *parts = (x if x is None else x.double() for x in (q, k, v, d_o, *layer[:4]))
     o = multi_token_attention(q, k, v, *parts, causal=layer.causal, scale=layer.scale)
     found = multi_token_attention_backward(q, k, v, d_o, *parts, causal=layer.causal, scale=layer.scale)
@@ -101,7 +105,7 @@ def reference(q, k, v, d_o, layer):
 
 
 def results(q, k, v, d_o, layer, rows=None, splits=3, run=None):
-    """The same by the kernels; a decoded token where the layer is causal, its keys divided among `splits`."""
+    """Return {result: tensor} by the kernels, as `reference` does; `splits` is for the decoded token."""
     answer = {"o": forward(q, k, v, layer, rows, run)}
     if layer.causal:
         window = 1 + layer.above + layer.after_above
@@ -110,16 +114,8 @@ def results(q, k, v, d_o, layer, rows=None, splits=3, run=None):
 
 
 def errors_of(shape, seed=0, device="cpu", run=None):
-    """{result: largest error relative to the largest number wanted, which counts as 0.1 at least}."""
+    """Return {result: relative error} of the kernels on this shape."""
     tensors = inputs(shape, seed, device)
     got, wanted = results(*tensors, rows=shape.rows, run=run), reference(*tensors)
     assert got.keys() == wanted.keys()
-    return {
-        name: ((got[name] - wanted[name]).abs().max() / wanted[name].abs().max().clamp_min(0.1)).item()
-        for name in got
-    }
-
-
-def right(errors):
-    """Whether all are within tolerance; NaN never is."""
-    return all(error <= (FORWARD if name in ("o", "token") else BACKWARD) for name, error in errors.items())
+    return relative_errors(got, wanted)

@@ -1,8 +1,7 @@
-"""Every kernel of the course with what it takes to try it: inputs, a call, what is right, and what its host
-code claims.
+"""The table of all kernels: inputs, a call, the reference, and the shared memory that the host code declares.
 
-`kernels.bench.compare`, the compile checks and the GPU's own checkers go through CASES. A new kernel is a new
-Case here.
+`kernels.bench.compare`, the PTX tests and compute-sanitizer go through CASES. Add a Case here for each new
+kernel.
 """
 
 from collections.abc import Callable
@@ -43,37 +42,37 @@ from kernels.reference import (
 from kernels.reference.multi_token_gradients import multi_token_attention_backward
 from kernels.reference.tiled import Traffic, queries_outer
 
-STRIDE = 4  # of `strided_copy`
+STRIDE = 4  # the stride of `strided_copy`
 
 
 @dataclass(frozen=True)
 class Case:
-    """A host function, the kernels that it launches, and how to try them.
+    """A host function, the kernels that it launches, and the data to test them.
 
-    A size is a dictionary of the keyword arguments that `inputs`, `shared` and `spills` take; these two say
-    something of each launch in turn.
+    A size is a dictionary of keyword arguments for `inputs`, `shared` and `spills`. `shared` and `spills`
+    return one entry for each launch, in order.
     """
 
     name: str
     inputs: Callable  # (generator, **size) -> tensors on the CPU
     call: Callable  # (*tensors, run=None) -> tuple of outputs
-    reference: Callable  # (*tensors, floats as float64) -> tuple of what is right
+    reference: Callable  # (*tensors, floats as float64) -> tuple of correct outputs
     tolerance: str  # one of TOLERANCES
     sizes: tuple[dict, ...]  # small ones: every engine runs them
-    # one for each kernel that the host code can choose; without any, those of `sizes`
+    # one size for each kernel that the host code can choose; if empty, those of `sizes`
     compiled: tuple[dict, ...] = ()
-    counted: dict | None = None  # the size at which the simulator's counters are held to the hardware's
+    counted: dict | None = None  # the size at which the simulator's counters are compared with the hardware's
     shared: Callable = lambda **size: (0,)  # (**size) -> bytes of static shared memory
-    # (**size) -> whether local arrays are in memory, not in registers
+    # (**size) -> True where a local array is in memory instead of registers
     spills: Callable = lambda **size: (False,)
-    previous: Callable | None = None  # (*tensors) -> the first outputs, by the stage before
+    previous: Callable | None = None  # (*tensors) -> the first outputs, by the previous stage of the course
     oldest: tuple = (7, 5)  # compute capability that the kernels need
 
     def tensors(self, size, seed=0, device="cpu"):
         return [tensor.to(device) for tensor in self.inputs(torch.Generator().manual_seed(seed), **size)]
 
     def launches(self, size):
-        """What the host function launches, each a Launch, without running it."""
+        """Return the launches of the host function, each as a Launch, without running them."""
         seen = []
         self.call(*self.tensors(size), run=lambda *launched: seen.append(Launch(*launched[:3], launched[3:])))
         return seen
@@ -95,13 +94,16 @@ def tiles_of_16_bits(generator, tiles):
     return [torch.randint(-(2**15), 2**15, shape, generator=generator).to(torch.int16)]
 
 
-# Kernels that leave nothing to chance -----------------------------------------------------------------------
+# Kernels with exact results ---------------------------------------------------------------------------------
 
 
 @cuda.jit
 def collatz(x, steps):
-    """steps[i] = how often n -> n / 2 (even) or 3n + 1 (odd) takes x[i] to 1; int64. blocks(n) blocks of
-    THREADS threads."""
+    """Store in steps[i], int64, how often n → n / 2 (even) or 3n + 1 (odd) has to be applied to x[i] to reach
+    1.
+
+        grid    blocks(n)      block   THREADS
+    """
     i = cuda.grid(1)
     if i < x.shape[0]:
         n, count = x[i], 0
@@ -113,8 +115,11 @@ def collatz(x, steps):
 
 @cuda.jit
 def horner(x, out):
-    """out[i] = ((x - 3)x + 1)x + 0.1, float32, each operation rounded once: no compiler may fuse two.
-    blocks(n) blocks of THREADS threads."""
+    """Store ((x - 3)x + 1)x + 0.1 in out[i], float32, with each operation rounded separately (no fused
+    multiply-add).
+
+        grid    blocks(n)      block   THREADS
+    """
     i = cuda.grid(1)
     if i < x.shape[0]:
         total = libdevice.fadd_rn(x[i], float32(-3))
@@ -127,7 +132,7 @@ def collatz_by_hand(n):
 
 
 def horner_by_hand(x):
-    """In float32, whatever x is; torch rounds each operation once."""
+    """Return ((x - 3)x + 1)x + 0.1 in float32; torch rounds each operation separately."""
     x = x.float()
     return ((x - 3) * x + 1) * x + torch.tensor(0.1)
 
@@ -136,7 +141,8 @@ def horner_by_hand(x):
 
 
 def elementwise(kernel, x, run=None):
-    """kernel(x, out) with out like x, and full of -1, which none of them writes."""
+    """Run kernel(x, out), with out shaped like x and filled with -1, a value that none of these kernels
+    writes."""
     out = torch.full_like(x, -1)
     launch(kernel, (blocks(x.numel()),), THREADS, x, out, run=run)
     return (out,)
@@ -167,7 +173,8 @@ def matrices(pitch, x, run=None):
 
 
 def registers_of_matrices(x):
-    """Lane l of a warp has the numbers 2 (l % 4) and the next of row l // 4 of each matrix."""
+    """Return the registers of `ldmatrix`: lane l has elements 2 (l % 4) and 2 (l % 4) + 1 of row l // 4 of
+    each matrix."""
     tiles, rows, columns = x.shape
     matrix = x.reshape(tiles, rows // 16, 2, 8, columns // 16, 2, 4, 2).permute(0, 1, 4, 5, 2, 3, 6, 7)
     return (matrix.contiguous().view(torch.int32).reshape(tiles, matrix_patterns.PLACES, 4, 32),)
@@ -206,7 +213,7 @@ def conv_gradients_tile_by_tile(q, k, v, w, d_o):
 
 
 def conv_gradients_by_kernels(q, k, v, w, d_o, run=None):
-    """The backward pass for the O and L of the reference, so that its kernels are all that is launched."""
+    """Run the backward pass on O and L of the reference, so that only its kernels are launched."""
     return conv_backward.conv_backward(q, k, v, w, *conv_and_log_sum(q, k, v, w), d_o, run=run)
 
 
@@ -229,7 +236,7 @@ def multi_token_row(q, k, v, *parts, run=None):
 
 
 def multi_token_gradients(q, k, v, *parts, run=None):
-    """The backward pass for the gradient v of O."""
+    """Run the backward pass with v as the gradient of O."""
     return tuple(multi_token_bands.backward(q, k, v, layer_of(*parts), v, run=run).values())
 
 
@@ -237,23 +244,30 @@ def multi_token_gradients(q, k, v, *parts, run=None):
 
 
 def conv_forward_shared(d, **_):
-    """Scores, a chunk of q and of k, a few rows of v, the taps, a factor a row."""
+    """Return the shared bytes: scores, a chunk of q and of k, a few rows of v, the taps, and a factor for
+    each row."""
     size = conv_forward.SIZE
     chunks = 2 * size * conv_forward.CHUNK_WORDS + conv_forward.ROWS_AT_A_TIME * width_for(d)
     return (4 * (size * (size + PADDING) + chunks + TAPS**2 + size),)
 
 
 def conv_backward_shared(d, **_):
-    """Scores and their gradients, a chunk of each factor of both, a few rows, the taps both ways; the same
-    for both kernels."""
+    """Return the shared bytes, the same for both kernels.
+
+    The tiles are scores and their gradients, a chunk of each factor of both products, a few rows, and the
+    taps in both directions.
+    """
     size = conv_backward.SIZE
     chunks = 2 * size * conv_backward.CHUNK_WORDS + min(16 * width_for(d), 512)
     return (4 * (2 * size * (size + PADDING) + chunks + 2 * TAPS**2),) * 2
 
 
 def conv_decode_shared(d, c_q, **_):
-    """For each warp a piece of K, its rings, o, shares and two ends; the window and its taps. And o and l of
-    the warps that merge."""
+    """Return the shared bytes of both launches.
+
+    split   for each warp a piece of K, its rings, o, weights, m and l; the window of queries and its taps
+    merge   o and l of the merging warps
+    """
     lanes, warps = conv_decode.LANES, conv_decode.WARPS
     width, slots = -(-d // lanes) * lanes, -(-c_q // 4) * 4
     own = warps * (lanes * conv_decode.PITCH + slots * conv_decode.RING + width + lanes + 2)
@@ -261,7 +275,13 @@ def conv_decode_shared(d, c_q, **_):
 
 
 def multi_token_shared(heads, **_):
-    """Of each kernel: a tile with its halo and the taps; a map; the warps' maxima and sums; both tiles."""
+    """Return {kernel: shared bytes}.
+
+    convolve       a tile with its halo, and the taps
+    mix            a map
+    softmax        the maximum and the sum of each warp
+    taps           both tiles
+    """
     halo = multi_token_kernels.HALO_ROWS * multi_token_kernels.PITCH
     gradients = multi_token_kernels.SIZE * multi_token_kernels.GRADIENT_PITCH + multi_token_kernels.THREADS
     sums = 4 * multi_token_kernels.WARPS
@@ -275,8 +295,13 @@ def multi_token_shared(heads, **_):
 
 
 def multi_token_row_shared(heads, c_q, **_):
-    """Pieces of K, scores, the window and its taps; the map, its values and statistics; P, U, O and the
-    statistics; sums of parts and a row."""
+    """Return the shared bytes of the four launches that decode one token.
+
+    window   pieces of K, scores, the window of queries and its taps
+    mix      the map, its values and statistics
+    values   P, U, O and the statistics
+    merge    partial sums and a row
+    """
     its, rows, most = multi_token_decode, 2 * c_q - 1, multi_token_decode.class_of(heads)
     slots, tap_slots = (-(-count // 4) * 4 for count in (rows, c_q))
     pieces = its.WINDOW_WARPS * (its.KEYS * its.PITCH + rows * its.TILE)
@@ -289,7 +314,7 @@ def multi_token_row_shared(heads, c_q, **_):
 
 
 def of_launches(names):
-    """The shared memory of the multi-token kernels of these names, in turn."""
+    """Return a function of the size that gives the shared bytes of the kernels with these names, in order."""
     return lambda **size: tuple(multi_token_shared(**size)[name] for name in names.split())
 
 
@@ -305,7 +330,7 @@ def qkv(generator, heads, n, d):
 
 
 def qkvw(generator, heads, n, d, c_q, c_k):
-    """Taps so large that T is about as large as S0."""
+    """Return [q, k, v, w], with taps so large that T is about as large as S0."""
     w = torch.randn(heads, c_q, c_k, generator=generator) / (c_q * c_k) ** 0.5
     return [*qkv(generator, heads, n, d), w]
 
@@ -316,7 +341,7 @@ def with_gradient(generator, **size):
 
 
 def multi_token_inputs(generator, heads, n, d, c_q, c_k):
-    """q, k, v, taps and a full map before the softmax, and after it."""
+    """Return q, k, v, and the taps and a full map before the softmax, then those after it."""
     q, k, v = qkv(generator, heads, n, d)
     taps, after_taps = torch.randn(2, heads, c_q, c_k, generator=generator) / (c_q * c_k) ** 0.5
     head_map, after_head_map = torch.randn(2, 1, heads, heads, generator=generator) / heads**0.5
@@ -347,7 +372,7 @@ ATTENTION = dict(
 CONVOLUTION = dict(heads=1, n=66, d=16, c_q=4, c_k=5)  # a whole tile and a bit of the next
 ROW_WIDTHS = tuple(CONVOLUTION | dict(d=d) for d in WIDTHS)
 WINDOWS = tuple(CONVOLUTION | dict(d=d, c_q=c_q) for d in (20, 64, 128) for c_q in (4, 8, 12, 15))
-MIXING = dict(heads=2, n=9, d=4, c_q=2, c_k=3)  # small, as a pass launches up to a dozen kernels
+MIXING = dict(heads=2, n=9, d=4, c_q=2, c_k=3)  # small, because a pass launches up to a dozen kernels
 MIXED = tuple(MIXING | dict(heads=heads, n=66) for heads in (16, 32))
 FORWARD = "convolve mix softmax convolve mix"
 
@@ -528,7 +553,7 @@ ALL = (
         sizes=(LATENT,),
         compiled=LATENT_WIDTHS,
         shared=latent_cases.backward_shared,
-        spills=lambda d, **_: (False, d > 64),  # of the keys' kernel, eight scores a thread
+        spills=lambda d, **_: (False, d > 64),  # the second kernel holds eight scores in each thread
     ),
     Case(
         "latent_decode",

@@ -1,10 +1,10 @@
-"""What the host functions are given, checked: tensors by the letters of their dimensions, types, devices,
+"""Checks of the host functions' arguments: tensors by the letters of their dimensions, types, devices,
 numbers.
 
     check({"q": (q, "B H N d"), "k": (k, "B H N_k d"), "v": (v, "B H N_k d")})
 
-A letter means one size in all tensors of a call, a number itself; `LIMITS` says how large a letter may be.
-Errors name the argument, what it is, and what was wanted.
+A letter means the same size in all tensors of a call; a digit is that size. `LIMITS` gives the range of each
+letter. Errors name the argument, what it is, and what was wanted.
 """
 
 import functools
@@ -23,7 +23,7 @@ MOST_TAPS = 15
 MAX_GRID_Y = MAX_GRID_Z = 65535
 DEVICES = ("cpu", "cuda")
 
-# letter -> the least and the largest size, and why no larger
+# letter -> the smallest and the largest size, and the reason for the largest
 LIMITS = {
     "B": (0, MAX_GRID_Z, "a size of the grid"),
     "H": (0, MAX_GRID_Y, "a size of the grid"),
@@ -39,14 +39,16 @@ LIMITS = {
 
 
 def check(given, dtypes=FLOAT32, filled="", sizes=(), like=None):
-    """The sizes by letter of tensors that fit each other, or an error.
+    """Return {letter: size} of tensors that fit each other; raise an error otherwise.
 
-    given: {name: (tensor, letters)}; a third element is the tensor's dtypes, of which None stands for the
-        first tensor's. dtypes: those of the first tensor, which the others share; None allows any.
-    filled: the letters that must be at least 1. sizes: letters whose size is known before.
-    like: (name, tensor or cache) to which device and dtype of all must be equal; without it the first of
-        `given`.
-    Raises TypeError for what is no tensor and for a dtype, ValueError for sizes and devices.
+    given: {name: (tensor, letters)} or {name: (tensor, letters, dtypes)}. None among these dtypes means the
+        type of the first tensor.
+    dtypes: those allowed for the first tensor, which the others share; None allows any.
+    filled: the letters whose size is at least 1.
+    sizes: {letter: size} known beforehand.
+    like: (name, tensor or cache) whose device and dtype all must have; the first tensor unless given.
+
+    Raise TypeError for an argument that is no tensor and for a dtype, ValueError for sizes and devices.
     """
     for name, (tensor, *_) in given.items():
         if not isinstance(tensor, torch.Tensor):
@@ -56,14 +58,17 @@ def check(given, dtypes=FLOAT32, filled="", sizes=(), like=None):
         for name, (tensor, letters, *own) in given.items()
     )
     like = like and (like[0], like[1].dtype, like[1].device)
-    # a decoder asks the same for every token; a compiler's sizes may be symbols
+    # cached, since a decoder repeats this check for every token; a compiler's sizes may be symbols
     fits = fitting if torch.compiler.is_compiling() else fitting_again
     return dict(fits(facts, dtypes, filled, tuple(dict(sizes).items()), like))
 
 
 def fitting(facts, dtypes, filled, sizes, like):
-    """The sizes by letter, as `check`, of tensors by name, letters, own dtypes, shape, dtype and device; like
-    by name, dtype and device."""
+    """Return {letter: size}, as `check` does, from facts about the tensors that can be cached.
+
+    facts: (name, letters, own dtypes, shape, dtype, device) of each tensor.
+    like: (name, dtype, device).
+    """
     sizes = dict(sizes)
     if like is not None:
         dtypes = dtypes and (like[1],)
@@ -98,7 +103,7 @@ def check_shape(name, shape, letters, sizes):
 
 
 def check_size(name, letter, size, filled):
-    """A size within the letter's limits, at least 1 if `filled`, or an error."""
+    """Raise ValueError unless a size is within the letter's limits, and at least 1 if `filled`."""
     least, most, why = LIMITS.get(letter, (0, math.inf, ""))
     least = max(least, int(filled))
     if not least <= size <= most:
@@ -107,7 +112,7 @@ def check_size(name, letter, size, filled):
 
 
 def check_dtype(name, dtype, dtypes):
-    """One of `dtypes`, or an error."""
+    """Raise TypeError unless `dtype` is one of `dtypes`."""
     if dtype not in dtypes:
         first = str(dtypes[0]).removeprefix("torch.")
         convert = "float" if first == "float32" else "bfloat16" if first == "bfloat16" else "half"
@@ -118,7 +123,8 @@ def check_dtype(name, dtype, dtypes):
 
 
 def check_device(name, device, first_name, first):
-    """The CPU or a CUDA GPU, and `first`, where a tensor or a cache is, or an error."""
+    """Raise ValueError unless `device` equals `first`, the device of the argument first_name, and is the
+    CPU or a GPU."""
     if device != first:
         raise ValueError(
             f"argument {name} is on {device}; wanted {first}, where {first_name} is: move it"
@@ -132,7 +138,7 @@ def check_device(name, device, first_name, first):
 
 
 def checked_scale(scale, d):
-    """A finite number as a float32, 1/sqrt(d) for None, or an error."""
+    """Return scale as a float32, 1/sqrt(d) for None; raise an error unless it is a finite number."""
     if scale is None:
         return float32(1 / math.sqrt(d))
     if isinstance(scale, bool) or not isinstance(scale, (int, float, float32)):
@@ -142,44 +148,48 @@ def checked_scale(scale, d):
     return float32(scale)
 
 
-# Of each kind of attention ----------------------------------------------------------------------------------
+# Arguments of each kind of attention ------------------------------------------------------------------------
 
-OR_FLOAT32 = torch.float32, None  # or like q
+OR_FLOAT32 = torch.float32, None  # float32, or the type of q
 TAPS = "H c_q c_k", OR_FLOAT32
 
 
 def attention_arguments(q, k, v, scale, dtypes=FLOAT32):
-    """Check the arguments of an attention kernel, as `check_attention`; return q, k and v detached and
+    """Check the arguments of an attention kernel like `check_attention`; return q, k and v detached and
     contiguous, and scale."""
     scale = check_attention(q, k, v, scale, dtypes)
     return *(tensor.detach().contiguous() for tensor in (q, k, v)), scale
 
 
 def check_attention(q, k, v, scale, dtypes=FLOAT32):
-    """The scale of an attention kernel as a float32, or an error.
+    """Return the scale of an attention kernel as a float32, once its arguments are checked.
 
-    q: (B, H, N, d), k and v: (B, H, N_k, d), of one of `dtypes`, on one device, 1 <= d <= 128, N_k >= 1;
-        scale: a number, or None for 1/sqrt(d). Raises TypeError or ValueError that names the argument, what
-        it is, and what was wanted.
+    q: (B, H, N, d), of one of `dtypes`, 1 <= d <= 128.
+    k, v: (B, H, N_k, d), of the type and on the device of q, N_k >= 1.
+    scale: a number, or None for 1/sqrt(d).
+
+    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
     """
     sizes = check({"q": (q, "B H N d"), "k": (k, "B H N_k d"), "v": (v, "B H N_k d")}, dtypes)
     return checked_scale(scale, sizes["d"])
 
 
 def conv_arguments(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
-    """Check the arguments of convolutional attention, as `check_conv`; return q, k, v and w detached and
-    contiguous, scale and extent."""
+    """Check the arguments like `check_conv`; return q, k, v and w detached and contiguous, scale and
+    extent."""
     scale, extent = check_conv(q, k, v, w, scale, extent, dtypes)
     return *(x.detach().contiguous() for x in (q, k, v, w)), scale, extent
 
 
 def check_conv(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
-    """(scale, extent) of convolutional attention, scale as a float32, or an error.
+    """Return (scale, extent) of convolutional attention, once its arguments are checked; scale is a float32.
 
-    q, k, v: (B, H, N, d), or what `extent` says of pieces of a sequence; of one of `dtypes`; w: (H, c_q,
-        c_k), float32 or like q; on one device, none empty, 1 <= d <= 128, c_q and c_k from 1 to 15; scale: a
-        number, or None for 1/sqrt(d). Raises TypeError or ValueError that names the argument, what it is, and
-        what was wanted.
+    q, k, v: (B, H, N, d), or rows of a longer sequence as `extent` describes; of one of `dtypes`, on one
+        device, none empty, 1 <= d <= 128.
+    w: (H, c_q, c_k), float32 or the type of q, c_q and c_k from 1 to 15.
+    scale: a number, or None for 1/sqrt(d).
+
+    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
     """
     keys, owned = ("N", "N") if extent is None else ("N_k", "owned")
     given = {"q": (q, "B H N d"), "k": (k, f"B H {keys} d"), "v": (v, f"B H {owned} d"), "w": (w, *TAPS)}
@@ -189,11 +199,13 @@ def check_conv(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
 
 
 def backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent=None, dtypes=FLOAT32):
-    """Check the arguments of the backward pass of convolutional attention; return q, k, v and w, scale, d_o
-    and extent, as conv_arguments does.
+    """Check the arguments of the backward pass; return q, k, v and w, scale, d_o and extent, as
+    `conv_arguments` does.
 
-    o, d_o: like the owned rows of q; log_sum: (B, H, N) of them, float32. Raises TypeError or ValueError that
-        names the argument, what it is, and what was wanted.
+    o, d_o: like the owned rows of q.
+    log_sum: (B, H, N) of these rows, float32.
+
+    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
     """
     *qkvw, scale, extent = conv_arguments(q, k, v, w, scale, extent, dtypes)
     check_statistics(q, o, log_sum, d_o, q.shape[2] - extent.first_query)
@@ -201,18 +213,21 @@ def backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent=None, dtypes=F
 
 
 def check_statistics(q, o, log_sum, d_o, n):
-    """o and d_o (B, H, n, d), like q, and log_sum (B, H, n), float32, where q is, or an error."""
+    """Raise an error unless o and d_o (B, H, n, d) are like q, and log_sum is (B, H, n), float32, on q's
+    device."""
     sizes = dict(zip("BHNd", (*q.shape[:2], n, q.shape[3])))
     given = {"o": (o, "B H N d"), "log_sum": (log_sum, "B H N", FLOAT32), "d_o": (d_o, "B H N d")}
     check(given, sizes=sizes, like=("q", q))
 
 
 def as_in_torch(causal, is_causal, enable_gqa, q, k, v):
-    """(causal, (q, k, v)) of a call with the names of `scaled_dot_product_attention`.
+    """Return (causal, (q, k, v)) of a call with the names of `scaled_dot_product_attention`.
 
-    is_causal, unless None, stands for causal; with enable_gqa each head of k and v (B, H_kv, N_k, d) is
-    repeated for the H / H_kv neighbouring heads of q (B, H, N, d) that it serves. ValueError if H_kv does not
-    divide H.
+    is_causal: replaces causal unless it is None.
+    enable_gqa: repeat each head of k and v (B, H_kv, N_k, d) for the H / H_kv neighbouring heads of q that it
+        serves.
+
+    Raise ValueError if H_kv does not divide H.
     """
     if enable_gqa and all(isinstance(x, torch.Tensor) and x.ndim == 4 for x in (q, k, v)):
         heads, shared = q.shape[1], k.shape[1]
@@ -225,16 +240,21 @@ def as_in_torch(causal, is_causal, enable_gqa, q, k, v):
     return (causal if is_causal is None else is_causal), (q, k, v)
 
 
-def in_autocasts_type(*tensors):
-    """The tensors in the type of torch.autocast where that is on for the first one's device, float32 where it
-    has none of HALVES; as they are elsewhere, and what is no tensor too."""
+def in_autocasts_type(*tensors, exact=()):
+    """Return the tensors in autocast's type (`autocasts_type` of the first), then those of `exact` in
+    float32; all unchanged without autocast."""
     dtype = autocasts_type(tensors[0])
-    return tensors if dtype is None else [x.to(dtype) if isinstance(x, torch.Tensor) else x for x in tensors]
+    if dtype is None:
+        return *tensors, *exact
+    wanted = [(x, dtype) for x in tensors] + [(x, torch.float32) for x in exact]
+    return tuple(x.to(own) if isinstance(x, torch.Tensor) else x for x, own in wanted)
 
 
 def autocasts_type(x):
-    """The type of torch.autocast where that is on for the device of x, float32 where it has none of HALVES;
-    else None."""
+    """Return the type of torch.autocast on the device of x, or None if autocast is off there.
+
+    It is float32 if autocast's own type is none of HALVES.
+    """
     if (
         not isinstance(x, torch.Tensor)
         or x.device.type not in DEVICES

@@ -1,14 +1,14 @@
-"""Gradients through the kernels: operators that autograd knows and torch.compile leaves whole."""
+"""Gradients of operators that torch.compile does not trace into."""
 
 
 def differentiable_once(forward, backward, tensors, others, name, outputs=2):
-    """Let gradients of an operator's first output reach its first arguments.
+    """Register the gradient of an operator's first output with respect to its first arguments.
 
-    forward: the operator (*tensors, *others, …) -> O or (O, …). backward: the operator (*tensors, *outputs,
-        d_o, *others, wanted: list[bool]) -> a gradient for each of the tensors, of which those that are not
-        wanted may be empty.
-    tensors, others, outputs: how many there are of each. A second derivative is an error that tells of
-        `name`.
+    forward: the operator (*tensors, *others, …) -> O or (O, …).
+    backward: the operator (*tensors, *outputs, d_o, *others, wanted: list[bool]) -> a gradient for each
+        tensor; those that are not wanted may be empty.
+    tensors, others, outputs: how many there are of each.
+    name: used in the error that a second derivative raises.
     """
 
     def save(ctx, inputs, output):

@@ -1,7 +1,7 @@
-"""A CUDA tensor as a kernel's argument, in a few microseconds.
+"""A CUDA tensor as a kernel's argument, made in a few microseconds.
 
-`cuda.as_cuda_array(tensor)` holds the same and more; to make five of them takes longer than the rest of a
-launch.
+`cuda.as_cuda_array(tensor)` holds the same data and more, but making five of them takes longer than the rest
+of a launch.
 """
 
 import functools
@@ -35,10 +35,10 @@ class TensorArgument(ArgHint):
 
 @functools.lru_cache(4096)
 def description(shape, strides, dtype):
-    """What a TensorArgument has beside the address; strides in elements, None if contiguous.
+    """Return the fields of a TensorArgument except its address, as numba-cuda computes them.
 
-    Taken from numba-cuda's own array. None if that has no such parts: other versions than the one in
-    constraints.txt may launch differently.
+    strides: in elements; None if contiguous. The result is None if numba-cuda's array lacks these fields:
+        versions other than the one in constraints.txt may launch differently.
     """
     dtype = numpy_dtype(dtype)
     strides = strides and tuple(stride * dtype.itemsize for stride in strides)

@@ -1,16 +1,15 @@
-"""Which scores a launch of convolutional attention owns, where queries and keys are pieces of a longer
-sequence."""
+"""Extents: which scores a launch of convolutional attention owns in a part of a longer sequence."""
 
 from typing import NamedTuple
 
 
 class Extent(NamedTuple):
-    """The owned scores within the rows that a launch is given: it owns query rows first_query … and as many
-    key rows from first_key on as v has.
+    """The owned scores of a launch: query rows from first_query on, and as many key rows from first_key on as
+    v has.
 
-    The rows of q before `first_query` and those of k around the owned keys are the halo: the convolution
-    reads them, and the backward pass gives them a gradient. With a causal mask the owned query number i sees
-    the owned keys j <= i + diagonal. A halo ends where the sequence ends.
+    The rows of q before first_query, and the rows of k around the owned keys, are the halo: the convolution
+    reads them, and the backward pass gives them a gradient. With a causal mask, owned query i sees the owned
+    keys j <= i + diagonal. A halo ends where the sequence ends.
     """
 
     first_query: int
@@ -18,12 +17,14 @@ class Extent(NamedTuple):
     diagonal: int
 
 
-WHOLE = Extent(0, 0, 0)  # one sequence, all of it, and nothing around it
+WHOLE = Extent(0, 0, 0)  # a whole sequence without a halo
 
 
 def check_extent(extent, q, k, v):
-    """`extent` as an Extent of ints that fits q (B, H, N_q, d), k (B, H, N_k, d) and v (B, H, keys, d), or an
-    error that says what does not."""
+    """Return `extent` as an Extent of ints.
+
+    Raise TypeError or ValueError unless it fits q (B, H, N_q, d), k (B, H, N_k, d) and v (B, H, keys, d).
+    """
     try:
         extent = Extent(*(number.__index__() for number in extent))
     except (TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""KVCache and LatentCache: the keys, values and last queries that decoding keeps from token to token."""
+"""KVCache and LatentCache: the keys, values and last queries that decoding keeps for the next tokens."""
 
 from numbers import Integral
 
@@ -8,15 +8,14 @@ from kernels.common.arguments import check
 
 
 class Cache:
-    """Keys, values and the last queries, with room for `capacity` tokens, made beforehand, and twice as much
-    whenever it is full.
+    """The keys, values and last queries of the tokens so far, in buffers that double when they are full.
 
-    `keys` and `values` are views (..., length, width) of larger buffers, so that a new token costs one row
-    and no copy; `queries` are those of the last min(reach, length) tokens, (B, H, R, d). What comes in takes
-    the cache's type.
+    `keys` and `values` are views (..., length, width) of the buffers, so a new token writes one row and
+    copies nothing else. `queries` are those of the last min(reach, length) tokens, (B, H, R, d). New elements
+    are converted to the cache's type.
     """
 
-    # of append, with the letters of their dimensions
+    # the arguments of append, with the letters of their dimensions
     ARGUMENTS = {"q": "B H n head_dim", "k": "B H_kv n head_dim", "v": "B H_kv n head_dim"}
 
     def __init__(
@@ -27,14 +26,18 @@ class Cache:
         device: torch.device | str | None,
         dtype: torch.dtype,
     ) -> None:
-        """rows: (..., capacity, width), of keys and of values; queries: (B, H, d)."""
+        """Allocate the buffers.
+
+        rows: (..., capacity, width), the shape of keys and of values.
+        queries: (B, H, d).
+        """
         self.buffers = torch.empty(2, *rows, device=device, dtype=dtype)
         self.queries = self.buffers.new_empty(*queries[:2], 0, queries[2])
         self.reach, self.length = reach, 0
 
     @property
     def capacity(self) -> int:
-        """For how many tokens there is room before the buffers grow."""
+        """The number of tokens that fit before the buffers grow."""
         return self.buffers.shape[-2]
 
     @property
@@ -53,16 +56,17 @@ class Cache:
     def values(self) -> torch.Tensor:
         return self.buffers[1, ..., : self.length, :]
 
-    @torch.no_grad()  # else the buffers would hold the graph of every token so far
+    @torch.no_grad()  # otherwise the buffers would keep the autograd graph of every token so far
     def append(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Add the queries (B, H, n, d), keys and values (..., n, width) of n more tokens; no gradients."""
+        """Add the queries (B, H, n, d), keys and values (..., n, width) of n more tokens, without
+        gradients."""
         self.check(q, k, v)
         first, self.length = self.length, self.length + q.shape[2]
         self.make_room()
         self.buffers[0, ..., first : self.length, :] = k
         self.buffers[1, ..., first : self.length, :] = v
         queries = torch.cat([self.queries, q.to(self.dtype)], dim=2)
-        self.queries = queries[:, :, -self.reach :].contiguous()
+        self.queries = queries[:, :, -self.reach :].contiguous()  # a copy, to free the older queries
 
     def check(self, *tensors: torch.Tensor) -> None:
         """Raise an error unless queries, keys and values have the cache's sizes and device, and one number
@@ -86,10 +90,10 @@ class Cache:
 
 
 class KVCache(Cache):
-    """A Cache of keys and values for every head: keys and values are (B, H, length, d).
+    """A Cache with keys and values for every head, (B, H, length, d).
 
-    window: c_q of the layer, the rows that its convolution reaches over, and the queries that are kept.
-    query_heads: of queries, where they have more heads than keys and values.
+    window: c_q of the layer, the number of query rows that its convolution reads; as many queries are kept.
+    query_heads: the number of heads of the queries, if it differs from that of keys and values.
     """
 
     def __init__(
@@ -119,9 +123,9 @@ class KVCache(Cache):
 
 
 class LatentCache(Cache):
-    """A Cache of latents that all heads share, 2·L numbers a token: keys and values are (B, length, L).
+    """A Cache of latents that all heads share, 2·L elements per token: keys and values are (B, length, L).
 
-    window: how far back the reciprocal term reaches, which needs the last max(window, 1) queries.
+    window: how many keys back the reciprocal term reaches; the last max(window, 1) queries are kept.
     """
 
     ARGUMENTS = {"q": "B H n head_dim", "k_latent": "B n L", "v_latent": "B n L"}
@@ -146,7 +150,7 @@ class LatentCache(Cache):
 
 
 def check_sizes(least: int = 1, **sizes: int) -> None:
-    """Whole numbers of at least `least`, or an error."""
+    """Raise an error unless the sizes are whole numbers of at least `least`."""
     for name, size in sizes.items():
         if not isinstance(size, Integral):
             raise TypeError(f"argument {name} is {size!r}; wanted a whole number")
@@ -155,7 +159,7 @@ def check_sizes(least: int = 1, **sizes: int) -> None:
 
 
 def check_cache(cache: Cache, **wanted: object) -> None:
-    """A cache of which batch, device, type and so on are those wanted, or an error."""
+    """Raise ValueError unless the cache has the wanted batch, device, type and sizes."""
     for name, value in wanted.items():
         if (got := getattr(cache, name, None)) != value:
             raise ValueError(

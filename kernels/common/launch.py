@@ -1,7 +1,7 @@
-"""From a host function to a kernel's launch, where the data is.
+"""The launch of a kernel on the device of its tensors.
 
-A runner is a function run(kernel, grid, block, *arguments). Host functions take one as `run`; without one,
-CPU tensors go to the simulator and CUDA tensors to their GPU.
+A runner is a function run(kernel, grid, block, *arguments). Host functions take one as `run`. Without it, CPU
+tensors go to the simulator and CUDA tensors to their GPU.
 """
 
 import functools
@@ -13,7 +13,7 @@ from numba import cuda
 from kernels.common.arguments import MAX_HEAD_DIM
 from kernels.common.device_argument import device_argument
 
-# numbers read by a launch that is not worth compiling for a CPU: some seconds of interpreting
+# elements read by the largest launch that is interpreted, which takes a few seconds
 MOST_INTERPRETED = 2**22
 WIDTHS = (16, 32, 64, MAX_HEAD_DIM)
 
@@ -32,19 +32,21 @@ def output(shape, like, dtype=torch.float32):
 
 
 def launch(kernel, grid, block, *arguments, run=None):
-    """kernel[grid, block](*arguments), by `run` or where the first argument, a tensor, is; a grid without a
-    block runs nothing."""
+    """Call kernel[grid, block](*arguments) by `run`, or by the runner of the first argument's device.
+
+    An empty grid launches nothing.
+    """
     if 0 not in grid:
         (run or RUNNERS[arguments[0].device.type])(kernel, grid, block, *arguments)
 
 
 def simulated(kernel, grid, block, *arguments, engine=None, **options):
-    """The runner for CPU tensors; returns sim's Report, which says which engine ran. Raises sim.KernelBug for
-    a bug found.
+    """Run a kernel on CPU tensors in the simulator; return its Report, which names the engine. Raise
+    sim.KernelBug for a bug.
 
-    engine, options: those of sim.simulate. Without an engine a launch of little work is interpreted, by
-        "fibers", and a larger one compiled for the CPU, "native", which takes seconds the first time and is
-        thousands of times faster.
+    engine, options: those of sim.simulate. Without an engine, small launches are interpreted by "fibers".
+        Larger ones are compiled by "native", which takes seconds the first time and then runs thousands of
+        times faster.
     """
     from sim import simulate
 
@@ -53,8 +55,8 @@ def simulated(kernel, grid, block, *arguments, engine=None, **options):
 
 
 def work(grid, block, arguments):
-    """About how many numbers the threads of a launch read: each those of one head, (N, d), of the largest
-    tensor."""
+    """Estimate how many elements the threads of a launch read: one head, (N, d), of the largest tensor for
+    each thread."""
     heads = math.prod(grid[1:]) if isinstance(grid, tuple) else 1
     largest = max(argument.numel() for argument in arguments if isinstance(argument, torch.Tensor))
     return (
@@ -80,8 +82,7 @@ def on_gpu(kernel, grid, block, *arguments):
 
 @functools.cache
 def external_stream(device, handle):
-    """A stream of torch's on a device, as Numba's; made once, which also lets Numba recognise a launch
-    configuration."""
+    """Return torch's stream as Numba's, cached, so that Numba also finds its cached launch configuration."""
     return cuda.external_stream(handle)
 
 

@@ -1,7 +1,8 @@
-"""Keys split among blocks, for one new token: how many blocks there are, and how what they found is merged.
+"""The split of one new token's keys among blocks: how many blocks there are, and how their results are
+merged.
 
-A block leaves in part (d + 2) = Σ e^(s - m) v, m and l of its keys; a block without a key has l = 0 and
-m = -inf. The merge of flash/warp.py, with one division at the end:
+A block stores in part (d + 2) = Σ e^(s - m) v, m and l of its keys; a block without a key has l = 0 and m =
+-inf. The merge is that of flash/warp.py, with one division at the end:
 
     m = max m_s        l = Σ_s e^(m_s - m) l_s        O = Σ_s e^(m_s - m) part_s / l
 """
@@ -16,12 +17,12 @@ from numpy import float32
 from kernels.common.arguments import MAX_HEAD_DIM
 from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
 
-LANES, ALL_LANES = 32, 0xFFFFFFFF  # of a warp
-# c & LANE is c, but now the compiler knows that it is not negative
+LANES, ALL_LANES = 32, 0xFFFFFFFF  # the lanes of a warp: their number, and the mask of all
+# c & LANE equals c, but tells the compiler that it is not negative
 LANE, LARGEST_D, PLACE = LANES - 1, MAX_HEAD_DIM - 1, (1 << 62) - 1
-UNROLLED = 4  # columns of a piece in a turn of a loop that is short enough for the compiler to unroll it
-MERGING_WARPS = 8  # of a block that merges
-BLOCKS, FEWEST_KEYS = 4, 64  # blocks that a multiprocessor holds, with 128 registers a thread; keys a block
+UNROLLED = 4  # columns in an iteration: few enough for the compiler to unroll the loop
+MERGING_WARPS = 8  # warps of a block that merges
+BLOCKS, FEWEST_KEYS = 4, 64  # resident blocks per multiprocessor at 128 registers per thread; keys per block
 
 
 # Device functions -------------------------------------------------------------------------------------------
@@ -29,7 +30,7 @@ BLOCKS, FEWEST_KEYS = 4, 64  # blocks that a multiprocessor holds, with 128 regi
 
 @cuda.jit(device=True)
 def largest_of_warp(x):
-    """The largest x of the warp's 32 lanes, in each of them."""
+    """Return the maximum of x over the warp's 32 lanes, in each of them."""
     for bit in range(5):
         x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 1 << bit))
     return x
@@ -37,7 +38,7 @@ def largest_of_warp(x):
 
 @cuda.jit(device=True)
 def sum_of_warp(x):
-    """The sum of x over the warp's 32 lanes, in each of them."""
+    """Return the sum of x over the warp's 32 lanes, in each of them."""
     for bit in range(5):
         x += cuda.shfl_xor_sync(ALL_LANES, x, 1 << bit)
     return x
@@ -45,9 +46,14 @@ def sum_of_warp(x):
 
 @cuda.jit(device=True)
 def add_splits(sums, totals, part):
-    """m of the merged part (splits, d + 2); sums (MERGING_WARPS, d or more) and totals (MERGING_WARPS) = what
-    each of MERGING_WARPS warps has added up: every MERGING_WARPS-th split, a lane every 32nd number. The
-    caller puts a barrier before others read them."""
+    """Add up the splits of part (splits, d + 2) by MERGING_WARPS warps; return m over all splits.
+
+    Each warp adds every MERGING_WARPS-th split, and each of its lanes every 32nd column. The caller puts a
+    barrier before other threads read the sums.
+
+    sums: (MERGING_WARPS, d or more), the partial sums of o.
+    totals: (MERGING_WARPS,), the partial sums of l.
+    """
     splits, d = part.shape[0], part.shape[1] - 2
     lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
     m, l = MINUS_INFINITY, float32(0)
@@ -68,7 +74,7 @@ def add_splits(sums, totals, part):
 
 @cuda.jit(device=True)
 def merged(sums, totals, c):
-    """(number c of O, l) from what add_splits has left."""
+    """Return (element c of O, l) from the partial sums of `add_splits`."""
     l = float32(0)
     for warp in range(MERGING_WARPS):
         l += totals[warp]
@@ -77,7 +83,7 @@ def merged(sums, totals, c):
 
 @cuda.jit(device=True)
 def sum_of_warps(sums, c):
-    """Number c of what MERGING_WARPS warps have added up."""
+    """Return the sum of column c over the partial sums of MERGING_WARPS warps."""
     total = float32(0)
     for warp in range(MERGING_WARPS):
         total += sums[warp, c]
@@ -86,12 +92,12 @@ def sum_of_warps(sums, c):
 
 @cuda.jit
 def merge_splits_kernel(parts, o, log_sum):
-    """o (B, H, 1, d) and log_sum (B, H, 1) = the merged parts (B, H, splits, d + 2)."""
+    """Merge parts (B, H, splits, d + 2) into o (B, H, 1, d) and log_sum (B, H, 1)."""
     sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
     totals = cuda.shared.array(MERGING_WARPS, float32)
     part, o_row = parts[cuda.blockIdx.y, cuda.blockIdx.x], o[cuda.blockIdx.y, cuda.blockIdx.x, 0]
     m = add_splits(sums, totals, part)
-    cuda.syncthreads()  # every warp's sums are there
+    cuda.syncthreads()  # every warp's sums are stored
     if cuda.threadIdx.x < o_row.shape[0]:
         o_row[cuda.threadIdx.x], l = merged(sums, totals, cuda.threadIdx.x)
         if cuda.threadIdx.x == 0:
@@ -102,8 +108,10 @@ def merge_splits_kernel(parts, o, log_sum):
 
 
 def splits_for(given, sequences, keys, device, *rule):
-    """The splits that a call has given, checked, or those that `choose_splits` chooses by its rule for the
-    device."""
+    """Return the splits that a call has given, checked, or else those of `choose_splits`.
+
+    rule: `fewest` and `blocks` of `choose_splits`.
+    """
     return (
         choose_splits(sequences, keys, multiprocessors(device), *rule)
         if given is None
@@ -124,7 +132,7 @@ def choose_splits(sequences, keys, multiprocessors, fewest=FEWEST_KEYS, blocks=B
 
 @functools.cache
 def fewest_splits(sequences, most, wave):
-    """`choose_splits` with at most `most` splits, where `wave` blocks run at once."""
+    """Return the result of `choose_splits` for at most `most` splits, where `wave` blocks run at once."""
     splits = range(1, max(1, min(most, 4 * wave // sequences)) + 1)
     busy = [sequences * s / (-(-sequences * s // wave) * wave) for s in splits]
     return next(s for s, share in zip(splits, busy) if share >= 0.9 * max(busy))
@@ -132,12 +140,13 @@ def fewest_splits(sequences, most, wave):
 
 @functools.cache
 def multiprocessors(device):
-    """How many multiprocessors the device has. The simulator, on the CPU, runs one block at a time: 1."""
+    """Return the number of multiprocessors of a device; 1 for the CPU, where the simulator runs one block
+    at a time."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def checked_splits(splits):
-    """An integer of at least 1, or an error."""
+    """Return `splits`; raise an error unless it is an integer of at least 1."""
     if isinstance(splits, bool) or not isinstance(splits, int):
         raise TypeError(f"argument splits is {splits!r}; wanted a whole number, or None to choose it")
     if splits < 1:
@@ -146,10 +155,9 @@ def checked_splits(splits):
 
 
 def flat(rows):
-    """(B, H, N, d) as a kernel reads it where it is: one dimension that begins at its first number, and the
-    strides of batch and head.
+    """Return rows (B, H, N, d) as a one-dimensional view, with the strides of batch and head in elements.
 
-    Only rows that do not follow each other in memory are copied first.
+    The rows are copied only if they do not follow each other in memory.
     """
     *_, n, d = rows.shape
     rows = rows if rows.stride()[2:] == (d, 1) else rows.contiguous()

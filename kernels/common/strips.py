@@ -10,16 +10,16 @@ from numpy import float32
 from kernels.common.tiles import GROUP, INDEX
 
 STRIP, ROW_THREADS = 8, 4  # neighbouring columns of a thread; threads that share a row
-TAPS = 16  # the largest kernel, 15 × 15, in whole groups
+TAPS = 16  # rows and columns of taps in shared memory: 15, rounded up to a multiple of GROUP
 WINDOW = STRIP + GROUP
-# of a thread: then two blocks of 256 threads share a multiprocessor, which hides more than spilling costs
+# per thread: then two blocks of 256 threads are resident, which hides more latency than spilling costs
 MOST_REGISTERS = 128
 
 
 @cuda.jit(device=True)
 def load_taps(taps, w, flipped):
-    """taps = w (c_q, c_k), in both directions reversed if `flipped`, with 0 to its right and below. taps:
-    (TAPS, TAPS)."""
+    """Load w (c_q, c_k) into taps (TAPS, TAPS), followed by zeros; reversed in both directions if
+    `flipped`."""
     c_q, c_k = w.shape
     for element in range(cuda.threadIdx.x, TAPS * TAPS, cuda.blockDim.x):
         a, b = element // TAPS, element % TAPS
@@ -67,8 +67,11 @@ def add_group(strip, place, window, tile, taps, i, j, a, b):
 
 @cuda.jit(device=True)
 def add_tap_gradients(sums, g_tile, s_tile, a, b, part, parts, rows, first, last):
-    """sums[x] += Σ_ij dT[i, j] · S0[i + a, j + b + x], over the rows part, part + parts, … < rows and the
-    columns [first, last)."""
+    """Add Σ_ij dT[i, j] · S0[i + a, j + b + x] to sums[x], for the rows part, part + parts, … < rows and
+    columns [first, last).
+
+    The window of S0 slides through registers as in `convolve_strip`.
+    """
     window = cuda.local.array(WINDOW, float32)
     for i in range(part, rows, parts):
         for x in range(STRIP):

@@ -1,4 +1,5 @@
-"""Device functions that several kernels share: update (m, l, o), and load tiles into shared memory."""
+"""Device functions that several kernels share: weights of the online softmax, and tiles into shared
+memory."""
 
 import math
 
@@ -6,18 +7,17 @@ from numba import cuda
 from numpy import float32
 
 MINUS_INFINITY = float32(-math.inf)
-# numbers that come in one load of 16 bytes; also the padding of a chunk's row, with which eight rows begin in
-# different banks
+# floats in a load of 16 bytes; also the padding of a chunk's row, so that eight rows begin in different banks
 GROUP = 4
-SECTOR = 8  # numbers in a sector of global memory
-# no index into a tile is larger or negative: i & INDEX tells the compiler, which then drops its code for
-# negative indices
+SECTOR = 8  # floats in a sector (32 bytes) of global memory
+# the largest index into a tile: i & INDEX equals i, but tells the compiler that i is not negative, so that
+# it drops its code for negative indices
 INDEX = 127
 
 
 @cuda.jit(device=True)
 def weight(score, maximum):
-    """exp(score - maximum), float32; 0 for a score of -inf, even if the maximum is -inf too."""
+    """Return exp(score - maximum), float32; 0 for a score of -inf, even if the maximum is -inf too."""
     if score == MINUS_INFINITY:
         return float32(0)
     return math.exp(score - maximum)
@@ -25,7 +25,7 @@ def weight(score, maximum):
 
 @cuda.jit(device=True)
 def reciprocal(l):
-    """1 / l, float32; 0 for l = 0, the sum of a row all of whose scores are -inf."""
+    """Return 1 / l, float32; 0 for l = 0, the sum of a row whose scores are all -inf."""
     if l == float32(0):
         return float32(0)
     return float32(1) / l
@@ -33,12 +33,14 @@ def reciprocal(l):
 
 @cuda.jit(device=True)
 def load_tile(tile, rows, first):
-    """tile = rows[first : first + size], with 0 for what lies outside `rows`; the threads of the block share
-    the work.
+    """Copy rows[first : first + size] to the tile, with 0 for elements outside `rows`.
 
-    tile: (size, width) in shared memory; rows: (n, d) in global memory, d <= width; the block is
-        one-dimensional. Neighbouring threads copy neighbouring numbers. The caller puts a barrier before
-        (others may still read the old tile) and after.
+    The threads of the block share the work, and neighbouring threads copy neighbouring elements (coalesced).
+    The caller puts a barrier before the call, since other threads may still read the old tile, and one after
+    it.
+
+    tile: (size, width), shared memory.
+    rows: (n, d), global memory, d <= width.
     """
     size, width = tile.shape
     n, d = rows.shape
@@ -49,8 +51,11 @@ def load_tile(tile, rows, first):
 
 @cuda.jit(device=True)
 def load_columns(chunk, rows, first, start):
-    """chunk = rows[first : first + size, start : start + width], with 0 for what lies outside `rows` (n, d).
-    chunk: (size, width + GROUP). SECTOR neighbouring threads share a row: 32 bytes a time."""
+    """Copy rows[first : first + size, start : start + width] to the chunk (size, width + GROUP), 0 outside
+    `rows` (n, d).
+
+    SECTOR neighbouring threads share a row: they read 32 bytes in one request.
+    """
     n, d = rows.shape
     for i in range(cuda.threadIdx.x // SECTOR, chunk.shape[0], cuda.blockDim.x // SECTOR):
         inside = 0 <= first + i and first + i < n

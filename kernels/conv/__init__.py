@@ -1,1 +1,19 @@
-"""Convolutional attention: forward, backward and one token, in float32 and on tensor cores."""
+"""Convolutional attention: the scores are convolved with taps before the softmax.
+
+Queries, keys and values (B, H, N, d) and taps (H, c_q, c_k) enter; O (B, H, N, d) and L (B, H, N), the
+log-sum-exp of each query's scores, leave. For one head, with P_q = c_q - 1 and P_k = (c_k - 1) // 2:
+
+    S0 = scale · q kᵀ, 0 where masked
+    T[i, j] = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked
+    O = softmax(T) v
+
+Read the files in this order:
+
+    operators.py         the public function: checks arguments, defines the gradient
+    tiles.py             device functions: products of tiles, and which thread computes which elements
+    forward.py           the float32 forward kernel
+    backward.py          the two float32 backward kernels: dQ and dW, then dK and dV
+    decode.py            one new token, with the keys split among warps
+    tensor_forward.py, tensor_backward.py, tensor_decode.py
+                         the same for bfloat16 and float16, on tensor cores
+"""

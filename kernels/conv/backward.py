@@ -1,7 +1,7 @@
-"""Convolutional attention, backward: one kernel keeps a tile of queries and gives dQ and dW, one keeps a tile
-of keys and gives dK and dV.
+"""Convolutional attention, backward: one kernel owns a tile of queries and computes dQ and dW, another owns a
+tile of keys and computes dK and dV.
 
-With L, D = rowsum(dO * O) and S0 and T as in conv/forward.py, for one head:
+With L, D = rowsum(dO * O), and S0 and T as in conv/forward.py, for one head:
 
     P         = exp(T - L), 0 where masked
     dT        = P * (dO·vᵀ - D)
@@ -10,20 +10,21 @@ With L, D = rowsum(dO * O) and S0 and T as in conv/forward.py, for one head:
     dQ, dK    = scale · dS k, scale · dSᵀ q
     dV        = Pᵀ dO
 
-Queries below a row and keys on both sides of a column send their dT back to it, so the halo is on every side.
-A tile of size × size scores owns size - 2·P_q rows and size - 2·(c_k - 1) columns:
+A score contributes to T of the queries below it and of the keys on both sides, so its gradient depends on
+their dT: the halo is on every side. A tile of size × size scores owns size - 2·P_q rows and size - 2·(c_k -
+1) columns:
 
     S0    rows [i0 - P_q, i0 + rows + P_q)    columns [j0 - (c_k - 1), j0 + columns + (c_k - 1))
     dT    rows [i0, i0 + rows + P_q)          columns [j0 - P_r, j0 + columns + P_k)
     dS    rows [i0, i0 + rows)                columns [j0, j0 + columns)
 
-Each begins at the tile's index (0, 0). Of dT the tile owns the columns from P_r on, of dS all.
-dW, dK and dV count only what a tile owns. Sources: as conv/forward.py; Dao 2023, arXiv 2307.08691, Algorithm
-2 (L and D).
+Each of these begins at index (0, 0) of its shared tile. The owned columns of dT begin at P_r, those of dS at
+0. dW, dK and dV sum only over owned scores.
+Sources: as conv/forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
 
     grid    (B · H, ⌈N / owned⌉)        block   (size / 4)² threads: 256 for the size 64
     shared  2 · size · (size + 9) + 2 · size · 12 + 512 + 2 · 16² floats, static: 46.5 KiB
-    cost    (3·d + 3·c_q·c_k) and (4·d + 2·c_q·c_k) multiply-adds a score, more by what halos make again
+    cost    (3·d + 3·c_q·c_k) and (4·d + 2·c_q·c_k) multiply-adds per score, and more for recomputed halos
 """
 
 import functools
@@ -33,6 +34,7 @@ from numba import cuda
 from numpy import float32, int32
 
 from kernels.common.arguments import ANY_FLOAT, FLOAT32, HALVES, backward_arguments
+from kernels.common.extent import WHOLE
 from kernels.common.launch import launch, output, width_for
 from kernels.common.strips import MOST_REGISTERS, STRIP, TAPS, add_tap_gradients, load_taps
 from kernels.common.tiles import GROUP
@@ -57,7 +59,7 @@ from kernels.conv.tiles import (
 )
 
 SIZE = 64
-CHUNK_WORDS = 8 + GROUP  # of a row of q, k, v or dO, in a product over d: all must fit 48 KiB
+CHUNK_WORDS = 8 + GROUP  # words of a chunk's row; larger chunks would exceed 48 KiB of shared memory
 
 
 # Device functions -------------------------------------------------------------------------------------------
@@ -67,11 +69,14 @@ CHUNK_WORDS = 8 + GROUP  # of a row of q, k, v or dO, in a product over d: all m
 def probabilities_and_gradients(
     strip, s_tile, g_tile, taps, i0, j0, log_sum, d, keys, causal, diagonal, c_q, c_k
 ):
-    """strip = P and g_tile = dT, of this thread's strips, from s_tile = S0 and g_tile = dO·vᵀ; 0 for what is
-    masked, outside, or beyond dT's halo.
+    """Compute P in this thread's strips and dT in g_tile, from S0 in s_tile and dO·vᵀ in g_tile.
 
-    i0, j0: the owned query and the owned key, of `keys`, at dT's index (0, 0). log_sum, d: (N,). strip: one
-        STRIP for each of this thread's strips, in the order of `strips_of`.
+    Elements that are masked, outside the sequence, or beyond dT's halo become 0.
+
+    strip: one STRIP for each of this thread's strips, in the order of `convolve_strips`.
+    i0, j0: the owned query and the owned key at dT's index (0, 0).
+    log_sum, d: (N,), L and D of the owned queries.
+    keys: the number of owned keys.
     """
     size, n = s_tile.shape[0], log_sum.size
     turns, strips = turns_and_strips(size)
@@ -103,9 +108,41 @@ def probabilities_and_gradients(
 
 
 @cuda.jit(device=True)
+def recompute_tile(
+    strip, s_tile, g_tile, taps, q_rows, k_rows, v_rows, d_o_rows, log_sum, d, i0, j0, scale, causal, extent,
+    c_q, c_k, a_chunk, b_chunk,
+):  # fmt: skip
+    """Recompute S0 of a tile and its halo in s_tile, P in the strips and dT in g_tile.
+
+    i0, j0: the first owned row and column of the tile, counted with the halos of `extent`.
+    """
+    first_query, first_key, diagonal = extent
+    i, j = i0 - first_query, j0 - first_key - (c_k - 1 - (c_k - 1) // 2)  # query and key at dT's index (0, 0)
+    whole_diagonal = first_key - first_query + diagonal
+    products(
+        s_tile,
+        q_rows,
+        k_rows,
+        i0 - (c_q - 1),
+        j0 - (c_k - 1),
+        scale,
+        causal,
+        whole_diagonal,
+        a_chunk,
+        b_chunk,
+    )
+    products(g_tile, d_o_rows, v_rows, i, j, float32(1), causal, diagonal, a_chunk, b_chunk)
+    cuda.syncthreads()  # both tiles are complete
+    probabilities_and_gradients(
+        strip, s_tile, g_tile, taps, i, j, log_sum, d, v_rows.shape[0], causal, diagonal, c_q, c_k
+    )
+    cuda.syncthreads()  # dT is complete
+
+
+@cuda.jit(device=True)
 def score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k):
-    """strip = dS, of this thread's strips of what the tile owns, from g_tile = dT; 0 for what is masked,
-    outside, or not owned."""
+    """Compute dS in this thread's strips from dT in g_tile; 0 where a score is masked, outside, or not
+    owned."""
     size = g_tile.shape[0]
     turns, strips = turns_and_strips(size)
     counts = cuda.local.array(STRIPS, int32)
@@ -123,7 +160,7 @@ def score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, keys, caus
 
 @cuda.jit(device=True)
 def store_strips(tile, strip, rows, first_column, last_column):
-    """tile = this thread's strips, with 0 outside [0, rows) × [first_column, last_column)."""
+    """Store this thread's strips in the tile, and 0 outside [0, rows) × [first_column, last_column)."""
     size = tile.shape[0]
     turns, strips = turns_and_strips(size)
     for turn in range(turns):
@@ -140,18 +177,23 @@ def store_strips(tile, strip, rows, first_column, last_column):
 
 @functools.cache
 def queries_kernel(width, size):
-    """The kernel of dQ and dW for rows of at most `width` numbers and tiles of `size` × `size` scores."""
+    """Return the kernel of dQ and dW for rows of at most `width` elements and tiles of `size` × `size`
+    scores."""
     step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
     patch_numbers = PATCH * (width // step)
     rows_at_a_time = min(16, 512 // width)
 
     @cuda.jit(max_registers=MOST_REGISTERS)
     def conv_backward_queries_kernel(q, k, v, w, log_sum, d, d_o, scale, causal, extent, d_q, d_w):
-        """d_q, like q, = dQ and d_w += dW; q, k, v, d_o (B, H, ..., d), w (H, c_q, c_k), log_sum, d (B, H,
-        N); extent: kernels.common.extent.Extent.
+        """Store dQ in d_q, and add dW to d_w.
 
-        d_w (R, H, c_q, c_k): block number b of a head adds to d_w[b % R]: one sum for all (R = 1), or a
-            partial sum for each block (R = their number).
+        q, k, v, d_o: (B, H, ..., d).
+        w: (H, c_q, c_k).
+        log_sum, d: (B, H, N), L and D.
+        extent: kernels.common.extent.Extent.
+        d_q: like q.
+        d_w: (R, H, c_q, c_k). Block b of a head adds to d_w[b % R], so R = 1 gives one sum, and R = number of
+            blocks gives deterministic partial sums.
         """
         s_tile, g_tile = cuda.shared.array((size, pitch), float32), cuda.shared.array((size, pitch), float32)
         a_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
@@ -169,8 +211,8 @@ def queries_kernel(width, size):
         diagonal = first_key - first_query + owned_diagonal
         rows, columns, right = size - 2 * (c_q - 1), size - 2 * (c_k - 1), c_k - 1 - (c_k - 1) // 2
         i0 = (cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows
-        # 1. the taps, and which of them this thread sums: STRIP of a row of them, over every parts-th row of
-        # the tile
+        # 1. load the taps, and choose those whose gradient this thread sums: STRIP of a row, over every
+        # parts-th row of the tile
         clear(s_tile)
         clear(g_tile)
         load_taps(taps, w[head], False)
@@ -183,52 +225,15 @@ def queries_kernel(width, size):
             tap_sums[x] = float32(0)
         for x in range(patch_numbers):
             d_q_patch[x] = float32(0)
-        cuda.syncthreads()  # s_tile is clear: step 5 writes there, even where no query sees a key
+        cuda.syncthreads()  # s_tile is clear: step 5 writes there, even if no query sees a key
         last_key = min(keys, i0 + rows + diagonal) if causal else keys
         for j0 in range(0, last_key, columns):
             # 2. S0, dO·vᵀ, and from them dT
-            products(
-                s_tile,
-                q_rows,
-                k_rows,
-                i0 - (c_q - 1),
-                j0 - (c_k - 1),
-                scale,
-                causal,
-                diagonal,
-                a_chunk,
-                b_chunk,
-            )
-            products(
-                g_tile,
-                d_o_rows,
-                v_rows,
-                i0 - first_query,
-                j0 - right - first_key,
-                float32(1),
-                causal,
-                owned_diagonal,
-                a_chunk,
-                b_chunk,
-            )
-            cuda.syncthreads()
-            probabilities_and_gradients(
-                strip,
-                s_tile,
-                g_tile,
-                taps,
-                i0 - first_query,
-                j0 - right - first_key,
-                log_sum[batch, head],
-                d[batch, head],
-                v.shape[2],
-                causal,
-                owned_diagonal,
-                c_q,
-                c_k,
-            )
-            cuda.syncthreads()
-            # 3. dW, and dS, which then takes the place of S0
+            recompute_tile(
+                strip, s_tile, g_tile, taps, q_rows, k_rows, v_rows, d_o_rows, log_sum[batch, head],
+                d[batch, head], i0, j0, scale, causal, extent, c_q, c_k, a_chunk, b_chunk,
+            )  # fmt: skip
+            # 3. dW and dS; dS is then stored over S0
             if a < c_q:
                 add_tap_gradients(
                     tap_sums,
@@ -254,7 +259,7 @@ def queries_kernel(width, size):
                 add_weighted_rows(d_q_patch, s_tile, first, rows_chunk)
                 cuda.syncthreads()
         store_rows(d_q[batch, head], i0, rows, scale, d_q_patch, step)
-        # 5. the sums of all threads of a tap, in a fixed order, then one addition for each tap
+        # 5. add the partial sums of each tap in a fixed order, then add one total per tap to d_w
         for x in range(STRIP):
             if a < c_q:
                 s_tile[cuda.threadIdx.x // size, cuda.threadIdx.x % size] = tap_sums[x]
@@ -272,15 +277,16 @@ def queries_kernel(width, size):
 
 @functools.cache
 def keys_kernel(width, size):
-    """The kernel of dK and dV for rows of at most `width` numbers and tiles of `size` × `size` scores."""
+    """Return the kernel of dK and dV for rows of at most `width` elements and tiles of `size` × `size`
+    scores."""
     step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
     patch_numbers = PATCH * (width // step)
     rows_at_a_time = min(16, 512 // width)
 
     @cuda.jit(max_registers=MOST_REGISTERS)
     def conv_backward_keys_kernel(q, k, v, w, log_sum, d, d_o, scale, causal, extent, d_k, d_v):
-        """d_k, like k, = dK and d_v, like v, = dV; q, k, v, d_o (B, H, ..., d), w (H, c_q, c_k), log_sum, d
-        (B, H, N); extent: kernels.common.extent.Extent."""
+        """Store dK in d_k, like k, and dV in d_v, like v; the other arguments are those of the kernel of
+        dQ and dW."""
         s_tile, g_tile = cuda.shared.array((size, pitch), float32), cuda.shared.array((size, pitch), float32)
         a_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
         b_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
@@ -306,50 +312,13 @@ def keys_kernel(width, size):
         load_taps(flipped, w[head], True)
         for x in range(patch_numbers):
             d_k_patch[x] = d_v_patch[x] = float32(0)
-        # 2. every tile of rows of which one sees a key of this block
+        # 2. every tile of rows in which a query sees a key of this block
         for i0 in range(max(0, j0 - diagonal) // rows * rows if causal else 0, n, rows):
-            products(
-                s_tile,
-                q_rows,
-                k_rows,
-                i0 - (c_q - 1),
-                j0 - (c_k - 1),
-                scale,
-                causal,
-                diagonal,
-                a_chunk,
-                b_chunk,
-            )
-            products(
-                g_tile,
-                d_o_rows,
-                v_rows,
-                i0 - first_query,
-                j0 - right - first_key,
-                float32(1),
-                causal,
-                owned_diagonal,
-                a_chunk,
-                b_chunk,
-            )
-            cuda.syncthreads()
-            probabilities_and_gradients(
-                strip,
-                s_tile,
-                g_tile,
-                taps,
-                i0 - first_query,
-                j0 - right - first_key,
-                log_sum[batch, head],
-                d[batch, head],
-                v.shape[2],
-                causal,
-                owned_diagonal,
-                c_q,
-                c_k,
-            )
-            cuda.syncthreads()
-            # 3. P takes the place of S0, dS that of dT
+            recompute_tile(
+                strip, s_tile, g_tile, taps, q_rows, k_rows, v_rows, d_o_rows, log_sum[batch, head],
+                d[batch, head], i0, j0, scale, causal, extent, c_q, c_k, a_chunk, b_chunk,
+            )  # fmt: skip
+            # 3. P is stored over S0, and dS over dT
             store_strips(s_tile, strip, rows, right, right + columns)
             score_gradients(
                 strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k
@@ -391,24 +360,36 @@ def conv_backward(
     size=SIZE,
     extent=None,
 ):
-    """(dQ, dK, dV, dW) of convolutional attention, like q, k, v and w.
+    """Return (dQ, dK, dV, dW), the gradients of convolutional attention, shaped like q, k, v and w.
 
-    o, log_sum: what `conv_forward` returned; d_o: the gradient of o, like it. wanted: which of the four are
-        needed; one that is not is None, and a kernel neither of whose results is needed does not run.
-        deterministic: equal dW, bit for bit, from run to run, for some memory and time; the others always
-        are, and so is dW of 16-bit numbers. size: of a tile of float32 scores, 64 or 32. extent: as for
-        `conv_forward`; o, log_sum and d_o are those of the owned queries, over all keys of the sequence, and
-        the gradients are what the owned scores give, to rows of the halo too. Raises TypeError or ValueError
-        that names the argument, what it is, and what was wanted.
+    q, k, v, w, causal, scale: the arguments of `conv_forward`.
+    o, log_sum: its results.
+    d_o: the gradient of o, of the same shape and type.
+    wanted: which of the four gradients are needed. One that is not is None, and a kernel runs only if one of
+        its results is needed.
+    deterministic: make dW the same, bit for bit, in each run, for some memory and time. The other gradients
+        always are, and so is dW of 16-bit values.
+    size: rows and columns of a tile of float32 scores, 64 or 32.
+    extent: as for `conv_forward`. Then o, log_sum and d_o belong to the owned queries, over all keys of the
+        sequence, and the gradients are those of the owned scores, in rows of the halo too.
+
+    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
     """
     dtypes = FLOAT32 if extent else ANY_FLOAT
     q, k, v, w, scale, d_o, extent = backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent, dtypes)
     check_size(size)
+    statistics = o.detach().contiguous(), log_sum.detach().contiguous()
+    return backward(q, k, v, w, *statistics, d_o, causal, scale, wanted, deterministic, run, size, extent)
+
+
+def backward(
+    q, k, v, w, o, log_sum, d_o, causal, scale, wanted, deterministic, run=None, size=SIZE, extent=WHOLE
+):
+    """Return the results of `conv_backward` for checked, contiguous arguments."""
     if q.dtype in HALVES:
         return conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run)
     (batch, heads, n, d), keys = q.shape, k.shape[2]
-    row_sums = (d_o * o.detach()).sum(-1)
-    given = q, k, v, w, log_sum.detach().contiguous(), row_sums, d_o, scale, bool(causal), extent
+    given = q, k, v, w, log_sum, (d_o * o).sum(-1), d_o, scale, bool(causal), extent
     rows, columns = size - 2 * (w.shape[1] - 1), size - 2 * (w.shape[2] - 1)
     d_q = d_k = d_v = d_w = None
     if wanted[0] or wanted[3]:

@@ -1,31 +1,31 @@
-"""Convolutional attention for one new token: the keys split among warps, then a second kernel that merges
-what each block found.
+"""Convolutional attention for one new token: the keys are split among warps, and a second kernel merges the
+results of the blocks.
 
-The last row of `kernels.reference.conv_attention`, from the queries of the last c_q tokens (the window) and
-all N_k keys and values so far:
+This is the last row of `kernels.reference.conv_attention`, from the queries of the last c_q tokens (the
+window) and all N_k keys and values so far:
 
     S0[a, j] = scale · q_a·k_j if key j is not after query a, else 0
     T[j]     = Σ_ab w[a, b] · S0[a, j - P_k + b]
     O        = softmax(T) v
 
-A warp owns a range of keys for the softmax, and reads P_k keys to its left and P_r = c_k - 1 - P_k to its
-right for the convolution: its halo. It keeps (m, l, o) as in `flash_forward`; merging is that of
-`warp_forward`, and a warp without a key has (-inf, 0, 0).
+A warp owns a range of keys for the softmax. For the convolution it also reads its halo: P_k keys to the left
+of this range and P_r = c_k - 1 - P_k to the right. It updates (m, l, o) as in `flash_forward`, and the merge
+is that of `warp_forward`; a warp without a key has (-inf, 0, 0).
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (the convolution); Dao et al. 2023, "Flash-Decoding for
-long-context inference" (the split).
+    long-context inference" (the split).
 
     grid    (splits, H, B), and (H, B) for the merge
-    block   WARPS warps, which wait for each other only at the end. A warp takes 32 keys at a time, and of
-            these 32 numbers of each row at a time, in registers: the next ones are on their way while these
-            are used. K passes through shared memory, so that a lane can have a key and make its scores with
-            all rows of the window; the scores of the last 64 keys stay in a ring, for the convolution
-    shared  of each warp a piece of K, the rings and o; the window and the taps: 28.5 KiB for d = 64 and
+    block   WARPS warps, which wait for each other only at the end. A warp takes 32 keys at a time, and 32
+            columns of them at a time, in registers: the next ones are loaded while these are used. K passes
+            through shared memory, so that a lane can compute the scores of one key with all rows of the
+            window. The scores of the last 64 keys stay in a ring buffer for the convolution
+    shared  for each warp a piece of K, the rings and o; the window and the taps: 28.5 KiB for d = 64 and
             c_q = 8, static
-    cost    (c_q + 1) · d + c_q · c_k multiply-adds a key; K and V are read once, but for the halos
+    cost    (c_q + 1) · d + c_q · c_k multiply-adds per key; K and V are read once, except for the halos
 
-K and V may be views, such as the filled part of a larger buffer: they are read where they are. Sizes are
-run-time arguments, but for d, so that the numbers of 32 rows need one address, and for the rows of the
-window, 4, 8, 12 or 16: a lane has a score of each in a register.
+K and V may be views, such as the filled part of a larger buffer, and are not copied. Sizes are run-time
+arguments, except two: d, so that 32 rows need one address, and the rows of the window, rounded up to 4, 8, 12
+or 16, because a lane holds one score of each in a register.
 """
 
 import functools
@@ -56,8 +56,8 @@ from kernels.conv import tensor_decode as decode_tensor
 from kernels.tensor_cores.launch import check_tensor_cores, kind_of, tensor_width
 
 WARPS = 4
-PITCH = LANES + 1  # of a piece of K, so that a column lies in 32 banks
-RING = 2 * LANES  # scores kept of each window row: a power of two, as & finds the place
+PITCH = LANES + 1  # elements per row of a piece of K, so that a column lies in 32 different banks
+RING = 2 * LANES  # scores kept for each row of the window: a power of two, so that & wraps the index
 
 
 # Device functions -------------------------------------------------------------------------------------------
@@ -65,8 +65,10 @@ RING = 2 * LANES  # scores kept of each window row: a power of two, as & finds t
 
 @cuda.jit(device=True)
 def load_window(q_tile, taps, q_rows, w_rows, scale):
-    """q_tile[c, a] = scale · number c of the query in row a of the window, taps[b, a] = w_rows[a, b], with 0
-    where there is none."""
+    """Load the window and the taps, transposed: q_tile[c, a] = scale · q_a[c], and taps[b, a] = w_rows[a, b].
+
+    Elements without a query or a tap become 0.
+    """
     width, slots = q_tile.shape
     (rows, d), (c_q, c_k) = q_rows.shape, w_rows.shape
     for element in range(cuda.threadIdx.x, slots * width, WARPS * LANES):
@@ -80,8 +82,11 @@ def load_window(q_tile, taps, q_rows, w_rows, scale):
 
 @cuda.jit(device=True)
 def merge_warps(part, ends, outputs, d):
-    """part (d + 2) = o, m and l of the block, from each warp's m and l, ends (WARPS, 2), and o, outputs
-    (WARPS, width)."""
+    """Merge the states of the block's warps into part (d + 2): o, m and l.
+
+    ends: (WARPS, 2), m and l of each warp.
+    outputs: (WARPS, width), o of each warp.
+    """
     thread = cuda.threadIdx.x
     m, l, total = MINUS_INFINITY, float32(0), float32(0)
     for warp in range(WARPS):
@@ -101,13 +106,16 @@ def merge_warps(part, ends, outputs, d):
 
 @functools.cache
 def split_kernel(slots, d):
-    """The kernel for c_q <= slots and rows of d numbers."""
+    """Return the kernel for c_q <= slots and rows of d elements."""
     width = -(-d // LANES) * LANES
 
     @cuda.jit(device=True)
     def load_piece(held, rows, place, first, low, high, c):
-        """held[r] = number c of row first + r, a lane a column, for the rows in [low, high), else 0; row 0
-        begins at rows[place]."""
+        """Load held[r] = element c of row first + r for 32 rows, 0 outside [low, high); each lane has its own
+        column c.
+
+        Row 0 begins at rows[place].
+        """
         base = place + first * d + min(c, d - 1)
         if low <= first and first + LANES <= high:
             for r in range(LANES):
@@ -116,15 +124,17 @@ def split_kernel(slots, d):
             for r in range(LANES):
                 held[r] = rows[(base + r * d) & PLACE] if low <= first + r < high else float32(0)
 
-    @cuda.jit(max_registers=128)  # so that a multiprocessor holds four blocks
+    @cuda.jit(max_registers=128)  # so that four blocks are resident on a multiprocessor
     def conv_decode_split_kernel(q, k, k_strides, v, v_strides, w, scale, extent, length, parts):
-        """parts (B, H, splits, d + 2) = each block's o, m and l.
+        """Store o, m and l of each block in parts (B, H, splits, d + 2).
 
-        q: (B, H, R, d), the window, R = min(c_q, N_k) rows; k and v: one-dimensional, key j of head h of
-            batch b from k[b · k_strides[0] + h · k_strides[1] + j · d]; w: (H, c_q, c_k); length: keys per
-            warp.
-        extent: k's rows; how many of them are owned, as v has only those; the first of them; the new token's
-            position, counted from that.
+        q: (B, H, R, d), the window, R = min(c_q, N_k) rows.
+        k, v: one-dimensional views; key j of head h of batch b begins at k[b · k_strides[0] + h ·
+            k_strides[1] + j · d].
+        w: (H, c_q, c_k).
+        extent: (rows of k, owned keys, the first owned key, position of the new token from there); v has only
+            the owned keys.
+        length: keys of a warp.
         """
         pieces = cuda.shared.array((WARPS, LANES, PITCH), float32)
         rings = cuda.shared.array((WARPS, slots, RING), float32)
@@ -142,14 +152,14 @@ def split_kernel(slots, d):
         k_place = batch * k_strides[0] + head * k_strides[1] + first_owned * d
         v_place = batch * v_strides[0] + head * v_strides[1]
         piece, ring, share, o = pieces[warp], rings[warp], shares[warp], outputs[warp]
-        # 1. the window and the taps; no score yet
+        # 1. the window, the taps, and empty rings
         load_window(q_tile, taps, q[batch, head], w[head], scale)
         for c in range(lane, width, LANES):
             o[c] = float32(0)
         for a in range(slots):
             ring[a, lane] = ring[a, LANES + lane] = float32(0)
         m, l = MINUS_INFINITY, float32(0)
-        cuda.syncthreads()  # window and taps are there
+        cuda.syncthreads()  # the window and the taps are loaded
         # 2. the keys that this warp owns, [start, end), and those whose scores it needs, [low, high)
         start = (cuda.blockIdx.x * WARPS + warp) * length
         end = min(keys, start + length)
@@ -159,14 +169,14 @@ def split_kernel(slots, d):
         if start < end:
             load_piece(held, k, k_place, low, first_key, key_end, lane)
         for first in range(low, high if start < end else low, LANES):
-            # 3. a lane a key, its scores with each row of the window; the score of key j completes T of key j
-            # - right
+            # 3. scores of one key per lane with each row of the window; the score of key j completes T of key
+            # j - right
             for a in range(slots):
                 scores[a] = float32(0)
             for c0 in range(0, width, LANES):
                 for r in range(LANES):
                     piece[r, lane] = held[r]
-                cuda.syncwarp()  # the piece is there
+                cuda.syncwarp()  # the piece is stored
                 if c0 + LANES < width:
                     load_piece(held, k, k_place, first, first_key, key_end, c0 + LANES + lane)
                 else:
@@ -177,19 +187,19 @@ def split_kernel(slots, d):
                             scores[a] += (
                                 q_tile[(c0 + group + c) & LARGEST_D, a] * piece[lane, (group + c) & LANE]
                             )
-                cuda.syncwarp()  # the piece is used up
-            # 4. masked and convolved
+                cuda.syncwarp()  # all lanes have read the piece
+            # 4. mask the scores, then convolve them
             j, place = first + lane, first - low + lane
             for a in range(slots):
                 ring[a, place & (RING - 1)] = (
                     scores[a] if -first_owned <= j <= position + 1 - c_q + a else float32(0)
                 )
-            cuda.syncwarp()  # the scores are there
+            cuda.syncwarp()  # the scores are stored
             t = float32(0)
             for b in range(c_k):
                 for a in range(slots):
                     t += taps[b & LANE, a] * ring[a, (place - c_k + 1 + b) & (RING - 1)]
-            # 5. the softmax, and the rows of V
+            # 5. update the softmax, and add the rows of V
             if not start <= j - right < end:
                 t = MINUS_INFINITY
             larger = max(m, largest_of_warp(t))
@@ -197,7 +207,7 @@ def split_kernel(slots, d):
             m, p = larger, weight(t, larger)
             l = shrink * l + p
             share[lane] = p
-            cuda.syncwarp()  # every lane's share is there
+            cuda.syncwarp()  # every lane's weight is stored
             for c0 in range(0, width, LANES):
                 total = shrink * o[c0 + lane]
                 for r in range(LANES):
@@ -207,11 +217,11 @@ def split_kernel(slots, d):
                     load_piece(held, v, v_place, first - right, start, end, c0 + LANES + lane)
                 else:
                     load_piece(held, k, k_place, first + LANES, first_key, key_end, lane)
-        # 6. what the block's warps found, merged
+        # 6. merge the states of the block's warps
         l = sum_of_warp(l)
         if lane == 0:
             ends[warp, 0], ends[warp, 1] = m, l
-        cuda.syncthreads()  # all warps are done
+        cuda.syncthreads()  # all warps have stored their states
         merge_warps(parts[batch, head, cuda.blockIdx.x], ends, outputs, d)
 
     return conv_decode_split_kernel
@@ -229,18 +239,21 @@ def conv_attention_decode(
     splits: int | None = None,
     run: Callable[..., Any] | None = None,
 ) -> torch.Tensor:
-    """The last row of causal convolutional attention, (B, H, 1, d), for one token that has just come; without
+    """Return the last row of causal convolutional attention, (B, H, 1, d), for one new token, without
     gradients.
 
-    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens, the new one last; k and v: (B,
-        H, N_k, d), of all tokens, the new one too; w: (H, c_q, c_k), the taps, 1 to 15 each way. All on one
-        device, d <= 128; q_window, k and v float32, bfloat16 or float16, w float32 or like them. 16-bit ones
-        are computed on tensor cores (`kernels.conv.tensor_decode`). scale is 1/sqrt(d) unless given.
-    splits: among how many blocks the keys of a head are divided, 1 or more; chosen by
-        `kernels.common.splits.choose_splits` unless given. It changes rounding only.
-    run: how to launch the kernels (`kernels.common.launch`). No decision depends on a number in a tensor, so
-        that a CUDA graph can record the call. Raises TypeError or ValueError that names the argument, what it
-        is, and what was wanted.
+    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens, the new one last; float32,
+        bfloat16 or float16, d <= 128.
+    k, v: (B, H, N_k, d), of all tokens including the new one, of the type and on the device of q_window.
+    w: (H, c_q, c_k), the taps, float32 or the type of q_window, each size from 1 to 15.
+    scale: 1/sqrt(d) unless given.
+    splits: the number of blocks among which the keys of a head are divided, 1 or more;
+        `kernels.common.splits.choose_splits` chooses it unless given. It changes rounding only.
+    run: how to launch the kernels (`kernels.common.launch`).
+
+    16-bit tensors are computed on tensor cores (`kernels.conv.tensor_decode`). The host reads no element of a
+    tensor, so a CUDA graph can record the call. Raise TypeError or ValueError, naming the argument, what it
+    is, and what was wanted.
     """
     q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale, ANY_FLOAT)
     if q.dtype in HALVES:
@@ -249,11 +262,9 @@ def conv_attention_decode(
 
 
 def conv_decode_tensor(q, k, v, w, scale, splits=None, run=None):
-    """O of the new token, (B, H, 1, d), like q, bfloat16 or float16; checked arguments of
-    `conv_attention_decode`.
+    """Return O of the new token, (B, H, 1, d), like q, bfloat16 or float16, from checked arguments.
 
-    `splits`, if given, is the most there are: a block has whole tiles of keys, but for those that only the
-    convolution reads.
+    splits: the largest number of blocks. There may be fewer, because a block has whole tiles of keys.
     """
     check_tensor_cores(q)
     (batch, heads, keys, d), (_, c_q, c_k) = k.shape, w.shape
@@ -270,12 +281,14 @@ def conv_decode_tensor(q, k, v, w, scale, splits=None, run=None):
 
 
 def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None):
-    """(O, L) of the new token over some of the keys: (B, H, 1, d) and (B, H, 1), its log-sum-exp over them.
+    """Return (O, L) of the new token over the owned keys: (B, H, 1, d) and (B, H, 1).
 
-    v: (B, H, keys, d), of the owned keys, at least one; k: of these and of the keys around them that the
-        convolution reads, the first owned in row `first_owned`;
-    position: the new token's, counted from the first owned key. Otherwise as `conv_attention_decode`, which
-        checks its arguments.
+    v: (B, H, keys, d), of the owned keys, at least one.
+    k: of the owned keys and of the keys around them that the convolution reads.
+    first_owned: the row of k with the first owned key.
+    position: of the new token, counted from the first owned key.
+
+    Otherwise as `conv_attention_decode`, which checks its arguments.
     """
     batch, heads, keys, d = v.shape
     splits = splits_for(splits, batch * heads, keys, k.device)
@@ -302,7 +315,9 @@ def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None)
 
 def decode_arguments(q, k, v, w, scale, dtypes=FLOAT32):
     """Check the arguments of `conv_attention_decode`; return q, k, v and w detached, and scale as a float32.
-    K and V are not copied."""
+
+    K and V are not copied.
+    """
     given = {"q_window": (q, "B H R d"), "k": (k, "B H N_k d"), "v": (v, "B H N_k d"), "w": (w, *TAPS)}
     sizes = check(given, dtypes)
     rows = min(sizes["c_q"], sizes["N_k"])

@@ -1,25 +1,24 @@
-"""Convolutional attention, forward: a block for each tile of queries; the scores of a key tile are made,
-convolved and used up on the chip.
+"""Convolutional attention, forward: one block for each tile of queries. The scores of a tile of keys are
+computed, convolved and used without leaving the chip.
 
-For one head, with P_q = c_q - 1, P_k = (c_k - 1) // 2, P_r = c_k - 1 - P_k, and 0 for S0 outside the
-sequence:
+For one head, with P_q = c_q - 1, P_k = (c_k - 1) // 2, P_r = c_k - 1 - P_k, and S0 = 0 outside the sequence:
 
     S0[i, j] = scale · q_i·k_j, 0 where masked
     T[i, j]  = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked
     O        = softmax(T) v
 
-A tile that owns rows [i0, i0 + size - P_q) and columns [j0, j0 + size - P_k - P_r) makes all size × size
-scores above and around them; those that it does not own are made again by its neighbours. (m, l, o) of a row
-grow over the key tiles as in flash/forward.py, and only O and L = m + log l are stored.
+A tile owns rows [i0, i0 + size - P_q) and columns [j0, j0 + size - P_k - P_r). It computes all size × size
+scores of this range and its halo; the scores of a halo are computed again by the tiles that own them. (m, l,
+o) of a row are updated tile by tile as in flash/forward.py, and only O and L = m + log l are stored.
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the
-loop).
+    loop).
 
-    grid    (B · H, ⌈N / (size - P_q)⌉, splits), the last tiles of rows of all heads first, since under a
-            causal mask they have most to do. Where these are too few for the GPU, the keys of each are
-            divided among `splits` blocks, and `conv_merge_kernel` merges what they found
+    grid    (B · H, ⌈N / (size - P_q)⌉, splits). The last tiles of rows of all heads come first, because under
+            a causal mask they see the most keys. If these blocks are too few for the GPU, the keys of each
+            are divided among `splits` blocks, and `conv_merge_kernel` merges their results
     block   (size / 4)² threads: 256 for the size 64
     shared  size · (size + 9) + 2 · size · 36 + 16 · width + 16² + size floats, static: 41.5 KiB at width 64
-    cost    (d + c_q·c_k + d) · N² multiply-adds a head, half of them causal, times
+    cost    (d + c_q·c_k + d) · N² multiply-adds per head, half of them causal, times
             (size / (size - P_q)) · (size / (size - c_k + 1)) for the first d
 """
 
@@ -56,24 +55,29 @@ from kernels.conv.tiles import (
 )
 
 SIZE = 64
-CHUNK_WORDS = 32 + GROUP  # of a row of q or k, in a product over d
-ROWS_AT_A_TIME = 16  # of v
-RESIDENT = 2  # blocks that share a multiprocessor
+CHUNK_WORDS = 32 + GROUP  # words of a chunk's row, in a product over d
+ROWS_AT_A_TIME = 16  # rows of v in shared memory
+RESIDENT = 2  # blocks per multiprocessor
 
 
 @functools.cache
 def conv_forward_kernel(width, size):
-    """The kernel for rows of at most `width` numbers and tiles of `size` × `size` scores."""
+    """Return the kernel for rows of at most `width` elements and tiles of `size` × `size` scores."""
     step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
-    columns = width // step  # of the output, a thread
+    columns = width // step  # output columns of each thread
     o_numbers = PATCH * columns
     turns, strips = turns_and_strips.py_func(size)
 
     @cuda.jit(max_registers=MOST_REGISTERS)
     def conv_forward_kernel(q, k, v, w, scale, causal, extent, o, log_sum):
-        """o (splits, B, H, N, d) and log_sum (splits, B, H, N) of the queries and keys that `extent`
-        (kernels.common.extent.Extent) says, from q, k, v (B, H, ..., d) and w (H, c_q, c_k). Split s has
-        the s-th share of the tiles of keys."""
+        """Compute O and L over each split's share of the tiles of keys.
+
+        q, k, v: (B, H, ..., d).
+        w: (H, c_q, c_k).
+        extent: kernels.common.extent.Extent, the owned queries and keys.
+        o: (splits, B, H, N, d).
+        log_sum: (splits, B, H, N).
+        """
         s_tile = cuda.shared.array((size, pitch), float32)
         q_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
         k_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
@@ -87,11 +91,11 @@ def conv_forward_kernel(width, size):
         q_rows, k_rows, v_rows = q[batch, head], k[batch, head], v[batch, head]
         n, keys_owned, c_q, c_k = o.shape[3], v.shape[2], w.shape[1], w.shape[2]
         first_query, first_key, diagonal = extent
-        rows, keys = size - (c_q - 1), size - (c_k - 1)  # what a tile owns
+        rows, keys = size - (c_q - 1), size - (c_k - 1)  # rows and columns that a tile owns
         i0 = (cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows
         lane = cuda.threadIdx.x % ROW_THREADS
         patch_row, _ = patch_place(step)
-        # 1. the taps; no key read yet
+        # 1. the taps, and the state before the first key
         clear(s_tile)
         load_taps(taps, w[head], False)
         for x in range(o_numbers):
@@ -102,7 +106,7 @@ def conv_forward_kernel(width, size):
         share = keys * -(-last_key // (keys * cuda.gridDim.z))
         last_key = min(last_key, (split + 1) * share)
         for j0 in range(split * share, last_key, keys):
-            # 2. S0, with its halo
+            # 2. S0 with its halo
             products(
                 s_tile,
                 q_rows,
@@ -116,7 +120,7 @@ def conv_forward_kernel(width, size):
                 k_chunk,
             )
             cuda.syncthreads()
-            # 3. T and then P in strips; a row's ROW_THREADS find its largest score and its sum together
+            # 3. T and then P in strips; the ROW_THREADS lanes of a row share its maximum and sum by shuffles
             for turn in range(turns):
                 i = strip_row(turn, size)
                 for s in range(strips):
@@ -125,7 +129,7 @@ def conv_forward_kernel(width, size):
                         if causal
                         else min(keys, keys_owned - j0)
                     )
-                    # of each strip, the columns that count
+                    # columns of this strip that are owned and visible
                     counts[turn * strips + s] = (last if i < rows and i0 + i < n else 0) - strip_column(s)
             convolve_strips(strip, counts, s_tile, taps, c_q, c_k)
             for turn in range(turns):
@@ -148,7 +152,7 @@ def conv_forward_kernel(width, size):
                 m[turn], l[turn] = largest, l[turn] * shrink + total
                 if lane == 0:
                     row_factor[i] = shrink
-            cuda.syncthreads()  # every strip is made: P may take the place of S0
+            cuda.syncthreads()  # every strip has been convolved: P may overwrite S0
             for turn in range(turns):
                 for s in range(strips):
                     for x in range(STRIP):
@@ -164,7 +168,7 @@ def conv_forward_kernel(width, size):
                         o_patch[x] *= row_factor[patch_row + x // columns * step]
                 add_weighted_rows(o_patch, s_tile, first, v_chunk)
                 cuda.syncthreads()
-        # 5. one division for each number of the output
+        # 5. one division for each element of the output
         for turn in range(turns):
             i = strip_row(turn, size)
             if lane == 0:
@@ -181,9 +185,14 @@ def conv_forward_kernel(width, size):
 
 @cuda.jit
 def conv_merge_kernel(parts, log_sums, o, log_sum):
-    """o (B, H, N, d) and log_sum (B, H, N) over all keys, from parts (splits, B, H, N, d) and log_sums
-    (splits, B, H, N) over a share of them each: L = log Σ e^L_s, O = Σ e^(L_s - L) O_s. A block has a row, a
-    thread a number of it."""
+    """Merge results over shares of the keys: L = log Σ e^L_s, O = Σ e^(L_s - L) O_s. A block has one row, a
+    thread one element.
+
+    parts: (splits, B, H, N, d).
+    log_sums: (splits, B, H, N).
+    o: (B, H, N, d).
+    log_sum: (B, H, N).
+    """
     batch, head, i, c = cuda.blockIdx.z, cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
     m, l, total = MINUS_INFINITY, float32(0), float32(0)
     for split in range(parts.shape[0]):
@@ -198,14 +207,16 @@ def conv_merge_kernel(parts, log_sums, o, log_sum):
 
 
 def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, extent=None, splits=None):
-    """(O, L): convolutional attention and each query's log-sum-exp, without gradients. Arguments and errors
-    are those of `conv_attention`.
+    """Return (O, L): convolutional attention and each query's log-sum-exp, without gradients.
 
-    O is like q, L is (B, H, N), float32, on q's device. size: of a tile of float32 scores, 64 or 32.
-    splits: among how many blocks the keys of a tile of queries are divided, 1 or more (float32); chosen by
-    `choose_splits` unless given. extent: where q, k and v are pieces of a sequence, which of their rows are
-    owned and which are halo; O and L then have the owned queries' rows, and L = -inf, O = 0 for one that sees
-    no owned key.
+    Arguments and errors are those of `conv_attention`. O is like q; L is (B, H, N), float32, on q's device.
+
+    size: rows and columns of a tile of float32 scores, 64 or 32.
+    extent: which rows of q, k and v are owned and which are halo, if they are parts of a longer sequence
+        (`kernels.common.extent`). O and L then have the rows of the owned queries, with O = 0 and L = -inf
+        for a query that sees no owned key.
+    splits: the number of blocks among which the keys of a tile of queries are divided, 1 or more (float32);
+        `choose_splits` chooses it unless given.
     """
     check_size(size)
     dtypes = FLOAT32 if extent else ANY_FLOAT
@@ -214,7 +225,7 @@ def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, exten
 
 
 def forward(q, k, v, w, causal, scale, run=None, size=SIZE, extent=WHOLE, splits=None):
-    """(O, L) of checked, contiguous arguments of `conv_forward`."""
+    """Return (O, L) for arguments of `conv_forward` that are already checked and contiguous."""
     if q.dtype in HALVES:
         return conv_tensor_forward(q, k, v, w, causal, scale, run)
     batch, heads, n, d = (*q.shape[:2], q.shape[2] - extent.first_query, q.shape[3])
@@ -241,7 +252,7 @@ def forward(q, k, v, w, causal, scale, run=None, size=SIZE, extent=WHOLE, splits
 
 
 def merged(parts, log_sums, run=None):
-    """(O, L) over all keys, from those over a share of them each, stacked."""
+    """Merge (O, L) of shares of the keys, stacked, into (O, L) over all keys."""
     _, batch, heads, n, d = parts.shape
     o, log_sum = output(parts.shape[1:], like=parts), output(log_sums.shape[1:], like=parts)
     launch(conv_merge_kernel, (n, heads, batch), d, parts, log_sums, o, log_sum, run=run)
@@ -249,9 +260,12 @@ def merged(parts, log_sums, run=None):
 
 
 def choose_splits(sequences, row_tiles, key_tiles, causal, device):
-    """Among how many blocks to divide the keys of a tile of rows: so many that no block takes longer than all
-    would if they shared the work evenly. 1 in the simulator, which runs block after block."""
+    """Return the number of blocks among which to divide the keys of a tile of rows.
+
+    It is large enough that no block takes longer than all would if they shared the work evenly. It is 1 in
+    the simulator, which runs one block after the other.
+    """
     if device.type == "cpu":
         return 1
-    blocks = sequences * row_tiles / (2 if causal else 1)  # each with as much to do as the longest
+    blocks = sequences * row_tiles / (2 if causal else 1)  # each with as much work as the longest
     return max(1, min(key_tiles, math.ceil(RESIDENT * multiprocessors(device) / blocks)))

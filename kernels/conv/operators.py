@@ -1,12 +1,11 @@
-"""Convolutional attention with gradients: the kernels as operators that autograd knows and torch.compile
-leaves whole."""
+"""Convolutional attention with gradients: its kernels as operators for autograd and torch.compile."""
 
 import torch
 from numpy import float32
 
-from kernels.common.arguments import ANY_FLOAT, as_in_torch, autocasts_type, check_conv, in_autocasts_type
+from kernels.common.arguments import ANY_FLOAT, as_in_torch, check_conv, in_autocasts_type
 from kernels.common.autograd import differentiable_once
-from kernels.conv.backward import conv_backward
+from kernels.conv.backward import backward
 from kernels.conv.forward import forward
 
 
@@ -51,9 +50,8 @@ def conv_attention(
     Under torch.compile this is one opaque operator; under torch.autocast it computes in autocast's type.
     Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
     """
-    if autocasts_type(q) is not None and isinstance(w, torch.Tensor):
-        w = w.float()
-    causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, *in_autocasts_type(q, k, v))
+    q, k, v, w = in_autocasts_type(q, k, v, exact=(w,))
+    causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
     scale, _ = check_conv(q, k, v, w, scale, dtypes=ANY_FLOAT)
     o, log_sum = conv_forward_operator(q, k, v, w, bool(causal), float(scale))
     return (o, log_sum) if return_lse else o
@@ -63,7 +61,7 @@ def conv_attention(
 def conv_forward_operator(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(O, L), as `conv_forward`, of arguments that are checked."""
+    """Return (O, L) as `conv_forward` does, from checked arguments."""
     q, k, v, w = (x.contiguous() for x in (q, k, v, w))
     return forward(q, k, v, w, causal, float32(scale))
 
@@ -86,9 +84,11 @@ def conv_backward_operator(
     scale: float,
     wanted: list[bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dQ, dK, dV, dW), as `conv_backward`; what is not wanted is an empty tensor."""
+    """Return (dQ, dK, dV, dW) as `conv_backward` does, from checked arguments. A gradient that is not wanted
+    is an empty tensor."""
+    q, k, v, w, o, log_sum, d_o = (x.contiguous() for x in (q, k, v, w, o, log_sum, d_o))
     deterministic = torch.are_deterministic_algorithms_enabled()
-    gradients = conv_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, deterministic)
+    gradients = backward(q, k, v, w, o, log_sum, d_o, causal, float32(scale), wanted, deterministic)
     d_q, d_k, d_v, d_w = (
         like.new_empty(0) if gradient is None else gradient for gradient, like in zip(gradients, (q, k, v, w))
     )

@@ -1,33 +1,34 @@
-"""Convolutional attention, backward, on tensor cores: bfloat16 or float16 in and out, float32 sums.
+"""Convolutional attention, backward, on tensor cores: bfloat16 or float16 in and out, float32 accumulators.
 
-The formulas are those of `conv_backward`; this is one kernel, made twice. It owns rows of the scores and goes
-along their columns:
+The formulas are those of `conv_backward`. One kernel is compiled twice; it owns rows of the scores and loops
+over their columns:
 
-    of queries   rows are queries, columns keys: dQ, and the taps' gradient
-    of keys      rows are keys, columns queries, all scores transposed and the taps with them: dK and dV
+    of queries   rows are queries, columns are keys: dQ, and the taps' gradient
+    of keys      rows are keys, columns are queries; all scores and the taps are transposed: dK and dV
 
-A step takes COLUMNS columns through three phases, a warp 16 rows of each:
+An iteration takes COLUMNS columns through three phases; in each, a warp computes 16 rows:
 
-    1. S0  of new columns, to shared memory in 16 bits
-    2. T   by products with bands of taps (as in `tensor_forward`), P and dT, which goes to shared memory; dV
+    1. S0  of new columns, stored in shared memory in 16 bits
+    2. T   by products with bands of taps (as in `tensor_forward`), P and dT, which is stored in shared
+           memory; dV
     3. dS  by products with bands of the flipped taps; dQ or dK; the taps' gradient
 
-A row shift is another address in shared memory, so the halo of rows is made once for a block: row x of T's
-tile needs the rows x … x + row taps - 1 of S0's, and so does dS of dT. What a step leaves of S0 and dT for
-the windows of the next stays where it is, in a ring of columns: there is no halo of columns.
+A row shift is a different address in shared memory, so the halo of rows is computed once per block: row x of
+T needs the rows x to x + row taps - 1 of S0, and row x of dS needs the same rows of dT. The columns of S0 and
+dT that the next window needs stay in a ring buffer, so there is no halo of columns.
 
 The taps' gradient of a row shift a sums S0[i + a, j'] · dT[i, j] over rows i, for eight columns j and the
-window of columns j' around them: a product of matrices, whose diagonals j' - j are the taps. A warp has every
-WARPS-th row shift.
+window of columns j' around them. This is a matrix product, whose diagonals j' - j are the taps. Each warp
+computes every WARPS-th row shift.
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 2 (L and
     D).
 
-    grid    (B · H, ⌈N / owned⌉), owned = WARPS · 16 - 2 · (row taps - 1); most work first
+    grid    (B · H, ⌈N / owned⌉), owned = WARPS · 16 - 2 · (row taps - 1); blocks with most work first
     block   WARPS · 32 threads; 128 registers at d = 64, of which some spill (at most 88 bytes), 226 to 247
             at d = 128 (sm_90)
-    shared  100 to 113 KiB at d = 64, so that two blocks share a multiprocessor, more for taps beyond some
-            11 × 11; 164 to 174 KiB at d = 128
-    cost    multiply-adds a score, before halos: 3 · d of queries, 4 · d of keys; and 16 times the row taps
+    shared  100 to 113 KiB at d = 64, so that two blocks are resident on a multiprocessor, and more for taps
+            above about 11 × 11; 164 to 174 KiB at d = 128
+    cost    multiply-adds per score, before halos: 3 · d of queries, 4 · d of keys; and 16 times the row taps
             for each of T, dS and dW (24 for more than nine column taps)
 """
 
@@ -64,19 +65,19 @@ from kernels.tensor_cores.tiles import (
     window_of,
 )
 
-WARPS = 8  # in a block
-COLUMNS = 32  # of a step
-BLOCKS = COLUMNS // 8  # of eight columns
+WARPS = 8  # warps in a block
+COLUMNS = 32  # columns of an iteration
+BLOCKS = COLUMNS // 8  # blocks of eight columns in an iteration
 RING = 2 * BLOCKS  # blocks of a row of S0 and dT in shared memory
-PITCH = RING * 4 + 4  # of such a row, in pairs of numbers
-NUMBERS = BLOCKS * 4  # of a lane, in 16 rows and COLUMNS columns
-SUMS = 8  # of a lane, in a product of 16 × 8 numbers whose sum is kept in two parts
-FEW = 16  # queries of which D is taken from the scores
+PITCH = RING * 4 + 4  # words of such a row, two elements each; the padding separates the banks of eight rows
+NUMBERS = BLOCKS * 4  # accumulators of a lane, for 16 rows and COLUMNS columns
+SUMS = 8  # accumulators of a lane for a product of 16 × 8 elements, in two chains
+FEW = 16  # up to this many queries, D is computed from the scores
 
 
 class Frame(NamedTuple):
-    """How the taps lie where rows are owned and columns go by: their number, and how many reach to a smaller
-    index."""
+    """The taps in the orientation of the kernel: their number by rows and columns, and how many reach to
+    smaller indices."""
 
     row_taps: int
     column_taps: int
@@ -98,7 +99,7 @@ def owned_rows(frame, warps):
 
 @functools.cache
 def product_maker(kind, depth):
-    """multiply(c, a_tile, a_row, b_tile, b_row): c = A Bᵀ of 16 rows and COLUMNS rows."""
+    """Return multiply(c, a_tile, a_row, b_tile, b_row): c = A Bᵀ of 16 rows and COLUMNS rows."""
     add_pair = mma_pair(kind)
 
     @cuda.jit(device=True)
@@ -119,14 +120,16 @@ def product_maker(kind, depth):
 
 @cuda.jit(device=True)
 def place_of(block):
-    """Where a block of columns begins in its ring, in pairs of numbers."""
+    """Return the first column of a block in its ring, in pairs of elements."""
     return (block & (RING - 1)) * 4
 
 
 @functools.cache
 def window_loader(blocks, transposed):
-    """load(x, tile, row, block): 16 rows of `blocks` blocks of columns as matrices, x[2 b] and x[2 b + 1] the
-    upper and lower half of block b."""
+    """Return load(x, tile, row, block), which loads 16 rows of `blocks` blocks of columns.
+
+    x[2 b] and x[2 b + 1] are the upper and the lower half of block b.
+    """
     x4, x2 = (ldmatrix_x4_trans, ldmatrix_x2_trans) if transposed else (ldmatrix_x4, ldmatrix_x2)
 
     @cuda.jit(device=True)
@@ -145,8 +148,11 @@ def window_loader(blocks, transposed):
 
 @functools.cache
 def convolver(kind, row_taps, column_taps):
-    """convolve(t, tile, row, block, bands): t = 16 rows of the tile from `row` on, and those below, times the
-    bands; the windows of t's first column begin window - 1 blocks before `block`."""
+    """Return convolve(t, tile, row, block, bands): t = T of 16 rows from `row` on.
+
+    Each row shift multiplies 16 rows of the tile by its band. The window of t's first column begins window -
+    1 blocks before `block`.
+    """
     mma, mma_k8, _ = ARITHMETIC[kind]
     window = window_of(column_taps)
     blocks = BLOCKS + window - 1
@@ -161,6 +167,7 @@ def convolver(kind, row_taps, column_taps):
         for a in range(row_taps):
             load(s, tile, row + a, block - (window - 1))
             b0, b1 = bands[a * window, lane], bands[a * window + 1, lane]
+            # the window of block n begins with block n: 16 columns of S0 in four registers
             for n in range(BLOCKS):
                 x, y = 2 * n, 4 * n
                 t[y], t[y + 1], t[y + 2], t[y + 3] = mma(
@@ -179,10 +186,14 @@ def convolver(kind, row_taps, column_taps):
 
 @functools.cache
 def tap_gradient_adder(kind, row_taps, column_taps, owned, warps):
-    """add_tap_gradients(sums, s_tile, g_tile, block, last): the products of this warp's row shifts, warp,
-    warp + WARPS, …; SUMS · (window - 1) sums each, of owned rows before the last.
+    """Return add_tap_gradients(sums, s_tile, g_tile, block, last), which adds to the taps' gradient.
 
-    A sum waits for the one before it: two chains of them, of even and odd blocks, wait half as long."""
+    A warp computes the row shifts warp, warp + WARPS, …, over owned rows before `last`, with SUMS · (window -
+    1) accumulators each.
+
+    Each `mma` waits for the previous one on the same accumulators. Two independent chains, for even and odd
+    blocks, halve this wait.
+    """
     mma = ARITHMETIC[kind].mma
     window, shifts = window_of(column_taps), -(-row_taps // warps)
     blocks, step = BLOCKS + window - 1, SUMS * (window - 1)
@@ -196,7 +207,7 @@ def tap_gradient_adder(kind, row_taps, column_taps, owned, warps):
         pair_of_rows, warp = (cuda.threadIdx.x & 3) * 2, cuda.threadIdx.x >> 5
         for row in range(0, min(owned, last), 16):
             load_g(g, g_tile, row, block)
-            if row + 16 > owned:
+            if row + 16 > owned:  # rows from `owned` on belong to the next block: zeros here
                 for x in range(g_numbers):
                     if row + pair_of_rows + (x & 1) * 8 >= owned:
                         g[x] = uint32(0)
@@ -204,6 +215,7 @@ def tap_gradient_adder(kind, row_taps, column_taps, owned, warps):
                 a = warp + shift * warps
                 if a < row_taps:
                     load_s(s, s_tile, row + a, block - (window - 1))
+                    # even and odd blocks have accumulators of their own: two independent chains
                     for n in range(BLOCKS):
                         x, z = 2 * n, shift * step + (n & 1) * 4
                         sums[z], sums[z + 1], sums[z + 2], sums[z + 3] = mma(
@@ -222,22 +234,27 @@ def tap_gradient_adder(kind, row_taps, column_taps, owned, warps):
 
 @functools.cache
 def band_loader(kind, frame, of_keys):
-    """load_bands(bands, w, head, flipped): the bands of taps, the right operands of `mma` for a window, a
-    number for each lane."""
+    """Return load_bands(bands, w, head, flipped), which stores the fragments of the bands of taps, one
+    register per lane.
+
+    The bands are the right operands of `mma` for a window.
+    """
     pack, window = ARITHMETIC[kind].pack, window_of(frame.column_taps)
     row_taps, column_taps = frame.row_taps, frame.column_taps
 
     @cuda.jit(device=True)
     def tap_of(w, head, a, b, flipped):
+        """Return tap (a, b) in the kernel's orientation; 0 outside the taps."""
         if b < 0 or b >= column_taps:
             return float32(0)
-        if flipped:
+        if flipped:  # the transposed convolution reads the taps in reverse
             a, b = row_taps - 1 - a, column_taps - 1 - b
         return w[head, b, a] if of_keys else w[head, a, b]
 
     @cuda.jit(device=True)
     def load_bands(bands, w, head, flipped):
         for part in range(cuda.threadIdx.x, row_taps * window * 32, cuda.blockDim.x):
+            # lane l holds rows 2 (l % 4) and 2 (l % 4) + 1 of column l / 4 of the band
             number, lane = part >> 5, part & 31
             a, b = number // window, (lane & 3) * 2 + number % window * 8 - (lane >> 2)
             bands[number, lane] = pack(tap_of(w, head, a, b, flipped), tap_of(w, head, a, b + 1, flipped))
@@ -247,8 +264,11 @@ def band_loader(kind, frame, of_keys):
 
 @functools.cache
 def gradient_storer(kind, d_tiles):
-    """store(out, batch, head, i, o, half, factor): row i of out (B, H, N, d / 2), int32, from this lane's row
-    of o, times factor."""
+    """Return store(out, batch, head, i, o, half, factor), which stores factor · o of this lane's row as row
+    i.
+
+    out: (B, H, N, d / 2), int32, two 16-bit values each.
+    """
     pack = ARITHMETIC[kind].pack
 
     @cuda.jit(device=True)
@@ -266,21 +286,29 @@ def gradient_storer(kind, d_tiles):
 
 @functools.cache
 def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=None):
-    """The kernel for rows of `width` numbers and (c_q, c_k) taps, of queries or of keys.
+    """Return the kernel for rows of `width` elements and (c_q, c_k) taps, of queries or of keys.
 
-    Its arguments: x and x2, the owned rows of the products S0 and dO·vᵀ: q and d_o, or k and v; y and y2 the
-    rows of their columns. first: dQ or dK; second: dW, a part for each block, or dV."""
+    The arguments of the kernel:
+
+    x, x2: the owned rows of the products S0 and dO·vᵀ: q and d_o, or k and v.
+    y, y2: the rows of their columns: k and v, or q and d_o.
+    first_gradient: dQ or dK.
+    second_gradient: dW, one part for each block, or dV.
+    """
     pack, scaled = ARITHMETIC[kind].pack, kind == "float16"
     frame = frame_of(c_q, c_k, of_keys)
     row_taps, column_taps, rows_before, columns_before = frame
     window, halo, rows_after = window_of(column_taps), row_taps - 1, row_taps - 1 - rows_before
     rows, threads, pitch = warps * 16, warps * 32, width + PADDING
     owned, made, lag = rows - 2 * halo, rows - halo, 8 * (window - 1)
-    t_offset, s_offset = columns_before - lag, column_taps - 1 - 2 * lag  # of dT's and dS's columns
+    t_offset, s_offset = (
+        columns_before - lag,
+        column_taps - 1 - 2 * lag,
+    )  # the offsets of dT's and dS's columns from S0's
     d_tiles, two_steps, bands_in_all = width // 8, 2 * COLUMNS, row_taps * window
     ring_rows, d_numbers = rows + halo, d_tiles * 4
     shifts, sums_of_shift = -(-row_taps // warps), SUMS * (window - 1)
-    # what only one of the two kernels needs is there once in the other
+    # arrays that only one of the two kernels needs have one element in the other
     v_numbers, sum_numbers = (d_numbers, 1) if of_keys else (1, shifts * sums_of_shift)
     number_columns, scratch_warps = (two_steps, 1) if of_keys else (1, warps)
     copy_rows, copy = tile_copier(rows, width, threads), tile_copier(COLUMNS, width, threads)
@@ -291,34 +319,34 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
 
     @cuda.jit(device=True)
     def masked(row, column):
-        """Whether a causal mask hides this score."""
+        """Return whether a causal mask hides this score."""
         return row > column if of_keys else column > row
 
     @cuda.jit(device=True)
     def any_masked(row, column):
-        """Whether it hides one of 16 rows and COLUMNS columns from there on."""
+        """Return whether a causal mask hides one of 16 rows and COLUMNS columns from here on."""
         return row + 15 > column if of_keys else column + COLUMNS - 1 > row
 
     @cuda.jit(device=True)
     def row_of(z):
-        """The row of a lane's number z, from the warp's first."""
+        """Return the row of a lane's accumulator z, from the warp's first row."""
         return (z >> 1 & 1) * 8 + ((cuda.threadIdx.x & 31) >> 2)
 
     @cuda.jit(device=True)
     def column_of(z):
-        """Its column, from the step's first."""
+        """Return the column of a lane's accumulator z, from the iteration's first column."""
         return (z >> 2) * 8 + (z & 1) + (cuda.threadIdx.x & 3) * 2
 
     @cuda.jit(device=True)
     def store_scores(tile, x, warp_row, block):
-        """A warp's rows of a tile from x, in 16 bits."""
+        """Store a warp's rows of a tile, rounded to 16 bits."""
         for z in range(0, NUMBERS, 2):
             place = place_of(block + (z >> 2)) + (cuda.threadIdx.x & 3)
             tile[warp_row + row_of(z), place] = int32(pack(x[z], x[z + 1]))
 
     @cuda.jit(device=True)
     def copy_numbers(tile, base, log_sum, delta, batch, head, first):
-        """L and D of a step's columns."""
+        """Start to copy L and D of an iteration's columns."""
         n = log_sum.shape[2]
         for part in range(cuda.threadIdx.x, two_steps, threads):
             j = first + part % COLUMNS
@@ -353,12 +381,12 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
         n, warp_row = x.shape[2], warp * 16
         tile = cuda.blockIdx.y if of_keys else cuda.gridDim.y - 1 - cuda.blockIdx.y
         i0 = tile * owned
-        t_begin = i0 if of_keys and causal else 0  # the first column of dT
+        t_begin = i0 if of_keys and causal else 0  # the first column of dT that a row sees
         begin = max(0, t_begin - columns_before)
         end = (min(n, i0 + owned) if causal and not of_keys else n) - s_offset
         factor = LOG2E if scaled else scale * LOG2E
-        s_row, t_row = i0 - halo, i0 - rows_after  # of the tile's row 0
-        # 0. rows, the first columns, taps; empty rings
+        s_row, t_row = i0 - halo, i0 - rows_after  # the sequence's row that is row 0 of the tile
+        # 0. copy the rows and the first columns, load the taps, clear the rings
         copy_rows(x_tile, 0, x, batch, head, s_row)
         copy_rows(x2_tile, 0, x2, batch, head, t_row)
         copy(late_y_tiles, 0, y, batch, head, begin + s_offset)
@@ -387,7 +415,8 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
         cp_async_wait_0()
         cuda.syncthreads()
         for first in range(begin, end, COLUMNS):
-            # 1. S0
+            # 1. S0, 0 where masked
+            # every warp computes its 16 rows; neighbouring warps read them as halo
             multiply(s, x_tile, warp_row, y_tiles, base)
             row = s_row + warp_row
             if causal and any_masked(row, first):
@@ -399,11 +428,11 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                     s[z] = clamped(s[z] * scale)
             store_scores(s_tile, s, warp_row, block)
             cuda.syncthreads()
-            # 2. T, dO·vᵀ; P and dT
+            # 2. T and dO·vᵀ; then s becomes P and g becomes dT in place
             convolve(s, s_tile, warp_row, block, bands)
             multiply(g, x2_tile, warp_row, y2_tiles, base)
             for z in range(NUMBERS):
-                if of_keys:
+                if of_keys:  # queries are columns: L and D come from shared memory
                     l, d = of_columns[0, base + column_of(z)], of_columns[1, base + column_of(z)]
                 else:
                     l, d = of_rows[z >> 1 & 1], of_rows[2 + (z >> 1 & 1)]
@@ -412,6 +441,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                 if scaled:
                     g[z] = clamped(g[z])
             row, column = t_row + warp_row, first + t_offset
+            # only tiles at an edge of the sequence, the halo or the mask test each element
             edge = column < t_begin or column + COLUMNS > n or row < 0 or row + 16 > n
             if edge or warp_row + 16 > made or causal and any_masked(row, column):
                 for z in range(NUMBERS):
@@ -424,7 +454,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                 add_products(d_x2, s, y2_tiles, base)
             cp_async_wait_0()
             cuda.syncthreads()
-            # the next columns: this step's places of y and y2 are free, and the last one's of late y
+            # copy the next columns: this iteration's buffers of y and y2 are free, and the last one of late y
             following = first + COLUMNS
             if following < end:
                 copy(late_y_tiles, COLUMNS - base, y, batch, head, following + s_offset)
@@ -435,7 +465,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                 if of_keys:
                     copy_numbers(of_columns, base, log_sum, delta, batch, head, following + t_offset)
             cp_async_commit()
-            # 3. dS; dQ or dK, and dW
+            # 3. dS; then dQ or dK, and dW
             convolve(g, g_tile, warp_row, block, flipped)
             row, column = i0 + warp_row, first + s_offset
             if column < 0 or column + COLUMNS > n or causal and any_masked(row, column):
@@ -449,9 +479,9 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
             add_products(d_x, g, late_y_tiles, base)
             if not of_keys:
                 add_tap_gradients(sums, s_tile, g_tile, block, n - i0)
-                cuda.syncthreads()  # S0 of the next step takes the place of what was read here
+                cuda.syncthreads()  # S0 of the next iteration overwrites what was read here
             base, block = COLUMNS - base, block + BLOCKS
-        # 4. what the block owns
+        # 4. store the rows that the block owns
         for half in range(2):
             x_row = warp_row + row_of(2 * half)
             if x_row < owned and i0 + x_row < n:
@@ -460,6 +490,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                 store(second_gradient, batch, head, t_row + x_row, d_x2, half, float32(1))
         if not of_keys:
             part, tap_factor = batch * cuda.gridDim.y + tile, float32(1) if scaled else scale
+            # the sum along each diagonal j' - j = tap: first by columns in shared memory, then over them
             for shift in range(shifts):
                 a = warp + shift * warps
                 for z in range(sums_of_shift):
@@ -484,14 +515,17 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
 
 
 def registers_of(width):
-    """The most registers a thread may have: two blocks share a multiprocessor where shared memory lets
-    them."""
+    """Return the limit of registers per thread: 128 where shared memory has room for two resident blocks,
+    else None."""
     return 128 if width == 64 else None
 
 
 def sums_of_rows(q, k, v, w, o, log_sum, d_o, causal, scale):
-    """D = Σ_j P · dP of each query, (B, H, N), float32: the sum of dO · O; of few queries, where it matters
-    that O is rounded to 16 bits, from P, of scores that are rounded as the kernels round them."""
+    """Return D = Σ_j P · dP of each query, (B, H, N), float32.
+
+    D equals the sum of dO · O. For few queries it matters that O is rounded to 16 bits, so D is computed from
+    P there, with scores rounded as the kernels round them.
+    """
     if q.shape[2] > FEW:
         return (d_o * o.detach().float()).sum(-1)
     before, after = (scale, 1) if kind_of(q) == "float16" else (1, scale)
@@ -502,9 +536,13 @@ def sums_of_rows(q, k, v, w, o, log_sum, d_o, causal, scale):
 
 
 def conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run=None, warps=WARPS):
-    """(dQ, dK, dV, dW) of bfloat16 or float16 q, k, v, o and d_o and taps w, contiguous and checked
-    (`kernels.common.launch`), as `conv_backward`; gradients have the types of their tensors. The taps are
-    rounded to the type of q. Nothing is added in an order that changes from run to run."""
+    """Return (dQ, dK, dV, dW) like `conv_backward`, each in the type of its tensor.
+
+    q, k, v, o, d_o: bfloat16 or float16, contiguous and checked.
+    w: taps, rounded to the type of q.
+
+    Every sum has a fixed order, so results are equal from run to run.
+    """
     check_tensor_cores(q)
     (batch, heads, n, d), width, taps = q.shape, tensor_width(q.shape[3]), w.shape[1:]
     delta = sums_of_rows(q, k, v, w, o, log_sum.detach(), d_o, causal, scale)
@@ -535,6 +573,6 @@ def conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run
             True, k_bits, v_bits, q_bits, d_o_bits, *shared, d_k.view(torch.int32), d_v.view(torch.int32)
         )
         d_k, d_v = cut(d_k), cut(d_v)
-    if n == 1:  # the weight of the only key is 1, whatever its score; NaN stays
+    if n == 1:  # the only key has weight 1 whatever its score, so these are 0; NaN stays NaN
         d_q, d_k, d_w = (None if gradient is None else gradient * 0 for gradient in (d_q, d_k, d_w))
     return tuple(gradient if want else None for gradient, want in zip((d_q, d_k, d_v, d_w), wanted))

@@ -1,25 +1,26 @@
 """Convolutional attention for one new token on tensor cores: bfloat16 or float16 keys and values, float32
-sums.
+accumulators.
 
-The formulas, and the split of the keys among blocks, are those of `conv_decode`, whose second kernel merges
-what the blocks found. A block takes KEYS keys at a time:
+The formulas and the split of the keys are those of `conv_decode`, whose second kernel merges the results of
+the blocks. A block takes KEYS keys at a time:
 
-    S0   the window of queries (at most 15 rows, of 16) times Kᵀ; each warp makes a quarter of the columns. It
-         goes to shared memory in 16 bits, masked, after the columns that the last tile has left
-    T    one `mma` for each row a of the window: row m of its left operand are the 16 columns of S0[a] from 8m
-         on, which lie 16 bytes apart and overlap; its right operand is a band of taps, as in
-         `tensor_forward`. So row m of the product is T of eight keys. Every warp makes all of T,
-         which is cheaper than to wait
-    O    each warp adds its quarter of the keys. Row m of the left operand holds the weights of the keys 8m …
-         8m + 7 and zeros else, which is how a lane has them; the sum over the rows comes at the end
+    S0   The window of queries (at most 15 rows, padded to 16) times Kᵀ; each warp computes a quarter of the
+         columns. S0 is masked and stored in shared memory in 16 bits, after the columns that the previous
+         tile has left
+    T    One `mma` for each row a of the window. Row m of its left operand is the 16 columns of S0[a] from 8m
+         on: these rows lie 16 bytes apart and overlap. Its right operand is a band of taps, as in
+         `tensor_forward`. So row m of the product is T of eight keys. Every warp computes all of T, which
+         takes less time than waiting for the others
+    O    Each warp adds its quarter of the keys. Row m of the left operand has the weights of the keys 8m to
+         8m + 7, and zeros elsewhere: then each lane already holds its elements. The rows are added at the end
 
-K and V are on their way (`cp_async`) while the tile before is used.
+`cp.async` copies the next tile of K and V while this one is used.
 Sources: those of `conv_decode`.
 
     grid    (splits, H, B)
     block   WARPS · 32 threads
     shared  4 · KEYS · (width + 8) · 2 bytes and about 7 KiB: 79 KiB at d = 64, 143 KiB at d = 128
-    cost    the bytes of K and V, read once but for the halos
+    cost    the bytes of K and V, read once except for the halos
 """
 
 import functools
@@ -51,18 +52,18 @@ from kernels.tensor_cores.tiles import (
     window_of,
 )
 
-WARPS, KEYS, ROWS = 4, 128, 16  # in a block; in a tile; of a window, filled up
-BLOCKS = 2  # that a multiprocessor holds
+WARPS, KEYS, ROWS = 4, 128, 16  # warps in a block; keys in a tile; rows of a window, padded
+BLOCKS = 2  # resident on a multiprocessor
 OWN = KEYS // WARPS  # keys of a warp in a tile
 TWO_TILES = 2 * KEYS
-CARRIED = 16  # columns before a tile's own, for those of the tile before
+CARRIED = 16  # columns before the tile's own, left by the previous tile
 SCORES = CARRIED + KEYS + PADDING
 THREADS = WARPS * 32
 
 
 @functools.cache
 def decode_tensor_kernel(width, kind, c_q, c_k):
-    """The kernel for rows of at most `width` numbers and (c_q, c_k) taps."""
+    """Return the kernel for rows of at most `width` elements and (c_q, c_k) taps."""
     (mma, mma_k8, pack), add_pair = ARITHMETIC[kind], mma_pair(kind)
     scaled = kind == "float16"
     left = (c_k - 1) // 2
@@ -76,8 +77,11 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
 
     @cuda.jit(device=True)
     def convolve(t, scores, taps):
-        """t (4 numbers of a lane) = T of KEYS keys: of key 8 (lane // 4) + 2 (lane % 4), of the next, and of
-        the two 64 further on."""
+        """Compute T of KEYS keys in t, four elements of each lane.
+
+        They are those of the keys 8 (lane // 4) + 2 (lane % 4), the next one, and the two that are 64 further
+        on.
+        """
         lane = cuda.threadIdx.x & 31
         at = CARRIED - lag + (lane & 15) * 8
         for e in range(4):
@@ -93,8 +97,13 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
 
     @cuda.jit
     def decode_tensor_kernel(q, k, v, w, scale, length, parts):
-        """parts (B, H, splits, d + 2) = each block's o, m and l; q: (B, H, R, d), the window, R = min(c_q,
-        N_k) rows; k and v: (B, H, N_k, d); all int16; w: (H, c_q, c_k) float32; length: keys of a block."""
+        """Store o, m and l of each block in parts (B, H, splits, d + 2).
+
+        q: (B, H, R, d), the window, R = min(c_q, N_k) rows, 16-bit values as int16.
+        k, v: (B, H, N_k, d), 16-bit values as int16.
+        w: (H, c_q, c_k), float32.
+        length: keys of a block.
+        """
         k_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)
         v_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)
         q_tile = cuda.shared.array((ROWS, pitch), int16, alignment=16)
@@ -110,7 +119,7 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
         start = cuda.blockIdx.x * length
         end = min(n, start + length)
         factor = LOG2E if scaled else scale * LOG2E
-        # 1. the window, the first keys, the taps
+        # 1. copy the window and the first tile, load the taps
         copy(q_tile, 0, ROWS, q, batch, head, rows - c_q)
         copy(k_tiles, 0, KEYS, k, batch, head, start - left)
         copy(v_tiles, 0, KEYS, v, batch, head, start - left + shift)
@@ -123,12 +132,12 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
         m, l, place = MINUS_INFINITY, float32(0), 0
         for first in range(start - left, end - shift, KEYS):
             cp_async_wait_0()
-            cuda.syncthreads()  # the tile is there, and the one before is used up
+            cuda.syncthreads()  # the tile has arrived, and all warps have left the previous one
             if first + KEYS + shift < end:
                 copy(k_tiles, KEYS - place, KEYS, k, batch, head, first + KEYS)
                 copy(v_tiles, KEYS - place, KEYS, v, batch, head, first + KEYS + shift)
                 cp_async_commit()
-            # 2. S0 of this warp's keys, behind what is carried
+            # 2. S0 of this warp's keys, after the columns carried over
             for x in range(s_numbers):
                 s[x] = float32(0)
             for step in range(depth):
@@ -140,7 +149,10 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
             for tile in range(own_tiles):
                 for half in range(2):
                     a, column = group + half * 8, warp * OWN + tile * 8 + pair
-                    x, last = tile * 4 + half * 2, n - c_q + a - first - column  # the last key that a sees
+                    x, last = (
+                        tile * 4 + half * 2,
+                        n - c_q + a - first - column,
+                    )  # the last key that query a sees
                     low = s[x] if last >= 0 else float32(0)
                     high = s[x + 1] if last >= 1 else float32(0)
                     if scaled:
@@ -148,8 +160,8 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
                     both = pack(low, high)
                     scores[a, CARRIED + column] = int16(both & uint32(0xFFFF))
                     scores[a, CARRIED + column + 1] = int16(both >> uint32(16))
-            cuda.syncthreads()  # S0 is there
-            # 3. T and its softmax
+            cuda.syncthreads()  # S0 is stored
+            # 3. T and its softmax; m is the same in all lanes, l is summed at the end
             convolve(t, scores, taps)
             largest = MINUS_INFINITY
             for e in range(4):
@@ -172,6 +184,7 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
                 t[e] = exp2_approx((t[e] - base) * factor)
                 l += t[e]
             # 4. O of this warp's keys
+            # row `group` of the left operand has this quad's weights in the columns of its own keys
             above, below = pack(t[0], t[1]), pack(t[2], t[3])
             for step in range(OWN // 16):
                 block = warp * (OWN // 8) + step * 2
@@ -183,11 +196,11 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
                 for tile in range(d_tiles // 2):
                     b0, b1, b2, b3 = ldmatrix_x4_trans(v_tiles, (row, (lane >> 4) * 8 + tile * 16))
                     add_pair(os, tile * 8, a0, a1, a2, a3, b0, b1, b2, b3)
-            cuda.syncthreads()  # every warp has its T: the last columns may move to the front
+            cuda.syncthreads()  # every warp has its T: the last columns may be carried to the front
             for x in range(thread, ROWS * CARRIED, THREADS):
                 scores[x // CARRIED, x % CARRIED] = scores[x // CARRIED, KEYS + x % CARRIED]
             place = KEYS - place
-        # 5. the sum over the rows, and over the warps
+        # 5. add the rows by shuffles, then the warps through shared memory
         for tile in range(d_tiles):
             for e in range(2):
                 total = os[tile * 4 + e] + os[tile * 4 + 2 + e]
@@ -211,13 +224,15 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
 
 
 def length_of(keys, c_k):
-    """The keys of a block that is to have at least so many: all that its tiles hold but for the halo."""
+    """Return the keys of a block that has at least `keys`: as many as its tiles hold, without the halo."""
     lag = 8 * (window_of(c_k) - 1)
     return -(-(keys + lag) // KEYS) * KEYS - lag
 
 
 def operands(q, k, v, scale):
-    """q, k and v as the kernel takes them, and a positive scale. K and V are copied only where a row does not
-    begin at a multiple of 16 bytes."""
+    """Return q, k and v as the kernel takes them, and a positive scale.
+
+    K and V are copied only if their rows do not begin at multiples of 16 bytes.
+    """
     q, scale = with_positive_scale(q, scale)
     return *map(aligned, (q, k, v)), scale

@@ -1,24 +1,24 @@
-"""Convolutional attention, forward, on tensor cores: bfloat16 or float16 in and out, float32 sums.
+"""Convolutional attention, forward, on tensor cores: bfloat16 or float16 in and out, float32 accumulators.
 
 The formulas are those of `conv_forward`. S0 never leaves the registers:
 
-    rows       The four lanes of a group own `strip` neighbouring queries (and make S0 for the P_q above them
-               as well), so that the row i + a of S0 is in another register of the same lane. `mma` takes any
-               16 rows as its matrix: here row 2t + h of each group's strip, for 8 groups and h = 0, 1. Q
-               stands in shared memory in that order.
-    columns    S0 of 16 neighbouring keys (or 24) times a band of taps, B[j', j] = w[a, j' - j], is the row
-               shift a's part of T of eight keys: output columns begin P_k to the right of input columns, so
-               that the window lies inside. S0 that a step leaves for the next stays where it is.
+    rows       The four lanes of a quad own `strip` neighbouring queries, and compute S0 for the P_q queries
+               above them as well. So row i + a of S0 is in another register of the same lane. `mma` takes any
+               16 rows as its matrix: here rows 2t and 2t + 1 of each quad's strip, for the 8 quads. Q is
+               stored in shared memory in that order
+    columns    S0 of 16 neighbouring keys (or 24), times a band of taps B[j', j] = w[a, j' - j], is the share
+               of the row shift a in T of eight keys. Output columns begin P_k to the right of input columns,
+               so that the window lies inside. S0 that the next iteration needs stays in its registers
 
-What it costs to have no S0 in memory: S0 of the P_q rows above each strip is made once more for each strip,
-(strip + P_q) / strip times Q Kᵀ. S0 is rounded to 16 bits, and so are the taps.
+Keeping S0 out of memory has a cost: S0 of the P_q rows above each strip is computed again for each strip, so
+Q Kᵀ takes (strip + P_q) / strip times the work. S0 and the taps are rounded to 16 bits.
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the
     loop).
 
     grid    see `kernels.tensor_cores.launch`
     block   WARPS · 32 threads, WARPS · 8 · strip queries; 255 registers (sm_90)
     shared  about (WARPS · 8 · strip + P_q + 4 · KEYS) · (d + 8) · 2 bytes
-    cost    multiply-adds a score: d · (strip + P_q) / strip, then 16 · c_q (24 for c_k > 9), then d
+    cost    multiply-adds per score: d · (strip + P_q) / strip, then 16 · c_q (24 for c_k > 9), then d
 """
 
 import functools
@@ -36,6 +36,7 @@ from kernels.tensor_cores.tiles import (
     PADDING,
     clamped,
     row_storer,
+    row_tile,
     softener,
     tap_loader,
     tile_copier,
@@ -43,20 +44,24 @@ from kernels.tensor_cores.tiles import (
     window_of,
 )
 
-WARPS = 4  # in a block
-KEYS = 64  # in a tile
+WARPS = 4  # warps in a block
+KEYS = 64  # keys in a tile
 TWO_TILES = 2 * KEYS
 
 
 @functools.cache
 def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_registers=None):
-    """The kernel for rows of `width` numbers and (c_q, c_k) taps: strips of so many rows, steps of so many
-    keys.
+    """Return the kernel for rows of `width` elements and (c_q, c_k) taps.
 
-    Sizes in blocks of eight keys: `window`, of S0 that one block of T needs; `new`, of a step; `held`, in
-    registers. `shift`: from a step's first new key of S0 to its first key of T."""
+    strip: neighbouring rows of a quad.
+    step_keys: keys of an iteration.
+
+    Sizes in blocks of eight keys: `window`, blocks of S0 that one block of T needs; `new`, blocks of an
+    iteration; `held`, blocks in registers. `shift`: from the first new key of S0 to the first key of T in an
+    iteration.
+    """
     mma, mma_k8, pack = ARITHMETIC[kind]
-    scaled = kind == "float16"  # before S0 is rounded, as its range is small
+    scaled = kind == "float16"  # before S0 is rounded, because float16 has a small range
     above, left = c_q - 1, (c_k - 1) // 2
     window, new = window_of(c_k), step_keys // 8
     held, shift = new + window - 1, left - 8 * (window - 1)
@@ -75,8 +80,11 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
 
     @cuda.jit(device=True)
     def copy_queries(q_tile, q, batch, head, i0):
+        """Start to copy the block's queries and the P_q above them, in the order in which `mma` takes its
+        rows."""
         n = q.shape[2]
         for part in range(cuda.threadIdx.x, q_places * chunks, threads):
+            # place = r · groups + g holds row r of quad g's strip: the order of `mma`'s rows
             place, c = part // chunks, part % chunks * CHUNK
             i = i0 - above + place % groups * strip + place // groups
             inside = 0 <= i and i < n
@@ -85,7 +93,7 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
 
     @cuda.jit(device=True)
     def add_scores(c, q_tile, q_row, q_column, k_tiles, k_row, k_column):
-        """c = Q Kᵀ of the warp's rows and their halo, and the step's keys."""
+        """Compute c = Q Kᵀ of the warp's rows with their halo, and the keys of an iteration."""
         b = cuda.local.array(b_numbers, uint32)
         for tile in range(s_tiles):
             for x in range(new * 4):
@@ -107,6 +115,7 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
 
     @cuda.jit(device=True)
     def convolve(t, s, taps):
+        """Compute t = T of the warp's rows: for each row shift a, the window of S0 times the band of taps."""
         for x in range(t_numbers):
             t[x] = float32(0)
         for a in range(c_q):
@@ -117,14 +126,19 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
                         s[x], s[x + held], s[x + 1], s[x + held + 1], taps[a * window], taps[a * window + 1],
                         t[y], t[y + 1], t[y + 2], t[y + 3],
                     )  # fmt: skip
-                    if window == 3:
+                    if window == 3:  # the third block of the window, by `mma` of half the depth
                         t[y], t[y + 1], t[y + 2], t[y + 3] = mma_k8(
                             s[x + 2], s[x + held + 2], taps[a * window + 2],
                             t[y], t[y + 1], t[y + 2], t[y + 3],
                         )  # fmt: skip
 
     @cuda.jit(max_registers=max_registers)
-    def conv_tensor_kernel(q, k, v, w, scale, causal, snake, o, log_sum):
+    def conv_tensor_kernel(q, k, v, w, scale, causal, serpentine, o, log_sum):
+        """Compute o (B, H, N, width / 2), int32 with two 16-bit values each, and log_sum (B, H, N), float32.
+
+        q, k, v: (B, H, N, width), 16-bit values as int16.
+        w: (H, c_q, c_k), float32.
+        """
         q_tile = cuda.shared.array((q_places, pitch), int16, alignment=16)
         k_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)
         v_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)
@@ -136,18 +150,16 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
         m, l = cuda.local.array(strip, float32), cuda.local.array(strip, float32)
         batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
-        n, turn, turns = q.shape[2], cuda.blockIdx.y, cuda.gridDim.y
-        tile_of_rows = turns - 1 - turn
-        if snake and 2 * turn >= turns:
-            tile_of_rows = turn - (turns + 1) // 2
-        i0 = tile_of_rows * rows
+        n = q.shape[2]
+        i0 = row_tile(serpentine) * rows
         warp_row = i0 + warp * (strip * 8)
         my_row, my_column = warp_row + (lane >> 2) * strip, (lane & 3) * 2
+        # the rows and columns whose addresses this lane gives to ldmatrix
         q_row, q_column = (lane >> 3 & 1) * groups + warp * 8 + (lane & 7), (lane >> 4) * 8
         k_row, k_column = (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
         seen = min(n, i0 + rows) if causal else n
         factor = LOG2E if scaled else scale * LOG2E
-        # 1. queries, the first keys, the taps
+        # 1. copy the queries and the first tile, load the taps
         copy_queries(q_tile, q, batch, head, i0)
         copy(k_tiles, 0, k, batch, head, 0)
         copy(v_tiles, 0, v, batch, head, shift)
@@ -160,8 +172,8 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
         for r in range(strip):
             m[r], l[r] = MINUS_INFINITY, float32(0)
         for first in range(0, seen - shift, step_keys):
-            place = first & (2 * KEYS - 1)
-            if place & (KEYS - 1) == 0:
+            place = first & (2 * KEYS - 1)  # the row in the two buffers
+            if place & (KEYS - 1) == 0:  # a tile begins: it has arrived, and the other buffer is free
                 cp_async_wait_0()
                 cuda.syncthreads()
                 if first + KEYS + shift < seen:
@@ -169,9 +181,9 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
                     copy(v_tiles, KEYS - place, v, batch, head, first + KEYS + shift)
                     cp_async_commit()
             out = first + shift
-            if not causal or out < warp_row + strip * 8:
+            if not causal or out < warp_row + strip * 8:  # otherwise every key is in this warp's future
                 edge = out < 0 or out + step_keys > n or causal and first + step_keys > warp_row - above + 1
-                # 2. S0 of more keys
+                # 2. S0 of the next keys, 0 where masked
                 add_scores(c, q_tile, q_row, q_column, k_tiles, k_row + place, k_column)
                 if edge and causal:
                     for tile in range(s_tiles):
@@ -187,7 +199,7 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
                             for e in range(4):
                                 c[x + e] = clamped(c[x + e] * scale)
                         s[y], s[y + held] = pack(c[x], c[x + 1]), pack(c[x + 2], c[x + 3])
-                # 3. T
+                # 3. T, -inf where masked; then S0 of the last window - 1 blocks moves to the front
                 convolve(t, s, taps)
                 for row in range(2 * s_tiles):
                     for block in range(window - 1):
@@ -200,10 +212,10 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
                                 j = out + block * 8 + my_column + (e & 1)
                                 if j < 0 or j >= n or causal and j > i:
                                     t[(tile * new + block) * 4 + e] = MINUS_INFINITY
-                # 4. softmax, and O
+                # 4. softmax and O; P stays in the registers of T
                 soften(t, m, l, os, factor)
                 add_values(os, t, v_tiles, place)
-        # 5. one division for each number of the output
+        # 5. one division for each element of the output
         for r in range(strip):
             store_row(o, log_sum, batch, head, my_row + r, os, r, m[r], l[r], factor)
 
@@ -211,15 +223,17 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
 
 
 def shape_of(width, c_q, c_k):
-    """(strip, keys of a step): as many as the registers hold, by measurement."""
+    """Return (strip, keys of an iteration): the largest that fit the registers, as measured."""
     if width > 64:
         return 2, 32
     return (4, 32) if c_q < 9 and c_k <= 9 else (4, 16)
 
 
 def conv_tensor_forward(q, k, v, w, causal, scale, run=None):
-    """(O, L) of bfloat16 or float16 q, k and v and taps w, contiguous and checked (`kernels.common.launch`);
-    O is like q. The taps are rounded to the type of q."""
+    """Return (O, L) of bfloat16 or float16 q, k and v and taps w, contiguous and checked; O is like q.
+
+    The taps are rounded to the type of q.
+    """
     width, (c_q, c_k) = tensor_width(q.shape[3]), w.shape[1:]
     strip, step_keys = shape_of(width, c_q, c_k)
     kernel = conv_tensor_kernel(width, kind_of(q), WARPS, strip, c_q, c_k, step_keys)

@@ -1,17 +1,17 @@
-"""Device functions of the convolutional kernels: products of tiles, the convolution of a strip, and which
-thread does what.
+"""Device functions of the convolutional kernels: products of tiles, and the assignment of elements to
+threads.
 
-A tile of scores has `size` rows and columns, 64 (or 32, where tests want small blocks), in shared memory with
-PADDING columns of zeros to its right. Its block has (size / PATCH)² threads, in one dimension. They share a
+A tile of scores has `size` rows and columns, 64 (or 32 in tests that want small blocks), in shared memory,
+followed by PADDING columns of zeros. Its block has (size / PATCH)² threads in one dimension, which share a
 tile in two ways:
 
     as patches    a thread has rows row + r · step and columns column + c · step, r, c < PATCH, with step =
-                  size / PATCH: products of tiles; the lanes of a warp are 8 rows by 4 columns (`patch_place`)
+                  size / PATCH: products of tiles; the lanes of a warp form 8 rows by 4 columns
     as strips     thread t has STRIP neighbouring columns, (t % ROW_THREADS + s · ROW_THREADS) · STRIP, of row
                   t // ROW_THREADS: convolutions; the threads of a row are neighbours in a warp
 
-so that the lanes of a warp find what they need in different banks (a row of a tile is an odd number of words,
-a row of a chunk 4 more than it holds).
+Both avoid bank conflicts: a row of a tile is an odd number of words long, and a row of a chunk is padded by
+four words.
 """
 
 from numba import cuda
@@ -22,19 +22,19 @@ from kernels.common.tiles import GROUP, INDEX, SECTOR
 
 SIZES = (32, 64)
 PATCH = 4
-PADDING = 9  # how far a strip with all of its taps, in groups of four, may reach beyond the tile
-PLACE = (1 << 31) - 1  # as INDEX, for rows of q, k and v
+PADDING = 9  # columns that a strip with its taps, in groups of four, may reach beyond the tile
+PLACE = (1 << 31) - 1  # like INDEX, for rows of q, k and v
 NUMBERS, PATCH_OPERANDS = PATCH * PATCH, PATCH * GROUP
-STRIPS = NUMBERS // STRIP  # NUMBERS of a tile are each thread's: a patch, or strips in one row or in two
+STRIPS = NUMBERS // STRIP  # each thread has NUMBERS elements of a tile: a patch, or strips in one row or two
 
 
 def threads_of(size):
-    """Threads in the block of a tile of `size` × `size`."""
+    """Return the number of threads per block for a tile of `size` × `size` scores."""
     return (size // PATCH) ** 2
 
 
 def check_size(size):
-    """A size of tiles that the kernels are written for, or an error."""
+    """Raise ValueError unless the kernels are written for tiles of this size."""
     if size not in SIZES:
         raise ValueError(
             f"argument size is {size!r}; wanted one of {', '.join(map(str, SIZES))}, the rows and columns of"
@@ -44,26 +44,26 @@ def check_size(size):
 
 @cuda.jit(device=True)
 def patch_place(step):
-    """(row, column), the first of this thread's patch."""
+    """Return (row, column) of the first element of this thread's patch."""
     lane, warp, across = cuda.threadIdx.x % 32, cuda.threadIdx.x // 32, step // 4
     return (warp // across * 8 + lane // 4) & INDEX, (warp % across * 4 + lane % 4) & INDEX
 
 
 @cuda.jit(device=True)
 def turns_and_strips(size):
-    """Of a tile of this size, how many rows a thread convolves, and how many strips in each."""
+    """Return (rows that a thread convolves, strips in each of them) for a tile of this size."""
     return ROW_THREADS * NUMBERS // size, size // (STRIP * ROW_THREADS)
 
 
 @cuda.jit(device=True)
 def strip_row(turn, size):
-    """The row of this thread's strips in this turn."""
+    """Return the row of this thread's strips in iteration `turn`."""
     return (cuda.threadIdx.x // ROW_THREADS + turn * (size * size // NUMBERS // ROW_THREADS)) & INDEX
 
 
 @cuda.jit(device=True)
 def strip_column(s):
-    """The first column of strip s of this thread."""
+    """Return the first column of strip s of this thread."""
     return (cuda.threadIdx.x % ROW_THREADS + s * ROW_THREADS) * STRIP & INDEX
 
 
@@ -72,7 +72,7 @@ def strip_column(s):
 
 @cuda.jit(device=True)
 def clear(tile):
-    """tile = 0, all of it."""
+    """Set every element of the tile to 0."""
     rows, columns = tile.shape
     for element in range(cuda.threadIdx.x, rows * columns, cuda.blockDim.x):
         tile[element // columns, element % columns] = float32(0)
@@ -80,11 +80,12 @@ def clear(tile):
 
 @cuda.jit(device=True)
 def copy_rows(chunk, width, rows, first, start, threads):
-    """chunk[:, :width] = rows[first :, start :], with 0 for what lies outside `rows` (n, d). SECTOR or more
-    neighbouring threads share a row: 32 bytes a time at least.
+    """Copy rows[first :, start :] to chunk[:, :width], with 0 for elements outside `rows` (n, d).
 
-    threads: of the block, a constant, and a power of two like the chunk's sides: so the compiler knows all
-    but where a thread begins, and no loop and no division is left.
+    SECTOR or more neighbouring threads share a row, so they read at least 32 bytes in one request.
+
+    threads: the size of the block. It is a compile-time constant and a power of two, like the chunk's sides,
+        so the compiler unrolls every loop and needs no division.
     """
     n, d = rows.shape
     lanes = max(SECTOR, threads // chunk.shape[0])
@@ -104,12 +105,14 @@ def copy_rows(chunk, width, rows, first, start, threads):
 
 @cuda.jit(device=True)
 def products(tile, a, b, first_a, first_b, factor, causal, diagonal, a_chunk, b_chunk):
-    """tile[i, j] = factor · a[first_a + i] · b[first_b + j]; 0 where a row is outside, and with causal where
-    first_b + j > first_a + i + diagonal.
+    """Compute tile[i, j] = factor · a[first_a + i] · b[first_b + j]; 0 where masked or outside.
 
-    a, b: (n, d) in global memory; tile: (size, size + PADDING), a_chunk and b_chunk, a few columns at a time:
-        (size, 8 + GROUP), say, in shared memory. All threads of the block call it; the caller puts a barrier
-        before others read the tile.
+    With causal, an element is masked if first_b + j > first_a + i + diagonal. All threads of the block call
+    this function. The caller puts a barrier before other threads read the tile.
+
+    tile: (size, size + PADDING), shared memory.
+    a, b: (n, d), global memory.
+    a_chunk, b_chunk: (size, columns + GROUP), shared memory, for a few columns at a time.
     """
     step, words = tile.shape[0] // PATCH, a_chunk.shape[1] - GROUP
     row, column = patch_place(step)
@@ -117,7 +120,7 @@ def products(tile, a, b, first_a, first_b, factor, causal, diagonal, a_chunk, b_
     for part in range(NUMBERS):
         patch[part] = float32(0)
     for start in range(0, a.shape[1], words):
-        cuda.syncthreads()  # the chunks may be overwritten, and what the caller had in the tile
+        cuda.syncthreads()  # all threads have left the chunks and the tile: both may be overwritten
         copy_rows(a_chunk, words, a, first_a, start, step * step)
         copy_rows(b_chunk, words, b, first_b, start, step * step)
         cuda.syncthreads()
@@ -132,7 +135,7 @@ def products(tile, a, b, first_a, first_b, factor, causal, diagonal, a_chunk, b_
 
 @cuda.jit(device=True)
 def add_products(patch, a_chunk, b_chunk, row, column, step):
-    """patch[r, c] += a_chunk[row + r · step] · b_chunk[column + c · step], GROUP columns at a time."""
+    """Add a_chunk[row + r · step] · b_chunk[column + c · step] to patch[r, c], GROUP columns at a time."""
     mine = cuda.local.array(PATCH_OPERANDS, float32)
     theirs = cuda.local.array(GROUP, float32)
     for start in range(0, a_chunk.shape[1] - GROUP, GROUP):
@@ -150,10 +153,10 @@ def add_products(patch, a_chunk, b_chunk, row, column, step):
 
 @cuda.jit(device=True)
 def add_weighted_rows(patch, weights, first, chunk):
-    """patch[r, c] += Σ_x weights[row r, first + x] · chunk[x, column c]: what P V is made of. patch: PATCH ×
-    width / step numbers.
+    """Add Σ_x weights[row r, first + x] · chunk[x, column c] to patch[r, c]: a part of P V.
 
-    Rows are those of this thread's patch; its columns of the output are width / step neighbours.
+    Rows are those of this thread's patch; its columns of the output are width / step neighbours. patch: PATCH
+    × width / step elements.
     """
     step = weights.shape[0] // PATCH
     columns = chunk.shape[1] // step
@@ -170,8 +173,10 @@ def add_weighted_rows(patch, weights, first, chunk):
 
 @cuda.jit(device=True)
 def add_weighted_columns(patch, weights, first, shift, chunk):
-    """patch[r, c] += Σ_x weights[first + x, shift + row r] · chunk[x, column c]: what Pᵀ dO is made of.
-    Otherwise as add_weighted_rows."""
+    """Add Σ_x weights[first + x, shift + row r] · chunk[x, column c] to patch[r, c]: a part of Pᵀ dO.
+
+    Otherwise like `add_weighted_rows`.
+    """
     step = weights.shape[0] // PATCH
     columns = chunk.shape[1] // step
     row, column = patch_place(step)
@@ -187,7 +192,7 @@ def add_weighted_columns(patch, weights, first, shift, chunk):
 
 @cuda.jit(device=True)
 def add_weighted(patch, mine, chunk, start, columns, column):
-    """patch[r, c] += Σ_x mine[r, x] · chunk[start + x, column + c], x < GROUP, c < columns."""
+    """Add Σ_x mine[r, x] · chunk[start + x, column + c] to patch[r, c], for x < GROUP, c < columns."""
     for x in range(GROUP):
         for c in range(columns):
             number = chunk[(start & INDEX) + x, column + c]
@@ -197,8 +202,7 @@ def add_weighted(patch, mine, chunk, start, columns, column):
 
 @cuda.jit(device=True)
 def store_rows(rows, first, count, factor, patch, step):
-    """rows[first : first + count] = factor · patch, without what lies outside `rows` (n, d); every thread its
-    part."""
+    """Store factor · patch in rows[first : first + count], except elements outside `rows` (n, d)."""
     n, d = rows.shape
     columns = patch.size // PATCH
     row, column = patch_place(step)
@@ -215,9 +219,11 @@ def store_rows(rows, first, count, factor, patch, step):
 
 @cuda.jit(device=True)
 def convolve_strips(strip, counts, tile, taps, c_q, c_k):
-    """strip = the STRIPS strips of this thread, but for one of which no column counts; counts: (STRIPS,).
+    """Convolve the STRIPS strips of this thread, except those without a visible column.
 
-    Each is named: registers have no index, and the compiler would leave a loop over them a loop.
+    counts: (STRIPS,), the visible columns of each strip; 0 or less for none. The strips are written out
+        instead of looped over, because registers cannot be indexed and the compiler would not unroll the
+        loop.
     """
     size = tile.shape[0]
     _, strips = turns_and_strips(size)

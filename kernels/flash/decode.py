@@ -1,17 +1,17 @@
-"""Flash attention for one new token: the keys split among warps, whose states a second kernel merges.
+"""Flash attention for one new token: the keys are split among warps, and a second kernel merges their states.
 
-The last row of causal attention. With q the new token's query, at position N_k - 1, and the keys j that it
-sees (all of them; the last left + 1 in a window):
+This is the last row of causal attention. With q the new token's query, at position N_k - 1, and the keys j
+that it sees (all of them, or the last left + 1 in a window):
 
     O = softmax(scale · q kᵀ) v
 
-A warp reads neighbouring keys, AT_A_TIME in a step, so that their loads overlap. A lane has every 32nd number
-of q, k, v and o, and a score is a sum over the warp. Each warp keeps (m, l, o) as in flash/forward.py, and
-`merge_splits_kernel` merges them.
+A warp reads neighbouring keys, AT_A_TIME in an iteration, so that their loads overlap. A lane holds every
+32nd element of q, k, v and o, and a score is a sum over the warp. Each warp updates (m, l, o) as in
+flash/forward.py, and `merge_splits_kernel` merges the states.
 Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (the split).
 
     grid    (splits, H, B)      block   WARPS · 32 threads
-    cost    2 · d multiply-adds a key; K and V are read once for each head of q, where they are
+    cost    2 · d multiply-adds per key; K and V are read once for each head of q, without a copy
 """
 
 import functools
@@ -36,21 +36,25 @@ from kernels.common.splits import (
 from kernels.common.tiles import MINUS_INFINITY, weight
 from kernels.flash.window import UNLIMITED, checked_window
 
-WARPS, AT_A_TIME = 4, 4  # warps in a block; keys in a step
+WARPS, AT_A_TIME = 4, 4  # warps in a block; keys in an iteration
 
 
 @functools.cache
 def flash_decode_kernel(width):
-    """The kernel for rows of at most `width` numbers."""
-    columns = -(-width // LANES)  # of a row, a lane's
+    """Return the kernel for rows of at most `width` elements."""
+    columns = -(-width // LANES)  # elements of a row in a lane
     held = AT_A_TIME * columns
 
     @cuda.jit
     def flash_decode_kernel(q, k, k_strides, v, v_strides, heads_a_key, scale, begin, end, length, parts):
-        """parts (B, H, splits · WARPS, d + 2) = Σ e^(s - m) v, m and l of `length` keys each of [begin, end).
+        """Store the state of each warp in parts (B, H, splits · WARPS, d + 2): Σ e^(s - m) v, m and l.
 
-        q: (B, H, 1, d); k, v: one dimension, with strides of batch and head, and rows of d neighbours. A head
-        of k and v serves `heads_a_key` heads of q.
+        q: (B, H, 1, d).
+        k, v: one-dimensional views; rows of d elements follow each other.
+        k_strides, v_strides: the strides of batch and head, in elements.
+        heads_a_key: how many heads of q share a head of k and v.
+        begin, end: the keys that the token sees, [begin, end).
+        length: keys of a warp.
         """
         q_row, o_row = cuda.local.array(columns, float32), cuda.local.array(columns, float32)
         k_rows, v_rows = cuda.local.array(held, float32), cuda.local.array(held, float32)
@@ -67,14 +71,14 @@ def flash_decode_kernel(width):
             o_row[c] = float32(0)
         m, l = MINUS_INFINITY, float32(0)
         for start in range(first, last, AT_A_TIME):
-            # 1. some keys and values, zeros beyond the last
+            # 1. load AT_A_TIME keys and values, zeros after the last: all loads precede the first use
             for x in range(AT_A_TIME):
                 for c in range(columns):
                     column, there = lane + c * LANES, start + x < last
                     at = (start + x) * d + column
                     k_rows[x * columns + c] = float32(k[k_base + at]) if there and column < d else float32(0)
                     v_rows[x * columns + c] = float32(v[v_base + at]) if there and column < d else float32(0)
-            # 2. their scores, in every lane
+            # 2. their scores; sum_of_warp leaves the sum in every lane
             largest = m
             for x in range(AT_A_TIME):
                 score = float32(0)
@@ -83,7 +87,7 @@ def flash_decode_kernel(width):
                 score = sum_of_warp(score)
                 scores[x] = score if start + x < last else MINUS_INFINITY
                 largest = max(largest, scores[x])
-            # 3. update the state
+            # 3. update the state once for all of them
             shrink = weight(m, largest)
             m, l = largest, l * shrink
             for c in range(columns):
@@ -115,19 +119,20 @@ def flash_attention_decode(
     enable_gqa: bool = False,
     window: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """The last row of causal attention, (B, H, 1, d), for one token that has just come; without gradients.
+    """Return the last row of causal attention, (B, H, 1, d), for one new token, without gradients.
 
-    q: (B, H, 1, d), the new token's query; k and v: (B, H, N_k, d), of all tokens, the new one too, N_k >= 1,
-        read where they are; float32, bfloat16 or float16 on one device, d <= 128. Sums are float32. scale is
-        1/sqrt(d) unless given.
-    splits: among how many blocks the keys of a head are divided, 1 or more; chosen by
-        `kernels.common.splits.choose_splits` unless given. It changes rounding only.
-    run: how to launch the kernels (`kernels.common.launch`). No decision depends on a number in a tensor, so
-        that a CUDA graph can record the call.
+    q: (B, H, 1, d), the query of the new token, float32, bfloat16 or float16, d <= 128.
+    k, v: (B, H, N_k, d), of all tokens including the new one, N_k >= 1, of the type and on the device of q.
+        They may be views, and are not copied.
+    scale: 1/sqrt(d) unless given.
+    splits: the number of blocks among which the keys of a head are divided, 1 or more;
+        `kernels.common.splits.choose_splits` chooses it unless given. It changes rounding only.
+    run: how to launch the kernels (`kernels.common.launch`).
     enable_gqa: k and v are (B, H_kv, N_k, d), where H_kv divides H; nothing is copied.
-    window: as for `flash_attention`: the token sees the last left + 1 keys, its own among them.
+    window: as for `flash_attention`: the token sees the last left + 1 keys, including its own.
 
-    Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
+    Accumulators are float32. The host reads no element of a tensor, so a CUDA graph can record the call.
+    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
     """
     scale, group = checked_decode(q, k, v, scale, enable_gqa)
     q, k, v = (x.detach() for x in (q, k, v))
@@ -145,7 +150,10 @@ def flash_attention_decode(
 
 
 def checked_decode(q, k, v, scale, enable_gqa):
-    """(scale, how many heads of q a head of k and v serves) of `flash_attention_decode`, or an error."""
+    """Return (scale, heads of q for each head of k and v) of `flash_attention_decode`.
+
+    Raise TypeError or ValueError for arguments that do not fit.
+    """
     rows = "B H_kv N_k d" if enable_gqa else "B H N_k d"
     sizes = check({"q": (q, "B H 1 d"), "k": (k, rows), "v": (v, rows)}, ANY_FLOAT)
     heads, shared = sizes["H"], sizes.get("H_kv", sizes["H"])

@@ -1,8 +1,11 @@
-"""The host side of flash attention: arguments are checked once, a kernel is launched, and autograd knows it.
+"""The host side of flash attention: check the arguments once, launch a kernel, and define its gradient.
 
-A kernel of this package stands behind a function forward(q, k, v, causal, scale, window, run) -> (O, L) of
-checked arguments. `checked` makes a host function of it, `attention_operator` an operator with gradients, and
-`attend` calls that operator as PyTorch names the arguments.
+Each kernel of this package has a host function forward(q, k, v, causal, scale, window, run) -> (O, L), whose
+arguments are already checked. Three functions build the public interface from it:
+
+    checked              check the arguments and call `forward`, without gradients
+    attention_operator   make an operator of torch with gradients
+    attend               call this operator with the names of `scaled_dot_product_attention`
 """
 
 import torch
@@ -16,14 +19,16 @@ from kernels.reference import attention_backward
 
 
 def checked(forward, dtypes, q, k, v, causal, scale, window, run):
-    """(O, L) by `forward`, of arguments that a caller has given; no gradients."""
+    """Check the arguments of a public function and return (O, L) by `forward`, without gradients."""
     scale, window = check_attention(q, k, v, scale, dtypes), checked_window(window)
     return forward(*(x.detach().contiguous() for x in (q, k, v)), bool(causal), scale, window, run)
 
 
 def launch_rows(kernel, rows, threads, q, k, v, causal, scale, window, run):
-    """(O, L), float32, of a kernel (q, k, v, scale, causal, window, o, log_sum) whose blocks own `rows`
-    queries of a head each."""
+    """Launch a kernel whose blocks own `rows` queries of one head each; return (O, L), float32.
+
+    kernel: its arguments are (q, k, v, scale, causal, window, o, log_sum).
+    """
     batch, heads, n, _ = q.shape
     o, log_sum = output(q.shape, like=q), output(q.shape[:3], like=q)
     grid, window = (-(-n // rows), heads, batch), window.within(n, k.shape[2])
@@ -32,7 +37,7 @@ def launch_rows(kernel, rows, threads, q, k, v, causal, scale, window, run):
 
 
 def attend(operator, dtypes, q, k, v, causal, scale, is_causal, enable_gqa, return_lse, window):
-    """O, or (O, L), by an operator of `attention_operator`."""
+    """Return O, or (O, L) with return_lse, by an operator of `attention_operator`."""
     causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
     scale, window = check_attention(q, k, v, scale, dtypes), checked_window(window)
     o, log_sum = operator(q, k, v, bool(causal), float(scale), list(window))
@@ -40,9 +45,9 @@ def attend(operator, dtypes, q, k, v, causal, scale, is_causal, enable_gqa, retu
 
 
 def attention_operator(name, forward):
-    """The operator (q, k, v, causal, scale, window) -> (O, L) of a function `forward`, with gradients.
+    """Return the operator (q, k, v, causal, scale, window) -> (O, L) of a function `forward`, with gradients.
 
-    The backward pass is plain PyTorch, in float32, and makes the N×N matrix.
+    The backward pass is plain PyTorch, in float32, and needs memory for the N×N matrix.
     """
 
     @torch.library.custom_op(f"attention_course::{name}_forward", mutates_args=())

@@ -1,18 +1,22 @@
-"""Flash attention, forward, on tensor cores: bfloat16 or float16 in and out, float32 sums.
+"""Flash attention, forward, on tensor cores: bfloat16 or float16 in and out, float32 accumulators.
 
-As `flash_forward`, with these differences. A block has WARPS warps of PIECES · 16 queries each; Q stays in
-registers as operands of `mma` (for d <= 64), and the scores of a warp's rows and KEYS keys are made, used as
-weights and forgotten there too: the numbers of S that a lane gets from `mma` are those of P that it has to
-give to the next. K and V pass through shared memory in two places in turn: while one tile is used, the next
-one is copied (`cp_async`), so that a tile costs one barrier. m follows the maximum at a distance
-(`kernels.tensor_cores.tiles.softener`).
-Source: Dao 2023, arXiv 2307.08691 (Algorithm 1, warps split the queries).
+The algorithm is that of `flash_forward`, with these differences:
+
+    registers   A block has WARPS warps with PIECES · 16 queries each. Q stays in registers as the left
+                operand of `mma` (for d <= 64). The scores of a warp stay there, too: the elements of S that a
+                lane receives from one `mma` are those of P that it has to supply to the next
+    pipeline    K and V are double-buffered in shared memory: while one tile is used, `cp_async` copies the
+                next one. So each tile needs only one barrier
+    maximum     m may be smaller than the true maximum by a bounded amount, so that o is rarely rescaled
+                (`kernels.tensor_cores.tiles.softener`)
+
+Source: Dao 2023, arXiv 2307.08691 (Algorithm 1, with the queries split among warps).
 
     grid    see `kernels.tensor_cores.launch`
     block   WARPS · 32 threads; 237 registers at d = 64, 255 at d = 128 (sm_90)
-    shared  (WARPS · PIECES · 16 + 4 · KEYS) · (d + 8) · 2 bytes: 54 KiB at d = 64, 68 KiB at d = 128; rows
-            begin 16 bytes further round the banks, so that `ldmatrix` finds no two of eight in one bank
-    cost    2 · N · N_k · d multiply-adds a head, half of them if causal
+    shared  (WARPS · PIECES · 16 + 4 · KEYS) · (d + 8) · 2 bytes: 54 KiB at d = 64, 68 KiB at d = 128. Rows
+            are padded by 16 bytes, so that the eight rows of an `ldmatrix` begin in different banks
+    cost    2 · N · N_k · d multiply-adds per head, half of them if causal
 """
 
 import functools
@@ -29,22 +33,32 @@ from kernels.tensor_cores.tiles import (
     LOG2E,
     PADDING,
     row_storer,
+    row_tile,
     softener,
     tile_copier,
     value_adder,
 )
 
-WARPS, PIECES = 4, 2  # warps in a block, pieces of 16 queries of a warp
+WARPS, PIECES = 4, 2  # warps in a block; pieces of 16 queries of a warp
 KEYS = {64: 64, 128: 32}  # width -> keys in a tile
 
 
 @functools.cache
 def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registers=None, q_held=None):
-    """The kernel; one without a window (`windowed`) needs no registers for its limits, and spills none."""
+    """Return the kernel for rows of `width` elements of the type `kind`.
+
+    A kernel without a window (`windowed` is False) needs no registers for the window's limits, and spills
+    none.
+
+    m_tiles: pieces of 16 queries of a warp.
+    keys: in a tile.
+    q_held: keep the fragments of Q in registers instead of loading them for each tile; chosen by width unless
+        given.
+    """
     mma = ARITHMETIC[kind].mma
     rows, pitch, threads, two_tiles = warps * m_tiles * 16, width + PADDING, warps * 32, 2 * keys
     depth, n_tiles, d_tiles = width // 16, keys // 8, width // 8
-    q_held = width * m_tiles <= 128 if q_held is None else q_held  # in registers
+    q_held = width * m_tiles <= 128 if q_held is None else q_held  # Q stays in registers
     q_numbers = m_tiles * depth * 4 if q_held else m_tiles * 4
     s_numbers, o_numbers, row_numbers = m_tiles * n_tiles * 4, m_tiles * d_tiles * 4, m_tiles * 2
     copy_queries, copy = tile_copier(rows, width, threads), tile_copier(keys, width, threads)
@@ -54,6 +68,7 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
 
     @cuda.jit(device=True)
     def load_queries(qs, at, q_tile, d, first):
+        """Load columns 16 d to 16 d + 15 of the warp's rows into qs[at:] as left operands of `mma`."""
         lane = cuda.threadIdx.x & 31
         for piece in range(m_tiles):
             x = at + piece * 4
@@ -63,6 +78,7 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
 
     @cuda.jit(device=True)
     def add_scores(s, qs, q_tile, warp_row, k_tiles, first):
+        """Compute s = Q Kᵀ of the warp's rows and the tile of keys that begins at row `first`."""
         lane = cuda.threadIdx.x & 31
         row, column = first + (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
         for piece in range(m_tiles):
@@ -75,6 +91,7 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
                 b0, b1, b2, b3 = ldmatrix_x4(k_tiles, (row + pair * 16, column + d * 16))
                 for piece in range(m_tiles):
                     y = (d * m_tiles + piece) * 4 if q_held else piece * 4
+                    # b0, b1 are eight keys, b2, b3 the next eight: two blocks of accumulators
                     x = (piece * n_tiles + pair * 2) * 4
                     s[x], s[x + 1], s[x + 2], s[x + 3] = mma(
                         qs[y], qs[y + 1], qs[y + 2], qs[y + 3], b0, b1, s[x], s[x + 1], s[x + 2], s[x + 3]
@@ -86,18 +103,26 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
 
     @cuda.jit(device=True)
     def at_an_edge(j0, first_row, causal, left, right):
+        """Return whether a mask hides a score of the warp in the tile of keys from j0."""
         if windowed:
             return j0 + keys > first_row + 1 + right or j0 + left < first_row + m_tiles * 16 - 1
         return causal and j0 + keys > first_row + 1
 
     @cuda.jit(device=True)
     def hidden(i, j, causal, left, right):
+        """Return whether a mask hides key j from query i."""
         if windowed:
             return j > i + right or j < i - left
         return causal and j > i
 
     @cuda.jit(max_registers=max_registers)
-    def flash_tensor_kernel(q, k, v, window, scale, causal, snake, o, log_sum):
+    def flash_tensor_kernel(q, k, v, window, scale, causal, serpentine, o, log_sum):
+        """Compute o (B, H, N, width / 2), int32 with two 16-bit values each, and log_sum (B, H, N), float32.
+
+        q: (B, H, N, width), 16-bit values as int16.
+        k, v: (B, H, N_k, width), 16-bit values as int16.
+        window: (left, right), without UNLIMITED.
+        """
         q_tile = cuda.shared.array((rows, pitch), int16, alignment=16)
         k_tiles = cuda.shared.array((two_tiles, pitch), int16, alignment=16)
         v_tiles = cuda.shared.array((two_tiles, pitch), int16, alignment=16)
@@ -107,11 +132,8 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
         m, l = cuda.local.array(row_numbers, float32), cuda.local.array(row_numbers, float32)
         batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
-        n_keys, turn, turns = k.shape[2], cuda.blockIdx.y, cuda.gridDim.y
-        tile_of_rows = turns - 1 - turn
-        if snake and 2 * turn >= turns:
-            tile_of_rows = turn - (turns + 1) // 2
-        i0 = tile_of_rows * rows
+        n_keys = k.shape[2]
+        i0 = row_tile(serpentine) * rows
         warp_row = warp * (m_tiles * 16)
         my_row, my_column = i0 + warp_row + (lane >> 2), (lane & 3) * 2
         left, right = window
@@ -119,7 +141,9 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
         begin = max(0, i0 - left) // keys * keys if windowed else 0
         seen = min(n_keys, i0 + rows + right) if causal or windowed else n_keys
         factor = scale * LOG2E
-        # 1. the queries, the first keys
+        # `mma`'s accumulators: lane l holds rows l / 4 and l / 4 + 8 of each piece, and columns 2 (l % 4) and
+        # 2 (l % 4) + 1 of each block of eight
+        # 1. copy the queries and the first tile of keys and values
         copy_queries(q_tile, 0, q, batch, head, i0)
         copy(k_tiles, 0, k, batch, head, begin)
         copy(v_tiles, 0, v, batch, head, begin)
@@ -134,15 +158,16 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
         if q_held:
             for d in range(depth):
                 load_queries(qs, d * m_tiles * 4, q_tile, d, warp_row)
-        place = 0
+        place = 0  # the buffer's first row: 0 or keys
         for j0 in range(begin, seen, keys):
             cp_async_wait_0()
             cuda.syncthreads()
+            # this tile has arrived, and all warps have left the other buffer: copy the next tile into it
             if j0 + keys < seen:
                 copy(k_tiles, keys - place, k, batch, head, j0 + keys)
                 copy(v_tiles, keys - place, v, batch, head, j0 + keys)
                 cp_async_commit()
-            # 2. S
+            # 2. S; only tiles at an edge need masks
             add_scores(s, qs, q_tile, warp_row, k_tiles, place)
             if j0 + keys > n_keys or at_an_edge(j0, i0 + warp_row, causal, left, right):
                 for piece in range(m_tiles):
@@ -152,11 +177,11 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
                             i = my_row + piece * 16 + (e >> 1) * 8
                             if j >= n_keys or hidden(i, j, causal, left, right):
                                 s[(piece * n_tiles + tile) * 4 + e] = MINUS_INFINITY
-            # 3. softmax, and O
+            # 3. softmax and O: s becomes P in place, without passing through shared memory
             soften(s, m, l, os, factor)
             add_values(os, s, v_tiles, place)
             place = keys - place
-        # 4. one division for each number of the output
+        # 4. one division for each element of the output
         for r in range(row_numbers):
             i = my_row + (r >> 1) * 16 + (r & 1) * 8
             store_row(o, log_sum, batch, head, i, os, r, m[r], l[r], factor)
@@ -165,8 +190,7 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
 
 
 def flash_tensor_forward(q, k, v, causal, scale, window, run=None):
-    """(O, L) of bfloat16 or float16 q, k and v, contiguous and checked (`kernels.common.launch`); O is like
-    q."""
+    """Return (O, L) of bfloat16 or float16 q, k and v, contiguous and checked; O is like q."""
     width = tensor_width(q.shape[3])
     kernel = flash_tensor_kernel(width, kind_of(q), WARPS, PIECES, KEYS[width], window != EVERYTHING)
     work = Work(WARPS * PIECES * 16, WARPS * 32)

@@ -1,4 +1,4 @@
-"""Sliding windows: how far before and after its own position a query sees keys."""
+"""Sliding windows: which keys before and after its own position a query sees."""
 
 from typing import NamedTuple
 
@@ -6,16 +6,18 @@ UNLIMITED = -1
 
 
 class Window(NamedTuple):
-    """The keys that a query sees: query i sees the keys j with i - left <= j <= i + right.
+    """A sliding window: query i sees the keys j with i - left <= j <= i + right.
 
-    UNLIMITED on a side sets no limit there. A kernel takes what `within` returns, in which both are limits.
+    UNLIMITED on a side sets no limit there. Kernels take the result of `within`, in which both sides are
+    limits.
     """
 
     left: int
     right: int
 
     def within(self, n, keys):
-        """The same window of n queries and `keys` keys, without UNLIMITED and no larger than it need be."""
+        """Return the window with UNLIMITED replaced, and both sides clipped, for n queries and `keys`
+        keys."""
         left, right = (most if side == UNLIMITED else min(side, most) for side, most in zip(self, (n, keys)))
         return Window(left, right)
 
@@ -24,7 +26,10 @@ EVERYTHING = Window(UNLIMITED, UNLIMITED)
 
 
 def checked_window(window):
-    """The Window of an argument (left, right), EVERYTHING for None, or an error."""
+    """Return the Window of an argument (left, right), or EVERYTHING for None.
+
+    Raise TypeError or ValueError for anything else.
+    """
     if window is None:
         return EVERYTHING
     wanted = (

@@ -1,4 +1,4 @@
-"""The arguments of the latent kernels, checked."""
+"""Checks of the arguments of the latent kernels."""
 
 import torch
 from numpy import float32, integer
@@ -7,13 +7,21 @@ from kernels.common.arguments import ANY_FLOAT, LARGEST, check, check_device, ch
 
 
 def latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale, dtypes=ANY_FLOAT):
-    """Check the arguments of latent attention; return the tensors detached and contiguous, alpha as a float32
-    tensor of one number among them, and window and scale as numbers.
+    """Check the arguments of latent attention; return (q, k_latent, v_latent, w_q, w_v, alpha, window,
+    scale).
 
-    q: (B, H, M, d); k_latent, v_latent: (B, N_k, L), M <= N_k; w_q: (H, d, L); w_v: (H, L, d), all of one of
-        `dtypes`, on one device, none empty, d and L from 1 to 128; alpha: a number or a tensor of one,
-        float32 or 16 bits; window: 0 or more; scale: a number, or None for 1/sqrt(L). Raises TypeError or
-        ValueError that names the argument, what it is, and what was wanted.
+    The tensors are detached and contiguous, alpha is a float32 tensor (1,), window and scale are numbers.
+
+    q: (B, H, M, d), of one of `dtypes`, not empty, d from 1 to 128.
+    k_latent, v_latent: (B, N_k, L), M <= N_k, L from 1 to 128, of the type and on the device of q, as are w_q
+        and w_v.
+    w_q: (H, d, L).
+    w_v: (H, L, d).
+    alpha: a number, or a tensor with one element, float32 or 16-bit.
+    window: 0 or more.
+    scale: a number, or None for 1/sqrt(L).
+
+    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
     """
     check_shapes(q, k_latent, v_latent, w_q, w_v, dtypes=dtypes)
     tensors = [tensor.detach().contiguous() for tensor in (q, k_latent, v_latent, w_q, w_v)]
@@ -22,8 +30,10 @@ def latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale, dtyp
 
 
 def check_shapes(q, k_latent, v_latent, w_q, w_v, what="q", dtypes=ANY_FLOAT):
-    """Five tensors of one of `dtypes`, of sizes that fit each other and the kernels, or an error; what: the
-    first one's name."""
+    """Raise an error unless five tensors of one of `dtypes` fit each other and the kernels.
+
+    what: the name of the first argument in messages.
+    """
     given = {
         what: (q, "B H N d"),
         "k_latent": (k_latent, "B N_k L"),
@@ -40,8 +50,11 @@ def check_shapes(q, k_latent, v_latent, w_q, w_v, what="q", dtypes=ANY_FLOAT):
 
 
 def checked_alpha(alpha, q):
-    """A number, or a tensor of one, as a float32 tensor (1,) where q is, or an error. A tensor's number is
-    not looked at: the host would have to wait for it."""
+    """Return alpha as a float32 tensor (1,) on q's device; raise an error unless it is a number or a tensor
+    with one element.
+
+    The value of a tensor is not checked: the host would have to wait for the GPU.
+    """
     if isinstance(alpha, torch.Tensor):
         if alpha.numel() != 1 or alpha.dtype not in ANY_FLOAT:
             types = " or ".join(map(str, ANY_FLOAT))
@@ -57,7 +70,8 @@ def checked_alpha(alpha, q):
 
 
 def checked_window(window, keys):
-    """A whole number of at least 0, and no more than there are keys, or an error."""
+    """Return the window, clipped to the number of keys; raise an error unless it is a whole number of at
+    least 0."""
     if isinstance(window, bool) or not isinstance(window, (int, integer)):
         raise TypeError(f"argument window is {window!r}; wanted a whole number")
     if window < 0:
@@ -66,7 +80,8 @@ def checked_window(window, keys):
 
 
 def check_before(q_before, q, k_latent):
-    """q_before (B, H, P, d), the queries of P of the tokens before those of q, or an error."""
+    """Return q_before (B, H, P, d), the queries of the P tokens before those of q; raise an error if it
+    does not fit."""
     sizes = dict(zip("BHNd", q.shape))
     given = check({"q_before": (q_before, "B H P d")}, sizes=sizes, like=("q", q))["P"]
     most = k_latent.shape[1] - sizes["N"]

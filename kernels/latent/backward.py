@@ -1,28 +1,28 @@
-"""Reciprocal and latent attention, backward: one kernel keeps a tile of queries, one a tile of keys; both
-make P again from O's L, and put each projection on the side that stays.
+"""Reciprocal and latent attention, backward: one kernel owns a tile of queries, another a tile of keys. Both
+compute P again from O's L.
 
-With p the position of query i, u_j = W_q k̃_j, x_j = ṽ_j W_v, g_i = dO_i W_vᵀ, r_i = W_q k̃_p,
-D = rowsum(dO * O), [band] = [0 <= p - j < window] and sums over i or j, whichever is missing on the left:
+Each kernel applies the projections to the tile that it owns. With p the position of query i, u_j = W_q k̃_j,
+x_j = ṽ_j W_v, g_i = dO_i W_vᵀ, r_i = W_q k̃_p, D = rowsum(dO * O) and [band] = [0 <= p - j < window]:
 
-    S_ij = scale · (q̃_i·k̃_j + α [band] r_i·q_j)   dP_ij = g_i·ṽ_j    where the queries stay
-    S_ij = scale · (q_i·u_j + α [band] q̃_j·k̃_p)   dP_ij = dO_i·x_j    where the keys stay
+    S_ij = scale · (q̃_i·k̃_j + α [band] r_i·q_j)   dP_ij = g_i·ṽ_j    in the kernel that owns queries
+    S_ij = scale · (q_i·u_j + α [band] q̃_j·k̃_p)   dP_ij = dO_i·x_j    in the kernel that owns keys
     P = exp(S - L), 0 where masked                dS = P * (dP - D)
 
-    of a query   h_i = scale Σ dS k̃_j             dq_i += h_i W_qᵀ
-                 R_i = scale · α Σ [band] dS q_j   dk̃_p += R_i W_q
-    of a key     f_j = scale Σ dS q_i              dk̃_j += f_j W_q
-                 e_j = Σ P dO_i                    dṽ_j += e_j W_vᵀ
-                 G_j = scale · α Σ [band] dS k̃_p   dq_j += G_j W_qᵀ
+    of a query   h_i = scale Σ_j dS k̃_j             dq_i += h_i W_qᵀ
+                 R_i = scale · α Σ_j [band] dS q_j   dk̃_p += R_i W_q
+    of a key     f_j = scale Σ_i dS q_i              dk̃_j += f_j W_q
+                 e_j = Σ_i P dO_i                    dṽ_j += e_j W_vᵀ
+                 G_j = scale · α Σ_i [band] dS k̃_p   dq_j += G_j W_qᵀ
     of all       dW_q = Σ_j (f_j ⊗ k̃_j + q_j ⊗ G_j)      dW_v = Σ_j ṽ_j ⊗ e_j      dα = Σ_j q̃_j·G_j / α
 
-The heads share k̃ and ṽ, so blocks of all heads add to dk̃ and dṽ: atomically, or, for a result that does not
-change from run to run, each head to a part of its own, and a second pass adds the parts.
+The heads share k̃ and ṽ, so blocks of all heads add to dk̃ and dṽ atomically. For a result that is equal from
+run to run, each head adds to a part of its own, and the parts are summed afterwards.
 Sources: as latent/forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
 
     grid    (⌈N / rows⌉, H, B) and (⌈N_k / rows⌉, H, B)
-    block   64 threads for 32 rows (16 where L or d is above 64)
+    block   64 threads for 32 rows (16 if L or d is above 64)
     shared  (3 · rows + 32) · (width + 4) + rows · 36 floats, static: 38.5 KiB at width 64
-    cost    3 · L and 4 · d multiply-adds a score, 2 · d and 2 · L more in the band
+    cost    3 · L and 4 · d multiply-adds per score, 2 · d and 2 · L more in the band
 """
 
 import torch
@@ -52,15 +52,18 @@ def latent_backward(
     deterministic=False,
     run=None,
 ):
-    """(dQ, dK̃, dṼ, dW_q, dW_v, dα) of latent attention, shaped like q, k_latent, v_latent, w_q and w_v, and
-    (1,), float32.
+    """Return (dQ, dK̃, dṼ, dW_q, dW_v, dα) of latent attention in float32, shaped like their arguments; dα is
+    (1,).
 
-    q: (B, H, M, d), the queries before the answered ones too; o, log_sum: what `latent_forward` returned, of
-        the last N; d_o: the gradient of o.
-    wanted: which of the six are needed; one that is not is None, and a kernel none of whose results is needed
-        does not run. deterministic: equal results, bit for bit, from run to run, for the memory of a part for
-        each head and block. Raises TypeError or ValueError that names the argument, what it is, and what was
-        wanted.
+    q: (B, H, M, d), including the queries before those with a row of output.
+    o, log_sum: the results of `latent_forward`, of the last N queries.
+    d_o: the gradient of o.
+    wanted: which of the six gradients are needed. The others are None, and a kernel without a needed result
+        does not run.
+    deterministic: make the results equal, bit for bit, from run to run, which takes memory for a part for
+        each head and block.
+
+    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
     """
     q, k, v, w_q, w_v, alpha, window, scale = latent_arguments(
         q, k_latent, v_latent, w_q, w_v, alpha, window, scale, FLOAT32

@@ -1,5 +1,4 @@
-"""The kernel of latent attention's backward pass that keeps keys (`latent_backward`): the rest of dQ and dK̃,
-and dṼ, dW_q, dW_v and dα."""
+"""The backward kernel of latent attention that owns keys: dṼ, dW_q, dW_v, dα, and the rest of dQ and dK̃."""
 
 import functools
 
@@ -30,8 +29,12 @@ from kernels.latent.tiles import (
 
 @cuda.jit(device=True)
 def turned_probabilities(patch, band, j0, position, i0, n, keys, alpha, log_sum, causal, window):
-    """patch = P where keys, from j0, are rows and queries, from i0, are columns, from patch and band, the two
-    parts of S; position: of query i0."""
+    """Compute P from S, with keys as rows and queries as columns.
+
+    patch, band: the two terms of S; P replaces the first.
+    j0, i0: the first key and the first query.
+    position: of query i0 among the keys.
+    """
     row, column = cuda.threadIdx.x // ROW_THREADS, cuda.threadIdx.x % ROW_THREADS
     for r in range(patch.size // PATCH):
         j = j0 + row + r * STEP
@@ -47,7 +50,7 @@ def turned_probabilities(patch, band, j0, position, i0, n, keys, alpha, log_sum,
 
 @cuda.jit(device=True)
 def turned_score_gradients(patch, d_p, i0, n, d):
-    """patch = dS where keys are rows, from patch = P and d_p = dP."""
+    """Compute dS in patch from patch = P and d_p = dP, with keys as rows."""
     column = cuda.threadIdx.x % ROW_THREADS
     for r in range(patch.size // PATCH):
         for c in range(PATCH):
@@ -57,7 +60,7 @@ def turned_score_gradients(patch, d_p, i0, n, d):
 
 @cuda.jit(device=True)
 def add_product_of(total, tile, sums):
-    """total += Σ tile * sums, atomically; total (1,) in global memory."""
+    """Add Σ tile * sums to total (1,) in global memory, atomically."""
     groups = (tile.shape[1] - GROUP) // (ROW_THREADS * GROUP)
     row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS * GROUP & INDEX
     mine = float32(0)
@@ -74,7 +77,7 @@ def add_product_of(total, tile, sums):
 
 @functools.cache
 def keys_kernel(width, rows):
-    """The kernel that keeps keys, for rows of at most `width` numbers, `rows` of them in a block."""
+    """Return the kernel that owns keys, for rows of at most `width` elements, `rows` of them in a block."""
     pitch, mine = width + GROUP, rows // STEP
     places, numbers = mine * PATCH, mine * width // ROW_THREADS
 
@@ -101,8 +104,15 @@ def keys_kernel(width, rows):
         d_w_v,
         d_alpha,
     ):
-        """d_q += G W_qᵀ, d_k += f W_q and d_v (B, parts, N_k, L) += e W_vᵀ; d_w_q (blocks, H, d, L), d_w_v
-        (blocks, H, L, d), d_alpha (blocks, H, 1): block b of a head adds to part b % blocks."""
+        """Add G W_qᵀ to d_q, f W_q to d_k, e W_vᵀ to d_v, and the gradients of the weights.
+
+        d_k, d_v: (B, parts, N_k, L).
+        d_w_q: (blocks, H, d, L); block b of a head adds to part b % blocks, also of d_w_v and d_alpha.
+        d_w_v: (blocks, H, L, d).
+        d_alpha: (blocks, H, 1).
+
+        The other arguments are those of latent_backward_queries_kernel.
+        """
         u_tile = cuda.shared.array((rows, pitch), float32, alignment=16)
         x_tile = cuda.shared.array((rows, pitch), float32, alignment=16)
         z_tile = cuda.shared.array((rows, pitch), float32, alignment=16)
@@ -116,7 +126,7 @@ def keys_kernel(width, rows):
         d_o_rows, size = d_o[batch, head], q.shape[3]
         n, keys, given, latent = d_o.shape[2], k_latent.shape[1], q.shape[2], k_latent.shape[2]
         j0 = cuda.blockIdx.x * rows
-        # 1. what stays
+        # 1. the resident tiles: u, x, and in the band q̃ of the keys
         load_columns(u_tile, k_rows, j0, 0)
         project(u_tile, w_q_turned[head], scale, f_sums, stream)
         load_columns(x_tile, v_rows, j0, 0)
@@ -157,7 +167,7 @@ def keys_kernel(width, rows):
                 put_weights(weights, patch)
                 stream_rows(stream, k_rows, position)
                 add_weighted_rows(g_sums, weights, 0, stream, n - i0)
-        # 5. through W_q and W_v, and their own gradients
+        # 5. project the sums by W_q and W_v, and add the gradients of these weights
         block = (cuda.blockIdx.z * cuda.gridDim.x + cuda.blockIdx.x) % d_w_q.shape[0]
         put(u_tile, f_sums, scale)
         stream_rows(stream, k_rows, j0)
@@ -171,7 +181,7 @@ def keys_kernel(width, rows):
         add_rows(d_v[batch, head % d_v.shape[1]], j0, x_tile)
         if window > 0:
             add_product_of(d_alpha[block, head], z_tile, g_sums)
-            cuda.syncthreads()  # the latent queries are used up
+            cuda.syncthreads()  # all threads have read the latent queries
             put(z_tile, g_sums, scale * alpha[0])
             stream_rows(stream, q_rows, j0 - (keys - given))
             add_outer(d_w_q[block, head], stream, z_tile, g_sums, min(rows, keys - j0))

@@ -1,5 +1,5 @@
-"""The kernel of latent attention's backward pass that keeps queries (`latent_backward`): of dQ what comes
-from scores, of dK̃ what comes from reciprocal ones."""
+"""The backward kernel of latent attention that owns queries: dQ from all scores, and dK̃ from the
+reciprocal terms."""
 
 import functools
 
@@ -30,7 +30,7 @@ from kernels.latent.tiles import (
 
 @cuda.jit(device=True)
 def score_gradients(patch, d_p, i0, n, log_sum, d):
-    """patch = dS where queries are rows, from patch = S and d_p = dP."""
+    """Compute dS in patch from patch = S and d_p = dP, with queries as rows."""
     row = cuda.threadIdx.x // ROW_THREADS
     for r in range(patch.size // PATCH):
         i = min(i0 + row + r * STEP, n - 1)
@@ -41,7 +41,8 @@ def score_gradients(patch, d_p, i0, n, log_sum, d):
 
 @functools.cache
 def queries_kernel(width, rows):
-    """The kernel that keeps queries, for rows of at most `width` numbers, `rows` of them in a block."""
+    """Return the kernel that owns queries, for rows of at most `width` elements, `rows` of them in a
+    block."""
     pitch, mine = width + GROUP, rows // STEP
     places, numbers = mine * PATCH, mine * width // ROW_THREADS
 
@@ -63,8 +64,15 @@ def queries_kernel(width, rows):
         d_q,
         d_k,
     ):
-        """d_q (B, H, M, d) += h W_qᵀ and d_k (B, parts, N_k, L) += R W_q, a head in part head % parts;
-        log_sum, d (B, H, N), d_o (B, H, N, d); the rest as in latent_forward_kernel."""
+        """Add h W_qᵀ to d_q, and R W_q to d_k; a head adds to part head % parts.
+
+        d_q: (B, H, M, d).
+        d_k: (B, parts, N_k, L).
+        log_sum, d: (B, H, N), L and D.
+        d_o: (B, H, N, d).
+
+        The other arguments are those of latent_forward_kernel.
+        """
         q_tile = cuda.shared.array((rows, pitch), float32, alignment=16)
         g_tile = cuda.shared.array((rows, pitch), float32, alignment=16)
         r_tile = cuda.shared.array((rows, pitch), float32, alignment=16)
@@ -77,7 +85,7 @@ def queries_kernel(width, rows):
         n, keys, given, latent = d_o.shape[2], k_latent.shape[1], q.shape[2], k_latent.shape[2]
         i0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows
         position = keys - n + i0
-        # 1. what stays
+        # 1. the resident tiles: q̃, in the band r, and g
         keep_queries(
             q_tile,
             r_tile,
@@ -113,7 +121,7 @@ def queries_kernel(width, rows):
                 put_weights(weights, patch)
                 stream_rows(stream, q_rows, j0 - (keys - given))
                 add_weighted_rows(r_sums, weights, 0, stream, keys - j0)
-        # 4. through W_q
+        # 4. project the sums by W_q
         put(q_tile, h_sums, scale)
         project(q_tile, w_q_turned[head], float32(1), h_sums, stream)
         add_rows(d_q[batch, head], given - n + i0, q_tile)

@@ -1,22 +1,22 @@
-"""Reciprocal and latent attention for one new token: what it needs of W_q once, the latents split among
-blocks, each read once for all heads, and a merge that expands the sum by W_v.
+"""Reciprocal and latent attention for one new token, in three kernels: project the query by W_q; read the
+latents, split among blocks, once for all heads; merge, and expand the sum by W_v.
 
-The last row of `kernels.reference.latent.latent_attention`. With q the new token's query, at position
+This is the last row of `kernels.reference.latent.latent_attention`. With q the new token's query, at position
 p = N_k - 1, and r = W_q k̃_p for each head:
 
     S[j] = scale · (q̃·k̃_j + α · [p - j < window] · r·q_j)        O = softmax(S) ṽ W_v
 
-The heads share the latents, so a block has heads for rows where latent/forward.py has queries: a latent key
-comes from memory once and meets all heads. A cache holds 2·L numbers a token, whatever the number of heads,
-and the band's queries besides, H·d numbers for each of the last window - 1 tokens.
+The heads share the latents, so the rows of a block's tile are heads, where latent/forward.py has queries: a
+latent key is read from memory once for all heads. A cache holds 2·L elements per token, whatever the number
+of heads, and the band's queries: H·d elements for each of the last window - 1 tokens.
 Sources: as latent/forward.py; Dao et al. 2023, "Flash-Decoding for long-context inference" (the split).
 
-    grid    (H, B) for what comes first; (splits, ⌈H / rows⌉, B) for the latents; (H, B) for the merge
+    grid    (H, B) to project; (splits, ⌈H / rows⌉, B) to read the latents; (H, B) to merge
     block   256 threads; 64 threads for 8, 16 or 32 heads; 256 threads
-    shared  (rows + 32) · (width + 4) + rows · 36 floats of the middle one, static
-    cost    2·d·L a head, then 2·L a head and key, then L·d a head
+    shared  (rows + 32) · (width + 4) + rows · 36 floats in the second kernel, static
+    cost    2·d·L multiply-adds per head, then 2·L per head and key, then L·d per head
 
-The latents may be views, such as the filled part of a larger buffer: they are read where they are.
+The latents may be views, such as the filled part of a larger buffer, and are not copied.
 """
 
 import functools
@@ -58,12 +58,16 @@ from kernels.latent.tiles import (
     sum_of_row,
 )
 
-THREADS_OF_A_HEAD = MERGING_WARPS * LANES  # of a block that projects or merges
+THREADS_OF_A_HEAD = MERGING_WARPS * LANES  # threads of a block that projects or merges, one block per head
 
 
 @cuda.jit(device=True)
 def add_products_of_warp(sums, row, matrix):
-    """sums[warp] = row matrix (m, n), over every MERGING_WARPS-th number of the row from the warp's on."""
+    """Compute sums[warp] = row matrix, (n,), over every MERGING_WARPS-th element of the row from the warp's
+    index on.
+
+    matrix: (m, n).
+    """
     lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
     for c in range(lane, matrix.shape[1], LANES):
         total = float32(0)
@@ -74,17 +78,24 @@ def add_products_of_warp(sums, row, matrix):
 
 @cuda.jit
 def latent_decode_project_kernel(q, newest, w_q, alpha, scale, q_latent, band):
-    """q_latent (B, H, L) = scale · q̃, and band (B, H, reach) = the reciprocal scores of the keys 0, 1, …
-    steps back; q (B, H, R, d), newest (B, L), the new token's latent key, w_q (H, d, L), alpha (1,)."""
+    """Compute the scaled latent queries and the reciprocal scores of the new token.
+
+    q: (B, H, R, d), the window.
+    newest: (B, L), the latent key of the new token.
+    w_q: (H, d, L).
+    alpha: (1,).
+    q_latent: (B, H, L), receives scale · q̃.
+    band: (B, H, reach), receives the reciprocal scores of the keys 0, 1, … tokens before the new one.
+    """
     absorbed = cuda.shared.array(MAX_HEAD_DIM, float32)
     sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
     batch, head = cuda.blockIdx.y, cuda.blockIdx.x
     q_rows, k_row, w = q[batch, head], newest[batch], w_q[head]
     thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
     (rows, d), latent, reach = q_rows.shape, k_row.shape[0], band.shape[2]
-    # 1. q̃; r = W_q k̃, a warp a number
+    # 1. q̃; then r = W_q k̃, one element per warp at a time
     add_products_of_warp(sums, q_rows[rows - 1], w)
-    cuda.syncthreads()  # every warp's sums are there
+    cuda.syncthreads()  # every warp's sums are stored
     if thread < latent:
         q_latent[batch, head, thread] = scale * sum_of_warps(sums, thread)
     if reach > 0:
@@ -95,8 +106,8 @@ def latent_decode_project_kernel(q, newest, w_q, alpha, scale, q_latent, band):
             total = sum_of_warp(total)
             if lane == 0:
                 absorbed[x] = total
-        cuda.syncthreads()  # r is there
-    # 2. r·q_j, a warp a key
+        cuda.syncthreads()  # r is stored
+    # 2. r·q_j, one key per warp at a time
     for back in range(warp, reach, MERGING_WARPS):
         total = float32(0)
         for x in range(lane, d, LANES):
@@ -108,14 +119,19 @@ def latent_decode_project_kernel(q, newest, w_q, alpha, scale, q_latent, band):
 
 @functools.cache
 def split_kernel(width, rows):
-    """The kernel that reads the latents, for rows of at most `width` numbers and `rows` heads in a block."""
+    """Return the kernel that reads the latents, for rows of at most `width` elements and `rows` heads in a
+    block."""
     pitch, mine = width + GROUP, rows // STEP
     scores, numbers = mine * PATCH, mine * width // ROW_THREADS
 
     @cuda.jit
     def latent_decode_split_kernel(q_latent, k_latent, v_latent, band, length, parts):
-        """parts (B, H, splits, L + 2) = each block's Σ P ṽ, m and l over its `length` keys; q_latent (B, H,
-        L), band (B, H, reach), k_latent and v_latent (B, N_k, L)."""
+        """Store Σ P ṽ, m and l of each block, over `length` keys, in parts (B, H, splits, L + 2).
+
+        q_latent: (B, H, L).
+        k_latent, v_latent: (B, N_k, L).
+        band: (B, H, reach).
+        """
         q_tile = cuda.shared.array((rows, pitch), float32, alignment=16)
         stream = cuda.shared.array((COLUMNS, pitch), float32, alignment=16)
         weights = cuda.shared.array((rows, WEIGHTS), float32, alignment=16)
@@ -125,7 +141,7 @@ def split_kernel(width, rows):
         k_rows, v_rows = k_latent[batch], v_latent[batch]
         heads, latent, keys, reach = q_latent.shape[1], q_latent.shape[2], k_rows.shape[0], band.shape[2]
         row, column = cuda.threadIdx.x // ROW_THREADS, cuda.threadIdx.x % ROW_THREADS
-        # 1. the heads' latent queries
+        # 1. the latent queries of the heads
         load_columns(q_tile, q_latent[batch], first_head, 0)
         clear(sums)
         clear(l)
@@ -145,18 +161,18 @@ def split_kernel(width, rows):
                         patch[r * PATCH + c] = MINUS_INFINITY
                     elif keys - 1 - j < reach and head < heads:
                         patch[r * PATCH + c] += band[batch, head, keys - 1 - j]
-            # 3. the softmax, and the latent values
+            # 3. update the softmax, and add the latent values
             add_softmax(patch, m, l, sums, weights)
             stream_rows(stream, v_rows, j0)
             add_weighted_rows(sums, weights, 0, stream, end - j0)
-        # 4. what this block found
-        cuda.syncthreads()  # the latent queries are used up
+        # 4. store the state of this block
+        cuda.syncthreads()  # all threads have read the latent queries
         put(q_tile, sums, float32(1))
         for r in range(mine):
             head, total = first_head + row + r * STEP, sum_of_row(l[r])
             if column == 0 and head < heads:
                 parts[batch, head, split, latent], parts[batch, head, split, latent + 1] = m[r], total
-        cuda.syncthreads()  # the sums are there
+        cuda.syncthreads()  # the sums are stored
         for element in range(cuda.threadIdx.x, rows * width, THREADS):
             i, c = element // width, element % width
             if first_head + i < heads and c < latent:
@@ -167,7 +183,8 @@ def split_kernel(width, rows):
 
 @cuda.jit
 def latent_decode_merge_kernel(parts, w_v, o):
-    """o (B, H, 1, d) = the merged parts (B, H, splits, L + 2), expanded by w_v (H, L, d)."""
+    """Merge parts (B, H, splits, L + 2), expand the result by w_v (H, L, d), and store it in o (B, H, 1,
+    d)."""
     sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
     totals = cuda.shared.array(MERGING_WARPS, float32)
     mixed = cuda.shared.array(MAX_HEAD_DIM, float32)
@@ -175,13 +192,13 @@ def latent_decode_merge_kernel(parts, w_v, o):
     latent, d = w_v.shape[1], w_v.shape[2]
     # 1. Σ P ṽ of all splits
     add_splits(sums, totals, parts[batch, head])
-    cuda.syncthreads()  # every warp's sums are there
+    cuda.syncthreads()  # every warp's sums are stored
     if thread < latent:
         mixed[thread], _ = merged(sums, totals, thread)
-    cuda.syncthreads()  # they are merged
+    cuda.syncthreads()  # the merged sum is stored
     # 2. W_v
     add_products_of_warp(sums, mixed, w_v[head])
-    cuda.syncthreads()  # every warp's sums are there
+    cuda.syncthreads()  # every warp's sums are stored
     if thread < d:
         o[batch, head, 0, thread] = sum_of_warps(sums, thread)
 
@@ -201,19 +218,24 @@ def latent_attention_decode(
     splits: int | None = None,
     run: Callable[..., Any] | None = None,
 ) -> torch.Tensor:
-    """The last row of causal `latent_attention`, (B, H, 1, d), for one token that has just come; without
-    gradients.
+    """Return the last row of causal `latent_attention`, (B, H, 1, d), like q_window, for one new token,
+    without gradients.
 
     q_window: (B, H, R, d), the queries of the last R tokens, the new one last: R = 1 without a reciprocal
-        term, min(window, N_k) for all of it; a key whose query is not given has none. k_latent, v_latent: (B,
-        N_k, L), of all tokens, the new one too; w_q: (H, d, L); w_v: (H, L, d). All on one device and of one
-        type, float32, bfloat16 or float16, d and L from 1 to 128. 16-bit latents are read by tensor cores
-        (`kernels.latent.tensor_decode`). scale is 1/sqrt(L) unless given. Returns a tensor like q_window.
-    alpha, window: as for `latent_attention`. splits: among how many blocks the keys are divided, 1 or more;
-        chosen by `kernels.common.splits.choose_splits` unless given. It changes rounding only.
-    run: how to launch the kernels (`kernels.common.launch`). No decision depends on a number in a tensor, so
-        that a CUDA graph can record the call. Raises TypeError or ValueError that names the argument, what it
-        is, and what was wanted.
+        term, min(window, N_k) for the whole band. A key whose query is not given has no reciprocal term.
+    k_latent, v_latent: (B, N_k, L), of all tokens including the new one.
+    w_q: (H, d, L).
+    w_v: (H, L, d).
+    alpha, window: as for `latent_attention`.
+    scale: 1/sqrt(L) unless given.
+    splits: the number of blocks among which the keys are divided, 1 or more;
+        `kernels.common.splits.choose_splits` chooses it unless given. It changes rounding only.
+    run: how to launch the kernels (`kernels.common.launch`).
+
+    All tensors are on one device and of one type, float32, bfloat16 or float16, d and L from 1 to 128. 16-bit
+    latents are read by tensor cores (`kernels.latent.tensor_decode`). The host reads no element of a tensor,
+    so a CUDA graph can record the call. Raise TypeError or ValueError, naming the argument, what it is, and
+    what was wanted.
     """
     check_shapes(q_window, k_latent, v_latent, w_q, w_v, "q_window")
     (batch, heads, given, d), (_, keys, latent) = q_window.shape, k_latent.shape
@@ -245,7 +267,7 @@ def latent_attention_decode(
 
 
 def read_latents(q_latent, k_latent, v_latent, band, splits=None, run=None):
-    """parts (B, H, splits, L + 2): what each block of split_kernel found."""
+    """Return parts (B, H, splits, L + 2), the results of the blocks of split_kernel."""
     (batch, heads, latent), keys = q_latent.shape, k_latent.shape[1]
     width, most = sizes_for(latent)
     rows = heads_in_a_block(heads, most)
@@ -269,5 +291,5 @@ def read_latents(q_latent, k_latent, v_latent, band, splits=None, run=None):
 
 
 def heads_in_a_block(heads, most):
-    """8, 16 or 32, no fewer than there are, if `most` allows it."""
+    """Return the smallest of 8, 16 and 32 that is at least min(heads, most)."""
     return next(rows for rows in (8, 16, 32) if rows >= min(heads, most))

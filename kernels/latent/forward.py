@@ -1,5 +1,5 @@
-"""Reciprocal and latent attention, forward: a block for each tile of queries; the projection of its queries
-and the expansion of its values happen on the chip, once for each tile.
+"""Reciprocal and latent attention, forward: one block for each tile of queries, which projects its queries
+and expands its sum of values on the chip.
 
 The heads share latent keys and values k̃, ṽ (N_k, L). For one head, with q̃ = q W_q, and p = N_k - N + i the
 position of query i among the keys:
@@ -7,21 +7,21 @@ position of query i among the keys:
     S[i, j] = scale · (q̃_i·k̃_j + α · [0 <= p - j < window] · q̃_j·k̃_p), -inf where masked
     O       = softmax(S) ṽ W_v
 
-Whatever depends on the query's row alone stays in shared memory, so that only what the heads share, and the
-queries themselves, stream by:
+Each projection is applied to the query's side, which stays in shared memory. Only the latents and the raw
+queries are streamed through it:
 
-    q̃_i          instead of a key W_q k̃_j for each key and head
-    r_i = W_q k̃_p      instead of latent queries of all keys in the band, as q̃_j·k̃_p = q_j·r_i
-    Σ_j P_ij ṽ_j      in registers; W_v expands the sum once instead of each value
+    q̃_i              replaces a key W_q k̃_j for each key and head
+    r_i = W_q k̃_p    replaces latent queries of all keys in the band, because q̃_j·k̃_p = q_j·r_i
+    Σ_j P_ij ṽ_j     is kept in registers; W_v expands this sum once instead of each value
 
-(m, l) are as in flash/forward.py, and only O and L = m + log l are stored.
-Sources: DeepSeek-AI 2024, arXiv 2405.04434, section 2.1 (shared latents, W_q and W_v absorbed); Dao 2023,
-    arXiv 2307.08691, Algorithm 1 (the loop).
+(m, l) are updated as in flash/forward.py, and only O and L = m + log l are stored.
+Sources: DeepSeek-AI 2024, arXiv 2405.04434, section 2.1 (shared latents, projections
+    applied to queries and output); Dao 2023, arXiv 2307.08691, Algorithm 1 (the loop).
 
-    grid    (⌈N / rows⌉, H, B), the last tile of rows first, since under a causal mask it has most to do
-    block   64 threads for 32 queries (16 where L or d is above 64), 8 a query
+    grid    (⌈N / rows⌉, H, B), the last tile of rows first, because under a causal mask it sees the most keys
+    block   64 threads for 32 queries (16 if L or d is above 64), 8 threads per query
     shared  (2 · rows + 32) · (width + 4) + rows · 36 floats, static: 30 KiB at width 64
-    cost    2 · L multiply-adds a score, d more in the band, and (d·L, twice in the band, and L·d) a query
+    cost    2 · L multiply-adds per score, d more in the band, and (d·L, twice in the band, and L·d) per query
 """
 
 import functools
@@ -58,8 +58,11 @@ from kernels.latent.tiles import (
 
 @cuda.jit(device=True)
 def mask_and_add_band(patch, band, position, j0, keys, causal, window):
-    """patch = the scores of the queries from `position` and the keys from j0: `band` is added where it
-    counts, -inf stands where no key is seen."""
+    """Add the reciprocal scores `band` to the scores `patch` in the band, and set hidden scores to -inf.
+
+    position: of the first query.
+    j0: the first key.
+    """
     row, column = cuda.threadIdx.x // ROW_THREADS, cuda.threadIdx.x % ROW_THREADS
     for r in range(patch.size // PATCH):
         for c in range(PATCH):
@@ -75,8 +78,8 @@ def mask_and_add_band(patch, band, position, j0, keys, causal, window):
 def keep_queries(
     q_tile, r_tile, q_rows, k_rows, position, w_q, w_q_turned, scale, alpha, window, sums, stream
 ):
-    """q_tile = scale · q̃ of the queries from `position` on, and r_tile = scale · α · r if there is a
-    band."""
+    """Store scale · q̃ of the queries from `position` on in q_tile, and scale · α · r in r_tile if there
+    is a band."""
     load_columns(q_tile, q_rows, position - k_rows.shape[0] + q_rows.shape[0], 0)
     project(q_tile, w_q, scale, sums, stream)
     if window > 0:
@@ -86,7 +89,8 @@ def keep_queries(
 
 @cuda.jit(device=True, forceinline=True)
 def scores(patch, band, q_tile, r_tile, stream, q_rows, k_rows, position, j0, causal, window):
-    """patch = S of the block's queries, from `position` on, and the keys from j0; band is scratch."""
+    """Compute S of the block's queries, from `position` on, and the keys from j0 in patch; band is
+    scratch."""
     clear(patch)
     clear(band)
     stream_rows(stream, k_rows, j0)
@@ -99,7 +103,7 @@ def scores(patch, band, q_tile, r_tile, stream, q_rows, k_rows, position, j0, ca
 
 @functools.cache
 def latent_forward_kernel(width, rows):
-    """The kernel for rows of at most `width` numbers, `rows` of them in a block."""
+    """Return the kernel for rows of at most `width` elements, `rows` of them in a block."""
     pitch, mine = width + GROUP, rows // STEP
     places, numbers = mine * PATCH, mine * width // ROW_THREADS
 
@@ -107,8 +111,14 @@ def latent_forward_kernel(width, rows):
     def latent_forward_kernel(
         q, k_latent, v_latent, w_q, w_q_turned, w_v, alpha, window, scale, causal, o, log_sum
     ):
-        """o (B, H, N, d) and log_sum (B, H, N) of the last N queries of q (B, H, M, d); k_latent, v_latent
-        (B, N_k, L), w_q (H, d, L) and turned (H, L, d), w_v (H, L, d), alpha (1,)."""
+        """Compute o (B, H, N, d) and log_sum (B, H, N) of the last N queries.
+
+        q: (B, H, M, d).
+        k_latent, v_latent: (B, N_k, L).
+        w_q: (H, d, L); w_q_turned, its transpose: (H, L, d).
+        w_v: (H, L, d).
+        alpha: (1,).
+        """
         q_tile = cuda.shared.array((rows, pitch), float32, alignment=16)
         r_tile = cuda.shared.array((rows, pitch), float32, alignment=16)
         stream = cuda.shared.array((COLUMNS, pitch), float32, alignment=16)
@@ -120,8 +130,8 @@ def latent_forward_kernel(width, rows):
         q_rows, k_rows, v_rows = q[batch, head], k_latent[batch], v_latent[batch]
         n, keys = o.shape[2], k_latent.shape[1]
         i0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows
-        position = keys - n + i0  # of the block's first query
-        # 1. what the block's queries need of W_q; no key read yet
+        position = keys - n + i0  # the position of the block's first query
+        # 1. project the block's queries; the state before the first key
         keep_queries(
             q_tile,
             r_tile,
@@ -143,11 +153,11 @@ def latent_forward_kernel(width, rows):
         for j0 in range(0, min(keys, position + rows) if causal else keys, COLUMNS):
             # 2. the scores
             scores(patch, band, q_tile, r_tile, stream, q_rows, k_rows, position, j0, causal, window)
-            # 3. the softmax, and the latent values
+            # 3. update the softmax, and add the latent values
             add_softmax(patch, m, l, sums, weights)
             stream_rows(stream, v_rows, j0)
             add_weighted_rows(sums, weights, 0, stream, keys - j0)
-        # 4. one division for each number, and W_v
+        # 4. one division for each element, then W_v
         row = cuda.threadIdx.x // ROW_THREADS & INDEX
         for r in range(mine):
             total = sum_of_row(l[r])
@@ -166,11 +176,13 @@ def latent_forward_kernel(width, rows):
 def latent_forward(
     q, k_latent, v_latent, w_q, w_v, alpha=0.0, window=0, causal=True, scale=None, n=None, run=None
 ):
-    """(O, L): latent attention and each query's log-sum-exp, without gradients. Arguments and errors are
-    those of `latent_attention`.
+    """Return (O, L): latent attention and each query's log-sum-exp, without gradients.
 
-    n: how many of the last queries get an answer, all unless given: those before them serve the reciprocal
-        terms of their keys. O is (B, H, n, d), like q, L is (B, H, n), float32, on q's device.
+    Arguments and errors are those of `latent_attention`. O is (B, H, n, d), like q; L is (B, H, n), float32,
+    on q's device.
+
+    n: the number of last queries with a row of output, all unless given. The queries before them only serve
+        the reciprocal terms of their keys.
     """
     q, k, v, w_q, w_v, alpha, window, scale = latent_arguments(
         q, k_latent, v_latent, w_q, w_v, alpha, window, scale

@@ -1,15 +1,15 @@
-"""Latent attention for one new token on tensor cores: bfloat16 or float16 latents, float32 sums.
+"""Latent attention for one new token on tensor cores: bfloat16 or float16 latents, float32 accumulators.
 
-The middle kernel of latent/decode.py, with these differences. A block has 16 heads for the rows of `mma`, in
-registers, and takes KEYS latents at a time, from which each warp takes its own share and keeps (m, l, Σ P ṽ)
-of it; while one tile is used, the next one is copied. At the end the warps add up what they have, one after
-the other, so that the sum does not change from run to run.
+This replaces the middle kernel of latent/decode.py, with these differences. The 16 rows of `mma` are 16
+heads, whose latent queries stay in registers. A block takes KEYS latents at a time; each warp reads its own
+quarter of them and updates its own (m, l, Σ P ṽ), while the next tile is copied. At the end the warps add
+their results one after the other, so that the sum is equal from run to run.
 Sources: as latent/decode.py and flash/tensor_forward.py.
 
     grid    (splits, ⌈H / 16⌉, B)
     block   WARPS · 32 threads
     shared  4 · KEYS · (width + 8) · 2 + 16 · (width + 5) · 4 bytes: 76 KiB at width 64, 76 KiB at width 128
-    cost    2 · L multiply-adds a head and key; a latent is read once for 16 heads
+    cost    2 · L multiply-adds per head and key; a latent is read once for 16 heads
 """
 
 import functools
@@ -33,15 +33,15 @@ from kernels.tensor_cores.tiles import (
     whole_sum,
 )
 
-WARPS, ROWS = 4, 16  # in a block; heads in a block
+WARPS, ROWS = 4, 16  # warps in a block; heads in a block
 KEYS = {64: 128, 128: 64}  # width -> keys in a tile
-BLOCKS = 2  # that a multiprocessor holds
+BLOCKS = 2  # resident on a multiprocessor
 THREADS = WARPS * 32
 
 
 @functools.cache
 def split_kernel(width, kind):
-    """The kernel that reads the latents, for rows of at most `width` numbers."""
+    """Return the kernel that reads the latents, for rows of at most `width` elements."""
     pack = ARITHMETIC[kind].pack
     keys, pitch, depth, d_tiles = KEYS[width], width + PADDING, width // 16, width // 8
     own, two_tiles = keys // WARPS, 2 * keys
@@ -53,10 +53,11 @@ def split_kernel(width, kind):
 
     @cuda.jit(device=True)
     def hold(qs, q_rows, first):
-        """qs = the latent queries q_rows[first : first + ROWS] (H, L) as left operands of `mma`."""
+        """Load the latent queries q_rows[first : first + ROWS] (H, L) into qs as left operands of `mma`."""
         lane = cuda.threadIdx.x & 31
         heads, latent = q_rows.shape
         for d in range(depth):
+            # register r of a left operand: rows lane / 4 and 8 below, columns 2 (lane % 4) and 8 to the right
             for r in range(4):
                 head, c = first + (lane >> 2) + (r & 1) * 8, d * 16 + (lane & 3) * 2 + (r >> 1) * 8
                 low = q_rows[head, c] if head < heads and c < latent else float32(0)
@@ -65,7 +66,7 @@ def split_kernel(width, kind):
 
     @cuda.jit(device=True)
     def mask_and_add_band(s, band, first_head, j0, end, keys):
-        """s of the keys from j0: the reciprocal scores, band (H, reach), are added; -inf from `end` on."""
+        """Add the reciprocal scores, band (H, reach), to s of the keys from j0; -inf from key `end` on."""
         lane = cuda.threadIdx.x & 31
         for x in range(s_numbers):
             head = first_head + (lane >> 2) + (x >> 1 & 1) * 8
@@ -77,12 +78,16 @@ def split_kernel(width, kind):
 
     @cuda.jit(device=True)
     def add_up(sums, totals, largest, m, l, os):
-        """sums (ROWS, width), totals and largest (ROWS) = Σ P ṽ, l and m of all warps; m in powers of 2."""
+        """Merge the states of all warps: sums (ROWS, width) = Σ P ṽ, totals (ROWS) = l, and the common m in
+        each warp.
+
+        largest: (WARPS, ROWS), scratch for m.
+        """
         lane, warp = cuda.threadIdx.x & 31, cuda.threadIdx.x >> 5
         if lane & 3 == 0:
             for r in range(2):
                 largest[warp, (lane >> 2) + r * 8] = m[r]
-        cuda.syncthreads()  # every warp's m is there
+        cuda.syncthreads()  # every warp's m is stored
         for r in range(2):
             row, top = (lane >> 2) + r * 8, MINUS_INFINITY
             for other in range(WARPS):
@@ -95,6 +100,7 @@ def split_kernel(width, kind):
             for tile in range(d_tiles):
                 os[tile * 4 + r * 2] *= shrink
                 os[tile * 4 + r * 2 + 1] *= shrink
+        # one warp after the other, so that the order of the sum is fixed
         for turn in range(WARPS):
             if warp == turn:
                 for r in range(2):
@@ -105,12 +111,16 @@ def split_kernel(width, kind):
                         for e in range(2):
                             c, x = tile * 8 + (lane & 3) * 2 + e, tile * 4 + r * 2 + e
                             sums[row, c] = os[x] if turn == 0 else sums[row, c] + os[x]
-            cuda.syncthreads()  # this warp's part is added
+            cuda.syncthreads()  # this warp's state is added: the next warp may add its own
 
     @cuda.jit
     def latent_decode_tensor_kernel(q_latent, k_latent, v_latent, band, length, parts):
-        """parts (B, H, splits, L + 2) = each block's Σ P ṽ, m and l over its `length` keys; q_latent (B, H,
-        L), band (B, H, reach), k_latent and v_latent (B, 1, N_k, L) int16."""
+        """Store Σ P ṽ, m and l of each block, over `length` keys, in parts (B, H, splits, L + 2).
+
+        q_latent: (B, H, L), float32.
+        k_latent, v_latent: (B, 1, N_k, L), 16-bit values as int16.
+        band: (B, H, reach), float32.
+        """
         k_tiles = cuda.shared.array((two_tiles, pitch), int16, alignment=16)
         v_tiles = cuda.shared.array((two_tiles, pitch), int16, alignment=16)
         sums = cuda.shared.array((ROWS, width), float32)
@@ -120,11 +130,11 @@ def split_kernel(width, kind):
         s, os = cuda.local.array(s_numbers, float32), cuda.local.array(o_numbers, float32)
         m, l = cuda.local.array(2, float32), cuda.local.array(2, float32)
         batch, split, first_head = cuda.blockIdx.z, cuda.blockIdx.x, cuda.blockIdx.y * ROWS
-        thread, mine = cuda.threadIdx.x, (cuda.threadIdx.x >> 5) * own  # the warp's first key of a tile
+        thread, mine = cuda.threadIdx.x, (cuda.threadIdx.x >> 5) * own  # the warp's first key in a tile
         heads, latent, n = q_latent.shape[1], q_latent.shape[2], k_latent.shape[2]
         start = split * length
         end = min(n, start + length)
-        # 1. the first latents, and the heads' latent queries
+        # 1. copy the first tile of latents, and load the latent queries of the heads
         copy(k_tiles, 0, keys, k_latent, batch, 0, start)
         copy(v_tiles, 0, keys, v_latent, batch, 0, start)
         cp_async_commit()
@@ -136,18 +146,18 @@ def split_kernel(width, kind):
         place = 0
         for j0 in range(start, end, keys):
             cp_async_wait_0()
-            cuda.syncthreads()  # the tile is there, and the one before is used up
+            cuda.syncthreads()  # the tile has arrived, and all warps have left the previous one
             if j0 + keys < end:
                 copy(k_tiles, keys - place, keys, k_latent, batch, 0, j0 + keys)
                 copy(v_tiles, keys - place, keys, v_latent, batch, 0, j0 + keys)
                 cp_async_commit()
-            # 2. scores of the warp's keys, their softmax, and the latent values
+            # 2. scores of the warp's own keys, their softmax, and the latent values, without other warps
             add_scores(s, qs, k_tiles, place + mine)
             mask_and_add_band(s, band[batch], first_head, j0 + mine, end, n)
             soften(s, m, l, os, LOG2E)
             add_values(os, s, v_tiles, place + mine)
             place = keys - place
-        # 3. what this block found
+        # 3. store the state of this block
         add_up(sums, totals, largest, m, l, os)
         if (thread & 3) == 0 and thread < 32:
             for r in range(2):
@@ -164,9 +174,12 @@ def split_kernel(width, kind):
 
 
 def read_latents(q_latent, k_latent, v_latent, band, splits=None, run=None):
-    """parts (B, H, splits, L + 2) of bfloat16 or float16 latents (B, N_k, L), which may be views; q_latent
-    (B, H, L) and band (B, H, reach), float32. `splits`, if given, is the most there are: a block has whole
-    tiles."""
+    """Return parts (B, H, splits, L + 2) of bfloat16 or float16 latents (B, N_k, L), which may be views.
+
+    q_latent: (B, H, L), float32.
+    band: (B, H, reach), float32.
+    splits: the largest number of blocks. There may be fewer, because a block has whole tiles.
+    """
     (batch, heads, latent), keys = q_latent.shape, k_latent.shape[1]
     width, groups = tensor_width(latent), -(-heads // ROWS)
     tile = KEYS[width]

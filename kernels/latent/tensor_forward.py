@@ -1,16 +1,16 @@
-"""Latent attention, forward, on tensor cores: bfloat16 or float16 in and out, float32 sums.
+"""Latent attention, forward, on tensor cores: bfloat16 or float16 in and out, float32 accumulators.
 
-The plan is that of `latent_forward`: what depends on a query's row alone stays on the chip, what the heads
-share streams by; the loop is that of `flash_tensor_forward`. A warp makes q̃ of its rows once, and holds it in
-registers as operands of `mma`; r = W_q k̃ of the same positions takes the place of q in shared memory, and
-only the tiles that touch the band load raw queries and multiply. At the end Σ P ṽ, divided by l and rounded,
-takes the place of r, and W_v expands it.
+As in `latent_forward`, the projections are applied to the query's side, which stays on the chip, and the
+latents are streamed; the loop is that of `flash_tensor_forward`. A warp computes q̃ of its rows once, and
+holds it in registers as operands of `mma`. r = W_q k̃ of the same positions then replaces q in shared memory.
+Only tiles that touch the band load raw queries and multiply them by r. At the end Σ P ṽ, divided by l and
+rounded, replaces r, and W_v expands it.
 Sources: as latent/forward.py and flash/tensor_forward.py.
 
-    grid    (B · H, tiles of rows), as `kernels.tensor_cores.launch.schedule` orders them
-    block   WARPS · 32 threads, PIECES · 16 queries a warp
+    grid    (B · H, tiles of rows), in the order of `kernels.tensor_cores.launch.schedule`
+    block   WARPS · 32 threads, PIECES · 16 queries per warp
     shared  (rows + 6 · keys) · (width + 8) · 2 bytes
-    cost    2 · L multiply-adds a score, d more in the band, and (d·L, twice in the band, and L·d) a query
+    cost    2 · L multiply-adds per score, d more in the band, and (d·L, twice in the band, and L·d) per query
 """
 
 import functools
@@ -38,6 +38,7 @@ from kernels.tensor_cores.tiles import (
     LOG2E,
     PADDING,
     mma_pair,
+    row_tile,
     score_adder,
     softener,
     tile_copier,
@@ -45,13 +46,17 @@ from kernels.tensor_cores.tiles import (
     whole_sum,
 )
 
-WARPS, PIECES = 4, {64: 2, 128: 1}  # warps in a block; width -> pieces of 16 queries of a warp
+WARPS, PIECES = 4, {64: 2, 128: 1}  # warps in a block; width -> pieces of 16 queries per warp
 KEYS = {64: 64, 128: 32}  # width -> keys in a tile
 
 
 @functools.cache
 def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
-    """The kernel for rows of at most `width` numbers; `keys` in a tile."""
+    """Return the kernel for rows of at most `width` elements.
+
+    m_tiles: pieces of 16 queries of a warp.
+    keys: in a tile.
+    """
     pack, add_pair = ARITHMETIC[kind].pack, mma_pair(kind)
     rows, pitch, threads, two_tiles = warps * m_tiles * 16, width + PADDING, warps * 32, 2 * keys
     depth, n_tiles, d_tiles, chunk = width // 16, keys // 8, width // 8, min(width, 2 * keys)
@@ -66,17 +71,18 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
 
     @cuda.jit(device=True)
     def project(sums, x_tile, matrix, head, stream):
-        """sums = x_tile matrix[0, head], for the warp's rows; the matrix passes through `stream`."""
+        """Compute sums = x_tile matrix[0, head] for the warp's rows; the matrix is copied to `stream`
+        chunk by chunk."""
         lane, first = cuda.threadIdx.x & 31, (cuda.threadIdx.x >> 5) * (m_tiles * 16)
         row, column = lane & 15, (lane >> 4) * 8
         for x in range(o_numbers):
             sums[x] = float32(0)
         for start in range(0, width, chunk):
-            cuda.syncthreads()  # the stream is used up
+            cuda.syncthreads()  # all warps have read the stream
             copy_matrix(stream, 0, matrix, 0, head, start)
             cp_async_commit()
             cp_async_wait_0()
-            cuda.syncthreads()  # these rows of the matrix are there
+            cuda.syncthreads()  # these rows of the matrix have arrived
             for step in range(chunk // 16):
                 for piece in range(m_tiles):
                     a0, a1, a2, a3 = ldmatrix_x4(
@@ -88,7 +94,7 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
 
     @cuda.jit(device=True)
     def hold(qs, sums):
-        """qs = the numbers of the warp's rows as the left operands of `mma`, depth after depth."""
+        """Round the sums of the warp's rows to the left operands of `mma`, qs, for each 16 columns."""
         for piece in range(m_tiles):
             for d in range(depth):
                 x, y = (piece * d_tiles + d * 2) * 4, (piece * depth + d) * 4
@@ -97,9 +103,9 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
 
     @cuda.jit(device=True)
     def put(x_tile, sums):
-        """x_tile = sums, the warp's rows; no other warp reads them."""
+        """Store sums in the warp's rows of x_tile; no other warp reads them."""
         lane, first = cuda.threadIdx.x & 31, (cuda.threadIdx.x >> 5) * (m_tiles * 16)
-        cuda.syncwarp()  # what was there is used up
+        cuda.syncwarp()  # all lanes have read the old rows
         for piece in range(m_tiles):
             for tile in range(d_tiles):
                 for half in range(2):
@@ -108,15 +114,17 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
                     i, c = first + (lane >> 2) + piece * 16 + half * 8, (lane & 3) * 2 + tile * 8
                     x_tile[i, c] = int16(both & uint32(0xFFFF))
                     x_tile[i, c + 1] = int16(both >> uint32(16))
-        cuda.syncwarp()  # it is there
+        cuda.syncwarp()  # the new rows are stored
 
     @cuda.jit(device=True)
     def add_band(s, band, x_tile, q_tiles, place, back, window, alpha):
-        """s += alpha · r qᵀ, where a key is 0 to window - 1 steps back; back: of the first key from the
-        warp's first query."""
+        """Add alpha · r qᵀ to s where a key is 0 to window - 1 tokens before its query.
+
+        back: the distance from the tile's first key to the warp's first query.
+        """
         lane, first = cuda.threadIdx.x & 31, (cuda.threadIdx.x >> 5) * (m_tiles * 16)
         row, column = place + (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
-        back += (lane >> 2) - (lane & 3) * 2
+        back += (lane >> 2) - (lane & 3) * 2  # the distance of this lane's first accumulator
         for pair in range(n_tiles // 2):
             for x in range(b_numbers):
                 band[x] = float32(0)
@@ -129,13 +137,14 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
                     add_pair(band, piece * 8, a0, a1, a2, a3, b0, b1, b2, b3)
             for piece in range(m_tiles):
                 for e in range(8):
+                    # element e: row by e >> 1 & 1, block of eight columns by e >> 2, column by e & 1
                     steps = back + piece * 16 + (e >> 1 & 1) * 8 - pair * 16 - (e >> 2) * 8 - (e & 1)
                     if 0 <= steps and steps < window:
                         s[(piece * n_tiles + pair * 2) * 4 + e] += alpha * band[piece * 8 + e]
 
     @cuda.jit(device=True)
     def store(out, batch, head, i, sums):
-        """Rows i, i + 8, ... of the output, two numbers a word."""
+        """Store rows i, i + 8, … of the output, two 16-bit values per word."""
         lane = cuda.threadIdx.x & 31
         for r in range(row_numbers):
             at = i + (r >> 1) * 16 + (r & 1) * 8
@@ -145,10 +154,17 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
                     out[batch, head, at, tile * 4 + (lane & 3)] = int32(pack(sums[x], sums[x + 1]))
 
     @cuda.jit
-    def latent_tensor_kernel(q, k, v, w_q, w_q_turned, w_v, alpha, window, scale, causal, snake, o, log_sum):
-        """o (B, H, N, width / 2), int32, two numbers each, and log_sum (B, H, N) of the last N queries of q
-        (B, H, M, width); k, v (B, 1, N_k, width), w_q, turned, and w_v (1, H, width, width), int16; alpha
-        (1,) float32."""
+    def latent_tensor_kernel(
+        q, k, v, w_q, w_q_turned, w_v, alpha, window, scale, causal, serpentine, o, log_sum
+    ):
+        """Compute o (B, H, N, width / 2), int32 with two 16-bit values each, and log_sum (B, H, N), of the
+        last N queries.
+
+        q: (B, H, M, width), 16-bit values as int16, as all of the following.
+        k, v: (B, 1, N_k, width).
+        w_q, w_q_turned, w_v: (1, H, width, width); the second is the transpose of the first.
+        alpha: (1,), float32.
+        """
         x_tile = cuda.shared.array((rows, pitch), int16, alignment=16)
         k_tiles = cuda.shared.array((two_tiles, pitch), int16, alignment=16)
         v_tiles = cuda.shared.array((two_tiles, pitch), int16, alignment=16)
@@ -160,27 +176,24 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
         m, l = cuda.local.array(row_numbers, float32), cuda.local.array(row_numbers, float32)
         batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
         lane, warp_row = cuda.threadIdx.x & 31, (cuda.threadIdx.x >> 5) * (m_tiles * 16)
-        n, n_keys, turn, turns = o.shape[2], k.shape[2], cuda.blockIdx.y, cuda.gridDim.y
-        missing = n_keys - q.shape[2]  # keys without a query
-        tile_of_rows = turns - 1 - turn
-        if snake and 2 * turn >= turns:
-            tile_of_rows = turn - (turns + 1) // 2
-        i0 = tile_of_rows * rows
-        position = n_keys - n + i0  # of the block's first query
+        n, n_keys = o.shape[2], k.shape[2]
+        missing = n_keys - q.shape[2]  # the number of keys without a query
+        i0 = row_tile(serpentine) * rows
+        position = n_keys - n + i0  # the position of the block's first query
         my_row, my_column = warp_row + (lane >> 2), (lane & 3) * 2
         seen = min(n_keys, position + rows) if causal else n_keys
         factor = scale * LOG2E
-        # 1. what the block's queries need of W_q
+        # 1. project the block's queries, and in the band its keys, by W_q
         copy_rows(x_tile, 0, q, batch, head, position - missing)
         project(os, x_tile, w_q, head, k_tiles)
         hold(qs, os)
         if window > 0:
-            cuda.syncthreads()  # the queries are used up
+            cuda.syncthreads()  # all warps have read the queries
             copy_rows(x_tile, 0, k, batch, 0, position)
             project(os, x_tile, w_q_turned, head, k_tiles)
             put(x_tile, os)
-        cuda.syncthreads()  # W_q is used up
-        # 2. the first keys; the first queries of keys with a term in the band
+        cuda.syncthreads()  # all warps have read W_q: the buffer of keys is free
+        # 2. copy the first tiles; raw queries only if their keys have a term in the band
         copy(k_tiles, 0, k, batch, 0, 0)
         copy(v_tiles, 0, v, batch, 0, 0)
         if position < keys - 1 + window:
@@ -201,7 +214,7 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
                 if window > 0 and following < position + rows and position < following + keys - 1 + window:
                     copy(q_tiles, keys - place, q, batch, head, following - missing)
                 cp_async_commit()
-            # 3. S
+            # 3. S, with the band's terms, -inf where masked
             add_scores(s, qs, k_tiles, place)
             back = position + warp_row - j0
             if window > 0 and back > -m_tiles * 16 and back < keys - 1 + window:
@@ -214,11 +227,11 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
                             p = position + my_row + piece * 16 + (e >> 1) * 8
                             if j >= n_keys or causal and j > p:
                                 s[(piece * n_tiles + tile) * 4 + e] = MINUS_INFINITY
-            # 4. softmax, and the latent values
+            # 4. softmax, and the latent values; P stays in registers
             soften(s, m, l, os, factor)
             add_values(os, s, v_tiles, place)
             place = keys - place
-        # 5. one division for each number, and W_v
+        # 5. one division for each element, then W_v
         for r in range(row_numbers):
             i = i0 + my_row + (r >> 1) * 16 + (r & 1) * 8
             total = whole_sum(l[r])
@@ -237,13 +250,13 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
 
 
 def latent_tensor_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal, scale, n, run=None):
-    """(O, L) of the last n queries of bfloat16 or float16 tensors, checked (`latent_arguments`); O is like
-    q."""
+    """Return (O, L) of the last n queries of bfloat16 or float16 tensors, checked by `latent_arguments`; O
+    is like q."""
     check_tensor_cores(q)
     (batch, heads, _, d), width = q.shape, tensor_width(max(q.shape[3], k_latent.shape[2]))
     q, scale = with_positive_scale(q, scale)
     pieces, keys = PIECES[width], KEYS[width]
-    grid, snake = schedule(batch * heads, n, WARPS * pieces * 16, causal, q.device)
+    grid, serpentine = schedule(batch * heads, n, WARPS * pieces * 16, causal, q.device)
     o, log_sum = output((batch, heads, n, width), like=q, dtype=q.dtype), output((batch, heads, n), like=q)
     launch(
         latent_tensor_kernel(width, kind_of(q), WARPS, pieces, keys),
@@ -256,7 +269,7 @@ def latent_tensor_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal
         window,
         scale,
         bool(causal),
-        snake,
+        serpentine,
         o.view(torch.int32),
         log_sum,
         run=run,
@@ -265,5 +278,5 @@ def latent_tensor_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal
 
 
 def square(w, width):
-    """(H, m, n) as (1, H, width, width), with zeros beyond, as bits."""
+    """Return (H, m, n) as int16 of shape (1, H, width, width), padded with zeros."""
     return operand(pad(w, (0, 0, 0, width - w.shape[1]))[None], width)

@@ -1,11 +1,10 @@
-"""Device functions of the latent kernels: a tile of rows stays in shared memory, tiles of COLUMNS other rows
-stream by, and each thread has a patch of their scores.
+"""Device functions of the latent kernels: products of a resident tile in shared memory with streamed tiles.
 
-A block has THREADS threads and `rows` resident rows, 32 of up to 64 numbers or 16 of up to 128. Thread t has
-rows t // ROW_THREADS + 8·r, r < rows / 8, and of a tile of scores the columns t % ROW_THREADS +
-ROW_THREADS·c, c < PATCH: so ROW_THREADS neighbours of a warp hold whole rows of scores, and shuffles find
-their maxima. Of a tile that is as wide as a row it has the columns GROUP·(t % ROW_THREADS) + 32·g + x, x <
-GROUP: then the lanes of a warp find what they need in different banks.
+A block has THREADS threads and `rows` resident rows: 32 of up to 64 elements, or 16 of up to 128. COLUMNS
+other rows are streamed at a time. Thread t has rows t // ROW_THREADS + 8·r, r < rows / 8, and in a tile of
+scores the columns t % ROW_THREADS + ROW_THREADS·c, c < PATCH. So ROW_THREADS neighbours of a warp hold whole
+rows of scores, and shuffles find their maxima. In a tile as wide as a row, thread t has the columns GROUP·(t
+% ROW_THREADS) + 32·g + x, x < GROUP, so that the lanes of a warp use different banks.
 """
 
 from numba import cuda
@@ -15,36 +14,36 @@ from kernels.common.launch import width_for
 from kernels.common.tiles import GROUP, INDEX, load_columns, weight
 
 THREADS = 64
-COLUMNS = 32  # of a tile of scores: the rows that stream by
+COLUMNS = 32  # streamed rows: the columns of a tile of scores
 ROW_THREADS, PATCH = 8, 4  # threads that share a row; columns of scores for each of them
-STEP = THREADS // ROW_THREADS  # between two rows of a thread
-MOST_ROWS = 4  # of a thread
+STEP = THREADS // ROW_THREADS  # the distance between two rows of a thread
+MOST_ROWS = 4  # rows of a thread, at most
 WEIGHTS = COLUMNS + GROUP  # words in a row of a tile of scores, so that four rows lie in different banks
 MINE = MOST_ROWS * GROUP
 WARP = 0xFFFFFFFF
 
 
 def sizes_for(*lengths):
-    """(width, rows) of the resident tiles for rows of at most so many numbers: what fits 48 KiB, three of
-    them."""
+    """Return (width, rows) of the resident tiles for rows of at most these lengths; three such tiles fit
+    48 KiB."""
     width = max(32, width_for(max(lengths)))
     return width, 32 if width <= 64 else 16
 
 
 @cuda.jit(device=True)
 def clear(numbers):
-    """numbers = 0, a thread's own."""
+    """Set a thread's own array to 0."""
     for part in range(numbers.size):
         numbers[part] = float32(0)
 
 
 @cuda.jit(device=True)
 def stream_rows(tile, rows, first):
-    """tile = rows[first : first + its rows], with 0 for what lies outside `rows` (n, d): between two
-    barriers."""
-    cuda.syncthreads()  # what was there is used up
+    """Load the next rows of `rows` (n, d) into the tile, with 0 for rows outside; the barriers before and
+    after are included."""
+    cuda.syncthreads()  # all threads have left the old tile
     load_columns(tile, rows, first, 0)
-    cuda.syncthreads()  # loaded
+    cuda.syncthreads()  # the tile is loaded
 
 
 # Products ---------------------------------------------------------------------------------------------------
@@ -52,7 +51,8 @@ def stream_rows(tile, rows, first):
 
 @cuda.jit(device=True)
 def add_products(patch, resident, stream, length):
-    """patch[r, c] += resident[row r] · stream[column c], over the first `length` numbers of both."""
+    """Add resident[row r] · stream[column c] to patch[r, c], over the first `length` elements of both
+    rows."""
     rows = patch.size // PATCH
     row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS & INDEX
     mine, theirs = cuda.local.array(MINE, float32), cuda.local.array(GROUP, float32)
@@ -71,8 +71,12 @@ def add_products(patch, resident, stream, length):
 
 @cuda.jit(device=True)
 def add_weighted_rows(sums, weights, first, stream, count):
-    """sums[r, c] += Σ_x weights[row r, first + x] · stream[x, column c], over the first `count` rows of
-    `stream`, COLUMNS at most: those up to the next multiple of GROUP must have no weight."""
+    """Add Σ_x weights[row r, first + x] · stream[x, column c] to sums[r, c], over the first `count` rows of
+    `stream`.
+
+    At most COLUMNS rows count. The loop takes GROUP rows at a time, so the weights up to the next multiple of
+    GROUP must be 0.
+    """
     rows, groups = weights.shape[0] // STEP, (stream.shape[1] - GROUP) // (ROW_THREADS * GROUP)
     row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS * GROUP & INDEX
     mine, theirs = cuda.local.array(MINE, float32), cuda.local.array(GROUP, float32)
@@ -92,7 +96,7 @@ def add_weighted_rows(sums, weights, first, stream, count):
 
 @cuda.jit(device=True)
 def put(tile, sums, factor):
-    """tile = factor · sums, each thread its part."""
+    """Store factor · sums in the tile, each thread its own elements."""
     rows, groups = tile.shape[0] // STEP, (tile.shape[1] - GROUP) // (ROW_THREADS * GROUP)
     row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS * GROUP & INDEX
     for r in range(rows):
@@ -103,14 +107,15 @@ def put(tile, sums, factor):
                 )
 
 
-@cuda.jit(device=True, forceinline=True)  # else `sums` would be in memory
+@cuda.jit(device=True, forceinline=True)  # otherwise `sums` would be in local memory
 def project(tile, matrix, factor, sums, stream):
-    """tile = factor · tile matrix, in place; matrix (m, n) in global memory streams by, `sums` is scratch."""
+    """Compute tile = factor · tile matrix in place; the matrix (m, n) in global memory is streamed, `sums`
+    is scratch."""
     clear(sums)
     for first in range(0, matrix.shape[0], COLUMNS):
         stream_rows(stream, matrix, first)
         add_weighted_rows(sums, tile, first, stream, matrix.shape[0] - first)
-    cuda.syncthreads()  # the tile is used up
+    cuda.syncthreads()  # all threads have read the tile
     put(tile, sums, factor)
     cuda.syncthreads()
 
@@ -120,15 +125,17 @@ def project(tile, matrix, factor, sums, stream):
 
 @cuda.jit(device=True)
 def touches_band(position, rows, j0, window):
-    """Whether a query at one of `rows` positions from `position` has a reciprocal term with one of the keys
-    from j0."""
+    """Return whether a query at one of `rows` positions from `position` has a reciprocal term with one of
+    COLUMNS keys from j0."""
     return window > 0 and j0 < position + rows and position < j0 + COLUMNS - 1 + window
 
 
 @cuda.jit(device=True)
 def add_softmax(patch, m, l, sums, weights):
-    """One more tile of scores, -inf where masked: m and the thread's part of l go on, `sums` shrink, weights
-    = P."""
+    """Update the online softmax with one more tile of scores, -inf where masked.
+
+    m and the thread's share of l are updated, `sums` are rescaled, and P is stored in `weights`.
+    """
     rows, numbers = m.size, sums.size // m.size
     row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS & INDEX
     for r in range(rows):
@@ -150,7 +157,7 @@ def add_softmax(patch, m, l, sums, weights):
 
 @cuda.jit(device=True)
 def sum_of_row(x):
-    """The sum of x over the ROW_THREADS threads of a row, in each of them."""
+    """Return the sum of x over the ROW_THREADS threads of a row, in each of them."""
     for bit in range(3):
         x += cuda.shfl_xor_sync(WARP, x, 1 << bit)
     return x
@@ -158,8 +165,11 @@ def sum_of_row(x):
 
 @cuda.jit(device=True)
 def probability(score, log_sum):
-    """P = exp(S - L), at most 1: S is made again in another order than L's, so that for scores near 10⁸ its
-    rounding error is more than an exponential bears; NaN stays."""
+    """Return P = exp(S - L), at most 1; NaN stays NaN.
+
+    The backward pass computes S in another order than L was computed. For scores near 10⁸, the rounding error
+    of S would make P much larger than 1.
+    """
     p = weight(score, log_sum)
     return float32(1) if p > float32(1) else p
 
@@ -169,9 +179,12 @@ def probability(score, log_sum):
 
 @cuda.jit(device=True)
 def put_weights(weights, patch):
-    """weights = patch, each thread its part; no other thread's rows are read by its neighbours meanwhile."""
+    """Store the patch in `weights`, each thread its own elements.
+
+    Only the threads of the same warp read these rows afterwards.
+    """
     row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS & INDEX
-    cuda.syncthreads()  # what was there is used up
+    cuda.syncthreads()  # all threads have read the old weights
     for r in range(patch.size // PATCH):
         for c in range(PATCH):
             weights[row + r * STEP, column + c * ROW_THREADS] = patch[r * PATCH + c]
@@ -179,7 +192,8 @@ def put_weights(weights, patch):
 
 @cuda.jit(device=True)
 def keep_band(patch, distance, sign, window):
-    """patch = 0 outside the band; sign · (distance + row - column) steps lie between query and key."""
+    """Set the patch to 0 outside the band; query and key are sign · (distance + row - column) tokens
+    apart."""
     row, column = cuda.threadIdx.x // ROW_THREADS, cuda.threadIdx.x % ROW_THREADS
     for r in range(patch.size // PATCH):
         for c in range(PATCH):
@@ -193,7 +207,7 @@ def keep_band(patch, distance, sign, window):
 
 @cuda.jit(device=True)
 def store_rows(rows, first, tile):
-    """rows[first : first + its rows] = tile, without what lies outside `rows` (n, d)."""
+    """Store the tile in rows[first:], except elements outside `rows` (n, d)."""
     width = tile.shape[1] - GROUP
     for element in range(cuda.threadIdx.x, tile.shape[0] * width, THREADS):
         i, c = element // width, element % width
@@ -203,7 +217,7 @@ def store_rows(rows, first, tile):
 
 @cuda.jit(device=True)
 def add_rows(rows, first, tile):
-    """rows[first : first + its rows] += tile, atomically, without what lies outside `rows` (n, d)."""
+    """Add the tile to rows[first:] atomically, except elements outside `rows` (n, d)."""
     width = tile.shape[1] - GROUP
     for element in range(cuda.threadIdx.x, tile.shape[0] * width, THREADS):
         i, c = element // width, element % width
@@ -213,8 +227,12 @@ def add_rows(rows, first, tile):
 
 @cuda.jit(device=True)
 def add_outer(matrix, left, right, sums, rows):
-    """matrix[r, c] += Σ_j left[j, r] · right[j, c] over j < rows, atomically; matrix (m, n) in global memory,
-    both tiles in shared; `sums` is scratch."""
+    """Add Σ_j left[j, r] · right[j, c] over j < rows to matrix[r, c], atomically.
+
+    matrix: (m, n), global memory.
+    left, right: tiles in shared memory.
+    sums: scratch.
+    """
     groups = (right.shape[1] - GROUP) // (ROW_THREADS * GROUP)
     mine = sums.size // (groups * GROUP)
     row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS * GROUP & INDEX

@@ -1,4 +1,4 @@
-"""The kernels as layers: nn.Modules that take the place of PyTorch's own."""
+"""FusedAttention and ConvAttention: layers with the parameters of nn.MultiheadAttention."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -16,7 +16,7 @@ from kernels.reference import identity_taps
 
 
 class SelfAttention(nn.Module):
-    """What the layers share: projections with parameters of the same names and shapes as those of
+    """The base of the layers: projections with parameters named and shaped like those of
     nn.MultiheadAttention."""
 
     def __init__(self, embed_dim: int, num_heads: int, bias: bool) -> None:
@@ -29,10 +29,10 @@ class SelfAttention(nn.Module):
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim)) if bias else None
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias)
-        nn.init.xavier_uniform_(self.in_proj_weight)
+        nn.init.xavier_uniform_(self.in_proj_weight)  # as nn.MultiheadAttention does
 
     def heads(self, x: torch.Tensor) -> torch.Tensor:
-        """The queries, keys and values, (3, B, H, N, d), of x (B, N, E)."""
+        """Return the queries, keys and values, (3, B, H, N, d), of x (B, N, E)."""
         if x.ndim != 3 or x.shape[2] != self.in_proj_weight.shape[1]:
             raise ValueError(
                 f"argument x has shape {tuple(x.shape)}; wanted (B, N, {self.in_proj_weight.shape[1]})"
@@ -44,16 +44,15 @@ class SelfAttention(nn.Module):
         )
 
     def merged(self, o: torch.Tensor) -> torch.Tensor:
-        """The heads' outputs (B, H, N, d), side by side and projected: (B, N, E)."""
+        """Return (B, N, E): the heads' outputs (B, H, N, d), concatenated and projected."""
         return self.out_proj(o.transpose(1, 2).flatten(2))
 
     @classmethod
     def from_multihead_attention(cls, layer: nn.MultiheadAttention, **options: Any) -> Self:
-        """A layer with the weights of an nn.MultiheadAttention, on its device. Takes x as (B, N, E), whatever
-        batch_first says.
+        """Return a layer with the weights of an nn.MultiheadAttention, on its device.
 
-        options: those of the class. Raises ValueError for what it does not do: dropout, keys or values of
-            another size, extra keys.
+        The layer takes x as (B, N, E), whatever batch_first is. options: those of the class. Raise ValueError
+        for features that it lacks: dropout, keys or values of another size, extra keys.
         """
         unlike = {
             "dropout": (layer.dropout, 0.0),
@@ -68,16 +67,18 @@ class SelfAttention(nn.Module):
         ours = cls(layer.embed_dim, layer.num_heads, bias=layer.in_proj_bias is not None, **options).to(
             layer.out_proj.weight
         )
+        # parameters that nn.MultiheadAttention lacks, such as taps, keep their initial values
         ours.load_state_dict(ours.state_dict() | layer.state_dict())
         return ours
 
 
 class FusedAttention(SelfAttention):
-    """Self-attention without the N×N matrix: what nn.MultiheadAttention computes.
+    """Self-attention without the N×N matrix; it computes the same as nn.MultiheadAttention.
 
-    embed_dim: E, a multiple of num_heads; E / num_heads <= 128. bias: whether the projections have one.
-        attention: the kernel's function, `flash_attention` or `warp_attention`. window: as for
-        `flash_attention`.
+    embed_dim: E, a multiple of num_heads; E / num_heads <= 128.
+    bias: give the projections a bias.
+    attention: the kernel's function, `flash_attention` or `warp_attention`.
+    window: as for `flash_attention`.
     """
 
     def __init__(
@@ -92,21 +93,25 @@ class FusedAttention(SelfAttention):
         self.attention, self.window = attention, window
 
     def forward(self, x: torch.Tensor, causal: bool = False) -> torch.Tensor:
-        """x: (B, N, E), float32; returns (B, N, E). With causal, token i sees the tokens j <= i."""
+        """Return (B, N, E) of x (B, N, E), float32. With causal, token i sees the tokens j <= i."""
         options = {} if self.window is None else {"window": self.window}
         return self.merged(self.attention(*self.heads(x), causal, **options))
 
 
 class ConvAttention(SelfAttention):
-    """Convolutional self-attention (`kernels.reference.conv_attention`); a new one is ordinary attention, as
-    its taps change nothing.
+    """Convolutional self-attention (`kernels.reference.conv_attention`).
 
-    embed_dim: E, a multiple of num_heads; E / num_heads <= 128. kernel_size: (c_q, c_k), each from 1 to 15.
-        bias: whether the projections have one.
-    causal: whether token i sees the tokens j <= i alone. Besides nn.MultiheadAttention's parameters there is
-        `taps`, (H, c_q, c_k).
-    attention: function (q, k, v, w, causal) of all tokens; decode: function (q_window, k, v, w) of one more.
-        Those of `kernels.reference` serve where the kernels would be simulated, and in float64.
+    The taps of a new layer are the identity, so it begins as ordinary attention. Its parameters are those of
+    nn.MultiheadAttention, and `taps`, (H, c_q, c_k).
+
+    embed_dim: E, a multiple of num_heads; E / num_heads <= 128.
+    kernel_size: (c_q, c_k), each from 1 to 15.
+    bias: give the projections a bias.
+    causal: token i sees only the tokens j <= i.
+    attention: function (q, k, v, w, causal) of all tokens.
+    decode: function (q_window, k, v, w) of one more token.
+
+    Use the functions of `kernels.reference` for float64, and on CPUs, where the kernels would be simulated.
     """
 
     def __init__(
@@ -133,11 +138,11 @@ class ConvAttention(SelfAttention):
         self.taps = nn.Parameter(identity_taps(num_heads, *kernel_size))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (B, N, E); returns (B, N, E)."""
+        """Return (B, N, E) of x (B, N, E)."""
         return self.merged(self.attention(*self.heads(x), self.taps, self.causal))
 
     def new_cache(self, batch: int, capacity: int = 64) -> KVCache:
-        """An empty cache for `batch` sequences, with the layer's sizes, device and type."""
+        """Return an empty cache for `batch` sequences, with the layer's sizes, device and type."""
         like = self.in_proj_weight
         return KVCache(
             batch,
@@ -151,7 +156,7 @@ class ConvAttention(SelfAttention):
 
     @torch.no_grad()
     def prefill(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """forward(x), without gradients, which also puts the tokens of x (B, N, E) into the empty `cache`."""
+        """Return forward(x), without gradients, and add the tokens of x (B, N, E) to the empty `cache`."""
         if cache.length:
             raise ValueError(
                 f"argument cache has length {cache.length}; wanted an empty one: make it with new_cache, or"
@@ -159,13 +164,13 @@ class ConvAttention(SelfAttention):
             )
         q, k, v = self.heads(x)
         self.check_cache(cache, x)
-        cache.append(q, k, v)
+        cache.append(q, k, v)  # after all checks, so that an error leaves the cache unchanged
         return self.merged(self.attention(q, k, v, self.taps, True))
 
     @torch.no_grad()
     def step(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """The next row of forward, (B, 1, E), without gradients: for one more token x (B, 1, E), which goes
-        into `cache` after those there."""
+        """Return the next row of forward, (B, 1, E), for one more token x (B, 1, E), and add it to
+        `cache`; no gradients."""
         q, k, v = self.heads(x)
         if x.shape[1] != 1:
             raise ValueError(
@@ -176,8 +181,11 @@ class ConvAttention(SelfAttention):
         return self.merged(self.decode(cache.queries, cache.keys, cache.values, self.taps))
 
     def check_cache(self, cache: KVCache, x: torch.Tensor) -> None:
-        """A cache of this layer's sizes, for as many sequences as x has, where the weights are; or an error.
-        Only a causal layer can have one."""
+        """Raise ValueError unless the cache has this layer's sizes, device and type, and as many sequences as
+        x.
+
+        Only a causal layer can have a cache.
+        """
         if not self.causal:
             raise ValueError(
                 "the layer has causal = False; wanted True, as a token's row must not change when others"

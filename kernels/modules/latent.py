@@ -1,4 +1,4 @@
-"""LatentAttention, self-attention that caches latents instead of keys and values."""
+"""LatentAttention: self-attention that caches latents instead of keys and values."""
 
 from collections.abc import Callable
 
@@ -12,17 +12,19 @@ from kernels.latent.operators import latent_attention
 
 
 class LatentAttention(nn.Module):
-    """Self-attention whose heads share latent keys and values, with a reciprocal term: `latent_attention`
-    between projections.
+    """Self-attention whose heads share latent keys and values: `latent_attention` between projections.
 
-    embed_dim: E, a multiple of num_heads, E / num_heads <= 128; latent_dim: L, at most 128, the numbers that
-        a token leaves in a cache as key, and as value. window: how far back the reciprocal term reaches;
-        alpha: its weight at the start, a parameter if window is above 0. bias: whether the projections have
-        one.
-    causal: whether token i sees the tokens j <= i alone. attention: function (q, k_latent, v_latent, w_q,
-        w_v, alpha, window, causal, q_before=) of many tokens; decode: function (q_window, k_latent, v_latent,
-        w_q, w_v, alpha, window) of one more. Those of `kernels.reference` serve where the kernels would be
-        simulated, and in other types than float32.
+    embed_dim: E, a multiple of num_heads; E / num_heads <= 128.
+    latent_dim: L, at most 128. A token has L elements in a cache as key, and L as value.
+    window: the number of last keys that the reciprocal term reaches.
+    alpha: the initial weight of the reciprocal term, a parameter if window is above 0.
+    bias: give the projections a bias.
+    causal: token i sees only the tokens j <= i.
+    attention: function (q, k_latent, v_latent, w_q, w_v, alpha, window, causal, q_before=) of many tokens.
+    decode: function (q_window, k_latent, v_latent, w_q, w_v, alpha, window) of one more token.
+
+    Use the functions of `kernels.reference` for other types than float32, and on CPUs, where the kernels
+    would be simulated.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class LatentAttention(nn.Module):
         nn.init.normal_(self.w_v, std=latent_dim**-0.5)
 
     def projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries (B, H, N, d) and latents, both (B, N, L), of x (B, N, E)."""
+        """Return the queries (B, H, N, d) and the latents, both (B, N, L), of x (B, N, E)."""
         if x.ndim != 3 or x.shape[2] != self.q_proj.in_features:
             raise ValueError(
                 f"argument x has shape {tuple(x.shape)}; wanted (B, N, {self.q_proj.in_features})"
@@ -69,30 +71,34 @@ class LatentAttention(nn.Module):
         return q, *self.latent_proj(x).chunk(2, dim=2)
 
     def merged(self, o: torch.Tensor) -> torch.Tensor:
-        """The heads' outputs (B, H, N, d), side by side and projected: (B, N, E)."""
+        """Return (B, N, E): the heads' outputs (B, H, N, d), concatenated and projected."""
         return self.out_proj(o.transpose(1, 2).flatten(2))
 
     @property
     def shared(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | float, int]:
-        """What every token meets: (W_q, W_v, alpha, window)."""
+        """(W_q, W_v, alpha, window): the arguments that forward and decode share."""
         return self.w_q, self.w_v, self.alpha, self.window
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (B, N, E); returns (B, N, E)."""
+        """Return (B, N, E) of x (B, N, E)."""
         return self.merged(self.attention(*self.projected(x), *self.shared, self.causal))
 
     def new_cache(self, batch: int, capacity: int = 64) -> LatentCache:
-        """An empty cache for `batch` sequences, with the layer's sizes, device and type."""
+        """Return an empty cache for `batch` sequences, with the layer's sizes, device and type."""
         heads, head_dim, latent_dim = self.w_q.shape
         sizes = batch, heads, head_dim, latent_dim, self.window, capacity
         return LatentCache(*sizes, self.w_q.device, self.w_q.dtype)
 
     @torch.no_grad()
     def prefill(self, x: torch.Tensor, cache: LatentCache) -> torch.Tensor:
-        """The next rows of forward, (B, N, E), without gradients, for tokens x (B, N, E), which go into
-        `cache` after those there: a prompt whole or in pieces."""
+        """Return the next rows of forward, (B, N, E), and add the tokens x (B, N, E) to `cache`; no
+        gradients.
+
+        A prompt may come in one call or in several.
+        """
         q, k_latent, v_latent = self.projected(x)
         self.check_cache(cache, x)
+        # the queries before this prompt, for the reciprocal terms of their keys
         before = cache.queries if cache.length else None
         cache.append(q, k_latent, v_latent)
         o = self.attention(q, cache.keys, cache.values, *self.shared, True, q_before=before)
@@ -100,8 +106,8 @@ class LatentAttention(nn.Module):
 
     @torch.no_grad()
     def step(self, x: torch.Tensor, cache: LatentCache) -> torch.Tensor:
-        """The next row of forward, (B, 1, E), without gradients: for one more token x (B, 1, E), which goes
-        into `cache` after those there."""
+        """Return the next row of forward, (B, 1, E), for one more token x (B, 1, E), and add it to
+        `cache`; no gradients."""
         q, k_latent, v_latent = self.projected(x)
         if x.shape[1] != 1:
             raise ValueError(
@@ -112,8 +118,11 @@ class LatentAttention(nn.Module):
         return self.merged(self.decode(cache.queries, cache.keys, cache.values, *self.shared))
 
     def check_cache(self, cache: LatentCache, x: torch.Tensor) -> None:
-        """A cache of this layer's sizes, for as many sequences as x has, where the weights are; or an error.
-        Only a causal layer can have one."""
+        """Raise ValueError unless the cache has this layer's sizes, device and type, and as many sequences as
+        x.
+
+        Only a causal layer can have a cache.
+        """
         if not self.causal:
             raise ValueError(
                 "the layer has causal = False; wanted True, as a token's row must not change when others"

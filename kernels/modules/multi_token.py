@@ -1,5 +1,5 @@
-"""MultiTokenAttention: the multi-token layer with its projections, rotary embedding and cache, and the way
-from a checkpoint of the published one."""
+"""MultiTokenAttention: the multi-token layer with projections, rotary embedding and cache, and the
+conversion of published checkpoints."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,16 +18,23 @@ class MultiTokenAttention(nn.Module):
     """Causal multi-token self-attention (`kernels.reference.multi_token_attention`) between linear
     projections.
 
-    embed_dim: E, a multiple of num_heads, or give head_dim, d <= 128. kernel_size, after_kernel_size: (c_q,
-        c_k) of the convolutions before and after the softmax, each from 1 to 15, or None for none.
-    head_group, after_head_group: how many neighbouring heads each map mixes, at most 32: a divisor of
-        num_heads, or None for no map. kv_heads: of keys and values, a divisor of num_heads; each serves
-        neighbouring query heads. norm, gate: whether the output is normed and gated, by head.
-    rotary_base: of the rotary embedding of queries and keys, whose pairs are neighbouring numbers, as
-        published; None for none. bias: whether the projections have one. The parts start as the identity, the
-        gate half open.
-    attention: function of all tokens; decode: function of one more, those of `kernels.reference` where the
-        kernels would be simulated, and in float64. Parameters may be float32, bfloat16 or float16.
+    embed_dim: E, a multiple of num_heads unless head_dim is given.
+    kernel_size, after_kernel_size: (c_q, c_k) of the convolutions before and after the softmax, each from 1
+        to 15, or None for none.
+    head_group, after_head_group: the number of neighbouring heads that each map mixes, at most 32: a divisor
+        of num_heads, or None for no map.
+    kv_heads: the number of heads of keys and values, a divisor of num_heads; each serves neighbouring query
+        heads.
+    head_dim: d <= 128.
+    norm, gate: apply an RMSNorm and a gate to the output of each head.
+    rotary_base: of the rotary embedding of queries and keys, whose pairs are neighbouring elements, as
+        published; None for none.
+    bias: give the projections a bias.
+    attention: function of all tokens.
+    decode: function of one more token.
+
+    The parts start as the identity, the gate half open. Parameters may be float32, bfloat16 or float16. Use
+    the functions of `kernels.reference` for float64, and on CPUs, where the kernels would be simulated.
     """
 
     def __init__(
@@ -69,12 +76,13 @@ class MultiTokenAttention(nn.Module):
 
     @property
     def window(self) -> int:
-        """Queries that the next token's row hangs on, its own included: c_q + after_c_q - 1."""
+        """The number of queries that the next token's row depends on, including its own: c_q + after_c_q -
+        1."""
         return 1 + sum(taps.shape[1] - 1 for taps in (self.taps, self.after_taps) if taps is not None)
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The layer's parts as `multi_token_attention` takes them."""
+        """The layer's parts, as arguments of `multi_token_attention`."""
         return dict(
             taps=self.taps,
             head_map=self.head_map,
@@ -85,8 +93,10 @@ class MultiTokenAttention(nn.Module):
         )
 
     def heads(self, x: torch.Tensor, first: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries (B, H, N, d), keys and values (B, H_kv, N, d) of x (B, N, E), whose tokens stand at the
-        places from `first` on."""
+        """Return queries (B, H, N, d), keys and values (B, H_kv, N, d) of x (B, N, E).
+
+        first: the position of the first token, for the rotary embedding.
+        """
         if x.ndim != 3 or x.shape[2] != self.q_proj.in_features:
             raise ValueError(
                 f"argument x has shape {tuple(x.shape)}; wanted (B, N, {self.q_proj.in_features})"
@@ -100,12 +110,14 @@ class MultiTokenAttention(nn.Module):
         return rotated(q, first, self.rotary_base), rotated(k, first, self.rotary_base), v
 
     def merged(self, y: torch.Tensor) -> torch.Tensor:
-        """The heads' outputs (B, H, N, d), side by side and projected: (B, N, E)."""
+        """Return (B, N, E): the heads' outputs (B, H, N, d), concatenated and projected."""
         return self.out_proj(y.transpose(1, 2).flatten(2))
 
     def forward(self, x: torch.Tensor, documents: Sequence[int] | torch.Tensor | None = None) -> torch.Tensor:
-        """x: (B, N, E); returns (B, N, E). documents: where each of a packed sequence starts, as for
-        `multi_token_attention`."""
+        """Return (B, N, E) of x (B, N, E).
+
+        documents: the start of each document of a packed sequence, as for `multi_token_attention`.
+        """
         q, k, v = self.heads(x)
         return self.attend(q, k, v, documents)
 
@@ -116,18 +128,19 @@ class MultiTokenAttention(nn.Module):
         v: torch.Tensor,
         documents: Sequence[int] | torch.Tensor | None = None,
     ) -> torch.Tensor:
+        # a copy for each query head; decoding reads the shared heads without one
         k, v = (tensor.repeat_interleave(self.num_heads // self.kv_heads, 1) for tensor in (k, v))
         return self.merged(self.attention(q, k, v, **self.parts, documents=documents))
 
     def new_cache(self, batch: int, capacity: int = 64) -> KVCache:
-        """An empty cache for `batch` sequences, with the layer's sizes, device and type."""
+        """Return an empty cache for `batch` sequences, with the layer's sizes, device and type."""
         like = self.q_proj.weight
         sizes = batch, self.kv_heads, self.head_dim, self.window, capacity
         return KVCache(*sizes, like.device, like.dtype, query_heads=self.num_heads)
 
     @torch.no_grad()
     def prefill(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """forward(x), without gradients, which also puts the tokens of x (B, N, E) into the empty `cache`."""
+        """Return forward(x), without gradients, and add the tokens of x (B, N, E) to the empty `cache`."""
         q, k, v = self.heads(x)
         self.check_cache(cache, x)
         if cache.length:
@@ -140,8 +153,8 @@ class MultiTokenAttention(nn.Module):
 
     @torch.no_grad()
     def step(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """The next row of forward, (B, 1, E), without gradients: for one more token x (B, 1, E), which goes
-        into `cache` after those there."""
+        """Return the next row of forward, (B, 1, E), for one more token x (B, 1, E), and add it to
+        `cache`; no gradients."""
         if x.ndim != 3 or x.shape[1] != 1:
             raise ValueError(
                 f"argument x has shape {tuple(x.shape)}; wanted (B, 1, E): a step takes one token, and"
@@ -153,8 +166,8 @@ class MultiTokenAttention(nn.Module):
         return self.merged(self.decode(cache.queries, cache.keys, cache.values, **self.parts))
 
     def check_cache(self, cache: KVCache, x: torch.Tensor) -> None:
-        """A cache of this layer's sizes, for as many sequences as x has, where the weights are; or an
-        error."""
+        """Raise ValueError unless the cache has this layer's sizes, device and type, and as many sequences
+        as x."""
         weight = self.q_proj.weight
         sizes = dict(heads=self.kv_heads, query_heads=self.num_heads, head_dim=self.head_dim)
         like = dict(device=weight.device, dtype=weight.dtype)
@@ -165,7 +178,7 @@ class MultiTokenAttention(nn.Module):
 
 
 def checked_head_dim(embed_dim: int, num_heads: int, kv_heads: int, head_dim: int | None) -> int:
-    """d, or an error for heads that do not divide."""
+    """Return d; raise ValueError for heads that do not divide embed_dim, or a d outside 1 to 128."""
     if num_heads < 1 or (head_dim is None and embed_dim % num_heads):
         raise ValueError(f"argument embed_dim is {embed_dim}; wanted a multiple of num_heads, {num_heads}")
     if kv_heads < 1 or num_heads % kv_heads:
@@ -177,7 +190,7 @@ def checked_head_dim(embed_dim: int, num_heads: int, kv_heads: int, head_dim: in
 
 
 def new_taps(name: str, heads: int, size: tuple[int, int] | None) -> nn.Parameter | None:
-    """Taps that change nothing, a parameter (H, c_q, c_k); None for the size None."""
+    """Return taps that change nothing, a parameter (H, c_q, c_k); None for the size None."""
     if size is None:
         return None
     pair = isinstance(size, (tuple, list)) and len(size) == 2
@@ -187,7 +200,7 @@ def new_taps(name: str, heads: int, size: tuple[int, int] | None) -> nn.Paramete
 
 
 def new_map(name: str, heads: int, group: int | None) -> nn.Parameter | None:
-    """A map that changes nothing, a parameter (H / group, group, group); None for the group None."""
+    """Return a map that changes nothing, a parameter (H / group, group, group); None for the group None."""
     if group is None:
         return None
     if group not in range(1, MOST_GROUP + 1) or heads % group:
@@ -199,11 +212,15 @@ def new_map(name: str, heads: int, group: int | None) -> nn.Parameter | None:
 
 
 def rotated(x: torch.Tensor, first: int, base: float) -> torch.Tensor:
-    """x (B, H, N, d) with each pair of neighbouring numbers turned by its token's place times base^(-2 i /
-    d), i being the pair's. Source: Su et al. 2021, arXiv 2104.09864."""
+    """Return x (B, H, N, d) with each pair of neighbouring elements rotated by the token's position times
+    base^(-2 i / d).
+
+    i is the index of the pair. Source: Su et al. 2021, arXiv 2104.09864.
+    """
     n, d = x.shape[2:]
     place = torch.arange(first, first + n, device=x.device, dtype=torch.float32)
     turns = base ** (-torch.arange(0, d, 2, device=x.device, dtype=torch.float32) / d)
+    # angles in float32 at least: bfloat16 cannot represent positions above 256 exactly
     angle = (place[:, None] * turns).to(torch.promote_types(x.dtype, torch.float32))
     cosine, sine = angle.cos(), angle.sin()
     even, odd = x.unflatten(3, (-1, 2)).unbind(-1)
@@ -231,8 +248,10 @@ PUBLISHED = {
 
 
 def from_published(state_dict: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
-    """The state_dict of a MultiTokenAttention from that of the published `Attention`, whose names in
-    `state_dict` begin with `prefix` ("layers.2.attention.", say); tensors are shared, not copied.
+    """Return the state_dict of a MultiTokenAttention from that of the published `Attention`; tensors are
+    shared, not copied.
+
+    prefix: of the published layer's names in `state_dict`, such as "layers.2.attention."
 
         wq wk wv wo .weight    q_proj k_proj v_proj out_proj .weight    no bias there
         mta_kernel             taps                                     (H, 1, c_q, c_k): without the 1
@@ -243,9 +262,10 @@ def from_published(state_dict: Mapping[str, torch.Tensor], prefix: str = "") -> 
         gate.weight, .bias     gate_weight, gate_bias                   (1, d) and (1,): without the 1
 
     Source: projects/mta/mta_transformer.py of github.com/facebookresearch/RAM, read 2026-11-22. Its
-    layer_norm_rescale is a factor of `norm` that no checkpoint holds: multiply by it. Raises ValueError for a
-    name that is not of the layer, for two of the same parameter, where no name begins with `prefix`, and for
-    a gate of d × d (gate_1d off), which MultiTokenAttention has not.
+        layer_norm_rescale is a factor of `norm` that no checkpoint contains: multiply by it.
+
+    Raise ValueError for a name that the layer lacks, for two names of the same parameter, if no name begins
+    with `prefix`, and for a gate of d × d (gate_1d off), which MultiTokenAttention does not support.
     """
     if not any(name.startswith(prefix) for name in state_dict):
         raise ValueError(f"argument prefix is {prefix!r}, with which no name of the state_dict begins")

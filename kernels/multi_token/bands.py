@@ -1,20 +1,21 @@
-"""The multi-token layer by kernels, a band of query rows at a time: forward and backward.
+"""The multi-token layer, forward and backward, a band of query rows at a time.
 
-All heads of a group mix, twice, and the scores of 32 heads with their halos do not fit the shared memory of
-a block. So the unit here is not a tile on the chip, but a band: R rows of the scores of all heads, with
-every column, in a scratch buffer that the next band writes over. A whole row is there, so its softmax, and
-later D, takes no pass of its own, and no column is made twice; only rows are, the halo above a band and, in
-the backward pass, below it:
+All heads of a group are mixed twice, and the scores of 32 heads with their halos do not fit the shared memory
+of a block. So the unit of work is not a tile on the chip but a band: R rows of the scores of all heads, with
+every column, in a scratch buffer that the next band overwrites. A band has whole rows, so their softmax, and
+D in the backward pass, needs no pass of its own, and no column is computed twice. Only rows are: the halo
+above a band, and in the backward pass also below it:
 
     forward    S of rows [i0 - P'_q - P_q, i1)   P of rows [i0 - P'_q, i1)         O of rows [i0, i1)
     backward   S of rows [i0 - P'_q - P_q, i1 + P_q), P of [i0 - P'_q, i1 + P_q), dU of [i0, i1 + P_q + P'_q),
-               dT of [i0, i1 + P_q): what later queries send back;  dQ of rows [i0, i1), and sums for the rest
+               dT of [i0, i1 + P_q), gradients from later queries;  dQ of rows [i0, i1); sums for the rest
 
-with P_q = c_q - 1 of the first taps and P'_q of the second. Nothing of N×N stays: the backward pass makes
-all of it again. Memory is 2 · B · H · (R + halo) · N floats forward and 5 backward, where R is such that a
-band has about BAND scores, but at least 86: it grows with N. Products with q, k, v and their gradients are
-torch's (cuBLAS on a GPU), between kernels of `kernels.multi_token.kernels`. All sums are made in a fixed
-order: the same bits from run to run.
+with P_q = c_q - 1 of the first taps and P'_q of the second. Nothing of size N×N is stored: the backward pass
+computes all of it again. Memory is 2 · B · H · (R + halo) · N floats forward and 5 times B · H · (R + halo) ·
+N backward. R is chosen so that a band has about BAND scores, but is at least 86, so memory grows with N.
+Products with q, k, v and their gradients are torch's (cuBLAS on a GPU), between the kernels of
+`kernels.multi_token.kernels`. All sums have a fixed order, so results are equal, bit for bit, from run to
+run.
 """
 
 from typing import NamedTuple
@@ -33,15 +34,15 @@ from kernels.multi_token.kernels import (
     places_of,
 )
 
-# scores in a band, about: 32 MiB, which the cache of a large GPU holds; the fewest tiles above each other
+# scores in a band, about: 32 MiB, which fits the L2 cache of a large GPU; the fewest rows of tiles
 BAND, FEWEST_TILES = 2**23, 2
-ALIGNED = 32  # numbers, a line of the cache
+ALIGNED = 32  # floats in a cache line
 TAP_PARTS = 32  # partial sums of the taps' gradients, each of one block
 
 
 class Layer(NamedTuple):
-    """What the layer does between its products, checked: float32 and contiguous; None for what changes
-    nothing."""
+    """The layer's parts between its products, checked, float32 and contiguous; None for a part that
+    changes nothing."""
 
     taps: torch.Tensor | None  # (H, c_q, c_k)
     head_map: torch.Tensor | None  # (H / s, s, s)
@@ -52,28 +53,28 @@ class Layer(NamedTuple):
 
     @property
     def above(self):
-        """P_q: how many rows above its own the first convolution reads."""
+        """P_q: the rows above its own that the first convolution reads."""
         return 0 if self.taps is None else self.taps.shape[1] - 1
 
     @property
     def after_above(self):
-        """P'_q, of the second convolution."""
+        """P'_q: the rows above its own that the second convolution reads."""
         return 0 if self.after_taps is None else self.after_taps.shape[1] - 1
 
 
 class Band(NamedTuple):
-    """Rows of the scores of all heads: `scores` (B, H, R, C), the first that of query `first`."""
+    """Rows of the scores of all heads: `scores` (B, H, R, C), the first row that of query `first`."""
 
     scores: torch.Tensor
     first: int
 
     def rows(self, first, last):
-        """The band of the queries first to last - 1; they are of this one."""
+        """Return the band of the queries first to last - 1, a view of this one."""
         return Band(self.scores[:, :, first - self.first : last - self.first], first)
 
 
 class Scratch:
-    """Buffers for bands, made once and written over by the next band."""
+    """Buffers for bands, allocated once and overwritten by each band."""
 
     def __init__(self, like, buffers, rows, columns):
         self.heads = like.shape[:2]
@@ -81,19 +82,21 @@ class Scratch:
         self.buffers = [output((size,), like=like) for _ in range(buffers)]
 
     def band(self, buffer, first, last, columns):
-        """A band of the queries first to last - 1 in a buffer, whatever is there."""
+        """Return a band of the queries first to last - 1 in a buffer, uninitialised."""
         shape = *self.heads, last - first, columns
         return Band(self.buffers[buffer][: torch.Size(shape).numel()].view(shape), first)
 
 
 def band_rows(batch, heads, keys, halo):
-    """Rows of a band, unless told otherwise: so many that with `halo` more they fill tiles."""
+    """Return the default number of rows of a band: with `halo` more, they fill whole tiles."""
     return max(FEWEST_TILES, BAND // (batch * heads * keys * SIZE)) * SIZE - halo
 
 
 def band_columns(layer, last, keys):
-    """Columns of a band whose last query is last - 1: a multiple of ALIGNED, where there are so many keys, so
-    that each row begins at a line of the cache."""
+    """Return the columns of a band whose last query is last - 1: a multiple of ALIGNED, but at most all keys.
+
+    So each row begins at a cache line.
+    """
     return min(keys, -(-last // ALIGNED) * ALIGNED) if layer.causal else keys
 
 
@@ -101,8 +104,11 @@ def band_columns(layer, last, keys):
 
 
 def product(out, a, b, factor=1.0, add=False):
-    """out = factor · a b, or out += that; of each batch and head, (B, H, n, m), in place. out is float32, a
-    and b are like it or 16-bit; sums are float32."""
+    """Compute out = factor · a b, or add it to out, for each batch and head, (B, H, n, m), in place.
+
+    out: float32.
+    a, b: like out, or 16-bit; accumulators are float32.
+    """
     if a.dtype != out.dtype and not a.is_cuda:
         a, b = a.float(), b.float()
     wider = {} if a.dtype == out.dtype else {"out_dtype": out.dtype}
@@ -111,7 +117,7 @@ def product(out, a, b, factor=1.0, add=False):
 
 
 def convolve(x, w, causal, y, run, flipped=False):
-    """Band y = band x convolved with w; flipped, the way back."""
+    """Convolve band x with w into band y, or if flipped, apply the transposed convolution; return y."""
     batch, heads, rows, columns = y.scores.shape
     grid = (-(-rows // SIZE) * -(-columns // SIZE), heads, batch)
     arguments = x.scores, x.first, w, flipped, causal, y.scores, y.first
@@ -120,7 +126,7 @@ def convolve(x, w, causal, y, run, flipped=False):
 
 
 def mix(x, head_map, run):
-    """Band x = its heads mixed, in place."""
+    """Mix the heads of band x in place, and return it."""
     if head_map is not None:
         groups, group, _ = head_map.shape
         flat = x.scores.flatten(2)
@@ -130,14 +136,14 @@ def mix(x, head_map, run):
 
 
 def softmax(x, causal, run):
-    """Band x = the softmax of its rows, in place."""
+    """Replace the rows of band x by their softmax in place; return it."""
     batch, heads, rows, _ = x.scores.shape
     launch(multi_token_softmax_kernel, (rows, heads, batch), THREADS, x.scores, x.first, causal, run=run)
     return x
 
 
 def softmax_back(x, p, causal, run):
-    """Band x = P ∘ (x - D), in place."""
+    """Compute band x = P ∘ (x - D) in place; return it."""
     batch, heads, rows, _ = x.scores.shape
     arguments = x.scores, x.first, p.scores, p.first, causal
     launch(multi_token_softmax_back_kernel, (rows, heads, batch), THREADS, *arguments, run=run)
@@ -145,25 +151,29 @@ def softmax_back(x, p, causal, run):
 
 
 def tap_gradients(g, x, rows, causal, d_w, run):
-    """d_w (TAP_PARTS · B, H, c_q, c_k) += what the first `rows` rows of g say of the taps."""
+    """Add the gradient of the taps from the first `rows` rows of g to d_w (TAP_PARTS · B, H, c_q, c_k)."""
     batch, heads = g.scores.shape[:2]
     arguments = g.scores, x.scores, g.first, x.first, rows, causal, d_w
     launch(multi_token_tap_gradients_kernel, (TAP_PARTS, heads, batch), THREADS, *arguments, run=run)
 
 
 def map_gradients(g, x, d_map):
-    """d_map (H / s, s, s) += Σ g[a] x[b] over batch and places, within each group. g, x: (B, H, R, C)."""
+    """Add Σ g[a] x[b] over batch, rows and columns to d_map (H / s, s, s), within each group; g, x: (B, H,
+    R, C)."""
     group = d_map.shape[1]
     for b in range(g.shape[0]):
         for number in range(d_map.shape[0]):
             heads = slice(number * group, (number + 1) * group)
-            # a product for each row, as a single one would have one block of threads
+            # one product per row, because a single product would run in one block of threads
             d_map[number] += torch.bmm(g[b, heads].transpose(0, 1), x[b, heads].permute(1, 2, 0)).sum(0)
 
 
 def scores(q, k, layer, scratch, first, last, columns, q_first=0):
-    """Band S of what P of the queries `first` to last - 1 is made of, in buffer 0. q's first row: q_first;
-    k may have fewer heads."""
+    """Compute S in buffer 0, with all rows that P of the queries `first` to last - 1 needs; return the band.
+
+    q_first: the query of q's first row.
+    k: may have fewer heads.
+    """
     s = scratch.band(0, max(0, first - layer.above), last, columns)
     rows, sharing = last - s.first, q.shape[1] // k.shape[1]
     q = q[:, :, s.first - q_first : last - q_first].reshape(q.shape[0], -1, sharing * rows, q.shape[3])
@@ -172,8 +182,9 @@ def scores(q, k, layer, scratch, first, last, columns, q_first=0):
 
 
 def forward_band(q, k, layer, scratch, first, last, columns, run, q_first=0):
-    """U' of the queries `first` to last - 1, (B, H, R, C), in one of two buffers."""
-    start = max(0, first - layer.after_above)  # of P
+    """Compute U' of the queries `first` to last - 1, (B, H, R, C), in one of two buffers; return its
+    scores."""
+    start = max(0, first - layer.after_above)  # the first row of P
     p, free = scores(q, k, layer, scratch, start, last, columns, q_first), 1
     if layer.taps is not None:
         p, free = convolve(p, layer.taps, layer.causal, scratch.band(1, start, last, columns), run), 0
@@ -187,8 +198,11 @@ def forward_band(q, k, layer, scratch, first, last, columns, run, q_first=0):
 
 
 def forward(q, k, v, layer, rows=None, run=None):
-    """O (B, H, N, d), before norm and gate, float32; q, k, v: (B, H, N, d), float32 or 16-bit; rows: of a
-    band."""
+    """Return O (B, H, N, d), before norm and gate, float32.
+
+    q, k, v: (B, H, N, d), float32 or 16-bit.
+    rows: of a band.
+    """
     v = v.float()
     batch, heads, n, _ = q.shape
     halo = layer.above + layer.after_above
@@ -206,8 +220,10 @@ NAMES = ("q", "k", "v", "taps", "head_map", "after_taps", "after_head_map")
 
 
 def backward(q, k, v, layer, d_o, wanted=NAMES, rows=None, run=None):
-    """{name: gradient} of `forward`, float32, for each wanted argument and part that is not None; d_o: the
-    gradient of O."""
+    """Return {name: gradient} of `forward`, float32, for each wanted argument and part that is not None.
+
+    d_o: the gradient of O.
+    """
     batch, heads, n, _ = q.shape
     halo = 2 * layer.above + layer.after_above
     rows = min(n, rows or band_rows(batch, heads, n, layer.above + layer.after_above))
@@ -227,7 +243,7 @@ def backward(q, k, v, layer, d_o, wanted=NAMES, rows=None, run=None):
 
 
 class Operands(NamedTuple):
-    """Of the products: q and k as given, for the scores; then q, k and v as float32."""
+    """The operands of the products: q and k as given, for the scores; then q, k and v as float32."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -237,12 +253,12 @@ class Operands(NamedTuple):
 
 
 def backward_band(qkv, layer, d_o, sums, scratch, first, last, run):
-    """sums += what the queries `first` to last - 1 give; of dq, their rows."""
+    """Add the gradients from the queries `first` to last - 1 to `sums`; of dQ, store their rows."""
     n, causal, rows = d_o.shape[2], layer.causal, last - first
     low, lower = min(n, last + layer.above), min(n, last + layer.above + layer.after_above)
     columns = band_columns(layer, lower, n)
     here, keys = slice(first, last), slice(0, columns)
-    # 1. forward again, of each band what the way back needs: S and T, then P, then U
+    # 1. compute S and T, then P, then U again
     s = t = scores(qkv.q, qkv.k, layer, scratch, max(0, first - layer.after_above), low, columns)
     if layer.taps is not None:
         t = convolve(
@@ -263,7 +279,7 @@ def backward_band(qkv, layer, d_o, sums, scratch, first, last, run):
     if "v" in sums:
         product(sums["v"][:, :, keys], mix(u, layer.after_head_map, run).scores.mT, d_o[:, :, here], add=True)
     mix(d_u, transposed(layer.after_head_map), run)
-    # 3. dP, and the softmax's way back to dT'
+    # 3. dP, and through the softmax to dT'
     d_t, free = d_u, 4
     if layer.after_taps is not None:
         if "after_taps" in sums:
@@ -287,7 +303,7 @@ def backward_band(qkv, layer, d_o, sums, scratch, first, last, run):
 
 
 def copied(source, target):
-    """Band target, with the numbers of `source`."""
+    """Copy the scores of `source` into band `target`; return it."""
     target.scores.copy_(source.scores)
     return target
 

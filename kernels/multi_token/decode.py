@@ -1,29 +1,29 @@
 """The multi-token layer for one new token, in four kernels that read each key and each value once.
 
-The last row of U hangs on the last c_q2 rows of P, and these on the last R = c_q1 + c_q2 - 1 queries, the
-window. Of each head:
+The last row of U depends on the last c_q2 rows of P, and these on the last R = c_q1 + c_q2 - 1 queries, the
+window. For each head:
 
     T[r, j]  = Σ_ab w1[a, b] · S[r + a, j - P_k + b]      S = scale · window · Kᵀ, 0 where masked
     T'[r, j] = Σ_h M1[g, h] T_h[r, j]                     and m and l of each part of a row
     U[j]     = Σ_rb w2[r, b] · P[r, j - P'_k + b]         P = exp(T' - m) / l, 0 where masked
     O        = Σ_j U'[j] v_j, U' = M2 U                   then norm and gate
 
-A map needs T of all heads, and P the whole row's m and l, so two steps end with a pass through global memory:
-c_q2 numbers a head and key where a key has d. A part that is None is the identity of size 1. Sums have a
-fixed order. Source: Golovneva et al. 2025, arXiv 2504.00927; Dao et al. 2023, "Flash-Decoding for
-long-context inference" (the split of the keys).
+A map needs T of all heads, and P needs m and l of the whole row, so the first two steps store their results
+in global memory: c_q2 elements per head and key, where a key has d. A part that is None is the identity of
+size 1. Sums have a fixed order. Source: Golovneva et al. 2025, arXiv 2504.00927; Dao et al. 2023,
+"Flash-Decoding for long-context inference" (the split of the keys).
 
-    kernel    what it does      grid                       block               shared, 6 rows of taps twice
+    kernel    computes          grid                       block               shared, two 6-row taps
     window    T                 (splits of keys, H, B)     2 warps             21.8 KiB
     mix_rows  T', in place      (parts · c_q2, H / s, B)   4 warps             9.1 KiB for s = 16
     values    a part of O       (splits, H / s', B)        min(8, s') warps    19.8 KiB for s' = 16
     merge     O, norm and gate  (H, B)                     16 warps            2.5 KiB
 
-At most 46.3 KiB, whatever the sizes. A warp of `window` takes KEYS keys at a time, two for each lane, in
-pieces of COLUMNS numbers; it has their scores with all rows of the window in registers, and in shared memory
-for the convolution, which keeps the last scores of the keys before. A warp of `values` has a head's P of
-LANES keys and their halo in shared memory. K and V are float32, bfloat16 or float16 and may be views; numbers
-on their way to a warp are in registers while it works on those before.
+No kernel needs more than 46.3 KiB, whatever the sizes. A warp of `window` takes KEYS keys at a time, two for
+each lane, in pieces of COLUMNS columns. It holds their scores with all rows of the window in registers, and
+in shared memory for the convolution, which keeps the last scores of the previous keys. A warp of `values` has
+a head's P of LANES keys and their halo in shared memory. K and V are float32, bfloat16 or float16 and may be
+views. The next elements are loaded into registers while a warp works on the current ones.
 """
 
 import functools
@@ -49,17 +49,20 @@ from kernels.common.splits import (
 from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
 from kernels.reference import EPSILON
 
-KEYS, COLUMNS = 64, 16  # of a piece of K
-PITCH = COLUMNS + 1  # so that a column of a piece lies in 32 banks
-CARRIED = 16  # scores that are kept of the keys before: more than a convolution reaches to its left
+KEYS, COLUMNS = 64, 16  # keys and columns of a piece of K
+PITCH = COLUMNS + 1  # so that a column of a piece lies in 32 different banks
+CARRIED = 16  # scores kept of the previous keys: more than a convolution reads to its left
 TILE = CARRIED + KEYS
-WINDOW_WARPS, WINDOW_BLOCKS = 2, 8  # of a block; blocks that a multiprocessor holds, with 128 registers
+WINDOW_WARPS, WINDOW_BLOCKS = (
+    2,
+    8,
+)  # warps of a block; resident blocks per multiprocessor at 128 registers per thread
 MIX_WARPS, MIX_THREADS = 4, 128
-PARTS = 64  # of a row, at most, for its m and l
-SPAN = 48  # P of LANES keys and of those around them
-VALUE_WARPS, RESIDENT_WARPS = 8, 16  # of a block, at most; of a multiprocessor
+PARTS = 64  # the most parts of a row, each with its own m and l
+SPAN = 48  # P of LANES keys and their halo
+VALUE_WARPS, RESIDENT_WARPS = 8, 16  # warps of a block, at most; resident warps per multiprocessor
 MERGE_THREADS = 512
-AHEAD = 8  # numbers that a thread of the last kernel has on their way
+AHEAD = 8  # loads that a thread of the last kernel issues before it waits
 EPSILON_32 = float32(EPSILON)
 
 
@@ -68,7 +71,7 @@ EPSILON_32 = float32(EPSILON)
 
 @functools.cache
 def window_kernel(c_q, after):
-    """The kernel for c_q rows of taps and `after` rows of T."""
+    """Return the kernel for c_q rows of taps and `after` rows of T."""
     rows = c_q + after - 1
     slots, tap_slots = (-(-count // UNROLLED) * UNROLLED for count in (rows, c_q))
     numbers = 2 * slots
@@ -76,8 +79,8 @@ def window_kernel(c_q, after):
 
     @cuda.jit(device=True)
     def load_piece(held, k, place, d, first, low, high, c):
-        """held[x] = number c, one of COLUMNS, of key first + 2x + (0 or 1), by which half of the warp this
-        is; 0 beyond [low, high)."""
+        """Load held[x] = element c of key first + 2x, or first + 2x + 1 in the second half of the warp; 0
+        outside [low, high)."""
         first += cuda.threadIdx.x // COLUMNS & 1
         base = place + first * d + min(c, d - 1)
         if low <= first and first + KEYS <= high:
@@ -90,8 +93,10 @@ def window_kernel(c_q, after):
 
     @cuda.jit(device=True)
     def add_scores(scores, q_tile, c0, piece, lane):
-        """scores[a] += the product of COLUMNS numbers of row a of the window and of key `lane`; scores[slots
-        + a] of key LANES + lane."""
+        """Add the product over COLUMNS columns of row a of the window and key `lane` to scores[a].
+
+        For key LANES + lane, add it to scores[slots + a].
+        """
         for group in range(0, COLUMNS, UNROLLED):
             for c in range(UNROLLED):
                 low, high = piece[lane, (group + c) & LANE], piece[LANES + lane, (group + c) & LANE]
@@ -102,7 +107,7 @@ def window_kernel(c_q, after):
 
     @cuda.jit(device=True)
     def convolve(totals, column, tile, taps, place, c_k):
-        """totals[r] = Σ_ab taps[b, a] · tile[r + a, place + b]."""
+        """Compute totals[r] = Σ_ab taps[b, a] · tile[r + a, place + b]."""
         for r in range(after):
             totals[r] = float32(0)
         for b in range(c_k):
@@ -115,10 +120,13 @@ def window_kernel(c_q, after):
 
     @cuda.jit(max_registers=registers)
     def multi_token_window_kernel(q, k, k_strides, sharing, w, scale, length, t):
-        """t (B, H, after, N_k) = T of the last queries.
+        """Store T of the last queries in t (B, H, after, N_k).
 
-        q: (B, H, R, d), the window, R = min(rows, N_k); k: one-dimensional, key j of head h of batch b from
-        k[b · k_strides[0] + h // sharing · k_strides[1] + j · d]; w: (H, c_q, c_k); length: keys of a warp.
+        q: (B, H, R, d), the window, R = min(rows, N_k).
+        k: one-dimensional view; key j of head h of batch b begins at k[b · k_strides[0] + h // sharing ·
+            k_strides[1] + j · d].
+        w: (H, c_q, c_k).
+        length: keys of a warp.
         """
         pieces = cuda.shared.array((WINDOW_WARPS, KEYS, PITCH), float32)
         tiles = cuda.shared.array((WINDOW_WARPS, rows, TILE), float32)
@@ -131,7 +139,7 @@ def window_kernel(c_q, after):
         keys, c_k, given, d = t.shape[3], w.shape[2], q.shape[2], q.shape[3]
         width = (d + COLUMNS - 1) // COLUMNS * COLUMNS
         piece, tile = pieces[warp], tiles[warp]
-        # 1. the window and the taps; no score yet
+        # 1. the window, the taps, and empty scores of the previous keys
         for element in range(thread, slots * width, WINDOW_WARPS * LANES):
             a, c = element // width, element % width
             i = a - rows + given
@@ -143,7 +151,7 @@ def window_kernel(c_q, after):
         for element in range(lane, rows * CARRIED, LANES):
             tile[element // CARRIED, element % CARRIED] = float32(0)
         cuda.syncthreads()
-        # 2. the keys that this warp owns, [start, end), and around them those whose scores it needs
+        # 2. the keys that this warp owns, [start, end), and those whose scores it needs, [low, high)
         start = (cuda.blockIdx.x * WINDOW_WARPS + warp) * length
         end, right = min(keys, start + length), c_k // 2
         low, high = start - (c_k - 1) // 2, end + right
@@ -152,35 +160,35 @@ def window_kernel(c_q, after):
         if start < end:
             load_piece(held, k, place, d, low, first_key, key_end, c)
         for first in range(low, high if start < end else low, KEYS):
-            # 3. scores of two keys a lane with each row of the window
+            # 3. scores of two keys per lane with each row of the window
             for x in range(numbers):
                 scores[x] = float32(0)
             for c0 in range(0, width, COLUMNS):
                 for x in range(LANES):
                     piece[2 * x + lane // COLUMNS, c] = held[x]
-                cuda.syncwarp()  # the piece is there
-                # on the way meanwhile: the next columns, or the next keys
+                cuda.syncwarp()  # the piece is stored
+                # load the next columns, or the next keys, meanwhile
                 next_c, key = c0 + COLUMNS, first
                 if next_c >= width:
                     next_c, key = 0, first + KEYS
                 load_piece(held, k, place, d, key, first_key, key_end, next_c + c)
                 add_scores(scores, q_tile, c0, piece, lane)
-                cuda.syncwarp()  # the piece is used up
-            # 4. masked
+                cuda.syncwarp()  # all lanes have read the piece
+            # 4. mask the scores
             for a in range(rows):
                 for half in range(2):
                     j = first + lane + half * LANES
                     seen = 0 <= j <= keys - rows + a
                     tile[a, CARRIED + lane + half * LANES] = scores[half * slots + a] if seen else float32(0)
-            cuda.syncwarp()  # the scores are there
-            # 5. convolved: the score of key j completes T of key j - right
+            cuda.syncwarp()  # the scores are stored
+            # 5. convolve: the score of key j completes T of key j - right
             for half in range(2):
                 x = lane + half * LANES
                 convolve(totals, column, tile, taps, CARRIED + x - (c_k - 1), c_k)
                 if start <= first + x - right < end:
                     for r in range(after):
                         t[batch, head, r, first + x - right] = totals[r]
-            cuda.syncwarp()  # the scores are used up: the last ones may move to the front
+            cuda.syncwarp()  # all lanes have read the scores: the last ones may be carried to the front
             for element in range(lane, rows * CARRIED, LANES):
                 a, x = element // CARRIED, element % CARRIED
                 tile[a, x] = tile[a, KEYS + x]
@@ -194,11 +202,11 @@ def window_kernel(c_q, after):
 
 @functools.cache
 def mix_rows_kernel(most):
-    """The kernel for maps within groups of at most `most` heads."""
+    """Return the kernel for maps within groups of at most `most` heads."""
 
     @cuda.jit(device=True)
     def add_part(so_far, values, g, lane):
-        """so_far[g] = (m, l) with the values[g] of MIX_THREADS keys added, by a warp."""
+        """Update so_far[g] = (m, l) with values[g] of MIX_THREADS keys, by one warp."""
         m = so_far[g, 0]
         largest, l = m, float32(0)
         for x in range(MIX_WARPS):
@@ -213,8 +221,12 @@ def mix_rows_kernel(most):
 
     @cuda.jit
     def multi_token_mix_rows_kernel(t, head_map, length, ends):
-        """t (B, H, after, N_k) = its heads mixed, in place, with head_map (H / group, group, group); ends (B,
-        2, parts, H, after) = m and l of each part of `length` keys, of those that the row's query sees."""
+        """Mix the heads of t (B, H, after, N_k) in place, and store the statistics of each part of a row.
+
+        head_map: (H / group, group, group).
+        length: keys of a part.
+        ends: (B, 2, parts, H, after), m and l of the keys that the row's query sees.
+        """
         shares = cuda.shared.array((most, most), float32, alignment=16)
         values = cuda.shared.array((most, MIX_THREADS), float32)
         so_far = cuda.shared.array((most, 2), float32)
@@ -230,7 +242,7 @@ def mix_rows_kernel(most):
         if thread < group:
             so_far[thread, 0], so_far[thread, 1] = MINUS_INFINITY, float32(0)
         for first in range(part * length, end, MIX_THREADS):
-            cuda.syncthreads()  # the map is there, and the last keys are used up
+            cuda.syncthreads()  # the map is loaded, and all threads have left the last keys
             j = first + thread
             for h in range(most):
                 held[h] = t[batch, first_head + h, r, j] if h < group and j < end else float32(0)
@@ -241,10 +253,10 @@ def mix_rows_kernel(most):
                 values[g, thread] = total if j < end and j <= query else MINUS_INFINITY
                 if j < end:
                     t[batch, first_head + g, r, j] = total
-            cuda.syncthreads()  # all heads' values are there
+            cuda.syncthreads()  # the values of all heads are stored
             for g in range(warp, group, MIX_WARPS):
                 add_part(so_far, values, g, lane)
-        cuda.syncthreads()  # all of the part is in
+        cuda.syncthreads()  # the whole part has been added
         for element in range(thread, 2 * group, MIX_THREADS):
             ends[batch, element % 2, part, first_head + element // 2, r] = so_far[element // 2, element % 2]
 
@@ -256,12 +268,12 @@ def mix_rows_kernel(most):
 
 @functools.cache
 def values_kernel(most, after):
-    """The kernel for maps within groups of at most `most` heads and `after` rows of taps."""
+    """Return the kernel for maps within groups of at most `most` heads and `after` rows of taps."""
     warps = min(VALUE_WARPS, most)
 
     @cuda.jit(device=True)
     def load_rows(held, v, place, d, first, end, c):
-        """held[x] = number c of row first + x, 0 from `end` on."""
+        """Load held[x] = element c of row first + x, 0 from row `end` on."""
         base = place + first * d + min(c, d - 1)
         if first + LANES <= end:
             for x in range(LANES):
@@ -272,7 +284,7 @@ def values_kernel(most, after):
 
     @cuda.jit(device=True)
     def load_statistics(statistics, ends, first_head, group):
-        """statistics[h, r] = m and 1 / l of a row; ends: (2, parts, H, after)."""
+        """Compute statistics[h, r] = m and 1 / l of each row from its parts, ends (2, parts, H, after)."""
         for row in range(cuda.threadIdx.x, group * after, warps * LANES):
             h, r = row // after, row % after
             m, l = MINUS_INFINITY, float32(0)
@@ -284,8 +296,10 @@ def values_kernel(most, after):
 
     @cuda.jit(device=True)
     def load_probabilities(p, values, t, statistics, first, c_k, lane):
-        """p[r, x] = P of row r and key first - P'_k + x, for LANES keys and those around them; values: for
-        numbers on their way."""
+        """Compute p[r, x] = P of row r and key first - P'_k + x, for LANES keys and their halo.
+
+        values: scratch; all loads precede the first use.
+        """
         keys = t.shape[1]
         for x in range(lane, LANES + c_k - 1, LANES):
             j = first - (c_k - 1) // 2 + x
@@ -296,10 +310,13 @@ def values_kernel(most, after):
 
     @cuda.jit(max_registers=128)  # so that a multiprocessor holds RESIDENT_WARPS
     def multi_token_values_kernel(t, ends, w, head_map, v, v_strides, sharing, length, parts):
-        """parts (B, splits, H, d) = Σ_j U'[j] v_j over the split's `length` keys, a multiple of LANES.
+        """Store Σ_j U'[j] v_j over the split's `length` keys, a multiple of LANES, in parts (B, splits, H,
+        d).
 
-        t and ends: as mix_rows leaves them; w: (H, after, c_k); head_map: (H / group, group, group); v: as k
-        in the window kernel.
+        t, ends: the results of mix_rows.
+        w: (H, after, c_k).
+        head_map: (H / group, group, group).
+        v: like k in the window kernel.
         """
         ps = cuda.shared.array((warps, after, SPAN), float32, alignment=16)
         us = cuda.shared.array((most, LANES), float32)
@@ -315,37 +332,37 @@ def values_kernel(most, after):
         end, v_batch = min(keys, start + length), batch * v_strides[0]
         place = v_batch + (first_head + min(warp, group - 1)) // sharing * v_strides[1]
         load_rows(held, v, place, d, start, end, lane)
-        # 1. m and 1 / l of each row; nothing summed yet
+        # 1. m and 1 / l of each row; empty sums
         load_statistics(statistics, ends[batch], first_head, group)
         for g in range(warp, group, warps):
             for c in range(lane, width, LANES):
                 outputs[g, c] = float32(0)
         for first in range(start, end, LANES):
-            cuda.syncthreads()  # the statistics are there, and the last U is used up
-            # 2. U, a warp a head, a lane a key
+            cuda.syncthreads()  # the statistics are stored, and all warps have left the last U
+            # 2. U, one head per warp and one key per lane
             for h in range(warp, group, warps):
                 load_probabilities(p, values, t[batch, first_head + h], statistics[h], first, c_k, lane)
-                cuda.syncwarp()  # P is there
+                cuda.syncwarp()  # P is stored
                 total = float32(0)
                 for b in range(c_k):
                     for r in range(after):
                         total += w[first_head + h, r, b] * p[r, lane + b]
                 us[h, lane] = total
-                cuda.syncwarp()  # P is used up
-            cuda.syncthreads()  # all heads' U is there
-            # 3. U' of a head, and the rows of V
+                cuda.syncwarp()  # all lanes have read P
+            cuda.syncthreads()  # U of all heads is stored
+            # 3. U' of a head, times the rows of V
             for g in range(warp, group, warps):
                 total = float32(0)
                 for h in range(group):
                     total += head_map[cuda.blockIdx.y, g, h] * us[h, lane]
                 p[0, lane] = total
-                cuda.syncwarp()  # every lane's U' is there
+                cuda.syncwarp()  # every lane's U' is stored
                 for c0 in range(0, width, LANES):
                     total = outputs[g, c0 + lane]
                     for x in range(LANES):
                         total += p[0, x] * held[x]
                     outputs[g, c0 + lane] = total
-                    # on the way meanwhile: the next columns, the next head, or the next keys
+                    # load the next columns, the next head, or the next keys, meanwhile
                     next_g, c, row = g, c0 + LANES, first
                     if c >= width:
                         next_g, c = g + warps, 0
@@ -353,7 +370,7 @@ def values_kernel(most, after):
                         next_g, row = warp, first + LANES
                     place = v_batch + (first_head + next_g) // sharing * v_strides[1]
                     load_rows(held, v, place, d, row, end, c + lane)
-                cuda.syncwarp()  # U' is used up
+                cuda.syncwarp()  # all lanes have read U'
         for g in range(warp, group, warps):
             for c in range(lane, d, LANES):
                 parts[batch, cuda.blockIdx.x, first_head + g, c] = outputs[g, c]
@@ -361,35 +378,39 @@ def values_kernel(most, after):
     return multi_token_values_kernel
 
 
-# What the splits found, merged ------------------------------------------------------------------------------
+# The merge of the splits ------------------------------------------------------------------------------------
 
 
 @cuda.jit
 def multi_token_merge_kernel(parts, norm, gate, bias, o):
-    """o (B, H, 1, d) = the sum of parts (B, splits, H, d), normed and gated as `reference.gated_norm` does.
-    norm, gate: (d,), and bias: (1,); empty for none."""
+    """Add up parts (B, splits, H, d), apply norm and gate as `reference.gated_norm` does, and store o (B, H,
+    1, d).
+
+    norm, gate: (d,); empty for none.
+    bias: (1,); empty for none.
+    """
     sums = cuda.shared.array(MERGE_THREADS, float32)
     row = cuda.shared.array(MAX_HEAD_DIM, float32)
     held = cuda.local.array(AHEAD, float32)
     head, batch, thread = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
     splits, d = parts.shape[1], parts.shape[3]
     lanes, c, lane = MERGE_THREADS // d, thread % d, thread // d
-    # 1. a thread has a column, and every lanes-th split
+    # 1. each thread adds one column of every lanes-th split
     total = float32(0)
     if lane < lanes:
         for first in range(lane, splits, AHEAD * lanes):
-            for x in range(AHEAD):  # loads that do not wait for each other
+            for x in range(AHEAD):  # independent loads
                 split = first + x * lanes
                 held[x] = parts[batch, split, head, c] if split < splits else float32(0)
             for x in range(AHEAD):
                 total += held[x]
     sums[thread] = total
-    cuda.syncthreads()  # every thread's sum is there
+    cuda.syncthreads()  # every thread's sum is stored
     if thread < d:
         for other in range(1, lanes):
             total += sums[other * d + c]
         row[c] = total
-    cuda.syncthreads()  # O is there
+    cuda.syncthreads()  # O is stored
     # 2. norm and gate, by the first warp
     if thread < LANES:
         factor = float32(1)
@@ -414,11 +435,14 @@ def multi_token_merge_kernel(parts, norm, gate, bias, o):
 
 
 def decode(q, k, v, layer, norm=None, gate=None, splits=None, run=None):
-    """The layer's row of the last token, (B, H, 1, d), float32.
+    """Return the layer's row of the last token, (B, H, 1, d), float32.
 
-    q: (B, H, R, d), the window; k, v: (B, H_kv, N_k, d), like q, read where they are; layer:
-    `bands.Layer`; norm, gate: float32. splits: among how many blocks, at most, the sum over a head's keys is
-    divided; a block has whole groups of LANES keys.
+    q: (B, H, R, d), the window.
+    k, v: (B, H_kv, N_k, d), like q; they may be views, and are not copied.
+    layer: `bands.Layer`.
+    norm, gate: float32.
+    splits: the largest number of blocks among which the sum over a head's keys is divided; a block has whole
+        groups of LANES keys.
     """
     (batch, heads, _, d), (_, kv_heads, keys, _) = q.shape, k.shape
     taps, head_map, after_taps, after_head_map = (
@@ -454,20 +478,24 @@ def decode(q, k, v, layer, norm=None, gate=None, splits=None, run=None):
 
 
 def class_of(group):
-    """The next power of two, so that few kernels serve all sizes."""
+    """Return the next power of two, so that few kernels serve all sizes."""
     return 1 << (group - 1).bit_length()
 
 
 def window_length(sequences, keys, c_k, multiprocessors):
-    """Keys of a warp of the window kernel: all that its pieces hold but for the halo, of as few pieces as let
-    all warps run at once."""
+    """Return the keys of a warp of the window kernel: as many as its pieces hold without the halo.
+
+    The number of pieces is the smallest that lets all warps run at once.
+    """
     halo, warps = c_k - 1, multiprocessors * WINDOW_BLOCKS * WINDOW_WARPS
     return -(-(-(-sequences * keys // warps) + halo) // KEYS) * KEYS - halo
 
 
 def value_splits(sequences, group, keys, splits, multiprocessors):
-    """(splits, keys of each), of whole groups of LANES keys; splits: at most so many, or None for as many as
-    let all blocks run at once."""
+    """Return (splits, keys of each), in whole groups of LANES keys.
+
+    splits: the largest number of splits; None for as many as let all blocks run at once.
+    """
     blocks = multiprocessors * (RESIDENT_WARPS // min(VALUE_WARPS, class_of(group)))
     each = sequences * keys / blocks if splits is None else keys / splits
     length = math.ceil(each / LANES) * LANES

@@ -1,20 +1,19 @@
-"""Kernels of the multi-token layer: a convolution, a map over heads, a softmax, and the ways back, each
-over a band of scores.
+"""Kernels of the multi-token layer, each over a band of scores: convolution, map over heads, softmax, and
+their gradients.
 
-A band is (B, H, R, C) float32 in global memory: R neighbouring rows of every head's scores, row r that of
-query first + r, and the columns of the keys 0 to C - 1. With `causal`, what lies beyond a row's own key
-counts as 0, whatever stands there, and what a kernel writes there is 0. Sources: Golovneva et al. 2025,
-arXiv 2504.00927.
+A band is (B, H, R, C) float32 in global memory: R neighbouring rows of every head's scores, and the columns
+of the keys 0 to C - 1. Row r is that of query first + r. With `causal`, entries after a row's own key count
+as 0 whatever the memory contains, and kernels write 0 there. Source: Golovneva et al. 2025, arXiv 2504.00927.
 
-    kernel                what it does             grid                             shared
-    convolve              y = x ∗ w, or back       (⌈R / 64⌉ · ⌈C / 64⌉, H, B)      25.7 KiB
+    kernel                computes                 grid                             shared
+    convolve              y = x ∗ w, or transposed (⌈R / 64⌉ · ⌈C / 64⌉, H, B)      25.7 KiB
     mix                   x[g] = Σ_h M[g, h] x[h]  (⌈R · C / (256 · e)⌉, H / s, B)  4 · s² bytes
     softmax               x = softmax(x)           (R, H, B)                        64 bytes
     softmax_back          x = P ∘ (x - D)          (R, H, B)                        32 bytes
     tap_gradients         dw = Σ g ∘ shifted x     (parts, H, B)                    41.9 KiB
 
-A thread of the mix kernel holds the numbers of all s heads of a group at e places, at most 64, in registers,
-so that it can write over them. Blocks have 256 threads. Nothing needs more than 48 KiB of shared memory,
+Blocks have 256 threads. A thread of the mix kernel holds the elements of all s heads of a group at e columns,
+at most 64, in registers, so that it can overwrite them. No kernel needs more than 48 KiB of shared memory,
 however many heads mix.
 """
 
@@ -38,18 +37,21 @@ from kernels.common.tiles import INDEX, MINUS_INFINITY, reciprocal, weight
 
 SIZE = 64  # rows and columns of a tile
 THREADS, WARPS = 256, 8
-HALO_ROWS, HALO_COLUMNS = SIZE + MOST_TAPS - 1, SIZE + TAPS  # of a tile with its surroundings
+HALO_ROWS, HALO_COLUMNS = SIZE + MOST_TAPS - 1, SIZE + TAPS  # sides of a tile with its halo
 PITCH = HALO_COLUMNS + 1  # an odd number of words, for eight rows in different banks
 GRADIENT_PITCH = SIZE + 1
-TURNS = SIZE // STRIP // ROW_THREADS  # strips of a thread
-MOST_GROUP = 32  # heads that mix
-HELD = 64  # numbers that a thread of mix_kernel holds
+TURNS = SIZE // STRIP // ROW_THREADS  # strips of a thread in its row
+MOST_GROUP = 32  # largest number of heads in a group
+HELD = 64  # elements that a thread of mix_kernel holds
 
 
 @cuda.jit(device=True)
 def load_band(tile, band, first, row, column, rows, columns, causal):
-    """tile[:rows] = band[row : row + rows, column : ...], with 0 for what is outside, masked, or right of
-    `columns`. band: (R, C), whose first row is query `first`."""
+    """Copy band[row : row + rows, column :] to tile[:rows], with 0 for elements outside, masked, or right of
+    `columns`.
+
+    band: (R, C), whose first row is that of query `first`.
+    """
     width = tile.shape[1]
     for element in range(cuda.threadIdx.x, rows * width, THREADS):
         i, j = element // width, element % width
@@ -60,7 +62,7 @@ def load_band(tile, band, first, row, column, rows, columns, causal):
 
 @cuda.jit(device=True)
 def largest_of_block(x, shared):
-    """The largest x of the block's threads, in each of them; shared: (WARPS,)."""
+    """Return the maximum of x over the block's threads, in each of them; shared: (WARPS,)."""
     x = largest_of_warp(x)
     if cuda.threadIdx.x % 32 == 0:
         shared[cuda.threadIdx.x // 32] = x
@@ -72,7 +74,7 @@ def largest_of_block(x, shared):
 
 @cuda.jit(device=True)
 def sum_of_block(x, shared):
-    """The sum of x over the block's threads, in each of them; shared: (WARPS,)."""
+    """Return the sum of x over the block's threads, in each of them; shared: (WARPS,)."""
     x = sum_of_warp(x)
     if cuda.threadIdx.x % 32 == 0:
         shared[cuda.threadIdx.x // 32] = x
@@ -88,11 +90,13 @@ def sum_of_block(x, shared):
 
 @cuda.jit(max_registers=MOST_REGISTERS)
 def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
-    """y = the convolution of x with w (H, c_q, c_k), or, flipped, the way back: its transpose.
+    """Compute y = the convolution of x with w (H, c_q, c_k), or if flipped, its transpose.
 
-    y[r, c] = Σ_ab w[a, b] · x[r - P_q + a, c - P_k + b]; flipped: Σ_ab w[a, b] · x[r + P_q - a, c + P_k - b].
-    x and y are bands of the same columns; x has the rows that y needs, but for those outside the sequence.
-    A thread has a strip in each of TURNS rows, and ROW_THREADS neighbouring threads share a row.
+        y[r, c] = Σ_ab w[a, b] · x[r - P_q + a, c - P_k + b]
+        y[r, c] = Σ_ab w[a, b] · x[r + P_q - a, c + P_k - b] if flipped
+
+    x and y are bands with the same columns; x has the rows that y needs, except those outside the sequence. A
+    thread has a strip in each of TURNS groups of columns, and ROW_THREADS neighbouring threads share a row.
     """
     tile = cuda.shared.array((HALO_ROWS, PITCH), float32)
     taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
@@ -103,7 +107,7 @@ def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
     r0, c0 = cuda.blockIdx.x // across * SIZE, cuda.blockIdx.x % across * SIZE
     rows, last = min(SIZE, y.shape[2] - r0), min(SIZE, columns - c0)
     above, left = (0, c_k // 2) if flipped else (c_q - 1, (c_k - 1) // 2)
-    # 1. the taps, and x with its halo; nothing for a tile that is masked as a whole
+    # 1. the taps, and x with its halo, unless the whole tile is masked
     load_taps(taps, w[head], flipped)
     if not (causal and c0 >= y_first + r0 + rows):
         row = y_first + r0 - above - x_first
@@ -123,10 +127,12 @@ def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
 
 @cuda.jit(max_registers=MOST_REGISTERS)
 def multi_token_tap_gradients_kernel(g, x, first, x_first, rows, causal, d_w):
-    """d_w[part] += the gradient of the taps, Σ_ij g[i, j] · x[i - P_q + a, j - P_k + b], each block its part.
+    """Add the gradient of the taps, Σ_ij g[i, j] · x[i - P_q + a, j - P_k + b], to d_w; each block adds to
+    its own part.
 
-    g: the gradient of the convolution's result, of whose rows, from query `first` on, `rows` count; x: what
-    was convolved, with the rows above these; d_w: (parts · B, H, c_q, c_k).
+    g: the gradient of the convolution's result; its first `rows` rows count, from query `first` on.
+    x: the band that was convolved, with the halo rows above.
+    d_w: (parts · B, H, c_q, c_k).
     """
     g_tile = cuda.shared.array((SIZE, GRADIENT_PITCH), float32)
     x_tile = cuda.shared.array((HALO_ROWS, PITCH), float32)
@@ -134,7 +140,7 @@ def multi_token_tap_gradients_kernel(g, x, first, x_first, rows, causal, d_w):
     sums = cuda.local.array(STRIP, float32)
     batch, head, thread = cuda.blockIdx.z, cuda.blockIdx.y, cuda.threadIdx.x
     c_q, c_k, columns = d_w.shape[2], d_w.shape[3], g.shape[3]
-    # 1. which taps this thread sums: STRIP of a row of them, over every parts-th row of a tile
+    # 1. the taps that this thread sums: STRIP of a row, over every parts-th row of a tile
     strips = (c_k + STRIP - 1) // STRIP
     parts = THREADS // (c_q * strips)
     mine, part = thread // parts, thread % parts
@@ -163,7 +169,7 @@ def multi_token_tap_gradients_kernel(g, x, first, x_first, rows, causal, d_w):
             if a < c_q:
                 add_tap_gradients(sums, g_tile, x_tile, a, b, part, parts, count, 0, min(SIZE, columns - c0))
             cuda.syncthreads()
-    # 3. the sums of all threads of a tap, in a fixed order
+    # 3. add the partial sums of each tap in a fixed order
     for tap in range(STRIP):
         shares[thread] = sums[tap]
         cuda.syncthreads()
@@ -179,20 +185,22 @@ def multi_token_tap_gradients_kernel(g, x, first, x_first, rows, causal, d_w):
 
 
 def places_of(group):
-    """At how many places a thread of mix_kernel holds the numbers of a group of heads."""
+    """Return the number of columns for which a thread of mix_kernel holds all heads of a group."""
     return max(1, min(4, HELD // group))
 
 
 @functools.cache
 def mix_kernel(group):
-    """The kernel for maps within groups of `group` heads."""
+    """Return the kernel for maps within groups of `group` heads."""
     each = places_of(group)
     numbers = group * each
 
     @cuda.jit(max_registers=MOST_REGISTERS)
     def multi_token_mix_kernel(x, head_map):
-        """x (B, H, X) = its heads mixed, in place: x[g] = Σ_h head_map[g, h] x[h] within each group;
-        head_map: (H / group, group, group)."""
+        """Mix the heads of x (B, H, X) in place: x[g] = Σ_h head_map[g, h] x[h] within each group.
+
+        head_map: (H / group, group, group).
+        """
         shares = cuda.shared.array((group, group), float32)
         held = cuda.local.array(numbers, float32)
         totals = cuda.local.array(each, float32)
@@ -224,7 +232,7 @@ def mix_kernel(group):
 
 @cuda.jit
 def multi_token_softmax_kernel(x, first, causal):
-    """x = the softmax of each row, in place."""
+    """Replace each row of x by its softmax, in place."""
     maxima, sums = cuda.shared.array(WARPS, float32), cuda.shared.array(WARPS, float32)
     row = x[cuda.blockIdx.z, cuda.blockIdx.y, cuda.blockIdx.x]
     columns = row.shape[0]
@@ -242,8 +250,11 @@ def multi_token_softmax_kernel(x, first, causal):
 
 @cuda.jit
 def multi_token_softmax_back_kernel(x, first, p, p_first, causal):
-    """x = P ∘ (x - D), in place, with D = Σ_j P x of each row: the gradient of the softmax's argument from
-    that of P. p: the band of P, from query p_first on, with the rows of x."""
+    """Compute x = P ∘ (x - D) in place, with D = Σ_j P x of each row.
+
+    This turns the gradient of P into the gradient of the softmax's argument. p: the band of P, from query
+    p_first on, with the rows of x.
+    """
     sums = cuda.shared.array(WARPS, float32)
     row = x[cuda.blockIdx.z, cuda.blockIdx.y, cuda.blockIdx.x]
     p_row = p[cuda.blockIdx.z, cuda.blockIdx.y, first + cuda.blockIdx.x - p_first]

@@ -1,5 +1,5 @@
-"""The multi-token layer with gradients, and for one token: its bands as operators that autograd knows and
-torch.compile leaves whole; their arguments, checked."""
+"""The multi-token layer with gradients, and for one token: checks of the arguments, and operators for
+autograd and torch.compile."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,29 +39,38 @@ def multi_token_attention(
     is_causal: bool | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The whole multi-token layer between its projections, without an N×N matrix in memory, forward and
-    backward; returns y, (B, H, N, d), like q.
+    """Return the whole multi-token layer between its projections, y (B, H, N, d), like q, without an N×N
+    matrix in memory.
 
         S_h = scale · q_h k_hᵀ, 0 where masked           T_h = S_h convolved with the taps of head h
         T'_g = Σ_h M1[g, h] T_h                          P_g = softmax(T'_g), 0 where masked
         U_h = P_h convolved with the second taps, 0 where masked
         O_g = Σ_h M2[g, h] U_h v_g                       y = x · sigmoid(x·a + b), where x = RMSNorm(O)
 
-    Golovneva et al. 2025, arXiv 2504.00927. Every part is optional; None changes nothing. Arguments are
-    those of `kernels.reference.multi_token_attention`, tensors on one device: q, k, v (B, H, N, d), float32,
-    bfloat16 or float16, none empty, d <= 128; parts are float32 or like them: taps, after_taps (H, c_q, c_k),
-    each size from 1 to 15, odd or even; head_map, after_head_map (H, H) or (H / s, s, s), with at most 32
-    heads that mix; norm (d,); gate a pair, (d,) and one number. documents: the first token of each document
-    of a packed sequence; each is computed by itself, so many short ones cost many launches. CPU tensors are
-    simulated, CUDA tensors run on their GPU. is_causal, enable_gqa: as for `kernels.conv_attention`.
+    Source: Golovneva et al. 2025, arXiv 2504.00927. Every part of the layer is optional; None changes
+        nothing.
 
-    Gradients reach every argument, once: a second derivative is an error. Under torch.compile what comes
-    before norm and gate is one opaque operator; under torch.autocast q, k and v, and y, are of its type.
-    Scores and sums are float32 in any case; 16-bit q and k are multiplied as they are. Products with q, k
-    and v are PyTorch's: `torch.set_float32_matmul_precision` holds for them. The kernels' sums have a fixed
-    order, so that `torch.use_deterministic_algorithms(True)` changes nothing; where PyTorch wants the
-    environment variable CUBLAS_WORKSPACE_CONFIG=:4096:8 for matrix products on a GPU, its error says so.
-    Raises TypeError or ValueError that names the argument, what it is, and what was wanted.
+    q, k, v: (B, H, N, d), float32, bfloat16 or float16, on one device, not empty, d <= 128.
+    taps, after_taps: (H, c_q, c_k), each size from 1 to 15; these and the other parts are float32 or of the
+        type of q.
+    head_map, after_head_map: M1 and M2, (H, H) or (H / s, s, s), with at most 32 heads in a group.
+    norm: (d,), the weight of the RMSNorm.
+    gate: a pair (a, b), (d,) and one element.
+    causal: query i sees the keys j <= i.
+    scale: 1/sqrt(d) unless given.
+    documents: the first token of each document of a packed sequence. Each document is computed by itself, so
+        many short ones take many launches.
+    is_causal, enable_gqa: as for `kernels.conv_attention`.
+
+    CPU tensors are simulated, CUDA tensors run on their GPU. Gradients reach every argument; a second
+    derivative is an error. Under torch.compile the layer before norm and gate is one opaque operator. Under
+    torch.autocast q, k, v and y have its type. Scores and accumulators are float32 in any case; 16-bit q and
+    k are multiplied without conversion. Products with q, k and v are PyTorch's, so
+    `torch.set_float32_matmul_precision` applies to them.
+
+    The kernels' sums have a fixed order, so `torch.use_deterministic_algorithms(True)` changes nothing. If
+    PyTorch requires the environment variable CUBLAS_WORKSPACE_CONFIG=:4096:8 for matrix products on a GPU,
+    its error says so. Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
     """
     causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, *in_autocasts_type(q, k, v))
     given = {name: (tensor, "B H N d") for name, tensor in (("q", q), ("k", k), ("v", v))}
@@ -91,17 +100,20 @@ def multi_token_attention_decode(
     splits: int | None = None,
     run: Callable[..., Any] | None = None,
 ) -> torch.Tensor:
-    """The last row of causal `multi_token_attention`, (B, H, 1, d), like q_window, for one token that has
-    just come; without gradients.
+    """Return the last row of causal `multi_token_attention`, (B, H, 1, d), like q_window, for one new token,
+    without gradients.
 
     q_window: (B, H, R, d), the queries of the last R = min(c_q + after_c_q - 1, N_k) tokens, the new one
-        last; a part that is None counts as c_q = 1. k, v: (B, H_kv, N_k, d), of all tokens, the new one too,
-        read where they are; with fewer heads than q's, each serves H / H_kv neighbouring heads of q.
-    splits: among how many blocks, at most, the sum over a head's keys is divided, 1 or more, chosen unless
-        given. It changes rounding only. run: how to launch the kernels (`kernels.common.launch`). No decision
-        hangs on a number in a tensor, so that a CUDA graph can record the call; its four kernels (of
-        `kernels.multi_token.decode`) are deterministic as they are. torch.autocast changes nothing here, as
-        a cache has its type. Otherwise as `multi_token_attention`.
+        last; taps that are None count as c_q = 1.
+    k, v: (B, H_kv, N_k, d), of all tokens including the new one; they may be views, and are not copied. Each
+        head serves H / H_kv neighbouring heads of q.
+    splits: the largest number of blocks among which the sum over a head's keys is divided, 1 or more, chosen
+        unless given. It changes rounding only.
+    run: how to launch the kernels (`kernels.common.launch`).
+
+    The other arguments are those of `multi_token_attention`. The host reads no element of a tensor, so a CUDA
+    graph can record the call. Its four kernels (`kernels.multi_token.decode`) are deterministic.
+    torch.autocast has no effect, because a cache has its own type.
     """
     sizes = check_window(q_window, k, v)
     *parts, norm, gate = layer_parts(q_window, taps, head_map, after_taps, after_head_map, norm, gate)
@@ -123,8 +135,8 @@ def multi_token_attention_decode(
 
 
 def check_window(q, k, v):
-    """The sizes of q_window (B, H, R, d), k and v (B, H_kv, N_k, d), none empty, where H_kv divides H, or an
-    error."""
+    """Return {letter: size} of q_window (B, H, R, d), k and v (B, H_kv, N_k, d); raise an error unless
+    they fit and H_kv divides H."""
     given = {"q_window": (q, "B H R d"), "k": (k, "B H_kv N_k d"), "v": (v, "B H_kv N_k d")}
     sizes = check(given, ANY_FLOAT, filled="B H H_kv")
     if sizes["H"] % sizes["H_kv"]:
@@ -135,7 +147,7 @@ def check_window(q, k, v):
 
 
 def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate):
-    """All parts, checked, in float32, with maps in groups; or an error."""
+    """Return all parts, checked, in float32, with maps in groups."""
     if gate is not None and (not isinstance(gate, (tuple, list)) or len(gate) != 2):
         raise TypeError(f"argument gate is a {type(gate).__name__}; wanted a pair of tensors, (d,) and ()")
     parts = {"taps": (taps, "H c_q c_k"), "after_taps": (after_taps, "H c_q c_k"), "norm": (norm, "d")}
@@ -157,26 +169,27 @@ def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate):
 
 
 def check_part(part, q, name, letters):
-    """A tensor of these dimensions, float32 or like q, where q is, or an error."""
+    """Raise an error unless a tensor has these dimensions, is float32 or of the type of q, and is on q's
+    device."""
     check({name: (part, letters, OR_FLOAT32)}, sizes=dict(zip("BHNd", q.shape)), like=("q", q))
 
 
 def check_map(head_map, q, name):
-    """A map over the heads of q, (H, H) or (H / s, s, s), or an error."""
+    """Raise an error unless a map over the heads of q is (H, H) or (H / s, s, s)."""
     heads = q.shape[1]
     groups = [size for size in range(1, MOST_GROUP + 1) if heads % size == 0]
     shapes = [(heads // size, size, size) for size in groups] + [(heads, heads)] * (heads in groups)
     if isinstance(head_map, torch.Tensor) and tuple(head_map.shape) not in shapes:
         raise ValueError(
             f"argument {name} has shape {tuple(head_map.shape)}; wanted (H, H) or (H / s, s, s), with groups"
-            f" of at most {MOST_GROUP} heads that divide H = {heads}: a thread holds the numbers of all heads"
+            f" of at most {MOST_GROUP} heads that divide H = {heads}: a thread holds an element of every head"
             " of a group"
         )
     check_part(head_map, q, name, " ".join(map(str, getattr(head_map, "shape", ()))))
 
 
 def layer_of(parts, causal, scale):
-    """The Layer of (taps, head_map, after_taps, after_head_map)."""
+    """Return the Layer of (taps, head_map, after_taps, after_head_map)."""
     return Layer(*(x if x is None else x.detach().contiguous() for x in parts), float(scale), causal)
 
 
@@ -195,7 +208,7 @@ def multi_token_forward_operator(
     causal: bool,
     scale: float,
 ) -> torch.Tensor:
-    """O, float32, as `bands.forward`; parts in float32, maps in groups."""
+    """Return O, float32, as `bands.forward`; parts are float32, maps are in groups."""
     layer = layer_of((taps, head_map, after_taps, after_head_map), causal, scale)
     q, k, v = (x.detach().contiguous() for x in (q, k, v))
     with torch.autocast(q.device.type, enabled=False):
@@ -221,7 +234,7 @@ def multi_token_backward_operator(
     scale: float,
     wanted: list[bool],
 ) -> list[torch.Tensor]:
-    """The gradient of each of NAMES, as `bands.backward`; what is not wanted is an empty
+    """Return the gradient of each of NAMES, as `bands.backward`; a gradient that is not wanted is an empty
     tensor."""
     layer = layer_of((taps, head_map, after_taps, after_head_map), causal, scale)
     names = [name for name, want in zip(NAMES, wanted) if want]
@@ -232,7 +245,7 @@ def multi_token_backward_operator(
 
 
 def like(sums, given):
-    """Each of NAMES of `sums` in the type of the argument; what is not there is an empty tensor."""
+    """Return each gradient in the type of its argument; an empty tensor for a missing one."""
     nothing = given[0].new_empty(0, dtype=torch.float32)
     return [sums[name].to(x.dtype) if name in sums else nothing.clone() for name, x in zip(NAMES, given)]
 

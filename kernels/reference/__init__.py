@@ -1,4 +1,14 @@
-"""Attention in plain PyTorch, written for clarity: what every other version is compared with."""
+"""Attention in plain PyTorch, written for clarity: the reference of every kernel.
+
+This file has attention, convolutional attention and the multi-token layer, each with N×N matrices in memory.
+Read next:
+
+    latent.py                    latent attention with a reciprocal term
+    multi_token_gradients.py     the backward pass of the multi-token layer
+    tiled.py                     flash attention tile by tile, with a count of the memory traffic
+    conv_tiled.py, latent_tiled.py, multi_token_tiled.py
+                                 the other kinds of attention tile by tile
+"""
 
 import math
 import operator
@@ -18,12 +28,15 @@ def attention(
     scale: float | None = None,
     window: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """softmax(scale · q kᵀ) v, with the whole N×N matrix in memory.
+    """Return softmax(scale · q kᵀ) v, (..., N, d_v), with the N×N matrix in memory.
 
-    q: (..., N, d), k: (..., N_k, d), v: (..., N_k, d_v), any floating type; returns (..., N, d_v).
-    scale is 1/sqrt(d) unless given. With causal, query i sees the keys j <= i. With window = (left, right) it
-    sees the keys i - left <= j <= i + right, where -1 sets no limit on a side; 0 for a query that a window
-    leaves no key.
+    q: (..., N, d), any floating type.
+    k: (..., N_k, d).
+    v: (..., N_k, d_v).
+    causal: query i sees the keys j <= i.
+    scale: 1/sqrt(d) unless given.
+    window: (left, right); query i sees the keys i - left <= j <= i + right, where -1 sets no limit on that
+        side. A query that sees no key gets 0.
     """
     s = scores(q, k, causal, scale, window)
     p = torch.softmax(s, dim=-1)
@@ -31,7 +44,7 @@ def attention(
 
 
 def scores(q, k, causal=False, scale=None, window=None):
-    """scale · q kᵀ, (..., N, N_k); with causal, -inf where j > i; with a window, -inf outside it."""
+    """Return scale · q kᵀ, (..., N, N_k): -inf where j > i if causal, and -inf outside the window."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     s = scale * (q @ k.transpose(-1, -2))
     s = s.masked_fill(above_diagonal(s), -math.inf) if causal else s
@@ -39,24 +52,31 @@ def scores(q, k, causal=False, scale=None, window=None):
 
 
 def outside(s, window):
-    """Where key j is outside the window (left, right) of query i, in scores s (..., N, N_k)."""
+    """Return a mask of the keys j outside the window (left, right) of query i, for scores s (..., N, N_k)."""
     (left, right), (n, keys) = window, s.shape[-2:]
     distance = torch.arange(keys, device=s.device) - torch.arange(n, device=s.device)[:, None]
     return (distance > (keys if right < 0 else right)) | (-distance > (n if left < 0 else left))
 
 
 def blind(s):
-    """Which queries see no key, (..., N, 1), by scores s (..., N, N_k)."""
+    """Return a mask (..., N, 1) of the queries that see no key, from scores s (..., N, N_k)."""
     return (s == -math.inf).all(-1, keepdim=True)
 
 
 def attention_backward(q, k, v, o, log_sum, d_o, causal=False, scale=None, window=None):
-    """The gradients (dQ, dK, dV) of attention, shaped like q, k and v, with the whole N×N matrix in memory.
+    """Return the gradients (dQ, dK, dV) of attention, like q, k and v, with the N×N matrix in memory.
 
-    o: (..., N, d_v), the output; log_sum: (..., N), the log-sum-exp of each row of scores; d_o: the gradient
-        of o.
-    Source: Dao 2023, arXiv 2307.08691, Algorithm 2: P = exp(S - L), dS = P * (dO Vᵀ - D), where D = rowsum(dO
-        * O).
+    o: (..., N, d_v), the output.
+    log_sum: (..., N), L, the log-sum-exp of each row of scores S.
+    d_o: the gradient of o.
+
+    With D = rowsum(dO * O):
+
+        P  = exp(S - L)
+        dS = scale · P * (dO Vᵀ - D)
+        dQ, dK, dV = dS K, dSᵀ Q, Pᵀ dO
+
+    Source: Dao 2023, arXiv 2307.08691, Algorithm 2.
     """
     s = scores(q, k, causal, scale, window)
     p = torch.where(s == -math.inf, 0.0, torch.exp(s - log_sum[..., None]))
@@ -75,30 +95,33 @@ def attention_backward(q, k, v, o, log_sum, d_o, causal=False, scale=None, windo
 
 
 def conv_attention(q, k, v, w, causal=True, scale=None):
-    """Convolutional attention of each head, with the whole N×N matrix in memory; returns O, shaped like q.
+    """Return convolutional attention of each head, O like q, with the N×N matrix in memory.
 
-    q, k, v: (B, H, N, d), any floating type; w: (H, c_q, c_k), the taps of each head, of any size. scale is
-        1/sqrt(d) unless given. With causal, query i sees the keys j <= i, before the convolution and after
-        it.
+    q, k, v: (B, H, N, d), any floating type.
+    w: (H, c_q, c_k), the taps of each head, of any size.
+    causal: query i sees the keys j <= i, before the convolution and after it.
+    scale: 1/sqrt(d) unless given.
     """
     return torch.softmax(conv_scores(q, k, w, causal, scale), dim=-1) @ v
 
 
 def conv_scores(q, k, w, causal=True, scale=None):
-    """T, (B, H, N, N): what the softmax is taken of; with causal, -inf where j > i."""
+    """Return T, (B, H, N, N), the argument of the softmax; with causal, -inf where j > i."""
     t = convolve(masked_scores(q, k, causal, scale), w)
     return t.masked_fill(above_diagonal(t), -math.inf) if causal else t
 
 
 def masked_scores(q, k, causal=True, scale=None):
-    """S0 = scale · q kᵀ, (B, H, N, N); with causal, 0 where j > i: zero, so that the convolution does not see
-    the future."""
+    """Return S0 = scale · q kᵀ, (B, H, N, N), 0 where a causal mask hides a score.
+
+    The mask is 0, not -inf, so that the convolution adds nothing from the future.
+    """
     s = scores(q, k, False, scale)
     return s.masked_fill(above_diagonal(s), 0.0) if causal else s
 
 
 def above_diagonal(s):
-    """A mask of the entries j > i of s (..., N, N)."""
+    """Return a mask of the entries j > i of s (..., N, N)."""
     return torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
 
 
@@ -121,25 +144,33 @@ def identity_taps(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Taps (H, c_q, c_k) that change nothing: 1 for the score itself, 0 for its neighbours. With them this is
-    ordinary attention."""
+    """Return taps (H, c_q, c_k) that change nothing: 1 for the score itself, 0 for its neighbours.
+
+    Convolutional attention with these taps is ordinary attention.
+    """
     w = torch.zeros(heads, c_q, c_k, dtype=dtype, device=device)
     w[:, c_q - 1, (c_k - 1) // 2] = 1
     return w
 
 
 def conv_attention_backward(q, k, v, w, o, log_sum, d_o, causal=True, scale=None):
-    """The gradients (dQ, dK, dV, dW) of convolutional attention by hand, shaped like q, k, v and w, with N×N
-    matrices in memory.
+    """Return the gradients (dQ, dK, dV, dW) of convolutional attention, like q, k, v and w, with N×N matrices
+    in memory.
 
-    o: (B, H, N, d), the output; log_sum: (B, H, N), the log-sum-exp of each row of T; d_o: the gradient of o.
+    o: (B, H, N, d), the output.
+    log_sum: (B, H, N), the log-sum-exp of each row of T.
+    d_o: the gradient of o.
+
+    The formulas are in kernels/conv/backward.py.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     s = masked_scores(q, k, causal, scale)
     p = torch.exp(conv_scores(q, k, w, causal, scale) - log_sum[..., None])
     d_t = p * (d_o @ v.transpose(-1, -2) - (d_o * o).sum(-1, keepdim=True))
     d_s = transposed_convolve(d_t, w)
-    d_s = d_s.masked_fill(above_diagonal(d_s), 0.0) if causal else d_s  # the mask of S0 has a gradient too
+    d_s = (
+        d_s.masked_fill(above_diagonal(d_s), 0.0) if causal else d_s
+    )  # a masked S0 is constant, so its gradient is 0
     return (
         scale * d_s @ k,
         scale * d_s.transpose(-1, -2) @ q,
@@ -149,36 +180,47 @@ def conv_attention_backward(q, k, v, w, o, log_sum, d_o, causal=True, scale=None
 
 
 def transposed_convolve(d_t, w):
-    """The gradient of `convolve` with respect to s: Σ_ab w[a, b] · d_t[r + P_q - a, c + P_k - b], shaped like
-    d_t (B, H, N, N)."""
+    """Return the gradient of `convolve` with respect to s, like d_t (B, H, N, N).
+
+    dS[r, c] = Σ_ab w[a, b] · dT[r + P_q - a, c + P_k - b]
+    """
     heads, c_q, c_k = w.shape
     left = (c_k - 1) // 2
     return conv2d(pad(d_t, (c_k - 1 - left, left, 0, c_q - 1)), w.flip(1, 2)[:, None], groups=heads)
 
 
 def tap_gradient(d_t, s, shape):
-    """The gradient of `convolve` with respect to w: Σ_bij d_t[i, j] · s[i - P_q + a, j - P_k + b], of `shape`
-    (H, c_q, c_k)."""
+    """Return the gradient of `convolve` with respect to w, of `shape` (H, c_q, c_k).
+
+    dW[a, b] = Σ_zij dT_z[i, j] · S_z[i - P_q + a, j - P_k + b], with z over the batch
+    """
     _, c_q, c_k = shape
     left = (c_k - 1) // 2
     return tap_sums(d_t, pad(s, (left, c_k - 1 - left, c_q - 1, 0)))
 
 
 def tap_sums(d_t, s):
-    """Σ_bij d_t[i, j] · s[i + a, j + b], (H, c_q, c_k); d_t: (B, H, R, C), s with its halo: (B, H, R + c_q -
-    1, C + c_k - 1)."""
-    windows = s.unfold(2, d_t.shape[2], 1).unfold(3, d_t.shape[3], 1)  # (B, H, c_q, c_k, R, C), a view
+    """Return Σ_ij d_t[i, j] · s[i + a, j + b], summed over the batch too, (H, c_q, c_k).
+
+    d_t: (B, H, R, C).
+    s: (B, H, R + c_q - 1, C + c_k - 1), with its halo.
+    """
+    windows = s.unfold(2, d_t.shape[2], 1).unfold(
+        3, d_t.shape[3], 1
+    )  # (B, H, c_q, c_k, R, C), a view without a copy
     return torch.einsum("zhij,zhabij->hab", d_t, windows)
 
 
 def conv_attention_part(q, k, v, w, extent, causal=True, scale=None):
-    """(O, L) of convolutional attention over some keys, for some queries: pieces of a sequence, with the
-    halos that the convolution reads.
+    """Return (O, L) of convolutional attention over some keys, for some queries, of a longer sequence.
 
-    q: (B, H, N_q, d) and k: (B, H, N_k, d), with their halos; v: (B, H, keys, d), of the owned keys alone;
-        extent: kernels.common.extent.Extent, which says where the owned rows begin.
-    O: (B, H, N, d) and L: (B, H, N) of the owned queries, N = N_q - first_query; a query that sees no owned
-        key has O = 0, L = -inf.
+    q: (B, H, N_q, d), with the halo that the convolution reads.
+    k: (B, H, N_k, d), with its halo.
+    v: (B, H, keys, d), of the owned keys only.
+    extent: kernels.common.extent.Extent, which says where the owned rows begin.
+
+    O is (B, H, N, d) and L (B, H, N) of the owned queries, N = N_q - first_query. A query that sees no owned
+    key has O = 0 and L = -inf.
     """
     first_query, first_key, diagonal = extent
     (heads, c_q, c_k), keys = w.shape, v.shape[2]
@@ -189,19 +231,20 @@ def conv_attention_part(q, k, v, w, extent, causal=True, scale=None):
     )
     hidden = (key > query[:, None] + diagonal) & causal
     s = scores(q, k, False, scale).masked_fill(hidden, 0.0)
-    # what the sequence's end leaves out of the halo; so at its beginning
-    behind = c_k - 1 - left - (k.shape[2] - first_key - keys)
-    t = conv2d(pad(s, (left - first_key, behind, c_q - 1 - first_query, 0)), w[:, None], groups=heads)
+    # zeros replace the halo beyond the end of the sequence, and likewise before its beginning
+    after = c_k - 1 - left - (k.shape[2] - first_key - keys)
+    t = conv2d(pad(s, (left - first_key, after, c_q - 1 - first_query, 0)), w[:, None], groups=heads)
     t = t.masked_fill(hidden[first_query:, first_key : first_key + keys], -math.inf)
     log_sum = torch.logsumexp(t, -1)
     return torch.where(t == -math.inf, 0.0, torch.exp(t - log_sum[..., None])) @ v, log_sum
 
 
 def conv_attention_decode(q_window, k, v, w, scale=None):
-    """The last row of causal `conv_attention`, (B, H, 1, d), without the rows before it.
+    """Return the last row of causal `conv_attention`, (B, H, 1, d), without computing the rows before it.
 
-    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens; k, v: (B, H, N_k, d), of all; w:
-        (H, c_q, c_k).
+    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens.
+    k, v: (B, H, N_k, d), of all tokens.
+    w: (H, c_q, c_k).
     """
     (heads, c_q, c_k), rows, keys = w.shape, q_window.shape[2], k.shape[2]
     left, position = (c_k - 1) // 2, torch.arange(keys, device=k.device)
@@ -217,7 +260,7 @@ def conv_attention_decode(q_window, k, v, w, scale=None):
 # U_h = P_h convolved with the second taps, 0 where masked: its rows no longer sum to 1
 # O_g = Σ_h M2[g, h] U_h v_g                  y = x · sigmoid(x·a + b), where x = RMSNorm(O)
 
-EPSILON = 1e-5  # of the norm, as published
+EPSILON = 1e-5  # eps of the RMSNorm, as published
 
 
 def multi_token_attention(
@@ -234,18 +277,20 @@ def multi_token_attention(
     scale=None,
     documents=None,
 ):
-    """The multi-token layer between its projections, with each head's whole N×N matrix in memory; returns y,
-    shaped like q.
+    """Return the multi-token layer between its projections, y like q, with each head's N×N matrix in memory.
 
-    q, k, v: (B, H, N, d), any floating type, after rotary embedding. taps, after_taps: (H, c_q, c_k), the
-        convolutions before and after the softmax. head_map, after_head_map: (H, H), or (H / s, s, s) for maps
-        within groups of s heads; row g holds what output g takes of each head.
-    norm: (d,), the weight of an RMSNorm over d, with eps 1e-5. gate: a pair (a, b), (d,) and one number.
-    scale is 1/sqrt(d) unless given. With causal, query i sees the keys j <= i, at each of the three masks.
-    documents: where each document of a packed sequence starts, as cu_seqlens has it: increasing, from 0; a
-        last N is allowed. No convolution and no attention crosses from one into another.
+    q, k, v: (B, H, N, d), any floating type, after rotary embedding.
+    taps, after_taps: (H, c_q, c_k), the convolutions before and after the softmax.
+    head_map, after_head_map: (H, H), or (H / s, s, s) for maps within groups of s heads; row g has the
+        weights of the heads that are added to output g.
+    norm: (d,), the weight of an RMSNorm over d, with eps 1e-5.
+    gate: a pair (a, b) of shapes (d,) and ().
+    causal: query i sees the keys j <= i, at each of the three masks.
+    scale: 1/sqrt(d) unless given.
+    documents: the start of each document of a packed sequence, as in cu_seqlens: increasing, from 0; a last
+        entry N is allowed. No convolution and no attention crosses a document's border.
 
-    With `taps` alone this is `conv_attention`, with nothing `attention`. Raises TypeError or ValueError for
+    With `taps` alone this is `conv_attention`; with no part, `attention`. Raise TypeError or ValueError for
     documents that are no such list.
     """
     parts = taps, head_map, after_taps, after_head_map, norm, gate, causal, scale
@@ -262,7 +307,10 @@ def multi_token_attention(
 
 
 def document_spans(documents, n):
-    """[(start, end), …] of the documents of a sequence of n tokens, from their starts; or an error."""
+    """Return [(start, end), …] of the documents of a sequence of n tokens, from their starts.
+
+    Raise TypeError or ValueError unless these are increasing integers from 0 to below n.
+    """
     try:
         given = list(map(operator.index, documents))
     except TypeError:
@@ -280,35 +328,35 @@ def document_spans(documents, n):
 
 
 def mixed_scores(q, k, taps, head_map, causal, scale):
-    """(S, T, T'), each (B, H, N, N); T' is not masked yet."""
+    """Return (S, T, T'), each (B, H, N, N); T' is not masked yet."""
     s = masked_scores(q, k, causal, scale)
     t = s if taps is None else convolve(s, taps)
     return s, t, mix_heads(t, head_map)
 
 
 def weights(q, k, taps, head_map, causal, scale):
-    """P, (B, H, N, N): rows of it sum to 1."""
+    """Return P, (B, H, N, N), whose rows sum to 1."""
     *_, t = mixed_scores(q, k, taps, head_map, causal, scale)
     return torch.softmax(t.masked_fill(above_diagonal(t), -math.inf) if causal else t, dim=-1)
 
 
 def after_weights(p, after_taps, causal):
-    """U, (B, H, N, N): P after the second convolution."""
+    """Return U, (B, H, N, N): P after the second convolution."""
     return p if after_taps is None else seen(convolve(p, after_taps), causal)
 
 
 def seen(x, causal):
-    """x (B, H, N, N); with causal, 0 where j > i."""
+    """Return x (B, H, N, N), with 0 where a causal mask hides an entry."""
     return x.masked_fill(above_diagonal(x), 0.0) if causal else x
 
 
 def in_groups(head_map):
-    """A map over heads as (H / s, s, s); one of (H, H) is one group."""
+    """Return a map over heads as (H / s, s, s); a map (H, H) is one group."""
     return head_map if head_map.ndim == 3 else head_map[None]
 
 
 def mix_heads(x, head_map):
-    """Σ_h M[g, h] x[h], shaped like x (B, H, N, N); x itself without a map."""
+    """Return Σ_h M[g, h] x[h], like x (B, H, N, N); x itself without a map."""
     if head_map is None:
         return x
     head_map = in_groups(head_map)
@@ -317,19 +365,21 @@ def mix_heads(x, head_map):
 
 
 def gated_norm(o, norm=None, gate=None):
-    """y, shaped like o (B, H, N, d): o / sqrt(mean(o²) + 1e-5) · norm, then times sigmoid(o·a + b); without
-    either, o."""
+    """Return y, like o (B, H, N, d): o / sqrt(mean(o²) + 1e-5) · norm, then times sigmoid(o·a + b).
+
+    Without norm or gate, that step is left out.
+    """
     x = o if norm is None else normed(o) * norm
     return x if gate is None else x * torch.sigmoid((x * gate[0]).sum(-1) + gate[1])[..., None]
 
 
 def normed(o):
-    """o divided by the root of its mean square over d."""
+    """Return o divided by the root of its mean square over d."""
     return o * torch.rsqrt(o.square().mean(-1, keepdim=True) + EPSILON)
 
 
 def identity_map(heads, dtype=torch.float32, device=None):
-    """The map (H, H) that changes nothing."""
+    """Return the map (H, H) that changes nothing."""
     return torch.eye(heads, dtype=dtype, device=device)
 
 
@@ -345,10 +395,12 @@ def multi_token_attention_decode(
     gate=None,
     scale=None,
 ):
-    """The last row of causal `multi_token_attention`, (B, H, 1, d), from the queries of the last few tokens.
+    """Return the last row of causal `multi_token_attention`, (B, H, 1, d), from the queries of the last few
+    tokens.
 
-    q_window: (B, H, R, d), the last R = min(c_q + after_c_q - 1, N_k) queries: c_q of them for each of the
-        rows of P that the second convolution reads; k, v: (B, H, N_k, d), of all tokens.
+    q_window: (B, H, R, d), the last R = min(c_q + after_c_q - 1, N_k) queries: c_q of them for each row of P
+        that the second convolution reads.
+    k, v: (B, H, N_k, d), of all tokens.
     """
     rows, keys = q_window.shape[2], k.shape[2]
     lead = q_window.new_zeros(*q_window.shape[:2], keys - rows, q_window.shape[3])

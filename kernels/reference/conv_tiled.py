@@ -1,14 +1,15 @@
-"""Convolutional attention tile by tile in plain PyTorch, halos and all, counting what crosses to and from
-global memory.
+"""Convolutional attention tile by tile in plain PyTorch, with halos and a count of the traffic to global
+memory.
 
 For one head: q, k, v (N, d), w (c_q, c_k), any floating type. Golovneva et al. 2025, arXiv 2504.00927,
-computed in the manner of Dao 2023, arXiv 2307.08691: the three algorithms of the course, without an N×N
-matrix. A tile OWNS some rows and columns; to convolve, it LOADS more (the halo):
+computed as in Dao 2023, arXiv 2307.08691: the three algorithms of the course, without an N×N matrix. A tile
+OWNS some rows and columns; for the convolution it LOADS more (the halo):
 
     forward     rows [i0 - P_q, i0 + rows)          columns [j0 - P_k, j0 + columns + P_r)
     backward    rows [i0 - P_q, i0 + rows + P_q)    columns [j0 - P_k - P_r, j0 + columns + P_k + P_r)
 
-with P_q = c_q - 1, P_k = (c_k - 1) // 2, P_r = c_k - 1 - P_k. What a tile does not own, a neighbour counts.
+with P_q = c_q - 1, P_k = (c_k - 1) // 2, P_r = c_k - 1 - P_k. Each score is owned by exactly one tile, which
+alone adds it to the results.
 """
 
 import math
@@ -21,7 +22,7 @@ from kernels.reference.tiled import nothing_read, update
 
 
 class Halo(NamedTuple):
-    """How far a row and a column of T reach: `above` rows, `left` and `right` columns of S0."""
+    """The rows and columns of S0 that an entry of T reads around its own: `above`, `left` and `right`."""
 
     above: int  # P_q
     left: int  # P_k
@@ -33,14 +34,16 @@ class Halo(NamedTuple):
 
 
 def halo_of(w):
-    """The halo of taps w (c_q, c_k)."""
+    """Return the halo of taps w (c_q, c_k)."""
     c_q, c_k = w.shape
     return Halo(c_q - 1, (c_k - 1) // 2, c_k - 1 - (c_k - 1) // 2)
 
 
 def owned(loaded, halo, backward=False):
-    """(rows, columns) that a tile owns if it loads (rows, columns) = `loaded` of S0. Raises ValueError if the
-    halo leaves nothing."""
+    """Return (rows, columns) that a tile owns if it loads (rows, columns) = `loaded` of S0.
+
+    Raise ValueError if the halo leaves nothing.
+    """
     sides = 2 if backward else 1
     rows, columns = loaded[0] - sides * halo.above, loaded[1] - sides * halo.across
     if rows < 1 or columns < 1:
@@ -68,29 +71,33 @@ def positions(first, count, like):
 
 
 def seen(i, j, n, causal):
-    """Whether query i sees key j, a mask (len(i), len(j)): both inside the sequence and, with causal, j <=
-    i."""
+    """Return a mask (len(i), len(j)) of the keys j that each query i sees.
+
+    Both have to be inside the sequence of n tokens and, with causal, j <= i.
+    """
     inside = ((i >= 0) & (i < n))[:, None] & ((j >= 0) & (j < n))
     return inside & (j <= i[:, None]) if causal else inside
 
 
 def scores_tile(q, k, i0, j0, rows, columns, causal, scale, traffic):
-    """S0 of rows [i0, i0 + rows) and columns [j0, j0 + columns): 0 where masked, and 0 outside the
+    """Return S0 of rows [i0, i0 + rows) and columns [j0, j0 + columns), 0 where masked or outside the
     sequence."""
     s = scale * load_rows(q, i0, rows, traffic) @ load_rows(k, j0, columns, traffic).T
     return torch.where(seen(positions(i0, rows, q), positions(j0, columns, q), len(q), causal), s, 0.0)
 
 
 def valid(s, w):
-    """The convolution of a tile s (R, C) with w where it needs nothing from outside: (R - P_q, C - P_k -
-    P_r)."""
+    """Return the convolution of a tile s (R, C) with w where it needs no element outside: (R - P_q, C -
+    P_k - P_r)."""
     halo = halo_of(w)
     return convolve(s[None, None], w[None])[0, 0, halo.above :, halo.left : s.shape[1] - halo.right]
 
 
 def valid_transposed(d_t, w):
-    """The transposed convolution of a tile d_t (R, C) with w where it needs nothing from outside: (R - P_q, C
-    - P_k - P_r)."""
+    """Return the transposed convolution of a tile d_t (R, C) with w where it needs no element outside.
+
+    The result is (R - P_q, C - P_k - P_r).
+    """
     halo = halo_of(w)
     return transposed_convolve(d_t[None, None], w[None])[
         0, 0, : len(d_t) - halo.above, halo.right : d_t.shape[1] - halo.left
@@ -136,8 +143,8 @@ def forward(q, k, v, w, loaded, traffic, causal=True, scale=None, over=iter):
 
 
 class Gradients(NamedTuple):
-    """What a tile of the backward pass knows: on what it owns, P, dS and dT; and S0 with the halo of dT, for
-    the taps."""
+    """The results of a tile of the backward pass: P, dS and dT of the owned scores, and S0 with the halo
+    of dT."""
 
     p: torch.Tensor  # (rows, columns)
     d_s: torch.Tensor  # (rows, columns)
@@ -146,10 +153,11 @@ class Gradients(NamedTuple):
 
 
 def gradients_tile(q, k, v, w, log_sum, d, d_o, i0, j0, rows, columns, causal, scale, traffic):
-    """The Gradients of the tile that owns rows [i0, i0 + rows) and columns [j0, j0 + columns).
+    """Return the Gradients of the tile that owns rows [i0, i0 + rows) and columns [j0, j0 + columns).
 
-    log_sum = L and d = D = rowsum(dO * O): (N,). dT is needed P_q rows below the owned ones, P_r columns to
-    the left and P_k to the right.
+    log_sum, d: (N,), L and D = rowsum(dO * O).
+
+    dT is needed P_q rows below the owned ones, P_r columns to their left and P_k to their right.
     """
     halo = halo_of(w)
     s = scores_tile(
@@ -176,7 +184,7 @@ def gradients_tile(q, k, v, w, log_sum, d, d_o, i0, j0, rows, columns, causal, s
 
 
 def backward_queries(q, k, v, w, log_sum, d, d_o, loaded, traffic, causal=True, scale=None):
-    """(dQ, dW), (N, d) and (c_q, c_k): a pass that keeps a tile of rows and visits the tiles of keys
+    """Return (dQ, dW), (N, d) and (c_q, c_k): for each tile of rows, loop over the tiles of keys
     (Algorithm 2)."""
     n, scale = len(q), 1 / math.sqrt(q.shape[1]) if scale is None else scale
     rows, columns = owned(loaded, halo_of(w), backward=True)
@@ -194,7 +202,7 @@ def backward_queries(q, k, v, w, log_sum, d, d_o, loaded, traffic, causal=True, 
 
 
 def backward_keys(q, k, v, w, log_sum, d, d_o, loaded, traffic, causal=True, scale=None):
-    """(dK, dV), both (N, d): a pass that keeps a tile of keys and visits the tiles of rows that see one of
+    """Return (dK, dV), both (N, d): for each tile of keys, loop over the tiles of rows that see one of
     them (Algorithm 3)."""
     n, scale = len(q), 1 / math.sqrt(q.shape[1]) if scale is None else scale
     rows, columns = owned(loaded, halo_of(w), backward=True)

@@ -1,8 +1,8 @@
-"""Reciprocal and latent attention in plain PyTorch, written for clarity: what every other version is compared
-with.
+"""Reciprocal and latent attention in plain PyTorch, written for clarity: the reference of the latent kernels.
 
-All heads share latent keys and values; W_q takes a query to where the keys are, W_v a latent value to the
-head's own. For each head, with q̃ = q W_q and p the position of the query among the keys:
+All heads share latent keys and values k̃, ṽ (N_k, L). For each head, W_q projects a query to the L dimensions
+of the keys, and W_v projects a latent value to the head's d dimensions. With q̃ = q W_q and p the position of
+the query among the keys:
 
     S[i, j] = scale · (q̃_i·k̃_j + α · [0 <= p - j < window] · q̃_j·k̃_p), -inf where masked
     O       = softmax(S) ṽ W_v
@@ -19,15 +19,19 @@ from torch.nn.functional import pad
 def latent_attention(
     q, k_latent, v_latent, w_q, w_v, alpha=0.0, window=0, causal=True, scale=None, q_before=None
 ):
-    """Latent attention with a reciprocal term, N×N_k matrices and expanded values in memory; returns O,
-    shaped like q.
+    """Return latent attention with a reciprocal term, O like q, with N×N_k matrices and expanded values in
+    memory.
 
-    q: (B, H, N, d), any floating type, the queries of the last N of N_k tokens; k_latent, v_latent: (B, N_k,
-        L), shared by the heads; w_q: (H, d, L); w_v: (H, L, d). scale is 1/sqrt(L) unless given. With causal,
-        a query sees the keys up to its own position.
-    alpha: how much of the reciprocal score is added, a number or a tensor of one; window: to how many of the
-        last keys, a query's own included. q_before: (B, H, P, d), the queries of the P tokens before those of
-        q: a key whose query is not given has no reciprocal term.
+    q: (B, H, N, d), any floating type, the queries of the last N of N_k tokens.
+    k_latent, v_latent: (B, N_k, L), shared by the heads.
+    w_q: (H, d, L).
+    w_v: (H, L, d).
+    alpha: the weight of the reciprocal term, a number or a tensor with one element.
+    window: the number of last keys, a query's own included, that the reciprocal term reaches.
+    causal: a query sees the keys up to its own position.
+    scale: 1/sqrt(L) unless given.
+    q_before: (B, H, P, d), the queries of the P tokens before those of q. A key whose query is not given has
+        no reciprocal term.
     """
     q_all = q if q_before is None else torch.cat([q_before, q], 2)
     s = latent_scores(q_all, k_latent, w_q, q.shape[2], alpha, window, causal, scale)
@@ -35,8 +39,10 @@ def latent_attention(
 
 
 def latent_scores(q, k_latent, w_q, n, alpha=0.0, window=0, causal=True, scale=None):
-    """S, (B, H, n, N_k), of the last n rows of q (B, H, M, d), the queries of the last M tokens; with causal,
-    -inf where masked."""
+    """Return S, (B, H, n, N_k), of the last n rows of q; with causal, -inf where masked.
+
+    q: (B, H, M, d), the queries of the last M tokens.
+    """
     straight, reciprocal = straight_and_reciprocal(q, k_latent, w_q, n)
     back = steps_back(n, k_latent)
     s = straight + (alpha * reciprocal).masked_fill(~in_band(back, window), 0)
@@ -45,32 +51,35 @@ def latent_scores(q, k_latent, w_q, n, alpha=0.0, window=0, causal=True, scale=N
 
 
 def straight_and_reciprocal(q, k_latent, w_q, n):
-    """q̃_i·k̃_j and q̃_j·k̃_p, both (B, H, n, N_k), the second 0 for a key whose query q (B, H, M, d)
-    lacks."""
+    """Return q̃_i·k̃_j and q̃_j·k̃_p, both (B, H, n, N_k).
+
+    The second is 0 for a key whose query is not in q (B, H, M, d).
+    """
     q_latent, missing = q @ w_q, k_latent.shape[1] - q.shape[2]
     k = k_latent[:, None]
     return q_latent[:, :, -n:] @ k.mT, pad(k[:, :, -n:] @ q_latent.mT, (missing, 0))
 
 
 def steps_back(n, k_latent):
-    """p - j, (n, N_k): how many tokens key j lies before query i, which is at p = N_k - n + i; negative in
-    its future."""
+    """Return p - j, (n, N_k): how many tokens key j is before query i at position p = N_k - n + i;
+    negative if after it."""
     position = torch.arange(k_latent.shape[1], device=k_latent.device)
     return position[-n:, None] - position
 
 
 def in_band(back, window):
-    """A mask of the entries with a reciprocal term."""
+    """Return a mask of the entries with a reciprocal term."""
     return (back >= 0) & (back < window)
 
 
 def latent_attention_backward(
     q, k_latent, v_latent, w_q, w_v, o, log_sum, d_o, alpha=0.0, window=0, causal=True, scale=None
 ):
-    """The gradients (dQ, dK̃, dṼ, dW_q, dW_v, dα) of latent attention by hand, with N×N_k matrices in memory.
+    """Return the gradients (dQ, dK̃, dṼ, dW_q, dW_v, dα) of latent attention, with N×N_k matrices in memory.
 
-    q: (B, H, M, d), q_before and q one after the other; o, d_o: (B, H, N, d), the output and its gradient;
-        log_sum: (B, H, N), the log-sum-exp of each row of S.
+    q: (B, H, M, d), q_before and q concatenated.
+    o, d_o: (B, H, N, d), the output and its gradient.
+    log_sum: (B, H, N), the log-sum-exp of each row of S.
     """
     n, missing = o.shape[2], k_latent.shape[1] - q.shape[2]
     factor = 1 / math.sqrt(k_latent.shape[2]) if scale is None else scale
@@ -79,10 +88,10 @@ def latent_attention_backward(
     d_s = factor * p * (d_o @ (v @ w_v).mT - (d_o * o).sum(-1, keepdim=True))
     reciprocal = straight_and_reciprocal(q, k_latent, w_q, n)[1]
     outside = ~in_band(steps_back(n, k_latent), window)
-    d_band = d_s.masked_fill(outside, 0)[..., missing:]  # of the keys with a query
+    d_band = d_s.masked_fill(outside, 0)[..., missing:]  # only of keys whose query is given
     d_q_latent = alpha * d_band.mT @ k[:, :, -n:]
     d_q_latent[:, :, -n:] += d_s @ k
-    d_k = d_s.mT @ q_latent[:, :, -n:]  # of each head; the heads share the latents
+    d_k = d_s.mT @ q_latent[:, :, -n:]  # dK̃ of each head; summed over heads below
     d_k[:, :, -n:] += alpha * d_band @ q_latent
     d_v_heads = p.mT @ d_o
     return (
@@ -96,7 +105,9 @@ def latent_attention_backward(
 
 
 def latent_attention_decode(q_window, k_latent, v_latent, w_q, w_v, alpha=0.0, window=0, scale=None):
-    """The last row of causal `latent_attention`, (B, H, 1, d), from the queries of the last R tokens, (B, H,
-    R, d)."""
+    """Return the last row of causal `latent_attention`, (B, H, 1, d).
+
+    q_window: (B, H, R, d), the queries of the last R tokens.
+    """
     *before, q = q_window.split([q_window.shape[2] - 1, 1], 2)
     return latent_attention(q, k_latent, v_latent, w_q, w_v, alpha, window, True, scale, *before)

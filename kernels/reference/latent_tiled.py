@@ -1,15 +1,15 @@
-"""Reciprocal and latent attention tile by tile in plain PyTorch, counting what crosses to and from global
-memory: the algorithm of seed text 003, completed.
+"""Reciprocal and latent attention tile by tile in plain PyTorch, with a count of the traffic to global
+memory. It completes the algorithm of seed text 003.
 
 For one batch: q (H, N, d), k_latent and v_latent (N_k, L), w_q (H, d, L), w_v (H, L, d), any floating type.
-All heads of a tile are on the chip together, so that a tile of latents is loaded once for all of them. What
-the text leaves open, as it stands here:
+All heads of a tile are on the chip together, so that a tile of latents is loaded once for all of them. The
+text leaves these points open; here they are decided as follows:
 
-    reciprocal scores    need the latent queries at KEY positions: those of the last window - 1 tokens before
-                         a tile of queries stay on the chip from the tiles before (its option 3)
-    a masked tile        leaves the running maximum as it is, and -inf - -inf is no number (`tiled.weight`)
+    reciprocal scores    need the latent queries at key positions: those of the last window - 1 tokens before
+                         a tile of queries stay on the chip from the previous tiles (the text's option 3)
+    a masked tile        leaves the running maximum as it is, since -inf - -inf is NaN (`tiled.weight`)
     keys before queries  query i is at position N_k - N + i; a key without a query has no reciprocal score
-    W_v                  expands the sum over all tiles once, not each tile's values
+    W_v                  expands the sum over all tiles once, instead of each tile's values
 """
 
 import math
@@ -24,8 +24,10 @@ EVERY = slice(None)
 
 
 def forward(q, k_latent, v_latent, w_q, w_v, alpha, window, rows, columns, traffic, causal=True, scale=None):
-    """(O, L), (H, N, d) and (H, N), by tiles of `rows` queries and `columns` keys; traffic:
-    `tiled.Traffic`."""
+    """Return (O, L), (H, N, d) and (H, N), by tiles of `rows` queries and `columns` keys.
+
+    traffic: `tiled.Traffic`, which counts the elements loaded and stored.
+    """
     heads, n, _ = q.shape
     keys, latent = k_latent.shape
     scale = 1 / math.sqrt(latent) if scale is None else scale
@@ -54,14 +56,16 @@ def forward(q, k_latent, v_latent, w_q, w_v, alpha, window, rows, columns, traff
 
 
 def steps_back(start, stop, tile, device):
-    """How many tokens each key of the tile lies before each query at the positions [start, stop)."""
+    """Return how many tokens each key of the tile is before each query at the positions [start, stop)."""
     position = torch.arange(start, stop, device=device)
     return position[:, None] - torch.arange(tile.start, tile.stop, device=device)
 
 
 def reciprocal(own_keys, cached, stop, tile):
-    """k̃_p·q̃_j, (H, queries, keys of the tile), 0 where key j's latent query is not cached: cached (H, C,
-    L), of the positions [stop - C, stop)."""
+    """Return k̃_p·q̃_j, (H, queries, keys of the tile), with 0 where the latent query of key j is not cached.
+
+    cached: (H, C, L), the latent queries of the positions [stop - C, stop).
+    """
     first, scores = stop - cached.shape[1], own_keys.new_zeros(())
     low, high = max(tile.start, first), min(tile.stop, stop)
     if low >= high:

@@ -1,13 +1,13 @@
-"""The gradients of the whole multi-token layer by hand, in plain PyTorch with N×N matrices in memory.
+"""The gradients of the whole multi-token layer, in plain PyTorch with N×N matrices in memory.
 
-With S, T, P and U as in `kernels.reference.multi_token_attention`, and 0 for what is masked:
+With S, T, P and U as in `kernels.reference.multi_token_attention`, and 0 where masked:
 
-    dU' = dO vᵀ          dU = M2ᵀ dU'        dP = dU convolved back with the second taps
-    dT' = P ∘ (dP - D)   dT = M1ᵀ dT'        dS = dT convolved back with the first taps
+    dU' = dO vᵀ          dU = M2ᵀ dU'        dP = dU, transposed convolution with the second taps
+    dT' = P ∘ (dP - D)   dT = M1ᵀ dT'        dS = dT, transposed convolution with the first taps
     dQ = scale · dS k    dK = scale · dSᵀ q  dV = U'ᵀ dO
     dM1[g, h] = Σ dT'_g ∘ T_h                dM2[g, h] = Σ dU'_g ∘ U_h
 
-D[i] = Σ_j P[i, j] dP[i, j] is no longer the sum of dO · O, as the softmax is not the last step.
+Because the softmax is not the last step, D[i] = Σ_j P[i, j] dP[i, j] differs from the sum of dO · O.
 """
 
 import math
@@ -30,7 +30,8 @@ from kernels.reference import (
 
 
 class Gradients(NamedTuple):
-    """The gradient of each argument of `multi_token_attention`, shaped like it; None where that is None."""
+    """The gradient of each argument of `multi_token_attention`, with its shape; None if the argument is
+    None."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -57,10 +58,11 @@ def multi_token_attention_backward(
     causal=True,
     scale=None,
 ):
-    """The Gradients of the multi-token layer by hand, with N×N matrices in memory; d_y: the gradient of y.
+    """Return the Gradients of the multi-token layer, with N×N matrices in memory.
 
-    Two things differ from ordinary attention: D[i] = Σ_j P[i, j] dP[i, j] is no longer the sum of dO · O, as
-    the softmax is not the last step; and each convolution and each map sends its gradient back transposed.
+    d_y: the gradient of y.
+
+    Each convolution and each map passes its gradient on by its transpose.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     s, t, _ = mixed_scores(q, k, taps, head_map, causal, scale)
@@ -68,13 +70,13 @@ def multi_token_attention_backward(
     u = after_weights(p, after_taps, causal)
     mixed = mix_heads(u, after_head_map)
     d_o, d_norm, d_gate = gated_norm_backward(mixed @ v, norm, gate, d_y)
-    # U' = M2 U and what is before it, back to P
+    # from dU' through the second map and convolution to dP
     d_mixed = d_o @ v.transpose(-1, -2)
     d_u = seen(mix_heads(d_mixed, transposed_map(after_head_map)), causal)
     d_p = d_u if after_taps is None else transposed_convolve(d_u, after_taps)
-    # the softmax
+    # through the softmax to dT'
     d_t_mixed = p * (d_p - (p * d_p).sum(-1, keepdim=True))
-    # T' = M1 T and what is before it, back to S
+    # from dT' through the first map and convolution to dS
     d_t = mix_heads(d_t_mixed, transposed_map(head_map))
     d_s = seen(d_t if taps is None else transposed_convolve(d_t, taps), causal)
     return Gradients(
@@ -95,8 +97,8 @@ def transposed_map(head_map):
 
 
 def map_gradient(d_y, x, head_map):
-    """The gradient of `mix_heads` with respect to the map, shaped like it: Σ d_y[g] x[h] over batch, rows and
-    columns."""
+    """Return the gradient of `mix_heads` with respect to the map, with its shape: Σ d_y[g] x[h] over
+    batch, rows and columns."""
     if head_map is None:
         return None
     d_y, x = (tensor.unflatten(1, in_groups(head_map).shape[:2]) for tensor in (d_y, x))
@@ -104,7 +106,7 @@ def map_gradient(d_y, x, head_map):
 
 
 def gated_norm_backward(o, norm, gate, d_y):
-    """(dO, d_norm, d_gate) of `gated_norm`; None for a part that is None."""
+    """Return (dO, d_norm, d_gate) of `gated_norm`; None for a part that is None."""
     x = o if norm is None else normed(o) * norm
     d_x, d_norm, d_gate = d_y, None, None
     if gate is not None:

@@ -1,13 +1,14 @@
-"""The multi-token layer tile by tile in plain PyTorch: two passes, a halo that grows, all heads in a tile.
+"""The multi-token layer tile by tile in plain PyTorch: two passes over the tiles, with all heads in a tile.
 
-Of one sequence: q, k, v (H, N, d), any floating type. A tile that OWNS rows [i0, i0 + R) and columns
-[j0, j0 + C) needs, with P_q, P_k, P_r of the first taps and P'_q, P'_k, P'_r of the second:
+Of one sequence: q, k, v (H, N, d), any floating type. A tile that OWNS rows [i0, i0 + R) and columns [j0, j0
++ C) needs, with P_q, P_k, P_r of the first taps and P'_q, P'_k, P'_r of the second:
 
-    pass 1, L   T' on what it owns; S0 on rows [i0 - P_q, i0 + R), columns [j0 - P_k, j0 + C + P_r)
+    pass 1, L   T' on its own entries; S0 on rows [i0 - P_q, i0 + R), columns [j0 - P_k, j0 + C + P_r)
     pass 2, O   P on rows [i0 - P'_q, i0 + R), columns [j0 - P'_k, j0 + C + P'_r); S0 around that as in pass 1
 
-The softmax of a row is known only when all its tiles are: so a convolution of P takes a second pass, in which
-P = exp(T' - L) is final where it is made, for halo rows with the L of those rows. O then is a plain sum.
+The log-sum-exp of a row is known only after all its tiles, so a convolution of P needs a second pass. In this
+pass P = exp(T' - L) is final as soon as it is computed, with the L of halo rows for those rows, and O is a
+plain sum.
 """
 
 import math
@@ -33,7 +34,7 @@ def halo(taps):
 
 
 def convolved(tiles, taps):
-    """The convolution of tiles (H, R, C) where it needs nothing from outside."""
+    """Return the convolution of tiles (H, R, C) where it needs no element outside."""
     return tiles if taps is None else torch.stack([valid(tile, w) for tile, w in zip(tiles, taps)])
 
 
@@ -42,7 +43,8 @@ def mixed(tiles, head_map):
 
 
 def mixed_tile(q, k, parts, i0, j0, rows, columns, causal, scale, traffic):
-    """T' of rows [i0, i0 + rows) and columns [j0, j0 + columns) of all heads: -inf if masked or outside."""
+    """Return T' of rows [i0, i0 + rows) and columns [j0, j0 + columns) of all heads, -inf if masked or
+    outside."""
     above, left, right = halo(parts.taps)
     place = i0 - above, j0 - left, rows + above, columns + left + right
     s = torch.stack([scores_tile(*head, *place, causal, scale, traffic) for head in zip(q, k)])
@@ -51,7 +53,8 @@ def mixed_tile(q, k, parts, i0, j0, rows, columns, causal, scale, traffic):
 
 
 def statistics(q, k, parts, owned, traffic, causal=True, scale=None):
-    """Pass 1: L (H, N), the log-sum-exp of each row of T', over tiles that own (rows, columns) = `owned`."""
+    """Return L (H, N), the log-sum-exp of each row of T' (pass 1), over tiles that own (rows, columns) =
+    `owned`."""
     heads, n, d = q.shape
     scale = 1 / math.sqrt(d) if scale is None else scale
     log_sum = q.new_empty(heads, n)
@@ -67,7 +70,7 @@ def statistics(q, k, parts, owned, traffic, causal=True, scale=None):
 
 
 def output(q, k, v, parts, log_sum, owned, traffic, causal=True, scale=None):
-    """Pass 2: O (H, N, d), from the L of pass 1."""
+    """Return O (H, N, d) from the L of pass 1 (pass 2)."""
     heads, n, d = q.shape
     scale = 1 / math.sqrt(d) if scale is None else scale
     o = torch.empty_like(v)
@@ -86,7 +89,7 @@ def output(q, k, v, parts, log_sum, owned, traffic, causal=True, scale=None):
 
 
 def after_tile(q, k, parts, log_sum, i0, j0, rows, columns, causal, scale, traffic):
-    """U of rows [i0, i0 + rows) and columns [j0, j0 + columns) of all heads: 0 where masked."""
+    """Return U of rows [i0, i0 + rows) and columns [j0, j0 + columns) of all heads, 0 where masked."""
     above, left, right = halo(parts.after_taps)
     place = i0 - above, j0 - left, rows + above, columns + left + right
     t = mixed_tile(q, k, parts, *place, causal, scale, traffic)
@@ -97,6 +100,6 @@ def after_tile(q, k, parts, log_sum, i0, j0, rows, columns, causal, scale, traff
 
 
 def forward(q, k, v, parts, owned, traffic, causal=True, scale=None):
-    """(O, L), (H, N, d) and (H, N): both passes over tiles that own (rows, columns) = `owned`."""
+    """Return (O, L), (H, N, d) and (H, N), by both passes over tiles that own (rows, columns) = `owned`."""
     log_sum = statistics(q, k, parts, owned, traffic, causal, scale)
     return output(q, k, v, parts, log_sum, owned, traffic, causal, scale), log_sum

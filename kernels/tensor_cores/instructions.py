@@ -1,17 +1,19 @@
-"""Instructions of tensor cores and asynchronous copies, which Numba CUDA has no name for, as inline PTX.
+"""Instructions of tensor cores and asynchronous copies, as inline PTX, because Numba CUDA has no names for
+them.
 
-    ldmatrix_x1 _x2 _x4 (_trans)   8×8 matrices of 16-bit numbers from shared memory into a warp's registers
-    mma_bf16 mma_f16               D = A B + C on a tensor core: A 16×16, B 16×8, float32 sums; _k8: the left
-                                   half of A and the upper half of B alone
-    cp_async_16 _8 _4              bytes from global to shared memory, while the thread goes on
-    cp_async_commit, _wait_N       a group of such copies; wait until all groups but the newest N have arrived
-    pack_bf16 pack_f16             two float32 as the two halves of a register
-    exp2_approx                    2^x, about 2 units in the last place off
+    ldmatrix_x1 _x2 _x4 (_trans)   load 8×8 matrices of 16-bit values from shared memory into a warp's
+                                   registers
+    mma_bf16 mma_f16               D = A B + C on a tensor core: A 16×16, B 16×8, float32 accumulators;
+                                   _k8: only the left half of A and the upper half of B
+    cp_async_16 _8 _4              copy bytes from global to shared memory while the thread continues
+    cp_async_commit, _wait_N       end a group of copies; wait until at most the N newest groups are pending
+    pack_bf16 pack_f16             round two float32 into the halves of a register
+    exp2_approx                    2^x, with an error of about 2 units in the last place
 
-They take sm_80 or newer. 16-bit numbers stand in shared memory as int16, their bits: Numba declares no
-bfloat16 there. On a GPU the PTX runs; the simulator calls the meanings in its table: those of mma and
-ldmatrix in sim.isa.tensor, which also says which lane holds which element, of cp.async in sim.isa.copies; the
-last two are entered here.
+They need sm_80 or newer. 16-bit values are in shared memory as int16, because Numba cannot declare bfloat16
+there. On a GPU the PTX runs; the simulator calls the reference implementations in its table. Those of mma and
+ldmatrix are in sim.isa.tensor, which also defines which lane holds which element; those of cp.async are in
+sim.isa.copies. The last two rows of the list are defined here.
 
 Source: PTX ISA 9.7.9.21 (cvt), 9.7.3 (ex2).
 """
@@ -30,7 +32,7 @@ from sim.isa import INSTRUCTIONS, function, memory_instruction
 
 OLDEST = (8, 0)
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
-SMALLEST = float(np.finfo(float32).tiny)  # that is not subnormal
+SMALLEST = float(np.finfo(float32).tiny)  # the smallest normal float32
 REGISTERS = {types.uint32: (I32, "r"), types.int32: (I32, "r"), types.float32: (F32, "f")}
 
 
@@ -38,7 +40,7 @@ REGISTERS = {types.uint32: (I32, "r"), types.int32: (I32, "r"), types.float32: (
 
 
 def check_gpu(name):
-    """An error where the code is for a GPU that has no such instruction."""
+    """Raise UnsupportedError if the code is compiled for a GPU without the instruction."""
     target = ConfigStack.top_or_none()
     capability = getattr(target, "compute_capability", None) or OLDEST
     if tuple(capability) < OLDEST:
@@ -49,8 +51,11 @@ def check_gpu(name):
 
 
 def assembled(builder, text, results, operands, effect=False):
-    """What inline PTX gives: one value, a struct of several, or none. `operands`: (letter, value) pairs;
-    `effect`: it touches memory, or has its place in the order of things."""
+    """Emit inline PTX; return its result: one value, a struct of several, or none.
+
+    operands: (constraint letter, value) pairs.
+    effect: the instruction touches memory or must not be reordered.
+    """
     kinds = [REGISTERS[kind][0] for kind in results]
     given = ir.VoidType() if not kinds else kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds)
     constraints = ["=" + REGISTERS[kind][1] for kind in results] + [letter for letter, _ in operands]
@@ -67,12 +72,16 @@ def as_tuple(context, builder, kind, struct, count):
 
 
 def numbered(first, count):
-    """ "$4, $5", the operands of inline PTX from the first on."""
+    """Return `count` operands of inline PTX from the first on, such as "$4, $5"."""
     return ", ".join(f"${number}" for number in range(first, first + count))
 
 
 def of_registers(name, text, operands, results):
-    """An intrinsic that computes from registers: `text` over $0 … for the results, then for the operands."""
+    """Return an intrinsic that computes from registers only.
+
+    text: the PTX, with $0 … for the results, then for the operands.
+    operands, results: Numba types, keys of REGISTERS.
+    """
 
     def check(*given):
         if len(given) != len(operands):
@@ -97,7 +106,8 @@ def indices_of(context, builder, array_type, index_type, index):
 
 
 def shared_address(context, builder, array_type, array, index_type, index):
-    """The 32-bit address of array[index] in shared memory: a short sum, whose constants ptxas folds."""
+    """Return the 32-bit address of array[index] in shared memory, as a short sum whose constants ptxas
+    folds."""
     struct = context.make_array(array_type)(context, builder, array)
     base = builder.addrspacecast(struct.data, ir.PointerType(struct.data.type.pointee, 3))
     address = builder.ptrtoint(base, I32)
@@ -109,7 +119,7 @@ def shared_address(context, builder, array_type, array, index_type, index):
 
 
 def global_address(context, builder, array_type, array, index_type, index):
-    """The 64-bit address of array[index] in global memory."""
+    """Return the 64-bit address of array[index] in global memory."""
     struct = context.make_array(array_type)(context, builder, array)
     indices = indices_of(context, builder, array_type, index_type, index)
     address = cgutils.get_item_pointer(context, builder, array_type, struct, indices, wraparound=False)
@@ -120,7 +130,11 @@ def global_address(context, builder, array_type, array, index_type, index):
 
 
 def ldmatrix(count, transposed):
-    """tile (… × columns, int16, shared), index of 8 neighbours in a row -> `count` registers."""
+    """Return the intrinsic (tile, index) -> `count` registers.
+
+    tile: an int16 array in shared memory.
+    index: of the first of 8 neighbours in a row: the row that this lane addresses.
+    """
     name = f"ldmatrix_x{count}{'_trans' if transposed else ''}"
     text = (
         f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if transposed else ''}.shared.b16"
@@ -150,8 +164,12 @@ ldmatrix_x1_trans, ldmatrix_x2_trans, ldmatrix_x4_trans = (ldmatrix(count, True)
 
 
 def mma(kind):
-    """Two intrinsics: (a0 … a3, b0, b1: uint32, c0 … c3: float32) -> (d0 … d3), D = A B + C, products exact,
-    sums rounded; and the same for the left half of A and the upper half of B, (a0, a1, b0, c0 … c3)."""
+    """Return the intrinsics of D = A B + C for k = 16 and for k = 8; products are exact, sums rounded to
+    float32.
+
+    Their arguments are (a0 … a3, b0, b1: uint32, c0 … c3: float32) and (a0, a1, b0, c0 … c3); both return (d0
+    … d3).
+    """
 
     def text(depth, a, b):
         return (
@@ -175,12 +193,13 @@ def mma(kind):
 
 
 def pack(kind, dtype):
-    """(low, high: float32) -> uint32: both rounded to 16 bits, to the nearest, ties to even."""
+    """Return the intrinsic (low, high: float32) -> uint32, which rounds both to 16 bits, to nearest, ties
+    to even."""
     text = f"cvt.rn.{kind}x2.f32 $0, $2, $1;"
     packed = of_registers(f"pack_{kind}", text, [types.float32] * 2, [types.uint32])
 
     @function(name=f"pack_{kind}", native=None, stands_for=packed, source="PTX ISA cvt")
-    def meaning(low: float32, high: float32) -> uint32:
+    def semantics(low: float32, high: float32) -> uint32:
         both = np.array([low, high], float32)
         bits = np.where(np.isnan(both), np.uint16(0x7FFF), both.astype(dtype).view(np.uint16))
         return bits.view(uint32)[0]
@@ -203,8 +222,12 @@ def _exp2_approx(x: float32) -> float32:
 
 
 def cp_async(size):
-    """(tile, index, source, index, valid): `size` bytes into a tile in shared memory from an array in global
-    memory; zeros where `valid` is 0, bytes where it is `size`. They have arrived after a wait."""
+    """Return the intrinsic (tile, index, source, index, valid), which copies `size` bytes from global to
+    shared memory.
+
+    It writes zeros if `valid` is 0, and the bytes if it is `size`. They have arrived after a commit and a
+    wait.
+    """
     name = f"cp_async_{size}"
     text = f"cp.async.{'cg' if size == 16 else 'ca'}.shared.global [$0], [$1], {size}, $2;"
 
@@ -224,7 +247,7 @@ def cp_async(size):
 
 
 def ordering(name, text):
-    """An intrinsic without operands that has its place in the order of things."""
+    """Return an intrinsic without operands that must not be reordered."""
 
     @intrinsic
     def ordered(typing):

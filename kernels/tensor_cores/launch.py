@@ -1,4 +1,4 @@
-"""From tensors of 16-bit numbers to a launch on tensor cores: padded, with a positive scale, as bits."""
+"""The host side of kernels on tensor cores: pad 16-bit tensors, view them as integers, and launch."""
 
 from typing import NamedTuple
 
@@ -12,28 +12,28 @@ from kernels.tensor_cores.tiles import CHUNK
 
 OLDEST = (8, 0)
 TENSOR_WIDTHS = (64, 128)
-RESIDENT = 2  # blocks that share a multiprocessor
+RESIDENT = 2  # blocks per multiprocessor
 
 
 class Work(NamedTuple):
-    """How many queries a block of these kernels owns, and how many threads it has."""
+    """The queries that a block owns, and the threads that it has."""
 
     rows: int
     threads: int
 
 
 def kind_of(tensor):
-    """ "bfloat16" or "float16"."""
+    """Return "bfloat16" or "float16"."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def tensor_width(d):
-    """The width of a kernel's rows for head size d."""
+    """Return the width of a kernel's rows for head size d."""
     return next(width for width in TENSOR_WIDTHS if width >= d)
 
 
 def check_tensor_cores(q):
-    """An error for a GPU that has no tensor cores for these numbers."""
+    """Raise ValueError if q is on a GPU without tensor cores for its type."""
     if q.is_cuda and torch.cuda.get_device_capability(q.device) < OLDEST:
         major, minor = torch.cuda.get_device_capability(q.device)
         raise ValueError(
@@ -43,14 +43,18 @@ def check_tensor_cores(q):
 
 
 def launch_on_tensor_cores(kernel, work, q, k, v, taps, scale, causal, run):
-    """(O, L) of a kernel (q, k, v, *taps, scale, causal, snake, o, log_sum) over all rows of q. Its rows are
-    of one of TENSOR_WIDTHS, with zeros beyond d; it takes numbers as int16 and writes them as int32, two
-    each; its scale is positive; its grid is that of `schedule`."""
+    """Launch a kernel over all rows of q; return (O, L).
+
+    kernel: its arguments are (q, k, v, *taps, scale, causal, serpentine, o, log_sum). It reads int16, writes
+        int32 with two 16-bit values each, and its rows have one of TENSOR_WIDTHS, with zeros after d. Its
+        scale is positive.
+    work: its rows per block and threads; `schedule` gives the grid.
+    """
     check_tensor_cores(q)
     (batch, heads, n, d), width = q.shape, tensor_width(q.shape[3])
     q, scale = with_positive_scale(q, scale)
     o, log_sum = output((batch, heads, n, width), like=q, dtype=q.dtype), output((batch, heads, n), like=q)
-    grid, snake = schedule(batch * heads, n, work.rows, causal, q.device)
+    grid, serpentine = schedule(batch * heads, n, work.rows, causal, q.device)
     launch(
         kernel,
         grid,
@@ -59,7 +63,7 @@ def launch_on_tensor_cores(kernel, work, q, k, v, taps, scale, causal, run):
         *taps,
         scale,
         bool(causal),
-        snake,
+        serpentine,
         o.view(torch.int32),
         log_sum,
         run=run,
@@ -68,11 +72,13 @@ def launch_on_tensor_cores(kernel, work, q, k, v, taps, scale, causal, run):
 
 
 def schedule(sequences, n, rows, causal, device):
-    """(grid, snake) of a launch whose blocks own `rows` of n queries; sequences: B · H.
+    """Return (grid, serpentine) of a launch whose blocks own `rows` of n queries; sequences: B · H.
 
-    grid    (B · H, tiles of rows): the tiles with most keys first. Where all blocks run at once (`snake`),
-            the second half goes the other way round, as blocks share a multiprocessor in the order of their
-            numbers: one with much to do and one with little
+        grid    (B · H, tiles of rows), the tiles with most keys first
+
+    If all blocks are resident at once, the tiles are in serpentine order: the second half of the blocks takes
+    its tiles in ascending order. Blocks share a multiprocessor in the order of their indices, so one with
+    many keys then shares it with one that has few.
     """
     tiles = -(-n // rows)
     all_at_once = device.type == "cuda" and sequences * tiles <= RESIDENT * multiprocessors(device)
@@ -80,16 +86,18 @@ def schedule(sequences, n, rows, causal, device):
 
 
 def operand(x, width):
-    """A tensor of 16-bit numbers as bits, in rows of `width`, with zeros beyond its own, of which each begins
-    at a multiple of 16 bytes."""
+    """Return 16-bit values as int16, in rows of `width` elements padded with zeros and aligned
+    to 16 bytes."""
     if x.shape[-1] < width:
         x = pad(x, (0, width - x.shape[-1]))
     return (x if x.data_ptr() % 16 == 0 else x.clone()).contiguous().view(torch.int16)
 
 
 def aligned(rows):
-    """(B, H, N, d) of 16-bit numbers as bits, where they are if each row begins at a multiple of 16 bytes;
-    else a copy, with zeros beyond d if d is no multiple of 8."""
+    """Return 16-bit rows (B, H, N, d) as int16, without a copy if each row begins at a multiple of 16 bytes.
+
+    Otherwise return a copy; if d is no multiple of 8, its rows end with zeros.
+    """
     d = rows.shape[3]
     if d % CHUNK:
         rows = pad(rows, (0, -d % CHUNK))
@@ -99,5 +107,6 @@ def aligned(rows):
 
 
 def with_positive_scale(q, scale):
-    """(q, scale) of the same product; the kernels take a larger score for a larger weight."""
+    """Return (q, scale) of the same product with scale > 0: the kernels assume that a larger score has a
+    larger weight."""
     return (q, scale) if scale > 0 else (-q, -scale) if scale < 0 else (q * 0, float32(1))

@@ -1,6 +1,9 @@
-"""What the kernels on tensor cores share: copies of tiles, the online softmax of a warp's rows, and what
-comes of them. A warp owns `m_tiles` pieces of 16 rows; a lane holds two rows of each, numbers as `mma` has
-them (kernels.tensor_cores.instructions), so its row r is half r % 2 of piece r // 2.
+"""Device functions of the kernels on tensor cores: copies of tiles, the online softmax, products.
+
+A warp owns `m_tiles` pieces of 16 rows. In `mma`'s layout (`kernels.tensor_cores.instructions`) a lane holds
+two rows of each piece: its row r is in the upper (r % 2 = 0) or lower half of piece r // 2. Four lanes, a
+quad, share a row. In a matrix of accumulators, four consecutive elements of a lane belong to one block of 16
+× 8: two columns of the upper row, then two of the lower.
 """
 
 import functools
@@ -24,8 +27,8 @@ from kernels.tensor_cores.instructions import (
     pack_f16,
 )
 
-PADDING = 8  # numbers by which a row of a tile is longer: rows then begin in different banks
-CHUNK = 8  # 16-bit numbers in a copy of 16 bytes
+PADDING = 8  # elements: eight rows of a tile then begin in different banks
+CHUNK = 8  # 16-bit elements in a copy of 16 bytes
 FULL = 0xFFFFFFFF
 SLACK = float32(8)  # a weight may grow to 2^SLACK before its row takes a new maximum
 LARGEST, LARGEST_HALF = float32(3e38), float32(65504)
@@ -33,7 +36,7 @@ LN2, LOG2E = float32(math.log(2)), float32(1 / math.log(2))
 
 
 class Arithmetic(NamedTuple):
-    """The instructions for one type of 16-bit numbers."""
+    """The instructions for one 16-bit type."""
 
     mma: object
     mma_k8: object
@@ -47,15 +50,32 @@ ARITHMETIC = {
 
 
 @cuda.jit(device=True)
+def row_tile(serpentine):
+    """Return the index of the tile of rows that this block owns; blockIdx.y counts the blocks of a sequence.
+
+    The last tile comes first, because under a causal mask it sees the most keys. In serpentine order the
+    second half of the blocks counts up from tile 0: `kernels.tensor_cores.launch.schedule` says when.
+    """
+    block, blocks = cuda.blockIdx.y, cuda.gridDim.y
+    if serpentine and 2 * block >= blocks:
+        return block - (blocks + 1) // 2
+    return blocks - 1 - block
+
+
+@cuda.jit(device=True)
 def clamped(x):
-    """x, as far as float16 goes; NaN stays."""
+    """Return x limited to the range of float16; NaN stays NaN."""
     return LARGEST_HALF if x > LARGEST_HALF else -LARGEST_HALF if x < -LARGEST_HALF else x
 
 
 @functools.cache
 def tile_copier(rows, width, threads):
-    """copy(tile, base, x, batch, head, first): rows [first : first + rows] of x[batch, head] are on the way
-    to tile[base : base + rows], zeros for those that x lacks."""
+    """Return copy(tile, base, x, batch, head, first), which starts to copy rows [first, first + rows) of
+    x[batch, head].
+
+    They go to tile[base : base + rows]; rows outside x become zeros. The copies are asynchronous: the caller
+    commits them and waits.
+    """
     chunks = width // CHUNK
     if rows * chunks % threads:
         raise ValueError(
@@ -67,10 +87,11 @@ def tile_copier(rows, width, threads):
     def copy(tile, base, x, batch, head, first):
         n = x.shape[2]
         for turn in range(rows * chunks // threads):
+            # neighbouring threads copy neighbouring chunks of a row
             part = cuda.threadIdx.x + turn * threads
             i, c = part // chunks, part % chunks * CHUNK
             inside = 0 <= first + i and first + i < n
-            row = first + i if inside else 0
+            row = first + i if inside else 0  # a valid address, of which cp.async reads nothing
             cp_async_16(tile, (base + i, c), x, (batch, head, row, c), int32(16) if inside else int32(0))
 
     return copy
@@ -78,14 +99,17 @@ def tile_copier(rows, width, threads):
 
 @functools.cache
 def row_copier(width, threads):
-    """copy(tile, base, count, x, batch, head, first): as `tile_copier`'s, for any count of rows of at most
-    `width` numbers, a multiple of CHUNK: tile[base : base + count] gets zeros beyond them."""
+    """Return copy(tile, base, count, x, batch, head, first), like `tile_copier`'s for any number of rows.
+
+    Rows of x have at most `width` elements, a multiple of CHUNK; the rest of a row of the tile becomes zeros.
+    """
     chunks = width // CHUNK
 
     @cuda.jit(device=True)
     def copy(tile, base, count, x, batch, head, first):
         rows, d = x.shape[2], x.shape[3]
         for part in range(cuda.threadIdx.x, count * chunks, threads):
+            # neighbouring threads copy neighbouring chunks of a row
             i, c = part // chunks, part % chunks * CHUNK
             inside = 0 <= first + i and first + i < rows and c < d
             row, column = first + i if inside else 0, c if inside else 0
@@ -95,14 +119,17 @@ def row_copier(width, threads):
 
 
 def window_of(c_k):
-    """Blocks of eight columns of S0 that eight columns of T need: they begin with the first of the window."""
+    """Return how many blocks of eight columns of S0 are needed for eight columns of T."""
     return 2 if c_k <= 9 else 3
 
 
 @functools.cache
 def tap_loader(kind, c_q, c_k):
-    """load_taps(taps, w, head): this lane's part of the band of each row of taps, B[j', j] = w[a, j' - j],
-    the right operand of `mma` for a window of S0."""
+    """Return load_taps(taps, w, head), which loads this lane's fragments of the bands of taps.
+
+    Row a of the taps becomes a band matrix B[j', j] = w[a, j' - j], the right operand of `mma` for a window
+    of S0.
+    """
     pack, window = ARITHMETIC[kind].pack, window_of(c_k)
 
     @cuda.jit(device=True)
@@ -110,6 +137,7 @@ def tap_loader(kind, c_q, c_k):
         lane = cuda.threadIdx.x & 31
         for a in range(c_q):
             for block in range(window):
+                # lane l holds rows 2 (l % 4) and 2 (l % 4) + 1 of column l / 4 of B
                 tap = (lane & 3) * 2 + block * 8 - (lane >> 2)
                 low = w[head, a, tap] if 0 <= tap and tap < c_k else float32(0)
                 high = w[head, a, tap + 1] if 0 <= tap + 1 and tap + 1 < c_k else float32(0)
@@ -120,11 +148,13 @@ def tap_loader(kind, c_q, c_k):
 
 @functools.cache
 def softener(m_tiles, n_tiles, d_tiles):
-    """soften(s, m, l, o, factor): s (m_tiles × n_tiles × 4 numbers of a lane) becomes 2^(factor · (s - m)),
-    and m, l and o of its rows follow.
+    """Return soften(s, m, l, o, factor), the online softmax of a warp's rows.
 
-    m is near each row's maximum, the same for the four lanes of the row. It is raised, and l and o shrink,
-    only where a power exceeds 2^SLACK, which is rare. l is the sum of what this lane has.
+    s, m_tiles × n_tiles × 4 elements of a lane, becomes 2^(factor · (s - m)), and m, l and o of its rows are
+    updated. m is the same in the four lanes of a row; l is the sum over this lane's elements only.
+
+    m is near the row's maximum, not equal to it: it is raised, and l and o rescaled, only if a power would
+    exceed 2^SLACK. That is rare, so most tiles skip the shuffles.
     """
 
     @cuda.jit(device=True)
@@ -138,15 +168,17 @@ def softener(m_tiles, n_tiles, d_tiles):
     @cuda.jit(device=True)
     def soften(s, m, l, o, factor):
         slack, grown = min(SLACK / factor, LARGEST), False
+        # 1. does any weight of the warp exceed 2^SLACK?
         for r in range(2 * m_tiles):
             grown = grown or largest_of(s, r) > m[r] + slack
-        if cuda.any_sync(FULL, grown):
+        if cuda.any_sync(FULL, grown):  # the whole warp takes the same branch
             for r in range(2 * m_tiles):
                 largest = largest_of(s, r)
+                # the maximum over the quad that shares the row
                 largest = max(largest, cuda.shfl_xor_sync(FULL, largest, 1))
                 largest = max(largest, cuda.shfl_xor_sync(FULL, largest, 2))
                 largest = max(m[r], largest)
-                shrink = float32(0)
+                shrink = float32(0)  # before the first key m is -inf, and -inf - -inf is NaN
                 if m[r] != MINUS_INFINITY:
                     shrink = exp2_approx((m[r] - largest) * factor)
                 m[r] = largest
@@ -155,6 +187,7 @@ def softener(m_tiles, n_tiles, d_tiles):
                     x = ((r >> 1) * d_tiles + tile) * 4 + (r & 1) * 2
                     o[x] *= shrink
                     o[x + 1] *= shrink
+        # 2. the weights, and this lane's share of their sum
         for r in range(2 * m_tiles):
             base = float32(0) if m[r] == MINUS_INFINITY else m[r]
             for tile in range(n_tiles):
@@ -168,8 +201,10 @@ def softener(m_tiles, n_tiles, d_tiles):
 
 @functools.cache
 def mma_pair(kind):
-    """add_pair(sums, at, a0 … a3, b0 … b3): sums[at : at + 8] of a lane += A [B B'], with B of b0 and b1 and
-    B' of b2 and b3."""
+    """Return add_pair(sums, at, a0, a1, a2, a3, b0, b1, b2, b3): sums[at : at + 8] += A [B B'].
+
+    B is in b0 and b1, B' in b2 and b3: the four registers that one `ldmatrix_x4` loads.
+    """
     mma = ARITHMETIC[kind].mma
 
     @cuda.jit(device=True)
@@ -187,13 +222,19 @@ def mma_pair(kind):
 
 @functools.cache
 def score_adder(kind, m_tiles, n_tiles, depth):
-    """add_scores(s, a, tile, first): s = A Bᵀ for B the 8 · n_tiles rows of tile[first:], `depth` matrices of
-    16 columns; a: a lane's part of A as left operands of `mma`, m_tiles × depth × 4 words."""
+    """Return add_scores(s, a, tile, first): s = A Bᵀ, where B is the 8 · n_tiles rows of the tile from
+    `first` on.
+
+    a: a lane's fragments of A as left operands of `mma`, m_tiles × depth × 4 registers.
+    depth: steps of 16 columns in a row.
+    """
     add_pair, numbers = mma_pair(kind), m_tiles * n_tiles * 4
 
     @cuda.jit(device=True)
     def add_scores(s, a, tile, first):
         lane = cuda.threadIdx.x & 31
+        # lane l gives ldmatrix_x4 the address of row l % 8 of matrix l / 8: keys 0-7 with columns 0-7, the
+        # same keys with columns 8-15, then keys 8-15
         row, column = first + (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
         for x in range(numbers):
             s[x] = float32(0)
@@ -209,18 +250,25 @@ def score_adder(kind, m_tiles, n_tiles, depth):
 
 @functools.cache
 def value_adder(kind, m_tiles, n_tiles, d_tiles):
-    """add_values(o, p, tile, first): o += p V for the 8 · n_tiles rows of V from tile[first] on."""
+    """Return add_values(o, p, tile, first): o += P V, where V is the 8 · n_tiles rows of the tile from
+    `first` on.
+
+    p: a lane's accumulators of the scores. Their layout equals that of `mma`'s left operand, so they only
+        have to be rounded.
+    """
     add_pair, pack = mma_pair(kind), ARITHMETIC[kind].pack
 
     @cuda.jit(device=True)
     def add_values(o, p, tile, first):
         lane = cuda.threadIdx.x & 31
+        # transposed while loading, since V's rows are keys, and `mma` takes the right operand by columns
         row, column = first + (lane & 15), (lane >> 4) * 8
         for step in range(n_tiles // 2):
             for pair in range(d_tiles // 2):
                 b0, b1, b2, b3 = ldmatrix_x4_trans(tile, (row + step * 16, column + pair * 16))
                 for piece in range(m_tiles):
                     x, y = (piece * n_tiles + step * 2) * 4, (piece * d_tiles + pair * 2) * 4
+                    # two accumulator blocks of 16 × 8 are one left operand of 16 × 16
                     a0, a1 = pack(p[x], p[x + 1]), pack(p[x + 2], p[x + 3])
                     a2, a3 = pack(p[x + 4], p[x + 5]), pack(p[x + 6], p[x + 7])
                     add_pair(o, y, a0, a1, a2, a3, b0, b1, b2, b3)
@@ -230,17 +278,18 @@ def value_adder(kind, m_tiles, n_tiles, d_tiles):
 
 @cuda.jit(device=True)
 def whole_sum(l):
-    """The sum of a row, in each of its four lanes."""
+    """Return the sum of l over the quad of a row, in each of its four lanes."""
     l += cuda.shfl_xor_sync(FULL, l, 1)
     return l + cuda.shfl_xor_sync(FULL, l, 2)
 
 
 @functools.cache
 def row_storer(kind, d_tiles):
-    """store_row(out, log_sum, batch, head, i, o, r, m, l, factor): O and L of this lane's row r, which is row
-    i of the output.
+    """Return store_row(out, log_sum, batch, head, i, o, r, m, l, factor), which divides and stores O and L of
+    row i.
 
-    out: (B, H, N, d / 2) int32, two numbers each.
+    r: the index of this row in the lane.
+    out: (B, H, N, d / 2), int32, two 16-bit values each.
     """
     pack = ARITHMETIC[kind].pack
 
@@ -253,7 +302,7 @@ def row_storer(kind, d_tiles):
             for tile in range(d_tiles):
                 x = ((r >> 1) * d_tiles + tile) * 4 + (r & 1) * 2
                 out[batch, head, i, tile * 4 + (lane & 3)] = int32(pack(o[x] * share, o[x + 1] * share))
-            if lane & 3 == 0:
+            if lane & 3 == 0:  # one lane of the quad; m is in units of 1 / factor, log_sum in nats
                 log_sum[batch, head, i] = m * factor * LN2 + math.log(total)
 
     return store_row

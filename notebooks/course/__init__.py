@@ -1,5 +1,5 @@
-"""What a lesson imports: the checks, the ledger of exercises done, the progress bar, figures, tables, cells
-for a GPU, work from another lesson."""
+"""The names that a lesson imports: the checks, the list of exercises done, the progress bar, figures, tables,
+cells for a GPU, and functions from other lessons."""
 
 # `brought`, `live`, `progress` and `progress_bar` name both a module and the function in it; these lines
 # make the function the one seen.

@@ -159,9 +159,9 @@ def uv() -> str | None:
 
 
 def pip(root: Path) -> list[str]:
-    """The command by which root/.venv's pip installs. Bytecode is written at the first import, as compiling
-    all of it takes a third of the time; where PYTHONDONTWRITEBYTECODE forbids that, as in many containers,
-    every process would compile PyTorch anew, so it is written now."""
+    """Return the command by which root/.venv's pip installs. Bytecode is written at the first import, because
+    compiling all of it takes a third of the time. Where PYTHONDONTWRITEBYTECODE forbids that, as in many
+    containers, every process would compile PyTorch again, so it is written now."""
     compiling = "--compile" if sys.dont_write_bytecode else "--no-compile"
     started = [str(venv_python(root)), "-m", "pip", "--disable-pip-version-check", "install", compiling]
     return [*started, "-c", str(root / "constraints.txt"), *pip_arguments()]
@@ -274,7 +274,7 @@ def runs_in_venv(root: Path) -> bool:
 
 
 def pip_arguments() -> list[str]:
-    """What the variable PIP_ARGS adds to each pip install."""
+    """Return the arguments that the variable PIP_ARGS adds to each pip install."""
     return shlex.split(os.environ.get("PIP_ARGS", ""), posix=os.name != "nt")
 
 
@@ -311,7 +311,7 @@ def remedy(requirements: tuple[str, ...], set_up: bool = True) -> str:
 
 
 def too_old() -> str:
-    """What to tell whose Python is too old."""
+    """Return the message for a user whose Python is too old."""
     wanted, here = ".".join(map(str, OLDEST_PYTHON)), platform.python_version()
     return (
         f"The course needs Python {wanted} or newer; this is {here}. With a newer one: make setup"

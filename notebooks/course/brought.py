@@ -1,4 +1,4 @@
-"""Work from another lesson: what the learner wrote there, taken from the notebook beside this one."""
+"""Functions from another lesson: what the learner wrote there, read from the notebook in the same folder."""
 
 import ast
 import inspect
@@ -14,10 +14,11 @@ MAGIC = "%", "!"
 
 
 def brought(lesson, name):
-    """The function `name` of the notebook `lesson` ("05_flash_kernel") beside this one, as it is saved there.
+    """Return the function `name` of the notebook `lesson` ("05_flash_kernel") in the same folder, as it is
+    saved there.
 
-    If it is not there, or it or a function that it calls is a stub still, the solution stands in, and a line
-    says so.
+    If the notebook is missing, or if the function or one that it calls is still a stub, the solution is used,
+    and a line says so.
     """
     mine, solution = (folder / f"{lesson}.ipynb" for folder in (Path.cwd(), ROOT / "solutions"))
     if mine.exists() and f"def {name}(" in (text := definitions(mine)):
@@ -65,7 +66,7 @@ def defined(text, name, notebook):
 
 
 def unwritten(function, seen):
-    """Whether a function, or one of the same notebook that it calls, is a stub."""
+    """Return whether a function, or one of the same notebook that it calls, is a stub."""
     function = inspect.unwrap(getattr(function, "py_func", function))
     code = getattr(function, "__code__", None)
     if code is None or code in seen or function.__globals__.get("__file__"):

@@ -68,7 +68,7 @@ def refusal(arguments: list[str]) -> str:
 
 
 def setup(arguments: list[str]) -> int:
-    """Everything is installed already when this runs."""
+    """Do nothing: everything is installed already when this runs."""
     print("The course is set up. Next: make lab")
     return 0
 
@@ -98,7 +98,7 @@ def reset(arguments: list[str]) -> int:
 
 
 def doctor(arguments: list[str]) -> int:
-    """What is here, what is wrong, what helps."""
+    """Print what is installed, what is wrong, and the remedies."""
     from course import doctor
 
     return doctor.main()

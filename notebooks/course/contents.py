@@ -29,13 +29,13 @@ PARTS = {
             "01_online_softmax",
             "Online softmax",
             "a softmax that reads each number once; the merge of two halves",
-            45,
+            60,
         ),
         Lesson(
             "02_flash_attention",
             "Flash attention",
             "attention tile by tile, both loop orders, every byte counted",
-            80,
+            95,
             ("01",),
         ),
     ],
@@ -43,38 +43,38 @@ PARTS = {
         Lesson(
             "03_threads_and_blocks",
             "Threads and blocks",
-            "your own CUDA simulator in forty lines; block sum; tiled matmul",
-            90,
+            "your own CUDA simulator in sixty lines; block sum; tiled matmul",
+            115,
         ),
         Lesson(
             "04_what_can_go_wrong",
             "What can go wrong",
-            "nine kernels, nine bugs: guess, run, mend",
-            70,
+            "nine kernels, nine bugs: guess, run, fix",
+            95,
             ("03",),
         ),
         Lesson(
             "05_flash_kernel",
             "The flash kernel",
             "the kernel of lesson 02, thread by thread",
-            85,
+            100,
             ("02", "03"),
         ),
-        Lesson("06_warps", "Warps", "shuffles, votes, one warp per query row", 60, ("01", "04")),
+        Lesson("06_warps", "Warps", "shuffles, votes, one warp per query row", 90, ("01", "04")),
     ],
     "3 · The real thing": [
         Lesson(
             "07_numba",
             "Numba",
             "the same kernels compiled: types, PTX read aloud, launches, streams",
-            80,
+            110,
             ("05", "06"),
         ),
         Lesson(
             "08_memory",
             "Memory",
             "sectors, banks, occupancy: predicted, counted, measured; a roofline",
-            95,
+            120,
             ("07",),
         ),
     ],
@@ -83,41 +83,45 @@ PARTS = {
             "09_conv_attention",
             "Convolutional attention",
             "two masks and a convolution; a test that finds leaks",
-            85,
+            100,
             ("02",),
         ),
         Lesson(
             "10_overlapping_tiles",
             "Overlapping tiles",
             "halos; the forward pass tile by tile",
-            100,
+            130,
             ("09", "04"),
         ),
         Lesson(
             "11_conv_forward",
             "The forward kernel",
             "a tile for a block: scores, convolution, statistics, output",
-            135,
+            165,
             ("10", "08"),
         ),
         Lesson(
-            "12_conv_gradients", "Gradients by hand", "the backward pass on paper; gradcheck", 90, ("09",)
+            "12_conv_gradients", "Gradients by hand", "the backward pass on paper; gradcheck", 115, ("09",)
         ),
         Lesson(
             "13_conv_backward",
             "The backward kernels",
             "two kernels, atomics, and the reproducible way",
-            120,
+            170,
             ("12", "10"),
         ),
         Lesson(
-            "14_decoding", "Decoding", "one token at a time: a cache, split keys, your own merge", 80, ("10",)
+            "14_decoding",
+            "Decoding",
+            "one token at a time: a cache, split keys, your own merge",
+            100,
+            ("10",),
         ),
         Lesson(
             "15_training",
             "Training",
             "your layer in a small transformer that finds the block; without taps it hardly does",
-            80,
+            90,
             ("13",),
         ),
     ],
@@ -126,21 +130,21 @@ PARTS = {
             "16_tensor_cores",
             "Tensor cores",
             "products by whole warps: fragments, ldmatrix, a tiled bfloat16 matmul; what rounding costs",
-            80,
+            115,
             ("08",),
         ),
         Lesson(
             "17_fast_forward",
             "Fast forward",
             "flash attention and its convolution on tensor cores; copies under way; routes counted first",
-            100,
+            170,
             ("11", "16"),
         ),
         Lesson(
             "18_fast_backward",
             "Fast backward and decode",
             "taps as diagonals of products; registers against blocks; a token at the speed of memory",
-            95,
+            140,
             ("13", "14", "16"),
         ),
     ],
@@ -149,35 +153,35 @@ PARTS = {
             "19_heads",
             "Heads",
             "maps over heads, a convolution after the softmax, two passes; four faults found by experiments",
-            80,
+            120,
             ("12", "14"),
         ),
         Lesson(
             "20_latent_attention",
             "Latent attention",
             "one small cache for all heads: absorb or expand, a reciprocal band, a shared gradient",
-            65,
+            70,
             ("12", "14"),
         ),
         Lesson(
             "21_triton",
             "Triton",
             "programs over tiles instead of threads; what the compiler decides; races found without a GPU",
-            85,
+            130,
             ("05", "10"),
         ),
         Lesson(
             "22_cuda_cpp",
             "CUDA C++",
             "your kernels in CUDA C++, no GPU; PTX of three languages; a race in a .cu file found by line",
-            90,
+            110,
             ("07", "11"),
         ),
         Lesson(
             "23_many_gpus",
             "Many GPUs",
             "a sequence over many machines: halos, a ring, balanced stretches; four processes on your laptop",
-            65,
+            70,
             ("10",),
         ),
     ],
@@ -191,7 +195,7 @@ WAYS = {
 
 
 def hours(numbers):
-    """How long these lessons take together: "5 h 10", and a + if one of them has not been timed."""
+    """Return how long these lessons take together: "5 h 10", and a + if one of them has not been timed."""
     times = [LESSONS[number].minutes for number in numbers]
     whole, minutes = divmod(sum(filter(None, times)), 60)
     return f"{whole} h {minutes:02}{' +' * (None in times)}"
@@ -260,7 +264,7 @@ def draw_map():
 
 
 def map_in_words():
-    """What draw_map shows, for those who cannot see it."""
+    """Describe in words what draw_map shows, for readers who cannot see it."""
     stands = (
         (
             f"{lesson.number} builds on {' and '.join(lesson.after)}"

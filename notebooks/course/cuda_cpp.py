@@ -71,7 +71,7 @@ def normal(text):
 
 
 def by_nvrtc(source, name, options, headers):
-    """Compiled here. Errors: NoCompiler; LaunchError."""
+    """Compile the text here. Errors: NoCompiler; LaunchError."""
     if not have_nvrtc():
         raise NoCompiler(MISSING)
     from sim.ptx.nvrtc import compile_ptx
@@ -91,7 +91,7 @@ def by_nvrtc(source, name, options, headers):
 
 @functools.cache
 def have_nvrtc():
-    """Whether NVRTC is here; COURSE_NO_COMPILER=1 behaves as if it were not."""
+    """Return whether NVRTC is installed; COURSE_NO_COMPILER=1 behaves as if it were not."""
     if os.environ.get("COURSE_NO_COMPILER"):
         return False
     try:

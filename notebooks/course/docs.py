@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from course.bootstrap import ROOT
 
-API = ["sim", "sim.events", "sim.observers", "sim.report", "sim.isa", "sim.viz", "sim.engine.base", "kernels"]
+API = "sim sim.events sim.observers sim.recording sim.report sim.isa sim.viz sim.engine.base kernels".split()
 INNER = ["sim.native", "sim.frontend", "sim.memory", "sim.host", "sim.cuda"]  # for those who work on sim
 STYLE = "body{max-width:50em;margin:2em auto;padding:0 1em;font:16px/1.5 system-ui,sans-serif}"
 
@@ -49,8 +49,8 @@ def write_api(folder: Path) -> None:
 
 
 def write_lesson(notebook: Path, page: Path) -> None:
-    """A published lesson as HTML. What it links to beside other lessons are files of the project: their names
-    stay as text."""
+    """A published lesson as HTML. Its links to other lessons stay links; the names of other files of the
+    project stay as text."""
     from nbconvert import HTMLExporter
 
     html, _ = HTMLExporter(embed_images=True).from_filename(str(notebook))
@@ -102,7 +102,7 @@ def dead_links(site: Path) -> list[str]:
 
 
 def leads_somewhere(page, target, pages) -> bool:
-    """Whether a link of `page` is outward, or names a page, and a place in it, that are there."""
+    """Return whether a link of `page` leads outward, or to a page and an anchor that exist."""
     if target.scheme or target.netloc:
         return True
     there = (page.parent / unquote(target.path)).resolve() if target.path else page

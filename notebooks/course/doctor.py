@@ -1,4 +1,4 @@
-"""The doctor: what is installed here, whether there is a GPU, and for every known trouble the remedy.
+"""The doctor: finds what is installed, whether there is a GPU, and the remedy for every known problem.
 Standard library only."""
 
 import ctypes
@@ -31,7 +31,7 @@ IMPORTS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found on this machine. CUDA versions are (major, minor); None stands for what is not there."""
+    """The facts about this machine. CUDA versions are (major, minor); None means that a part is missing."""
 
     python: tuple[int, ...] = (3, 11, 0)
     system: str = "Linux"
@@ -90,12 +90,12 @@ def verdict(facts: Facts, troubles: list[Trouble]) -> str:
 
 
 def diagnose(facts: Facts) -> list[Trouble]:
-    """Every known trouble that these facts show, the worst first."""
+    """Return every known problem that these facts show, the worst first."""
     return sorted([*lesson_troubles(facts), *gpu_troubles(facts)], key=lambda trouble: not trouble.stops)
 
 
 def lesson_troubles(facts: Facts):
-    """What stops the lessons in the simulator."""
+    """Return the problems that stop the lessons in the simulator."""
     if facts.python < OLDEST_PYTHON:
         yield Trouble("Python is too old.", too_old(), stops=True)
     if "simulator" in facts.broken:
@@ -111,7 +111,8 @@ def lesson_troubles(facts: Facts):
 
 
 def gpu_troubles(facts: Facts):
-    """What stops kernels from being compiled or run on a GPU; the simulator needs none of it."""
+    """Return the problems that stop kernels from being compiled or run on a GPU. The simulator does not need
+    a GPU."""
     yield from numba_cuda_troubles(facts)
     if facts.gpus and facts.torch_cuda is None and "torch" not in facts.broken:
         yield Trouble(
@@ -128,7 +129,7 @@ def gpu_troubles(facts: Facts):
 
 
 def numba_cuda_troubles(facts: Facts):
-    """What is wrong with numba-cuda, or between it and numpy, the platform, the driver."""
+    """Return the problems of numba-cuda, by itself or with numpy, the platform or the driver."""
     parts = cuda_requirements(facts.driver, facts.system)
     numpy = number(facts.versions.get("numpy", ""))
     if not parts:
@@ -229,5 +230,5 @@ def dotted(version: tuple[int, int]) -> str:
 
 
 def platform_name(system: str) -> str:
-    """How people call platform.system()."""
+    """Return the common name of platform.system()."""
     return {"Darwin": "macOS"}.get(system, system)

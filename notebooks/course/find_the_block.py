@@ -27,7 +27,7 @@ from kernels import FusedAttention
 
 @dataclass(frozen=True)
 class Task:
-    """How large the texts are. Tokens are 0 to letters - 1, then the end of a block, then the mark before the
+    """The size of the texts. Tokens are 0 to letters - 1, then the end of a block, then the mark before the
     question."""
 
     blocks: int = 5
@@ -157,8 +157,8 @@ def share_wrong(model, task, texts=2048, seed=10**6, batch=256):
 
 @dataclass(frozen=True)
 class Plan:
-    """How long and how to train. The taps, few and at first the identity, move tap_factor times as fast as
-    the rest."""
+    """The length and the settings of the training. The taps are few and start as the identity, so their
+    learning rate is tap_factor times that of the other parameters."""
 
     steps: int = 600
     batch: int = 64
@@ -175,8 +175,7 @@ class Plan:
 
 
 class Training:
-    """A model in training: everything that the next step hangs on, so that it can be stored and taken up
-    again."""
+    """A model in training: everything that the next step depends on, so that it can be stored and resumed."""
 
     def __init__(self, model, task, plan, seed):
         self.model, self.task, self.plan = model, task, plan

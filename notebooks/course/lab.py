@@ -17,7 +17,7 @@ from course.progress import COPIES, adopt_users_ledger, done, exercises, next_ex
 
 SETTINGS = {
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
-    # beside the dates the names of lessons do not fit
+    # the names of lessons do not fit next to the dates
     "@jupyterlab/filebrowser-extension:browser": {"showLastModifiedColumn": False},
 }
 ANSWER_SECONDS = 5  # for a server that runs, to say so
@@ -72,7 +72,7 @@ def running_server(copies: Path) -> dict | None:
 
 
 def answers(server: dict) -> bool:
-    """Whether a server answers at its address; one that wants a password does."""
+    """Return whether a server answers at its address. A server that wants a password counts as one."""
     try:
         urlopen(f"{server['url']}api", timeout=ANSWER_SECONDS).close()
     except HTTPError:
@@ -98,7 +98,8 @@ def open_running(server: dict, copies: Path, in_browser: bool) -> int:
 
 
 def as_root(given: list[str]) -> list[str]:
-    """Where JupyterLab would refuse to start for root, as in a container, the argument that it wants."""
+    """Return the argument with which JupyterLab starts for root, as in a container; otherwise it would
+    refuse."""
     if getattr(os, "geteuid", lambda: 1)() or "--allow-root" in given:
         return []
     print("You are root, as in a container: JupyterLab is started with --allow-root.", flush=True)

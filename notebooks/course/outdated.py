@@ -12,7 +12,7 @@ DEFINES = re.compile(r"^(?:(?:async +)?def|class) +(\w+)|^(\w+) *(?::[^=\n]+)?=(
 
 
 class Cells:
-    """What the notebook's cells have defined; IPython calls it before and after each cell."""
+    """A record of what the notebook's cells have defined. IPython calls it before and after each cell."""
 
     def __init__(self, names):
         self.names = names  # the notebook's variables

@@ -52,8 +52,8 @@ def draw_square(axes, x, y, shade, word):
 
 
 def draw_divergence(reports):
-    """Which lanes do a line together: {heading: report of a launch of one block, with a trace}. Time runs
-    down, line by line; lanes that are switched off are pale."""
+    """Draw which lanes execute a line together: {heading: report of a launch of one block, with a trace}.
+    Time runs down, line by line; inactive lanes are pale."""
     rows = []
     for heading, report in reports.items():
         for warp, moments in moments_of(report.recording).items():

@@ -43,14 +43,14 @@ def next_exercise(after=None):
 
 
 def place(number):
-    """Where an exercise is in the learner's folder, as a link of its notebook: "01_online_softmax.ipynb"."""
+    """Return the notebook of an exercise in the learner's folder, as a link: "01_online_softmax.ipynb"."""
     lesson = f"{int(number.partition('.')[0]):02}"
     return next(file.with_suffix(".ipynb").name for file in sorted(SOLUTIONS.glob(f"{lesson}_*.py")))
 
 
 def how_far(number):
-    """What a passed check says in a notebook, as Markdown: how many exercises are done, the next one, and
-    where this one's solution stands."""
+    """Return what a passed check shows in a notebook, as Markdown: how many exercises are done, the next one,
+    and a link to this one's solution."""
     total = sum(map(len, exercises().values()))
     onward = next_exercise(number)
     said = [f"{len(done())} of {total} done"]
@@ -137,7 +137,7 @@ def adopt_users_ledger():
 
 
 def reset():
-    """Start a new ledger and keep the old one beside it; return what to tell."""
+    """Start a new ledger, keep the old one next to it, and return the message."""
     if not done():
         return "No exercise is done yet: there is nothing to reset."
     with alone():

@@ -13,5 +13,5 @@ def progress_bar(iterable: Iterable | None = None, **tqdm_arguments) -> tqdm:
 
 
 def quiet() -> bool:
-    """Whether the variable COURSE_QUIET silences the bars."""
+    """Return whether the variable COURSE_QUIET silences the bars."""
     return os.environ.get("COURSE_QUIET", "") not in ("", "0")

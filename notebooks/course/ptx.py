@@ -1,5 +1,5 @@
-"""What Numba makes of a kernel, with or without a GPU: the types it finds, and the PTX, to be read and to be
-counted in.
+"""The code that Numba makes of a kernel, with or without a GPU: the types that it infers, and the PTX, to
+read and to count in.
 
 Both need NVIDIA's compiler library, libNVVM, which comes with numba-cuda on Linux and Windows, but no GPU and
 no driver. Where it is missing, as on macOS, `compiled` and `type_of` know what the build of the lessons
@@ -274,7 +274,7 @@ def numbers_of(architecture):
 
 
 def parameters(function, signature):
-    """What a compiled kernel gets: of an array seven numbers or more, else the number."""
+    """Return the parameters of a compiled kernel: for an array seven numbers or more, for a number one."""
     names = []
     for name, kind in zip(function.__code__.co_varnames, signature.args, strict=False):
         sizes = [f"{part}{axis}" for part in ("shape", "strides") for axis in range(getattr(kind, "ndim", 0))]
@@ -324,8 +324,8 @@ SPOKEN = {  # the longest beginning of an instruction's name that stands here; {
 
 
 def spoken(line):
-    """What one instruction does, in words; nothing for one that is not in our small dictionary, and for a
-    label."""
+    """Describe one instruction in words. Return nothing for a label, and for an instruction that is not in
+    our small dictionary."""
     guard, operation, operands = re.fullmatch(r"(?:@(!?%\w+) +)?(\S+)\s*(.*)", line).groups()
     beginnings = [name for name in SPOKEN if f"{operation}.".startswith(f"{name}.")]
     if not beginnings:

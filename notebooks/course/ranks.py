@@ -28,7 +28,8 @@ class RankFailed(RuntimeError):
 
 
 def run_ranks(function, ranks, *arguments, timeout=60):
-    """What function(*arguments) returns in each of `ranks` processes, a list in the order of their ranks.
+    """Return the results of function(*arguments) in each of `ranks` processes, a list in the order of their
+    ranks.
 
     The processes form torch.distributed's default group, with gloo; `torch.distributed.get_rank()` tells one
     from the other. function may stand in a notebook.
@@ -78,7 +79,7 @@ def exit_code(folder, rank, process):
 
 
 def outcomes(folder, codes):
-    """What each rank returned, or RankFailed with the errors."""
+    """Return the result of each rank. Raise RankFailed with the errors."""
     failed, results = [], []
     for rank, code in enumerate(codes):
         path = folder / f"{rank}.result"

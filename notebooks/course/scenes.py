@@ -23,8 +23,8 @@ MOVED = {(True, False): "load", (False, True): "store", (True, True): "atomic"} 
 
 @dataclass
 class Step:
-    """What moves for one tile of scores: numbers read and written by array, the tiles of queries and of keys,
-    what was written before, to set arrays up, and all that has moved when the step is done."""
+    """The data movement of one tile of scores: elements read and written by array, the tiles of queries and
+    of keys, the elements written before to initialise arrays, and the total when the step is done."""
 
     read: Counter = field(default_factory=Counter)
     written: Counter = field(default_factory=Counter)
@@ -34,12 +34,12 @@ class Step:
     total: int = 0
 
     def tile(self, name):
-        """Which tile of an array this step is about."""
+        """Return which tile of an array this step uses."""
         return self.keys if name in ("K", "V") else self.queries
 
 
 class SteppedTraffic(Traffic):
-    """Traffic, also kept step by step in the order of the run; `size` rows in a tile, d at least 2."""
+    """Traffic that also records each step in execution order; `size` rows per tile, d at least 2."""
 
     def __init__(self, q, k, v, size):
         super().__init__()
@@ -192,7 +192,7 @@ class Panel:
         return self.words(step), rows
 
     def lanes(self, numbers):
-        """How many lines thick the arrow is for so many numbers."""
+        """Return the width of the arrow, in lines, for this number of elements."""
         return math.ceil(numbers / self.lane)
 
     def words(self, step):

@@ -10,7 +10,7 @@ MARK = "▶ "
 
 
 def show_ptx(title, columns):
-    """Show PTX texts beside each other. columns: {name: (ptx, lines)}, numbers of lines of the source, to be
+    """Show PTX texts next to each other. columns: {name: (ptx, lines)}, numbers of lines of the source, to be
     marked."""
     # here, so that the package loads where Jupyter is missing
     from IPython.display import display
@@ -32,7 +32,8 @@ def instructions(ptx):
 
 
 def count(ptx, beginning="", lines=None):
-    """How many instructions begin so, those of some lines of the source alone if `lines` names them."""
+    """Count the instructions that begin with a prefix; if `lines` is given, only those of these lines of the
+    source."""
     return sum(
         not text.startswith("$") and bare(text).startswith(beginning) and (lines is None or line in lines)
         for line, text in instructions(ptx)
@@ -54,7 +55,7 @@ def marked(ptx, lines):
 
 @dataclass(frozen=True)
 class SideBySide:
-    """`str()` is its text, and a notebook shows its HTML; both hang on its columns alone."""
+    """`str()` is its text, and a notebook shows its HTML; both depend on its columns only."""
 
     title: str
     columns: dict[str, list[tuple[str, bool]]]

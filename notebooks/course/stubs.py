@@ -14,7 +14,7 @@ def stub_of(error):
 
 
 def what_to_do(stub):
-    """How to get on from the stub of "exercise 1.2"."""
+    """Return how to continue from the stub of "exercise 1.2"."""
     return f'Put your code in place of raise NotImplementedError("{stub}"), run both cells.'
 
 

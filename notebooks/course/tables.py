@@ -18,7 +18,7 @@ def show_table(header, *rows, title=""):
 
 @dataclass(frozen=True)
 class Table:
-    """`str(table)` is its text, and a notebook shows its HTML; both hang on its cells alone."""
+    """`str(table)` is its text, and a notebook shows its HTML; both depend on its cells only."""
 
     title: str
     header: list[str]

@@ -7,11 +7,13 @@ from types import CodeType
 from typing import Any, Protocol
 
 from sim.device import DeviceSpec
-from sim.events import Column, Finding, Index3, Observer, Recording
+from sim.events import Column, Finding, Index3, Observer
+from sim.memory.argument import Argument
+from sim.recording import Recording
 
 
 class Kernel(ABC):
-    """A kernel of another front end, such as PTX. Any other kernel is a Python function."""
+    """A kernel from a front end other than Python, such as PTX. A Python kernel is a plain function."""
 
     __name__: str
 
@@ -35,7 +37,7 @@ class Launch:
     """A kernel and the configuration of one launch."""
 
     function: Any  # a Python function, or a Kernel
-    arguments: dict[str, Any]
+    arguments: tuple[Argument, ...]
     grid: Index3
     block: Index3
     shared: int  # bytes of dynamic shared memory

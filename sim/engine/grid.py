@@ -14,7 +14,7 @@ class Thread:
 
     __slots__ = (
         "index linear warp lane block fiber waits frame calls iterations payload result done error"
-        " sent groups failed_atomic times_skipped".split()
+        " sent groups failed_atomic times_skipped failed_wait".split()
     )
 
     def __init__(self, index, linear, warp_size, block):
@@ -27,6 +27,8 @@ class Thread:
         # asynchronous copies (sim.memory.transfer.Sent): those since the last commit, a list for each commit
         self.sent, self.groups = [], []
         self.failed_atomic = None  # its last atomic, if that changed nothing
+        # (mbarrier, site) of its last test of a phase, if that was not complete
+        self.failed_wait = None
         self.times_skipped = 0  # how often others have run instead, as it would fail again
 
     def run(self, kernel, arguments):
@@ -60,7 +62,7 @@ def call_chain(frame):
 
 
 def iteration_counts(frame):
-    """Return the iterations that the loops around `frame` are in, those of the calling functions first."""
+    """Return the current iteration of each loop that encloses `frame`, starting with those in its callers."""
     around, own = frame.f_back, frame.f_locals.get(ITERATIONS, ())
     return own if around is None or around.f_code is BEGIN else (*iteration_counts(around), *own)
 
@@ -94,8 +96,8 @@ def indices(shape):
 
 
 def all_wait_for_grid(block):
-    """Return whether all threads of a parked block wait for the grid. (With ONE_OF_BLOCK, one thread waits
-    for all of its block.)"""
+    """Return whether every thread of a parked block is waiting at the grid barrier. (With ONE_OF_BLOCK, one
+    thread waits on behalf of its block.)"""
     return all(thread.waits != ONE_OF_BLOCK for thread in block.threads)
 
 

@@ -40,9 +40,9 @@ def arrive_at(scheduler, number, count, frame, waits):
 
 
 def join_block_barrier(scheduler, block, waiting):
-    """Count threads that wait at a barrier of the whole block as arrivals at the named barrier of the same
-    number, if the two together are complete. Return whether the barrier opens. (In PTX they are the same
-    barrier: without a count, it is for all threads of the block.)"""
+    """If the threads that wait at the block-wide barrier would complete the named barrier of the same number,
+    count them as arrivals at it. Return whether the barrier opens. (PTX has one barrier per number; without a
+    thread count it waits for the whole block.)"""
     for number, barrier in block.named_barriers.items():
         same = [thread for thread in waiting if thread.frame.number == number and thread.payload is None]
         if barrier.arrivals and barrier.count == len(block.threads) == barrier.arrivals + len(same):

@@ -5,7 +5,7 @@ import ctypes
 import functools
 import threading
 
-from sim.errors import Abandoned
+from sim.errors import Abandoned, LaunchError
 
 
 def throw_into(ident, exception):
@@ -19,13 +19,19 @@ class OSThread:
 
     def __init__(self):
         self.body = self.error = self.thrown = None
-        self.running = False
+        self.running = self.ended = False
         # `go` is released to resume the body, `back` to return to the caller of resume()
         self.go, self.back = threading.Lock(), threading.Lock()
         self.go.acquire()
         self.back.acquire()
         self.thread = threading.Thread(target=contextvars.copy_context().run, args=(self.loop,), daemon=True)
-        self.thread.start()
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            raise LaunchError(
+                'engine="threads" runs each resident CUDA thread in an operating-system thread, and the'
+                ' system has no more; wanted a launch of fewer threads, or engine="fibers"'
+            ) from error
 
     def begin(self, thread, kernel, arguments):
         """Set the next body: `thread` runs `kernel`."""
@@ -41,7 +47,8 @@ class OSThread:
             pass
         except BaseException as error:  # raised again in resume(), as a greenlet would
             self.error = error
-        self.running = False
+        # set before `back`: a thread that has released it may count as alive for a moment
+        self.running, self.ended = False, True
         self.back.release()
 
     def resume(self):
@@ -74,5 +81,5 @@ class OSThread:
     def close(self):
         """End the operating-system thread."""
         self.thrown = SystemExit
-        if self.thread.is_alive():
+        if not self.ended:
             self.resume()

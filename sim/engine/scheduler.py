@@ -1,9 +1,10 @@
 """The scheduler's loop: it resumes one thread at a time, opens barriers, and reports why no thread can
 run."""
 
-from sim.engine import barrier, named_barrier, warp
+from sim.engine import barrier, mbarrier, named_barrier, warp
 from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
+from sim.frames import format_none_parameters, site_of_error
 
 MOST_SKIPS = 64  # how often in a row a thread is skipped that would repeat a failed atomic
 # results of run_block
@@ -117,16 +118,21 @@ class Scheduler:
         if isinstance(error, SimulatorError):
             raise error
         if not isinstance(error, Stuck):
-            number = self.context.site_of_error(error)
+            number = site_of_error(error)
             site = SITES[number]
             raised = ThreadError(
                 f"thread {index_text(thread.index)} of block {index_text(thread.block.index)} raised"
                 f" {type(error).__name__}: {error}\n  {site.function} line {site.line}  {site.source}"
-                f"{self.context.format_none_parameters(error)}"
+                f"{format_none_parameters(error)}"
             )
             raised.access = self.context.witness(f"raised {type(error).__name__}", number, thread)
             raise raised from error
-        self.report_no_progress(thread, *(error.args or (self.context.site_of_error(error),)))
+        site, *decided = error.args or (site_of_error(error),)
+        waits = mbarrier.failed_waits(self.context, thread)
+        if waits and all(decided):
+            self.context.findings.append(mbarrier.deadlock_finding(self.context, thread, site, waits))
+        else:
+            self.report_no_progress(thread, site, *decided)
         raise error
 
     def report_no_progress(self, thread, site, decided=True):
@@ -242,7 +248,7 @@ class Scheduler:
         """Return the Access that says in a finding where `thread` waits, or that it has returned."""
         if thread.done:
             return Access("returned", thread.block.index, thread.index)
-        return self.context.witness("waits", self.context.site_of(thread.frame, "call"), thread)
+        return self.context.witness("waits", self.context.sites.of_frame(thread.frame, "call"), thread)
 
     def block_ended(self, block):
         self.context.flush()

@@ -22,7 +22,7 @@ SKIPS = 8  # how many rounds the other threads run before the one that is held b
 
 
 class Seeded:
-    """Random orders from the launch's seed. Every thread lets others go first whenever it may."""
+    """Random orders drawn from the launch's seed. Every thread yields whenever it may."""
 
     patience = 0  # how many turns a thread takes before it lets others go first
     interleaves = False  # whether threads let others go first even where none waits for them
@@ -39,7 +39,7 @@ class Seeded:
         return [ready[position] for position in self.order(len(ready))], []
 
     def keeps_spinning(self, thread):
-        """Return whether a thread continues although it would have to let others go first."""
+        """Return whether a thread continues where it would normally have to yield."""
         return False
 
     def may_start_block(self, waiting):

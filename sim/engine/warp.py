@@ -36,7 +36,7 @@ def arrive(scheduler, operation, arguments, frame):
     payload = operation.converted(arguments[operation.mask == GIVEN :])
     if mask != CONVERGED and not mask >> thread.lane & 1:
         scheduler.context.findings.append(mask_without_caller_finding(scheduler, thread, mask, frame))
-        return operation.alone(payload)
+        return operation.result_outside_mask(payload)
     # Lanes may arrive at different syncwarp instructions (PTX ISA, bar.warp.sync); all other operations must
     # be at the same call.
     place = () if operation.name == "syncwarp" else (id(frame.f_code), frame.f_lasti)
@@ -62,7 +62,7 @@ def complete(context, block, key, running=None):
     lanes = sorted(group.threads)
     payloads = {lane: group.threads[lane].payload for lane in lanes}
     context.findings += absent_lane_findings(context, group, payloads)
-    results = group.operation.carried_out(group.bits, payloads)
+    results = group.operation.execute(group.bits, payloads)
     if context.poison is not None:
         for lane, _ in reads_from_absent_lanes(group.operation, payloads):
             results[lane] = undefined_like(results[lane], context.poison)
@@ -71,9 +71,10 @@ def complete(context, block, key, running=None):
         thread.result = results[lane]
         if thread is not running:
             block.ready.append(thread)
-    if group.operation.orders and context.listeners["warp_synchronized"]:
+    hook = "warp_synchronized" if group.operation.orders else "warp_exchanged"
+    if context.listeners[hook]:
         together = tuple(group.threads[lane].linear for lane in lanes)
-        context.announce("warp_synchronized", block.index, together, context.last_segment)
+        context.announce(hook, block.index, together, context.last_segment)
         if running:
             context.begin_segment(running)
 
@@ -100,8 +101,8 @@ def complete_converged(context, block):
 
 
 def mask_without_caller_finding(scheduler, thread, mask, frame):
-    """Return the finding for a lane that passes a mask in which it is not itself."""
-    site = scheduler.context.site_of(frame, "call")
+    """Return the finding for a lane that passes a mask that does not include the lane itself."""
+    site = scheduler.context.sites.of_frame(frame, "call")
     return Finding(
         "warp-divergence",
         "error",
@@ -125,13 +126,13 @@ def absent_lane_findings(context, group, payloads):
             "warp-divergence",
             "error",
             f"{those} no part in {operation.name}, which all 32 lanes must reach",
-            (context.witness("calls", context.site_of(first.frame, "call"), first),),
+            (context.witness("calls", context.sites.of_frame(first.frame, "call"), first),),
             reason="They have returned, or the block has no such threads.",
             fix="launch whole warps, and let all 32 lanes reach the call: those without data with zeros",
         )
     for lane, of in reads_from_absent_lanes(operation, payloads):
         thread = group.threads[lane]
-        calls = context.witness("calls", context.site_of(thread.frame, "call"), thread)
+        calls = context.witness("calls", context.sites.of_frame(thread.frame, "call"), thread)
         yield Finding(
             "warp-divergence",
             "warning",
@@ -149,7 +150,7 @@ def absent_lane_findings(context, group, payloads):
 
 
 def reads_from_absent_lanes(operation, payloads):
-    """Yield (lane, source lane) where the source lane takes no part."""
+    """Yield (lane, source lane) for each lane that reads from a lane that does not participate."""
     if operation.reads and len(payloads) < 32:
         for lane, payload in payloads.items():
             of = operation.reads(lane, *payload)
@@ -167,7 +168,7 @@ def undefined_like(value, filling):
 
 
 def format_lanes(lanes):
-    """Format the numbers of lanes, at most four of them."""
+    """Format lane numbers, listing at most four."""
     first = ", ".join(map(str, lanes[: 3 if len(lanes) > 4 else 4]))
     return f"{first} and {len(lanes) - 3} more" if len(lanes) > 4 else first
 

@@ -13,7 +13,7 @@ from sim.frontend.loop_counts import loops_to_count
 from sim.frontend.resolve import GEOMETRY, referent_of
 from sim.frontend.tree import from_end, indices_of, is_of_shape
 from sim.frontend.types import ANY, ArrayType, Number, Record, View, bits
-from sim.memory.array import FromEnd
+from sim.memory.indices import FromEnd
 
 PREFIX = "__sim_"  # begins every name that the rewriter adds to a kernel
 MAX_INDICES = 5

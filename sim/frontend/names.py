@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from sim.isa.conversions import cast
-from sim.isa.table import INSTRUCTIONS, STANDING_FOR, name_of
+from sim.isa.table import ENTRY_OF_OBJECT, INSTRUCTIONS, name_of
 
 MISSING = object()
 CUDA_MODULES = ("numba.cuda", "sim.cuda")  # modules that a kernel may import as `cuda`
@@ -131,8 +131,8 @@ OF_MODULE = {
 
 def entry_of(value):
     """Return the entry of `sim.isa` that an object is, or that has the object's name; else None."""
-    if value is MISSING or id(value) in STANDING_FOR:
-        return STANDING_FOR.get(id(value))
+    if value is MISSING or id(value) in ENTRY_OF_OBJECT:
+        return ENTRY_OF_OBJECT.get(id(value))
     before = OF_MODULE.get(getattr(value, "__module__", None))
     return INSTRUCTIONS.get(cuda_name(value) if before is None else before + getattr(value, "__name__", ""))
 

@@ -73,13 +73,46 @@ class Outline:
         loops = [node for node in self.path(line) if node.kind == LOOP and node.first == line]
         return loops[0] if loops else None
 
-    def after(self, one, other):
-        """Return the statement at line `one` after which a new statement comes before line `other` and is
-        reached by every thread. Return None if there is no such statement, or if an arm of a branch
-        contains both lines."""
+    def between(self, one, other):
+        """Return the statement at line `one` after which a new statement comes before line `other`, or
+        None."""
         shared = self.common(one, other)
         found = self.part(shared[-1] if shared else self.root, one)
-        return found if found is not None and found.last < other and self.all_reach_end(found) else None
+        return found if found is not None and found.last < other else None
+
+    def after(self, one, other):
+        """Return the statement of `between` if every thread reaches what follows it, else None."""
+        found = self.between(one, other)
+        return found if found is not None and self.all_reach_end(found) else None
+
+    def divisible(self, node):
+        """Return whether every thread reaches what follows a Node as soon as the branches that hold it are
+        divided there, and a return in front of it becomes a branch around what follows."""
+        above = [part for part in self.holders(node, self.root) if part.kind != STATEMENT][1:]
+        kinds = [part.kind for part in above]
+        first = next((at for at, kind in enumerate(kinds) if kind == BRANCH), len(kinds))
+        if LOOP in kinds[first:] or kinds[:1] != [FUNCTION]:
+            return False
+        held = any(self.leaves(part, LEAVE, node.last) for part in above if part.kind == LOOP)
+        earlier = [
+            part for part in above[0].parts if self.leaves(part, RETURN, node.last) or part.kind == RETURN
+        ]
+        in_front = (part.last < node.first and len(part.parts) == 1 and self.ends(part) for part in earlier)
+        return not held and (LOOP not in kinds or not earlier) and all(in_front)
+
+    def ends(self, branch):
+        """Return whether the single arm of a branch returns at its end, and nowhere else."""
+        statements = branch.parts[0].parts if branch.kind == BRANCH else []
+        inner = statements[0].parts if len(statements) == 1 and statements[0].parts else statements
+        kinds = [part.kind for part in inner]
+        return kinds[-1:] == [RETURN] and RETURN not in kinds[:-1] and not any(map(self.returns, inner[:-1]))
+
+    def returns(self, node):
+        return self.leaves(node, RETURN, node.last)
+
+    def outermost(self, node):
+        """Return the outermost branch that holds a Node, or None."""
+        return next((part for part in self.holders(node, self.root) if part.kind == BRANCH), None)
 
     def all_reach_end(self, node):
         """Return whether every thread reaches what follows a Node, as far as the text shows: no arm of a

@@ -36,10 +36,10 @@ from sim.frontend.resolve import GEOMETRIES, referent_of, source_of
 from sim.frontend.rewrite import Rewriter
 from sim.frontend.tree import as_list, located
 from sim.isa.conversions import cast, domain
-from sim.isa.table import STANDING_FOR, SUSPENDING
+from sim.isa.table import ENTRY_OF_OBJECT, SUSPENDING
+from sim.memory.argument import host_array
 from sim.memory.array import Array
 from sim.memory.declared import constant_array
-from sim.memory.spaces import host_array
 
 ONE_NUMBER = int, float, complex, np.generic
 # function -> {(types of parameters, values of globals, enabled events, block shape): Code}
@@ -267,9 +267,9 @@ class Binder:
             return tuple(map(self.rebind, value))
         if isinstance(value, types.ModuleType):
             return self.module(value)
-        if id(value) in STANDING_FOR:
-            self.used.add(STANDING_FOR[id(value)].name)
-            return self.dialect.instruction(STANDING_FOR[id(value)])
+        if id(value) in ENTRY_OF_OBJECT:
+            self.used.add(ENTRY_OF_OBJECT[id(value)].name)
+            return self.dialect.instruction(ENTRY_OF_OBJECT[id(value)])
         name = cuda_name(value)
         dtype = None if name in GEOMETRIES else dtype_or_none(value)
         if dtype is not None and is_number(dtype) and value not in (int, float, bool, complex):

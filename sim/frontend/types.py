@@ -187,12 +187,12 @@ def field(type_, name):
     return element_type(type_.dtype[name]) if known else ANY
 
 
-def type_of_argument(value):
-    """Return the type of a launch argument. Its interval is rounded up, to limit the number of
-    specialisations."""
-    if isinstance(value, tuple):
-        return tuple(map(type_of_argument, value))
-    if type(value) is np.int32:
+def type_of_argument(argument, value):
+    """Return the type of a launch argument, whose value threads see as `value`. Its interval is rounded up,
+    to limit the number of specialisations."""
+    if argument.parts is not None:
+        return tuple(map(type_of_argument, argument.parts, value))
+    if type(argument.value) is np.int32:
         return natural(np.int32, 31) if value >= 0 else INT32
     type_ = type_of_value(value)
     few = -(-(bits(type_) or 0) // 8) * 8

@@ -21,7 +21,7 @@ from sim.events import Finding
 from sim.host.driver import Device, Functions, Memory
 from sim.isa.conversions import cast
 from sim.launch import simulate
-from sim.memory.spaces import argument_array, host_array, of_parts
+from sim.memory.argument import arrays_of, classify, host_array, of_parts
 from sim.observers import DEFAULT
 from sim.report import Report, merge_findings
 
@@ -254,7 +254,8 @@ def run_seeds(function, options, configuration, values):
     first, *further = options.seeds
     if not further:
         return one(first)
-    arrays = [array for array in array_leaves(values) if array.flags.writeable]
+    classified = [classify(f"argument {i}", value) for i, value in enumerate(values)]
+    arrays = [array for array in arrays_of(classified).values() if array.flags.writeable]
     before, others = [array.copy() for array in arrays], []
     for seed in further:
         others += one(seed).findings
@@ -265,15 +266,6 @@ def run_seeds(function, options, configuration, values):
     merged = {finding.key: finding for finding in (*others, *report.findings)}
     findings = sorted(merged.values(), key=lambda finding: finding.severity != "error")
     return replace(report, findings=tuple(findings))
-
-
-def array_leaves(values):
-    """Yield every numpy array among arguments, including arrays in tuples and the arrays of CPU tensors."""
-    for value in values:
-        if isinstance(value, tuple):
-            yield from array_leaves(value)
-        elif (array := argument_array(value, "argument")) is not None:
-            yield array
 
 
 def is_debugged(kernel):

@@ -33,13 +33,13 @@ INTEGERS = SIGNED | UNSIGNED
 TWICE = {"s16": int32, "s32": int64, "u16": uint32, "u32": uint64}
 
 
-def enter(name, meaning, operands, result, native=None, also=()):
-    """Enter a function under its PTX name. `also`: further PTX names."""
-    Function(name, meaning, "PTX ISA", operands, result, native=native, ptx=(name, *also)).enter()
+def add_entry(name, semantics, operands, result, native=None, also=()):
+    """Add a function under its PTX name. `also`: further PTX names."""
+    Function(name, semantics, "PTX ISA", operands, result, native=native, ptx=(name, *also)).add()
 
 
-def family(name, types, meaning, count=2, results=None, native=None):
-    """Enter an instruction for each type. The letter T in `name` stands for the type.
+def family(name, types, semantics, count=2, results=None, native=None):
+    """Add an instruction for each type. The letter T in `name` stands for the type.
 
     results: {type: type of the result}, where it is not the type itself.
     count: the number of operands of that type, or a tuple with the types of the operands after the first.
@@ -47,7 +47,7 @@ def family(name, types, meaning, count=2, results=None, native=None):
     for text, scalar in types.items():
         result = scalar if results is None else results[text] if isinstance(results, dict) else results
         operands = (scalar, *count) if isinstance(count, tuple) else (scalar,) * count
-        enter(name.replace("T", text), meaning, operands, result, native)
+        add_entry(name.replace("T", text), semantics, operands, result, native)
 
 
 # --- integers -----------------------------------------------------------------------------------------------
@@ -103,8 +103,8 @@ def inserted(x, into, start, length, *, bits):
 def signed_field(x, start, length, *, bits):
     start, length = start & 255, length & 255
     sign = x >> min(start + length - 1, bits - 1) & 1 if length else 0
-    kept = min(length, max(bits - start, 0))
-    return ((x >> start) & ((1 << kept) - 1)) - (sign << kept)
+    count = min(length, max(bits - start, 0))
+    return ((x >> start) & ((1 << count) - 1)) - (sign << count)
 
 
 def funnel(wrapped, left):
@@ -231,7 +231,7 @@ family("mul.wide.T", {name: INTEGERS[name] for name in TWICE}, operator.mul, res
 family("mad.lo.T", INTEGERS, multiply_add, 3, native=SAME)
 family("mad.hi.T", INTEGERS, high_add, 3)
 for _name, _wide in TWICE.items():
-    enter(f"mad.wide.{_name}", multiply_add, (INTEGERS[_name], INTEGERS[_name], _wide), _wide)
+    add_entry(f"mad.wide.{_name}", multiply_add, (INTEGERS[_name], INTEGERS[_name], _wide), _wide)
 family("div.T", INTEGERS, quotient)
 family("rem.T", INTEGERS, remainder)
 family("sad.T", INTEGERS, difference, 3)
@@ -248,34 +248,34 @@ family("and.T", LOGIC, operator.and_, native=SAME)
 family("or.T", LOGIC, operator.or_, native=SAME)
 family("xor.T", LOGIC, operator.xor, native=SAME)
 family("not.T", PATTERNS, operator.invert, 1, native=SAME)
-enter("not.pred", operator.not_, (np.bool_,), np.bool_)
+add_entry("not.pred", operator.not_, (np.bool_,), np.bool_)
 family("cnot.T", PATTERNS, lambda x: int(x == 0), 1)
-enter("lop3.b32", any_of_three, (uint32,) * 4, uint32, SAME)
+add_entry("lop3.b32", any_of_three, (uint32,) * 4, uint32, SAME)
 family("shl.T", PATTERNS, shifted_left, (uint32,))
 family("shr.T", INTEGERS | PATTERNS, shifted_right, (uint32,))
 family("bfe.T", {"u32": uint32, "u64": uint64}, field, (uint32, uint32))
 family("bfe.T", {"s32": int32, "s64": int64}, signed_field, (uint32, uint32))
 for _name in ("b32", "b64"):
     _scalar = PATTERNS[_name]
-    enter(f"bfi.{_name}", inserted, (_scalar, _scalar, uint32, uint32), _scalar)
+    add_entry(f"bfi.{_name}", inserted, (_scalar, _scalar, uint32, uint32), _scalar)
 for _mode in ("wrap", "clamp"):
     _wraps = _mode == "wrap"
     for _way in ("l", "r"):
-        enter(f"shf.{_way}.{_mode}.b32", funnel(_wraps, _way == "l"), (uint32,) * 3, uint32)
-    enter(f"bmsk.{_mode}.b32", bit_mask(_wraps), (uint32,) * 2, uint32)
-    enter(f"szext.{_mode}.u32", extended(_wraps, False), (uint32,) * 2, uint32)
-    enter(f"szext.{_mode}.s32", extended(_wraps, True), (uint32,) * 2, int32)
+        add_entry(f"shf.{_way}.{_mode}.b32", funnel(_wraps, _way == "l"), (uint32,) * 3, uint32)
+    add_entry(f"bmsk.{_mode}.b32", bit_mask(_wraps), (uint32,) * 2, uint32)
+    add_entry(f"szext.{_mode}.u32", extended(_wraps, False), (uint32,) * 2, uint32)
+    add_entry(f"szext.{_mode}.s32", extended(_wraps, True), (uint32,) * 2, int32)
 for _name, _dot in (("dp4a", dot(8, 4)), ("dp2a.lo", dot(16, 2)), ("dp2a.hi", dot(16, 2, 2))):
     for _signs in ("ss", "su", "us", "uu"):
         _left, _right = _signs
         _sum = uint32 if _signs == "uu" else int32
-        _meaning = _dot(_left == "s", _right == "s")
-        enter(f"{_name}.{_left}32.{_right}32", _meaning, (uint32, uint32, _sum), _sum)
+        _semantics = _dot(_left == "s", _right == "s")
+        add_entry(f"{_name}.{_left}32.{_right}32", _semantics, (uint32, uint32, _sum), _sum)
 family("bfind.shiftamt.T", INTEGERS, distance, 1, results=uint32)
-enter("fns.b32", nth_set, (uint32, uint32, int32), uint32)
-enter("prmt.b32", permuted, (uint32,) * 3, uint32)
+add_entry("fns.b32", nth_set, (uint32, uint32, int32), uint32)
+add_entry("prmt.b32", permuted, (uint32,) * 3, uint32)
 for _mode, _choice in SELECTED.items():
-    enter(f"prmt.b32.{_mode}", permuting(_choice), (uint32,) * 3, uint32)
+    add_entry(f"prmt.b32.{_mode}", permuting(_choice), (uint32,) * 3, uint32)
 
 # --- floats -------------------------------------------------------------------------------------------------
 
@@ -306,9 +306,9 @@ SYNONYMS |= {"rcp.rn.f64": ("rcp.approx.f64",)}
 SYNONYMS |= {f"fma.{mode}.{text}": (f"mad.{mode}.{text}",) for mode in DIRECTIONS for text in REALS}
 for _text, _scalar in REALS.items():
     for _mode in DIRECTIONS if _text in FLOATS else ("rn",):
-        for _name, (_count, _meaning) in in_direction(_scalar, _mode).items():
+        for _name, (_count, _semantics) in in_direction(_scalar, _mode).items():
             _named = f"{_name}.{_mode}.{_text}"
-            enter(_named, _meaning, (_scalar,) * _count, _scalar, also=SYNONYMS.get(_named, ()))
+            add_entry(_named, _semantics, (_scalar,) * _count, _scalar, also=SYNONYMS.get(_named, ()))
 family("abs.T", REALS, abs, 1)
 family("neg.T", REALS, operator.neg, 1)
 family("min.T", REALS, ieee.smaller)
@@ -330,18 +330,20 @@ for _name, _of in {
         ieee.of_one(_of),
         1,
     )
-enter("rsqrt.approx.f64", ieee.of_one("rsqrt"), (float64,), float64)
-for _test, _meaning in {
+add_entry("rsqrt.approx.f64", ieee.of_one("rsqrt"), (float64,), float64)
+for _test, _semantics in {
     "finite": math.isfinite,
     "infinite": math.isinf,
     "number": lambda x: x == x,
     "notanumber": math.isnan,
 }.items():
-    family(f"testp.{_test}.T", FLOATS, _meaning, 1, results=np.bool_)
+    family(f"testp.{_test}.T", FLOATS, _semantics, 1, results=np.bool_)
 for _text, _scalar in FLOATS.items():
     _least = float(np.finfo(_scalar).smallest_normal)
-    enter(f"testp.normal.{_text}", lambda x, least=_least: least <= abs(x) < math.inf, (_scalar,), np.bool_)
-    enter(f"testp.subnormal.{_text}", lambda x, least=_least: 0 < abs(x) < least, (_scalar,), np.bool_)
+    add_entry(
+        f"testp.normal.{_text}", lambda x, least=_least: least <= abs(x) < math.inf, (_scalar,), np.bool_
+    )
+    add_entry(f"testp.subnormal.{_text}", lambda x, least=_least: 0 < abs(x) < least, (_scalar,), np.bool_)
 
 # --- comparison, choice, conversion -------------------------------------------------------------------------
 
@@ -357,12 +359,12 @@ ORDERED = {
     name: (lambda x, y: x < y or x > y) if name == "ne" else compare
     for name, compare in COMPARISONS.items()
 }
-for _name, _meaning in COMPARISONS.items():
-    family(f"setp.{_name}.T", INTEGERS | PATTERNS, _meaning, results=np.bool_, native=SAME)
+for _name, _semantics in COMPARISONS.items():
+    family(f"setp.{_name}.T", INTEGERS | PATTERNS, _semantics, results=np.bool_, native=SAME)
     family(f"setp.{_name}.T", REALS, ORDERED[_name], results=np.bool_)
-    family(f"setp.{_name}u.T", REALS, unordered(_meaning), results=np.bool_)
-for _name, _meaning in UNSIGNED_NAMES.items():
-    family(f"setp.{_name}.T", UNSIGNED, _meaning, results=np.bool_)
+    family(f"setp.{_name}u.T", REALS, unordered(_semantics), results=np.bool_)
+for _name, _semantics in UNSIGNED_NAMES.items():
+    family(f"setp.{_name}.T", UNSIGNED, _semantics, results=np.bool_)
 family("setp.num.T", REALS, lambda x, y: x == x and y == y, results=np.bool_)
 family("setp.nan.T", REALS, lambda x, y: x != x or y != y, results=np.bool_)
 
@@ -372,8 +374,8 @@ def chosen(x, y, test):
 
 
 for _text, _scalar in (INTEGERS | PATTERNS | FLOATS).items():
-    enter(f"selp.{_text}", chosen, (_scalar, _scalar, np.bool_), _scalar, native=SAME)
-    enter(f"mov.{_text}", lambda x: x, (_scalar,), _scalar)
+    add_entry(f"selp.{_text}", chosen, (_scalar, _scalar, np.bool_), _scalar, native=SAME)
+    add_entry(f"mov.{_text}", lambda x: x, (_scalar,), _scalar)
 
 WIDE_AND_NARROW = INTEGERS | {"s8": int8, "u8": uint8}
 
@@ -392,18 +394,18 @@ for _to, _scalar in WIDE_AND_NARROW.items():
     family(f"cvt.sat.{_to}.T", WIDE_AND_NARROW, clamped(_scalar), 1, results=_scalar)
     for _mode in DIRECTIONS:
         for _from, _source in REALS.items():
-            _meaning, _also = (
+            _semantics, _also = (
                 partial(from_float, dtype=_scalar, mode=_mode),
                 (f"cvt.{_mode}i.sat.{_to}.{_from}",),
             )
-            enter(f"cvt.{_mode}i.{_to}.{_from}", _meaning, (_source,), _scalar, also=_also)
+            add_entry(f"cvt.{_mode}i.{_to}.{_from}", _semantics, (_source,), _scalar, also=_also)
 for _to, _scalar in REALS.items():
     for _from, _source in (REALS | WIDE_AND_NARROW).items():
         wider = np.dtype(_scalar).itemsize > np.dtype(_source).itemsize
         if _from in REALS and (_from == _to or wider):
-            enter(f"cvt.{_to}.{_from}", lambda x: x, (_source,), _scalar)
+            add_entry(f"cvt.{_to}.{_from}", lambda x: x, (_source,), _scalar)
         for _mode in DIRECTIONS:
-            _meaning = partial(to_float, source=_source, scalar=_scalar, mode=_mode)
-            enter(f"cvt.{_mode}.{_to}.{_from}", _meaning, (_source,), _scalar)
+            _semantics = partial(to_float, source=_source, scalar=_scalar, mode=_mode)
+            add_entry(f"cvt.{_mode}.{_to}.{_from}", _semantics, (_source,), _scalar)
     for _mode, _whole in WHOLE.items():
-        enter(f"cvt.{_mode}i.{_to}.{_to}", whole_number(_whole), (_scalar,), _scalar)
+        add_entry(f"cvt.{_mode}i.{_to}.{_to}", whole_number(_whole), (_scalar,), _scalar)

@@ -20,7 +20,7 @@ from sim.isa.table import THREAD, Entry, Touch
 class Atomic(Entry):
     """An atomic operation.
 
-    meaning: (old element, *operands) -> new element.
+    semantics: (old element, *operands) -> new element.
     overwrites: whether the new element does not depend on the old one.
     tests: whether it may leave the element as it was.
     indexed: whether a call names the element.
@@ -37,11 +37,11 @@ class Atomic(Entry):
 ENTRIES = {}  # name -> Atomic
 
 
-def enter(name, meaning, ptx=(), **more):
+def add_entry(name, semantics, ptx=(), **more):
     ptx = tuple(f"{what}.{text}" for text in ptx for what in ("atom", "red"))
     ENTRIES[name] = Atomic(
-        f"atomic.{name}", meaning, "PTX ISA atom", ptx=ptx, touches=(Touch("array", "change"),), **more
-    ).enter()
+        f"atomic.{name}", semantics, "PTX ISA atom", ptx=ptx, touches=(Touch("array", "change"),), **more
+    ).add()
 
 
 def increment(old, value):
@@ -92,17 +92,17 @@ def unsigned_decrement(old, value):
 
 WIDTHS = ("32", "64")
 SWAP = {"operands": ("expected", "value"), "tests": True}
-enter("add", operator.add, ("add.u32", "add.s32", "add.u64", "add.f16", "add.bf16", "add.f32", "add.f64"))
-enter("sub", operator.sub)
-enter("and_", operator.and_, ("and.b32", "and.b64"))
-enter("or_", operator.or_, ("or.b32", "or.b64"))
-enter("xor", operator.xor, ("xor.b32", "xor.b64"))
-enter("exch", exchange, ("exch.b32", "exch.b64"), overwrites=True)
-enter("inc", increment, ("inc.u32",), native=unsigned_increment)
-enter("dec", decrement, ("dec.u32",), native=unsigned_decrement)
-enter("max", larger, [f"max.{sign}{width}" for sign in "su" for width in WIDTHS])
-enter("min", smaller, [f"min.{sign}{width}" for sign in "su" for width in WIDTHS])
-enter("nanmax", larger_number)
-enter("nanmin", smaller_number)
-enter("cas", compare_and_swap, ("cas.b32", "cas.b64"), **SWAP)
-enter("compare_and_swap", compare_and_swap, indexed=False, **SWAP)
+add_entry("add", operator.add, ("add.u32", "add.s32", "add.u64", "add.f16", "add.bf16", "add.f32", "add.f64"))
+add_entry("sub", operator.sub)
+add_entry("and_", operator.and_, ("and.b32", "and.b64"))
+add_entry("or_", operator.or_, ("or.b32", "or.b64"))
+add_entry("xor", operator.xor, ("xor.b32", "xor.b64"))
+add_entry("exch", exchange, ("exch.b32", "exch.b64"), overwrites=True)
+add_entry("inc", increment, ("inc.u32",), native=unsigned_increment)
+add_entry("dec", decrement, ("dec.u32",), native=unsigned_decrement)
+add_entry("max", larger, [f"max.{sign}{width}" for sign in "su" for width in WIDTHS])
+add_entry("min", smaller, [f"min.{sign}{width}" for sign in "su" for width in WIDTHS])
+add_entry("nanmax", larger_number)
+add_entry("nanmin", smaller_number)
+add_entry("cas", compare_and_swap, ("cas.b16", "cas.b32", "cas.b64"), **SWAP)
+add_entry("compare_and_swap", compare_and_swap, indexed=False, **SWAP)

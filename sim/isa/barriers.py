@@ -18,9 +18,9 @@ from sim.isa.table import (
     GRID,
     SUSPENDING,
     Entry,
-    kept,
     number_dtype,
     parameters_of,
+    result_converter,
     type_of,
 )
 
@@ -29,7 +29,7 @@ from sim.isa.table import (
 class Barrier(Entry):
     """A barrier: no thread of a block or grid (`scope`) continues before all have arrived.
 
-    In a vote each thread contributes a number, and all get the same result. `meaning` is a function (result
+    In a vote each thread contributes a number, and all get the same result. `semantics` is a function (result
     of some threads, another thread's number) -> result with that thread. It begins with `start`, in the order
     of the threads.
 
@@ -42,11 +42,11 @@ class Barrier(Entry):
     results: dict
     start: object = 0
 
-    def enter(self):
+    def add(self):
         SUSPENDING.add(self.name)
         if self.scope == BLOCK:
             BLOCK_WIDE.add(self.name)
-        return super().enter()
+        return super().add()
 
     @property
     def parameters(self):
@@ -57,17 +57,17 @@ class Barrier(Entry):
         """Return the result for these numbers, one of each thread."""
         (operand,), (result,) = self.operands.values(), self.results.values()
         converted = numbers if operand is None else map(cast(operand), numbers)
-        result = kept(result)
-        return functools.reduce(lambda *x: result(self.meaning(*x)), converted, result(self.start))
+        result = result_converter(result)
+        return functools.reduce(lambda *x: result(self.semantics(*x)), converted, result(self.start))
 
 
 def barrier(name, source, scope, ptx=()):
-    """Enter a barrier without a vote."""
-    return Barrier(name, lambda: None, source, scope, {}, {}, ptx=ptx).enter()
+    """Add a barrier without a vote."""
+    return Barrier(name, lambda: None, source, scope, {}, {}, ptx=ptx).add()
 
 
 def vote(*, source, start=0, name=None, ptx=(), stands_for=None):
-    """Enter a function into the table as a barrier of a block with a vote. Return the Barrier, which kernels
+    """Add a function to the table as a barrier of a block with a vote. Return the Barrier, which kernels
     call.
 
     The function is a reference implementation: (result of some threads, another thread's number) -> result
@@ -81,20 +81,20 @@ def vote(*, source, start=0, name=None, ptx=(), stands_for=None):
     Errors: ValueError for a name that another function has, or for a result without a dtype.
     """
 
-    def enter(meaning):
-        _, number = parameters_of(meaning, "result", "number")
+    def add_entry(semantics):
+        _, number = parameters_of(semantics, "result", "number")
         try:
-            results = {"result": number_dtype(inspect.signature(meaning).return_annotation)}
+            results = {"result": number_dtype(inspect.signature(semantics).return_annotation)}
         except TypeError:
             raise ValueError(
-                f"the result of {meaning.__name__} has no dtype; wanted one, such as -> numpy.int32"
+                f"the result of {semantics.__name__} has no dtype; wanted one, such as -> numpy.int32"
             ) from None
-        operands = {number.name: type_of(meaning, number)}
+        operands = {number.name: type_of(semantics, number)}
         return Barrier(
-            name or meaning.__name__, meaning, source, BLOCK, operands, results, start, ptx=ptx
-        ).offered(stands_for)
+            name or semantics.__name__, semantics, source, BLOCK, operands, results, start, ptx=ptx
+        ).expose(stands_for)
 
-    return enter
+    return add_entry
 
 
 barrier("syncthreads", "PTX ISA bar.sync", BLOCK, ("bar.sync",))
@@ -120,18 +120,18 @@ VOTES = [syncthreads_count, syncthreads_and, syncthreads_or]
 
 
 def fence(name, reach, scopes):
-    """Enter a fence: threads within `reach` see the thread's accesses before the fence before those after
+    """Add a fence: threads within `reach` see the thread's accesses before the fence before those after
     it."""
 
-    def meaning(memory):
+    def semantics(memory):
         memory.fence(reach)
 
-    semantics = ("", "sc.", "acq_rel.", "acquire.", "release.")
+    orderings = ("", "sc.", "acq_rel.", "acquire.", "release.")
     ptx = (
         *(f"membar.{scope}" for scope in scopes),
-        *(f"fence.{s}{scope}" for s in semantics for scope in scopes),
+        *(f"fence.{ordering}{scope}" for ordering in orderings for scope in scopes),
     )
-    return memory_instruction(name=name, source="PTX ISA membar, fence", ptx=ptx, yields=True)(meaning)
+    return memory_instruction(name=name, source="PTX ISA membar, fence", ptx=ptx, yields=True)(semantics)
 
 
 @memory_instruction(source="PTX ISA nanosleep", ptx=("nanosleep.u32",), yields=True)

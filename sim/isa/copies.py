@@ -11,10 +11,10 @@ from sim.isa.memory import memory_instruction
 
 
 def cp_async(size):
-    """Enter the copy of `size` bytes. Of these, `valid` bytes are read from the source, and the rest are
+    """Add the copy of `size` bytes. Of these, `valid` bytes are read from the source, and the rest are
     zeros."""
 
-    def meaning(memory, tile, index, source, source_index, valid):
+    def semantics(memory, tile, index, source, source_index, valid):
         if not 0 <= valid <= size:
             raise ValueError(f"cp_async_{size} takes 0 to {size} bytes of its source, got {valid}")
         data, read = np.zeros(size, np.uint8), None
@@ -23,7 +23,7 @@ def cp_async(size):
             data[:valid] = read.memory
         memory.send(tile, index, data, read)
 
-    memory_instruction(name=f"cp_async_{size}", source="PTX ISA cp.async")(meaning)
+    memory_instruction(name=f"cp_async_{size}", source="PTX ISA cp.async")(semantics)
 
 
 for _size in (4, 8, 16):

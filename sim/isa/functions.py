@@ -18,12 +18,12 @@ from sim.isa.conversions import cast, wrap
 from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, NARROW, PLAIN, SCALAR, UNSIGNED
 from sim.isa.table import THREAD, Entry, number_dtype
 
-SAME = "the meaning itself"
+SAME = "the semantics itself"
 BITS = "the same bits, in the type of the result"
 VALUE = "the same number, in the type of the result"
 
 
-def same(x):
+def identity(x):
     """Return x: the semantics of a conversion whose operand already has the type of the result."""
     return x
 
@@ -40,7 +40,7 @@ class LLVM:
         raise TypeError(f"llvm.{self.name} is for compiled code")
 
 
-class Unassuming:
+class OpaqueIdentity:
     """Returns an integer unchanged, and hides from LLVM how it was computed.
 
     Numba marks the sum in `n + 1` as one that cannot overflow. LLVM concludes that the sum is not the lowest
@@ -51,10 +51,10 @@ class Unassuming:
         return x
 
 
-UNASSUMING = Unassuming()
+OPAQUE_IDENTITY = OpaqueIdentity()
 
 
-class Tabulated(list):
+class LookupTable(list):
     """A lookup table for a function of a small integer. The interpreter indexes the table, compiled code
     calls the function."""
 
@@ -71,12 +71,12 @@ class Version(NamedTuple):
 
     operands: the types to which the operands are converted.
     results: the type of the result, or a tuple of types.
-    meaning, native: the semantics and the compiled form, where they are not the entry's.
+    semantics, native: as in Function, where they differ from the entry's.
     """
 
     operands: tuple
     results: object
-    meaning: object = None
+    semantics: object = None
     native: object = None
 
 
@@ -102,17 +102,17 @@ class Function(Entry):
     otherwise: object = None
     scope = THREAD
 
-    def named(self, *names, **more):
-        """Enter this entry again with further names, and with the attributes in `more` replaced; return
+    def add_names(self, *names, **more):
+        """Add this entry again with further names, and with the attributes in `more` replaced; return
         it."""
-        return replace(self, also=(*self.also, *names), **more).enter()
+        return replace(self, also=(*self.also, *names), **more).add()
 
     def version(self, *scalars):
         """Return the Version for operands of these scalar types, or None if Numba does not have one."""
         found = self.rule(*scalars) if self.rule else Version(self.operands, self.results)
         if found is None:
             return None
-        return Version(found[0], found[1], found.meaning or self.meaning, found.native or self.native)
+        return Version(found[0], found[1], found.semantics or self.semantics, found.native or self.native)
 
     @property
     def count(self):
@@ -138,7 +138,7 @@ class Function(Entry):
 
         def of_more(*given, **named):
             if named:
-                given = inspect.signature(self.meaning).bind(*given, **named).args
+                given = inspect.signature(self.semantics).bind(*given, **named).args
             return forms[*map(type, given)](*given)
 
         made = {1: of_one, 2: of_two}.get(self.count, of_more)
@@ -164,25 +164,28 @@ class Forms(dict):
             names = " and ".join(type_.__name__ for type_ in given)
             raise TypeError(f"Numba's {entry.name} takes no {names}")
         else:
-            self[given] = form(found, given)
+            self[given] = make_form(found, given)
             self[
                 given
             ].__qualname__ = entry.name  # so that Python's error for missing arguments shows this name
         return self[given]
 
 
-def form(version, given):
+def make_form(version, given):
     """Return the semantics of a Version for operands of these types, with only those conversions that are
     needed."""
-    names = {"meaning": sized(version.meaning, version.operands), "result": to_result(version.results)}
+    names = {
+        "semantics": bind_width(version.semantics, version.operands),
+        "result": to_result(version.results),
+    }
     numbers = [f"x{place}" for place in range(len(version.operands))]
     taken = list(numbers)
     for place, types in enumerate(zip(given, version.operands)):
         if (convert := to_operand_from(*types)) is not None:
             names[f"convert{place}"], taken[place] = convert, f"convert{place}(x{place})"
-    text = f"meaning({', '.join(taken)})"
+    text = f"semantics({', '.join(taken)})"
     # Python's operators on numpy floats return the type of their operands, so no conversion is needed
-    closed = isinstance(version.meaning, BuiltinFunctionType) and version.results in PLAIN
+    closed = isinstance(version.semantics, BuiltinFunctionType) and version.results in PLAIN
     if not (closed and {*version.operands} == {version.results}):
         names["wanted"] = version.results if version.results in FLOATING | {bool} else None
         text = f"found if type(found := {text}) is wanted else result(found)"
@@ -203,11 +206,11 @@ def to_operand_from(given, scalar):
     return int if grows else to_operand(scalar)
 
 
-def sized(meaning, operands):
-    """Return `meaning` with its keyword `bits` set to the width of the first operand, if it has that
+def bind_width(semantics, operands):
+    """Return `semantics` with its keyword `bits` set to the width of the first operand, if it has that
     keyword."""
-    asks = getattr(getattr(meaning, "__code__", None), "co_kwonlyargcount", 0)
-    return partial(meaning, bits=8 * np.dtype(operands[0]).itemsize) if asks else meaning
+    asks = getattr(getattr(semantics, "__code__", None), "co_kwonlyargcount", 0)
+    return partial(semantics, bits=8 * np.dtype(operands[0]).itemsize) if asks else semantics
 
 
 @cache
@@ -229,7 +232,7 @@ def to_result(scalar):
 
 
 def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_for=None):
-    """Enter a function into the table, as one that a thread computes. Return the Function, which kernels
+    """Add a function to the table, as one that a single thread computes. Return the Function, which kernels
     call.
 
     Annotations are dtypes, such as numpy.int8: of each operand, and of the result (`->`; a tuple of dtypes
@@ -246,8 +249,8 @@ def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_
     Errors: ValueError for a name that another function has, or an operand or result without a dtype.
     """
 
-    def enter(meaning):
-        given = inspect.signature(meaning)
+    def add_entry(semantics):
+        given = inspect.signature(semantics)
         annotations = [p.annotation for p in given.parameters.values()], given.return_annotation
         try:
             operands = tuple(map(number_dtype, annotations[0]))
@@ -255,12 +258,12 @@ def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_
             results = tuple(map(number_dtype, annotations[1])) if several else number_dtype(annotations[1])
         except TypeError:
             raise ValueError(
-                f"{meaning.__name__} has an operand or a result without a dtype; wanted one for each, such as"
-                " (x: numpy.int32) -> numpy.int32"
+                f"{semantics.__name__} has an operand or a result without a dtype; wanted one for each, such"
+                " as (x: numpy.int32) -> numpy.int32"
             ) from None
         return Function(
-            name or meaning.__name__,
-            meaning,
+            name or semantics.__name__,
+            semantics,
             source,
             operands,
             results,
@@ -268,6 +271,6 @@ def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_
             ulps=ulps,
             also=also,
             ptx=ptx,
-        ).offered(stands_for)
+        ).expose(stands_for)
 
-    return enter
+    return add_entry

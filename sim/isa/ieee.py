@@ -177,17 +177,17 @@ def at_least_zero(x):
     return x if x > 0 or x != x else type(x)(0)
 
 
-def numpys(name):
+def numpy_function(name):
     """Return numpy's function for a name of Python's math or cmath."""
     return getattr(np, {"pow": "power"}.get(name) or re.sub("^a(?=[cst])", "arc", name))
 
 
-def of_both(names):
+def both_libraries(names):
     """Return {name: (math's function, numpy's function)}."""
-    return {name: (getattr(math, name), numpys(name)) for name in names.split()}
+    return {name: (getattr(math, name), numpy_function(name)) for name in names.split()}
 
 
-UNARY = of_both(
+UNARY = both_libraries(
     "acos acosh asin asinh atan atanh cbrt cos cosh exp exp2 expm1 fabs log log10 log1p log2 sin sinh sqrt"
     " tan tanh"
 ) | {
@@ -213,7 +213,7 @@ UNARY = of_both(
     "trunc": (_whole(lambda x: int(float(x))), np.trunc),
 }
 
-BINARY = of_both("atan2 copysign fmod hypot pow") | {
+BINARY = both_libraries("atan2 copysign fmod hypot pow") | {
     "fdim": (lambda x, y: nan if x != x or y != y else x - y if x > y else 0.0, np.subtract),
     "remainder": (math.remainder, lambda x, y: nan),
 }

@@ -15,24 +15,24 @@ from numpy import float32, float64, uint32, uint64
 from sim.isa import bits, ieee
 from sim.isa.functions import SAME, Function, Version
 from sim.isa.half import FUNCTIONS
-from sim.isa.mathematics import Library, paired, single
+from sim.isa.mathematics import Library, paired_type, single_type
 from sim.isa.promotion import INTEGRAL
 from sim.isa.rounding import fused, fused_float32
 
 SOURCE = "CUDA Math API"
 
 
-def counted(scalar):
+def counted_type(scalar):
     """Return the integer type whose bits are counted. Any other number becomes an int8, as in Numba."""
     return scalar if scalar in INTEGRAL - {bool} else np.int8
 
 
 def of_its_type(x):
-    return Version((counted(x),), counted(x))
+    return Version((counted_type(x),), counted_type(x))
 
 
 def of_32_bits(x):
-    return Version((counted(x),), uint32)
+    return Version((counted_type(x),), uint32)
 
 
 def of_64_or_32_bits(x):
@@ -41,12 +41,12 @@ def of_64_or_32_bits(x):
 
 def of_floats(x, y, z):
     """Return the rule for fma: float32 unless an operand needs float64."""
-    scalar = paired(paired(x, y), paired(y, z))
+    scalar = paired_type(paired_type(x, y), paired_type(y, z))
     return Version((scalar,) * 3, scalar, fused_float32 if scalar is float32 else None)
 
 
 def of_one_float(x):
-    return Version((float64,), single(x))
+    return Version((float64,), single_type(x))
 
 
 def of_two_alike(test, a, b):
@@ -64,8 +64,8 @@ def chosen(test, a, b):
 
 
 ENTRIES = {
-    name: Function(name, meaning, SOURCE, rule=rule, native=native, ulps=ulps).enter()
-    for name, meaning, rule, native, ulps in (
+    name: Function(name, semantics, SOURCE, rule=rule, native=native, ulps=ulps).add()
+    for name, semantics, rule, native, ulps in (
         ("popc", bits.popc, of_its_type, bits.POPC, 0),
         ("clz", bits.clz, of_its_type, bits.CLZ, 0),
         ("ffs", bits.ffs, of_32_bits, bits.first_set, 0),

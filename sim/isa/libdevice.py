@@ -19,9 +19,9 @@ from numpy import float32, float64, int32, int64
 from sim.isa import arithmetic, bits, ieee
 from sim.isa.conversions import wrap
 from sim.isa.directed import DIRECTIONS, from_float, square_root
-from sim.isa.functions import BITS, SAME, Function, same
+from sim.isa.functions import BITS, SAME, Function, identity
 from sim.isa.ieee import copysign
-from sim.isa.table import INSTRUCTIONS, PTX, under
+from sim.isa.table import INSTRUCTIONS, PTX, entries_under
 
 TYPES = {"i": int32, "l": int64, "h": np.int16, "f": float32, "d": float64}
 SOURCE = "libdevice User's Guide"
@@ -34,32 +34,32 @@ MISSING |= dict.fromkeys(
 )
 
 
-def define(name, signature, meaning, **more):
-    """Enter `meaning` under `name`, with operands and result converted as `signature` says. `more`:
+def define(name, signature, semantics, **more):
+    """Add `semantics` under `name`, with operands and result converted as `signature` says. `more`:
     attributes of the Function."""
     result, *operands = (TYPES[letter] for letter in signature)
-    enter(name, tuple(operands), result, meaning, **more)
+    add_entry(name, tuple(operands), result, semantics, **more)
 
 
-def enter(name, operands, results, meaning, **more):
-    Function(f"libdevice.{name}", meaning, SOURCE, operands, results, **more).enter()
+def add_entry(name, operands, results, semantics, **more):
+    Function(f"libdevice.{name}", semantics, SOURCE, operands, results, **more).add()
 
 
-def define_both(name, signature, meaning, **more):
-    """Enter a function of doubles, and its twin for floats under the name with an f. `signature` is that
+def define_both(name, signature, semantics, **more):
+    """Add a function of doubles, and its twin for floats under the name with an f. `signature` is that
     of the first."""
-    define(name, signature, meaning, **more)
-    define(name + "f", signature.replace("d", "f"), meaning, **more)
+    define(name, signature, semantics, **more)
+    define(name + "f", signature.replace("d", "f"), semantics, **more)
 
 
 def is_of_ptx(name, ptx, **more):
     """Give the name to an instruction of PTX. `more`: its compiled form."""
-    PTX[ptx].named(f"libdevice.{name}", **more)
+    PTX[ptx].add_names(f"libdevice.{name}", **more)
 
 
 def fast(name):
-    """Enter `fast_NAME`, which the hardware approximates, as another name of NAME."""
-    INSTRUCTIONS[f"libdevice.{name}"].named(f"libdevice.fast_{name}")
+    """Add `fast_NAME`, which the hardware approximates, as another name of NAME."""
+    INSTRUCTIONS[f"libdevice.{name}"].add_names(f"libdevice.fast_{name}")
 
 
 # --- elementary functions -----------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def sine_and_cosine(x):
     return math.sin(x), math.cos(x)
 
 
-for _name, _results, _operands, _meaning, _more in (
+for _name, _results, _operands, _semantics, _more in (
     ("frexp", "di", "d", math.frexp, {}),  # an infinity or NaN is returned with exponent 0
     ("modf", "dd", "d", math.modf, {"native": ieee.fraction_and_whole}),
     ("remquo", "di", "dd", remquo, {}),
@@ -143,7 +143,7 @@ for _name, _results, _operands, _meaning, _more in (
 ):
     for _suffix, _letter in (("", "d"), ("f", "f")):
         _types = [tuple(TYPES[a] for a in text.replace("d", _letter)) for text in (_operands, _results)]
-        enter(_name + _suffix, *_types, _meaning, **_more)
+        add_entry(_name + _suffix, *_types, _semantics, **_more)
 fast("sincosf")
 
 # --- rounding directions ------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ for _mode in DIRECTIONS:
             _name = "fma" if "fma" in _called else _called[1:]
             _native = COMPILED[_name] if _nearest else None
             is_of_ptx(f"{_called}_{_mode}", f"{_name}.{_mode}.{_of}", native=_native)
-    is_of_ptx(f"double2float_{_mode}", f"cvt.{_mode}.f32.f64", native=same if _nearest else None)
+    is_of_ptx(f"double2float_{_mode}", f"cvt.{_mode}.f32.f64", native=identity if _nearest else None)
     for _format, _of in (("float", "f32"), ("double", "f64")):
         for _name, _letter, _integer in (
             ("int", "i", "s32"),
@@ -183,13 +183,13 @@ for _mode in DIRECTIONS:
             if _name not in UNSIGNED:
                 is_of_ptx(_named[0], _to, native=ieee.WHOLE[_mode])
                 if _there_is:
-                    is_of_ptx(_named[1], _from, native=same if _nearest else None)
+                    is_of_ptx(_named[1], _from, native=identity if _nearest else None)
                 continue
             # unsigned in C, signed in Numba
-            define(_named[0], _letter + _format[0], PTX[_to].meaning)
+            define(_named[0], _letter + _format[0], PTX[_to].semantics)
             if _there_is:
                 _native = UNSIGNED[_name] if _nearest else None
-                define(_named[1], _format[0] + _letter, PTX[_from].meaning, native=_native)
+                define(_named[1], _format[0] + _letter, PTX[_from].semantics, native=_native)
 define("frsqrt_rn", "ff", partial(square_root, scalar=float32, mode="rn", inverse=True))
 
 # --- bits ---------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ is_of_ptx("mul64hi", "mul.hi.s64")
 define("umul64hi", "lll", unsigned(lambda x, y: x * y >> 64, 64))
 define("mul24", "iii", lambda x, y: low24(x) * low24(y), ptx=("mul24.lo.s32",))
 define("umul24", "iii", unsigned(lambda x, y: x * y, 24))
-for _prefix, _as in (("", lambda meaning: meaning), ("u", unsigned)):
+for _prefix, _as in (("", lambda semantics: semantics), ("u", unsigned)):
     _native = None if _prefix else SAME
     define(_prefix + "hadd", "iii", _as(average), native=_native)
     define(f"{_prefix}rhadd", "iii", _as(average_up), native=_native)
@@ -268,5 +268,5 @@ def missing(name):
     return unavailable
 
 
-ENTRIES = under("libdevice")
+ENTRIES = entries_under("libdevice")
 FUNCTIONS = {name: entry.call for name, entry in ENTRIES.items()} | {name: missing(name) for name in MISSING}

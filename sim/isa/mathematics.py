@@ -33,7 +33,7 @@ from sim.isa import ieee
 from sim.isa.functions import SAME, Function, Version
 from sim.isa.libdevice import FUNCTIONS
 from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, NARROW
-from sim.isa.table import under
+from sim.isa.table import entries_under
 
 
 class Library(SimpleNamespace):
@@ -45,9 +45,9 @@ class Library(SimpleNamespace):
         )
 
 
-def called(prefix):
+def interpreted_functions(prefix):
     """Return {name: function that the interpreter calls} for a namespace of the table."""
-    return {name: entry.call for name, entry in under(prefix).items()}
+    return {name: entry.call for name, entry in entries_under(prefix).items()}
 
 
 # Types that Numba converts to float32 if a function has only a float32 and a float64 version.
@@ -74,7 +74,7 @@ def of_one(half):
 
 def of_two(x, y):
     """Return the Version of a function of two numbers."""
-    return None if {x, y} & COMPLEX else Version((paired(x, y),) * 2, paired(x, y))
+    return None if {x, y} & COMPLEX else Version((paired_type(x, y),) * 2, paired_type(x, y))
 
 
 def of_two_reals(x, y):
@@ -82,14 +82,14 @@ def of_two_reals(x, y):
     return Version((float64,) * 2, float64) if {x, y} <= INTEGRAL else of_two(x, y)
 
 
-def paired(left, right):
+def paired_type(left, right):
     """Return float32 if both types count as single precision, else float64."""
     return float32 if left in SINGLE and right in SINGLE else float64
 
 
-def single(scalar):
+def single_type(scalar):
     """Return the type of the operand of a function that has no integer version."""
-    return paired(scalar, float32)
+    return paired_type(scalar, float32)
 
 
 def of_power(x, y):
@@ -100,7 +100,7 @@ def of_power(x, y):
 
 
 def of_scaling(x, exponent):
-    return Version((single(x), np.int32), single(x))
+    return Version((single_type(x), np.int32), single_type(x))
 
 
 def of_parts(x):
@@ -110,7 +110,7 @@ def of_parts(x):
 
 
 def of_mantissa(x):
-    return Version((single(x),), (single(x), np.int32))
+    return Version((single_type(x),), (single_type(x), np.int32))
 
 
 def of_product(x):
@@ -127,28 +127,28 @@ def scaling(factor):
     return lambda x: x * type(x)(factor)
 
 
-def enter(name, meaning, rule, **more):
-    Function(f"math.{name}", meaning, "CUDA Math API", rule=rule, **more).enter()
+def add_entry(name, semantics, rule, **more):
+    Function(f"math.{name}", semantics, "CUDA Math API", rule=rule, **more).add()
 
 
 for _name in sorted(UNARY) + ["gamma"]:
     _known, _half = {"gamma": "tgamma"}.get(_name, _name), float16 if _name in WITH_HALF else float32
-    enter(_name, ieee.of_one(_known), of_one(_half), **ieee.compiled(_known))
+    add_entry(_name, ieee.of_one(_known), of_one(_half), **ieee.compiled(_known))
 for _name, _rule in {
     "atan2": of_two_reals, "hypot": of_two_reals, "copysign": of_two, "fmod": of_two, "remainder": of_two,
     "pow": of_power,
 }.items():  # fmt: skip
-    enter(_name, ieee.of_two(_name), _rule, **ieee.compiled(_name))
-enter("ldexp", ieee.scaled, of_scaling, native=python.ldexp)  # Numba takes the exponent modulo 2**32
-enter("frexp", python.frexp, of_mantissa, native=python.frexp)  # for infinities and NaN the exponent is 0
-enter("modf", python.modf, of_parts, native=ieee.fraction_and_whole)
-enter("nextafter", np.nextafter, of_two, native=SAME)
-enter("degrees", scaling(180.0 / python.pi), of_product, native=python.degrees, ulps=ieee.ULPS)
-enter("radians", scaling(python.pi / 180.0), of_product, native=python.radians, ulps=ieee.ULPS)
+    add_entry(_name, ieee.of_two(_name), _rule, **ieee.compiled(_name))
+add_entry("ldexp", ieee.scaled, of_scaling, native=python.ldexp)  # Numba takes the exponent modulo 2**32
+add_entry("frexp", python.frexp, of_mantissa, native=python.frexp)  # for infinities and NaN the exponent is 0
+add_entry("modf", python.modf, of_parts, native=ieee.fraction_and_whole)
+add_entry("nextafter", np.nextafter, of_two, native=SAME)
+add_entry("degrees", scaling(180.0 / python.pi), of_product, native=python.degrees, ulps=ieee.ULPS)
+add_entry("radians", scaling(python.pi / 180.0), of_product, native=python.radians, ulps=ieee.ULPS)
 for _name in ("isfinite", "isinf", "isnan"):
-    enter(_name, getattr(python, _name), of_question, native=SAME)
+    add_entry(_name, getattr(python, _name), of_question, native=SAME)
 CONSTANTS = {name: float64(getattr(python, name)) for name in ("pi", "e", "tau", "inf", "nan")}
-math = Library(__name__="math", **called("math"), **CONSTANTS)
+math = Library(__name__="math", **interpreted_functions("math"), **CONSTANTS)
 
 
 # --- complex numbers ----------------------------------------------------------------------------------------
@@ -163,14 +163,16 @@ def of_question_of_complex(z):
     return Version((complex128,), bool)
 
 
-def enter_complex(names, rule):
+def add_complex(names, rule):
     for name in names.split():
         native, more = getattr(cpython, name), {"rule": rule, "ulps": 2 * ieee.ULPS}
-        Function(f"cmath.{name}", ieee.numpys(name), "Numba's cmath on CUDA", native=native, **more).enter()
+        Function(
+            f"cmath.{name}", ieee.numpy_function(name), "Numba's cmath on CUDA", native=native, **more
+        ).add()
 
 
-enter_complex("acos asin asinh atan atanh cos exp log sin sqrt tan", of_complex)
-enter_complex("isfinite isinf isnan", of_question_of_complex)
-cmath = Library(__name__="math", **called("cmath"), **CONSTANTS)
+add_complex("acos asin asinh atan atanh cos exp log sin sqrt tan", of_complex)
+add_complex("isfinite isinf isnan", of_question_of_complex)
+cmath = Library(__name__="math", **interpreted_functions("cmath"), **CONSTANTS)
 
 libdevice = Library(__name__="libdevice", **FUNCTIONS)

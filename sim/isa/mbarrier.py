@@ -65,8 +65,8 @@ def check_count(count):
     return count
 
 
-def enter_arrival(name, *modifiers, drops=False, completes=True):
-    """Enter an arrival under its name in PTX. If not `completes`, it is an error to complete a phase."""
+def add_arrival(name, *modifiers, drops=False, completes=True):
+    """Add an arrival under its name in PTX. If not `completes`, it is an error to complete a phase."""
 
     def arrive(memory, where, index, count=1):
         barrier = memory.barrier(where, index)
@@ -84,12 +84,12 @@ def enter_arrival(name, *modifiers, drops=False, completes=True):
 
 
 for _name in ("arrive", "arrive_drop"):
-    enter_arrival(_name, drops=_name == "arrive_drop")
-    enter_arrival(_name, "noComplete", drops=_name == "arrive_drop", completes=False)
+    add_arrival(_name, drops=_name == "arrive_drop")
+    add_arrival(_name, "noComplete", drops=_name == "arrive_drop", completes=False)
 
 
-def enter_tracking(name, adds):
-    """Enter cp.async.mbarrier.arrive: the barrier counts an arrival when the thread's copies are complete.
+def add_tracking(name, adds):
+    """Add cp.async.mbarrier.arrive: the barrier counts an arrival when the thread's copies are complete.
     If `adds`, the current phase waits for one more arrival; otherwise the barrier was initialised for it."""
 
     def track(memory, where, index):
@@ -105,8 +105,8 @@ def enter_tracking(name, adds):
     memory_instruction(name=dialect, source="PTX ISA cp.async.mbarrier.arrive", ptx=ptx)(track)
 
 
-enter_tracking("arrive", True)
-enter_tracking("arrive.noinc", False)
+add_tracking("arrive", True)
+add_tracking("arrive.noinc", False)
 
 
 @memory_instruction(source="PTX ISA mbarrier.init", ptx=("mbarrier.init.b64",))
@@ -119,8 +119,8 @@ def mbarrier_inval(memory, where, index):
     memory.set_barrier(where, index, None)
 
 
-def enter_wait(name, is_over):
-    """Enter a test for the end of a phase. `is_over` is a function (current phase, operand) -> whether
+def add_wait(name, is_over):
+    """Add a test for the end of a phase. `is_over` is a function (current phase, operand) -> whether
     that phase is complete."""
 
     def test(memory, where, index, expected):
@@ -128,6 +128,7 @@ def enter_wait(name, is_over):
         if barrier is not None and not is_over(barrier.phase, expected):
             # As late as possible: this test fails all the same, and only the next one may succeed.
             barrier.complete_copies()
+            memory.wait_failed(barrier)
             memory.yield_turn()
             return False
         if barrier is not None:
@@ -139,8 +140,8 @@ def enter_wait(name, is_over):
     memory_instruction(name=dialect, source="PTX ISA mbarrier.test_wait", ptx=ptx, yields=True)(test)
 
 
-enter_wait("", lambda phase, state: phase != state >> COUNT_BITS)
-enter_wait("parity.", lambda phase, parity: phase & 1 != parity & 1)
+add_wait("", lambda phase, state: phase != state >> COUNT_BITS)
+add_wait("parity.", lambda phase, parity: phase & 1 != parity & 1)
 
 
 @function(source="PTX ISA mbarrier.pending_count", ptx=("mbarrier.pending_count.b64",))

@@ -8,7 +8,7 @@ from sim.isa.table import GRID, INSTRUCTIONS, THREAD, YIELDING, Entry, parameter
 
 @dataclass(frozen=True, eq=False)
 class MemoryInstruction(Entry):
-    """An instruction by which one thread accesses memory. `meaning`: (memory, *arguments), with a
+    """An instruction by which one thread accesses memory. `semantics`: (memory, *arguments), with a
     sim.memory.transfer.Memory."""
 
     scope = THREAD
@@ -16,11 +16,11 @@ class MemoryInstruction(Entry):
     @property
     def parameters(self):
         """The names of a call's arguments."""
-        return [parameter.name for parameter in parameters_of(self.meaning, "memory")[1:]]
+        return [parameter.name for parameter in parameters_of(self.semantics, "memory")[1:]]
 
 
 def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None, yields=False):
-    """Enter a function into the table, as an instruction by which one thread accesses memory. Return the
+    """Add a function to the table, as an instruction by which one thread accesses memory. Return the
     MemoryInstruction.
 
     The function takes `memory`, then the arguments of a call. The interpreter calls it; there is no compiled
@@ -42,16 +42,16 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None
     Errors: ValueError for a name that another function has.
     """
 
-    def enter(meaning):
-        parameters_of(meaning, "memory")
+    def add_entry(semantics):
+        parameters_of(semantics, "memory")
         entry = MemoryInstruction(
-            name or meaning.__name__, meaning, source, ptx=ptx, touches=touches
-        ).offered(stands_for)
+            name or semantics.__name__, semantics, source, ptx=ptx, touches=touches
+        ).expose(stands_for)
         if yields:
             YIELDING.add(entry.name)
         return entry
 
-    return enter
+    return add_entry
 
 
 def memory_of(entry):

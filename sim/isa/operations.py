@@ -19,23 +19,23 @@ from numpy import complex64, complex128, float32, float64, int8, int64, uint32, 
 
 from sim.isa import floored, ieee, promotion
 from sim.isa.conversions import HIGHEST, LOWEST, cast, wrap
-from sim.isa.functions import SAME, UNASSUMING, VALUE, Function, Version, same
+from sim.isa.functions import OPAQUE_IDENTITY, SAME, VALUE, Function, Version, identity
 from sim.isa.operators import (
     BY_WAY_OF_FLOAT64,
     complex_quotient,
     ieee_power,
     int_power,
-    repeated,
-    undisturbed,
+    multiply_repeatedly,
+    quick_or_exact,
 )
 from sim.isa.promotion import COMPLEX, FLOATING, HALVES, INTEGRAL, NARROW, PLAIN, UNSIGNED
-from sim.isa.table import INSTRUCTIONS, under
+from sim.isa.table import INSTRUCTIONS, entries_under
 
 SOURCE = "Numba's typing on CUDA; PTX ISA 9.7"
 
 
-def enter(name, meaning, rule, native=SAME, **more):
-    Function(name, meaning, SOURCE, rule=rule, native=native, **more).enter()
+def add_entry(name, semantics, rule, native=SAME, **more):
+    Function(name, semantics, SOURCE, rule=rule, native=native, **more).add()
 
 
 def wide(scalar):
@@ -43,10 +43,10 @@ def wide(scalar):
     return float64 if scalar in HALVES else scalar
 
 
-def both(rule, native=(), meanings=()):
+def both(rule, native=(), implementations=()):
     """Return the rule of an operator whose operands and result all get the type that `rule` returns.
 
-    native, meanings: {scalar type: compiled form, or semantics} for some types of the result.
+    native, implementations: {scalar type: compiled form, or semantics} for some types of the result.
     """
 
     def version(a, b):
@@ -54,7 +54,7 @@ def both(rule, native=(), meanings=()):
         if scalar is None:
             return None
         own = dict(native).get(scalar)
-        return Version((wide(scalar),) * 2, scalar, dict(meanings).get(scalar, own), own)
+        return Version((wide(scalar),) * 2, scalar, dict(implementations).get(scalar, own), own)
 
     return version
 
@@ -67,7 +67,7 @@ def signed_quotient(a, b):
     if b == 0:
         return 0
     if b == -1:
-        return 0 if UNASSUMING(a) == LOWEST else -a
+        return 0 if OPAQUE_IDENTITY(a) == LOWEST else -a
     return a // b
 
 
@@ -104,12 +104,12 @@ REMAINDER = {int: signed_remainder, uint64: unsigned_remainder} | dict.fromkeys(
 
 # // and % of floats, by numpy where its result is certainly correct
 INTERPRETED = {
-    name: dict.fromkeys(PLAIN, undisturbed(getattr(operator, name), exact))
+    name: dict.fromkeys(PLAIN, quick_or_exact(getattr(operator, name), exact))
     for name, exact in (("floordiv", floored.quotient), ("mod", floored.remainder))
 }
 
 
-def both_of(quotient, remainder):
+def pair_results(quotient, remainder):
     return lambda a, b: (quotient(a, b), remainder(a, b))
 
 
@@ -118,11 +118,11 @@ def of_divmod(a, b):
     if scalar is None:
         return None
     interpreted = [INSTRUCTIONS[f"operator.{name}"].call for name in ("floordiv", "mod")]
-    native = both_of(QUOTIENT[scalar], REMAINDER[scalar])
-    return Version((scalar, scalar), (scalar, scalar), both_of(*interpreted), native)
+    native = pair_results(QUOTIENT[scalar], REMAINDER[scalar])
+    return Version((scalar, scalar), (scalar, scalar), pair_results(*interpreted), native)
 
 
-def squaring(one):
+def make_power(one):
     """Return the function (x, n) -> x to the power |n|, by repeated squaring from `one` in the type of x."""
 
     def product_of(x, n):
@@ -143,7 +143,7 @@ def is_far(n):
 
 
 def float_power(one):
-    product_of = squaring(one)
+    product_of = make_power(one)
 
     def power(x, n):
         if is_far(n):
@@ -158,7 +158,7 @@ def saturated(x):
     return HIGHEST if x >= 2.0**63 else LOWEST if x <= -(2.0**63) else int64(x)
 
 
-signed_product, unsigned_product = squaring(int64(1)), squaring(uint64(1))
+signed_product, unsigned_product = make_power(int64(1)), make_power(uint64(1))
 
 
 def signed_power(x, n):
@@ -190,8 +190,8 @@ POWERS = {float32: float_power(float32(1)), float64: float_power(float64(1))} | 
 def of_power(a, b):
     scalar = promotion.exponentiation(a, b)
     if scalar in POWERS and b in INTEGRAL:
-        meaning = repeated if scalar in FLOATING else partial(int_power, scalar=scalar)
-        return Version((scalar, uint64 if b is uint64 else int), scalar, meaning, POWERS[scalar])
+        semantics = multiply_repeatedly if scalar in FLOATING else partial(int_power, scalar=scalar)
+        return Version((scalar, uint64 if b is uint64 else int), scalar, semantics, POWERS[scalar])
     return scalar and Version(
         (scalar, scalar), scalar, None if scalar in COMPLEX else ieee_power, operator.pow
     )
@@ -275,7 +275,7 @@ def of_round_to_digits(x, digits):
 # --- one operand --------------------------------------------------------------------------------------------
 
 
-def in_its_width(operation):
+def own_width_rule(operation):
     """Return the type rule of a unary operator: integers are computed at their own width, then widened to
     64 bits."""
 
@@ -334,48 +334,48 @@ RULES = {
     **dict.fromkeys(("lt", "le", "gt", "ge"), of_order),
     "not_": of_bool,
     **{
-        operation.__name__: in_its_width(operation)
+        operation.__name__: own_width_rule(operation)
         for operation in (operator.neg, operator.pos, operator.invert)
     },
 }
-MEANINGS = {"lshift": shifted_left, "rshift": shifted_right}
+SEMANTICS = {"lshift": shifted_left, "rshift": shifted_right}
 
 
-def enter_operator(name, python, rule, **more):
-    """Enter an operator and return its entry. `python`: Python's own operator, for values that are not
+def add_operator(name, python, rule, **more):
+    """Add an operator and return its entry. `python`: Python's own operator, for values that are not
     numbers."""
     more = {"native": SAME, "rule": rule, "otherwise": python} | more
-    return Function(name, MEANINGS.get(python.__name__, python), SOURCE, **more).enter()
+    return Function(name, SEMANTICS.get(python.__name__, python), SOURCE, **more).add()
 
 
 for _name, _rule in RULES.items():
-    enter_operator(f"operator.{_name}", getattr(operator, _name), _rule).stands_for(getattr(operator, _name))
-_power = enter_operator("operator.pow", operator.pow, of_power, ulps=ieee.ULPS, also=("builtins.pow.2",))
+    add_operator(f"operator.{_name}", getattr(operator, _name), _rule).stands_for(getattr(operator, _name))
+_power = add_operator("operator.pow", operator.pow, of_power, ulps=ieee.ULPS, also=("builtins.pow.2",))
 _power.stands_for(operator.pow)
-enter_operator("builtins.divmod.2", divmod, of_divmod)
-enter("builtins.abs.1", abs, of_abs, ulps=1, otherwise=abs)
-enter("builtins.max.2", second_if_larger, of_extreme(ieee.larger))
-enter("builtins.min.2", second_if_smaller, of_extreme(ieee.smaller))
-enter("builtins.int.1", same, of_int, VALUE)
-enter("builtins.float.1", same, of_float, VALUE, otherwise=text_or_number)
-enter("builtins.bool.1", bool, of_bool, otherwise=bool)
-enter("builtins.complex.1", complex, of_complex, VALUE)
-enter("builtins.complex.2", complex, of_both_parts)
-enter("builtins.round.1", np.rint, of_round)
-enter("builtins.round.2", ieee.rounded_to_digits, of_round_to_digits)
+add_operator("builtins.divmod.2", divmod, of_divmod)
+add_entry("builtins.abs.1", abs, of_abs, ulps=1, otherwise=abs)
+add_entry("builtins.max.2", second_if_larger, of_extreme(ieee.larger))
+add_entry("builtins.min.2", second_if_smaller, of_extreme(ieee.smaller))
+add_entry("builtins.int.1", identity, of_int, VALUE)
+add_entry("builtins.float.1", identity, of_float, VALUE, otherwise=text_or_number)
+add_entry("builtins.bool.1", bool, of_bool, otherwise=bool)
+add_entry("builtins.complex.1", complex, of_complex, VALUE)
+add_entry("builtins.complex.2", complex, of_both_parts)
+add_entry("builtins.round.1", np.rint, of_round)
+add_entry("builtins.round.2", ieee.rounded_to_digits, of_round_to_digits)
 for _scalar in sorted(INTEGRAL | FLOATING | COMPLEX, key=str):
     _dtype = np.dtype(_scalar)
-    enter(f"numpy.{_dtype.name}", cast(_dtype), of_dtype(_scalar), VALUE)
+    add_entry(f"numpy.{_dtype.name}", cast(_dtype), of_dtype(_scalar), VALUE)
 
 # --- what the interpreter calls by the name of a builtin ----------------------------------------------------
 
 
-def of_either_count(name):
+def dispatch_by_count(name):
     """Return the builtin that takes one number or two."""
     return lambda *given: INSTRUCTIONS[f"builtins.{name}.{len(given)}"].call(*given)
 
 
-def of_some(name, better):
+def fold_extreme(name, better):
     """Return max or min: the entry for two numbers. More numbers, or a tuple, are compared one by one,
     without PTX's rule for NaN."""
     of_two = INSTRUCTIONS[f"builtins.{name}.2"].call
@@ -402,7 +402,7 @@ def range_(*bounds):
         return range(*map(INSTRUCTIONS["builtins.int.1"].call, bounds))
 
 
-BUILTINS = {name.partition(".")[0]: entry.call for name, entry in under("builtins").items()}
-BUILTINS |= {name: of_either_count(name) for name in ("complex", "round")}
-BUILTINS |= {"max": of_some("max", second_if_larger), "min": of_some("min", second_if_smaller)}
+BUILTINS = {name.partition(".")[0]: entry.call for name, entry in entries_under("builtins").items()}
+BUILTINS |= {name: dispatch_by_count(name) for name in ("complex", "round")}
+BUILTINS |= {"max": fold_extreme("max", second_if_larger), "min": fold_extreme("min", second_if_smaller)}
 BUILTINS |= {"range": range_, "sum": sum_}

@@ -35,7 +35,7 @@ from sim.isa.conversions import LOWEST, truncated, wrap
 WHOLE = 2.0**23  # float32 represents every whole number up to this one
 
 
-def undisturbed(of_python, exact):
+def quick_or_exact(of_python, exact):
     """Return // or % of two floats: Python's result where the rounding of a / b cannot change it, because
     the quotient has a fraction or is exact; otherwise the result of `exact`, which takes longer."""
 
@@ -85,7 +85,7 @@ def int_power(a, b, scalar, by_way_of_float64=BY_WAY_OF_FLOAT64):
     return truncated(float64(power), 64, signed) if by_way_of_float64 else power
 
 
-def repeated(a, exponent):
+def multiply_repeatedly(a, exponent):
     """Return a ** exponent by Numba's sequence of multiplications, rounded at each step."""
     if exponent == 2:
         return a * a

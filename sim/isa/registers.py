@@ -1,6 +1,7 @@
 """PTX instructions on the registers of one thread, as text for the generated Python code.
 
-`meaning("add.s32")` is an Operation: an expression in the operands, with the types of operands and results.
+`find_operation("add.s32")` returns an Operation: an expression in the operands, with the types of operands
+and results.
 The table (sim.isa.table.by_ptx) defines what an instruction computes. This module writes some instructions
 out as expressions, because calls are slow. It also has what the table has no use for: carries, two halves in
 a register, set and slct.
@@ -28,7 +29,7 @@ from numpy import float32
 from sim.isa import arithmetic, bits, ieee
 from sim.isa.arithmetic import REALS
 from sim.isa.bits import bits_of
-from sim.isa.functions import sized
+from sim.isa.functions import bind_width
 from sim.isa.names import WIDTHS, Missing, Name
 from sim.isa.table import by_ptx
 
@@ -50,7 +51,7 @@ class Operation:
     text: str
     operands: tuple
     results: tuple
-    kept: bool = False
+    in_range: bool = False
     by_constant: object = None
 
     def of(self, values):
@@ -68,9 +69,9 @@ for _function in (
     bits.two_halves, bits.two_bytes, bits.halves_to_bytes, bits.bytes_to_halves, bits.at_most,
 ):  # fmt: skip
     HELPERS[_function.__name__] = _function
-CALLED = {}  # helper's name -> its entry in the table
+HELPER_ENTRIES = {}  # helper's name -> its entry in the table
 PAIRS = {}  # helper's name -> (expression for one half, number of operands, their PTX type)
-OWN = {}  # first part of a name -> function that makes the Operation of a Name, or returns None
+MAKERS = {}  # first part of a name -> function that makes the Operation of a Name, or returns None
 
 
 def helper(function):
@@ -79,37 +80,37 @@ def helper(function):
     return function
 
 
-def own(*names):
-    def enter(function):
-        OWN.update(dict.fromkeys(names, function))
+def maker(*names):
+    def add(function):
+        MAKERS.update(dict.fromkeys(names, function))
         return function
 
-    return enter
+    return add
 
 
-def meaning(text):
+def find_operation(text):
     """Return the Operation of a PTX instruction on registers. Errors: Missing."""
     name = Name(text)
     if name.types and name.types[0] in ("f16x2", "bf16x2") and name.base != "cvt":
-        return packed(name)
-    if name.base in OWN:
-        operation = OWN[name.base](name)
+        return packed_operation(name)
+    if name.base in MAKERS:
+        operation = MAKERS[name.base](name)
         if operation is not None:
             if name.rest:
                 raise Missing(text)
             return operation
-    return of_table(Name(text))
+    return table_operation(Name(text))
 
 
-def alike(text, name, count, kept=False, of=None):
+def same_type_operation(text, name, count, in_range=False, of=None):
     """Return an Operation whose operands and result have one type."""
     ptx_type = of or name.type
-    return Operation(text, (ptx_type,) * count, (ptx_type,), kept)
+    return Operation(text, (ptx_type,) * count, (ptx_type,), in_range)
 
 
 # --- what the table has -------------------------------------------------------------------------------------
 
-SPELLED = {
+EXPRESSIONS = {
     operator.add: "{0} + {1}",
     operator.sub: "{0} - {1}",
     operator.mul: "{0} * {1}",
@@ -144,7 +145,7 @@ SIGNLESS = {
     operator.ne,
     arithmetic.multiply_add,
 }
-WITHIN = {
+RANGE_PRESERVING = {
     operator.and_,
     operator.or_,
     operator.xor,
@@ -162,7 +163,7 @@ def type_name(scalar):
     return NAMES.get(dtype) or f"{dtype.kind.replace('i', 's')}{8 * dtype.itemsize}"
 
 
-def of_table(name):
+def table_operation(name):
     """Return the Operation of an entry, with the modifiers that the table ignores."""
     ftz, relu = name.take("ftz"), name.take("relu")
     floating = name.types and name.types[0] in REALS and name.base != "setp"
@@ -175,39 +176,41 @@ def of_table(name):
     except KeyError:
         raise Missing(name.text) from None
     operands, result = tuple(map(type_name, entry.operands)), type_name(entry.results)
-    text, kept, operands = spelled(name, entry, operands, result)
+    text, in_range, operands = spell_entry(name, entry, operands, result)
     if finite:
-        text = text.replace("{0}", within(result, "{0}"))
+        text = text.replace("{0}", clamp_expression(result, "{0}"))
     if ftz and "f32" in (*operands, result):
-        text = flushed(text, operands, result)
+        text = flush_subnormals(text, operands, result)
     if relu:
         text = f"at_least_zero({text})" if floating else f"max({text}, 0)"
     if sat:
         text = f"saturated({text})"
-    return Operation(text, operands, (result,), kept, BY_CONSTANT.get(entry.meaning, lambda *_: None)(name))
+    return Operation(
+        text, operands, (result,), in_range, BY_CONSTANT.get(entry.semantics, lambda *_: None)(name)
+    )
 
 
-def spelled(name, entry, operands, result):
+def spell_entry(name, entry, operands, result):
     """Return (the expression of an entry, whether its result is within its type's range, the types of its
     operands)."""
     if name.base in FLOATING and result in REALS and not set(name.rest) - {"rn"}:
-        return SPELLED[FLOATING[name.base]], False, operands  # numpy's operators round to nearest
-    meaning = entry.native if callable(entry.native) and entry.native in SPELLED else entry.meaning
+        return EXPRESSIONS[FLOATING[name.base]], False, operands  # numpy's operators round to nearest
+    semantics = entry.native if callable(entry.native) and entry.native in EXPRESSIONS else entry.semantics
     calls = ", ".join(f"{{{i}}}" for i in range(len(operands)))
     if name.base in ("cvt", "mov") and plain_conversion(name, operands[0], result):
         operands = (name.types[-1],)  # the table's entry has Numba's types, which are signed
         text = f"{REALS[result].__name__}({{0}})" if result in REALS and operands[0] != result else "{0}"
         return text, operands[0][0] == result[0] == "u" and WIDTHS[operands[0]] <= WIDTHS[result], operands
-    if meaning not in SPELLED:
+    if semantics not in EXPRESSIONS:
         key = name.base + "_" + "_".join([*name.rest, *name.types])
-        HELPERS[key], CALLED[key] = sized(meaning, entry.operands), entry
+        HELPERS[key], HELPER_ENTRIES[key] = bind_width(semantics, entry.operands), entry
         text = f"{key}({calls})"
         return (f"{REALS[result].__name__}({text})" if result in REALS else text), False, operands
     whole = all(ptx_type[0] in "su" and ptx_type not in REALS for ptx_type in operands)
     same = len({WIDTHS[ptx_type] for ptx_type in (*operands, *((result,) if result != "pred" else ()))}) == 1
-    if meaning in SIGNLESS and whole and same:
+    if semantics in SIGNLESS and whole and same:
         operands = tuple(f"b{WIDTHS[ptx_type]}" for ptx_type in operands)
-    return SPELLED[meaning], meaning in WITHIN and result[0] != "s", operands
+    return EXPRESSIONS[semantics], semantics in RANGE_PRESERVING and result[0] != "s", operands
 
 
 def plain_conversion(name, source, to):
@@ -219,18 +222,18 @@ def plain_conversion(name, source, to):
     return WIDTHS[source] <= 32 or source == "f64" and to in ("f32", "f16", "f64")
 
 
-def shifts(sign, beyond):
+def shift_expressions(sign, beyond):
     """Return a function for the expression of a shift by a constant."""
     return lambda name: lambda count: f"{{0}} {sign} {{1}}" if count < name.width else beyond
 
 
 BY_CONSTANT = {
-    arithmetic.shifted_left: shifts("<<", "0"),
-    arithmetic.shifted_right: shifts(">>", "{0} >> 63"),
+    arithmetic.shifted_left: shift_expressions("<<", "0"),
+    arithmetic.shifted_right: shift_expressions(">>", "{0} >> 63"),
 }
 
 
-def flushed(text, operands, result):
+def flush_subnormals(text, operands, result):
     """Return the text with subnormal operands and results replaced by zeros."""
     for i, ptx_type in enumerate(operands):
         if ptx_type == "f32":
@@ -252,21 +255,21 @@ def flush(x):
 SIGNS = {"add": "+", "sub": "-"}
 
 
-@own("add", "sub", "addc", "subc")
+@maker("add", "sub", "addc", "subc")
 def _add(name):
     base, width = name.base.rstrip("c"), WIDTHS[name.type]
     if name.type in REALS:
         return None
     if name.take("sat"):
-        return alike(f"clamped({{0}} {SIGNS[base]} {{1}}, {width})", name, 2)
+        return same_type_operation(f"clamp_signed({{0}} {SIGNS[base]} {{1}}, {width})", name, 2)
     takes, gives = name.base.endswith("c"), name.take("cc")
     if not (takes or gives):
         return None
     text = f"{{0}} {SIGNS[base]} {{1}}" + (f" {SIGNS[base]} {{2}}" if takes else "")
-    return carrying(text, name.bits, 2, takes, gives)
+    return with_carry(text, name.bits, 2, takes, gives)
 
 
-@own("mad", "madc")
+@maker("mad", "madc")
 def _multiply_add(name):
     takes, gives = name.base == "madc", name.take("cc")
     part = name.take_one_of(("lo", "hi"))
@@ -275,26 +278,26 @@ def _multiply_add(name):
     mask, width = (1 << name.width) - 1, name.width
     factor = f"({{0}} * {{1}} & {mask:#x})" if part == "lo" else f"({{0}} * {{1}} >> {width})"
     ptx_type = name.bits if part == "lo" else name.type
-    return carrying(f"{factor} + {{2}}" + (" + {3}" if takes else ""), ptx_type, 3, takes, gives)
+    return with_carry(f"{factor} + {{2}}" + (" + {3}" if takes else ""), ptx_type, 3, takes, gives)
 
 
-def carrying(text, ptx_type, count, takes, gives):
+def with_carry(text, ptx_type, count, takes, gives):
     """Return an Operation that takes the carry as its last operand, or returns one as its second result,
     or does both."""
     operands = (ptx_type,) * count + ((CARRY,) if takes else ())
     if not gives:
         return Operation(text, operands, (ptx_type,))
-    return Operation(f"carried({text}, {WIDTHS[ptx_type]})", operands, (ptx_type, CARRY), True)
+    return Operation(f"split_carry({text}, {WIDTHS[ptx_type]})", operands, (ptx_type, CARRY), True)
 
 
 @helper
-def carried(total, width):
+def split_carry(total, width):
     """Return (the low bits, the bit that is carried or borrowed)."""
     return total & ((1 << width) - 1), total >> width & 1
 
 
 @helper
-def clamped(value, width):
+def clamp_signed(value, width):
     """Return a signed integer saturated to `width` bits."""
     return max(-(1 << width - 1), min(value, (1 << width - 1) - 1))
 
@@ -306,7 +309,7 @@ def clamped(value, width):
 JOINED = {"and": "&", "or": "|", "xor": "^"}
 
 
-@own("slct")
+@maker("slct")
 def _slct(name):
     ptx_type, tested = name.types
     ptx_type = ptx_type if ptx_type in REALS else f"b{WIDTHS[ptx_type]}"
@@ -314,11 +317,11 @@ def _slct(name):
     return Operation(f"{{0}} if {test} >= 0 else {{1}}", (ptx_type, ptx_type, tested), (ptx_type,), True)
 
 
-@own("set")
+@maker("set")
 def _set(name):
     result, ptx_type = name.types
     joined = name.take_one_of(JOINED)
-    test = meaning(".".join(["setp", *name.rest, ptx_type]))
+    test = find_operation(".".join(["setp", *name.rest, ptx_type]))
     name.rest = []
     of = REALS[result].__name__ if result in REALS else None
     yes, no = (f"{of}(1)", f"{of}(0)") if of else ("0xFFFFFFFF", "0")
@@ -330,13 +333,13 @@ def _set(name):
 # --- two halves in a register -------------------------------------------------------------------------------
 
 
-def packed(name):
+def packed_operation(name):
     """Return the Operation on both halves of packed operands."""
     if name.base in ("neg", "abs"):
         return Operation(
             "{0} ^ 0x80008000" if name.base == "neg" else "{0} & 0x7FFF7FFF", ("b32",), ("b32",), True
         )
-    one = meaning(name.text.replace("x2", ""))
+    one = find_operation(name.text.replace("x2", ""))
     count, ptx_type = len(one.operands), name.type[:-2]
     key = f"both_{name.canonical.replace('.', '_')}"
     if key not in HELPERS:
@@ -361,7 +364,7 @@ def pairwise(function, scalar):
 # --- conversions --------------------------------------------------------------------------------------------
 
 
-@own("cvt")
+@maker("cvt")
 def _convert(name):
     if set(name.types) & BYTES.keys():
         return _convert_bytes(name)
@@ -380,12 +383,12 @@ def _convert_two(name):
     ptx_type, (one, other) = name.types[0][:-2], ("{0}", "{1}")
     mode, relu = name.take_one_of(("rn", "rz"), "rn"), name.take("relu")
     if name.take("satfinite"):
-        one, other = within(ptx_type, one), within(ptx_type, other)
+        one, other = clamp_expression(ptx_type, one), clamp_expression(ptx_type, other)
     text = f"two_halves({one}, {other}, {REALS[ptx_type].__name__}, {mode!r}, {relu})"
     return Operation(text, ("f32", "f32"), ("b32",), True)
 
 
-def within(ptx_type, text):
+def clamp_expression(ptx_type, text):
     """Return the text of a float that is no larger than the largest number of a type (.satfinite)."""
     return f"at_most({text}, {float(finfo(REALS[ptx_type]).max)!r})"
 

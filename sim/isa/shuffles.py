@@ -12,7 +12,7 @@ from sim.isa.table import GIVEN, Like, instruction
 
 
 def shuffle(mode, source, inside):
-    """Enter shfl.sync.`mode`. A lane reads from lane `source(lane, b, segment)` if `inside(that lane, bound)`
+    """Add shfl.sync.`mode`. A lane reads from lane `source(lane, b, segment)` if `inside(that lane, bound)`
     holds; otherwise it keeps its own value and the predicate is false.
 
     The five low bits of c are the bound. The bits from 8 on say which bits of a lane's number select its
@@ -25,7 +25,7 @@ def shuffle(mode, source, inside):
         of = source(lane, b & 31, segment)
         return of if inside(of, bound) else -1
 
-    def meaning(lanes, value, b: uint32, c: uint32, *, result: Like("value"), found: bool):
+    def semantics(lanes, value, b: uint32, c: uint32, *, result: Like("value"), found: bool):
         for lane in range(32):
             of = read(lane, value[lane], int(b[lane]), int(c[lane]))
             found[lane] = of >= 0
@@ -34,7 +34,7 @@ def shuffle(mode, source, inside):
     def reads(lane, value, b, c):
         return read(lane, value, int(b), int(c))
 
-    instruction(mask=GIVEN, name=f"shfl.sync.{mode}", reads=reads, source="PTX ISA shfl.sync")(meaning)
+    instruction(mask=GIVEN, name=f"shfl.sync.{mode}", reads=reads, source="PTX ISA shfl.sync")(semantics)
 
 
 shuffle("idx", lambda lane, b, segment: lane & segment | b & ~segment, lambda of, bound: of <= bound)
@@ -44,8 +44,8 @@ shuffle("bfly", lambda lane, b, segment: lane ^ b, lambda of, bound: of <= bound
 
 COMBINE = {
     "add": lambda a, b: a + b,
-    "min": min,
-    "max": max,
+    "min": lambda a, b: min(a, b),  # Numba inlines a plain function, and no builtin
+    "max": lambda a, b: max(a, b),
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b,
@@ -53,15 +53,15 @@ COMBINE = {
 
 
 def reduction(operation, name, dtype):
-    """Enter redux.sync.`operation`: every lane gets the combination of all lanes' values."""
+    """Add redux.sync.`operation`: every lane gets the combination of all lanes' values."""
     combine = COMBINE[operation]
 
-    def meaning(lanes, value: dtype, *, result: dtype):
+    def semantics(lanes, value: dtype, *, result: dtype):
         total = reduce(combine, [int(value[lane]) for lane in range(32) if lanes >> lane & 1])
         for lane in range(32):
             result[lane] = total
 
-    instruction(mask=GIVEN, name=f"redux.sync.{operation}.{name}", source="PTX ISA redux.sync")(meaning)
+    instruction(mask=GIVEN, name=f"redux.sync.{operation}.{name}", source="PTX ISA redux.sync")(semantics)
 
 
 for _operation in ("add", "min", "max"):

@@ -23,10 +23,10 @@ from sim.nouns import plural
 
 INSTRUCTIONS: dict[str, "Entry"] = {}  # name in Python kernels -> entry
 PTX: dict[str, "Entry"] = {}  # name in PTX -> entry
-BY_PARTS: dict[tuple[Any, ...], "Entry"] = {}  # parts of a PTX name, in canonical order -> entry
+BY_NAME_PARTS: dict[tuple[Any, ...], "Entry"] = {}  # parts of a PTX name, in canonical order -> entry
 # id of an object that kernels call -> the entry that it stands for. SUBSTITUTES keeps the objects alive, so
 # that no id is reused.
-STANDING_FOR: dict[int, "Entry"] = {}
+ENTRY_OF_OBJECT: dict[int, "Entry"] = {}
 SUBSTITUTES: list[object] = []
 # Names of instructions at which a thread waits; of these, the instructions of a warp and those of a block.
 # Entries add their own names.
@@ -69,37 +69,37 @@ class Entry:
     """An instruction in the table.
 
     name, also: its names in Python kernels.
-    meaning: its semantics, a function.
+    semantics: its reference implementation, a function.
     source: the document that specifies it.
     ptx: its names in PTX.
     touches: the memory that it touches, a tuple of Touch.
     """
 
     name: str
-    meaning: Callable[..., Any]
+    semantics: Callable[..., Any]
     source: str
     also: tuple[str, ...] = field(default=(), kw_only=True)
     ptx: tuple[str, ...] = field(default=(), kw_only=True)
     touches: tuple[Touch, ...] = field(default=(), kw_only=True)
 
-    def enter(self) -> Self:
+    def add(self) -> Self:
         """Put the entry into the table and return it."""
         for name in (self.name, *self.also):
             known = INSTRUCTIONS.get(name)
-            if known and place_of(known.meaning) != place_of(self.meaning):
+            if known and full_name(known.semantics) != full_name(self.semantics):
                 raise ValueError(
-                    f"there is an instruction {name} already, of {known.meaning.__module__}; give this one a"
-                    " name of its own: instruction(name=...)"
+                    f"there is an instruction {name} already, of {known.semantics.__module__}; give this one"
+                    " a name of its own: instruction(name=...)"
                 )
             INSTRUCTIONS[name] = self
         PTX.update(dict.fromkeys(self.ptx, self))
-        BY_PARTS.update(dict.fromkeys(map(parts_of, self.ptx), self))
+        BY_NAME_PARTS.update(dict.fromkeys(map(name_parts, self.ptx), self))
         return self
 
-    def offered(self, instead: object = None) -> Self:
+    def expose(self, instead: object = None) -> Self:
         """Register this entry, and expose to kernels either it or the object that they call in its place
         on a GPU; return the entry."""
-        self.enter()
+        self.add()
         self.stands_for(self if instead is None else instead)
         return self
 
@@ -111,7 +111,7 @@ class Entry:
     @property
     def parameters(self) -> list[str]:
         """The names of a call's arguments."""
-        return list(inspect.signature(self.meaning).parameters)
+        return list(inspect.signature(self.semantics).parameters)
 
     def in_order(self, given: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
         """Return the arguments of a call by position. Errors: TypeError for too many, too few or unknown
@@ -128,16 +128,16 @@ class Entry:
     def stands_for(self, called: Any) -> Any:
         """Let `called`, such as a Numba CUDA intrinsic, mean this entry wherever a simulated kernel calls
         it; return it."""
-        STANDING_FOR[id(called)] = self
+        ENTRY_OF_OBJECT[id(called)] = self
         SUBSTITUTES.append(called)
         return called
 
 
-def place_of(function: Callable[..., Any]) -> tuple[str | None, str]:
+def full_name(function: Callable[..., Any]) -> tuple[str | None, str]:
     return getattr(function, "__module__", None), getattr(function, "__qualname__", repr(function))
 
 
-def under(prefix: str) -> dict[str, "Entry"]:
+def entries_under(prefix: str) -> dict[str, "Entry"]:
     """Return {name after the prefix: entry} for a namespace such as "libdevice"."""
     begin = f"{prefix}."
     return {name.removeprefix(begin): entry for name, entry in INSTRUCTIONS.items() if name.startswith(begin)}
@@ -150,7 +150,7 @@ def by_ptx(name: str) -> Entry:
     Errors: KeyError for one that is not in the table.
     """
     plain = ".".join(part for part in name.split(".") if part not in MODIFIERS)
-    found = PTX.get(name) or BY_PARTS.get(parts_of(name)) or BY_PARTS.get(parts_of(plain))
+    found = PTX.get(name) or BY_NAME_PARTS.get(name_parts(name)) or BY_NAME_PARTS.get(name_parts(plain))
     if found is not None:
         return found
     raise KeyError(
@@ -164,7 +164,7 @@ def by_ptx(name: str) -> Entry:
 POSITIONAL = re.compile(r"([subf]|bf|tf)\d+(x\d)?|e\dm\d(x\d)?|pred|row|col")
 
 
-def parts_of(name: str) -> tuple[Any, ...]:
+def name_parts(name: str) -> tuple[Any, ...]:
     """Return what identifies a PTX instruction in whatever order its modifiers stand, as ptxas accepts them:
     its first part, its types in their order, its layouts in their order, and the other parts sorted."""
     base, *parts = name.split(".")
@@ -210,29 +210,27 @@ class Instruction(Entry):
     def converted(self, values: Sequence[Any]) -> list[Any]:
         """Return the operands of one lane, converted for the semantics."""
         return [
-            one_number(self.name, value) if dtype is None else cast(dtype)(value)
+            check_number(self.name, value) if dtype is None else cast(dtype)(value)
             for value, dtype in zip(values, self.operands.values())
         ]
 
-    def alone(self, operands: Sequence[Any]) -> Any:
+    def result_outside_mask(self, operands: Sequence[Any]) -> Any:
         """Return what a lane gets if it names a group that does not contain it: its own operand, or 0."""
-        given = dict(zip(self.operands, operands))
-        return self.result(
-            [given[type_] if isinstance(type_, Like) else kept(type_)(0) for type_ in self.results.values()]
-        )
+        given, types = dict(zip(self.operands, operands)), self.results.values()
+        return self.result([given[of] if isinstance(of, Like) else result_converter(of)(0) for of in types])
 
-    def carried_out(self, lanes: int, operands: dict[int, Sequence[Any]]) -> dict[int, Any]:
+    def execute(self, lanes: int, operands: dict[int, Sequence[Any]]) -> dict[int, Any]:
         """Return {lane: result} for the lanes (a mask) whose operands are {lane: values}."""
         members = sorted(operands)
         rows = [
-            absent_filled(
+            fill_absent(
                 [operands[lane][position] if lane in operands else None for lane in range(32)], members
             )
             for position in range(len(self.operands))
         ]
         results = {name: [None] * 32 for name in self.results}
-        self.meaning(lanes, *rows, **results)
-        converts = [kept(type_) for type_ in self.results.values()]
+        self.semantics(lanes, *rows, **results)
+        converts = [result_converter(type_) for type_ in self.results.values()]
         return {
             lane: self.result([convert(row[lane]) for convert, row in zip(converts, results.values())])
             for lane in members
@@ -242,7 +240,7 @@ class Instruction(Entry):
         return tuple(parts) if len(parts) > 1 else parts[0] if parts else None
 
 
-def one_number(name: str, value: Any) -> Any:
+def check_number(name: str, value: Any) -> Any:
     """Return `value` if a lane can pass it to another lane: a register holds one number."""
     if not isinstance(value, (int, float, complex, np.generic)):
         raise TypeError(
@@ -251,7 +249,7 @@ def one_number(name: str, value: Any) -> Any:
     return value
 
 
-def kept(type_: Any) -> Callable[[Any], Any]:
+def result_converter(type_: Any) -> Callable[[Any], Any]:
     """Return the conversion of a result to its type, in which a narrow integer keeps its width; the
     identity for `Like` types."""
     if isinstance(type_, Like):
@@ -260,16 +258,16 @@ def kept(type_: Any) -> Callable[[Any], Any]:
     return (lambda value: type_.type(convert(value))) if type_.kind == "i" and type_.itemsize < 8 else convert
 
 
-def absent_filled(row: Sequence[Any], members: Sequence[int]) -> Sequence[Any]:
+def fill_absent(row: Sequence[Any], members: Sequence[int]) -> Sequence[Any]:
     """Return a row of operands in which the lanes that do not take part have bits that nobody wrote."""
     if len(members) == 32:
         return row
     like = row[members[0]]
-    fill = like if isinstance(like, bool) else absent(like)
+    fill = like if isinstance(like, bool) else unwritten_bits(like)
     return [fill if value is None else value for value in row]
 
 
-def absent(value: Any) -> Any:
+def unwritten_bits(value: Any) -> Any:
     """Return the content of a register that nobody wrote, as a number of the type of `value`: NaN, or a
     conspicuous integer."""
     dtype = np.dtype(np.int64) if isinstance(value, int) else np.asarray(value).dtype
@@ -290,7 +288,7 @@ def instruction(
     ptx: tuple[str, ...] = (),
     touches: tuple[Touch, ...] = (),
 ) -> Callable[[Callable[..., None]], Instruction]:
-    """Enter a function into the table, as an instruction of a warp. Return the Instruction, which kernels
+    """Add a function to the table, as an instruction of a warp. Return the Instruction, which kernels
     call.
 
     The function takes `lanes` (int, a mask of the lanes that take part), then each operand as a row of 32
@@ -321,13 +319,13 @@ def instruction(
     operand's.
     """
 
-    def enter(meaning: Callable[..., None]) -> Instruction:
-        _, *parameters = parameters_of(meaning, "lanes")
-        typed = {p.name: type_of(meaning, p) for p in parameters}
+    def add_entry(semantics: Callable[..., None]) -> Instruction:
+        _, *parameters = parameters_of(semantics, "lanes")
+        typed = {p.name: type_of(semantics, p) for p in parameters}
         results = {p.name: typed.pop(p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
         entry = Instruction(
-            name or meaning.__name__,
-            meaning,
+            name or semantics.__name__,
+            semantics,
             source,
             typed,
             results,
@@ -340,27 +338,27 @@ def instruction(
             touches=touches,
         )
         check(entry)
-        entry.offered(stands_for)
+        entry.expose(stands_for)
         SUSPENDING.add(entry.name)
         WARP_WIDE.add(entry.name)
         return entry
 
-    return enter
+    return add_entry
 
 
-def parameters_of(meaning: Callable[..., Any], *first: str) -> list[inspect.Parameter]:
+def parameters_of(semantics: Callable[..., Any], *first: str) -> list[inspect.Parameter]:
     """Return a semantics function's parameters after the required leading `first`. Errors: ValueError if
     they are missing."""
-    parameters = list(inspect.signature(meaning).parameters.values())
+    parameters = list(inspect.signature(semantics).parameters.values())
     if len(parameters) < len(first):
         raise ValueError(
-            f"{meaning.__name__} has {len(parameters)} parameters; a meaning of this kind begins with"
-            f" {', '.join(first)}"
+            f"{semantics.__name__} has {len(parameters)} parameters; a semantics function of this kind begins"
+            f" with {', '.join(first)}"
         )
     return parameters
 
 
-def type_of(meaning: Callable[..., None], parameter: inspect.Parameter) -> Type:
+def type_of(semantics: Callable[..., None], parameter: inspect.Parameter) -> Type:
     """Return a parameter's type: a dtype, `Like` (the type of another operand), or None."""
     given = parameter.annotation
     try:
@@ -369,7 +367,7 @@ def type_of(meaning: Callable[..., None], parameter: inspect.Parameter) -> Type:
         return None if given is parameter.empty else number_dtype(given)
     except TypeError:
         raise ValueError(
-            f"{meaning.__name__}: {parameter.name} has the type {given!r}; wanted a dtype such as"
+            f"{semantics.__name__}: {parameter.name} has the type {given!r}; wanted a dtype such as"
             " numpy.int32, or Like(operand)"
         ) from None
 
@@ -394,5 +392,5 @@ def check(entry: Instruction) -> None:
 
 def name_of(value: Any) -> str | None:
     """Return the name of the instruction that an object is, or stands for; else None."""
-    entry = STANDING_FOR.get(id(value))
+    entry = ENTRY_OF_OBJECT.get(id(value))
     return entry.name if entry else None

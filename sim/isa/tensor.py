@@ -22,7 +22,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy import float16, float32, int32, uint32
 
-from sim.isa.functions import Tabulated
+from sim.isa.functions import LookupTable
 from sim.isa.table import Touch, instruction
 
 # --- the elements in a register -----------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def add_clamped(c, total):
 
 
 def float_table(dtype, *bits):
-    return Tabulated(float_decoder(*bits), np.arange(2**16, dtype=np.uint16).view(dtype).tolist())
+    return LookupTable(float_decoder(*bits), np.arange(2**16, dtype=np.uint16).view(dtype).tolist())
 
 
 DECODE_F16, DECODE_BF16, DECODE_TF32 = (
@@ -199,12 +199,12 @@ def distribute_halves(sums, c, d):
         d[1][lane] = add_halves(c[1][lane], sums[at + 64], sums[at + 65])
 
 
-def mma(depths, d, a, b, meanings, clamps=""):
-    """Enter mma.sync of both depths: D 16×8 of type d, from A of type a and B of type b."""
-    for depth, meaning in zip(depths, meanings, strict=True):
+def mma(depths, d, a, b, implementations, clamps=""):
+    """Add mma.sync of both depths: D 16×8 of type d, from A of type a and B of type b."""
+    for depth, semantics in zip(depths, implementations, strict=True):
         name = "_".join([f"mma_m16n8k{depth}", d, *dict.fromkeys((a, b)), *([clamps] if clamps else [])])
         ptx = f"mma.sync.m16n8k{depth}.row.col.{f'{clamps}.' if clamps else ''}{d}.{a}.{b}.{d}"
-        instruction(name=name, source=f"PTX ISA mma.sync.m16n8k{depth}", ptx=(ptx,))(meaning)
+        instruction(name=name, source=f"PTX ISA mma.sync.m16n8k{depth}", ptx=(ptx,))(semantics)
 
 
 for _ptx_type, _number in (("bf16", DECODE_BF16), ("f16", DECODE_F16)):
@@ -232,7 +232,7 @@ for _a, _b in (("s8", "s8"), ("s8", "u8"), ("u8", "s8"), ("u8", "u8")):
 
 
 def ldmatrix(count, transposed):
-    """Enter ldmatrix of `count` matrices. A call passes the address of a row of 16 bytes; in Python
+    """Add ldmatrix of `count` matrices. A call passes the address of a row of 16 bytes; in Python
     kernels, (array, index)."""
 
     def row_of_lane(memory, tile, index):
@@ -252,8 +252,8 @@ def ldmatrix(count, transposed):
     name = f"ldmatrix_x{count}{'_trans' if transposed else ''}"
     ptx = (f"ldmatrix.sync.m8n8.x{count}{'.trans' if transposed else ''}.b16",)
     touches = (Touch("tile", "read", "shared", 16),)
-    enter = instruction(name=name, fetch=row_of_lane, source="PTX ISA ldmatrix", ptx=ptx, touches=touches)
-    enter({1: x1, 2: x2, 4: x4}[count])
+    add_entry = instruction(name=name, fetch=row_of_lane, source="PTX ISA ldmatrix", ptx=ptx, touches=touches)
+    add_entry({1: x1, 2: x2, 4: x4}[count])
 
 
 def distribute(words, registers, transposed):

@@ -12,18 +12,18 @@ from sim.isa.table import CONVERGED, GIVEN, INSTRUCTIONS, WARP_WIDE, Like, instr
 
 
 def shuffle(name, mode, operand, source):
-    """Enter the shuffle `name`. A lane reads from lane `source(lane, value, argument)`; Numba calls the
+    """Add the shuffle `name`. A lane reads from lane `source(lane, value, argument)`; Numba calls the
     argument `operand`. A lane whose source is outside the warp keeps its own value."""
 
-    def meaning(lanes, value, argument: int64, *, result: Like("value")):
+    def semantics(lanes, value, argument: int64, *, result: Like("value")):
         for lane in range(32):
             of = source(lane, value[lane], argument[lane])
             result[lane] = value[of] if 0 <= of < 32 else value[lane]
 
-    lanes, value, argument, result = signature(meaning).parameters.values()
-    meaning.__signature__ = Signature([lanes, value, argument.replace(name=operand), result])
+    lanes, value, argument, result = signature(semantics).parameters.values()
+    semantics.__signature__ = Signature([lanes, value, argument.replace(name=operand), result])
     ptx = (f"shfl.sync.{mode}.b32",)
-    instruction(mask=GIVEN, name=name, reads=source, source="PTX ISA shfl.sync", ptx=ptx)(meaning)
+    instruction(mask=GIVEN, name=name, reads=source, source="PTX ISA shfl.sync", ptx=ptx)(semantics)
 
 
 shuffle("shfl_sync", "idx", "src_lane", lambda lane, value, argument: argument % 32)
@@ -102,5 +102,5 @@ def activemask(lanes, *, result: uint32):
 OF_NUMBA = [
     entry
     for entry in map(INSTRUCTIONS.__getitem__, sorted(WARP_WIDE))
-    if entry.meaning.__module__ == __name__
+    if entry.semantics.__module__ == __name__
 ]

@@ -91,7 +91,7 @@ class Fragment:
         first, rest = divmod(register, pair * depth)
         return pair * first + rest % pair, rest // pair
 
-    def in_product_order(self, registers):
+    def order_for_product(self, registers):
         """Return the registers of A or B in the order of `product_sums`: all tiles of lines, then along K."""
         return [registers[r] for r in sorted(range(self.unique), key=lambda r: self.tile(r)[::-1])]
 
@@ -111,7 +111,7 @@ class Fragment:
 
 
 def load(fragment, layout, shape):
-    """Enter wmma.load of a fragment."""
+    """Add wmma.load of a fragment."""
     size = BITS[fragment.ptx_type] // 8
 
     def fetch(memory, where, index, stride=0):
@@ -129,11 +129,11 @@ def load(fragment, layout, shape):
 
     names = [f"wmma.load.{fragment.which}.sync.{layout}.{shape}.{fragment.ptx_type}"]
     types = [fragment.word] * fragment.registers
-    enter(names, copy_rows, types, types, "read", fetch=fetch)
+    add_entry(names, copy_rows, types, types, "read", fetch=fetch)
 
 
 def store(fragment, layout, shape):
-    """Enter wmma.store of the accumulators."""
+    """Add wmma.store of the accumulators."""
     size = BITS[fragment.ptx_type] // 8
 
     def put(memory, where, index, *registers, stride=0):
@@ -145,7 +145,7 @@ def store(fragment, layout, shape):
             at += count * size
 
     put.count = fragment.registers
-    enter(
+    add_entry(
         [f"wmma.store.d.sync.{layout}.{shape}.{fragment.ptx_type}"], lambda *_: None, [], [], "write", put=put
     )
 
@@ -160,7 +160,7 @@ def is_aligned(fragment, memory, where, index, stride, action):
 
 
 def multiply(name, a, b, c, d, sums, add):
-    """Enter wmma.mma: each element of D is add(C, sum).
+    """Add wmma.mma: each element of D is add(C, sum).
 
     name: the function (layout of A, layout of B) -> the name in PTX.
     sums: the function (registers of A, registers of B) -> the sums in row-major order.
@@ -168,7 +168,7 @@ def multiply(name, a, b, c, d, sums, add):
     width, place = c.columns, [list(c.positions(lane)) for lane in range(32)]
 
     def compute(rows, results):
-        of_a, of_b = a.in_product_order(rows), b.in_product_order(rows[a.registers :])
+        of_a, of_b = a.order_for_product(rows), b.order_for_product(rows[a.registers :])
         of_c, totals = rows[a.registers + b.registers :], sums(of_a, of_b)
         for lane in range(32):
             found = [
@@ -186,7 +186,7 @@ def multiply(name, a, b, c, d, sums, add):
     if a.ptx_type == "f64":
         operands = [float64] * len(operands)
     operands += [TYPES[c.ptx_type]] * c.registers
-    enter(names, compute, operands, [TYPES[d.ptx_type]] * d.registers)
+    add_entry(names, compute, operands, [TYPES[d.ptx_type]] * d.registers)
 
 
 TYPES = {"f16": uint32, "f32": float32, "s32": int32, "f64": float64}
@@ -225,12 +225,12 @@ def double_products(mode):
 # --- entries ------------------------------------------------------------------------------------------------
 
 
-def enter(names, meaning, operands, results, action=None, fetch=None, put=None):
-    """Enter a warp instruction by its names in PTX. `meaning` is a function (rows of operands, rows of
+def add_entry(names, semantics, operands, results, action=None, fetch=None, put=None):
+    """Add a warp instruction by its names in PTX. `semantics` is a function (rows of operands, rows of
     results); a row has a value for each lane."""
 
-    def semantics(lanes, *rows, **found):
-        meaning(rows, tuple(found.values()))
+    def of_rows(lanes, *rows, **found):
+        semantics(rows, tuple(found.values()))
 
     parameters = [Parameter("lanes", Parameter.POSITIONAL_OR_KEYWORD)]
     parameters += [
@@ -241,18 +241,18 @@ def enter(names, meaning, operands, results, action=None, fetch=None, put=None):
         )
         for i, dtype in enumerate(dtypes)
     ]
-    semantics.__signature__ = Signature(parameters)
+    of_rows.__signature__ = Signature(parameters)
     name = names[0].replace(".", "_")
-    semantics.__qualname__ = semantics.__name__ = name
+    of_rows.__qualname__ = of_rows.__name__ = name
     touches = (Touch("where", action),) if action else ()
     how = instruction(
         name=name, source="PTX ISA wmma", ptx=tuple(names), fetch=fetch, put=put, touches=touches
     )
-    how(semantics)
+    how(of_rows)
 
 
-def enter_family(sizes, shape, a_type, accumulators):
-    """Enter the loads and stores of the operands of products of one shape. Return their Fragments."""
+def add_family(sizes, shape, a_type, accumulators):
+    """Add the loads and stores of the operands of products of one shape. Return their Fragments."""
     (rows, columns, depth), transposed = sizes, sizes[1] == 32
     a, b = Fragment("a", rows, depth, a_type, transposed), Fragment("b", depth, columns, a_type, transposed)
     sums = {of: Fragment("c", rows, columns, of, transposed) for of in accumulators}
@@ -260,14 +260,14 @@ def enter_family(sizes, shape, a_type, accumulators):
         for fragment in (a, b):
             load(fragment, layout, shape)
         for fragment in sums.values():
-            if (fragment.ptx_type, layout, shape) not in ENTERED:
-                ENTERED.add((fragment.ptx_type, layout, shape))
+            if (fragment.ptx_type, layout, shape) not in ADDED:
+                ADDED.add((fragment.ptx_type, layout, shape))
                 load(fragment, layout, shape)
                 store(fragment, layout, shape)
     return a, b, sums
 
 
-ENTERED = set()  # accumulators that are entered: products of several types share them
+ADDED = set()  # accumulators that are entered: products of several types share them
 
 
 def mma_name(shape, *types):
@@ -275,35 +275,35 @@ def mma_name(shape, *types):
     return lambda a, b: ".".join(["wmma.mma.sync", a, b, shape, *types])
 
 
-def enter_all():
-    """Enter the products of all types that sm_80 has, with their loads and stores."""
+def add_all():
+    """Add the products of all types that sm_80 has, with their loads and stores."""
     for sizes, shape in SHAPES.items():
         rows, columns, _ = sizes
-        a, b, sums = enter_family(sizes, shape, "f16", ("f16", "f32"))
+        a, b, sums = add_family(sizes, shape, "f16", ("f16", "f32"))
         half_sums = product_sums(DECODE_F16, DECODE_F16, 16, rows=rows, columns=columns)
         for d, c in product(sums, sums):
             multiply(mma_name(shape, d, c), a, b, sums[c], sums[d], half_sums, plus)
-        a, b, sums = enter_family(sizes, shape, "bf16", ("f32",))
+        a, b, sums = add_family(sizes, shape, "bf16", ("f32",))
         half_sums = product_sums(DECODE_BF16, DECODE_BF16, 16, rows=rows, columns=columns)
         multiply(
             mma_name(shape, "f32", "bf16", "bf16", "f32"), a, b, sums["f32"], sums["f32"], half_sums, plus
         )
         for a_type in ("s8", "u8"):
-            a, b, sums = enter_family(sizes, shape, a_type, ("s32",))
+            a, b, sums = add_family(sizes, shape, a_type, ("s32",))
             number = integer_decoder(128 * (a_type == "s8"))
             byte_sums = product_sums(number, number, 8, rows=rows, columns=columns)
             for clamps, add in (((), plus), (("satfinite",), add_clamped)):
                 name = mma_name(shape, "s32", a_type, a_type, "s32", *clamps)
                 multiply(name, a, b, sums["s32"], sums["s32"], byte_sums, add)
-    a, b, sums = enter_family((16, 16, 8), "m16n16k8", "tf32", ("f32",))
+    a, b, sums = add_family((16, 16, 8), "m16n16k8", "tf32", ("f32",))
     tf32_sums = product_sums(DECODE_TF32, DECODE_TF32, 19, drop=13, rows=16, columns=16)
     multiply(
         mma_name("m16n16k8", "f32", "tf32", "tf32", "f32"), a, b, sums["f32"], sums["f32"], tf32_sums, plus
     )
-    a, b, sums = enter_family((8, 8, 4), "m8n8k4", "f64", ("f64",))
+    a, b, sums = add_family((8, 8, 4), "m8n8k4", "f64", ("f64",))
     for rounding, mode in (("", "rn"), ("rn", "rn"), ("rz", "rz"), ("rm", "rd"), ("rp", "ru")):
         name = mma_name("m8n8k4", "f64", "f64", "f64", "f64", *([rounding] if rounding else []))
         multiply(name, a, b, sums["f64"], sums["f64"], *double_products(mode))
 
 
-enter_all()
+add_all()

@@ -5,8 +5,11 @@ are checked and logged. The log, one integer for each access, is what observers 
 
 Read the files in this order:
 
+    argument    an argument of a launch, classified once
     spaces      the simulated address space, and the binding of arguments to it
     array       the Array that a kernel holds: views of an allocation, the general access
+    indices     the forms of an index that a kernel may give to an array
+    record      one element of an array of records
     accessors   the fast access to one element
     declared    arrays that a kernel declares or captures: shared, local, constant
     methods     array methods that visit all elements, such as sum

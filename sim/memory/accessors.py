@@ -12,7 +12,8 @@ import numpy as np
 
 from sim.events import SITE_SHIFT
 from sim.isa.conversions import cast
-from sim.memory.array import FAST, MAX_FAST_RANK, WATCHED, Array, Record, only_read
+from sim.memory.array import FAST, MAX_FAST_RANK, WATCHED, Array, only_read
+from sim.memory.record import Record
 
 TEMPLATE = """
 def load{rank}(x, {indices}, site):

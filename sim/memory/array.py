@@ -6,17 +6,17 @@ import itertools
 import math
 import operator
 from dataclasses import dataclass
-from types import EllipsisType, NoneType
 
 import numpy as np
 
 from sim.events import ADDRESS_BITS, ADDRESS_MASK, LOAD, SITE_SHIFT, STORE
 from sim.isa.conversions import cast, domain
+from sim.memory.indices import PARTS, FromEnd, checked_integer, indices_of_part, is_integer
 from sim.memory.methods import MAX_FAST_RANK, Methods
+from sim.memory.record import Record
 from sim.memory.spaces import poison
 
 WORDS = {1: "b", 2: "h", 4: "i", 8: "q"}  # bytes of an integer -> its format in a memoryview
-PARTS = slice, EllipsisType, NoneType  # index parts that select a view; None adds an axis
 
 
 class Array(Methods):
@@ -129,7 +129,7 @@ class Array(Methods):
             return self.once(operator.itemgetter, index[0])
         if len(index) != self.ndim or any(i is Ellipsis for i in index):
             return self.part(index)
-        indices = tuple(whole(i, self) for i in index)
+        indices = tuple(checked_integer(i, self) for i in index)
         if any(not -n <= i < n for i, n in zip(indices, self.shape)):
             if self.dtype.names:  # a Record; accesses to its fields are refused
                 return indices
@@ -187,7 +187,9 @@ class Array(Methods):
             if len(index) > self.ndim and all(map(is_integer, index)):
                 given = f"{self.name} has {self.ndim} dimensions, and not {len(index)}"
                 raise IndexError(f"{given}; wanted {self.name}[{', '.join(['i'] * self.ndim) or '()'}]")
-            return self.unusual_part(tuple(i if isinstance(i, PARTS) else whole(i, self) for i in index))
+            return self.unusual_part(
+                tuple(i if isinstance(i, PARTS) else checked_integer(i, self) for i in index)
+            )
         axes += zip(self.shape[n:], self.strides[n:])
         shape, strides = zip(*axes)
         return self.another(moved if math.prod(shape) else 0, self.dtype, shape, strides)
@@ -199,7 +201,7 @@ class Array(Methods):
         except IndexError:
             if sum(isinstance(i, int | slice) for i in index) > self.ndim:
                 raise
-            return Outside(self, elements(index, self.shape))
+            return Outside(self, indices_of_part(index, self.shape))
 
     def derived(self, array):
         """Return an Array over `array`, an ndarray that shares this one's memory."""
@@ -227,16 +229,17 @@ class Array(Methods):
     # --- what else a kernel may do with an array ------------------------------------------------------------
 
     def __getitem__(self, index):
-        return self.load(index if isinstance(index, tuple) else (index,), self.context.site("load"))
+        return self.load(index if isinstance(index, tuple) else (index,), self.context.sites.current("load"))
 
     def __setitem__(self, index, value):
-        self.store(index if isinstance(index, tuple) else (index,), value, self.context.site("store"))
+        index = index if isinstance(index, tuple) else (index,)
+        self.store(index, value, self.context.sites.current("store"))
 
     def __len__(self):
         return self.shape[0]
 
     def __iter__(self):
-        site, load = self.context.site("load"), self.context.load[1]
+        site, load = self.context.sites.current("load"), self.context.load[1]
         return (load(self, i, site) for i in range(self.shape[0]))
 
     @property
@@ -291,60 +294,6 @@ class Columns(Array):
         return self.once(operator.itemgetter, name)
 
 
-class FromEnd(int):
-    """An index written as a negative literal, and so meant to count from the end."""
-
-
-class Record:
-    """An element of an array of records, as a kernel sees it. Its fields are elements of the array's
-    columns, loaded when they are requested."""
-
-    def __init__(self, array, place):
-        vars(self).update(_array=array, _place=place)
-
-    def __getattr__(self, name):
-        return self.load(name, self._array.context.site("load"))
-
-    def __setattr__(self, name, value):
-        self.store(name, value, self._array.context.site("store"))
-
-    def __getitem__(self, field):
-        return self.load(field, self._array.context.site("load"))
-
-    def __setitem__(self, field, value):
-        self.store(field, value, self._array.context.site("store"))
-
-    def load(self, field, site):
-        """Load a field by its name or its number."""
-        column, place = self.column(field), self._place
-        if 1 <= len(place) <= MAX_FAST_RANK:
-            return column.context.load[len(place)](column, *place, site)
-        return column.load(place, site)
-
-    def store(self, field, value, site):
-        column, place = self.column(field), self._place
-        if 1 <= len(place) <= MAX_FAST_RANK:
-            return column.context.store[len(place)](column, *place, value, site)
-        return column.store(place, value, site)
-
-    def column(self, field):
-        known = (self._array.views or {}).get((operator.itemgetter, field))
-        return self.checked_column(field) if known is None else known
-
-    def checked_column(self, field):
-        names = self._array.dtype.names
-        name = names[field] if isinstance(field, int) else field
-        if name not in names:
-            found = f"{', '.join(names)}, and none called {name}"
-            raise AttributeError(f"{self._array.name} has the fields {found}")
-        return self._array.once(operator.itemgetter, name)
-
-    def fill(self, value, site):
-        """Store to every field: from another record, or from the parts of a tuple."""
-        for position, name in enumerate(self._array.dtype.names):
-            self.column(name).store(self._place, value[position], site)
-
-
 class Outside(Array):
     """An out-of-range slice or row, such as the row after the last. Taking it is not an access; any access to
     its elements is reported as out of bounds on the array `of`.
@@ -374,20 +323,6 @@ class Outside(Array):
 
     def part(self, index):
         return self.derived(self.whole[index])
-
-
-def elements(index, shape):
-    """Return the indices of the elements of a part outside of an array of this shape, arranged as in the
-    part: an ndarray of tuples."""
-    of_axes = [i for i in index if i is not None]
-    left = [slice(None)] * (len(shape) - sum(i is not Ellipsis for i in of_axes))
-    at = next((at for at, i in enumerate(of_axes) if i is Ellipsis), len(of_axes))
-    of_axes[at : at + 1] = left
-    grid = [[i] if isinstance(i, int) else range(n) for i, n in zip(of_axes, shape)]
-    found = np.empty([*map(len, grid)], object)
-    for place in np.ndindex(found.shape):
-        found[place] = tuple(numbers[i] for numbers, i in zip(grid, place))
-    return found[tuple(0 if isinstance(i, int) else i for i in index)]
 
 
 FAST, WATCHED = (
@@ -450,23 +385,10 @@ def array_at(context, allocation, offset, dtype, shape, strides, name):
     return Array(context, allocation, allocation.root, offset, layout, name, allocation.base + offset)
 
 
-def is_integer(index):
-    return isinstance(index, (int, np.integer))
-
-
 def only_read(array):
     """The error of a kernel that writes to an array that may only be read."""
     what = "constant" if array.allocation.space == "const" else "a read-only array"
     return TypeError(f"{array.name} is {what}: a kernel may only read it")
-
-
-def whole(index, array):
-    """`index` as a Python int; a float is the kernel's mistake."""
-    try:
-        return operator.index(index)
-    except TypeError:
-        given = f"{array.name} is indexed with {index!r}, a {type(index).__name__}"
-        raise TypeError(f"{given}; wanted an integer (// divides integers)") from None
 
 
 def zip_(*items):

@@ -40,7 +40,7 @@ class Atomic:
         if not isinstance(array, Array):
             raise TypeError(f"cuda.atomic works on arrays, got {array!r}")
         frame, thread = sys._getframe(2), self._context.thread
-        site = self._context.site_of(frame, "atomic")
+        site = self._context.sites.of_frame(frame, "atomic")
         key = site, id(array.root), array.offset, index, operands
         self._scheduler.yield_before_atomic(key, frame)
         if entry.overwrites:
@@ -59,7 +59,7 @@ class Atomic:
         old = memory[place]
         given = domain(old)
         before = convert(given)
-        new = entry.meaning(before, *map(convert, operands))
+        new = entry.semantics(before, *map(convert, operands))
         array.announce(place, site, new)
         memory[place] = cast(array.dtype)(new)
         thread.failed_atomic = FailedAtomic(key, memory, place, old) if new == before else None

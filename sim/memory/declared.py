@@ -78,7 +78,7 @@ class Declarations:
             return self.objects(shape, "local", frame)
         key = id(frame.f_code), frame.f_lasti, shape, dtype
         if key not in self.makers:
-            self.makers[key] = self.local_maker(self.context.site_of(frame, "call"), shape, dtype)
+            self.makers[key] = self.local_maker(self.context.sites.of_frame(frame, "call"), shape, dtype)
         return self.makers[key]()
 
     def local_maker(self, site, shape, dtype):
@@ -103,7 +103,7 @@ class Declarations:
 
     def objects(self, shape, space, frame):
         """An array of Python objects, which have no addresses: no observer is told of its accesses."""
-        site = SITES[self.context.site_of(frame, "call")]
+        site = SITES[self.context.sites.of_frame(frame, "call")]
         where = f"{site.function} line {site.line}  {site.source}"
         self.context.unwatched[f"accesses to {space} arrays of objects are not watched: {where}"] = True
         return np.empty(shape, object)
@@ -116,7 +116,7 @@ class Declarations:
         """Return the allocation of a declaration of shared memory. The first thread that reaches it makes
         it."""
         if key not in self.allocations:
-            site = self.context.site_of(frame, "call")
+            site = self.context.sites.of_frame(frame, "call")
             self.allocations[key] = self.placed(space, site, dtype, shape, dynamic=key == "dynamic")
         return self.allocations[key]
 

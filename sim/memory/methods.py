@@ -45,7 +45,7 @@ class Methods:
 
     def elements(self):
         """Yield the elements; each is loaded when it is requested."""
-        site, load = self.context.site("load"), self.context.load
+        site, load = self.context.sites.current("load"), self.context.load
         if 1 <= self.ndim <= MAX_FAST_RANK:
             return (load[self.ndim](self, *place, site) for place in np.ndindex(self.shape))
         return (self.load(place, site) for place in np.ndindex(self.shape))
@@ -110,7 +110,7 @@ class Methods:
         return place
 
     def fill(self, value):
-        self.store_all(value, self.context.site("store"))
+        self.store_all(value, self.context.sites.current("store"))
 
     def item(self):
         if self.size != 1:
@@ -167,10 +167,10 @@ class Flat:
         return self.array.elements()
 
     def __getitem__(self, number):
-        return self.array.load(self.place(number), self.array.context.site("load"))
+        return self.array.load(self.place(number), self.array.context.sites.current("load"))
 
     def __setitem__(self, number, value):
-        self.array.store(self.place(number), value, self.array.context.site("store"))
+        self.array.store(self.place(number), value, self.array.context.sites.current("store"))
 
     def place(self, number):
         """Return the index of the element with this number; an index out of bounds if there is none."""

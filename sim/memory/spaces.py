@@ -7,26 +7,30 @@ address) is all that an observer needs.
 
 import ctypes
 import functools
-import sys
+import itertools
+import weakref
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from sim.errors import LaunchError
-from sim.events import SPACE_SHIFT, SPACES, Element
+from sim.events import INTEGER_POISON, SPACE_SHIFT, SPACES, UNTYPED_POISON, Element
 
 ALIGNMENT = 256
+OWNERS, OWNER_NUMBERS = {}, itertools.count(1)  # id of a living array -> (its number, a weak reference to it)
 FEW_BYTES = 1024  # up to this size a poisoned pattern is cached: copying it takes a quarter of the time
-# types that a kernel accepts as one number
-NUMBER_TYPES = int, float, complex, np.bool_, np.number, Enum, type(None)
 
 
 def round_up(number, step):
     """Return the least multiple of `step` that is at least `number`."""
     return -(-number // step) * step
+
+
+def after(base, nbytes):
+    """Return the first address that is free after an allocation. The unused bytes at its end keep an address
+    just past the last allocation inside of the window."""
+    return base + round_up(nbytes, ALIGNMENT) + ALIGNMENT
 
 
 def window_end(space):
@@ -50,6 +54,8 @@ class Allocation:
     unwritten: np.ndarray | None = None
     alignment: int = ALIGNMENT  # the alignment that its declaration promises on any GPU
     last: bool = False  # whether it comes after all others of its space, as dynamic shared memory does
+    # whether it is shared memory that the system reserves for libraries: zero when a block begins
+    reserved: bool = False
 
     @functools.cached_property
     def writable(self):
@@ -80,17 +86,16 @@ class AddressSpace:
         self.next = {space: (number << SPACE_SHIFT) + ALIGNMENT for number, space in enumerate(SPACES)}
         self.allocations = []
 
-    def add(self, name, space, root, home, copies=1, keep=None, unwritten=None, align=ALIGNMENT):
-        """Return the Allocation of `root` (uint8) at the next free address that is a multiple of `align`.
+    def add(self, name, space, root, home, copies=1, keep=None, unwritten=None, align=ALIGNMENT, key=None):
+        """Return the Allocation of `root` (uint8) at a free address that is a multiple of `align`.
 
         copies: how many times the bytes of `root` need room, side by side.
+        key: what the memory is, for spaces that give the same memory the same address in each launch.
 
         Errors: LaunchError where the space's window is full.
         """
-        base = round_up(self.next[space] + self.gap, max(align, ALIGNMENT))
-        # the unused bytes at the end keep an address just past the last allocation inside of the window
-        self.next[space] = base + round_up(root.size * copies, ALIGNMENT) + ALIGNMENT
-        if self.next[space] > window_end(space):
+        base = self.choose_address(space, root.size * copies, max(align, ALIGNMENT), name, key)
+        if base is None:
             raise LaunchError(
                 f"{name}: no simulated addresses are left for its {root.size * copies:,} bytes; all {space}"
                 f" memory of a launch has to fit into {(1 << SPACE_SHIFT) >> 30} GiB\n"
@@ -99,6 +104,12 @@ class AddressSpace:
         allocation = Allocation(name, space, root, base, home, copies, keep, unwritten)
         self.allocations.append(allocation)
         return allocation
+
+    def choose_address(self, space, nbytes, align, name, key):
+        """Return the address of `nbytes` new bytes, or None if the window has no room for them."""
+        base = round_up(self.next[space] + self.gap, align)
+        self.next[space] = after(base, nbytes)
+        return base if self.next[space] <= window_end(space) else None
 
     def shifting(self, allocation, multiple):
         """Return the first declared array whose size may shift this one from a multiple of that many bytes,
@@ -186,7 +197,8 @@ def poisoned(nbytes, dtype, filling=None):
     if filling is not None:
         byte = filling[0]
     else:  # bfloat16's kind is V; all bits set is a NaN in every format
-        byte = 0xFF if dtype is None or dtype.kind in "fcV" else 0xA5 if dtype.kind in "iu" else 1
+        integers = INTEGER_POISON if dtype is not None and dtype.kind in "iu" else 1
+        byte = UNTYPED_POISON if dtype is None or dtype.kind in "fcV" else integers
     return full_of(byte, nbytes).copy() if nbytes <= FEW_BYTES else np.full(nbytes, byte, np.uint8)
 
 
@@ -200,88 +212,6 @@ def poison(dtype):
     return poisoned(dtype.itemsize, dtype).view(dtype)[0]
 
 
-def host_array(value, name):
-    """Return the numpy array behind a kernel's argument, a numpy array or a CPU tensor; else None."""
-    if isinstance(value, np.ndarray):
-        array = value
-    elif type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr"):
-        array = tensor_array(value, name)
-    else:
-        return None
-    check_dtype(array.dtype, name)
-    return array
-
-
-def argument_array(value, name):
-    """Return `host_array(value)`; for a record, an array without dimensions."""
-    if not isinstance(value, np.void):
-        return host_array(value, name)
-    check_dtype(value.dtype, name)
-    return np.asarray(value)  # shares the record's memory
-
-
-def check_dtype(dtype, name):
-    """Raise LaunchError if the simulator has no numbers or records of this type. Strings are refused,
-    though Numba compiles them."""
-    base = dtype.base
-    if base.names:
-        for field in base.names:
-            check_dtype(base[field], f"{name}, field {field}")
-        return
-    too_wide = base.itemsize > {"f": 8, "c": 16}.get(base.kind, np.inf)
-    if base.kind in "OSU" or base.type is np.void or not base.isnative or too_wide:
-        text = base.kind in "SU"
-        wanted = "text as numbers, with .view(np.uint8 or np.uint32)" if text else "convert with .astype()"
-        raise LaunchError(
-            f"argument {name}: dtype {base} has no place on a GPU\n"
-            f"  wanted a native boolean, integer, floating-point or complex dtype; {wanted}"
-        )
-
-
-def check_argument(value, name):
-    """Raise LaunchError for a value that cannot be an argument of a kernel. Each element of a tuple has a
-    name."""
-    if isinstance(value, (np.longdouble, np.clongdouble)):
-        check_dtype(value.dtype, name)
-        return
-    number = isinstance(value, NUMBER_TYPES) or type(value).__module__ == "ml_dtypes"
-    if not number and argument_array(value, name) is None:
-        raise LaunchError(
-            f"argument {name} is a {type(value).__name__}; a kernel takes numpy arrays, CPU tensors, numbers,"
-            " records and tuples of them"
-        )
-    if type(value) is int and not -(2**63) <= value < 2**64:
-        raise LaunchError(f"argument {name} is {value}; a kernel takes integers of 64 bits at most")
-
-
-def named_leaves(items):
-    """Yield (name, value) of every argument; elements of tuples are called name[0], name[1], ..."""
-    for name, value in items:
-        if isinstance(value, tuple):
-            yield from named_leaves((f"{name}[{i}]", part) for i, part in enumerate(value))
-        else:
-            yield name, value
-
-
-def of_parts(value, parts):
-    """Return a tuple of the same type as `value`, named tuples included, with new elements."""
-    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-
-
-def tensor_array(tensor, name):
-    """Return a CPU tensor as a numpy array over the same memory; bfloat16 by way of its bits."""
-    if tensor.device.type != "cpu":
-        raise LaunchError(
-            f"argument {name} is a tensor on {tensor.device}; the simulator works on host memory\n"
-            f"  simulate with {name}.cpu(), or launch the kernel itself for the GPU"
-        )
-    tensor = tensor.detach()
-    if str(tensor.dtype) != "torch.bfloat16":
-        # not tensor.numpy(): after it torch may never resize the storage, as FSDP does with parameters
-        return np.from_dlpack(tensor)
-    return np.from_dlpack(tensor.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)
-
-
 def bind_arguments(space, arrays):
     """Return {name: (allocation, byte offset)} for `arrays`, {name: ndarray}. Arrays that overlap share
     one allocation."""
@@ -292,15 +222,19 @@ def bind_arguments(space, arrays):
 
 
 def overlapping(arrays):
-    """Return groups of `arrays` whose memory overlaps: [(first byte, byte after the last, names)]."""
-    groups = []
+    """Return groups of `arrays` whose memory overlaps: [(first byte, byte after the last, names)].
+
+    They are in the order of `arrays`, because the host's addresses differ between processes, and simulated
+    addresses and messages must not.
+    """
+    groups, order = [], list(arrays)
     for (low, high), name in sorted((np.lib.array_utils.byte_bounds(a), name) for name, a in arrays.items()):
         if groups and low < groups[-1][1]:
             first, end, names = groups.pop()
             groups.append((first, max(end, high), [*names, name]))
         else:
             groups.append((low, max(low, high), [name]))
-    return groups
+    return sorted(groups, key=lambda group: min(map(order.index, group[2])))
 
 
 def bytes_between(low, high):
@@ -310,6 +244,21 @@ def bytes_between(low, high):
     )
 
 
+def owner_number(array):
+    """Return a number of the array that owns the memory of `array`, or 0 if no array of numpy owns it.
+
+    The host may give the memory of a deleted array to a new one. Their numbers differ.
+    """
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    if not array.flags.owndata:
+        return 0
+    if id(array) not in OWNERS:
+        forget = functools.partial(lambda identity, _: OWNERS.pop(identity, None), id(array))
+        OWNERS[id(array)] = next(OWNER_NUMBERS), weakref.ref(array, forget)
+    return OWNERS[id(array)][0]
+
+
 def bind_group(space, low, high, arrays):
     """Make one allocation from byte `low` to byte `high`, for arrays that overlap. It gets the name of the
     first."""
@@ -317,6 +266,8 @@ def bind_group(space, low, high, arrays):
     first, array = next(iter(arrays.items()))
     root, arrays = bytes_between(low, high), list(arrays.values())
     root.flags.writeable = any(a.flags.writeable for a in arrays)
-    home = offsets[first], array.itemsize, array.shape, array.strides
-    allocation = space.add(first, "global", root, home, keep=arrays, unwritten=unwritten(root, arrays))
+    home, key = (offsets[first], array.itemsize, array.shape, array.strides), (low, high, owner_number(array))
+    allocation = space.add(
+        first, "global", root, home, keep=arrays, unwritten=unwritten(root, arrays), key=key
+    )
     return {name: (allocation, offset) for name, offset in offsets.items()}

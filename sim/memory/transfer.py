@@ -143,7 +143,12 @@ class Memory:
             self.context.thread.block.mbarriers[spot.address] = barrier
             if barrier is not None:
                 barrier.address = spot.address
+            else:  # a segment of its own, because observers order it by a rule of its own
+                self.context.begin_segment(self.context.thread)
+                self.context.invalidating.add(self.context.last_segment)
             self.log_write(spot, site)
+            if barrier is None:
+                self.context.begin_segment(self.context.thread)
 
     def not_initialised(self, address, site):
         element = self.context.space.element(address)
@@ -161,7 +166,12 @@ class Memory:
         """Record that the running thread has arrived at the mbarrier at a place in this phase."""
         self.context.announce_ordering("arrived", phase_of(barrier, phase))
 
+    def wait_failed(self, barrier):
+        """Record that the phase of an mbarrier for which the running thread waits is not complete."""
+        self.context.thread.failed_wait = barrier, self.site("atomic")
+
     def passed(self, barrier, phase):
+        self.context.thread.failed_wait = None
         self.context.announce_ordering("passed", phase_of(barrier, phase))
 
     def fence(self, reach):
@@ -280,7 +290,7 @@ class OfArrays(Memory):
         self.scheduler, self.alignment = scheduler, Alignment.of(scheduler.context)
 
     def site(self, action):
-        return self.context.site_of(self.frame, action)
+        return self.context.sites.of_frame(self.frame, action)
 
     def yield_turn(self):
         self.scheduler.yield_turn(self.frame)

@@ -4,8 +4,8 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from sim.engine.base import Kernel
 from sim.native.lower.module import CannotLower
-from sim.native.run.access_log import not_replayed
-from sim.native.run.explain import by_fibers, explained
+from sim.native.run.access_log import hooks_without_log
+from sim.native.run.explain import explain, interpret
 from sim.native.run.launch import Attempt
 
 
@@ -13,17 +13,17 @@ class Native:
     """The native engine: an implementation of the interface in sim.engine.base."""
 
     def run(self, launch):
-        for name, hooks in not_replayed(launch.observers).items():
-            return by_fibers(
-                launch, f"by fibers, as {name} observes {hooks[0]}, which compiled code does not log"
+        for name, hooks in hooks_without_log(launch.observers).items():
+            return interpret(
+                launch, f"interpreted, as {name} observes {hooks[0]}, which compiled code does not log"
             )
         try:
             with global_compiler_lock:  # Numba's registries are not thread-safe
                 attempt = attempt_of(launch.function)(launch)
             attempt.run()
         except CannotLower as reason:
-            return by_fibers(launch, f"by fibers: {reason.in_words()}")
-        return attempt.outcome() if attempt.in_order else explained(attempt)
+            return interpret(launch, f"interpreted: {reason.message()}")
+        return attempt.outcome() if attempt.is_clean else explain(attempt)
 
 
 def attempt_of(function):

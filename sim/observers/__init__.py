@@ -11,7 +11,9 @@ Read the files in this order:
     uninitialized  reads of memory that nobody has written
     order          happens-before between threads
     races          two threads that touch the same byte in no order; cells finds the bytes, copies checks
-                   asynchronous copies, facts and advice word the cause and the fix
+                   asynchronous copies
+    advice         the cause and the likely fix of a race: a table of patterns over facts; extents, statements
+                   and tickets find the facts, fixes words the fixes
     poison         findings that are the consequence of an earlier finding
     words          the terms of findings in each language
     epochs         the base of the counters: banks, coalescing, branches

@@ -1,9 +1,10 @@
 """The cause and the fix of a race: a table of patterns, chosen by facts about the two accesses.
 
 The first row of PATTERNS that fits is used. Each row gives the sentence of the cause (if it has none, the
-general one is used), the sentence of the fix, and the steps of the fix. A program can apply the steps to the
-source, as tests/sim/applied.py does. A row without steps suggests what usually helps. Terms in braces are
-keys of sim.observers.words, and are replaced by those of the kernel's language.
+general one is used), the sentence of the fix, and the steps of the fix; sim.observers.fixes words them. A
+program can apply the steps to the source, as tests/sim/applied.py does. A row without steps suggests what
+usually helps. Terms in braces are keys of sim.observers.words, and are replaced by those of the kernel's
+language.
 """
 
 from collections.abc import Callable
@@ -11,13 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from sim.events import ATOMIC, LOAD, STORE, Advice, Step
+from sim.observers import fixes
 from sim.observers.facts import Facts
-from sim.observers.words import CPP, NUMBA, WORDS
+from sim.observers.words import NUMBA, WORDS
 
-EVERY = "where every thread of the block reaches it"
 # the causes where no row gives a special one
 BLOCKS = "Blocks run in any order and at the same time, so either may come first."
 EITHER, DEPENDS = "Either may come first.", "Either may come first, and the result depends on which."
+
+
+# patterns of races that may be the consequence of a divergence
+DIVERGED = "barrier that some threads miss", "mask of some lanes"
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ def of_race(facts: Facts) -> tuple[str, str, Advice]:
     cause = row.cause(facts) if callable(row.cause) else row.cause or general(facts)
     fix = row.fix(facts) if callable(row.fix) else row.fix
     words = WORDS.get(facts.language, WORDS[NUMBA])
-    return cause, fix.format(**words), Advice(row.name, row.steps(facts))
+    return cause.format(**words), fix.format(**words), Advice(row.name, row.steps(facts))
 
 
 def general(facts):
@@ -105,6 +110,19 @@ def awaited(facts):
     return facts.synchronizes and (without_barriers or facts.branch)
 
 
+def phases(facts):
+    """Return whether blocks write in one phase of the kernel what other blocks read in a later one: on a line
+    below, or in the next iteration of a loop with a barrier."""
+    if not facts.several_blocks or facts.colliding or facts.actions != {STORE, LOAD}:
+        return False
+    if facts.branch or facts.one.function != facts.other.function:
+        return False
+    waits = facts.synchronizes and not facts.block_barriers
+    loop = facts.loop
+    again = loop and any(loop.first <= line <= loop.last for line in facts.block_barriers)
+    return not waits and (facts.one.line < facts.other.line or again)
+
+
 def in_one_statement(facts):
     """Return whether one statement both reads and writes, in no loop or in a loop that has a barrier."""
     home = facts.outline and facts.outline.function(facts.low)
@@ -112,174 +130,6 @@ def in_one_statement(facts):
         return False
     kernel = facts.one.function == facts.kernel or "__global__" in facts.outline.lines[home.first]
     return facts.within if facts.loop else kernel
-
-
-def between(facts):
-    """Return whether the source has a barrier between the two lines."""
-    return any(facts.low < line < facts.high for line in facts.barriers)
-
-
-def needs_both(facts):
-    """Return whether the two lines are in a loop without any barrier."""
-    return facts.loop is not None and not facts.within
-
-
-# --- fixes and steps ----------------------------------------------------------------------------------------
-
-
-def moved_view(facts):
-    """Return (the view that has to move, the other view, the byte at which the first one has to begin)."""
-    spans = sorted(
-        (*facts.span(name), site.line, name) for name, site in zip(facts.views, (facts.one, facts.other))
-    )
-    (_, end, _, stays), (_, _, _, moves) = spans
-    return moves, stays, end
-
-
-def cause_of_views(facts):
-    spans = [(name, *facts.span(name)) for name in sorted(facts.views)]
-    used = ", ".join(f"{name} uses bytes {first} to {end - 1}" for name, first, end in spans)
-    return f"{spans[0][0]} and {spans[1][0]} are two views of the same memory: {used}."
-
-
-def fix_of_written_views(facts):
-    moves, stays, end = moved_view(facts)
-    return (
-        f"let {moves} begin at byte {end} or later, behind {stays}, and give the launch the bytes for both; a"
-        " barrier would only choose which of the two writes is lost"
-    )
-
-
-def fix_of_views(facts):
-    moves, stays, end = moved_view(facts)
-    apart = f"if it is not meant that they overlap, let {moves} begin at byte {end} or later, behind {stays}"
-    if facts.space == "global":
-        apart = f"if one array is not meant, pass arrays that do not overlap as {stays} and {moves}"
-    return f"{apart}; if it is meant, {usual(facts)}"
-
-
-def usual(facts):
-    """Return the general fix: another launch for a race between blocks, a barrier for one within a block."""
-    if facts.several_blocks:
-        return (
-            "let each block write elements of its own, combine them with {atomics}, or end the kernel and"
-            " launch a second one for what comes after"
-        )
-    return fix_of_barrier(facts)
-
-
-def fix_of_barrier(facts):
-    low, high = facts.low, facts.high
-    again = f"behind line {high} and before the loop comes back to line {low}"
-    if facts.same_line:
-        return f"{{barrier}} between the passes over this line, {EVERY}"
-    if facts.one.function != facts.other.function:
-        return f"{{barrier}} between the two lines, {EVERY}"
-    if between(facts):
-        return f"one more {{barrier}}, {again}, {EVERY}"
-    if needs_both(facts):
-        return f"{{barrier}} between the two lines, and one more {again}, {EVERY}"
-    return f"{{barrier}} between the two lines, {EVERY}"
-
-
-def insert(facts, node, what):
-    """Return the Steps that insert `what` after a Node of the outline: one, or none if there is no Node."""
-    return () if node is None else (Step("insert", facts.one.function, node.last, what, node.first),)
-
-
-def steps_of_barrier(facts, what="barrier"):
-    outline, low, high, loop = facts.outline, facts.low, facts.high, facts.loop
-    if outline is None:
-        return ()
-    last = loop and outline.part(loop, high)
-    behind = insert(facts, last, what) if last and outline.all_reach_end(last) else ()
-    if facts.same_line or between(facts):
-        return behind
-    first = insert(facts, outline.after(low, high), what)
-    return first + behind if first and loop is not None and needs_both(facts) else first
-
-
-def after_line(facts, line, what):
-    return insert(facts, facts.outline and facts.outline.innermost(line), what)
-
-
-def fix_of_arms(facts):
-    return (
-        f"{{barrier}} between the two arms of the branch at line {facts.branch.first}, outside of both: end"
-        " the branch after the arm that must come first, let every thread of the block reach the barrier, and"
-        " test again for the other arm"
-    )
-
-
-def fix_of_fence(facts):
-    return f"{{fence}} between this write and the atomic that tells of it{reach(facts)}"
-
-
-def reach(facts):
-    return "; {fence_of_block} is for threads of one block only" if facts.several_blocks else ""
-
-
-def fix_of_lock(facts):
-    (site,) = facts.outside_lock
-    first, last = facts.lock
-    later = "{barrier}, " + EVERY
-    if facts.several_blocks:
-        later = "the end of the kernel, in a second launch"
-    return (
-        f"hold the lock on line {site.line} too (it protects lines {first} to {last}), or let that line come"
-        f" after {later}"
-    )
-
-
-def steps_of_lock(facts):
-    (site,) = facts.outside_lock
-    if site.line < facts.lock[0]:
-        return ()
-    release = facts.lock[1] + 1
-    what = "grid barrier" if facts.several_blocks else "barrier"
-    return insert(facts, facts.outline.after(release, site.line), what)
-
-
-def fix_of_update(facts):
-    lock = ", or let all hold one lock of atomics" if facts.synchronizes else ""
-    return (
-        "{an_atomic}, or let each thread write an element of its own, or let one thread do it for all" + lock
-    )
-
-
-def steps_of_update(facts):
-    if not facts.is_one_atomic or facts.language not in (NUMBA, CPP):
-        return ()
-    line, _, read = facts.update
-    return (Step("atomic", facts.one.function, line, "update", read),)
-
-
-def fix_of_passes(facts):
-    first = facts.loop.first
-    return (
-        f"end the kernel after each iteration of the loop at line {first} and launch it again for the next,"
-        " or let all blocks meet there: {grid_barrier}; an atomic would not put the iterations in order"
-    )
-
-
-def steps_of_passes(facts):
-    return steps_of_barrier(facts, "grid barrier")
-
-
-def fix_of_waiting(facts):
-    last = "; or end the kernel and launch a second one for what comes after" if facts.several_blocks else ""
-    return (
-        "let one of them wait for an atomic that the other does behind it, after {fence}, or let both hold"
-        f" one lock of atomics{last}"
-    )
-
-
-def steps_of_usual(facts):
-    """Return the steps of the general fix. Between blocks, a grid barrier marks where the kernel could be
-    split."""
-    if facts.several_blocks and (facts.same_line or facts.branch):
-        return ()
-    return steps_of_barrier(facts, "grid barrier" if facts.several_blocks else "barrier")
 
 
 # --- the table ----------------------------------------------------------------------------------------------
@@ -306,11 +156,55 @@ PATTERNS = (
         " towards each other.",
     ),
     Pattern(
+        "step in an expression",
+        lambda facts: facts.stepped,
+        lambda facts: (
+            f"{{add}} of {facts.stepped[2].strip('+')}1 in place of {facts.stepped[0]} on line {facts.low}:"
+            " one atomic, which returns the old value"
+        ),
+        f"{DEPENDS[:-1]}: several threads take the same value.",
+    ),
+    Pattern(
         "overlapping views",
         written_by_two_views,
-        fix_of_written_views,
-        cause_of_views,
-        lambda facts: (Step("widen", facts.one.function, 0, *moved_view(facts)[::2]),),
+        fixes.fix_of_written_views,
+        fixes.cause_of_views,
+        lambda facts: (Step("widen", facts.one.function, 0, *fixes.moved_view(facts)[::2]),),
+    ),
+    Pattern(
+        DIVERGED[0],
+        lambda facts: facts.missed_barrier,
+        fixes.fix_of_missed_barrier,
+        lambda facts: (
+            f"{{barrier}} on line {facts.missed_barrier} would order them, and not all threads of the block"
+            " reach it."
+        ),
+        fixes.steps_of_missed_barrier,
+    ),
+    Pattern(
+        "too few buffers",
+        lambda facts: facts.buffers,
+        fixes.fix_of_buffers,
+        lambda facts: f"{facts.buffers[0]} is filled again while other threads still read it.",
+        fixes.steps_of_buffers,
+    ),
+    Pattern(
+        "exchanged by both",
+        lambda facts: facts.exchange,
+        lambda facts: (
+            f"let one of the two threads exchange them: if ({facts.exchange[0]}) < ({facts.exchange[1]})"
+        ),
+        "Both threads exchange the same two elements.",
+        lambda facts: (Step("guard", facts.one.function, facts.low, "({}) < ({})".format(*facts.exchange)),),
+    ),
+    Pattern(
+        DIVERGED[1],
+        lambda facts: facts.part_of_warp,
+        lambda facts: (
+            f"name both lanes in the mask of {{warp_barrier}} on line {facts.part_of_warp} (0xffffffff names"
+            " all 32)"
+        ),
+        steps=lambda facts: (Step("mask", facts.one.function, facts.part_of_warp, "0xffffffff"),),
     ),
     Pattern(
         "compare-and-swap loop",
@@ -319,7 +213,7 @@ PATTERNS = (
             f"take the value on line {facts.taken_before.line} by an atomic too ({{add}} of 0): the loop's"
             " {swap} changes the element while it is read"
         ),
-        steps=lambda facts: (Step("atomic", facts.taken_before.function, facts.taken_before.line, "read"),),
+        steps=fixes.steps_of_first_value,
     ),
     Pattern(
         "spin by plain reads",
@@ -340,14 +234,14 @@ PATTERNS = (
         "lock without fences",
         lambda facts: facts.lacks_fence and facts.colliding,
         "{fence} after the atomic that takes the lock, and again before the atomic that gives it back",
-        steps=lambda facts: lock_fences(facts),
+        steps=lambda facts: fixes.lock_fences(facts),
     ),
     Pattern(
         "message handed on without a fence",
         lambda facts: facts.lacks_fence and facts.fenced,
         lambda facts: (
             "{fence} in the threads that hand the message on, between the atomic that they wait for and"
-            f" their own: the writer has its fence{reach(facts)}"
+            f" their own: the writer has its fence{fixes.reach(facts)}"
         ),
         steps=lambda facts: tuple(
             Step("before", facts.one.function, line, "fence") for line in facts.handing_on
@@ -356,49 +250,35 @@ PATTERNS = (
     Pattern(
         "message without a fence",
         lambda facts: facts.lacks_fence,
-        fix_of_fence,
-        steps=lambda facts: after_line(facts, facts.one.line, "fence"),
+        fixes.fix_of_fence,
+        steps=lambda facts: fixes.after_line(facts, facts.one.line, "fence"),
     ),
-    Pattern("outside the lock", lock_of_some, fix_of_lock, steps=steps_of_lock),
-    Pattern("update", updated, fix_of_update, steps=steps_of_update),
+    Pattern("outside the lock", lock_of_some, fixes.fix_of_lock, steps=fixes.steps_of_lock),
+    Pattern("ticket", lambda facts: facts.ticket, fixes.fix_of_ticket, steps=fixes.steps_of_ticket),
+    Pattern("claim", lambda facts: facts.claim, fixes.fix_of_claim, steps=fixes.steps_of_claim),
+    Pattern("check", lambda facts: facts.check, fixes.fix_of_check, steps=fixes.steps_of_check),
+    Pattern("update", updated, fixes.fix_of_update, steps=fixes.steps_of_update),
     Pattern(
         "overwritten",
         overwritten,
         "let each thread write an element of its own, or let one thread do it for all",
     ),
-    Pattern("passes of the grid", passes_of_the_grid, fix_of_passes, steps=steps_of_passes),
-    Pattern("views that are read", two_views, fix_of_views, cause_of_views, steps_of_usual),
+    Pattern("passes of the grid", passes_of_the_grid, fixes.fix_of_passes, steps=fixes.steps_of_passes),
+    Pattern("views that are read", two_views, fixes.fix_of_views, fixes.cause_of_views, fixes.steps_of_usual),
     Pattern(
         "fence of one thread",
         lambda facts: facts.fenced_by_one,
         lambda facts: (
-            f"{{barrier}} between line {facts.one.line} and the fence on line {facts.fenced_by_one}, {EVERY}:"
-            " what other threads of the block wrote is behind that fence only if a barrier comes first"
+            f"{{barrier}} between line {facts.one.line} and the fence on line {facts.fenced_by_one},"
+            f" {fixes.EVERY}: what other threads of the block wrote is behind that fence only if a barrier"
+            " comes first"
         ),
-        steps=lambda facts: after_line(facts, facts.one.line, "barrier"),
+        steps=lambda facts: fixes.after_line(facts, facts.one.line, "barrier"),
     ),
-    Pattern("message", awaited, fix_of_waiting),
-    Pattern("two blocks", lambda facts: facts.several_blocks, usual, steps=steps_of_usual),
-    Pattern(
-        "opposite arms",
-        lambda facts: facts.branch,
-        fix_of_arms,
-        steps=lambda facts: (Step("split", facts.one.function, facts.branch.first, "branch"),),
-    ),
-    Pattern(
-        "one statement",
-        in_one_statement,
-        lambda facts: (
-            f"split line {facts.one.line}: read into a variable, then {{barrier}}, {EVERY}, then write"
-        ),
-        steps=lambda facts: (Step("split", facts.one.function, facts.one.line, "barrier"),),
-    ),
-    Pattern("barrier", lambda facts: True, fix_of_barrier, steps=steps_of_barrier),
+    Pattern("phases of blocks", phases, fixes.fix_of_phases, steps=fixes.steps_of_usual),
+    Pattern("message", awaited, fixes.fix_of_waiting),
+    Pattern("two blocks", lambda facts: facts.several_blocks, fixes.usual, steps=fixes.steps_of_usual),
+    Pattern("opposite arms", lambda facts: facts.branch, fixes.fix_of_arms, steps=fixes.steps_of_arms),
+    Pattern("one statement", in_one_statement, fixes.fix_of_statement, steps=fixes.steps_of_statement),
+    Pattern("barrier", lambda facts: True, fixes.fix_of_barrier, steps=fixes.steps_of_barrier),
 )
-
-
-def lock_fences(facts):
-    if facts.lock is None:
-        return ()
-    first, last = facts.lock
-    return insert(facts, facts.outline.loop(first - 1), "fence") + after_line(facts, last, "fence")

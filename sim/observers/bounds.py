@@ -3,9 +3,19 @@ not."""
 
 from collections import Counter
 
-from sim.events import CONSTANT, Element, Finding, Observer, alias, index_text, leading_name
+from sim.events import (
+    CONSTANT,
+    INTEGER_POISON,
+    UNTYPED_POISON,
+    Element,
+    Finding,
+    Observer,
+    alias,
+    index_text,
+    leading_name,
+)
 
-MOST_TOLD = 1000  # findings to report for one thread at one site; further ones are only counted
+MAX_REPORTED = 1000  # findings to report for one thread at one site; further ones are only counted
 
 
 class Bounds(Observer):
@@ -16,13 +26,13 @@ class Bounds(Observer):
 
     def launch_finished(self, context):
         for where, finding in self.last.items():
-            if self.times[where] > MOST_TOLD:
-                yield finding.with_cases(self.times[where] - MOST_TOLD)
+            if self.times[where] > MAX_REPORTED:
+                yield finding.with_cases(self.times[where] - MAX_REPORTED)
 
     def access_refused(self, access, array, index, shape):
         where = access.site, access.block, access.thread, array.name
         self.times[where] += 1
-        if self.times[where] <= MOST_TOLD:
+        if self.times[where] <= MAX_REPORTED:
             self.last[where] = self.finding(access, array, index, shape)
             return [self.last[where]]
 
@@ -57,6 +67,7 @@ class Bounds(Observer):
                 reason=reason,
                 fix=f"guard the access: {guard}",
                 undefined=access.what != "written",
+                poison=INTEGER_POISON if array.wraps else UNTYPED_POISON,
             )
         return Finding(
             "negative-index",

@@ -11,7 +11,7 @@ from sim.observers.copies import LINE_SHIFT
 
 FEW_ROWS = 64  # below this number of accesses, filtering costs more than it saves
 ATOMIC_LOAD = 3  # the action of an atomic that only reads: a relaxed or acquiring load
-MOST_CELLS = 512  # racy cells of one pattern to examine; further ones are only counted
+MOST_CELLS = 64  # racy cells of one pattern to examine; further ones are only counted
 
 
 class Row(NamedTuple):
@@ -123,15 +123,17 @@ class Cells:
         chosen = (column[np.array(wanted, bool)] for column in (self.address, self.starts, self.ends))
         return Cells(self.rows, self.party, self.origin, *chosen)
 
-    def patterns(self):
-        """Yield (cells to examine, number of further cells) for each pattern of access.
+    def patterns(self, always=False):
+        """Yield (a hash of the pattern, its cells) for each pattern of access. Unless `always`, a few cells
+        are not divided by patterns, and the hash is None.
 
         Two cells have the same pattern if the same sites touch them, the same of these sites are executed by
         several parties, and the same of them by the lowest party.
         """
-        if len(self.address) <= MOST_CELLS:
-            if len(self.address):
-                yield range(len(self.address)), 0
+        if not len(self.address):
+            return
+        if len(self.address) <= MOST_CELLS and not always:
+            yield None, range(len(self.address))
             return
         lengths = self.ends - self.starts
         cell = np.repeat(np.arange(len(lengths)), lengths)
@@ -149,8 +151,15 @@ class Cells:
         ) * np.uint64(0x9E3779B97F4A7C15)
         pattern = np.add.reduceat(mark ^ mark >> np.uint64(29), of_cell)
         for one in distinct(pattern):
-            alike = np.flatnonzero(pattern == one)
-            yield alike[:MOST_CELLS].tolist(), max(0, len(alike) - MOST_CELLS)
+            yield int(one), np.flatnonzero(pattern == one).tolist()
+
+
+def spread(cells, most):
+    """Return up to `most` of these cells: the first ones, and others at equal distances."""
+    if len(cells) <= most:
+        return cells
+    first = -(-most // 2)
+    return [*cells[:first], *(cells[i] for i in np.linspace(first, len(cells) - 1, most - first).astype(int))]
 
 
 def distinct(column):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.events import ATOMIC, LOAD, SITES, STORE, Access, Copy, Finding, Moment, alias
-from sim.observers.order import copies_of
+from sim.observers.order import copies_thread
 
 # The widest access has 16 bytes, so aligned accesses to different 16-byte lines do not overlap.
 LINE_SHIFT = 4
@@ -28,7 +28,7 @@ class Flight:
 
     The block of a Moment is a number here. A copy that an mbarrier tracks ends when the mbarrier's phase
     completes, for the threads that acquired that phase. Its end is a Moment of the pseudo-thread
-    `copies_of(thread)`.
+    `copies_thread(thread)`.
     """
 
     index: tuple[int, int, int]
@@ -36,11 +36,11 @@ class Flight:
     begin: Moment
     ends: list[Moment] = field(default_factory=list)
 
-    def places(self):
+    def byte_ranges(self):
         """Yield a Place for the bytes that the copy writes, and one for the bytes that it reads, if any."""
-        yield Place(self.copy.address, self.copy.size, True)
+        yield ByteRange(self.copy.address, self.copy.size, True)
         if self.copy.source is not None:
-            yield Place(self.copy.source, self.copy.read, False)
+            yield ByteRange(self.copy.source, self.copy.read, False)
 
     def is_under_way(self, row, order):
         """Return whether an access is ordered after the issue of the copy, and not after a wait for it."""
@@ -49,7 +49,7 @@ class Flight:
     def is_over(self, order):
         """Return whether every thread of the block, which is at a barrier now, is ordered after the end of
         the copy."""
-        return any(end.epoch < NEVER or order.all_know(end) for end in self.ends)
+        return any(end.epoch < NEVER or order.precedes_barrier(end) for end in self.ends)
 
 
 def precedes(at, row, order):
@@ -59,7 +59,7 @@ def precedes(at, row, order):
     return row.epoch > at.epoch or order.active and order.before(at, row)
 
 
-class Place(NamedTuple):
+class ByteRange(NamedTuple):
     """A contiguous range of bytes that a copy writes or reads."""
 
     address: int
@@ -73,16 +73,16 @@ class Flights:
     def __init__(self, context):
         self.context, self.under_way = context, {}  # number of a block -> {id of a Copy: Flight}
 
-    def sent(self, at, block, copy):
+    def add_copy(self, at, block, copy):
         flight = Flight(at.block, copy, at._replace(block=block))
         self.under_way.setdefault(block, {})[id(copy)] = flight
 
-    def received(self, at, block, copies):
+    def end_copies(self, at, block, copies):
         self.end(at._replace(block=block), copies)
 
-    def tracked(self, at, block, copies):
+    def end_tracked(self, at, block, copies):
         """Record that an mbarrier tracks the copies that a thread has issued."""
-        self.end(Moment(block, NEVER, copies_of(at.thread), at.segment), copies)
+        self.end(Moment(block, NEVER, copies_thread(at.thread), at.segment), copies)
 
     def end(self, at, copies):
         flights = self.under_way.get(at.block, {})
@@ -101,13 +101,15 @@ class Flights:
         flights = self.under_way.pop(block, {})
         if left := {key: flight for key, flight in flights.items() if not flight.is_over(order)}:
             self.under_way[block] = left
-        return list(self.early(flights.values(), rows, order)) if flights and rows is not None else []
+        if not flights or rows is None:
+            return []
+        return list(self.find_conflicts(flights.values(), rows, order))
 
-    def early(self, flights, rows, order):
+    def find_conflicts(self, flights, rows, order):
         """Yield a finding for each access that conflicts with a copy in flight."""
         by_line = {}
         for flight in flights:
-            for place in flight.places():
+            for place in flight.byte_ranges():
                 by_line.setdefault(place.address >> LINE_SHIFT, []).append((flight, place))
         for i in np.flatnonzero(np.isin(rows.address >> LINE_SHIFT, list(by_line))).tolist():
             row, address, size = rows.row(i), int(rows.address[i]), int(rows.size[i])
@@ -121,7 +123,8 @@ class Flights:
         element = self.context.space.element(address)
         did, begin = WORDS[row.site & 3], flight.begin
         reads = Access(did, flight.index, self.context.thread_index(row.thread), SITES[row.site], row.value)
-        sent = Access("sent", flight.index, self.context.thread_index(begin.thread), SITES[flight.copy.site])
+        sender = self.context.thread_index(begin.thread)
+        sent = Access("sent", flight.index, sender, SITES[flight.copy.site])
         own, tracked = row.thread == begin.thread, any(end.epoch == NEVER for end in flight.ends)
         until = "the mbarrier's phase is complete" if tracked else "the thread that sent it waits for it"
         wait = "commit it and wait for it (cp.async.wait_group)" + (

@@ -5,109 +5,28 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from sim.events import ATOMIC, LOAD, SITES, STORE
-
-CAS = re.compile(r"(?i)(?:cas|compare_and_swap)\s*\(\s*&?\s*(\w+)")
-EXCHANGE = re.compile(r"(?i)(?:exch|xchg)\w*\s*\(\s*&?\s*(\w+)")
-ATOMIC_CALL = re.compile(r"(?:atomic\.\w+|atomic\w*)\s*\(\s*&?\s*(\w+)")
-FENCE = re.compile(r"threadfence(?:_system)?\s*\(")
-HEADER = re.compile(r"(?:\}?\s*else\b|(?:if|for|while)\s*(?=\())")
-LVALUE = re.compile(
-    r"^(?:const\s+)?(?:[\w:]+[\s&*]+)*?(?P<star>\*?)(?P<name>\w+)\s*(?P<rest>(?:\[.*\]|\.\w+)*)$"
+from sim.observers import tickets
+from sim.observers.extents import Extents
+from sim.observers.statements import (
+    ATOMIC_CALL,
+    ATOMIC_OPERATORS,
+    CAS,
+    EXCHANGE,
+    FENCE,
+    arguments,
+    assigned,
+    assignment,
+    element_of,
+    is_sum_or_extreme,
+    mentions,
+    statement,
+    stepped,
 )
-ATOMIC_OPERATORS = "+-|&^"  # the operators of `target operator= value` that an atomic can perform
-BEHIND_SUM = re.compile(r"[<>=?&|^]|\b(?:if|and|or)\b")  # operators that bind less tightly than a sum
-OPERATORS = ("//", "<<", ">>", "**", *"+-*/|&^%")
+from sim.observers.words import CPP
 
-
-@dataclass(frozen=True)
-class Assignment:
-    """A statement `target operator= value`; `operator` is "" for a plain assignment."""
-
-    target: str
-    name: str  # the name with which the target begins
-    operator: str
-    value: str
-    is_element: bool  # whether the target is an element in memory rather than a variable
-
-
-def stored(text):
-    """Return the Assignment that Triton's tl.store(target, value, ...) makes, or None."""
-    found = re.match(r"tl\.store\((.*)\)$", text)
-    parts = arguments(found[1]) if found else []
-    named = re.match(r"\w+", parts[0]) if len(parts) > 1 else None
-    return named and Assignment(parts[0], named[0], "", parts[1], True)
-
-
-def arguments(text):
-    """Split the text of a call's arguments at its commas, except those within brackets."""
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "([{") - (letter in ")]}")
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    return [part.strip() for part in parts]
-
-
-def statement(source):
-    """Return the statement of a source line, without a leading `if (...)` or the like, and without comment
-    or semicolon."""
-    source = re.sub(r"(^|[;{}])\s*//.*$|\s#\s.*$", r"\1", source).strip()  # in Python, // is a division
-    while found := HEADER.match(source):
-        rest = source[found.end() :]
-        source = behind_brackets(rest) if rest.startswith("(") else rest.strip()
-    return source.strip("{} ").split(";")[0].strip()
-
-
-def behind_brackets(text):
-    depth = 0
-    for at, letter in enumerate(text):
-        depth += (letter in "([{") - (letter in ")]}")
-        if depth == 0:
-            return text[at + 1 :].strip()
-    return ""
-
-
-def assignment(source):
-    """Return the Assignment in a line of Python or C++, or None."""
-    text = statement(source)
-    if found := re.fullmatch(r"(?:(\+\+|--)(.+)|(.+?)(\+\+|--))", text):
-        operator, target = found[1] or found[4], (found[2] or found[3]).strip()
-        named = LVALUE.match(target)
-        return named and Assignment(target, named["name"], operator[0], "1", target != named["name"])
-    depth = 0
-    for at, letter in enumerate(text):
-        depth += (letter in "([{") - (letter in ")]}")
-        if depth == 0 and letter == "=" and text[at + 1 : at + 2] != "=" and text[at - 1 : at] not in "<>!":
-            left = text[:at].rstrip()
-            operator = next((o for o in OPERATORS if left.endswith(o)), "")
-            left = left[: len(left) - len(operator)].rstrip()
-            named = LVALUE.match(left)
-            target = left[named.start("star") :] if named else ""
-            in_memory = named is not None and target != named["name"]
-            return named and Assignment(target, named["name"], operator, text[at + 1 :].strip(), in_memory)
-    return stored(text)
-
-
-def element_of(taken):
-    """Return the element that an Assignment copies unchanged, or None."""
-    return taken and arguments(re.sub(r"^tl\.load\(|\)$", "", taken.value))[0]
-
-
-def is_sum_or_extreme(value, name):
-    """Return whether a value is `name + ...`, `max(name, ...)` or `min(name, ...)` and nothing more."""
-    if value.startswith((f"max({name}, ", f"min({name}, ")):
-        return behind_brackets(value[3:]) == ""
-    added = value.removeprefix(f"{name} + ")
-    return added != value and not BEHIND_SUM.search(re.sub(r"\([^()]*\)|\[[^][]*\]", "", added))
-
-
-def mentions(text, name):
-    return re.search(rf"\b{re.escape(name)}\b", text) is not None
+ALL_LANES = 0xFFFFFFFF
+WARP_MASK = re.compile(r"syncwarp\(\s*(0[xX][0-9a-fA-F]+|\d+)[uU]?\s*\)")
 
 
 @dataclass(frozen=True)
@@ -131,7 +50,8 @@ class Facts:
     kernel: str  # the kernel's name
     language: str
     space: str  # "shared" or "global"
-    extents: "Extents"
+    extents: Extents
+    diverged: frozenset[tuple[str, int]]  # (function, line) of barriers that some threads have not reached
 
     # --- the two sites --------------------------------------------------------------------------------------
 
@@ -312,6 +232,103 @@ class Facts:
             for store in stores
         )
 
+    def element_at(self, site):
+        """Return the text of the only element that a line reads from the array of a Site, or None."""
+        name = next((self.called(row.site) for row in (self.a, self.b) if SITES[row.site] is site), None)
+        found = set(tickets.elements(site.source, name)) if name else set()
+        return found.pop() if len(found) == 1 else None
+
+    @cached_property
+    def stepped(self):
+        """(text, element, operator) of `x[i]++` on the line of both accesses, if one of them stores; or
+        None."""
+        fits = self.same_line and self.language == CPP and STORE in self.actions
+        return stepped(self.one.source) if fits else None
+
+    @cached_property
+    def ticket(self):
+        return tickets.ticket(self)
+
+    @cached_property
+    def claim(self):
+        return tickets.claim(self)
+
+    @cached_property
+    def check(self):
+        return tickets.check(self)
+
+    @cached_property
+    def missed_barrier(self):
+        """The line of a barrier between the two accesses that some threads have not reached, or None."""
+        if self.outline is None or self.several_blocks:
+            return None
+        first, last = (self.loop.first, self.loop.last) if self.loop else (self.low, self.high)
+        lines = sorted(line for function, line in self.diverged if function == self.one.function)
+        inside = [line for line in lines if first <= line <= last]
+        held = [line for line in inside if self.outline.outermost(self.outline.innermost(line))]
+        return min(held, key=lambda line: not self.low < line < self.high, default=None)
+
+    @cached_property
+    def part_of_warp(self):
+        """The line of a syncwarp between the two accesses, which every thread reaches, whose mask does not
+        name both lanes; or None."""
+        if self.outline is None or self.near != 2:
+            return None
+        for line in sorted(self.lines_of("syncwarp")):
+            mask = WARP_MASK.search(self.outline.lines[line])
+            some = mask and int(mask[1], 0) != ALL_LANES
+            if (
+                some
+                and self.low < line < self.high
+                and self.outline.all_reach_end(self.outline.innermost(line))
+            ):
+                return line
+        return None
+
+    @cached_property
+    def buffers(self):
+        """(name, number of buffers) of an array of buffers, of which a loop fills the one that it still
+        reads; or None. The text shows the number as `% number` in the first index."""
+        if self.outline is None or self.loop is None or self.actions != {STORE, LOAD} or self.several_blocks:
+            return None
+        store, load = sorted((self.one, self.other), key=lambda site: site.action != "store")
+        found = assignment(store.source)
+        if found is None or not found.is_element:
+            return None
+        filled = self.ring_index(found.target)
+        taken = {self.ring_index(text) for text in tickets.elements(load.source, found.name)}
+        if filled is None or len(taken) != 1 or None in taken:
+            return None
+        ((start, number),) = taken
+        ahead = re.fullmatch(rf"\(?{re.escape(start)} \+ (\d+)\)?", filled[0])
+        wraps = ahead and filled[1] == number and (not number.isdigit() or int(ahead[1]) % int(number) == 0)
+        return (found.name, number) if wraps else None
+
+    def ring_index(self, element):
+        """Return (position, number of buffers) of an element whose first index is `position % number`, or a
+        variable with that value; or None."""
+        first = arguments(element.partition("[")[2].partition("]")[0])[0]
+        lines = [text for _, text in self.outline.text(self.outline.function(self.low))]
+        values = [found.value for found in map(assignment, lines) if found and found.target == first]
+        found = re.fullmatch(r"(\(.+\)|\w+) % (\w+)", values[0] if len(values) == 1 else first)
+        return (found[1], found[2]) if found else None
+
+    @cached_property
+    def exchange(self):
+        """(i, j) if both threads exchange the same elements [i] and [j] in one statement, or None."""
+        found = assignment(self.one.source) if self.same_line else None
+        targets, values = (arguments(text) for text in (found.target, found.value)) if found else ((), ())
+        if self.outline is None or len(targets) != 2 or targets != values[::-1]:
+            return None
+        indices = [re.fullmatch(r"(\w+)\[(.*)\]", text) for text in targets]
+        if None in indices or indices[0][1] != indices[1][1]:
+            return None
+        branch = next((n for n in reversed(self.outline.path(self.low)) if n.kind == "branch"), None)
+        if branch and mentions(self.outline.lines[branch.first], indices[0][1]):
+            return None
+        one, other = (self.extents.touched(row, self.one.line) for row in (self.a, self.b))
+        return (indices[0][2], indices[1][2]) if one == other else None
+
     @cached_property
     def taken_before(self):
         """The plain read (a Site) of an element that a compare-and-swap in a loop changes, or None."""
@@ -387,26 +404,3 @@ class Facts:
         first, last = self.lock
         outside = [site for site in (self.one, self.other) if not first <= site.line <= last]
         return outside if len(outside) == 1 else []
-
-
-def assigned(name, text):
-    """Return the matches where a text assigns to a name."""
-    return re.findall(rf"\b{re.escape(name)}\s*(?:,\s*\w+\s*)*(?<![=!<>])=(?!=)", text)
-
-
-@dataclass(frozen=True)
-class Extents:
-    """The bytes that the sites of some accesses (Rows) touch in an array."""
-
-    rows: Any
-    space: Any  # the launch's AddressSpace
-
-    def of(self, address, wanted):
-        """Return (first, end) of the bytes, in the array at `address`, of the accesses at sites that
-        `wanted` accepts."""
-        array = self.space.find(address)
-        inside = (self.rows.address >= array.base) & (self.rows.address < array.base + array.root.size)
-        sites = [number for number in np.unique(self.rows.site[inside]).tolist() if wanted(number)]
-        chosen = inside & np.isin(self.rows.site, sites)
-        begin, size = self.rows.address[chosen] - array.base, self.rows.size[chosen]
-        return int(begin.min()), int((begin + size).max())

@@ -4,22 +4,36 @@ Memory that nobody has written, a shuffle from a lane that takes no part, and an
 give a conspicuous value, the poison. An access at such an index is the consequence of an earlier finding: its
 own finding names that cause and comes after it. The cause is a finding of the thread that makes the access,
 or else of a thread of its block.
+
+Poison of 32 and 64 bits is far outside of any array. Poison of 8 and 16 bits is an index that a mistake in
+index arithmetic may give as well, so there the thread itself must have an earlier finding.
 """
 
 from dataclasses import replace
 
+from sim.events import INTEGER_POISON, UNTYPED_POISON
+
 FAR = 1 << 24  # elements; a mistake in index arithmetic alone does not reach this far
-NEAR = 1 << 20  # elements; the largest offset that a kernel is expected to add to a poisoned index
-# 4-byte and 8-byte integers, signed and unsigned, all of whose bytes are sim.memory.spaces.poisoned's
-FULL = [
-    int.from_bytes(b"\xa5" * size, "little", signed=signed) for size in (4, 8) for signed in (True, False)
-]
+# bytes of an integer -> the largest offset, in elements, that a kernel is expected to add to a poisoned index
+OFFSETS = {1: 16, 2: 1 << 10, 4: 1 << 20, 8: 1 << 20}
+NARROW, WIDE = (1, 2), (4, 8)
 
 
-def traced(findings):
+def near_poison(index, sizes, byte=INTEGER_POISON):
+    """Return whether an index is close to an integer, signed or unsigned, of one of these sizes in bytes,
+    all of whose bytes are `byte`. Untyped poison is -1 where it is signed, so there nothing may be added."""
+    return any(
+        abs(index - int.from_bytes(bytes([byte]) * size, "little", signed=signed))
+        <= OFFSETS[size] * (byte == INTEGER_POISON)
+        for size in sizes
+        for signed in (True, False)
+    )
+
+
+def link_causes(findings):
     """Return the findings. Those that follow from an undefined value name their cause, and the cause
     becomes an error."""
-    consequences = {f.key for f in findings if f.kind == "out-of-bounds" and is_far(f)}
+    consequences = consequences_of(findings)
     if not consequences:
         return findings
     undefined = [finding for finding in findings if finding.undefined and finding.key not in consequences]
@@ -35,9 +49,23 @@ def traced(findings):
                 causes |= {finding.key: found[0]} if found else {}
     shown = {finding.key: finding for finding in sorted(undefined, key=rank, reverse=True)}
     return [
-        said(f, shown.get(causes.get(f.key)), f.key in consequences, f.key in causes.values())
+        with_cause(f, shown.get(causes.get(f.key)), f.key in consequences, f.key in causes.values())
         for f in findings
     ]
+
+
+def consequences_of(findings):
+    """Return the keys of the findings about accesses at undefined indices."""
+    consequences = {f.key for f in findings if f.kind == "out-of-bounds" and is_far(f)}
+    others = [f for f in findings if f.kind in ("out-of-bounds", "negative-index")]
+    for byte in (INTEGER_POISON, UNTYPED_POISON):
+        unlike = {f.key for f in others if not any(near_poison(i, NARROW, byte) for i in f.index or ())}
+        alike = [f for f in others if f.key not in unlike | consequences]
+        roots = [f for f in findings if f.undefined and f.poison == byte]
+        known = consequences | {f.key for f in alike}
+        there = {thread for f in roots if f.key not in known for thread in threads(f)}
+        consequences |= {f.key for f in alike if not there.isdisjoint(threads(f))}
+    return consequences
 
 
 def rank(finding):
@@ -59,7 +87,7 @@ def blocks(finding):
     return [access.block for access in finding.accesses]
 
 
-def said(finding, cause, is_consequence, is_root):
+def with_cause(finding, cause, is_consequence, is_root):
     """Return a finding with its cause in its reason, or as an error if it is a cause."""
     if is_root:
         return replace(finding, severity="error")
@@ -84,9 +112,12 @@ def said(finding, cause, is_consequence, is_root):
 
 
 def subject(finding):
-    far = [i for i in finding.index or () if abs(i) >= FAR]
-    return f"Index {far[0]}" if far else "The address"
+    index = finding.index or ()
+    poisoned = [i for i in index if abs(i) >= FAR] or [
+        i for byte in (INTEGER_POISON, UNTYPED_POISON) for i in index if near_poison(i, NARROW, byte)
+    ]
+    return f"Index {poisoned[0]}" if poisoned else "The address"
 
 
 def is_poison(finding):
-    return any(abs(i - poison) <= NEAR for i in finding.index or () for poison in FULL)
+    return any(near_poison(i, WIDE) for i in finding.index or ())

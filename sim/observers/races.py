@@ -15,25 +15,30 @@ a launch whose control flow depends on the results of atomics is run under sever
 (sim.engine.schedules).
 """
 
+from collections import Counter
 from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
 from sim.events import ATOMIC, LOAD, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding, alias
 from sim.observers import advice
-from sim.observers.cells import ATOMIC_LOAD, Rows, distinct, racy_cells
+from sim.observers.cells import ATOMIC_LOAD, MOST_CELLS, Rows, distinct, racy_cells, spread
 from sim.observers.copies import LINE_SHIFT, WORDS, Flights
-from sim.observers.facts import Extents, Facts
-from sim.observers.order import GRID, Order, Ordering
+from sim.observers.extents import Extents
+from sim.observers.facts import Facts
+from sim.observers.order import GRID, HappensBefore, OrderingObserver
 
 # Pairs of accesses to try for the lowest threads that race. After that, any racing pair of the cell is used.
 MOST_PAIRS = 4096
+# Racy cells to examine in one block, or between blocks. After that, one cell of each pattern is examined, and
+# later cells of the pattern are only counted: a missing barrier in a loop gives the same races in each epoch.
+MOST_OF_BLOCK = 512
 MOST_EVENTS = 1 << 12  # events to keep for deciding whether a fence is missing
 WARP_SHIFT = 5
 ATOMICS = ATOMIC, ATOMIC_LOAD  # actions
 
 
-class Races(Ordering):
+class Races(OrderingObserver):
     """An observer that reports `race-shared` and `race-global`. Writes of equal values are warnings, or
     are allowed."""
 
@@ -44,10 +49,13 @@ class Races(Ordering):
         super().launch_started(context)
         self.flights = Flights(context)
         # the events that `order` received; (how many are replayed, an Order that fences every atomic)
-        self.events, self.generous = [], (0, Order(generous=True))
+        self.events, self.generous = [], (0, HappensBefore(generous=True))
         self.meetings = {}  # ("syncthreads", "syncwarp" or "grid.sync", function) -> their lines
         self.blocks, self.names = {}, []  # block -> its number, and the blocks by number
         self.everywhere = []  # accesses to global memory since the last grid barrier
+        self.examined = Counter()  # block, or None -> number of racy cells examined
+        self.searched, self.diverged = 0, []  # number of findings searched, and those about divergence
+        self.repeated = {}  # (block, pattern) -> the findings of one cell of this pattern
 
     def grid_barrier_opened(self):
         return self.between_blocks()
@@ -61,17 +69,17 @@ class Races(Ordering):
         self.meetings.setdefault((what, place.function), set()).add(place.line)
 
     def copy_sent(self, at, copy):
-        self.flights.sent(at, self.number(at.block), copy)
+        self.flights.add_copy(at, self.number(at.block), copy)
 
     def copies_received(self, at, copies):
-        self.flights.received(at, self.number(at.block), copies)
+        self.flights.end_copies(at, self.number(at.block), copies)
 
     def copies_tracked(self, at, phase, copies):
         super().copies_tracked(at, phase, copies)
-        self.flights.tracked(at, self.number(at.block), copies)
+        self.flights.end_tracked(at, self.number(at.block), copies)
 
-    def heard(self, name, block, *facts):
-        super().heard(name, self.number(block), *facts)
+    def record_event(self, name, block, *facts):
+        super().record_event(name, self.number(block), *facts)
         if len(self.events) < MOST_EVENTS:
             self.events.append((name, self.number(block), *facts))
 
@@ -98,7 +106,7 @@ class Races(Ordering):
             return findings
         self.everywhere.append(rows.of_global_memory(once=not self.matters))
         several = len(written) and (rows.thread != rows.thread[0]).any()
-        return findings + self.races(rows, rows.thread) if several else findings
+        return findings + self.races(rows, rows.thread, self.number(block)) if several else findings
 
     def between_blocks(self):
         rows = Rows.joined(self.everywhere) if self.everywhere else None
@@ -118,8 +126,9 @@ class Races(Ordering):
 
     # --- what is a race -------------------------------------------------------------------------------------
 
-    def races(self, rows, party):
-        """Return findings for all cells that two parties (threads of a block, or blocks) touch unordered."""
+    def races(self, rows, party, block=None):
+        """Return findings for all cells that two parties touch unordered: threads of a `block` (its number),
+        or blocks."""
         loads = [site for site, action in self.context.strong.items() if action == LOAD]
         rows.action[np.isin(rows.site, loads) & (rows.action == ATOMIC)] = ATOMIC_LOAD
         cells = racy_cells(rows, party)
@@ -129,13 +138,22 @@ class Races(Ordering):
             cells = cells.those([pair is not None for pair in known])
             known = [pair for pair in known if pair is not None]
         findings, self.extents = [], Extents(rows, self.context.space)
-        for chosen, more in cells.patterns():
-            for cell in chosen:
-                members = cells.members(cell)
-                at = int(cells.address[cell]), rows[members], party[members], known[cell]
-                found = list(self.races_at(*at))
-                findings += found
+        repeats = self.examined[block] >= MOST_OF_BLOCK
+        most = 1 if repeats else MOST_CELLS
+        for pattern, alike in cells.patterns(always=repeats):
+            found, more = self.repeated.get((block, pattern)), len(alike)
+            if found is None:
+                chosen = spread(alike, most)
+                more -= len(chosen)
+                self.examined[block] += len(chosen)
+                for cell in chosen:
+                    members = cells.members(cell)
+                    at = int(cells.address[cell]), rows[members], party[members], known[cell]
+                    found = list(self.races_at(*at))
+                    findings += found
             findings += [finding.with_cases(more) for finding in found if more]
+            if repeats:
+                self.repeated[block, pattern] = found
         return findings
 
     def races_at(self, address, rows, party, known):
@@ -183,6 +201,7 @@ class Races(Ordering):
             fix=fix,
             near=near(a, b),
             advice=structured,
+            follows=structured.pattern in advice.DIVERGED and bool(self.divergences()),
         )
 
     def facts(self, a, b, address, rows, equal, pairs, space):
@@ -207,7 +226,21 @@ class Races(Ordering):
             language=self.context.language,
             space=space,
             extents=self.extents,
+            diverged=frozenset(
+                (access.site.function, access.site.line)
+                for finding in self.divergences()
+                if finding.kind == "barrier-divergence"
+                for access in finding.accesses
+                if access.site
+            ),
         )
+
+    def divergences(self):
+        """Return the findings about divergence so far."""
+        new = self.context.findings[self.searched :]  # a launch may have thousands of races
+        self.diverged += [finding for finding in new if finding.kind.endswith("-divergence")]
+        self.searched += len(new)
+        return self.diverged
 
     def word(self, site):
         """Return the verb for an access: "read", "written" or "changed"."""
@@ -219,11 +252,11 @@ class Races(Ordering):
 
     def is_fenced(self, a):
         """Return whether the thread of an access executed a grid-wide fence before its next atomic."""
-        for name, *facts in self.events:
-            if name in ("fenced", "atomic"):
+        for name, *facts in self.events if self.context.synchronizes else ():
+            if name in ("release", "perform_atomic"):
                 block, _, thread, segment = facts[:4]
                 if (block, thread) == (a.block, a.thread) and segment >= a.segment:
-                    return name == "fenced" and facts[4] == GRID
+                    return name == "release" and facts[4] == GRID
         return False
 
     def lacks_fence(self, a, b):
@@ -294,8 +327,7 @@ def one_element(rows):
 
 
 def first_pair(rows, party, ones, others, order):
-    """Return the first pair of accesses, lowest threads first, of different parties, that nothing orders; or
-    None.
+    """Return the first unordered pair of accesses by different parties, lowest threads first, or None.
 
     A pair from different warps is preferred.
     """

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sim.events import BARRIER, Index3, Observer, RecordedArray, Recording
+from sim.events import BARRIER, Index3, Observer
+from sim.recording import RecordedArray, Recording
 
 COLUMNS = ("action", "block", "epoch", "thread", "site", "address")
 

@@ -16,18 +16,21 @@ from sim.events import (
     ATOMIC,
     CONST,
     GLOBAL,
+    INTEGER_POISON,
     LOAD,
     LOCAL,
     SHARED,
     SITES,
     SPACE_SHIFT,
     STORE,
+    UNTYPED_POISON,
     Access,
     Finding,
     Moment,
 )
 from sim.observers.cells import distinct
-from sim.observers.order import Ordering
+from sim.observers.order import OrderingObserver
+from sim.observers.words import LOCAL_VARIABLE, NUMBA
 
 MOST = 256  # loads to report for one site and epoch; further ones are only counted
 
@@ -46,8 +49,12 @@ FIX = {
     SHARED: f"{FIRST}, and put cuda.syncthreads() between the two if another thread of the block writes it",
 }
 
+FIX_VARIABLE = (
+    "initialise it where it is declared, or use it only if the function that sets it reports that it has"
+)
 
-class Uninitialized(Ordering):
+
+class Uninitialized(OrderingObserver):
     """An observer that reports `uninitialized-read`. Reads of local memory arrive one by one, at
     `unwritten`."""
 
@@ -67,14 +74,17 @@ class Uninitialized(Ordering):
         self.on_chip.pop(block, None)
         return findings
 
-    def unwritten(self, access, address):
+    def unwritten(self, access, address, use=None):
         """Count a read of unwritten local memory. For each site and array, keep the lowest element and
         thread."""
+        if use is not None and line_of(use) == line_of(access):
+            use = None
         array, index = self.context.space.element(address)
         place = index, access.block[::-1], access.thread[::-1]
         key = access.site, array
-        lowest, count = self.local_reads.get(key, ((place, access, address), 0))
-        self.local_reads[key] = min(lowest, (place, access, address), key=lambda read: read[0]), count + 1
+        read = place, access, address, use
+        lowest, count = self.local_reads.get(key, (read, 0))
+        self.local_reads[key] = min(lowest, read, key=lambda read: read[0]), count + 1
 
     def epoch_ended(self, block):
         batches = self.epoch.pop(block, ())
@@ -153,8 +163,8 @@ class Uninitialized(Ordering):
                 self.setters.setdefault(int(address[i]), set()).add(block)
 
     def launch_finished(self, context):
-        for (_, access, address), count in self.local_reads.values():
-            yield self.finding(access, address).with_cases(count)
+        for (_, access, address, use), count in self.local_reads.values():
+            yield self.finding(access, address, use).with_cases(count)
         for (address, site), loads in self.suspects.items():
             writers = self.setters if site & 3 == ATOMIC else self.writers
             for block, thread in loads:
@@ -210,21 +220,31 @@ class Uninitialized(Ordering):
         what = "changed" if site & 3 == ATOMIC else "read"
         return self.finding(Access(what, block, self.context.thread_index(thread), SITES[site]), address)
 
-    def finding(self, access, address):
+    def finding(self, access, address, use=None):
         element = self.context.space.element(address)
-        memory = MEMORY[address >> SPACE_SHIFT]
-        if self.context.space.find(address).space == "heap":
+        memory, fix = MEMORY[address >> SPACE_SHIFT], FIX[address >> SPACE_SHIFT]
+        subject = str(element)
+        if element.array == LOCAL_VARIABLE:
+            subject, fix = f"a {LOCAL_VARIABLE}", FIX_VARIABLE
+        place = self.context.space.find(address)
+        typed = self.context.language == NUMBA and place.name != "dynamic"
+        if place.space == "heap":
             memory = "Memory from malloc"
         return Finding(
             "uninitialized-read",
             "error",
-            f"{element} is read and nobody has written it",
-            (access,),
+            f"{subject} is read and nobody has written it",
+            (access,) if use is None else (access, use),
             *element,
             reason=f"{memory} holds whatever was there before.",
-            fix=FIX[address >> SPACE_SHIFT],
+            fix=fix,
             undefined=True,
+            poison=INTEGER_POISON if typed else UNTYPED_POISON,
         )
+
+
+def line_of(access):
+    return access.site.function, access.site.line
 
 
 def all_set(written, offset, width):

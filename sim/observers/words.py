@@ -3,10 +3,14 @@ terms; other findings are worded for Numba and then translated."""
 
 import re
 
+LOCAL_VARIABLE = "local variable"  # the name of one whose own name the compiler did not keep
 NUMBA, CPP, TRITON = "Numba", "C++", "Triton"
 WORDS = {
     NUMBA: {
         "barrier": "cuda.syncthreads()",
+        "warp_barrier": "cuda.syncwarp",
+        "max": "cuda.atomic.max",
+        "min": "cuda.atomic.min",
         "fence": "cuda.threadfence()",
         "fence_of_block": "cuda.threadfence_block()",
         "atomics": "cuda.atomic",
@@ -18,6 +22,9 @@ WORDS = {
     },
     CPP: {
         "barrier": "__syncthreads()",
+        "warp_barrier": "__syncwarp",
+        "max": "atomicMax",
+        "min": "atomicMin",
         "fence": "__threadfence()",
         "fence_of_block": "__threadfence_block()",
         "atomics": "atomics",
@@ -29,6 +36,9 @@ WORDS = {
     },
     TRITON: {
         "barrier": "tl.debug_barrier()",
+        "warp_barrier": "tl.debug_barrier",
+        "max": "tl.atomic_max",
+        "min": "tl.atomic_min",
         "fence": "the atomic's sem='release'",
         "fence_of_block": "the atomic's scope='cta'",
         "atomics": "atomics",

@@ -1,4 +1,4 @@
-"""The PTX front end: kernels of CUDA C++, Triton or Numba, as PTX text, for the engines that also run Python.
+"""The PTX front end: runs PTX compiled from CUDA C++, Triton or Numba on the same engines as Python kernels.
 
 PTX text enters (`load_ptx`) or a .cu file (`load_cuda`). A Module of kernels leaves. Each kernel is
 translated once to the source of a Python function, in which a register is a variable and an instruction is a
@@ -20,6 +20,7 @@ Read the files in this order:
     volatile, grid_sync   patterns that span several instructions
     run               one launch: memory laid out, arguments bound, globals of the source
     memory, regions   loads, stores and atomics by address
+    undefined         undefined values, from a load of unwritten local memory to their use
     copies, heap, variables, device_runtime   cp.async, malloc, __device__ variables, printf
     origin            lines and names of the .cu or .py file from which the PTX was made
 """

@@ -60,7 +60,7 @@ class Access:
 
 
 def parts(operand):
-    """Return the operands of a vector, or the only one."""
+    """Return the elements of a vector operand; a scalar operand is its own only element."""
     return operand.parts if isinstance(operand, Group) else (operand,)
 
 

@@ -1,7 +1,7 @@
 """The semantics of atom and red on the bits in memory: entries of sim.isa.atomics, by their names in PTX."""
 
 from sim.isa.arithmetic import REALS
-from sim.isa.registers import HELPERS, WIDTHS, Missing, bits_of, meaning
+from sim.isa.registers import HELPERS, WIDTHS, Missing, bits_of, find_operation
 from sim.isa.table import by_ptx
 
 
@@ -9,6 +9,8 @@ def atomic_semantics(access):
     """Return (type as which the element is read, function (old, operand, ...) -> new, whether the new
     value is independent of the old one) of an Access. Errors: Missing."""
     width = WIDTHS.get(access.type, 0)
+    if access.count > 1:
+        raise Missing(access.opcode)
     if access.type in ("f16x2", "bf16x2"):
         return "u32", on_two_halves(access), False
     try:
@@ -16,13 +18,13 @@ def atomic_semantics(access):
     except KeyError:
         raise Missing(access.opcode) from None
     if access.type in ("f32", "f64"):
-        return access.type, entry.meaning, entry.overwrites
+        return access.type, entry.semantics, entry.overwrites
     if access.type in REALS:
-        return "u16", on_half(entry.meaning, access.type), entry.overwrites
+        return "u16", on_half(entry.semantics, access.type), entry.overwrites
     if access.type[0] == "s" and access.operation != "add":
-        return f"s{width}", entry.meaning, entry.overwrites
+        return f"s{width}", entry.semantics, entry.overwrites
     mask = (1 << width) - 1
-    return f"u{width}", lambda old, *operands: entry.meaning(old, *operands) & mask, entry.overwrites
+    return f"u{width}", lambda old, *operands: entry.semantics(old, *operands) & mask, entry.overwrites
 
 
 def on_half(function, ptx_type):
@@ -33,7 +35,7 @@ def on_half(function, ptx_type):
 def on_two_halves(access):
     if access.operation not in ("add", "min", "max"):
         raise Missing(access.opcode)
-    return eval(f"lambda a, b: {meaning(f'{access.operation}.{access.type}').of(['a', 'b'])}", HELPERS)
+    return eval(f"lambda a, b: {find_operation(f'{access.operation}.{access.type}').of(['a', 'b'])}", HELPERS)
 
 
 def write_condition(access):

@@ -15,8 +15,8 @@ NEVER_WRITTEN = (1 << 64) - 1  # a pointer read from poisoned memory: all bits a
 
 
 def function_address(text, name):
-    """Return the address of a function of a module."""
-    return CODE + STEP * list(text.functions).index(name)
+    """Return the address of a function of a module, by its name or by an alias."""
+    return CODE + STEP * list(text.functions).index(text.functions[name].name)
 
 
 def size_of(function, operand, line):
@@ -46,10 +46,12 @@ class Callee:
     """The function that a pointer names, at one call.
 
     returns, arguments: the bytes of each result and of each argument that the call passes.
+    passes_origins: whether the function also returns the origins of its results.
     """
 
-    def __init__(self, context, site, returns, arguments):
+    def __init__(self, context, site, returns, arguments, passes_origins):
         self.context, self.site, self.returns, self.arguments = context, site, returns, arguments
+        self.passes_origins = passes_origins
 
     def __call__(self, functions, address):
         """Return the function at an address. If there is none that fits, append a finding, and return a
@@ -62,6 +64,7 @@ class Callee:
 
     def poison(self, *arguments):
         results = tuple((1 << 8 * size) - 1 for size in self.returns)
+        results += tuple({} for _ in results) if self.passes_origins else ()
         return results[0] if len(results) == 1 else results or None
 
     def finding(self, address, name, returns, takes, defined):

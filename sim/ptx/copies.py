@@ -1,5 +1,5 @@
-"""Memory as cp.async, mbarrier, ldmatrix and wmma access it: several neighbouring bytes at once. An
-element is (state space, address)."""
+"""Memory accesses by cp.async, mbarrier, ldmatrix and wmma, which touch several adjacent bytes at once. An
+element is identified by (state space, address)."""
 
 from sim.memory.transfer import Memory, Spot
 from sim.ptx.regions import GENERIC, WINDOWS

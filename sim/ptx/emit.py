@@ -24,6 +24,7 @@ from sim.ptx import translate
 from sim.ptx.flow import Loop, blocks_of, order_blocks
 from sim.ptx.register_kinds import read_and_written, register_kinds
 from sim.ptx.syntax import Group, Immediate, Not, Register, Special, Symbol, Variable, python_name
+from sim.ptx.undefined import Origins
 
 # bits -> the mask that keeps that many
 MASKS = {width: (1 << width) - 1 for width in (8, 16, 32, 64, 128)}
@@ -41,6 +42,7 @@ class Writer:
         # placed inside
         # the jump to it.
         self.home, self.heads, self.inlined = {}, set(), set()
+        self.origins = Origins(self, translate.HANDLERS.keys())
 
     def write(self):
         """Return the lines of the function's definition."""
@@ -58,17 +60,25 @@ class Writer:
     def parameters(self):
         if self.function.entry:
             return list(self.module.arguments.values())
-        return [python_name(v.name) for v in self.function.parameters]
+        declared = self.function.parameters
+        return [*(python_name(v.name) for v in declared), *self.origins.declared(declared)]
 
     def emit_prologue(self):
         self.emit("thread = current.thread")
         for variable in self.function.returns:
-            self.emit(f"{python_name(variable.name)} = 0")
+            self.emit_parameter(variable)
         for variable in self.function.variables:
             if variable.space == "local":
                 self.emit(f"{python_name(variable.name)} = {self.module.push_frame(variable)}()")
         for name in sorted(registers_read_unset(self.blocks)):
             self.emit(f"{self.name(Register(name, ''))} = {INITIAL_VALUES[self.kinds[name]]}")
+            if name in self.origins.registers:
+                self.emit(f"{self.origins.name(Register(name, ''))} = False")
+
+    def emit_parameter(self, variable):
+        """Emit the declaration of a parameter of a call, or of a result."""
+        self.emit(f"{python_name(variable.name)} = 0")
+        self.origins.declare(variable)
 
     def emit(self, text):
         self.lines.append("    " * self.depth + text)
@@ -130,6 +140,8 @@ class Writer:
             self.emit_instruction(instruction)
         if block.branch is not None and block.branch.opcode.startswith("brx"):
             numbers = ", ".join(str(-1 if t is None else t.number) for t in block.targets)
+            self.module.item = block.branch
+            self.origins.check(block.branch.operands[0])
             self.emit(f"go = ({numbers},)[{self.value(block.branch.operands[0], 'u32')}]")
             return
         if block.branch is None:
@@ -137,8 +149,9 @@ class Writer:
             return
         register, opposite = block.branch.guard
         test = self.name(register)
+        self.module.item = block.branch
+        self.origins.check(register)
         if self.branches:
-            self.module.item = block.branch
             test = f"branch({test}, {self.module.site('branch')})"
         taken, following = block.targets
         with self.indent_under(f"if {'not ' if opposite else ''}{test}:"):
@@ -160,20 +173,28 @@ class Writer:
         for variable in self.function.variables if not self.function.entry else ():
             if variable.space == "local":
                 self.emit(f"{self.module.pop_frame(variable)}()")
-        self.emit(f"return {', '.join(python_name(v.name) for v in self.function.returns)}".rstrip())
+        declared = self.function.returns
+        names = [*(python_name(v.name) for v in declared), *self.origins.declared(declared)]
+        self.emit(f"return {', '.join(names)}".rstrip())
 
     # --- instructions ---------------------------------------------------------------------------------------
 
     def emit_instruction(self, item):
         if isinstance(item, Variable):
-            self.emit(f"{python_name(item.name)} = 0")
+            self.emit_parameter(item)
             return
         self.module.item = item
         try:
             register, opposite = item.guard or (None, False)
             test = register and f"if {'not ' if opposite else ''}{self.name(register)}:"
+            if register:
+                self.origins.check(register)
             with self.indent_under(test) if test else nullcontext():
+                if self.origins.active:
+                    self.origins.before(item)
                 translate.instruction(self, item)
+                if self.origins.active:
+                    self.origins.after(item)
         except Missing as missing:
             what = str(missing) or item.opcode
             self.missing.append((item.line, what if item.opcode in what else f"{item.opcode}: {what}"))

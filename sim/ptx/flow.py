@@ -169,8 +169,7 @@ def components(blocks, inside, entry):
 
 
 def postorder(start, following, seen):
-    """Return what `start` reaches without passing through `seen`, in the order in which a depth-first
-    search leaves it."""
+    """Return the nodes reachable from `start` without passing through `seen`, in depth-first postorder."""
     # an explicit stack: functions of thousands of blocks would exceed Python's recursion limit
     found, path = [], [] if start in seen else [(start, iter(following[start]))]
     seen.add(start)

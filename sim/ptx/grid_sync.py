@@ -147,7 +147,8 @@ class GridBarrier:
 
 def workspace(run):
     """Return the allocation of a launch's workspace, in global memory."""
-    allocation = run.memory.reserve("the workspace of the grid barrier", "global", BYTES, 8, 4, None, 1)
+    name = "the workspace of the grid barrier"
+    allocation = run.memory.reserve(name, "global", BYTES, 8, 4, None, 1, key=(name,))
     allocation.root[:4] = np.frombuffer(BYTES.to_bytes(4, "little"), np.uint8)
     run.memory.make_addressable(allocation)
     return allocation

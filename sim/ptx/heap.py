@@ -2,15 +2,18 @@
 
 Each piece of memory has addresses of its own, which are not used again, and unused bytes after it. So an
 access after its end, or after `free`, is never mistaken for one to another piece. A piece that is still
-allocated when a launch ends stays in the module if a `__device__` variable, an argument or another such piece
-holds its address. Otherwise it is lost, and reported as a leak.
+allocated when its launch ends stays in the module if a `__device__` variable, an argument or another such
+piece holds its address. Otherwise it is lost, and reported as a leak. A piece whose address an argument of an
+earlier launch held stays until it is freed, because that array may hold the address still.
 
 Source: CUDA C++ Programming Guide, "Dynamic Global Memory Allocation and Operations".
 """
 
 import re
+import weakref
 from bisect import bisect_right
 from collections import Counter, deque
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,18 +21,18 @@ from sim.errors import LaunchError
 from sim.events import ADDRESS_BITS, GLOBAL, SITE_SHIFT, SITES, SPACE_SHIFT, Finding
 from sim.memory.spaces import Allocation, poisoned, round_up, window_end
 from sim.ptx.origin import ITEMSIZES
-from sim.ptx.regions import Region
+from sim.ptx.regions import HEAP_BASE, Region
 
 FUNCTIONS = {"malloc": "malloc", "_Znwm": "malloc", "_Znam": "malloc"}  # name in PTX -> method of Heap
 FUNCTIONS |= dict.fromkeys(("free", "_ZdlPv", "_ZdaPv"), "free")
 FUNCTIONS |= dict.fromkeys(("_ZdlPvm", "_ZdaPvm"), "free_sized")
 UNIT = 16  # bytes: addresses are multiples of it, and sizes are rounded up to it
 GUARD = 1 << 12  # unused bytes after each piece
-# The heap begins at the same address in every launch, so that kept pieces keep their addresses. It has the
-# last quarter of the window of global memory.
-BASE = window_end("global") - (1 << SPACE_SHIFT - 2)
+# The heap begins at the same address in every launch, so that kept pieces keep their addresses.
+BASE = HEAP_BASE
 END = window_end("global") - GUARD
 MOST_STALE = 1 << 26  # the bytes of freed memory that keep their values
+MOST_FREED = 1 << 10  # the freed pieces of which later launches know
 MOST_LOGGED = 1 << 16  # the bytes of a piece that are logged as stored to when it is freed
 LOGGED = 4  # binary logarithm of the bytes for which there is one log entry when memory is freed
 # findings that end threads early: memory that they have not freed is not reported as a leak
@@ -59,19 +62,45 @@ class Piece(Region):
         return -1  # every access is checked, because the piece may have been freed
 
     def copy(self):
-        """Return the same piece with a copy of its bytes, for another launch."""
+        """Return the same piece with a copy of its bytes, for another launch. Of a freed piece only the
+        address is needed, to find uses of it."""
         old = self.allocation
-        piece = Piece(Allocation(old.name, old.space, old.root.copy(), old.base, old.home), self.site)
-        piece.allocation.alignment, piece.written = UNIT, self.written.copy()
+        root = np.broadcast_to(np.uint8(0), self.nbytes) if self.freed else old.root.copy()
+        piece = Piece(Allocation(old.name, old.space, root, old.base, old.home), self.site)
+        piece.written = None if self.freed else self.written.copy()
+        piece.allocation.alignment, piece.freed = UNIT, self.freed
         return piece
 
 
+@dataclass
+class KeptHeap:
+    """The part of the heap that a module keeps after a launch.
+
+    pieces: those that are allocated, and those that were freed last.
+    held: the addresses of the pieces that an argument of some launch led to.
+    next: the address of the next piece.
+    """
+
+    pieces: list = field(default_factory=list)
+    held: set = field(default_factory=set)
+    next: int = BASE
+
+
 class HeapState:
-    """The part of the heap that a module keeps between launches. `launch` is the last one that has ended;
-    reruns of it under other schedules change nothing here."""
+    """The heap of a module between launches: `before` and `after` the `launch` that was the last to end."""
 
     def __init__(self):
-        self.pieces, self.next, self.launch = [], BASE, None
+        self.before = self.after = KeptHeap()
+        self.launch = lambda: None  # a weak reference: a launch holds its arguments
+
+    def at_start(self, launch):
+        """Return the KeptHeap with which each run of a launch begins, reruns under other schedules too."""
+        return self.before if launch is self.launch() else self.after
+
+    def run_ended(self, launch, kept):
+        """Keep what the first run of a launch leaves."""
+        if launch is not self.launch():
+            self.before, self.after, self.launch = self.after, kept, weakref.ref(launch)
 
 
 class Heap:
@@ -79,15 +108,16 @@ class Heap:
 
     def __init__(self, run, state):
         self.run, self.context, self.memory, self.state = run, run.context, run.memory, state
+        self.start = state.at_start(run.launch)
         self.pieces = {}  # address -> Piece
-        self.used, self.next, self.failed_allocations = 0, state.next, 0
+        self.used, self.next, self.failed_allocations = 0, self.start.next, 0
         self.freed, self.stale = deque(), 0
-        for piece in state.pieces:
+        for piece in self.start.pieces:
             self.add(piece.copy())
 
     def add(self, piece):
         self.pieces[piece.base] = piece
-        self.used += round_up(piece.nbytes, UNIT)
+        self.used += 0 if piece.freed else round_up(piece.nbytes, UNIT)
         self.context.space.allocations.append(piece.allocation)
         at = bisect_right(self.memory.bases, piece.base)
         self.memory.bases.insert(at, piece.base)
@@ -223,9 +253,17 @@ class Heap:
             for _, _, address, _, access in piece.suspects:
                 context.announce("unwritten", access, address)
         live = [piece for piece in self.pieces.values() if not piece.freed]
-        reached = self.reachable_pieces(live)
-        if self.state.launch is not self.run.launch:  # the launch's first run
-            self.state.launch, self.state.pieces, self.state.next = self.run.launch, reached, self.next
+        fixed = [
+            a for a in context.space.allocations if a.base >> SPACE_SHIFT == GLOBAL and a.space == "global"
+        ]
+        held = [piece for piece in live if piece.base in self.start.held]
+        reached = reachable_pieces(live, [a.root for a in fixed], held)
+        arguments = reachable_pieces(live, [a.root for a in fixed if a.keep is not None])
+        freed = [piece for piece in self.pieces.values() if piece.freed]
+        left = KeptHeap(
+            [*freed[-MOST_FREED:], *reached], self.start.held | {p.base for p in arguments}, self.next
+        )
+        self.state.run_ended(self.run.launch, left)
         kept = set(map(id, reached))
         lost = [piece for piece in live if id(piece) not in kept]
         if not context.listeners["access_refused"] or any(f.kind in STOPPED for f in context.findings):
@@ -250,28 +288,29 @@ class Heap:
             fix="free it, or keep its address in a __device__ variable for a later launch",
         )
 
-    def reachable_pieces(self, live):
-        """Return the pieces whose address is in memory that outlives the launch, directly or through other
-        such pieces."""
-        if not live:
-            return []
-        allocations = self.context.space.allocations
-        waiting = [a.root for a in allocations if a.base >> SPACE_SHIFT == GLOBAL and a.space == "global"]
-        bases, found = np.array(sorted(piece.base for piece in live), np.uint64), {}
-        by_base = {piece.base: piece for piece in live}
-        while waiting:
-            root = waiting.pop()
-            # Every 8 aligned bytes whose value is an address inside of a piece count as a pointer to it.
-            words = np.frombuffer(root.tobytes()[: root.size // 8 * 8], np.uint64)
-            words = words[(words >= BASE) & (words < END)]
-            at = np.searchsorted(bases, words, side="right") - 1
-            for base in {int(bases[i]) for i in at.tolist() if i >= 0}:
-                piece = by_base[base]
-                inside = bool(((words >= base) & (words <= piece.end)).any())
-                if inside and base not in found:
-                    found[base] = piece
-                    waiting.append(piece.root)
-        return list(found.values())
+
+def reachable_pieces(live, roots, held=()):
+    """Return the pieces of `live` whose address is in some memory, directly or through other such pieces.
+
+    roots: the bytes of that memory. held: pieces that count as reached.
+    """
+    if not live:
+        return []
+    by_base, found = {piece.base: piece for piece in live}, {piece.base: piece for piece in held}
+    bases, waiting = np.array(sorted(by_base), np.uint64), [*roots, *(piece.root for piece in held)]
+    while waiting:
+        root = waiting.pop()
+        # Every 8 aligned bytes whose value is an address inside of a piece count as a pointer to it.
+        words = np.frombuffer(root.tobytes()[: root.size // 8 * 8], np.uint64)
+        words = words[(words >= BASE) & (words < END)]
+        at = np.searchsorted(bases, words, side="right") - 1
+        for base in {int(bases[i]) for i in at.tolist() if i >= 0}:
+            piece = by_base[base]
+            inside = bool(((words >= base) & (words <= piece.end)).any())
+            if inside and base not in found:
+                found[base] = piece
+                waiting.append(piece.root)
+    return list(found.values())
 
 
 def is_race(suspect, thread, address, size):

@@ -31,6 +31,7 @@ from sim.memory.atomics import FailedAtomic
 from sim.memory.spaces import poisoned
 from sim.memory.transfer import Alignment
 from sim.ptx.regions import GAP, GENERIC, VIEWS, WINDOWS, Frames, Region, poison, whole_array
+from sim.ptx.undefined import LocalMemory
 
 
 class Memory:
@@ -44,18 +45,19 @@ class Memory:
         # global and constant regions, and their addresses, in ascending order
         self.fixed, self.bases = [], []
         self.heap = None  # the Heap of this run
+        self.local = LocalMemory(self)
         self.slots = {SHARED: [], LOCAL: []}  # allocations of which each block or thread has its own copy
 
     # --- what there is --------------------------------------------------------------------------------------
 
-    def reserve(self, name, space, nbytes, align, itemsize, shape, copies, root=None):
+    def reserve(self, name, space, nbytes, align, itemsize, shape, copies, root=None, key=None):
         """Return a new allocation, whose elements findings name by their index in `shape` (None: one
-        axis)."""
+        axis). `key`: see AddressSpace.add."""
         root = np.zeros(nbytes, np.uint8) if root is None else root
         shape = shape or (max(nbytes // itemsize, 1),)
         strides = [prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
         home = 0, itemsize, shape, strides
-        allocation = self.space.add(name, space, root, home, copies, align=align)
+        allocation = self.space.add(name, space, root, home, copies, align=align, key=key)
         allocation.alignment = align
         return allocation
 
@@ -75,9 +77,10 @@ class Memory:
         shared = self.context.thread.block.shared
         region = shared.get(allocation)
         if region is None:
-            region = shared[allocation] = Region(
-                allocation, poisoned(allocation.root.size, None, self.context.poison)
-            )
+            nbytes = allocation.root.size
+            fresh = poisoned(nbytes, None, self.context.poison)
+            root = np.zeros(nbytes, np.uint8) if allocation.reserved else fresh
+            region = shared[allocation] = Region(allocation, root)
         return region
 
     def frames(self, allocation):
@@ -99,6 +102,7 @@ class Memory:
         frames.depth += 1
         region.root[:] = poisoned(nbytes, None)
         region.written = np.zeros(nbytes, bool) if self.context.enabled.unwritten else None
+        region.origins = {}
         return region.base - WINDOWS["local"]
 
     def pop_frame(self, allocation):
@@ -145,12 +149,14 @@ class Memory:
 
         return access
 
-    def make_load(self, ptx_type, space, count, site):
+    def make_load(self, ptx_type, space, count, site, reports=True):
         """Return the function (address in the space) -> an element of a type, or a tuple of `count`
-        elements."""
-        return self.dispatch_by_space(lambda name: self.make_load_in(ptx_type, name, count, site), space)
+        elements. `reports`: whether it reports a load of unwritten local memory."""
+        return self.dispatch_by_space(
+            lambda name: self.make_load_in(ptx_type, name, count, site, reports), space
+        )
 
-    def make_load_in(self, ptx_type, space, count, site):
+    def make_load_in(self, ptx_type, space, count, site, reports=True):
         size, reach, window, log, code, shift = self.access_layout(ptx_type, space, count, site)
         owner, known, base, last, view = self.owner(space), None, 0, -1, None
         owned = space in ("shared", "local")
@@ -171,27 +177,29 @@ class Memory:
             first = offset >> shift
             return view[first] if count == 1 else tuple(view[first : first + count])
 
-        return self.track_written(load, size * count, site) if space == "local" else load
+        return self.report_unwritten(load, size * count, site) if space == "local" and reports else load
 
-    def track_written(self, access, nbytes, site):
-        """Return an access to local memory that also records which bytes its thread has written, and
-        announces reads of others."""
+    def report_unwritten(self, load, nbytes, site):
+        """Return a load from local memory that also reports bytes that its thread has not written."""
         if not self.context.enabled.unwritten:
-            return access
-        window, stores = WINDOWS["local"], site & 3 == STORE
+            return load
+        origin = self.local.make_origin("local", nbytes, site)
+        return lambda address: self.local.report(origin(address), site) or load(address)
 
-        def noting(address, *values):
+    def record_written(self, store, nbytes):
+        """Return a store to local memory that also records which bytes its thread has written."""
+        if not self.context.enabled.unwritten:
+            return store
+        window = WINDOWS["local"]
+
+        def recording(address, *values):
             region = self.find(address + window)
             if region is not None:
                 begin = address + window - region.base
-                written = region.written[begin : begin + nbytes]
-                if stores:
-                    written[:] = True
-                elif not written.all():
-                    self.context.announce("unwritten", self.context.witness("read", site), address + window)
-            return access(address, *values)
+                region.written[begin : begin + nbytes] = True
+            store(address, *values)
 
-        return noting
+        return recording
 
     def make_store(self, ptx_type, space, count, site):
         """Return the function (address in the space, value, ...) -> None, which stores `count` elements of
@@ -219,7 +227,7 @@ class Memory:
             for position, value in enumerate(given, first):
                 view[position] = value
 
-        return self.track_written(store, size * count, site) if space == "local" else store
+        return self.record_written(store, size * count) if space == "local" else store
 
     def access_layout(self, ptx_type, space, count, site):
         """Return the constants of an access: (bytes of an element, bytes of the access minus 1, start of
@@ -358,6 +366,17 @@ class Memory:
         self.context.refuse(site, what, array, ((position - start) // array.itemsize,))
 
     def no_array_finding(self, address, site, what):
+        earlier = self.space.addresses.find_argument(address)
+        if earlier is not None:
+            return Finding(
+                "out-of-bounds",
+                "error",
+                f"address {address:#x} is in no array of this launch",
+                (self.context.witness(what, site),),
+                reason=f"It is in {earlier.name} of an earlier launch, which has stored the pointer.",
+                fix=f"give {earlier.name} to this launch too: a launch can use the arrays that it gets, and"
+                " the variables of its module",
+            )
         where = "the null pointer, or near it" if 0 <= address < 4096 else "far from all memory of the launch"
         if 0 <= address < 4096 and self.heap is not None and self.heap.failed_allocations:
             where += (

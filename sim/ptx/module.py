@@ -73,6 +73,10 @@ class Module:
             raise LaunchError(f"the module has {what}; its kernels are {', '.join(self.names) or 'none'}")
         return Kernel(self, self.text.functions[found[0]])
 
+    def address_space(self) -> PaddedSpace:
+        """Return the address space of a launch of one of its kernels."""
+        return PaddedSpace(self.store.addresses)
+
     def __repr__(self):
         return f"<PTX module for {self.text.target}: {', '.join(self.names)}>"
 
@@ -105,27 +109,35 @@ class Kernel(base.Kernel):
     def __repr__(self):
         return f"<PTX kernel {self.__name__}({', '.join(self.names)})>"
 
-    def program(self, branches=False):
+    def program(self, branches=False, tracks=False):
         """Return the translated kernel, and its compiled source; it is made once. Errors: LaunchError for
         instructions that sim does not have."""
-        if branches not in self.programs:
-            program = Program(self.module.text, self.module.origin, self.function, branches)
-            self.programs[branches] = program, compile(program.source, f"<PTX of {self.__name__}>", "exec")
-        return self.programs[branches]
+        key = branches, tracks
+        if key not in self.programs:
+            program = Program(self.module.text, self.module.origin, self.function, *key)
+            self.programs[key] = program, compile(program.source, f"<PTX of {self.__name__}>", "exec")
+        return self.programs[key]
 
     def prepare(self, fiber, launch, make_grid, observers, schedule, poison):
         """Return (Context, ThreadProgram, Grid) of one run of the launch that has not begun, as
         sim.interpreted does."""
         self.check(launch)
         context = Context(
-            observers, launch.spec, PaddedSpace(), launch.block, schedule, launch.max_steps, poison
+            observers,
+            launch.spec,
+            self.module.address_space(),
+            launch.block,
+            schedule,
+            launch.max_steps,
+            poison,
         )
-        program, code = self.program(context.decisions is not None)
+        program, code = self.program(context.decisions is not None, context.enabled.unwritten)
         scheduler = Scheduler(context)
         scheduler.atomics_yield, scheduler.counts_arrivals = bool(program.used & YIELDING), True
         context.synchronizes, context.stores = program.synchronizes, program.stores
         context.kernel, context.language = self.__name__, self.module.origin.language
-        context.outline = self.module.origin.outline
+        context.outline, context.timed = self.module.origin.outline, program.timed
+        context.invalidates = "mbarrier_inval" in program.used
         run = Run(context, scheduler, program, launch)
         values = run.bind(launch.arguments)
         namespace = program.namespace(run) | {

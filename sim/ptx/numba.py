@@ -5,7 +5,7 @@ the number of elements, bytes of an element, the data, then the shape and the st
 of a tuple are passed one by one.
 """
 
-from sim.memory.spaces import host_array
+from sim.memory.argument import host_array
 
 
 def flattened(arguments, names=None):

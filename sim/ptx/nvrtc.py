@@ -39,8 +39,8 @@ def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80")
 
 
 def own_headers(text: str, folders: list[Path], seen: set[Path]) -> Iterator[str]:
-    """Yield the texts of the headers that a text includes by #include "name", and of those that they
-    include."""
+    """Yield the contents of every header that a source includes with #include "name", directly or
+    indirectly."""
     for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M):
         path = next((folder / name for folder in folders if (folder / name).is_file()), None)
         if path is not None and path not in seen:

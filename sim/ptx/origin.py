@@ -95,7 +95,7 @@ class Origin:
         return "".join(linecache.getlines(path))
 
     def parameter_names(self, function):
-        """Return the source's names of a kernel's parameters; argument0, argument1, ... if they cannot be
+        """Return a kernel's parameter names as in the source, or argument0, argument1, ... if they cannot be
         found."""
         parts = self.parameters(function)
         return [*map(parameter_name, parts)] or [f"argument{i}" for i in range(len(function.parameters))]

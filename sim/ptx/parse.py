@@ -61,7 +61,9 @@ class Parser(Operands):
             self.file()
         elif token == ".section":
             self.section()
-        elif token in SKIPPED or token == ".alias":
+        elif token == ".alias":
+            self.alias()
+        elif token in SKIPPED:
             self.list_until(";", self.take)
         else:
             raise self.error(f"{token!r} is no directive that sim knows")
@@ -71,6 +73,14 @@ class Parser(Operands):
         number = self.integer()
         name, *_ = self.comma_list(self.take)
         self.result.files[number] = name[1:-1].encode().decode("unicode_escape")
+
+    def alias(self):
+        """Read a second name of a function, which is declared before."""
+        self.take()
+        name, function = self.list_until(";", self.take)
+        if function not in self.result.functions:
+            raise self.error(f"{function!r} is no function that is declared before its alias", self.at - 1)
+        self.result.functions[name] = self.result.functions[function]
 
     def section(self):
         """Skip a section of debug information."""

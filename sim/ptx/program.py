@@ -16,8 +16,11 @@ from sim.ptx import atomics, calls
 from sim.ptx.emit import Writer
 from sim.ptx.grid_sync import HIGH, LOW, GridSync
 from sim.ptx.heap import FUNCTIONS
+from sim.ptx.regions import RESERVED
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Instruction, python_name
+from sim.ptx.timed import CLOCKS, timed_registers
+from sim.ptx.undefined import needs_origins
 from sim.ptx.volatile import Uses
 
 COORDINATES = {"tid": "thread.index[{}]", "ctaid": "thread.block.index[{}]"}
@@ -37,8 +40,6 @@ SPECIALS = {
     "cluster_ctarank": "0",
     "cluster_nctarank": "1",
 }
-# All clocks are one counter, which each read advances.
-CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "globaltimer_hi"}
 
 
 class Program:
@@ -47,18 +48,22 @@ class Program:
     factories: {name of a global in the source: function run -> object}.
     arguments: (parameter, byte, type) -> name, for each argument of the Python function.
     function, item: the function and the instruction that are being translated.
+    tracks: whether the source has the origins of undefined values (sim.ptx.undefined).
     """
 
-    def __init__(self, text, origin, entry, branches):
-        self.text, self.origin, self.entry, self.branches = text, origin, entry, branches
+    passes_origins = True  # whether calls pass the origins of undefined values
+
+    def __init__(self, text, origin, entry, branches, tracks):
+        self.text, self.origin, self.entry, self.branches, self.tracks = text, origin, entry, branches, tracks
         self.factories, self.arguments, self.names = {}, {}, {}
         self.addressed = set()  # names of the module's variables whose address the source takes
         self.grid_syncs, self.value_uses = {}, {}  # function -> its GridSync, its Uses
-        # Whether the source calls through a pointer; the names of functions whose address it takes. Each of
-        # these functions may be called, so it is translated too.
-        self.calls_pointers, self.taken_addresses = False, set()
+        # Whether the source calls through a pointer. Then each function whose address any kernel of the
+        # module can take may be called, and is translated too: a pointer may come from an earlier launch.
+        self.calls_pointers = False
         # names of the sim.isa entries it uses; whether threads act on atomics; whether it stores to memory
         self.used, self.synchronizes, self.stores = set(), False, False
+        self.timed = {}  # Python's name of a function -> its variables that hold times
         self.counter = itertools.count(1)
         self.missing = []
         self.source = self.translate()
@@ -70,7 +75,7 @@ class Program:
         while self.pending or self.calls_pointers:
             if self.pending:
                 function, by_pointer = self.pending.pop(), False
-            elif names := self.pointed_functions() - done.keys():
+            elif names := self.text.addressable_functions - done.keys():
                 function, by_pointer = self.text.functions[min(names)], True
             else:
                 break
@@ -83,7 +88,7 @@ class Program:
         if self.calls_pointers:
             lines.append(
                 calls.function_table(
-                    self.text, {name: done[name] for name in sorted(self.pointed_functions())}
+                    self.text, {name: done[name] for name in sorted(self.text.addressable_functions)}
                 )
             )
         return "\n".join(lines)
@@ -94,6 +99,8 @@ class Program:
         self.function = function
         writer = Writer(self, function, self.branches)
         lines = writer.write()
+        names = {writer.names[name] for name in timed_registers(function) & writer.names.keys()}
+        self.timed[python_name(function.name, "run")] = frozenset(names)
         self.note_effects(function)
         if by_pointer and writer.missing:
             text = refusal(function, writer.missing)
@@ -172,7 +179,6 @@ class Program:
                 python_name(symbol.name, "at"), lambda run: run.parameter_address(symbol.name)
             )
         elif variable is None and symbol.name in self.text.functions:
-            self.taken_addresses.add(symbol.name)
             return str(calls.function_address(self.text, symbol.name) + symbol.offset)
         elif variable is None:
             raise Missing(f"the address of {symbol.name}, which the module does not declare")
@@ -195,19 +201,7 @@ class Program:
         A header such as cooperative_groups.h declares a thousand variables that no kernel uses. They would
         fill the simulated address space, and each launch would spend time to lay them out.
         """
-        variables, reached, waiting = self.text.variables, set(), sorted(self.addressed)
-        while waiting:
-            name = waiting.pop()
-            if name in variables and name not in reached:
-                reached.add(name)
-                waiting += [symbol.name for _, symbol in variables[name].pointers]
-        return [variable for name, variable in variables.items() if name in reached]
-
-    def pointed_functions(self):
-        """Return the names of functions whose address a thread can have: from the source, or from the
-        initial values of a variable that it can reach."""
-        initial = {symbol.name for v in self.reachable_variables() for _, symbol in v.pointers}
-        return self.taken_addresses | initial & self.text.functions.keys()
+        return self.text.reachable_variables(self.addressed)
 
     def push_frame(self, variable):
         """Return the name of the function that gives a call its local memory."""
@@ -240,10 +234,13 @@ class Program:
             return "1" if "ncta" in stem else "0"
         if stem in ("nwarpid", "dynamic_smem_size", "total_smem_size", "aggr_smem_size"):
             return self.shared_name(stem, lambda run: run.extent(stem, None))
+        if stem == RESERVED.name:
+            self.used.add("shared")
+            return self.shared_name(stem, lambda run: run.address(RESERVED))
         if stem in (HIGH, LOW):
             return self.shared_name(stem, lambda run: run.workspace_address(stem))
         if stem in CLOCKS:
-            return self.shared_name("clock", lambda run: run.clock) + "()"
+            return self.shared_name("clock", lambda run: run.context.clock.read) + "()"
         if stem in SPECIALS:
             return SPECIALS[stem]
         raise Missing(f"%{name} is neither declared nor a special register that sim has")
@@ -261,11 +258,24 @@ class Program:
 
     def load(self, ptx_type, space, count):
         site = self.site("load")
-        return self.new_name("load", lambda run: run.memory.make_load(ptx_type, space, count, site))
+        rest = ptx_type, space, count, site, not self.tracks
+        return self.new_name("load", lambda run: run.memory.make_load(*rest))
 
     def store(self, ptx_type, space, count):
         site = self.site("store")
         return self.new_name("store", lambda run: run.memory.make_store(ptx_type, space, count, site))
+
+    def origin_of_load(self, space, nbytes):
+        site = self.site("load")
+        return self.new_name("origin", lambda run: run.memory.local.make_origin(space, nbytes, site))
+
+    def store_undefined(self, space, nbytes):
+        site = self.site("store")
+        return self.new_name("undefined", lambda run: run.memory.local.make_store(space, nbytes, site))
+
+    def report_undefined(self):
+        site = self.site("load")
+        return self.new_name("report", lambda run: lambda origin: run.memory.local.report(origin, site))
 
     def strong(self, action, ptx_type, space, access):
         """Return the name of a strong load or store (see Memory.make_strong)."""
@@ -332,12 +342,14 @@ class Program:
 
     # --- calls ----------------------------------------------------------------------------------------------
 
+    def is_defined(self, name):
+        return name in self.text.functions and self.text.functions[name].body is not None
+
     def callee_name(self, name):
         """Return the name of a function that the source calls. Errors: Missing."""
-        callee = self.text.functions.get(name)
-        if callee is not None and callee.body is not None:
-            self.pending.append(callee)
-            return python_name(callee.name, "run")
+        if self.is_defined(name):
+            self.pending.append(self.text.functions[name])
+            return python_name(self.text.functions[name].name, "run")
         place = self.wait_point()
         if name in ("vprintf", "__assertfail"):
             self.used.add("print" if name == "vprintf" else "assert")
@@ -355,8 +367,9 @@ class Program:
         """Return the name of the Callee that finds a pointer's function. `returns`, `arguments`: bytes of
         each."""
         self.calls_pointers = True
-        site = self.site("call")
-        return self.new_name("callee", lambda run: calls.Callee(run.context, site, returns, arguments))
+        passes = self.tracks and needs_origins(self.text, self.function)
+        rest = self.site("call"), returns, arguments, passes
+        return self.new_name("callee", lambda run: calls.Callee(run.context, *rest))
 
     def trap(self):
         place = self.wait_point()

@@ -2,7 +2,6 @@
 needs."""
 
 import functools
-import itertools
 
 import numpy as np
 
@@ -10,8 +9,9 @@ from sim.engine import named_barrier, warp
 from sim.engine.scheduler import BARRIER, GRID
 from sim.errors import LaunchError
 from sim.memory.declared import check_sizes
-from sim.memory.spaces import bind_arguments, host_array
+from sim.memory.spaces import bind_arguments
 from sim.nouns import plural
+from sim.observers.words import LOCAL_VARIABLE
 from sim.ptx import device_runtime
 from sim.ptx.calls import function_address
 from sim.ptx.copies import AddressMemory
@@ -19,7 +19,7 @@ from sim.ptx.grid_sync import HIGH, GridBarrier, workspace
 from sim.ptx.heap import Heap
 from sim.ptx.memory import Memory
 from sim.ptx.origin import plain_name
-from sim.ptx.regions import VIEWS, WINDOWS
+from sim.ptx.regions import KEPT_SPACES, RESERVED, VIEWS, WINDOWS
 
 WORKSPACE = "%envreg1"  # the key of its allocation in Run.allocations
 STACK = 1 << 16  # bytes of local memory that a thread has for the calls of a recursive function
@@ -37,7 +37,7 @@ class WaitPoint:
     def __init__(self, context, identity, site, number=None):
         self.f_code, self.f_lasti = identity
         self.number = number
-        context.called_from[id(self.f_code), self.f_lasti, "call"] = site
+        context.sites.register(self, "call", site)
 
 
 class Run:
@@ -49,7 +49,6 @@ class Run:
         self.store = launch.function.module.store
         self.allocations = {}  # name of a variable -> Allocation
         self.dynamic = None
-        self.ticks = itertools.count()
         self.grid = GridBarrier(scheduler)
         self.declared_bytes = {"shared": 0, "local": 0}
         self.lay_out()
@@ -59,30 +58,31 @@ class Run:
 
     def lay_out(self):
         """Lay out the module's variables that the kernel can reach, and write addresses into those that
-        are initialised with them. Variables of functions are laid out when a thread first needs them."""
-        reachable = self.program.reachable_variables()
-        for variable in reachable:
-            if variable.space in ("global", "const"):
-                self.address(variable)
-        for variable in reachable:
-            if variable.name in self.allocations:
-                self.write_pointers(variable)
+        are initialised with them. Variables of functions are laid out when a thread first needs them.
 
-    def write_pointers(self, variable):
-        """Write the addresses with which a variable is initialised."""
-        for offset, symbol in variable.pointers:
-            value = self.pointer_to(symbol, variable.line)
-            self.store.write_pointer(variable, offset, value.to_bytes(8, "little"))
+        An earlier launch may have stored the address of any variable that it could reach, so these variables
+        are laid out too."""
+        reachable = {v.name: v for v in self.program.reachable_variables() if v.space in KEPT_SPACES}
+        self.named = reachable.keys()
+        variables = self.program.text.variables
+        for variable in [*reachable.values(), *(variables[name] for name in self.store.laid_out)]:
+            self.address(variable)
+            self.store.laid_out[variable.name] = None
+        for name in self.store.laid_out:
+            self.store.write_pointers(variables[name], functools.partial(self.pointer_to, variables[name]))
 
-    def pointer_to(self, symbol, line):
-        """Return the generic address of a variable, or the address of a function. Errors: LaunchError."""
+    def pointer_to(self, variable, symbol):
+        """Return the address with which a variable is initialised: the generic address of a variable, or that
+        of a function. Errors: LaunchError."""
         text = self.program.text
         target = text.variables.get(symbol.name)
         if target is not None:
             return self.address(target) + WINDOWS[target.space] + symbol.offset
         if symbol.name in text.functions:
             return function_address(text, symbol.name) + symbol.offset
-        raise LaunchError(f"PTX line {line}: {symbol.name} is no variable or function that sim knows")
+        raise LaunchError(
+            f"PTX line {variable.line}: {symbol.name} is no variable or function that sim knows"
+        )
 
     def address(self, variable):
         """Return the address of a variable in its space."""
@@ -98,12 +98,13 @@ class Run:
         space = variable.space
         if space == "shared" and variable.count is None:
             return self.dynamic_shared(variable)
-        if space in ("global", "const"):
+        if space in KEPT_SPACES:
             return self.allocate_of_module(variable)
         nbytes = variable.bytes
         copies = self.launch.threads * self.most_frames(variable) if space == "local" else 1
         allocation = self.reserve(variable, nbytes, copies)
-        if space in self.declared_bytes:
+        allocation.reserved = variable is RESERVED
+        if space in self.declared_bytes and variable is not RESERVED:
             self.declared_bytes[space] += nbytes
             check_sizes(self.launch.spec, **self.declared_bytes, dynamic=self.launch.shared, asked=True)
         self.memory.make_addressable(allocation)
@@ -112,7 +113,8 @@ class Run:
     def allocate_of_module(self, variable):
         """Return the allocation of a variable whose bytes the module keeps between launches. Errors:
         LaunchError."""
-        unwritten = self.store.unwritten(variable, self.launch.function.__name__)
+        kernel = self.launch.function.__name__ if variable.name in self.named else ""
+        unwritten = self.store.unwritten(variable, kernel)
         allocation = self.reserve(variable, variable.bytes, 1, self.store.root(variable))
         allocation.unwritten = unwritten
         self.memory.make_addressable(allocation)
@@ -130,9 +132,14 @@ class Run:
 
     def reserve(self, variable, nbytes, copies, root=None):
         itemsize, shape = self.program.origin.home(variable)
-        return self.memory.reserve(
-            plain_name(variable.name), variable.space, nbytes, variable.align, itemsize, shape, copies, root
-        )
+        name, space, align, key = self.label(variable), variable.space, variable.align, variable.name
+        return self.memory.reserve(name, space, nbytes, align, itemsize, shape, copies, root, key)
+
+    def label(self, variable):
+        """Return the name of a variable in findings. Compilers put all local variables of a function into
+        one, and do not keep their names."""
+        of_compiler = variable.space == "local" and variable.name.startswith("__local_depot")
+        return LOCAL_VARIABLE if of_compiler else plain_name(variable.name)
 
     def most_frames(self, variable):
         """Return how many calls of the function that has a local variable may be active in a thread."""
@@ -149,18 +156,18 @@ class Run:
     def bind(self, arguments):
         """Return the Python function's arguments: from each parameter, the values that the kernel reads."""
         parameters = self.program.entry.parameters
-        arrays = {name: host_array(value, name) for name, value in arguments.items()}
-        arrays = {name: array for name, array in arrays.items() if array is not None}
-        for place, nbytes in self.program.origin.element_bytes(self.program.entry).items():
-            check_elements(list(arguments)[place], arrays, nbytes)
+        # a record is a structure, which is passed by value
+        arrays = {a.name: a.array for a in arguments if a.array is not None and not a.is_record}
+        for position, nbytes in self.program.origin.element_bytes(self.program.entry).items():
+            check_elements(arguments[position].name, arrays, nbytes)
         places = bind_arguments(self.context.space, arrays)
         for allocation in dict.fromkeys(allocation for allocation, _ in places.values()):
             self.memory.make_addressable(allocation)
         self.bits = [
-            pointer_bytes(places[name])
-            if name in arrays and parameter.type in ("u64", "b64", "s64")
-            else argument_bytes(name, value, parameter)
-            for (name, value), parameter in zip(arguments.items(), parameters)
+            pointer_bytes(places[argument.name])
+            if argument.name in arrays and parameter.type in ("u64", "b64", "s64")
+            else argument_bytes(argument.name, argument.value, parameter)
+            for argument, parameter in zip(arguments, parameters)
         ]
         return [self.read_argument(*argument) for argument in self.program.arguments]
 
@@ -175,8 +182,9 @@ class Run:
         if key not in self.allocations:
             position = [parameter.name for parameter in self.program.entry.parameters].index(name)
             root = np.frombuffer(self.bits[position], np.uint8).copy()
-            label = list(self.launch.arguments)[position]
-            allocation = self.memory.reserve(label, "const", len(root), 16, 1, None, 1, root)
+            label = self.launch.arguments[position].name
+            identity = self.program.entry.name, name
+            allocation = self.memory.reserve(label, "const", len(root), 16, 1, None, 1, root, identity)
             self.memory.make_addressable(allocation)
             self.allocations[key] = allocation
         return self.allocations[key].base - WINDOWS["const"]
@@ -191,9 +199,6 @@ class Run:
         if name == "nwarpid":
             return -(-self.launch.threads // 32)
         return self.launch.shared + (name != "dynamic_smem_size") * self.declared_bytes["shared"]
-
-    def clock(self):
-        return next(self.ticks)
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -273,7 +278,7 @@ class Run:
 
     def on_memory(self, entry, sites=None):
         """Return the function that performs a MemoryInstruction."""
-        return functools.partial(entry.meaning, AddressMemory(self.memory, entry.name, sites))
+        return functools.partial(entry.semantics, AddressMemory(self.memory, entry.name, sites))
 
     def device_function(self, name, site):
         return functools.partial(getattr(device_runtime, name.strip("_")), self, site)

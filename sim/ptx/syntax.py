@@ -3,6 +3,7 @@
 import re
 import struct
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from sim.isa.registers import WIDTHS
 
@@ -159,3 +160,36 @@ class Text:
     variables: dict = field(default_factory=dict)
     files: dict = field(default_factory=dict)  # number -> path
     lines: list = field(default_factory=list)
+
+    def reachable_variables(self, names):
+        """Return the variables of these names and those to which their initial values point, in the order of
+        their declarations."""
+        reached, waiting = set(), list(names)
+        while waiting:
+            name = waiting.pop()
+            if name in self.variables and name not in reached:
+                reached.add(name)
+                waiting += [symbol.name for _, symbol in self.variables[name].pointers]
+        return [variable for name, variable in self.variables.items() if name in reached]
+
+    @cached_property
+    def addressable_functions(self):
+        """The names of the functions whose address is taken, by an instruction or by the initial value of a
+        variable that some instruction names."""
+        bodies = (function.body or () for function in self.functions.values())
+        items = [item for body in bodies for item in body if isinstance(item, Instruction)]
+        names = {name for item in items for name in symbols_in(item)}
+        moved = {name for item in items if item.names[0] == "mov" for name in symbols_in(item)}
+        initial = {symbol.name for v in self.reachable_variables(names) for _, symbol in v.pointers}
+        return {self.functions[name].name for name in (moved | initial) & self.functions.keys()}
+
+
+def symbols_in(part):
+    """Yield the names of all symbols in an instruction or an operand."""
+    if isinstance(part, Symbol):
+        yield part.name
+    elif isinstance(part, Instruction | Group):
+        for one in part.operands if isinstance(part, Instruction) else part.parts:
+            yield from symbols_in(one)
+    elif isinstance(part, Address):
+        yield from symbols_in(part.base)

@@ -6,7 +6,7 @@ function for each instruction that needs more, such as memory, waiting, or a cal
 
 from sim.isa.arithmetic import REALS
 from sim.isa.barriers import nanosleep
-from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, meaning
+from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, find_operation
 from sim.isa.table import by_ptx
 from sim.ptx.accesses import SPACES, Access, address_text, atomic, load, parts, store
 from sim.ptx.calls import size_of
@@ -37,7 +37,7 @@ def types_of(item):
             yield from zip(form.results, parts(item.operands[0]))
             yield from zip(form.operands, (p for operand in item.operands[1:] for p in parts(operand)))
         elif base not in (HANDLERS.keys() - {"setp"}) and not item.opcode.startswith("selp.b"):
-            operation = meaning(plain_comparison(item.opcode)[0])
+            operation = find_operation(plain_comparison(item.opcode)[0])
             yield from zip(operation.operands, item.operands[1:])
             yield from zip(operation.results, parts(item.operands[0]) if item.operands else ())
     except Missing:
@@ -55,7 +55,7 @@ def instruction(writer, item):
 
 def compute(writer, item):
     """Emit an instruction that sim.isa defines completely."""
-    operation = meaning(item.opcode)
+    operation = find_operation(item.opcode)
     to, *given = item.operands
     values = [writer.value(o, ptx_type) for o, ptx_type in zip(given, operation.operands)]
     if CARRY in operation.operands:
@@ -66,7 +66,7 @@ def compute(writer, item):
     if CARRY in operation.results:
         writer.emit(f"low, carry = {text}")
         text = "low"
-    writer.assign(to, text, operation.results[0], operation.kept)
+    writer.assign(to, text, operation.results[0], operation.in_range)
 
 
 # --- comparisons, moves -------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def plain_comparison(opcode):
 
 def setp(writer, item):
     plain, joined = plain_comparison(item.opcode)
-    operation, (to, a, b, *third) = meaning(plain), item.operands
+    operation, (to, a, b, *third) = find_operation(plain), item.operands
     test = operation.text.format(*(writer.value(o, k) for o, k in zip((a, b), operation.operands)))
     first, second = (*parts(to), None)[:2]
     if not third:
@@ -278,6 +278,11 @@ def call(writer, item):
         name = f"{callee}(functions, {writer.value(function, 'b64')})"
     arguments = [python_name(g.name) for g in given]
     results = [python_name(r.name) for r in returns]
+    if isinstance(function, Register) or writer.module.is_defined(function.name):
+        arguments += writer.origins.declared(given)
+        results += writer.origins.declared(returns)
+    else:
+        writer.origins.check_passed(given)
     text = f"{name}({', '.join(arguments)})"
     writer.emit(f"{', '.join(results)} = {text}" if results else text)
 

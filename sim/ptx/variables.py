@@ -1,11 +1,11 @@
 """The `__constant__` and `__device__` variables of a module, as the host sets and reads them.
 
-Their bytes belong to the module, as on a GPU: the next launch finds what a launch has stored there. Addresses
-stored there lose their meaning when the launch ends, because each launch has its own address space.
+Their bytes and their addresses belong to the module, as on a GPU: the next launch finds what a launch has
+stored there, and a pointer to a variable stays valid.
 """
 
 import re
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from math import prod
 from typing import Any
 
@@ -13,9 +13,10 @@ import ml_dtypes
 import numpy as np
 
 from sim.errors import LaunchError
-from sim.memory.spaces import host_array
+from sim.memory.argument import host_array
 from sim.ptx.heap import HeapState
 from sim.ptx.origin import evaluate, plain_name, without_comments
+from sim.ptx.regions import Addresses
 
 KEYWORDS = {"const": "__constant__", "global": "__device__"}
 PLACES = {"const": "constant", "global": "variable"}  # attributes of a Module
@@ -34,19 +35,23 @@ class Store:
 
     roots: {variable's name: its bytes, as uint8}.
     unset: {name of a constant variable: for each byte, whether the host has not set it}.
+    pointers: {variable's name: the addresses among its initial bytes that have not been written there yet}.
+    laid_out: the names of the variables that a launch has reached. Their addresses may be in memory.
     """
 
     def __init__(self, text: Any, origin: Any) -> None:
         self.text, self.origin = text, origin
         self.roots: dict[str, np.ndarray] = {}
         self.unset: dict[str, np.ndarray] = {}
-        self.heap = HeapState()
-        self.written_pointers: dict[tuple[str, int], bytes] = {}  # (variable, byte) -> address
+        self.pointers: dict[str, tuple] = {}
+        self.laid_out: dict[str, None] = {}  # in the order in which they were reached
+        self.addresses, self.heap = Addresses(), HeapState()
 
     def root(self, variable: Any) -> np.ndarray:
         """Return the bytes of a variable. At first they are its initial value, or zeros as in C++."""
         if variable.name not in self.roots:
             root = self.roots[variable.name] = np.zeros(variable.bytes, np.uint8)
+            self.pointers[variable.name] = variable.pointers
             if variable.initial:
                 root[: len(variable.initial)] = np.frombuffer(variable.initial, np.uint8)
             elif variable.space == "const" and not self.starts_with_zeros(variable):
@@ -64,13 +69,15 @@ class Store:
     def unwritten(self, variable: Any, kernel: str) -> np.ndarray | None:
         """Return which bytes of constant memory the host has not set, or None if all are set.
 
-        Errors: LaunchError if the host has set no byte of a variable that a kernel can reach.
+        kernel: the name of the kernel that names the variable; "" if only pointers may lead to it.
+
+        Errors: LaunchError if the host has set no byte of a variable that a kernel names.
         """
         self.root(variable)
         unset = self.unset.get(variable.name)
         if unset is None or not unset.any():
             return None
-        if unset.all():
+        if unset.all() and kernel:
             name, view = plain_name(variable.name), self.view(variable)
             raise LaunchError(
                 f"{name} is constant memory that nobody has set, and {kernel} can read it: all would be 0\n"
@@ -78,13 +85,14 @@ class Store:
             )
         return unset
 
-    def write_pointer(self, variable: Any, offset: int, address: bytes) -> None:
-        """Write an address into a variable, unless something else has been stored there since."""
-        root, key = self.root(variable), (variable.name, offset)
-        here = slice(offset, offset + len(address))
-        if key not in self.written_pointers or root[here].tobytes() == self.written_pointers[key]:
-            root[here] = np.frombuffer(address, np.uint8)
-            self.written_pointers[key] = address
+    def write_pointers(self, variable: Any, address: Callable[[Any], int]) -> None:
+        """Write the addresses with which a variable is initialised, once.
+
+        address: a function that returns the address of a Symbol.
+        """
+        root = self.root(variable)
+        for offset, symbol in self.pointers.pop(variable.name, ()):
+            root[offset : offset + 8] = np.frombuffer(address(symbol).to_bytes(8, "little"), np.uint8)
 
     def view(self, variable: Any) -> np.ndarray:
         """Return the variable as an array of the type and shape that the source declares; as bytes if
@@ -108,6 +116,8 @@ class Store:
             raise LaunchError(f"{name} is {describe(view)}, got {describe(given)}")
         root = self.root(variable)
         root[: given.nbytes] = np.frombuffer(given.tobytes(), np.uint8)
+        pointers = self.pointers.get(variable.name, ())
+        self.pointers[variable.name] = tuple(p for p in pointers if p[0] >= given.nbytes)
         if variable.name in self.unset:
             self.unset[variable.name][: given.nbytes] = False
 
@@ -239,6 +249,7 @@ class Variables(MutableMapping[str, np.ndarray]):
         """Give the variable its initial value again."""
         variable = self.find(name)
         self.store.root(variable)[:] = Store(self.store.text, self.store.origin).root(variable)
+        self.store.pointers[variable.name] = variable.pointers
         if variable.name in self.store.unset:
             self.store.unset[variable.name][:] = True
 

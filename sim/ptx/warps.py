@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 from sim.isa import shuffles
 from sim.isa.registers import WIDTHS, Missing, type_name
-from sim.isa.table import BY_PARTS, GIVEN, INSTRUCTIONS, Instruction, Like, parts_of
+from sim.isa.table import BY_NAME_PARTS, GIVEN, INSTRUCTIONS, Instruction, Like, name_parts
 
 # Parts of a name in PTX -> entry, for instructions that Numba does not have. The table has them by their PTX
 # name, some of them without the type.
 SHUFFLES = {
-    parts_of(name): entry
+    name_parts(name): entry
     for name, entry in INSTRUCTIONS.items()
-    if entry.meaning.__module__ == shuffles.__name__
+    if entry.semantics.__module__ == shuffles.__name__
 }
 
 
@@ -33,8 +33,8 @@ def form_of(opcode):
     """Return the Form of a warp instruction. Errors: Missing."""
     parts = [part for part in opcode.split(".") if part != "aligned"]
     ptx_type = next((part for part in reversed(parts) if part in WIDTHS), None)
-    plain, bare = (parts_of(".".join(part for part in parts if part != left)) for left in (None, ptx_type))
-    entry = SHUFFLES.get(plain) or SHUFFLES.get(bare) or BY_PARTS.get(plain)
+    plain, bare = (name_parts(".".join(part for part in parts if part != left)) for left in (None, ptx_type))
+    entry = SHUFFLES.get(plain) or SHUFFLES.get(bare) or BY_NAME_PARTS.get(plain)
     if not isinstance(entry, Instruction):
         raise Missing(opcode)
     operands = {name: ptx_type_of(dtype, ptx_type) for name, dtype in entry.operands.items()}

@@ -18,8 +18,8 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
-from sim.events import Recording
 from sim.nouns import plural
+from sim.recording import Recording
 
 # The palette of Okabe and Ito, whose colours people with any colour vision can distinguish. Global memory is
 # darker, shared memory lighter.

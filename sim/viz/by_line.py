@@ -35,7 +35,9 @@ def by_line(
     lines: {(function, line): {name: number}}. declared: how observers want them shown; a counter that is in
         no column has a column of its own, under its name.
     """
-    parts, known = list(map(listing, code)), {name for column in declared for name in column.counted}
+    # a device function that is called at two places has two code objects with one source
+    parts = list(dict.fromkeys(map(listing, code)))
+    known = {name for column in declared for name in column.counted}
     others = dict.fromkeys(name for counters in lines.values() for name in counters if name not in known)
     columns = [
         column for column in (*declared, *(Column(name, (name,)) for name in others)) if column.heading

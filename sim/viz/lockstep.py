@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.events import BARRIER, Index3, Recording, index_text
+from sim.events import BARRIER, Index3, index_text
 from sim.nouns import plural
+from sim.recording import Recording
 from sim.viz import VERBS, ranges
 
 

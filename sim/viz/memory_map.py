@@ -4,7 +4,8 @@ from math import prod
 
 import numpy as np
 
-from sim.events import ATOMIC, LOAD, STORE, Index3, RecordedArray, Recording, index_text
+from sim.events import ATOMIC, LOAD, STORE, Index3, index_text
+from sim.recording import RecordedArray, Recording
 from sim.viz import Row, Scene, View
 from sim.viz.lockstep import block_number, requests, sentence
 

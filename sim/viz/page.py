@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from sim.events import Recording
+from sim.recording import Recording
 from sim.viz import LEFT_ALIGNED, View
 from sim.viz.memory_map import memory_map
 from sim.viz.timeline import timeline

@@ -7,8 +7,9 @@ from math import prod
 
 import numpy as np
 
-from sim.events import BARRIER, LOAD, SITES, STORE, Index3, Recording, Site, index_text
+from sim.events import BARRIER, LOAD, SITES, STORE, Index3, Site, index_text
 from sim.nouns import plural
+from sim.recording import Recording
 from sim.viz import VERBS, Scene, View, ranges
 from sim.viz.lockstep import block_number, epochs, times
 

@@ -3,8 +3,9 @@ each."""
 
 import numpy as np
 
-from sim.events import SITES, Index3, Recording, Site, index_text
+from sim.events import SITES, Index3, Site, index_text
 from sim.nouns import plural
+from sim.recording import Recording
 from sim.viz import VERBS, Row, Scene, View
 from sim.viz.lockstep import Request, block_number, requests
 

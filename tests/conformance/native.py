@@ -18,7 +18,7 @@ SLOW = "test_cache_hints test_atomics test_math test_vector_type".split()
 
 
 def outcomes(modules):
-    """What became of every test of some modules, by a process a core."""
+    """Return the result of every test of some modules, with one process per core."""
     modules = sorted(modules, key=lambda module: module not in SLOW)
     processes = min(os.cpu_count(), len(modules))
     with ThreadPoolExecutor(processes) as pool:
@@ -27,7 +27,7 @@ def outcomes(modules):
 
 
 def mistakes(found):
-    """What is not as it should be, as sentences."""
+    """Return the deviations from what is expected, as sentences."""
     for test, (word, _, kinds, why) in found.items():
         if word != "passed":
             yield f"{test} {word}\n{why}"

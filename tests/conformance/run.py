@@ -19,7 +19,7 @@ LONG = {"test_cooperative_groups.TestCudaCooperativeGroups.test_sync_at_matrix_r
 
 
 class Outcomes(unittest.TestResult):
-    """What became of each test, how many kernels it launched, what was found in them, and why it did not
+    """The result of each test, how many kernels it launched, the findings in them, and why it did not
     pass."""
 
     def __init__(self, launches):

@@ -1,5 +1,5 @@
 """Numba-cuda's own tests, which come with its package, run on the simulator; Numba's own simulator runs them
-beside it.
+next to it.
 
 Each push runs some modules (QUICK), on the native engine fewer (NATIVE); with --all fibers and Numba's own
 simulator run all. `python tests/conformance/native.py` runs all on the native engine.
@@ -73,7 +73,7 @@ NATIVE = {
     "test_iterators": 4,
     "test_enums": 7,
 }  # tests
-PARTS = 4  # processes; each imports Numba anew
+PARTS = 4  # processes; each imports Numba again
 TIMEOUT = 1800  # seconds for one process, on a busy machine too
 INAPPLICABLE = {test: reason for reason, tests in NOT_APPLICABLE.items() for test in tests}
 
@@ -90,7 +90,7 @@ def run(modules, *options):
 
 @pytest.fixture(scope="module")
 def packages():
-    """What numba-cuda's tests need is there."""
+    """Return whether the packages that numba-cuda's tests need are installed."""
     for package in ("numba_cuda", "filecheck", "cffi"):
         if importlib.util.find_spec(package) is None:
             line = (
@@ -109,7 +109,8 @@ def everything(request):
 
 @pytest.fixture(scope="module")
 def outcomes(packages, everything):
-    """What became of every test, or of the quick ones: on ours, and on Numba's own simulator if all run."""
+    """Return the result of every test, or of the quick ones: on our simulator, and on Numba's own if all
+    run."""
     if not everything:
         return run(QUICK, "--quick"), {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -120,7 +121,7 @@ def outcomes(packages, everything):
 
 
 def of(tests, outcomes):
-    """Those of `tests` that were to run."""
+    """Return those of `tests` that were selected to run."""
     modules = {test.split(".")[0] for test in outcomes}
     return [test for test in tests if test.split(".")[0] in modules]
 

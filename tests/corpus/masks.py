@@ -47,7 +47,7 @@ class ShuffleInABranch:
 
 
 class ShuffleInADataBranch:
-    """Which lanes take the branch depends on data: a ballot before it gives the mask."""
+    """The lanes that take the branch depend on data: a ballot before it gives the mask."""
 
     launch = 1, 32
     hangs = True

@@ -349,7 +349,7 @@ class CountOfPartsThatComesTooSoon:
 
 
 class TicketComparedWithTooFew:
-    """Who takes the last ticket but one believes that all have come."""
+    """The block that takes the last ticket but one acts as if all had arrived."""
 
     launch = 4, 1
     findings = {

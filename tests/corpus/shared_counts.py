@@ -162,7 +162,7 @@ class HistogramZeroedTooLate:
 
 
 class HistogramReadTooEarly:
-    """Atomics among themselves do not race; a plain read beside them does."""
+    """Atomics among themselves do not race; a plain read next to them does."""
 
     launch = 1, 16
     findings = {

@@ -279,7 +279,7 @@ class BytesOfAnotherType:
 
 
 class FlagNeverCleared:
-    """A flag is set where something is found, and never cleared: only a branch hangs on it."""
+    """A flag is set where something is found, and never cleared: only a branch depends on it."""
 
     launch = 1, 8
     findings = {("uninitialized-read", "error", "state", ("if state[0] == FOUND:", "read"))}

@@ -1,4 +1,4 @@
-"""What the tests of the course share: a ledger of their own, and the count of mutants at the end."""
+"""Fixtures that the tests of the course share: a ledger of their own, and the count of mutants at the end."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from course.cuda_cpp import have_nvrtc
 
 @pytest.fixture(autouse=True)
 def state_dir(tmp_path, monkeypatch):
-    """An empty state directory, so that no test ticks the ledger of whoever runs it."""
+    """An empty state directory, so that no test ticks the ledger of the person who runs it."""
     monkeypatch.setenv("COURSE_STATE_DIR", str(tmp_path / "state"))
     return tmp_path / "state"
 

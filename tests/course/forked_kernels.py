@@ -28,7 +28,7 @@ def install():
 
 
 class Forked:
-    """What jupyter_client uses of a subprocess.Popen."""
+    """The part of subprocess.Popen that jupyter_client uses."""
 
     stdin = stdout = stderr = None
 

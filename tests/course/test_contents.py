@@ -34,9 +34,9 @@ def test_lessons_build_on_earlier_ones_and_every_way_is_in_order():
     assert all(
         list(way) == sorted(way) and set(way) <= set(contents.LESSONS) for way in contents.WAYS.values()
     )
-    assert contents.hours(("01", "02")) == "2 h 05"
+    assert contents.hours(("01", "02")) == "2 h 35"
 
 
 def test_a_lesson_that_nobody_was_timed_on_makes_a_plus(monkeypatch):
     monkeypatch.setitem(contents.LESSONS, "15", replace(contents.LESSONS["15"], minutes=None))
-    assert contents.hours(("01", "15")) == "0 h 45 +"
+    assert contents.hours(("01", "15")) == "1 h 00 +"

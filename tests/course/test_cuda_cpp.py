@@ -1,4 +1,4 @@
-"""CUDA C++ in a string: what is compiled, what a stub and a missing compiler do, and PTX beside PTX."""
+"""CUDA C++ in a string: what is compiled, what a stub and a missing compiler do, and PTX next to PTX."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The doctor: from what was found on a machine to what it says, and what every known trouble's remedy is."""
+"""The doctor: from what was found on a machine to what it says, and what every known problem's remedy is."""
 
 import sys
 

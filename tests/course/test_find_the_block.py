@@ -56,7 +56,8 @@ def drawn(task, count=500, seed=1):
 
 
 def holds(blocks, letters):
-    """Which letters (count, n) stand in which blocks (count, blocks, size): (count, blocks, n)."""
+    """Return whether these letters (count, n) are in these blocks (count, blocks, size): (count, blocks,
+    n)."""
     return (blocks[..., None] == letters[:, None, None]).any(2)
 
 
@@ -183,7 +184,7 @@ def test_training_learns(attention):
 
 
 def test_what_is_taken_up_again_ends_as_if_never_stopped(tmp_path):
-    """Stopped after 4 of 6 steps, in another process as it were: other weights at first, another
+    """Stop after 4 of 6 steps, and resume as another process would: with other first weights, and another
     generator."""
     whole, path = training(), tmp_path / "run.pt"
     *_, last = whole.run()

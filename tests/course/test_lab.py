@@ -1,4 +1,5 @@
-"""What `make lab` does before JupyterLab starts: the learner's copies are made once and never overwritten."""
+"""The work of `make lab` before JupyterLab starts: the learner's copies are made once and never
+overwritten."""
 
 import http.server
 import json
@@ -26,12 +27,12 @@ def notebook(says):
 
 
 def lines(published):
-    """What the learner is told about each lesson."""
+    """Return the message about each lesson."""
     return [line.strip() for line in copies.copy_lessons(published, published.parent / "my_lessons")[2:]]
 
 
 def mine(published):
-    """What the cells of the learner's copies say."""
+    """Return the cells of the learner's copies."""
     folder = published.parent / "my_lessons"
     return {file.name: cell_of(file) for file in folder.glob("*.ipynb")}
 

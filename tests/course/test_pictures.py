@@ -1,4 +1,4 @@
-"""What the pictures of lessons read from a trace."""
+"""The data that the pictures of lessons read from a trace."""
 
 import numpy as np
 from numba import cuda

@@ -1,5 +1,5 @@
-"""What the checks can tell: solutions pass for every seed; mutations, standard breakers and readers' wrong
-answers are rejected, readers' right ones accepted.
+"""Mutation tests: solutions pass for every seed; mutations, standard errors and readers' wrong answers are
+rejected, readers' right ones accepted.
 
 By default a fixed choice of each, with one seed; with --all every one, and 20 seeds for each solution. `make
 power` goes on to 20 seeds for each wrong answer and 1,000 for each solution.
@@ -112,5 +112,5 @@ def shuffled(items):
 
 
 def accepts(check, answer, few):
-    """Whether the check accepts a wrong answer, with the first seed or with any of three."""
+    """Return whether the check accepts a wrong answer, with the first seed or with any of three."""
     return any(not verdict(check, answer, seed) for seed in few(range(3), 1))

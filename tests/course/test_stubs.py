@@ -1,4 +1,4 @@
-"""What a notebook shows where a cell meets an exercise that is not written yet, and that other errors look as
+"""The message of a notebook's cell that needs an exercise which is not written yet; other errors look as
 always."""
 
 import pytest

@@ -1,5 +1,5 @@
 """The corpus and the course's own kernels under NVIDIA's compute-sanitizer: which of its four tools finds
-which bug, beside what the simulator finds; and that none finds anything in kernels/. Prints Markdown tables;
+which bug, next to what the simulator finds; and that none finds anything in kernels/. Prints Markdown tables;
 exit status 1 if a tool finds something in a kernel of the course, or does not come to an end.
 
     python tests/gpu/compute_sanitizer.py [--tools memcheck racecheck] [--jobs 12] [--timeout 60] [--within
@@ -84,7 +84,7 @@ def run_fixed(cases):
 
 
 def examine(tool, target, twin, limits):
-    """What `tool` says of a case's buggy kernel, of a file's fixed twins, or of a kernel of the course:
+    """Return what `tool` reports on a case's buggy kernel, a file's fixed twins, or a kernel of the course:
     (number of errors or TIME_OUT, NOT_RUN, FAILED; the output)."""
     if time.monotonic() > limits.deadline:
         return NOT_RUN, ""

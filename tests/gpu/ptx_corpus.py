@@ -1,5 +1,5 @@
-"""The CUDA C++ corpus of tests/sim/ptx on a GPU, by NVRTC and the driver: the mended kernels give the values
-that they give in the simulator; and what compute-sanitizer says of both, beside the simulator's findings.
+"""The CUDA C++ corpus of tests/sim/ptx on a GPU, by NVRTC and the driver: the fixed kernels give the values
+that they give in the simulator; and what compute-sanitizer says of both, next to the simulator's findings.
 Prints a Markdown table; exit status 1 if a value differs.
 
     python tests/gpu/ptx_corpus.py [--seconds 20] [--jobs 12] [--values]
@@ -30,7 +30,7 @@ ENDLESS = {("never_ends", "bug")}
 
 
 def arguments_of(case, kernel):
-    """Those of a launch."""
+    """Return the arguments of a launch."""
     return ((case.mended_arguments if kernel == "mended" else None) or case.arguments)()
 
 
@@ -84,7 +84,7 @@ def process(command, seconds):
 
 
 def on_gpu(name, kernel, seconds):
-    """What a kernel leaves in its output, or the word for what happened instead."""
+    """Return what a kernel leaves in its output, or the word for what happened instead."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output.npy"
         status, text = process([sys.executable, __file__, "--launch", name, kernel, str(output)], seconds)
@@ -108,7 +108,7 @@ def in_simulator(name, kernel):
 
 
 def sanitized(name, kernel, tool, seconds):
-    """How many errors a tool of compute-sanitizer counts, or the word for what happened instead."""
+    """Return how many errors a tool of compute-sanitizer counts, or the word for what happened instead."""
     if (name, kernel) in ENDLESS:
         return "not run"
     command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", sys.executable, __file__]
@@ -165,13 +165,13 @@ def table(options):
 
 
 def agreement(name, theirs):
-    """What the GPU's values are beside the simulator's."""
+    """Compare the GPU's values with the simulator's."""
     if isinstance(theirs, str):
         return f"DIFFERS: {theirs}"
     ours, _ = in_simulator(name, "mended")
     if np.array_equal(ours, theirs):
         return "equal"
-    if name == "stack_aba":  # which node a block takes hangs on the order
+    if name == "stack_aba":  # which node a block takes depends on the order
         return "any order" if ours.sum() == theirs.sum() else "DIFFERS"
     return "equal to 1e-6" if np.allclose(ours, theirs, rtol=1e-6) else "DIFFERS"
 

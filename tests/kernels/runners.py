@@ -9,7 +9,7 @@ def checked(*launch, **options):
     """Simulate a launch. Any finding fails, warnings included, and so does a kernel that native declines."""
     report = simulated(*launch, **options)
     assert not report.findings, report.findings
-    assert report.engine != "native" or report.notes == ("by fission",)
+    assert report.engine != "native" or report.notes == ("compiled",)
 
 
 native = functools.partial(checked, engine="native")

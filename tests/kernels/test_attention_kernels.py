@@ -32,7 +32,7 @@ def normal(seed, *shapes, device="cpu"):
 
 
 def right(o, log_sum, q, k, v, causal, scale=None, tolerance=1e-5):
-    """Whether (O, L) are those of the oracle in float64."""
+    """Return whether (O, L) equal those of the reference in float64."""
     q, k, v = (tensor.double() for tensor in (q, k, v))
     wanted = torch.logsumexp(scores(q, k, causal, scale), -1)
     return worst(o, attention(q, k, v, causal, scale)) <= tolerance and worst(log_sum, wanted) <= tolerance

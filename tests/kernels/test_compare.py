@@ -179,11 +179,13 @@ def test_a_difference_without_an_explanation_fails():
 
 def test_an_explanation_explains_one_number_only():
     (case, counter), (number, why) = next(iter(counters.EXPLAINED.items()))
-    assert counters.beside(case, counter, number + 1, number) == counters.Count(
+    assert counters.compared_count(case, counter, number + 1, number) == counters.Count(
         case, counter, number + 1, number, why
     )
-    assert counters.beside(case, counter, number + 1, number + 2).verdict == "DIFFERENT"
-    assert counters.beside(case, counter, number, number) == counters.Count(case, counter, number, number, "")
+    assert counters.compared_count(case, counter, number + 1, number + 2).verdict == "DIFFERENT"
+    assert counters.compared_count(case, counter, number, number) == counters.Count(
+        case, counter, number, number, ""
+    )
 
 
 RECORDED = sorted(compare.DATA.glob("compare-*.json"))
@@ -198,7 +200,7 @@ def test_what_was_recorded_on_a_gpu_is_of_these_kernels(path):
     fresh = {case.name: counters.predicted(case) for case in counters.counted()}
     for count in recorded["counters"]:
         verdict = count.pop("verdict")
-        again = counters.beside(
+        again = counters.compared_count(
             count["case"], count["counter"], fresh[count["case"]][count["counter"]], count["measured"]
         )
         assert again == counters.Count(**count) and again.verdict == verdict != "DIFFERENT"

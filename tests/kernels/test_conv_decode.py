@@ -150,7 +150,7 @@ def test_long_caches(n, heads):
 
 @DEVICE
 def test_a_cache_is_read_where_it_is(device):
-    """Filled parts of larger buffers: not one number copied, and none of the rest read."""
+    """Decode from filled parts of larger buffers: not one element is copied, and none of the rest is read."""
     q, k, v, w = inputs(7, 2, 2, 11, 4, 3, 3, device)
     buffer = torch.full((2, 2, 2, 50, 4), math.nan, device=device)
     buffer[0, :, :, :11], buffer[1, :, :, :11] = k, v

@@ -8,7 +8,8 @@ import pytest
 import torch
 from numpy import float32
 
-from kernels.cases.conv import Shape, inputs, reference, relative_errors, right
+from kernels.cases.conv import Shape, inputs, reference, relative_errors
+from kernels.cases.tolerances import within_tolerance
 from kernels.common.extent import Extent
 from kernels.common.launch import simulated
 from kernels.conv.backward import conv_backward
@@ -82,7 +83,7 @@ def test_pieces_make_the_whole(shape, count):
         for total, gradient in zip((d_q[:, :, rows], d_k[:, :, columns], d_v[:, :, keys], d_w), gradients):
             total += gradient
     errors = relative_errors((o, log_sum, d_q, d_k, d_v, d_w), reference(q, k, v, w, d_o, shape.causal))
-    assert right(errors), errors
+    assert within_tolerance(errors), errors
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ from kernels.cases.conv import (
     reference,
     relative_errors,
     results,
-    right,
 )
+from kernels.cases.tolerances import within_tolerance
+from kernels.common import arguments
 from kernels.common.launch import simulated
 from kernels.conv.backward import conv_backward
 from kernels.conv.forward import conv_forward
@@ -54,7 +55,7 @@ def test_tiny_shapes_under_every_seed(shape, engine, few):
         tensors = inputs(shape)
         run = functools.partial(checked, engine=engine, seed=seed)
         answers.append(results(*tensors, shape.causal, size=SMALL, run=run))
-        assert right(relative_errors(answers[-1], reference(*tensors, shape.causal)))
+        assert within_tolerance(relative_errors(answers[-1], reference(*tensors, shape.causal)))
     assert all(
         torch.equal(a, b)
         for answer in answers
@@ -76,7 +77,7 @@ def test_small_shapes(shape):
     if shape.n > 7:
         shape = shape._replace(heads=1)
     errors = errors_of(shape, size=SMALL, run=checked)
-    assert right(errors), errors
+    assert within_tolerance(errors), errors
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_no_nan(what, q, k, v, w):
     answer = results(q, k, v, w, torch.ones_like(q), True, size=SMALL, run=checked)
     assert all(result.isfinite().all() for result in answer)
     if "1e4" not in what:
-        assert right(relative_errors(answer, reference(q, k, v, w, torch.ones_like(q), True)))
+        assert within_tolerance(relative_errors(answer, reference(q, k, v, w, torch.ones_like(q), True)))
 
 
 def test_strided_tensors():
@@ -140,7 +141,7 @@ def test_the_reproducible_tap_gradient():
     o, log_sum = conv_forward(*tensors[:4])
     runs = [conv_backward(*tensors[:4], o, log_sum, tensors[4], deterministic=True) for _ in range(5)]
     assert all(torch.equal(a, b) for run in runs for a, b in zip(run, runs[0]))
-    assert right(relative_errors((o, log_sum, *runs[0]), reference(*tensors, True)))
+    assert within_tolerance(relative_errors((o, log_sum, *runs[0]), reference(*tensors, True)))
 
 
 @gpu
@@ -308,3 +309,17 @@ def test_bad_statistics():
         match=r"argument log_sum has shape \(1, 2, 3\); wanted \(B, H, N\) with B = 1, H = 2, N = 4",
     ):
         conv_backward(q, k, v, w, o, log_sum[:, :, :3], torch.ones_like(o))
+
+
+def test_a_call_checks_its_arguments_once(monkeypatch):
+    """The public function checks; the operators and the backward pass rely on it."""
+    checked, original = [], arguments.check
+    monkeypatch.setattr(
+        arguments,
+        "check",
+        lambda given, *more, **how: checked.append([*given]) or original(given, *more, **how),
+    )
+    q, k, v = (torch.randn(1, 1, 5, 4, requires_grad=True) for _ in range(3))
+    w = torch.randn(1, 2, 3, requires_grad=True)
+    conv_attention(q, k, v, w).sum().backward()
+    assert checked == [["q", "k", "v", "w"]] and all(x.grad is not None for x in (q, k, v, w))

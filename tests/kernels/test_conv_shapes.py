@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.cases.conv import SHAPES, Shape, errors_of, inputs, right
+from kernels.cases.conv import SHAPES, Shape, errors_of, inputs
+from kernels.cases.tolerances import within_tolerance
 from kernels.common.launch import width_for
 from kernels.conv.forward import conv_forward
 from runners import native
@@ -33,7 +34,7 @@ ON_A_CPU = [*SAMPLE, *(pytest.param(shape, marks=nightly) for shape in SHAPES if
 
 def is_right(shape, **options):
     errors = errors_of(shape, **options)
-    assert right(errors), errors
+    assert within_tolerance(errors), errors
 
 
 @pytest.mark.parametrize("shape", ON_A_CPU, ids=str)

@@ -27,7 +27,7 @@ DECODED = Shape(1, 2, 40, 5, 6, 11, True)
 
 
 def native(*launch):
-    """Simulated by compiled code; any finding fails the rank."""
+    """Simulate by compiled code; any finding fails the rank."""
     from kernels.common.launch import simulated
 
     report = simulated(*launch, engine="native")
@@ -37,7 +37,7 @@ def native(*launch):
 @pytest.fixture(scope="module")
 def compiled():
     """The kernels, compiled once by this process: the ranks then find them on disk, where each would compile
-    for a minute beside the others."""
+    for a minute next to the others."""
     q, k, v, w, d_o = inputs(SHAPES[0])
     conv_backward(q, k, v, w, *conv_forward(q, k, v, w, run=native), d_o, run=native)
     q, k, v, w, _ = inputs(DECODED)
@@ -59,7 +59,7 @@ def errors_of_all(shapes, lengths_of):
         for layout, lengths in lengths_of(shape.n, ranks):
             plan = Plan(lengths, 1 if layout == "contiguous" else 2)
             mine = [
-                torch.cat([x[:, :, start : start + length] for start, length in plan.stretches[rank]], 2)
+                torch.cat([x[:, :, start : start + length] for start, length in plan.chunks[rank]], 2)
                 for x in (q, k, v, d_o)
             ]
             leaves = [x.requires_grad_() for x in (*mine[:3], w.clone())]
@@ -104,7 +104,7 @@ def decoded(shape, lengths_of_each):
     q, k, v, w, _ = inputs(shape)
     given = []
     for lengths in lengths_of_each:
-        ((start, length),) = Plan(lengths, 1).stretches[distributed.get_rank()]
+        ((start, length),) = Plan(lengths, 1).chunks[distributed.get_rank()]
         mine = (x[:, :, start : start + length] for x in (k, v))
         given.append(conv_attention_decode_sharded(q[:, :, -shape.c_q :], *mine, w, run=native))
     return given
@@ -143,7 +143,7 @@ SAID = {
         "rank 1 has H = 1 and rank 0 has H = 2",
     ],
     "taps": ["rank 0 has c_q = 3 and rank 1 has c_q = 2"],
-    "layout": ["rank 0 has stretches per rank (layout) = 1 and rank 1 has stretches per rank (layout) = 2"],
+    "layout": ["rank 0 has chunks per rank (layout) = 1 and rank 1 has chunks per rank (layout) = 2"],
     "dtype": ["rank 1 has refused its arguments", "argument k has dtype torch.float64; wanted torch.float32"],
     "dies": [
         "rank 1: ended with exit code 3",
@@ -153,7 +153,7 @@ SAID = {
 
 
 def refused(kinds):
-    """What the error says of each disagreement; the group outlives them."""
+    """Return the error's text for each disagreement; the group outlives them."""
     said = []
     for what in kinds:
         with pytest.raises((ValueError, TypeError)) as error:
@@ -174,7 +174,8 @@ def in_turn(shapes, lengths_of_each, kinds):
 
 @pytest.fixture(scope="module")
 def three(compiled):
-    """What three ranks find (`in_turn`), for all tests at once: each is a process that imports PyTorch."""
+    """Return the results of three ranks (`in_turn`), for all tests at once: each rank is a process that
+    imports PyTorch."""
     lengths = [13, 14, 13], [1, 0, 39], [38, 1, 1]
     return list(zip(*run_ranks(in_turn, 3, SHAPES[:2], lengths, KINDS, timeout=600)))
 

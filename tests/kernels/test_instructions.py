@@ -75,7 +75,7 @@ def test_a_product_of_small_integers_is_exact(engine, kind, transposed):
     assert np.array_equal(out, a @ b + c)
     assert not report.findings
     if engine == "native":
-        assert report.notes[0].startswith("by fibers: ldmatrix_x")
+        assert report.notes[0].startswith("interpreted: ldmatrix_x")
 
 
 @pytest.mark.parametrize("kind", FORMATS)

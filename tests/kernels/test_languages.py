@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.bench.languages import RESULTS, errors_of, inputs, language, relative_errors, results, right
+from kernels.bench.languages import RESULTS, errors_of, inputs, language, results
 from kernels.cases.conv import SHAPES, Shape
+from kernels.cases.tolerances import relative_errors, within_tolerance
 from kernels.common.data import recorded_ptx
 from kernels.common.launch import simulated as numba_simulated
 from kernels.cuda_cpp import launch as cuda_launch
@@ -55,7 +56,7 @@ OPTIONS = {
 @pytest.mark.parametrize("shape", SMALL, ids=str)
 def test_right_and_without_a_finding_in_the_simulator(name, shape):
     errors = errors_of(name, shape, only=RESULTS if shape.causal else FORWARD, **OPTIONS[name])
-    assert right(errors), errors
+    assert within_tolerance(errors), errors
 
 
 def numba_run(*launch):
@@ -102,7 +103,7 @@ def test_triton_in_its_interpreter(first):
         pytest.skip("this Triton's interpreter does not run under this numpy; 3.9 does under 2.4")
     assert done.returncode == 0, done.stderr
     every = json.loads(done.stdout)
-    assert len(every) == 4 and all(map(right, every)), every
+    assert len(every) == 4 and all(map(within_tolerance, every)), every
 
 
 @pytest.mark.gpu
@@ -110,7 +111,7 @@ def test_triton_in_its_interpreter(first):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_on_the_gpu(name, shape):
     errors = errors_of(name, shape, device="cuda")
-    assert right(errors), errors
+    assert within_tolerance(errors), errors
 
 
 @pytest.mark.gpu
@@ -170,7 +171,7 @@ def test_without_nvrtc_recorded_ptx_runs(monkeypatch):
     monkeypatch.setattr(cuda_launch, "have_compiler", lambda: False)
     cuda_launch.module.cache_clear()
     shape = Shape(1, 1, 20, 5, 3, 4, True)
-    assert right(errors_of("CUDA C++", shape, only=FORWARD, **OPTIONS["CUDA C++"]))
+    assert within_tolerance(errors_of("CUDA C++", shape, only=FORWARD, **OPTIONS["CUDA C++"]))
     with pytest.raises(LookupError, match="WIDTH32 is not among the PTX recorded .*install NVRTC"):
         operators.flash_forward(*torch.randn(3, 1, 1, 4, 20), run=cuda_cpp_run)
     cuda_launch.module.cache_clear()
@@ -207,7 +208,7 @@ def first_finding(call, of=""):
 
 
 def shown(message):
-    """Whether one of the READMEs shows it, whole, but for the digits of values."""
+    """Return whether one of the READMEs shows a text completely, except for the digits of values."""
     wanted = re.sub(VALUE, "", f"KernelBug: {message}\n```")
     return any(wanted in re.sub(VALUE, "", path.read_text()) for path in README)
 

@@ -34,7 +34,7 @@ def inputs(seed, batch, heads, rows, keys, d, latent, device="cpu"):
 
 
 def right(tensors, *terms, **options):
-    """Whether the last row is that of the whole forward pass in float64."""
+    """Return whether the last row equals that of the whole forward pass in float64."""
     wanted = reference.latent_attention_decode(*(x.double() for x in tensors), *terms)
     return worst(latent_attention_decode(*tensors, *terms, **options), wanted) <= 1e-5
 
@@ -42,7 +42,7 @@ def right(tensors, *terms, **options):
 def on_cpu(*launch, engine="native", **options):
     report = simulated(*launch, engine=engine, **options)
     assert not report.findings, report.findings
-    assert engine != "native" or report.notes == ("by fission",)
+    assert engine != "native" or report.notes == ("compiled",)
 
 
 def test_the_eager_last_row_is_the_last_row():
@@ -96,7 +96,7 @@ def test_no_order_of_threads_changes_anything(engine):
 
 @DEVICE
 def test_a_cache_is_read_where_it_is(device):
-    """Filled parts of larger buffers: not one number copied, and none of the rest read."""
+    """Decode from filled parts of larger buffers: not one element is copied, and none of the rest is read."""
     q, k, v, *shared = inputs(3, 2, 2, 3, 11, 4, 3, device)
     buffer = torch.full((2, 2, 50, 3), math.nan, device=device)
     buffer[0, :, :11], buffer[1, :, :11] = k, v
@@ -157,7 +157,7 @@ def layer_and_input(device="cpu", tokens=9, **options):
 
 @pytest.mark.parametrize("pieces", [[9], [1] * 9, [4, 1, 3, 1]])
 def test_with_a_cache_as_without(pieces):
-    """Prefilled and stepped, whole and in pieces, past the capacity."""
+    """Decode after a prefill and step by step, whole and in pieces, past the capacity."""
     layer, x = layer_and_input(**EAGER)
     cache, wanted, rows = layer.new_cache(2, capacity=2), layer(x), []
     for piece in x.split(pieces, dim=1):

@@ -10,17 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import latent_attention
-from kernels.cases.latent import (
-    SHAPES,
-    TINY,
-    Shape,
-    errors_of,
-    inputs,
-    reference,
-    relative_errors,
-    results,
-    right,
-)
+from kernels.cases.latent import SHAPES, TINY, Shape, errors_of, inputs, reference, relative_errors, results
+from kernels.cases.tolerances import within_tolerance
 from kernels.flash.forward import flash_forward
 from kernels.latent.backward import latent_backward
 from kernels.latent.forward import latent_forward
@@ -33,7 +24,7 @@ SAMPLE = [shape for shape in SHAPES if max(shape.d, shape.latent) <= 32][::2]
 
 def is_right(shape, **options):
     errors = errors_of(shape, **options)
-    assert right(errors), errors
+    assert within_tolerance(errors), errors
 
 
 # Right answers ----------------------------------------------------------------------------------------------
@@ -73,7 +64,7 @@ def test_tiny_shapes_under_every_seed(shape, engine, few):
     for seed in few(range(6), 2):
         run = functools.partial(checked, engine=engine, seed=seed)
         answers.append(results(shape, *inputs(shape), run=run, deterministic=True))
-        assert right(relative_errors(answers[-1], reference(shape, *inputs(shape))))
+        assert within_tolerance(relative_errors(answers[-1], reference(shape, *inputs(shape))))
     assert all(torch.equal(a, b) for answer in answers for a, b in zip(answer, answers[0]))
 
 
@@ -83,7 +74,7 @@ def test_the_forward_pass_compiled(shape):
     terms = shape.alpha, shape.window, shape.causal
     got = latent_forward(*tensors[:5], *terms, n=shape.n, run=native)
     errors = relative_errors(got, reference(shape, *tensors))
-    assert right(errors), errors
+    assert within_tolerance(errors), errors
 
 
 @pytest.mark.nightly  # the kernels of the backward pass take 20 CPU s to compile

@@ -124,7 +124,7 @@ def by_eager(layer, x):
 
 
 def test_a_layer_under_autocast():
-    """Computed in bfloat16; gradients reach parameters in theirs."""
+    """The layer computes in bfloat16, and gradients have their parameters' types."""
     layer, x = a_layer()
     with torch.autocast("cpu", torch.bfloat16):
         o = layer(x)
@@ -135,7 +135,7 @@ def test_a_layer_under_autocast():
 
 @pytest.mark.nightly
 def test_tokens_of_a_layer_under_autocast():
-    """Computed in bfloat16; the cache keeps its own type."""
+    """The layer computes in bfloat16, and the cache keeps its own type."""
     layer, x = a_layer()
     with torch.autocast("cpu", torch.bfloat16):
         cache = layer.new_cache(1)

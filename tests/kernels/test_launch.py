@@ -1,4 +1,4 @@
-"""What attention refuses, word for word, and where it launches what it accepts."""
+"""The refusals of attention, word for word, and where it launches the calls that it accepts."""
 
 import math
 from threading import Thread

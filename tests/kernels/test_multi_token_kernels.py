@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from kernels import multi_token_attention, multi_token_attention_decode, reference
-from kernels.cases.multi_token import Shape, inputs, results, right
+from kernels.cases.multi_token import Shape, inputs, results
 from kernels.cases.multi_token import reference as in_float64
+from kernels.cases.tolerances import within_tolerance
 from kernels.common import launch
 
 gpu = pytest.mark.gpu
@@ -88,7 +89,7 @@ def test_tiny_shapes_under_every_seed(shape, engine, seeds, few):
     for seed in few(range(seeds), 1):
         run = partial(without_findings, engine=engine, seed=seed)
         answers.append(results(*tensors, rows=shape.rows, run=run))
-        assert right({name: worst(answers[-1][name], wanted[name]) for name in wanted})
+        assert within_tolerance({name: worst(answers[-1][name], wanted[name]) for name in wanted})
     assert all(torch.equal(answer[name], answers[0][name]) for answer in answers for name in answer)
 
 
@@ -270,7 +271,7 @@ def test_the_same_bits_from_run_to_run():
     runs = [results(*tensors) for _ in range(5)]
     assert all(torch.equal(run[name], runs[0][name]) for run in runs for name in run)
     wanted = in_float64(*tensors)
-    assert right({name: worst(runs[0][name], wanted[name]) for name in wanted})
+    assert within_tolerance({name: worst(runs[0][name], wanted[name]) for name in wanted})
 
 
 DETERMINISTIC = """

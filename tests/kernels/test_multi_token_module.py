@@ -138,7 +138,8 @@ def published(generator, heads=4, d=4, embed=16, group=None):
 
 
 def by_hand(state, x, base):
-    """What the published layer computes for one text, from its parameters alone: written anew."""
+    """Compute the published layer's output for one text from its parameters alone, by an implementation of
+    its own."""
     d, n = state["subln.weight"].shape[0], x.shape[0]
     places = torch.arange(n, dtype=torch.float64)[:, None] * base ** (-torch.arange(0, d, 2).double() / d)
     turn = torch.polar(torch.ones_like(places), places)[:, None]

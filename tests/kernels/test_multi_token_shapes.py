@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.cases.multi_token import SHAPES, Shape, errors_of, right
+from kernels.cases.multi_token import SHAPES, Shape, errors_of
+from kernels.cases.tolerances import within_tolerance
 from runners import native
 
 gpu = pytest.mark.gpu
@@ -34,7 +35,7 @@ def shapes(draw, most=128, heads=(1, 2, 3, 4, 6), groups=None, taps=TAPS):
 
 def is_right(shape, **options):
     errors = errors_of(shape, **options)
-    assert right(errors), errors
+    assert within_tolerance(errors), errors
 
 
 def test_the_grid_is_what_it_says():

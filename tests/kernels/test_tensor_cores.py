@@ -216,7 +216,7 @@ def test_a_nan_reaches_what_depends_on_it_and_no_more_than_in_eager(dtype, causa
     gradients = backward(q, k, v, w, o, log_sum, d_o, causal, float32(1 / 4), (True,) * 4, **small)
     for result, got, one, two, theirs in zip("oqkvw", (o, *gradients), first, second, eager):
         allowed = theirs.isnan()
-        if result == "k" and dtype in DTYPES:  # products with bands of taps multiply zeros with a NaN beside
+        if result == "k" and dtype in DTYPES:  # products with bands of taps multiply zeros with a NaN next to
             near = torch.nn.functional.max_pool2d(allowed.double().mT, (1, 5), 1, (0, 2))
             allowed = near.mT.bool()
         assert not ((one != two) & ~got.isnan()).any() and not (got.isnan() & ~allowed).any()

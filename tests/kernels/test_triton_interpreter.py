@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from course.check.lesson21 import RECORDED_ROWS, loaded_by
-from kernels.bench.languages import RESULTS, errors_of, right
+from kernels.bench.languages import RESULTS, errors_of
 from kernels.cases.conv import Shape
+from kernels.cases.tolerances import within_tolerance
 from kernels.triton import small
 from kernels.triton.interpreter import ProgramBug, interpreted
 from kernels.triton.launch import recorded, simulated
@@ -24,7 +25,7 @@ def test_the_packages_kernels(shape):
     errors = errors_of(
         "Triton", shape, only=RESULTS, flash=FLASH | dict(run=interpreted), run=interpreted, **CONV
     )
-    assert right(errors), errors
+    assert within_tolerance(errors), errors
 
 
 FINDINGS = {

@@ -29,7 +29,7 @@ def normal(seed, *shapes, device="cpu", dtype=torch.float32):
 
 
 def band(n, keys, window, causal, device="cpu"):
-    """Where a query sees a key, (n, keys)."""
+    """Return where a query sees a key, (n, keys)."""
     left, right = window
     seen = torch.ones(n, keys, dtype=torch.bool, device=device)
     seen = seen if left < 0 else seen.triu(-left)
@@ -38,8 +38,8 @@ def band(n, keys, window, causal, device="cpu"):
 
 
 def right(o, log_sum, q, k, v, causal, window, scale=None):
-    """Whether (O, L) are those of PyTorch's own attention with a banded mask, in float64; 0 and -inf for a
-    query that sees no key."""
+    """Return whether (O, L) equal those of PyTorch's own attention with a banded mask, in float64; 0 and -inf
+    for a query that sees no key."""
     allowed, (q, k, v) = ALLOWED[q.dtype], (x.double() for x in (q, k, v))
     seen = band(q.shape[2], k.shape[2], window, causal, q.device)
     wanted = scaled_dot_product_attention(q, k, v, seen, scale=scale)

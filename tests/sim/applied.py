@@ -7,7 +7,8 @@ import linecache
 import re
 import textwrap
 
-from sim.observers.facts import assignment
+from sim.observers.statements import assignment
+from sim.observers.tickets import elements, increased
 
 LINES = {
     "barrier": "cuda.syncthreads()",
@@ -15,6 +16,7 @@ LINES = {
     "fence": "cuda.threadfence()",
 }
 NUMBER = itertools.count()
+MOST_ROUNDS = 4  # the fix of one race may uncover another
 
 
 def source_of(kernel):
@@ -29,16 +31,62 @@ def compiled(lines, kernel):
     text = "\n".join(lines) + "\n"
     linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
     namespace = dict(kernel.__globals__)
-    exec(compile(text, name, "exec"), namespace)
+    closure = inspect.getclosurevars(kernel).nonlocals
+    exec(compile(text, name, "exec"), namespace | closure, namespace)
     return namespace[kernel.__name__]
 
 
 def applied(lines, steps):
-    """Return the lines of a kernel with steps done, the lowest lines last, so that numbers stay right."""
-    lines = list(lines)
-    for step in sorted(set(steps), key=lambda step: -step.line):
-        lines = EDITS[step.action](lines, step)
+    """Return the lines of a kernel with steps done, the lowest lines last, so that numbers stay right.
+
+    Steps of one ticket are one edit, which comes first. Of two edits whose lines overlap, one waits: the
+    findings of the edited kernel say whether it is still needed.
+    """
+    steps = sorted(set(steps), key=lambda step: (step.line, step.action, step.what), reverse=True)
+    groups = {}
+    for step in steps:
+        ticket = {"ticket": step.line, "returned": step.at}.get(step.what)
+        groups.setdefault(ticket if ticket is not None else step, []).append(step)
+    chosen, taken = [], set()
+    for group in sorted(groups.values(), key=lambda group: group[0].what not in ("ticket", "returned")):
+        span = set().union(*(lines_of(lines, step) for step in group))
+        if span.isdisjoint(taken):
+            chosen.append((max(span), group))
+            taken |= span
+    for _, group in sorted(chosen, key=lambda edit: -edit[0]):
+        edit = tickets if group[0].what in ("ticket", "returned") else EDITS[group[0].action]
+        lines = edit(lines, group if edit is tickets else group[0])
     return lines
+
+
+def improved(kernel, findings_of):
+    """Return (kernel, its lines) with the steps of its advice applied until there are none.
+
+    findings_of(kernel): return the findings of its launch.
+    """
+    lines = source_of(kernel)
+    for _ in range(MOST_ROUNDS):
+        advice = [finding.advice for finding in findings_of(kernel) if finding.advice]
+        steps = [step for each in advice for step in each.steps]
+        if not steps:
+            break
+        lines = applied(lines, steps)
+        kernel = compiled(lines, kernel)
+    return kernel, lines
+
+
+def lines_of(lines, step):
+    """Return the lines that an edit rewrites, from which it takes its text, or behind which it inserts."""
+    first, last = min(step.line, step.at or step.line), max(step.line, step.at)
+    if step.action in ("widen", "buffers"):
+        return {0}
+    if step.action in ("divide", "split"):
+        tree = ast.parse("\n".join(lines))
+        held = [n for n in ast.walk(tree) if isinstance(n, ast.If) and n.lineno <= first <= n.end_lineno]
+        first, last = min([first, *(n.lineno for n in held)]), max([last, *(n.end_lineno for n in held)])
+        if step.action == "divide" and any(isinstance(node, ast.Return) for node in ast.walk(tree)):
+            first, last = 1, len(lines)
+    return {step.line} if step.action == "insert" else set(range(first, last + 1))
 
 
 def indent(line):
@@ -56,42 +104,140 @@ def before(lines, step):
     return [*lines[:at], indent(lines[at]) + LINES[step.what], *lines[at:]]
 
 
+# --- branches around a barrier ------------------------------------------------------------------------------
+
+
+def divide(lines, step):
+    """Put a barrier behind a statement, and divide the branches that hold it."""
+    return divided(lines, step.at, LINES.get(step.what))
+
+
+def divided(lines, at, barrier):
+    """Return lines with `barrier` behind the statement that begins at line `at`, outside of all branches up
+    to the next loop or function. Without one, that statement is itself the barrier."""
+    tree = ast.parse("\n".join(lines))
+    (function,) = tree.body
+    body = body_of(function, at)
+    if body is function.body:
+        function.body = body = without_returns(body, at)
+    begin = next(i for i, node in enumerate(body) if node.lineno <= at <= node.end_lineno)
+    made, first, second = cut(body[begin], at)
+    middle = (
+        ast.parse(barrier).body[0] if barrier else first.pop() if first[-1].lineno == at else drop(first, at)
+    )
+    new = [*made, *first, middle, *second]
+    if body is function.body:
+        new = [*body[:begin], *new, *body[begin + 1 :]]
+        start, end, space = body_start(function), len(lines), "    "
+    else:
+        start, end, space = body[begin].lineno, body[begin].end_lineno, " " * body[begin].col_offset
+    text = ast.unparse(ast.fix_missing_locations(ast.Module(new, [])))
+    return [*lines[: start - 1], *textwrap.indent(text, space).splitlines(), *lines[end:]]
+
+
+def body_start(function):
+    return function.body[0].lineno
+
+
+def body_of(function, at):
+    """Return the statements of the innermost loop, or of the function, that hold a line."""
+    nodes = (n for n in ast.walk(function) if isinstance(n, (ast.FunctionDef, ast.For, ast.While)))
+    return max((n for n in nodes if n.lineno < at <= n.end_lineno), key=lambda node: node.lineno).body
+
+
+def without_returns(body, at):
+    """Return the statements of a function in which `if c: ...; return` before line `at` is a branch around
+    what follows."""
+    for i, node in enumerate(body):
+        if node.lineno >= at or not isinstance(node, ast.If) or node.end_lineno >= at:
+            continue
+        if isinstance(node.body[-1], ast.Return):
+            rest = without_returns(body[i + 1 :], at)
+            kept = node.body[:-1] or [ast.Pass()]
+            around = ast.If(node.test, kept, rest)
+            if not node.body[:-1]:
+                around = ast.If(ast.UnaryOp(ast.Not(), node.test), rest, [])
+            around.lineno, around.end_lineno = node.lineno, rest[-1].end_lineno
+            around.col_offset = node.col_offset
+            return [*body[:i], around]
+    return body
+
+
+def cut(node, at):
+    """Return (statements before, a statement up to the one at line `at`, what follows), as lists."""
+    if not isinstance(node, ast.If) or node.lineno == at:
+        return [], [node], []
+    guard = f"guard_{node.lineno}"
+    arm = node.body if node.body[0].lineno <= at <= node.body[-1].end_lineno else node.orelse
+    i = next(i for i, part in enumerate(arm) if part.lineno <= at <= part.end_lineno)
+    made, first, second = cut(arm[i], at)
+    first, second = [*arm[:i], *first], [*second, *arm[i + 1 :]]
+    inner = [part for part in made if part.value.__class__ is ast.Call]  # evaluated within the arm
+    defaults = [ast.parse(f"{part.targets[0].id} = False").body[0] for part in inner]
+    first = [*first[: len(arm[:i])], *inner, *first[len(arm[:i]) :]]
+    test = ast.Assign(
+        [ast.Name(guard, ast.Store())], ast.Call(ast.Name("bool", ast.Load()), [node.test], []), None
+    )
+    name, is_body = ast.Name(guard, ast.Load()), arm is node.body
+    one = ast.If(name, first, node.orelse) if is_body else ast.If(name, node.body, first)
+    other = ast.If(name if is_body else ast.UnaryOp(ast.Not(), name), second, [])
+    others = [part for part in made if part not in inner]
+    one.lineno = other.lineno = node.lineno
+    return [*others, *defaults, test], [one], [other] if second else []
+
+
+def drop(nodes, at):
+    """Remove the statement at line `at` from within nodes, and return it."""
+    for node in nodes:
+        for field in ("body", "orelse"):
+            for part in getattr(node, field, []):
+                if getattr(part, "lineno", None) == at and not isinstance(part, ast.If):
+                    setattr(node, field, [n for n in getattr(node, field) if n is not part] or [ast.Pass()])
+                    return part
+            found = drop(getattr(node, field, []), at)
+            if found:
+                return found
+    return None
+
+
 def split(lines, step):
-    return split_branch(lines, step) if step.what == "branch" else split_statement(lines, step)
+    if not step.what.startswith("branch"):
+        return split_statement(lines, step)
+    return split_branch(lines, step)
 
 
 def split_statement(lines, step):
     """`x[i] = value` becomes a read, a barrier for all threads, and the write."""
     at = step.line - 1
-    found = assignment(lines[at])
+    found, space = assignment(lines[at]), indent(lines[at])
     value = f"{found.target} {found.operator} ({found.value})" if found.operator else found.value
-    tree = ast.parse("\n".join(lines))
-    guards = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and node.lineno <= step.line <= node.end_lineno
-    ]
-    space = indent(lines[at])
-    read, write = f"{space}taken = {value}", f"{space}{found.target} = taken"
-    if not guards:
-        return [*lines[:at], read, space + LINES["barrier"], write, *lines[at + 1 :]]
-    (guard,) = guards
-    assert guard.body[0].lineno == guard.end_lineno == step.line
-    header = lines[guard.lineno - 1]
-    barrier = indent(header) + LINES["barrier"]
-    return [*lines[: at - 1], header, read, barrier, header, write, *lines[at + 1 :]]
+    lines = [*lines[:at], f"{space}taken = {value}", f"{space}{found.target} = taken", *lines[at + 1 :]]
+    return divided(lines, step.line, LINES[step.what])
 
 
 def split_branch(lines, step):
-    """`if c: A else: B` becomes `if c: A`, a barrier, `if not c: B`."""
+    """`if c: A else: B` becomes `if c: A`, a barrier, `if not c: B`; or B first, if line `at` is there."""
     tree = ast.parse("\n".join(lines))
     node = next(n for n in ast.walk(tree) if isinstance(n, ast.If) and n.lineno == step.line)
-    space, test = indent(lines[step.line - 1]), ast.unparse(node.test)
-    first = lines[node.body[0].lineno - 1 : node.body[-1].end_lineno]
-    second = lines[node.orelse[0].lineno - 1 : node.orelse[-1].end_lineno]
-    made = [f"{space}if {test}:", *first, space + LINES["barrier"], f"{space}if not ({test}):", *second]
-    return [*lines[: step.line - 1], *made, *lines[node.end_lineno :]]
+    space, name = indent(lines[step.line - 1]), f"guard_{step.line}"
+    arms = [f"if {name}:", node.body], [f"if not {name}:", node.orelse]
+    if step.at > node.body[-1].end_lineno:
+        arms = arms[::-1]
+    texts = []
+    for header, body in arms:
+        text = textwrap.indent(ast.unparse(ast.Module(body, [])), space + "    ")
+        texts.append([space + header, *text.splitlines()])
+    made = [f"{space}{name} = bool({ast.unparse(node.test)})", *texts[0], *texts[1]]
+    barrier = LINES["barrier" if step.what == "branch" else "grid barrier"]
+    return divided([*lines[: step.line - 1], *made, *lines[node.end_lineno :]], step.line + 1, barrier)
 
+
+def guard(lines, step):
+    at = step.line - 1
+    return [*lines[:at], f"{indent(lines[at])}if {step.what}:", "    " + lines[at], *lines[step.line :]]
+
+
+# --- atomics ------------------------------------------------------------------------------------------------
 
 ATOMICS = {"+": "add", "-": "sub", "|": "or_", "&": "and_", "^": "xor", "max": "max", "min": "min"}
 
@@ -116,13 +262,14 @@ def atomic(lines, step):
     at = step.line - 1
     found, space = assignment(lines[at]), indent(lines[at])
     if step.what == "read":
-        array, index = element(found.value)
-        return [
-            *lines[:at],
-            f"{space}{found.target} = cuda.atomic.add({array}, {index}, 0)",
-            *lines[step.line :],
-        ]
+        array, index = element(step.element)
+        read = f"cuda.atomic.add({array}, {index}, 0)"
+        left, sign, right = ("", "", lines[at]) if found is None else lines[at].partition("=")
+        assert step.element in right
+        return [*lines[:at], left + sign + right.replace(step.element, read), *lines[step.line :]]
     array, index = element(found.target)
+    if step.what in ("cas", "min", "max"):
+        return claim(lines, step, found)
     if step.what == "store":
         return [*lines[:at], f"{space}cuda.atomic.exch({array}, {index}, {found.value})", *lines[step.line :]]
     if step.at == step.line:
@@ -133,6 +280,47 @@ def atomic(lines, step):
     call = f"{indent(lines[step.at - 1])}{taken.target} = cuda.atomic.{name}({array}, {index}, {operand})"
     return [*lines[: step.at - 1], call, *lines[step.at : at], *lines[step.line :]]
 
+
+def claim(lines, step, found):
+    """`if x[i] == a: ...; x[i] = b` becomes one compare-and-swap in the header; `if x[i] > b: x[i] = b` a
+    minimum."""
+    array, index = element(step.element)
+    tree = ast.parse("\n".join(lines))
+    node = next(n for n in ast.walk(tree) if isinstance(n, ast.If) and n.lineno == step.at)
+    last = node.test.values[-1] if isinstance(node.test, ast.BoolOp) else node.test
+    sides = [ast.unparse(last.left), ast.unparse(last.comparators[0])]
+    other = next(side for side in sides if side != step.element)
+    operands = f"{other}, {found.value}" if step.what == "cas" else found.value
+    call = f"cuda.atomic.{step.what}({array}, {index}, {operands})"
+    test = ast.unparse(last).replace(step.element, call)
+    header = lines[step.at - 1]
+    assert header.endswith(f"{ast.unparse(last)}:")
+    header = header.removesuffix(f"{ast.unparse(last)}:") + f"{test}:"
+    store = [f"{indent(lines[step.line - 1])}pass"] if len(node.body) == 1 else []
+    return [*lines[: step.at - 1], header, *lines[step.at : step.line - 1], *store, *lines[step.line :]]
+
+
+def tickets(lines, steps):
+    """Put one atomic before the first of the statements, and let the reads use what it returns."""
+    (ticket,) = (step for step in steps if step.what == "ticket")
+    source = lines[ticket.line - 1]
+    _, operator, operand = increased(source)
+    array, index = element(ticket.element)
+    old, lines = f"old_{ticket.line}", list(lines)
+    for step in steps:
+        if step.what == "returned":
+            value = old if step.line < ticket.line else f"({old} {operator} {operand})"
+            assert ticket.element in elements(lines[step.line - 1], array)
+            lines[step.line - 1] = lines[step.line - 1].replace(ticket.element, value)
+    taken = assignment(source)
+    named = taken and not taken.is_element
+    lines[ticket.line - 1 : ticket.line] = [f"{indent(source)}{taken.target} = {old}"] if named else []
+    call = f"cuda.atomic.{ATOMICS[operator]}({array}, {index}, {operand})"
+    lines.insert(ticket.at - 1, f"{indent(lines[ticket.at - 1])}{old} = {call}")
+    return lines
+
+
+# --- declarations and masks ---------------------------------------------------------------------------------
 
 SIZES = {"float32": 4, "int32": 4, "float64": 8, "int64": 8, "uint8": 1, "float16": 2}
 
@@ -146,4 +334,20 @@ def widen(lines, step):
     raise AssertionError(f"no declaration of {step.what}")
 
 
-EDITS = {"insert": insert, "before": before, "split": split, "atomic": atomic, "widen": widen}
+def buffers(lines, step):
+    """Give an array of buffers one more: in its shape, in its indices, and in variables that are indices."""
+    shape = re.compile(rf"(\s*{step.what} = cuda\.shared\.array\(\(?){step.at}\b")
+    names = set(re.findall(rf"\b{step.what}\[(\w+)\b", "\n".join(lines)))
+    places = "|".join([rf"\b{step.what}\[[^,\]]*", *(rf"^\s*{name} = .*" for name in names)])
+    ring = re.compile(rf"((?:{places})% ){step.at}\b")
+    lines = [ring.sub(rf"\g<1>{step.at + 1}", line) for line in lines]
+    return [shape.sub(rf"\g<1>{step.at + 1}", line) for line in lines]
+
+
+def mask(lines, step):
+    at = step.line - 1
+    return [*lines[:at], re.sub(r"syncwarp\(.*\)", f"syncwarp({step.what})", lines[at]), *lines[step.line :]]
+
+
+EDITS = {"insert": insert, "before": before, "divide": divide, "split": split, "guard": guard}
+EDITS |= {"atomic": atomic, "widen": widen, "buffers": buffers, "mask": mask}

@@ -58,7 +58,7 @@ def launches():
 
 
 def by_ptx(kernel, arguments):
-    """(a function that loads the kernel's PTX anew, the arguments of its launch)."""
+    """(a function that loads the kernel's PTX again, the arguments of its launch)."""
     types = tuple(map(cuda.typing.typeof.typeof, arguments))
     ptx, _ = cuda.compile(kernel.py_func, types, device=False, abi="numba", output="ptx", cc=(8, 0))
     values, names = flattened(arguments, list(inspect.signature(kernel.py_func).parameters))
@@ -71,7 +71,7 @@ def by_ptx(kernel, arguments):
 
 
 def instructions(fresh, grid, block, values):
-    """How many all threads carry out."""
+    """Return how many instructions all threads execute."""
     COUNT[0], program.Writer = 0, Counting
     try:
         simulate(fresh(), observers=())[grid, block](*values)

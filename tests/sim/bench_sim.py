@@ -1,4 +1,4 @@
-"""How fast the simulator is, against Numba's own (NUMBA_ENABLE_CUDASIM=1), on the same kernels in one run:
+"""The simulator's speed compared with Numba's own (NUMBA_ENABLE_CUDASIM=1), on the same kernels in one run:
 `make bench-sim`.
 
 Prints one Markdown table: seconds for Numba's simulator, and for each way to run ours the seconds, how many

@@ -1,4 +1,4 @@
-"""What the tests of kernels share: a launch on each engine, and a run of the plug-in for pytest."""
+"""Fixtures that the tests of kernels share: a launch on each engine, and a run of the plug-in for pytest."""
 
 import os
 import sys

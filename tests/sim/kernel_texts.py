@@ -1,4 +1,4 @@
-"""Random kernels: variables assigned anew with other types, branches, loops, narrow integers, barriers, warp
+"""Random kernels: variables assigned again with other types, branches, loops, narrow integers, barriers, warp
 operations, tuples. Every one is right, and decides nothing by chance."""
 
 import random

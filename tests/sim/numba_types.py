@@ -1,4 +1,4 @@
-"""The types that Numba, on its CUDA target, gives to the variables of a kernel, beside those that the front
+"""The types that Numba, on its CUDA target, gives to the variables of a kernel, next to those that the front
 end infers. Needs no GPU."""
 
 from types import SimpleNamespace

@@ -140,7 +140,7 @@ def test_an_observer_of_somebody_else_gets_the_same_from_compiled_code(case, che
     kernel, grid, block, *arguments = CASES[case]
     wanted_report, wanted = kept(kernel, "fibers", grid, block, *arguments)
     report, found = kept(kernel, "native", grid, block, *arguments, observers=DEFAULT if checked else ())
-    assert report.notes[0] == "by fission"
+    assert report.notes[0] == "compiled"
     assert found.keys() == wanted.keys()
     for index, moments in wanted.items():
         assert found[index] == moments, index
@@ -156,7 +156,7 @@ def test_a_trace_of_compiled_code_has_the_same_events():
         return sorted(map(str, (trace[i] for i in range(len(trace))))), report
 
     (fibers, _), (native, report) = events("fibers"), events("native")
-    assert native == fibers and report.notes == ("by fission",)
+    assert native == fibers and report.notes == ("compiled",)
     assert str(report.timeline()) and str(report.memory_map("c"))
 
 
@@ -189,7 +189,7 @@ def test_accesses_to_local_memory_come_only_where_an_observer_wants_them():
         )
         assert LOCAL not in observer.spaces
         assert sorted(observer.values) == [2 * i + 3 for i in range(8)], engine
-    assert report.notes == ("by fission",)
+    assert report.notes == ("compiled",)
 
 
 # --- what could go wrong ------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Fences(Observer):
 
 def test_an_observer_of_something_that_no_log_has_gets_interpreted_threads():
     report = simulate(racy, engine="native", observers=[Fences])[1, 32](np.ones(32, np.float32))
-    assert report.notes[0] == "by fibers, as Fences observes fenced, which compiled code does not log"
+    assert report.notes[0] == "interpreted, as Fences observes fenced, which compiled code does not log"
 
 
 @cuda.jit
@@ -277,7 +277,7 @@ def last_block_is_long(x):
 
 
 def test_a_block_whose_log_has_no_room_is_said_not_to_be_watched(monkeypatch):
-    monkeypatch.setattr(native_launch, "ROOM", 70_000)
+    monkeypatch.setattr(native_launch, "LOG_CAPACITY", 70_000)
     launch = simulate(last_block_is_long, engine="native", observers=[*DEFAULT, *COUNTERS])
     report = launch[600, 32](np.zeros(600 * 32))
     assert report.notes[1:] == (
@@ -286,5 +286,5 @@ def test_a_block_whose_log_has_no_room_is_said_not_to_be_watched(monkeypatch):
     )
     assert report.counters["loads"] == 599 * 32
     small = simulate(last_block_is_long, engine="native", observers=COUNTERS)[1, 32](np.zeros(32))
-    assert small.notes[0] == "by fibers: one block has more than 70,000 accesses to log"
+    assert small.notes[0] == "interpreted: one block has more than 70,000 accesses to log"
     assert small.counters["loads"] == 2_000 * 32

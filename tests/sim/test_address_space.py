@@ -1,6 +1,8 @@
 """The limits of the simulated address space: a launch whose last allocation just fits is checked as any other,
 and one whose last allocation does not fit is refused."""
 
+import itertools
+
 import numpy as np
 import pytest
 from numba import cuda, float32
@@ -8,7 +10,7 @@ from numba import cuda, float32
 import sim
 from sim import LaunchError, load_ptx, simulate
 from sim.events import SPACES
-from sim.memory.spaces import ALIGNMENT, AddressSpace, round_up, window_end
+from sim.memory.spaces import ALIGNMENT, AddressSpace, bind_arguments, round_up, window_end
 from sim.ptx.regions import GAP
 
 THREADS, LENGTH = 64, 60
@@ -182,10 +184,11 @@ def test_python_kernels_at_the_limit(kernel, engine, monkeypatch):
 @pytest.mark.parametrize("space, fault", PTX)
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_ptx_kernels_at_the_limit(space, fault, engine, monkeypatch):
-    kernel, copies = ptx_kernel(space, fault), THREADS if space == "local" else 1
+    copies = THREADS if space == "local" else 1
 
     def run():
-        x = np.zeros(LENGTH, np.uint32)
+        # a module keeps the addresses of its variables, so each run has a module of its own
+        kernel, x = ptx_kernel(space, fault), np.zeros(LENGTH, np.uint32)
         return simulate(kernel, engine=engine, on_finding="report")[1, THREADS](x)
 
     allocations = 2 if space == "global" else 1  # the variable and x
@@ -259,3 +262,21 @@ def test_a_variable_that_another_one_points_to_is_laid_out():
     x = np.zeros(1, np.uint32)
     simulate(load_ptx(text)["follow"])[1, 1](x)
     assert x[0] == 7
+
+
+def idle(x, y, out, n):
+    if cuda.grid(1) >= n:
+        out[0] = x[0] + y[0]
+
+
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+@pytest.mark.parametrize("starts", list(itertools.permutations((0, 100, 200))))
+def test_arrays_are_laid_out_and_named_in_the_order_of_the_parameters(starts, engine):
+    memory = np.zeros(300)
+    arrays = [memory[start : start + 10] for start in starts]
+    (finding,) = simulate(idle, engine=engine, on_finding="report")[1, 8](*arrays, 8).findings
+    assert finding.verdict == "the launch wrote to none of its arrays (x, y, out)"
+    bases = [
+        allocation.base for allocation, _ in bind_arguments(AddressSpace(), dict(zip("xyz", arrays))).values()
+    ]
+    assert bases == sorted(bases)

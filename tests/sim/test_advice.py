@@ -14,14 +14,14 @@ from sim.events import SITES, Site
 from sim.frontend.outline import of_cpp, of_python
 from sim.observers.advice import PATTERNS
 from sim.observers.cells import Row
-from sim.observers.facts import Facts, assignment
+from sim.observers.facts import Facts
+from sim.observers.statements import assignment
 from sim.observers.words import WORDS
 
 RACES = [
     name for name, case in CASES.items() if any(found[0].startswith("race") for found in case["findings"])
 ]
 LONG = {"left.RaceInCellSixThousand"}  # half a minute
-MOST_ROUNDS = 3  # the fix of one race may uncover another
 # patterns without steps, and why no edit is known
 OPEN = {
     "overwritten": "which elements the threads were to write",
@@ -30,9 +30,6 @@ OPEN = {
     "message": "which atomic is to tell of what",
 }
 OPEN_CASES = {
-    "fields.TwoFieldsOfOneRecord": "the blocks are in opposite arms of a branch",
-    "global_races.StencilInPlace": "blocks read and write in one statement",
-    "global_races.AliasedArguments": "the caller passes one array twice",
     "left.ReaderThatReturned": "a thread has returned before the place for a barrier",
     "release.LockOfEvenBlocks": "the work without the lock is in another arm",
 }
@@ -41,26 +38,15 @@ OTHER_VALUES = {
     "fields.FieldReadByTheNext": "reads another field",
     "global_counts.BytesPacked": "has a flag for each element, not eight in one",
     "global_counts.PlainReadBesideAtomics": "takes tickets",
+    "global_races.AliasedArguments": "has two arrays",
     "global_races.PrefixSumsInALoop": "works in one thread",
+    "global_races.StencilInPlace": "writes to another array",
     "warps.SyncwarpOfHalfAWarp": "reads another element",
 }
 
 
 def steps_of(report):
     return [step for finding in report.findings if finding.advice for step in finding.advice.steps]
-
-
-def improved(case):
-    """The buggy kernel with the steps of its advice applied until there are no more."""
-    kernel = case["buggy"].py_func
-    lines = applied.source_of(kernel)
-    for _ in range(MOST_ROUNDS):
-        steps = steps_of(launched(case, "buggy", kernel)[0])
-        if not steps:
-            break
-        lines = applied.applied(lines, steps)
-        kernel = applied.compiled(lines, kernel)
-    return kernel, lines
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.nightly] * (n in LONG)) for n in RACES])
@@ -72,7 +58,9 @@ def test_the_advice_applied_removes_the_race(name, few):
         assert patterns <= OPEN.keys() or name in OPEN_CASES
         return
     assert name not in OPEN_CASES
-    kernel, lines = improved(case)
+    kernel, lines = applied.improved(
+        case["buggy"].py_func, lambda kernel: launched(case, "buggy", kernel)[0].findings
+    )
     print("\n".join(lines))
     for engine in few(
         ["fibers", "native"], 2 if RACES.index(name) % 4 == 0 or name.startswith("patterns") else 1

@@ -14,6 +14,7 @@ from numba.cuda import libdevice
 from numba.cuda.types import bfloat16, float16
 
 from sim import LaunchError, ThreadError, simulate
+from sim.memory import argument
 
 Mode = Enum("Mode", "slow fast")
 Size = IntEnum("Size", "small large")
@@ -607,3 +608,19 @@ def test_a_field_of_several_records(engine):
     ions["hits"]["y"] = 3
     assert simulate(kernel, engine=engine)[1, 2](ions, out).findings == ()
     assert out.tolist() == [8, 9] and ions["hits"]["x"][:, 2].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+def test_each_argument_is_classified_once(engine, monkeypatch):
+    """A launch looks for the array of each of its arguments once, in every engine."""
+
+    @cuda.jit
+    def kernel(x, pair, scale):
+        x[cuda.threadIdx.x] += scale * pair[0][0] + pair[1]
+
+    asked, original = [], argument.host_array
+    monkeypatch.setattr(
+        argument, "host_array", lambda value, name: asked.append(name) or original(value, name)
+    )
+    simulate(kernel, engine=engine)[1, 4](np.zeros(4), (np.ones(1), 2), 3.0)
+    assert asked == ["x", "pair[0]", "pair[1]", "scale"]

@@ -95,3 +95,17 @@ class AlsoLoads(WarpLoads):
 def test_two_observers_do_not_count_under_one_name():
     with pytest.raises(LaunchError, match="Traffic and AlsoLoads both count 'loads' for source lines"):
         report(*COUNTERS, AlsoLoads)
+
+
+def test_a_device_function_that_is_called_twice_is_shown_once():
+    @cuda.jit(device=True)
+    def element(x, i):
+        return x[i]
+
+    @cuda.jit
+    def kernel(x, out):
+        out[cuda.threadIdx.x] = element(x, cuda.threadIdx.x) + element(x, 0)
+
+    for engine in ("fibers", "native"):
+        report = simulate(kernel, engine=engine, observers=COUNTERS)[1, 4](np.ones(4), np.zeros(4))
+        assert str(report.by_line()).count("def element(") == 1

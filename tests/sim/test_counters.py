@@ -1,5 +1,5 @@
-"""What the counting tools count, against numbers worked out by hand: sectors, bank conflicts, traffic, and
-what threads do together."""
+"""The counting observers against counts made by hand: sectors, bank conflicts, traffic, and what threads do
+together."""
 
 import copy
 
@@ -24,7 +24,7 @@ def counters(kernel, grid, block, *arguments, **how):
     """The counters of a launch by fibers, which are those of compiled code."""
     compiled = simulate(kernel, observers=TOOLS, engine="native")[grid, block](*copy.deepcopy(arguments))
     found = simulate(kernel, observers=TOOLS, **how)[grid, block](*arguments).counters
-    assert compiled.counters == found and compiled.notes == ("by fission",)
+    assert compiled.counters == found and compiled.notes == ("compiled",)
     return found
 
 

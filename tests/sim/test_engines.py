@@ -14,7 +14,7 @@ from sim import KernelBug, LaunchError, ThreadError, simulate
 from sim.engine.scheduler import Scheduler
 from sim.errors import Stuck
 from sim.events import SITES, Observer, Site
-from sim.observers.order import Order
+from sim.observers.order import HappensBefore
 
 ENGINES = ("fibers", "threads")
 TILE = 4
@@ -214,7 +214,7 @@ def long(x, rounds):
 
 
 def waits_for_a_long_loop(x, rounds):
-    """Nothing changes but the counter of a thread that lets others go first."""
+    """A kernel in which nothing changes but the counter of a thread that lets others go first."""
     if cuda.threadIdx.x == 0:
         for _ in range(2_000):
             cuda.atomic.add(rounds, 0, 0)
@@ -249,7 +249,7 @@ def test_compiled_a_long_loop_is_judged_by_fibers(blocks, monkeypatch):
             i += 1
         x[cuda.blockIdx.x] = i
 
-    monkeypatch.setattr("sim.native.run.launch.ROUNDS", 5_000)
+    monkeypatch.setattr("sim.native.run.launch.WHILE_LIMIT", 5_000)
     x = np.zeros(blocks, np.int64)
     assert simulate(kernel, engine="native")[blocks, 1](x).findings == ()
     assert x[-1] == 20_000 and np.array_equal(x[:-1], np.arange(1 - blocks, 0))
@@ -283,8 +283,31 @@ def test_whether_a_loop_ends_that_changes_something_is_not_decided(monkeypatch):
     )
 
 
+def endless_queue(items, head, tail):
+    while True:
+        i = cuda.atomic.add(head, 0, 1)
+        if i < tail[0]:
+            items[i] += 1
+
+
+def queue_that_ends(items, head, tail):
+    while cuda.atomic.add(head, 0, 1) < 4_000:
+        pass
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+def test_a_queue_that_stays_empty_is_given_up_early(engine, monkeypatch):
+    """Only the queue's counter grows, and what threads take from it."""
+    monkeypatch.setattr(sim.context, "PATIENCE", 0.2)
+    arguments = np.zeros(64, np.int32), np.zeros(1, np.int32), np.full(1, 64, np.int32)
+    launched = simulate(endless_queue, on_finding="report", engine=engine)[1, 8]
+    (finding,) = launched(*arguments).errors
+    assert finding.kind == "no-progress" and "within 0.2 s" in finding.reason
+    assert simulate(queue_that_ends, engine=engine)[1, 8](*arguments).errors == ()
+
+
 def test_a_loop_behind_an_error_is_not_awaited_longer(monkeypatch):
-    """What is read outside of the array goes on changing."""
+    """The value that is read outside of the array changes again and again."""
 
     def kernel(x):
         i = 0
@@ -322,12 +345,12 @@ class Atomics(Observer):
 
 def test_what_is_known_of_each_other_does_not_grow_while_threads_spin():
     """Two blocks that have released what they did, and then ask over and over."""
-    order = Order()
+    order = HappensBefore()
     for block in (0, 1):
-        order.fenced(block, 0, 0, 0, "grid")
+        order.release(block, 0, 0, 0, "grid")
     for segment in range(1, 50):
         for block in (0, 1):
-            order.atomic(block, 0, 0, segment, 16, True, "grid")
+            order.perform_atomic(block, 0, 0, segment, 16, True, "grid")
     assert max(len(segments) for segments, _ in order.history.values()) < 5
 
 

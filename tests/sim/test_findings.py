@@ -1,5 +1,5 @@
-"""What a finding says: the whole message of each kind that the engine and the bounds tool know, word for
-word."""
+"""The text of findings: the whole message of each kind that the engine and the bounds observer report, word
+for word."""
 
 import re
 import sys
@@ -271,7 +271,7 @@ def test_without_the_bounds_tool_a_bad_access_is_an_index_error():
 
 
 def test_a_count_in_shared_memory_lacks_a_barrier_and_no_fence():
-    """Nobody acts on what these atomics give."""
+    """No thread acts on the results of these atomics."""
 
     @cuda.jit
     def counted(x, out):
@@ -359,7 +359,8 @@ def test_what_is_read_and_then_written_by_all_wants_an_atomic():
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_no_fence_is_asked_for_after_the_atomic_that_acquires(engine):
-    """A plain read, a spin by an atomic and a plain read: the second read is in order, as sim/README.md says."""
+    """A plain read, a spin by an atomic and a plain read: the second read is in order, as sim/README.md
+    says."""
 
     def kernel(message, flag, out):
         if cuda.blockIdx.x == 0:

@@ -75,7 +75,7 @@ def test_a_matrix_product(engine):
     product = x.reshape(8, 4).astype(np.int32) @ y.reshape(4, 8).astype(np.int32)
     product[:, 1::2] *= 2
     assert np.array_equal(out, product)
-    assert report.notes == (("by fission",) if engine == "native" else ())
+    assert report.notes == (("compiled",) if engine == "native" else ())
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -142,7 +142,7 @@ def test_results_have_types():
     def mistyped(lanes, value, *, result: Like("values")):
         pass
 
-    for meaning in (untyped, mistyped):
+    for semantics in (untyped, mistyped):
         with pytest.raises(
             ValueError,
             match=(
@@ -150,7 +150,7 @@ def test_results_have_types():
                 r" operands \(value\)$"
             ),
         ):
-            instruction(source="here")(meaning)
+            instruction(source="here")(semantics)
 
 
 def stand_in(mask, value):

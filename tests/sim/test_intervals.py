@@ -1,5 +1,5 @@
-"""Where integers lie as the front end infers it: every result is within, and what may be outside an array is
-still asked about."""
+"""The intervals of integers that the front end infers: every result is inside, and an index that may be
+outside of an array is still checked."""
 
 import ast
 

@@ -1,4 +1,5 @@
-"""The table of instructions: what it finds by name, and that each compiled form gives what the meaning gives."""
+"""The table of instructions: what it finds by name, and that each compiled form gives what the semantics
+give."""
 
 import subprocess
 import sys
@@ -90,7 +91,7 @@ def test_a_function_of_a_package_outside(engine):
     x, out = np.arange(4), np.zeros(4)
     report = simulate(kernel, engine=engine)[1, 4](x, out)
     assert np.array_equal(out, [0, 2**31 + 2.5, 2**30 + 5, 2**31 + 2**30 + 7.5])
-    assert report.notes == (("by fission",) if engine == "native" else ())
+    assert report.notes == (("compiled",) if engine == "native" else ())
 
 
 def test_a_function_has_types():
@@ -187,7 +188,7 @@ def versions(entry):
 
 
 def units(got, wanted):
-    """How many units in the last place two numbers are apart; 0 for two NaN."""
+    """Return how many units in the last place two numbers are apart; 0 for two NaN."""
     if isinstance(wanted, (int, np.integer)):
         return 0 if int(got) == int(wanted) else np.inf
     got = type(wanted)(got)
@@ -209,7 +210,7 @@ def parts(value):
 
 
 def compare(entry, scalars):
-    """The compiled form of a Function with its meaning, for operands of these types."""
+    """The compiled form of a Function with its semantics, for operands of these types."""
     form, listed = function_of(entry), ", ".join(f"x{i}" for i in range(len(scalars)))
     # which compiled code cannot give back
     halves = entry.version(*scalars).results in (float16, bfloat16)
@@ -222,14 +223,14 @@ def compare(entry, scalars):
             wanted = entry.call(*(int(x) if isinstance(x, np.int64) else x for x in operands))
         got = called(*map(argument_of, operands))
         for a, b in zip(parts(got), parts(wanted), strict=True):
-            assert units(a, b) <= entry.ulps, f"{entry.name}{operands}: compiled {got}, meaning {wanted}"
+            assert units(a, b) <= entry.ulps, f"{entry.name}{operands}: compiled {got}, semantics {wanted}"
 
 
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.nightly if place % 4 else []) for place, name in enumerate(FORMS)],
 )
-def test_the_compiled_form_gives_what_the_meaning_gives(name, few):
+def test_the_compiled_form_gives_what_the_semantics_give(name, few):
     """Each push compiles every fourth entry for one of its types, and among them for nearly all."""
     entry, place = INSTRUCTIONS[name], FORMS.index(name) // 4
     scalars = versions(entry)
@@ -255,7 +256,7 @@ def test_the_compiled_form_of_an_atomic(name, scalar):
     if name in ("and_", "or_", "xor") and scalar[0] == "f" or name in ("inc", "dec") and scalar[0] != "u":
         return
     types = (np.dtype(scalar),) * (1 + len(entry.operands))
-    compare(Function(name, entry.meaning, "", types, types[0], native=entry.native), types)
+    compare(Function(name, entry.semantics, "", types, types[0], native=entry.native), types)
 
 
 # --- votes of a block ---------------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ def voting(x, out):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_vote_of_a_block(engine):
-    """What the table says, whatever is true."""
+    """The table states facts that hold for every vote."""
     x = np.array([[0, -0.0, 0, 0], [np.nan, 1, -2, 1e-300], [0, np.inf, 0, np.nan]])
     out = np.zeros((3, 3, 4), np.int32)
     simulate(voting, engine=engine)[1, 4](x, out)
@@ -303,7 +304,7 @@ def test_a_vote_of_a_package_outside(engine):
     x, out = np.array([3, -7, 0.1, 2.5]), np.zeros(4)
     report = simulate(two_votes, engine=engine)[1, 4](x, out)
     assert out.tolist() == [73] * 4 and report.counters["barriers"] == 2
-    assert report.notes == (("by fission",) if engine == "native" else ())
+    assert report.notes == (("compiled",) if engine == "native" else ())
     report = simulate(vote_in_a_branch, engine=engine, on_finding="report")[1, 4](x, out)
     assert [finding.kind for finding in report.findings] == ["barrier-divergence"]
 
@@ -315,7 +316,7 @@ def test_a_vote_is_called_with_one_number():
     with pytest.raises(ThreadError, match="TypeError: largest takes 1 argument, number; got 2"):
         simulate(kernel)[1, 1](np.zeros(1))
     with pytest.raises(
-        ValueError, match="^short has 1 parameters; a meaning of this kind begins with result"
+        ValueError, match="^short has 1 parameters; a semantics function of this kind begins with result"
     ):
 
         @vote(source="here")

@@ -1,5 +1,5 @@
-"""What a kernel may say, thing by thing, on both engines: ids, barriers, warps and the language. Results are
-compared with numpy's or Python's."""
+"""The language of kernels, feature by feature, on both engines: ids, barriers, warps and statements. Results
+are compared with numpy's or Python's."""
 
 import math
 from collections import namedtuple

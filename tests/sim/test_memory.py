@@ -326,7 +326,7 @@ def test_the_same_bytes_viewed_as_another_dtype(launch):
 
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 def test_two_arrays_in_one_assignment(engine):
-    """What their accesses in a loop log is computed behind it."""
+    """The text that logs the accesses of a loop is computed after it."""
 
     def kernel(out):
         a, b = cuda.local.array(4, float32), cuda.shared.array(4, float32)

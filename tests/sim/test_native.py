@@ -119,7 +119,7 @@ def random(*shape):
     return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
 
 
-# name: kernel, launch, arguments, and whether it goes by fission
+# name: kernel, launch, arguments, and whether it goes compiled
 CASES = {
     "matmul": (
         matmul,
@@ -161,7 +161,7 @@ def test_results_are_those_of_fibers(name, observers):
     report, got = launched(name, engine="native", observers=observers)
     _, wanted = launched(name)
     assert report.findings == () and report.engine == "native"
-    assert report.notes[0].startswith("by fission") == CASES[name][-1]
+    assert report.notes[0].startswith("compiled") == CASES[name][-1]
     for one, other in zip(got, wanted):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -187,7 +187,7 @@ def test_what_compiled_code_counts_is_what_fibers_count(name):
     ours, wanted = (
         launched(name, engine=engine, observers=[*DEFAULT, *COUNTERS])[0] for engine in ("native", "fibers")
     )
-    assert ours.notes[0].startswith("by fission") == CASES[name][-1]
+    assert ours.notes[0].startswith("compiled") == CASES[name][-1]
     assert ours.counters == wanted.counters
 
 
@@ -204,7 +204,7 @@ def records_copied(x, records, out):
     records[cuda.threadIdx.x] = records[cuda.threadIdx.x + 4]
 
 
-@pytest.mark.parametrize("kernel, note", [(rows_kept, "by fission"), (records_copied, "by fibers")])
+@pytest.mark.parametrize("kernel, note", [(rows_kept, "compiled"), (records_copied, "interpreted")])
 def test_accesses_of_rows_and_records_are_counted_as_fibers_count_them(kernel, note):
     """Rows did not live across a barrier where accesses are counted; records were counted by half."""
     counters = []
@@ -227,15 +227,15 @@ def from_the_end(x, out):
 def test_literal_indices_below_0_are_no_alarm():
     """Alone, without a tuple, they were one, and the launch ran by fibers."""
     x, out = np.arange(16, dtype=np.float32).reshape(4, 4), np.zeros(2, np.float32)
-    assert simulate(from_the_end, engine="native")[1, 4](x, out).notes == ("by fission",)
+    assert simulate(from_the_end, engine="native")[1, 4](x, out).notes == ("compiled",)
     assert out.tolist() == [0, 14 + 7 + 4 + 2]
 
 
-KEPT = 5
+SPILLED = 5
 
 
 def test_a_kernel_may_use_the_names_that_compiled_text_has_of_itself():
-    """KEPT had another value, a function called recursive ended the launch, the others went by fibers."""
+    """SPILLED had another value, a function called recursive ended the launch, the others went by fibers."""
 
     @cuda.jit(device=True)
     def recursive(n):
@@ -251,23 +251,23 @@ def test_a_kernel_may_use_the_names_that_compiled_text_has_of_itself():
 
     @cuda.jit
     def named(x, out):
-        kept, over_int64 = cuda.threadIdx.x, 3
-        total = named_1(kept) + over_int64
-        for i in range(x[kept]):
+        spill_buffer, spill_int64 = cuda.threadIdx.x, 3
+        total = named_1(spill_buffer) + spill_int64
+        for i in range(x[spill_buffer]):
             total += i
         total_of = out
         cuda.syncthreads()
-        total_of[kept] = total + KEPT + recursive(kept) + named_block(kept)
+        total_of[spill_buffer] = total + SPILLED + recursive(spill_buffer) + named_block(spill_buffer)
 
     x, out = np.arange(4), np.zeros(4, np.int64)
-    assert simulate(named, engine="native")[1, 4](x, out).notes == ("by fission",)
+    assert simulate(named, engine="native")[1, 4](x, out).notes == ("compiled",)
     assert out.tolist() == [4 * t + t * (t - 1) // 2 + 10 for t in range(4)]
 
 
 def test_clean_kernels_raise_no_alarm():
     """An alarm costs a second, slow run; so kernels that are in order must raise none."""
     assert {name: launched(name, engine="native")[0].notes for name in list(CASES)[:5]} == dict.fromkeys(
-        list(CASES)[:5], ("by fission",)
+        list(CASES)[:5], ("compiled",)
     )
 
 
@@ -300,7 +300,7 @@ def test_arguments_are_restored_before_a_launch_is_explained():
 
     x = np.arange(4.0)
     report = simulate(kernel, engine="native", on_finding="report")[1, 4](x, np.zeros(4))
-    assert report.notes == ("by fission, then explained by fibers",) and x.tolist() == [1, 2, 3, 4]
+    assert report.notes == ("compiled, then explained by the interpreter",) and x.tolist() == [1, 2, 3, 4]
 
 
 def test_a_device_function_prints(capfd):
@@ -542,7 +542,7 @@ def test_tuples_and_tensors():
     out = torch.zeros(4)
     assert simulate(kernel, engine="native")[1, 4](
         (np.ones(4, np.float32), torch.arange(4.0)), 2, out
-    ).notes == ("by fission",)
+    ).notes == ("compiled",)
     assert out.tolist() == [1, 3, 5, 7]
 
 
@@ -604,7 +604,7 @@ def unknown_to_numba(x):
 )
 def test_what_cannot_be_compiled_names_the_line(kernel, why, line):
     (note,) = simulate(kernel, engine="native", on_finding="report")[1, 4](np.zeros(4, np.float32)).notes
-    assert note.startswith("by fibers: ") and why in note and line in note
+    assert note.startswith("interpreted: ") and why in note and line in note
     with pytest.raises(LaunchError) as caught:
         source(kernel, np.zeros(4, np.float32))
     assert why in str(caught.value) and line in str(caught.value)
@@ -619,8 +619,8 @@ def test_the_source_can_be_read():
     assert (
         """
 @compiled
-def matmul_3(thread, threads, kept, threadIdx, tile_a, tile_b):
-    total_of = over_float32(kept, 0, threads)
+def matmul_3(thread, threads, spill_buffer, threadIdx, tile_a, tile_b):
+    total_of = spill_float32(spill_buffer, 0, threads)
     total = total_of[thread]
     x = threadIdx.x
     y = threadIdx.y
@@ -677,7 +677,7 @@ def again(tmp_path_factory):
     (folder / "kernel_of_a_test.py").write_text(KERNEL)
     again = functools.partial(run, SCRIPT, folder, NUMBA_CACHE_DIR=str(folder))
     first = again()
-    assert first.endswith("('by fission',)") and not first.startswith("0 ")
+    assert first.endswith("('compiled',)") and not first.startswith("0 ")
     return again, folder / "sim-native"
 
 
@@ -704,7 +704,7 @@ def test_a_kernel_is_known_by_the_types_of_what_it_declares():
 
 def test_a_second_process_compiles_nothing(again):
     launched, _ = again
-    assert launched() == "0 ('by fission',)"
+    assert launched() == "0 ('compiled',)"
 
 
 RECURSIVE = """
@@ -731,7 +731,7 @@ def test_a_second_process_runs_a_function_that_calls_itself(tmp_path):
     (tmp_path / "recursive.py").write_text(RECURSIVE)
     for _ in range(2):
         done = run("import recursive", tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
-        assert done == "[ 48. 144.] ('by fission',)"
+        assert done == "[ 48. 144.] ('compiled',)"
 
 
 def test_what_is_kept_is_private_and_what_is_damaged_is_made_anew(again, few):
@@ -740,8 +740,8 @@ def test_what_is_kept_is_private_and_what_is_damaged_is_made_anew(again, few):
     for suffix in few([".nbc", ".py"], 1):
         for file in kept.rglob(f"*{suffix}"):
             file.write_bytes(file.read_bytes()[:-40])  # a disk that was full
-        assert launched().endswith("('by fission',)")
-        assert launched() == "0 ('by fission',)"
+        assert launched().endswith("('compiled',)")
+        assert launched() == "0 ('compiled',)"
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions of POSIX")

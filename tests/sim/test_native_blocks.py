@@ -1,5 +1,5 @@
-"""What the native engine explains: of a large launch the blocks concerned, with the memory as they find it,
-and the arguments as the whole launch leaves them."""
+"""Explanations of large native launches: the affected blocks run again, with the memory as they found it, and
+the arguments end as the whole launch left them."""
 
 import signal
 import threading
@@ -36,7 +36,7 @@ def test_one_block_of_many_is_explained():
     began = time.process_time()  # of this process alone: a busy machine changes little
     report = launched(outside, 4096, 256, x, out, 1000)
     assert time.process_time() - began < 10
-    assert report.notes == ("by fission; of 4,096 blocks 1 is not in order, explained by fibers",)
+    assert report.notes == ("compiled; 1 of 4,096 blocks has errors, explained by the interpreter",)
     (finding,) = report.findings
     assert (
         finding.kind == "out-of-bounds"
@@ -87,7 +87,7 @@ def test_findings_and_values_are_those_of_the_whole_launch(grid, block):
     whole, ours = ([x, np.zeros_like(x), np.zeros(7, np.int64)] for _ in range(2))
     wanted = simulate(kernel, on_finding="report")[grid, block](*whole)
     report = launched(kernel, grid, block, *ours)
-    assert report.notes == ("by fission; of 600 blocks 7 are not in order, explained by fibers",)
+    assert report.notes == ("compiled; 7 of 600 blocks have errors, explained by the interpreter",)
     assert sorted(found(report)) == sorted(found(wanted)) and {f.kind for f in wanted.findings} == {
         "race-shared",
         "out-of-bounds",
@@ -110,7 +110,7 @@ def test_blocks_that_race_with_each_other_are_explained_together():
     arguments = np.ones(1000 * 32, np.float32), np.zeros(1000 * 32, np.float32)
     report = launched(kernel, 1000, 32, *arguments)
     wanted = simulate(kernel, on_finding="report")[1000, 32](*arguments)
-    assert report.notes == ("by fission; of 1,000 blocks 4 are not in order, explained by fibers",)
+    assert report.notes == ("compiled; 4 of 1,000 blocks have errors, explained by the interpreter",)
     assert found(report) == found(wanted) and sorted(
         sorted(a.block[0] for a in f.accesses) for f in report.findings
     ) == [[90, 400], [500, 777]]
@@ -130,8 +130,57 @@ def test_a_block_that_writes_what_itself_and_others_have_read():
         "written",
     }
     assert report.notes[0].startswith(
-        "by fission; of 512 blocks 512 are not in order, and 256 of them explained by fibers"
+        "compiled; 512 of 512 blocks have errors, and 256 of them are explained by the interpreter"
     )
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_each_element_names_a_block_that_has_accessed_it(atomic):
+    """Block 30 races with block 10 for x[0], although it has touched x[1] last, like block 20."""
+
+    def plain(x, seen):
+        if cuda.threadIdx.x == 0:
+            if cuda.blockIdx.x == 10:
+                seen[0] = x[0]
+            if cuda.blockIdx.x == 20:
+                seen[1] = x[1]
+            if cuda.blockIdx.x == 30:
+                x[0] = x[0] + x[1]
+
+    def counted(x, seen):
+        if cuda.threadIdx.x == 0:
+            if cuda.blockIdx.x == 10 or cuda.blockIdx.x == 30:
+                cuda.atomic.add(x, 0, 1)
+            if cuda.blockIdx.x == 20 or cuda.blockIdx.x == 30:
+                cuda.atomic.add(x, 1, 1)
+            if cuda.blockIdx.x == 30:
+                seen[0] = x[0]
+
+    kernel = counted if atomic else plain
+    report = launched(kernel, 64, 256, np.zeros(2), np.zeros(2))
+    wanted = simulate(kernel, on_finding="report")[64, 256](np.zeros(2), np.zeros(2))
+    assert found(report) == found(wanted) and len(wanted.findings) == 1
+    assert {access.block[0] for access in report.findings[0].accesses} == {10, 30}
+    assert report.notes == ("compiled; 2 of 64 blocks have errors, explained by the interpreter",)
+
+
+def test_all_blocks_that_race_with_one_block_are_explained():
+    def kernel(x, seen):
+        if cuda.threadIdx.x == 0:
+            if cuda.blockIdx.x == 10:
+                seen[0] = x[0]
+            if cuda.blockIdx.x == 20:
+                seen[1] = x[1]
+            if cuda.blockIdx.x == 30:
+                x[0] = 1
+                x[1] = 1
+
+    report = launched(kernel, 64, 256, np.zeros(2), np.zeros(2))
+    assert {frozenset(a.block[0] for a in f.accesses) for f in report.findings} == {
+        frozenset({10, 30}),
+        frozenset({20, 30}),
+    }
+    assert report.notes == ("compiled; 3 of 64 blocks have errors, explained by the interpreter",)
 
 
 def test_some_of_each_kind_are_explained_where_all_blocks_err():
@@ -176,7 +225,7 @@ def test_kernels_may_be_called_first_and_last():
         x[cuda.grid(1)] = 1
 
     for kernel in (first, last):
-        assert launched(kernel, 1, 4, np.zeros(4)).notes == ("by fission",)
+        assert launched(kernel, 1, 4, np.zeros(4)).notes == ("compiled",)
 
 
 def long_for(x):

@@ -26,7 +26,7 @@ def launched(kernel, threads, *arguments, engine, **options):
 
 
 def equal(found, wanted):
-    """Whether two arrays hold the same numbers, signs of zeros included; any NaN equals any other."""
+    """Return whether two arrays hold the same numbers, signs of zeros included; any NaN equals any other."""
     found, wanted = (np.asarray(a).astype(np.float64) for a in (found, wanted))
     same = (found == wanted) & (np.signbit(found) == np.signbit(wanted)) | (found != found) & (
         wanted != wanted
@@ -55,7 +55,7 @@ def on_both_engines(kernel, inputs, outputs, threads):
     for engine in ("fibers", "native"):
         left[engine] = [np.zeros((rows, threads), dtype) for rows, dtype in outputs]
         report = launched(kernel, threads, *inputs, *left[engine], engine=engine)
-    assert report.notes == ("by fission",)
+    assert report.notes == ("compiled",)
     with np.errstate(all="ignore"):
         unlike = {
             (number, row): difference
@@ -274,8 +274,8 @@ def test_functions_of_two_numbers(name):
 )
 @pytest.mark.parametrize("name", HALVES)
 def test_in_memory_across_barriers_between_lanes_and_as_arguments(name, options):
-    """Shared and local arrays, a variable that lives across a barrier, a shuffle, a scalar argument, a global
-    constant."""
+    """16-bit values in shared and local arrays, in a variable that lives across a barrier, in a shuffle, as a
+    scalar argument and as a global constant."""
     dtype, kind = HALVES[name]
     third = dtype(1 / 3)
 

@@ -1,10 +1,11 @@
-"""Every kernel of `kernels` on the native engine: by fission, without a false alarm, and right."""
+"""Every kernel of `kernels` on the native engine: compiled, without a false alarm, and right."""
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernels.cases.conv import BACKWARD, Shape, inputs, reference, relative_errors, results  # noqa: E402
+from kernels.cases.conv import Shape, inputs, reference, relative_errors, results  # noqa: E402
+from kernels.cases.tolerances import BACKWARD  # noqa: E402
 from kernels.common.launch import simulated  # noqa: E402
 from kernels.conv.decode import conv_attention_decode  # noqa: E402
 from kernels.flash.forward import flash_forward  # noqa: E402
@@ -33,7 +34,7 @@ def test_attention(forward, run):
     for causal in (True, False):
         o, _ = forward(q, k, v, causal=causal, run=run)
         assert difference(o, attention(q.double(), k.double(), v.double(), causal)) <= 1e-5
-    assert run.notes == [("by fission",)] * 2
+    assert run.notes == [("compiled",)] * 2
 
 
 def test_convolutional_attention(run):
@@ -41,7 +42,7 @@ def test_convolutional_attention(run):
         tensors = inputs(shape)
         errors = relative_errors(results(*tensors, shape.causal, run=run), reference(*tensors, shape.causal))
         assert all(error <= BACKWARD for error in errors.values()), errors
-    assert run.notes == [("by fission",)] * 6
+    assert run.notes == [("compiled",)] * 6
 
 
 def test_decoding(run):
@@ -50,4 +51,4 @@ def test_decoding(run):
     wanted = conv_attention(q.double(), k.double(), v.double(), w.double())[:, :, -1:]
     got = conv_attention_decode(q[:, :, -6:], k, v, w, splits=2, run=run)
     assert difference(got.reshape(wanted.shape), wanted) <= 1e-5
-    assert set(run.notes) == {("by fission",)}
+    assert set(run.notes) == {("compiled",)}

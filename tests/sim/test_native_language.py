@@ -13,7 +13,7 @@ from numba import cuda, float32, float64, int32
 
 from sim import ThreadError, simulate
 from sim.native.codegen.launch_state import MOST_UNSET
-from sim.native.split.program import lower_for_fission
+from sim.native.split.program import lower_kernel
 from sim.observers import DEFAULT, Trace
 
 
@@ -140,13 +140,13 @@ def launched(kernel, engine, observers=DEFAULT):
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
-def test_by_fission(kernel):
+def test_is_compiled(kernel):
     # fibers know the types of its arguments, not that 8 and 9 are two shapes
     if kernel is two_shapes_of_one_declaration:
         wanted = 2 * (0.5 + np.arange(8.0, 0, -1)) + 2 * np.array([np.nan, *(0.5 + np.arange(8.0, 1, -1))])
         return np.testing.assert_array_equal(launched(kernel, "native", ())[1][1:], wanted[1:])
     (report, got), (_, wanted) = launched(kernel, "native"), launched(kernel, "fibers")
-    assert report.notes == ("by fission",) and np.any(got)
+    assert report.notes == ("compiled",) and np.any(got)
     np.testing.assert_allclose(got, wanted, rtol=1e-12)
 
 
@@ -194,12 +194,12 @@ def test_a_row_lives_across_a_barrier(index):
     exec(compile(text, name, "exec"), names)
     x, out = np.arange(8.0), np.zeros((8, 1))
     report = simulate(names["kernel"], engine="native")[1, 8](x, out)
-    assert report.notes == ("by fission",) and out[:, 0].tolist() == x[::-1].tolist()
+    assert report.notes == ("compiled",) and out[:, 0].tolist() == x[::-1].tolist()
 
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_a_row_stays_where_memory_said(engine):
-    """What its index was read from changes before the row is used."""
+    """The element that its index was read from changes before the row is used."""
 
     @cuda.jit
     def kernel(x, order, out):
@@ -233,7 +233,8 @@ def unassigned(x, out):
 
 
 def called_as_compiled_text_calls(x, out):
-    """Lowering once looked for ever for a name in place of such a one."""
+    """A kernel whose local name equals one of the compiled text. Lowering once searched endlessly for a name
+    to use instead."""
     all_done = isa_one = x[cuda.threadIdx.x]
     out[cuda.threadIdx.x] = all_done + isa_one + 1
 
@@ -272,18 +273,18 @@ CASES += [(whole_arrays, 25.5), (types_of_numbers, 1), (lanes_by_name, 1), (byte
 
 @pytest.mark.parametrize("kernel, wanted", CASES)
 def test_as_fibers_do(kernel, wanted):
-    """What has no compiled form runs by fibers, and a variable without a value is 0."""
+    """A kernel without a compiled form is interpreted, and a variable without a value is 0."""
     x, out = np.ones(8, np.float32), np.full(8, np.nan, np.float32)
     simulate(kernel, engine="native", on_finding="report")[1, 8](x, out)
     assert (out == wanted).all()
 
 
 def test_only_so_many_reads_are_asked_whether_they_were_assigned(tmp_path):
-    """There is a word for each of so many; the next once wrote into other words."""
+    """There is a word for each of that many; the next once wrote into other words."""
     lines = [f"    if x[0] > {i}:\n        v{i} = 1.0\n    x[0] += v{i}\n" for i in range(MOST_UNSET + 6)]
     (tmp_path / "many.py").write_text("def kernel(x):\n" + "".join(lines))
     kernel = runpy.run_path(str(tmp_path / "many.py"))["kernel"]
-    assert len(lower_for_fission(kernel).module.unset) == MOST_UNSET
+    assert len(lower_kernel(kernel).module.unset) == MOST_UNSET
 
 
 def test_an_atomic_takes_no_keywords():

@@ -67,7 +67,7 @@ def test_a_result_that_may_be_none(kernel, lowest):
             )
         except ThreadError as error:
             return str(error)
-        assert report.notes == (() if engine == "fibers" else ("by fission",))
+        assert report.notes == (() if engine == "fibers" else ("compiled",))
         return out.tolist()
 
     assert launched("native") == launched("fibers")

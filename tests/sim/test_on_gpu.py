@@ -185,7 +185,7 @@ def narrow_operands(small, unsigned, words, out):
 
 @cuda.jit
 def two_floats(x, out):
-    """What NaN, infinities and the zero's sign do: copysign brings the sign out."""
+    """The results for NaN, infinities and the sign of zero: copysign shows the sign."""
     i = cuda.grid(1)
     for j in range(16):
         a, b = float32(x[i]), float32(x[j])

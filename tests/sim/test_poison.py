@@ -1,6 +1,7 @@
 """An index that is made of an undefined value: the finding says where the value came from, and comes after the
 finding of its cause, which is an error."""
 
+import numba
 import numpy as np
 import pytest
 from numba import cuda, int32, int64
@@ -69,5 +70,100 @@ def test_an_index_that_is_a_little_off_is_no_consequence():
         out[t + 1] = fresh[0] + x[t]
 
     findings = simulate(kernel, on_finding="report")[1, 8](np.zeros(8), np.zeros(8)).findings
+    assert {f.kind for f in findings} == {"uninitialized-read", "out-of-bounds"}
+    assert not any(f.follows for f in findings)
+
+
+WIDTHS = [np.dtype(f"{kind}{size}") for size in (1, 2, 4, 8) for kind in "iu"]
+
+
+def of_memory(dtype):
+    width = getattr(numba, dtype.name)
+
+    @cuda.jit
+    def kernel(out):
+        places = cuda.shared.array(32, width)
+        t = cuda.threadIdx.x
+        if t > 0:
+            places[t] = t
+        out[places[t] + 1] = 1
+
+    return kernel, (np.zeros(34),), "uninitialized-read"
+
+
+def of_local_memory(dtype):
+    width = getattr(numba, dtype.name)
+
+    @cuda.jit
+    def kernel(out):
+        places = cuda.local.array(2, width)
+        t = cuda.threadIdx.x
+        places[0] = t
+        out[places[t // 31]] = 1
+
+    return kernel, (np.zeros(34),), "uninitialized-read"
+
+
+def of_a_shuffle(dtype):
+    width = getattr(numba, dtype.name)
+
+    @cuda.jit
+    def kernel(out):
+        lane = cuda.threadIdx.x
+        if lane < 16:
+            out[width(cuda.shfl_down_sync(0xFFFF, lane, 1))] = 1
+
+    return kernel, (np.zeros(34),), "warp-divergence"
+
+
+def of_a_read_outside(dtype):
+    @cuda.jit
+    def kernel(x, out):
+        t = cuda.threadIdx.x
+        out[x[t]] = 1
+
+    return kernel, (np.arange(31).astype(dtype), np.zeros(34)), "out-of-bounds"
+
+
+def of_an_empty_array(dtype):
+    @cuda.jit
+    def kernel(x, out):
+        t = cuda.threadIdx.x
+        out[x[t]] = 1
+
+    return kernel, (sim.empty(32, dtype), np.zeros(34)), "uninitialized-read"
+
+
+@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
+@pytest.mark.parametrize(
+    "made", [of_memory, of_local_memory, of_a_shuffle, of_a_read_outside, of_an_empty_array]
+)
+def test_poison_of_every_width(made, dtype, few):
+    kernel, arguments, kind = made(dtype)
+    for engine in few(["fibers", "native"], 1):
+        report = simulate(kernel, engine=engine, on_finding="report")[1, 32](*(a.copy() for a in arguments))
+        cause, consequence = report.findings
+        assert (cause.kind, cause.severity) == (kind, "error")
+        assert consequence.kind == "out-of-bounds" and consequence.follows
+        assert "comes from an undefined value on line" in consequence.reason
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16"])
+def test_narrow_poison_that_counts_from_the_end(dtype):
+    kernel, _, _ = of_memory(np.dtype(dtype))
+    cause, consequence = simulate(kernel, on_finding="report")[1, 32](np.zeros(1 << 16)).findings
+    assert (cause.kind, consequence.kind) == ("uninitialized-read", "negative-index")
+    assert consequence.follows
+
+
+def test_an_index_like_narrow_poison_needs_a_cause_in_its_own_thread():
+    def kernel(out, seen):
+        t = cuda.threadIdx.x
+        fresh = cuda.shared.array(1, int32)
+        if t == 0:
+            seen[0] = fresh[0]
+        out[t] = 1
+
+    findings = simulate(kernel, on_finding="report")[1, 170](np.zeros(165), np.zeros(1)).findings
     assert {f.kind for f in findings} == {"uninitialized-read", "out-of-bounds"}
     assert not any(f.follows for f in findings)

@@ -1,5 +1,5 @@
-"""What kernels of public projects use beyond the ordinary, on every engine: each test names the project in
-whose kernels it was met, where it was one."""
+"""Features that kernels of public projects use, on every engine. Each test names the project, where there was
+one."""
 
 import math
 import os
@@ -68,7 +68,7 @@ def test_a_launch_on_arrays_without_elements_has_nothing_to_write(engine):
             out[i] = x[i]
 
     report = simulate(kernel, engine=engine)[1, 32](np.zeros(0), np.zeros(0))
-    assert not report.findings and not any(note.startswith("by fibers") for note in report.notes)
+    assert not report.findings and not any(note.startswith("interpreted") for note in report.notes)
 
 
 def test_variables_that_every_path_to_a_read_assigns(engine):

@@ -1,4 +1,4 @@
-"""A report as text, as a table beside the source, and as HTML that is the same every time and needs nothing
+"""A report as text, as a table next to the source, and as HTML that is the same every time and needs nothing
 from outside."""
 
 import html.parser

@@ -1,4 +1,4 @@
-"""What the front end finds that names and calls of a function stand for, before either engine prints it."""
+"""The meaning of names and calls that the front end finds in a function, before either engine prints it."""
 
 import ast
 import math

@@ -1,5 +1,5 @@
 """Values of operators and functions on which the engines differed, and all operators over awkward numbers:
-fibers beside native.
+fibers next to native.
 
 What is right was read from the PTX that `numba.cuda.compile` gives.
 """
@@ -20,7 +20,7 @@ LOWEST = -(2**63)
 
 
 def by_both(kernel, out, *arguments, threads=1):
-    """What a kernel writes to `out`, by each engine, which must be the same."""
+    """Return what a kernel writes to `out`. Both engines must write the same."""
     results = []
     for engine in ("fibers", "native"):
         written = out.copy()
@@ -137,7 +137,8 @@ def unsigned_powers(out, a, b):
     "bases, exponents", [("uint64", "uint64"), ("uint64", "uint8"), ("uint32", "uint16")]
 )
 def test_powers_of_unsigned_numbers(bases, exponents):
-    """3 ** 40, 3 ** 70000 and the powers of 0 and 1 as a GPU gave them, under Python 3.12; 3.11 rounds them."""
+    """3 ** 40, 3 ** 70000 and the powers of 0 and 1 as a GPU gave them, under Python 3.12; 3.11 rounds
+    them."""
     pairs = [(3, 40), (3, 41), (7, 255), (2, 63), (2, 64), (10, 19), (0, 0), (5, 0), (2**32 - 1, 3), (1, 200)]
     if exponents == "uint64":
         pairs += [(3, 2**16), (3, 70000), (0, 2**64 - 1), (1, 2**63), (2**64 - 1, 2**16 - 1)]
@@ -181,7 +182,8 @@ def quotients_again(out, x, y):
 
 
 def test_a_literal_divisor_changes_no_other():
-    """What is compiled for a literal above 0 is LLVM's own division, which would end this process."""
+    """A division by a literal above 0 compiles to LLVM's own division, which would end this process for other
+    divisors."""
     x, y = np.array([2**63 - 1, 7]), np.array([-1, 0])
     by_both(quotients, np.ones(7, np.int64), x, y)
     assert by_both(by_a_literal, np.ones(2, np.int64), x) == [x[0] // 7, x[0] % 7]

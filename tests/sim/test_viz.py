@@ -33,7 +33,7 @@ def report():
 
 
 def scene(view):
-    """What the figure's script gets."""
+    """Return the data that the figure's script gets."""
     return json.loads(re.search(r"scene=(\{.*?\});\n", view.body).group(1))
 
 

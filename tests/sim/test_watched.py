@@ -6,8 +6,8 @@ import pytest
 from numba import cuda, float32
 
 from sim import LaunchError, load_ptx, simulate
-from sim.context import HOOKS
 from sim.events import Observer
+from sim.hooks import HOOKS
 from sim.native.run import launch as native_launch
 from sim.observers import COUNTERS, DEFAULT, Branches, Trace
 
@@ -184,7 +184,7 @@ def last_block_is_long(x):
 
 @pytest.mark.parametrize("observer", [*COUNTERS, Trace, stranger("accesses")], ids=lambda o: o.__name__)
 def test_a_block_that_the_log_of_compiled_code_has_no_room_for(observer, monkeypatch):
-    monkeypatch.setattr(native_launch, "ROOM", 70_000)
+    monkeypatch.setattr(native_launch, "LOG_CAPACITY", 70_000)
     launch = simulate(last_block_is_long, engine="native", observers=[*DEFAULT, observer])
     report = launch[600, 32](np.zeros(600 * 32))
     name = observer.__name__

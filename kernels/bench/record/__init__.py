@@ -1,1 +1,1 @@
-"""Programs that record on a GPU, in kernels/data, what lessons show."""
+"""Programs that record, on a GPU, the data in kernels/data that lessons show."""

@@ -1,4 +1,4 @@
-"""Record on a GPU what lesson 07 shows: print the JSON of kernels/data/lesson07.json on stdout, and nothing
+"""Record the data of lesson 07 on a GPU: print the JSON of kernels/data/lesson07.json on stdout, and nothing
 else.
 
     python -m kernels.bench.record.lesson07 > lesson07.json
@@ -28,7 +28,7 @@ DEVICE = torch.device("cuda")
 
 
 def scale_kernel():
-    """A kernel that nothing has compiled yet."""
+    """Return a kernel that has not been compiled yet."""
 
     @cuda.jit
     def scale(x, factor, out):
@@ -50,7 +50,7 @@ def relu(zero):
 
 
 def rms_norm(real):
-    """real: float32, or float for the careless one."""
+    """Return the kernel. real: float32, or float for the version that computes in float64 by mistake."""
     zero, tiny = real(0), real(1e-6)
 
     @cuda.jit
@@ -108,7 +108,8 @@ def five_arguments(q, k, v, scale, out):
 
 
 def device_us(work, repeats=30):
-    """Microseconds on the GPU of one call: median between events, after three calls to warm up."""
+    """Return the microseconds of one call on the GPU: the median between events, after three calls to warm
+    up."""
     for _ in range(3):
         work()
     times = []
@@ -123,7 +124,8 @@ def device_us(work, repeats=30):
 
 
 def host_us(work, calls=200, rounds=7):
-    """Microseconds on the host of one call, the GPU not waited for: the best round's mean."""
+    """Return the microseconds of one call on the host, without waiting for the GPU: the best mean of
+    several rounds."""
     work()
     best = math.inf
     for _ in range(rounds):
@@ -137,7 +139,7 @@ def host_us(work, calls=200, rounds=7):
 
 
 def rounded(value):
-    """Three significant digits; a whole number from 100 on."""
+    """Return three significant digits; a whole number from 100 on."""
     return float(f"{value:.3g}") if value < 100 else round(value)
 
 
@@ -146,7 +148,7 @@ def rounded(value):
 
 def first_launch_ms():
     kernel, x = scale_kernel(), torch.ones(100, device=DEVICE)
-    five_arguments[1, 32](x, x, x, float32(1), torch.empty_like(x))  # the driver is up
+    five_arguments[1, 32](x, x, x, float32(1), torch.empty_like(x))  # initialise the driver
     torch.cuda.synchronize()
     begin = time.perf_counter()
     kernel[1, 128](x, float32(3), torch.empty_like(x))
@@ -213,13 +215,15 @@ def stopwatch_us():
 
 
 def numba(kernel, grid, block, *arguments):
-    """Numba's own launch, on the default stream."""
+    """Launch like Numba itself, on the default stream."""
     kernel[grid, block](*arguments)
 
 
 def unseen_by_kernel(run, wrap):
-    """How many of `scale`'s results are wrong, where torch's stream waits and then fills x; wrap: what is
-    handed over for a tensor."""
+    """Return how many results of `scale` are wrong if torch's stream waits and then fills x.
+
+    wrap: makes the kernel's argument from a tensor.
+    """
     kernel, n = scale_kernel(), 100_000
     grid = (-(-n // 256),)
     x, out = torch.zeros(n, device=DEVICE), torch.zeros(n, device=DEVICE)
@@ -235,7 +239,7 @@ def unseen_by_kernel(run, wrap):
 
 
 def unseen_by_torch(run):
-    """How many of the sums that `row_sums` takes milliseconds to write are missing in a copy made in torch's
+    """Return how many sums of `row_sums`, which takes milliseconds, are missing in a copy made on torch's
     stream."""
     kernel, n = row_sums(float32(0)), 2**16
     q, k = 0.1 * torch.randn(n, 64, device=DEVICE), 0.1 * torch.randn(1024, 64, device=DEVICE)

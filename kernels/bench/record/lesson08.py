@@ -1,10 +1,10 @@
-"""Record what lesson 08 shows, on a machine with an H200 and ncu: print the JSON of
+"""Record the data of lesson 08, on a machine with an H200 and ncu: print the JSON of
 kernels/data/lesson08.json.
 
     python -m kernels.bench.record.lesson08 > lesson08.json
 
-Runs itself under ncu for the counters (--launch), then times without ncu. What it does goes to stderr. About
-11 GiB of GPU memory.
+It runs itself under ncu for the counters (--launch), then times without ncu. Progress is printed on stderr.
+It needs about 11 GiB of GPU memory.
 """
 
 import csv
@@ -61,7 +61,7 @@ METRICS = [metric for pair in ACCESSES.values() for metric in pair] + [
 ]
 
 
-# The lesson's own kernels, as they stand in solutions/08_memory.py ------------------------------------------
+# The lesson's own kernels, copied from solutions/08_memory.py -----------------------------------------------
 
 
 @cuda.jit
@@ -82,7 +82,7 @@ def add_twice(x, y):
 
 
 def five(n):
-    """label -> (kernel, configuration, arguments) of the five patterns."""
+    """Return {label: (kernel, configuration, arguments)} of the five patterns."""
     line, square = (blocks(n * n), THREADS), (tiles(n, n), (TILE, TILE))
     long, out = cuda.device_array(STRIDE * n * n, float32), cuda.device_array(n * n, float32)
     x, a, turned = long[: n * n], long[: n * n].reshape(n, n), out.reshape(n, n)
@@ -94,8 +94,8 @@ def five(n):
 
 
 def every_launch():
-    """label -> (kernel, configuration, arguments), in the order in which they are profiled. No other kernel
-    is launched."""
+    """Return {label: (kernel, configuration, arguments)} in the order in which they are profiled. No other
+    kernel is launched."""
     rng = np.random.default_rng(8)
     counted, _ = five(SMALL)
     timed, (x, out) = five(BIG)
@@ -131,7 +131,7 @@ def launch_all():
 
 
 def microseconds(kernel, configuration, arguments, times=20, batches=5):
-    """The median over batches of the mean time of a launch."""
+    """Return the median over batches of the mean time of a launch."""
     launch, found = kernel[configuration], []
     launch(*arguments)
     for _ in range(batches):
@@ -159,7 +159,7 @@ def ncu():
 
 
 def profile():
-    """[(mangled name, {metric: value})] of every launch, in order."""
+    """Return [(mangled name, {metric: value})] of every launch, in order."""
     command = [
         ncu(),
         "--csv",
@@ -185,7 +185,7 @@ def profile():
 
 
 def parsed(text):
-    """[(name, {metric: value})] from what ncu --csv prints."""
+    """Return [(name, {metric: value})] from ncu's --csv output."""
     launches = {}
     for row in csv.DictReader(io.StringIO(text[text.index('"ID"') :])):
         name, metrics = launches.setdefault(int(row["ID"]), (row["Kernel Name"], {}))
@@ -215,7 +215,13 @@ def block(metrics):
 
 
 def assemble(machine, found, times, threads):
-    """The JSON: machine; found {label: metrics}; times {label: microseconds}; threads {label: a block's}."""
+    """Return the JSON's data.
+
+    machine: the GPU and versions.
+    found: {label: metrics}.
+    times: {label: microseconds}.
+    threads: {label: threads of a block}.
+    """
     rounded = {label: round(time, 2) for label, time in times.items()}
     resident = {
         "copy": "timed copy",
@@ -274,7 +280,7 @@ def assemble(machine, found, times, threads):
 
 
 def by_label(labels, names, profiled):
-    """{label: metrics}; every launch must be the kernel that its label says."""
+    """Return {label: metrics}; raise an error unless every launch is the kernel of its label."""
     for label, name, (got, _) in zip(labels, names, profiled, strict=True):
         if name not in got:
             sys.exit(f"{label}: wanted kernel {name}, ncu saw {got}")

@@ -1,12 +1,12 @@
-"""Record what lesson 18 shows, on a machine with a GPU of compute capability 9.0 or newer: print the JSON of
+"""Record the data of lesson 18, on a GPU of compute capability 9.0 or newer: print the JSON of
 kernels/data/lesson18.json.
 
     python -m kernels.bench.record.lesson18 > lesson18.json
 
-What the driver says of the 16-bit kernels (registers, bytes spilled, shared memory, resident blocks), how
-long the backward pass and one token take in a CUDA graph with a cold cache, and PyTorch beside them. Each way
-to compile the backward kernels is a process of its own: they compile at the same time, and are timed one
-after the other. About half a minute, and 10 GiB of GPU memory.
+The data are the driver's facts about the 16-bit kernels (registers, bytes spilled, shared memory, resident
+blocks), the times of the backward pass and of one token in a CUDA graph with a cold cache, and PyTorch's
+times. Each variant of the backward kernels is compiled in a process of its own: they compile at the same
+time, and are timed one after the other. It takes about half a minute, and 10 GiB of GPU memory.
 """
 
 import json
@@ -28,7 +28,7 @@ from kernels.reference import conv_attention as eager
 
 TAPS, BF16 = (7, 7), torch.bfloat16
 BACKWARD = [(1, 8, 4096, 64), (4, 16, 2048, 64)]
-# (kernel of keys?, warps of a block, most registers of a thread)
+# (True for the kernel of keys, warps of a block, limit of registers per thread)
 BUILT = [
     (of_keys, warps, most)
     for of_keys in (False, True)
@@ -39,7 +39,7 @@ CACHES = {  # shape of a cache -> splits tried
     (1, 8, 16384, 64): (1, 2, 4, 8, 16, 32, 64, 128),
     (8, 16, 16384, 64): (1, 2, 4, 6, 8, 16, 32),
 }
-COLD = 2**27  # bytes that one graph reads at least, beyond the L2 cache
+COLD = 2**27  # bytes that one graph reads at least: more than the L2 cache holds
 
 
 def main():
@@ -65,7 +65,7 @@ def note(*words):
 
 
 def inputs(shape):
-    """(q, k, v, w, o, L, dO) as a backward pass gets them; numbers do not matter to its time."""
+    """Return (q, k, v, w, o, L, dO) for a backward pass; their values do not affect its time."""
     torch.manual_seed(18)
     q, k, v, o, d_o = torch.randn(5, *shape, device="cuda", dtype=BF16)
     w, log_sum = torch.randn(shape[1], *TAPS, device="cuda") / 7, torch.full(shape[:3], 8.0, device="cuda")
@@ -73,14 +73,15 @@ def inputs(shape):
 
 
 def passes(given, wanted, warps=conv_tensor_backward.WARPS):
-    """A function that runs the backward pass: the gradients `wanted` of (dQ, dK, dV, dW)."""
+    """Return a function that runs the backward pass: the gradients `wanted` of (dQ, dK, dV, dW)."""
     q, k, v, w, o, log_sum, d_o = given
     rest = d_o, True, float32(q.shape[3] ** -0.5), wanted, None, warps
     return lambda: conv_tensor_backward.conv_tensor_backward(q, k, v, w, o, log_sum, *rest)
 
 
 def backward_kernel(of_keys, warps, most, turn):
-    """What the driver says of one of the two kernels, compiled so, and its time on BACKWARD's last shape."""
+    """Return the driver's facts about one of the two kernels in this variant, and its time on BACKWARD's
+    last shape."""
     shape = BACKWARD[-1]
     kernel = conv_tensor_backward.gradient_kernel(shape[3], "bfloat16", *TAPS, of_keys, warps, most)
     conv_tensor_backward.registers_of = lambda width: most
@@ -90,14 +91,14 @@ def backward_kernel(of_keys, warps, most, turn):
     with turn:
         time = milliseconds(replay(call))
     frame = conv_tensor_backward.frame_of(*TAPS, of_keys)
-    row = {"of_keys": of_keys, "warps": warps, "most_registers": most, **said(kernel, warps * 32)}
+    row = {"of_keys": of_keys, "warps": warps, "most_registers": most, **driver_facts(kernel, warps * 32)}
     row |= {"owned": conv_tensor_backward.owned_rows(frame, warps), "shape": shape, "ms": time}
     note(row)
     return row
 
 
-def said(kernel, threads):
-    """What the driver says of a compiled kernel."""
+def driver_facts(kernel, threads):
+    """Return the driver's facts about a compiled kernel."""
     (made,) = kernel.overloads.values()
     function, context = made._codelibrary.get_cufunc(), cuda.current_context()
     return {
@@ -110,8 +111,10 @@ def said(kernel, threads):
 
 
 def backward(shape):
-    """A row for each contestant, bfloat16: milliseconds of a backward pass; ours as a graph, the others
-    behind one another as autograd launches them."""
+    """Return a row for each contestant, bfloat16: milliseconds of a backward pass.
+
+    Ours is a graph; the others are launched one after the other by autograd.
+    """
     given = inputs(shape)
     yield {"shape": shape, "name": "kernels", "ms": milliseconds(replay(passes(given, (True,) * 4)))}
     *leaves, w = (x.detach().clone().requires_grad_() for x in (*given[:3], given[3].to(BF16)))
@@ -126,15 +129,18 @@ def backward(shape):
 
 
 def caches(shape, dtype):
-    """[(window, k, v)], as many as it takes to read COLD bytes, two at least."""
+    """Return [(window, k, v)]: as many as it takes to read COLD bytes, at least two."""
     count = max(2, COLD // (2 * math.prod(shape) * dtype.itemsize))
     made = [torch.randn(2, *shape, device="cuda", dtype=dtype) for _ in range(count)]
     return [(both[0, :, :, -TAPS[0] :].clone(), both[0], both[1]) for both in made]
 
 
 def decoding(shape, tried):
-    """A row for each decoder: microseconds of a token in a graph that reads one cache after the other, and
-    launched from Python; for each number of splits, in a graph."""
+    """Return a row for each decoder: microseconds of a token in a graph that reads one cache after the other,
+    and launched from Python.
+
+    tried: numbers of splits to time, in a graph.
+    """
     for name, dtype in [("float32", torch.float32), ("kernels", BF16), ("sdpa", BF16)]:
         given, w = caches(shape, dtype), torch.randn(shape[1], *TAPS, device="cuda") / 7
 
@@ -158,8 +164,8 @@ def decoding(shape, tried):
 
 
 def decoder():
-    """What the driver says of the 16-bit decoder for d = 64."""
-    return said(decode_tensor.decode_tensor_kernel(64, "bfloat16", *TAPS), decode_tensor.THREADS)
+    """Return the driver's facts about the 16-bit decoder for d = 64."""
+    return driver_facts(decode_tensor.decode_tensor_kernel(64, "bfloat16", *TAPS), decode_tensor.THREADS)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""What a launch must keep to beside right values: who works, how often global memory is asked, who meets
-whom. Events are counted, not names in a source."""
+"""The contract of a launch: which threads have to work, how often they may access global memory, and which
+synchronisation they need. It counts events, not names in a source."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -30,10 +30,10 @@ class Contract:
     least: dict = field(default_factory=dict)  # array -> fewest accesses by all threads
     # array -> function: elements (flat indices) -> the thread of the grid to which each belongs
     owner: dict[str, Callable] = field(default_factory=dict)
-    threads: int = 0  # so many threads at least make an access
-    helpers: int = 0  # so many at least load or change an element of shared memory that another one writes
-    blocks: int = 0  # so many blocks at least
-    # the busiest thread makes so many times the mean accesses of those that make any, at most
+    threads: int = 0  # at least this many threads make an access
+    helpers: int = 0  # at least this many load or change an element of shared memory that another one writes
+    blocks: int = 0  # at least this many blocks
+    # the busiest thread makes at most this many times the mean accesses of those that make any
     share: float | None = None
     barriers: tuple | None = None  # (fewest, most) block-wide barriers, in each block on average
     shuffles: tuple | None = None  # (fewest, most) shuffles, in all warps together
@@ -141,7 +141,7 @@ class Contract:
 
 
 def outside(bounds, count, what, where):
-    """Whether a count is outside its (fewest, most), in words."""
+    """Yield the message for a count that is outside of `bounds`, (least, most), if it is."""
     if bounds is None:
         return
     fewest, most = bounds
@@ -159,8 +159,7 @@ def times(count):
 
 
 class Work:
-    """Who made which accesses in a launch, from its trace: tables (blocks of the grid, threads of a
-    block)."""
+    """The accesses of a launch by thread, from its trace: tables (blocks of the grid, threads of a block)."""
 
     def __init__(self, report, translation=None):
         self.trace, self.threads = report.trace, int(np.prod(report.block))
@@ -183,7 +182,7 @@ class Work:
         self.at_work = self.everything > 0
 
     def table(self, chosen):
-        """How many of the chosen events each thread of each block made."""
+        """Return how many of the chosen events each thread of each block made."""
         blocks = int(np.prod(self.grid))
         place = self.block_number[chosen] * self.threads + self.trace.thread[chosen]
         return np.bincount(place, minlength=blocks * self.threads).reshape(blocks, self.threads)
@@ -194,8 +193,8 @@ class Work:
         return np.isin(self.trace.array, [i for i, known in enumerate(self.names) if known == name])
 
     def helpers(self):
-        """How many threads load or change an element of shared memory that another thread of their block
-        writes."""
+        """Return how many threads load or change an element of shared memory that another thread of their
+        block writes."""
         chosen = np.flatnonzero(self.chosen("shared"))
         places = [*zip(self.block_number[chosen].tolist(), self.trace.address[chosen].tolist(), strict=True)]
         threads, actions = self.trace.thread[chosen].tolist(), self.trace.action[chosen].tolist()

@@ -169,7 +169,7 @@ extern "C" __global__ void row_sum(const float* x, float* l, int n) {
 """,
 }
 
-# What readers put in place of which line, beside the solution's way
+# Replacements of a line that readers write, other than the solution's
 COMMON_MENDS = {
     "a": [
         ("if (t < n) p[t] = expf(s[t]);", "p[t] = t < n ? expf(s[t]) : 0.0f;"),

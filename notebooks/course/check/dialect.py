@@ -1,5 +1,5 @@
-"""What no GPU runs, found in the code of a kernel before it is launched: lists, generators, whole-array calls
-of numpy. It needs no compiler."""
+"""The search for Python that no GPU runs, in the code of a kernel before its launch: lists, generators,
+whole-array calls of numpy. It needs no compiler."""
 
 import builtins
 import dis
@@ -58,7 +58,7 @@ def found(function, seen):
 
 
 def asks_for(code):
-    """What the instructions and the codes within do that needs Python itself."""
+    """Yield each operation of a code object, or of one inside of it, that needs Python itself."""
     steps = [*dis.get_instructions(code)]
     made = [MAKES[step.opname] for step in steps if step.opname in MAKES]
     for _ in filter(ends_a_tuple, steps):
@@ -70,8 +70,8 @@ def asks_for(code):
 
 
 def ends_a_tuple(step):
-    """Whether an instruction makes a tuple of a list that Python has built for it, as in `f(*p, *q)`: Numba
-    sees the tuple alone."""
+    """Return whether an instruction makes a tuple of a list that Python has built for it, as in `f(*p, *q)`.
+    Numba sees only the tuple."""
     return "LIST_TO_TUPLE" in (step.opname, step.argrepr.removeprefix("INTRINSIC_"))
 
 

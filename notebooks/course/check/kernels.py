@@ -1,5 +1,5 @@
-"""How a check launches a learner's kernel in `sim`: in a random order of threads, with a finding or an
-exception as a failed check, and under its contract."""
+"""The launch of a learner's kernel in `sim`: in a random order of threads, under its contract. A finding or
+an exception is a failed check."""
 
 from math import prod
 
@@ -22,8 +22,8 @@ STEPS = 50_000  # rounds of while loops, over all threads, before one of them en
 def launch(
     kernel, configuration, arguments, rng, call, refused=lambda finding: True, float64=None, **options
 ):
-    """One launch; returns sim's report. options: those of sim.simulate. float64: so many instructions may
-    have to do with one when the kernel is compiled.
+    """One launch; returns sim's report. options: those of sim.simulate. float64: the number of instructions
+    on float64 that the compiled kernel may have.
 
     A thread's exception, or a finding that is `refused` (any, a warning too, unless told otherwise), fails
     the check; a stub stays one.
@@ -52,7 +52,7 @@ def first(messages, shown=2):
 
 def run(kernel, configuration, inputs, outputs, rng, call, place=None, **options):
     """The launch of a kernel(*inputs, *outputs), which may change the outputs alone; returns sim's report.
-    place: so many inputs stand before the outputs."""
+    place: the number of inputs before the outputs."""
     given = copies(inputs)
     arguments = (*given[:place], *outputs, *(given[place:] if place is not None else ()))
     report = launch(kernel, configuration, arguments, rng, call, **options)
@@ -96,7 +96,7 @@ def judge(
 
 
 def jitted(kernel, name):
-    """Reject a plain function where a kernel, or a function for kernels, is wanted."""
+    """Reject a plain function where a kernel or a device function is expected."""
     if not hasattr(kernel, "py_func"):
         hint = (
             "Without @cuda.jit in the line above its def, it runs in the simulator alone: no GPU, and no"

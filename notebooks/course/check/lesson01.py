@@ -78,7 +78,8 @@ def ex01_2(merge, rng):
 
 
 def streams(rng):
-    """What to read, as (what, pairs, hint): each case can catch a mistake that those before it let pass."""
+    """Return the cases (what, pairs, hint). Each case can catch a mistake that the cases before it let
+    pass."""
     mixed = random_pairs(rng, int(rng.integers(8, 41)))
     climbing, falling = sorted(random_pairs(rng, 5)), sorted(random_pairs(rng, 5), reverse=True)
     vectors = [(score, rng.normal(size=3).round(2)) for score, _ in random_pairs(rng, 6)]
@@ -245,7 +246,7 @@ GROUPING = "It must not matter who pairs with whom."
 
 
 class ReadOnce:
-    """Pairs that pass by once: whoever asks again after the last one is told so."""
+    """Pairs that can be read once. Reading on after the last one is an error that says so."""
 
     def __init__(self, pairs):
         self.pairs, self.count, self.over = iter(pairs), len(pairs), False

@@ -1,4 +1,4 @@
-"""The checks of lesson 02: a tile absorbed, attention with queries outer, bytes counted."""
+"""The checks of lesson 02: the update by one tile, attention with queries outer, bytes counted."""
 
 import numbers
 
@@ -254,7 +254,7 @@ BYTES_HINTS = {
 
 
 def numbers_moved(n, d, rows, columns):
-    """What the counter says while the three algorithms run: the oracle."""
+    """Return what the counter measures while the three algorithms run: the reference of exercise 2.3."""
     q = torch.zeros(n, d)
     runs = [tiled.Traffic() for _ in range(3)]
     tiled.standard(q, q, q, runs[0])

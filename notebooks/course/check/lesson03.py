@@ -175,7 +175,8 @@ ARGUMENTS = "(A Thread's args are a tuple, with a comma even for one: args=(thre
 
 @contextmanager
 def fallen_threads():
-    """What ends a thread while this lasts is written down here, and not printed once for each thread."""
+    """Collect the exceptions that end threads in this block of code, instead of printing one for each
+    thread."""
     usual, fallen = threading.excepthook, []
     threading.excepthook = lambda failure: fallen.append(f"{failure.exc_type.__name__}: {failure.exc_value}")
     try:

@@ -1,5 +1,5 @@
-"""The checks of lesson 04: nine mended kernels, run in `sim`: right values, no finding, and as many threads
-at work as before; and the names of six bugs."""
+"""The checks of lesson 04: nine repaired kernels, run in `sim`, with right values, no finding, and as many
+threads at work as before; and the names of six bugs."""
 
 from dataclasses import dataclass
 
@@ -275,7 +275,7 @@ def numbers(rng, size):
 
 
 def parts(x, block):
-    """What each block of the launch works on; the last part may be short."""
+    """Return the parts of the input, one for each block of the launch. The last part may be short."""
     return [x[start : start + block] for start in range(0, len(x), block)]
 
 
@@ -286,7 +286,7 @@ def one_array(kernel, grid, block, x, wanted, contract):
     return Case(grid, block, (x,), (out,), (wanted,), contract, call)
 
 
-# A mended kernel in `sim` -----------------------------------------------------------------------------------
+# A repaired kernel in `sim` --------------------------------------------------------------------------------
 
 
 def verify(kernel, case, rng):

@@ -230,8 +230,8 @@ def in_each_lane(m, l, o):
 
 
 def check_attention(warp_attention, n, keys, d, causal, warps, scores, rng, future=None):
-    """One launch with so many warps in a block, against float64; lane t of a query's warp must read the keys
-    t, t + 32, … and no others."""
+    """One launch with this number of warps in a block, against float64; lane t of a query's warp must read
+    the keys t, t + 32, … and no others."""
     q, k, v, scale = inputs.attention(rng, n, keys, d, scores, future)
     kernel, grid, block = warp_attention(d), -(-n // warps), LANES * warps
     call = (

@@ -190,7 +190,7 @@ def ex08_5(least_time, rng):
 
 
 class Rates(NamedTuple):
-    """What a GPU does in a second, at most; as in the lesson."""
+    """The most that a GPU does in a second, as in the lesson."""
 
     bytes_per_second: float
     flops_per_second: float
@@ -234,7 +234,7 @@ HINTS = {
 
 
 def touched(stride, itemsize, first):
-    """How many sectors a warp touches: every byte is marked, then sectors with a mark are counted."""
+    """Return how many sectors a warp touches. Every byte is marked; then sectors with a mark are counted."""
     begin = (first + stride * np.arange(LANES)) * itemsize
     marked = np.zeros((begin.max() + itemsize + SECTOR) // SECTOR * SECTOR, bool)
     marked[begin[:, None] + np.arange(itemsize)] = True
@@ -242,7 +242,7 @@ def touched(stride, itemsize, first):
 
 
 def busiest_bank(addresses):
-    """How many different words the busiest bank has to give."""
+    """Return how many different words the busiest bank has to deliver."""
     return int(np.bincount(np.unique(np.array(addresses) // WORD) % BANKS).max())
 
 
@@ -262,8 +262,8 @@ def counted(kernel, grid, block, *arguments):
 
 
 def by_access(coalescing, banks):
-    """What the two tools have counted in a launch, by kind of access; (0, 0) for a kind that it did not
-    make."""
+    """Return the counts of the two observers in a launch, by kind of access; (0, 0) for a kind that did not
+    occur."""
     total = dict.fromkeys(ACCESSES, (0, 0))
     for prefix, tool in (("", coalescing), ("shared ", banks)):
         for site, (requests, pieces, *_) in tool.sites.items():
@@ -279,8 +279,8 @@ def per_request(requests, pieces):
 
 @functools.cache
 def of_pattern(name, n):
-    """What `counted` says of one of the PATTERNS, for an n × n matrix or as many numbers in a row; n a
-    multiple of 32."""
+    """Return the result of `counted` for one of the PATTERNS, for an n × n matrix or for n² elements in a
+    row. n is a multiple of 32."""
     grid, block, shapes, *rest = PATTERNS[name](n)
     arrays = [np.zeros(shape, np.float32) for shape in shapes]
     return counted(getattr(memory_patterns, name), grid, block, *arrays, *rest)

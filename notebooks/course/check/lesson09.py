@@ -262,7 +262,7 @@ ROUNDED, NAN = (
 
 
 def verdict_hint(name, causal):
-    """Where to look after a wrong verdict on the attention of that name."""
+    """Return where to look after a wrong verdict on the attention of that name."""
     return {ROUNDED: ROUNDING_HINT, NAN: NAN_HINT}.get(name, CAUSAL_HINT if causal else LEAK_HINT)
 
 
@@ -274,7 +274,7 @@ def with_seed(rng, function, *arguments):
 
 
 WIDTH = 6  # of q, k and v
-MARGIN = 1e-4  # so far at least each leak moves an earlier row, where the later tokens are drawn anew
+MARGIN = 1e-4  # so far at least each leak moves an earlier row, where the later tokens are drawn again
 
 
 def plain_leaks(n, rng):

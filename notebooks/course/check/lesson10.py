@@ -294,7 +294,8 @@ def check_forward(forward, shape, size, rng, no_taps=False):
     traffic = Counted()
 
     def room(got):
-        """What tiles take, generously, and those results that are plain tensors: L, and perhaps O."""
+        """Return the limits for tensors: generously, the size of tiles, and of those results that are plain
+        tensors: L, and perhaps O."""
         plain = isinstance(got, tuple | list) and any(torch.is_tensor(x) and x.ndim == 2 for x in got)
         return 4 * (height * width + (height + width) * (d + 2)) + n + n * d * plain
 
@@ -334,7 +335,7 @@ def check_forward(forward, shape, size, rng, no_taps=False):
 
 
 def output_hint(got, wanted, whole):
-    """Whether only rows after the `whole` tiles are wrong."""
+    """Return the hint for a wrong output: whether only the rows after the `whole` tiles are wrong."""
     fine = (
         0 < whole < len(wanted)
         and getattr(got, "shape", None) == wanted.shape
@@ -344,7 +345,7 @@ def output_hint(got, wanted, whole):
 
 
 def numbers_read(n, d, halo, tile):
-    """How many numbers are read by a loop over all tiles, each whole."""
+    """Return how many elements a loop over all tiles reads if it loads each tile completely."""
     (rows, columns), read = tile, 0
     for i0 in range(0, n, rows):
         last = min(i0 + rows, n)
@@ -364,8 +365,8 @@ def normal(rng, *shape):
 
 
 class Tile(NamedTuple):
-    """What is on the chip: the queries from i0 - P_q to the last owned one; the keys and values from j0 - P_k
-    to P_r past the owned ones."""
+    """The data in shared memory: the queries from i0 - P_q to the last owned one; the keys and values from j0
+    - P_k to P_r past the owned ones."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -391,9 +392,9 @@ class Tile(NamedTuple):
         return self.v[halo.left : len(self.v) - halo.right]
 
 
-def in_tiles(absorb, q, k, v, w, loaded):
-    """Causal convolutional attention of one head, (N, d); absorb(state, tile) is the state of the owned rows
-    after one more tile."""
+def in_tiles(update, q, k, v, w, loaded):
+    """Causal convolutional attention of one head, (N, d); update(state, tile) returns the state of the owned
+    rows after one more tile."""
     halo = halo_of(w)
     rows, columns = owned(loaded, halo)
     o, traffic = torch.empty_like(q), Traffic()
@@ -407,7 +408,7 @@ def in_tiles(absorb, q, k, v, w, loaded):
             k_tile, v_tile = (
                 load_rows(array, j0 - halo.left, columns + halo.across, traffic) for array in (k, v)
             )
-            state = absorb(state, Tile(q_tile, k_tile, v_tile, w, i0, j0))
+            state = update(state, Tile(q_tile, k_tile, v_tile, w, i0, j0))
         o[i0 : i0 + count] = state.o / state.l
     return o
 
@@ -447,8 +448,8 @@ FAULTY = {faulty.__name__: faulty for faulty in (no_zero_mask, halo_counted, til
 
 
 def found_by(test, faulty, rng):
-    """Whether a test (tokens, c_q, c_k, rows loaded, columns loaded) shows, with one of three sets of random
-    numbers, that `faulty` is wrong."""
+    """Return whether a test (tokens, c_q, c_k, rows loaded, columns loaded) shows, with one of three sets of
+    random inputs, that `faulty` is wrong."""
     n, c_q, c_k, *loaded = test
     return any(
         differs(faulty, normal(rng, 3, n, 4), normal(rng, c_q, c_k) / math.sqrt(c_q * c_k), loaded)
@@ -457,7 +458,7 @@ def found_by(test, faulty, rng):
 
 
 def differs(faulty, qkv, w, loaded):
-    """Whether the output of in_tiles(faulty, ...) is off by more than 1e-9 anywhere, or NaN."""
+    """Return whether the output of in_tiles(faulty, ...) differs by more than 1e-9 anywhere, or is NaN."""
     wanted = conv_attention(*qkv[:, None, None], w[None])[0, 0]
     return not ((in_tiles(faulty, *qkv, w, loaded) - wanted).abs().max() <= 1e-9)
 

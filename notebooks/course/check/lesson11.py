@@ -279,7 +279,7 @@ def check_rows(absorb, size, rng, what, m, offset=0, seen=True):
 
 
 def row_hint(name, got):
-    """What an answer with this wrong array is told."""
+    """Return the hint for an answer with this wrong array."""
     if np.isnan(got).any():
         return GUARD
     if name in ("m", "l") and (got != got[:, :, :1]).any():

@@ -462,7 +462,7 @@ def tap_mistakes(d_t, s0, c_q, c_k):
 
 
 def whole_mistakes(name, given):
-    """What the likely mistakes make of one gradient, each under the hint that helps."""
+    """Return what the likely mistakes make of one gradient, each under the hint that helps."""
     q, k, v, w, o, log_sum, d_o = given
     place, scale = NAMES.index(name), q.shape[1] ** -0.5
     right = backward_with()(*given)

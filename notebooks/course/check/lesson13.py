@@ -408,8 +408,8 @@ def tile_at(whole, size, i0, j0, threads):
 
 
 def launched(kernel, threads, given, outputs, rng, call, rows):
-    """Launch a kernel of one piece. Call what this returns once the values are right: it demands that so many
-    threads have worked as there are rows of results, or all of them."""
+    """Launch a kernel of one piece. Call what this returns once the values are right: it demands one working
+    thread per row of results, or all threads."""
     observers = *DEFAULT, Trace(limit=kernels.EVENTS), Traffic
     report = kernels.run(
         kernel, (1, threads), given, outputs, rng, call, refused=is_bug, float64=0, observers=observers

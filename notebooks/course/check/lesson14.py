@@ -150,7 +150,7 @@ def hidden(s, query, key):
 
 
 def slid(s, w, left, right, above=None):
-    """The taps slid along the rows of a window, with so many zeros to its sides; rows that the window lacks
+    """The taps slid along the rows of a window, with this many zeros at its sides; rows that the window lacks
     are zeros `above`, or else below."""
     lacking = len(w) - len(s)
     above = lacking if above is None else above
@@ -346,7 +346,7 @@ def faultless(q, k, v, w, splits):
 
 
 def merged(states):
-    """What all splits together have read, divided by l."""
+    """Merge the states of all splits, and divide by l."""
     m = max(m for m, _, _ in states)
     weights = [math.exp(own - m) for own, _, _ in states]
     l = sum(weight * l for weight, (_, l, _) in zip(weights, states, strict=True))
@@ -489,7 +489,7 @@ def both_off(o, *_):
 
 
 def undivided_scores(q_window, k, v, w, splits):
-    """Nobody divides by √d."""
+    """Decode without the division by √d."""
     return head_by_head(faultless)(q_window * math.sqrt(k.shape[3]), k, v, w, splits)
 
 
@@ -578,7 +578,7 @@ def judge(is_right):
 
 
 def answered(is_right, decode):
-    """What the learner's test says of a decoder: True or False."""
+    """Return the verdict of the learner's test on a decoder: True or False."""
     answer = is_right(decode)
     if answer is None:
         fail(

@@ -175,8 +175,8 @@ def check_dtype(layer):
 
 
 def check_first_weights(TapAttention):
-    """Making the taps draws no random number: models that differ in their taps must start with the same other
-    weights."""
+    """Check that making the taps draws no random number. Models that differ in their taps have to start with
+    the same other weights."""
     drawn = []
     for kernel_size in ((1, 1), (2, 5)):
         with torch.random.fork_rng(devices=[]):

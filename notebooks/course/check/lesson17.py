@@ -209,10 +209,10 @@ def what_value(out, wanted, block, first, column):
 
 
 class Flights(Observer):
-    """Which copies are under way while which products are made. A product is `covered` while copies to all
-    the arrays are under way to which its block has sent any. `times`: (block, array, its row, from, to)
-    of each copy, and `ticks`: {block: when it makes a product}, counted in what the block's warps have done
-    together so far."""
+    """The copies that are under way while products are made. A product is `covered` while copies to all the
+    arrays are under way to which its block has sent any. `times`: (block, array, its row, from, to) of each
+    copy. `ticks`: {block: when it makes a product}. Time is the number of events in all warps of the block so
+    far."""
 
     def __init__(self):
         self.now, self.products, self.covered, self.sent = Counter(), Counter(), Counter(), Counter()

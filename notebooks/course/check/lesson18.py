@@ -126,7 +126,7 @@ def met(s, g, c_q, c_k):
     """(dW, {hint: what a likely mistake gives})"""
 
     def taps(first=0, end=g.shape[1], shift=1):
-        """dW of the columns [first, end), the rows of s_tile shifted by so many a row of taps."""
+        """dW of the columns [first, end), the rows of s_tile shifted by this many for each row of taps."""
         block, rows = g[:, first:end], len(g)
         windows = [
             [s[a * shift : a * shift + rows, first + b : end + b] for b in range(c_k)] for a in range(c_q)
@@ -243,7 +243,7 @@ def check_products(add_products, rows, columns, warps, exact, rng):
             out[cuda.threadIdx.x, x] = sums[x]
 
     def after(product):
-        """What the lanes have after a product at each place."""
+        """Return the values in the lanes after a product at each position."""
         made = [[spread(product(*cut(s, g, place))) for place in turn] for turn in places.tolist()]
         return before + np.concatenate(made[0]) + np.concatenate(made[1])
 
@@ -382,8 +382,8 @@ QUARTER, RESERVED, SHARED, MOST_THREADS, MOST_BLOCKS, MOST_REGISTERS = 16384, 10
 
 
 def fitting(registers, threads, shared_bytes):
-    """How many blocks one multiprocessor holds (lesson 08): by threads, by number, by registers, by shared
-    memory."""
+    """Return how many blocks one multiprocessor holds (lesson 08): by threads, by number, by registers, by
+    shared memory."""
     warps = -(-threads // 32)
     return (
         MOST_THREADS // (32 * warps),
@@ -460,7 +460,7 @@ def check_convolved(convolve, c_q, c_k, exact, rng):
             out[cuda.threadIdx.x, e] = t[e]
 
     def t_of(apart=BLOCK, rows=range(c_q)):
-        """What the lanes of both warps have, if the operand's rows lie so far apart."""
+        """Return the values in the lanes of both warps if the operand's rows are that far apart."""
         full = np.pad(s, ((0, 0), (0, 0), (0, WINDOW * apart)))
         first = apart * np.arange(WINDOW)[:, None] + np.arange(BLOCK)
         t = sum(w[0, a, b] * full[:, a, first + b] for a in rows for b in range(c_k))

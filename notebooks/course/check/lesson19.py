@@ -224,7 +224,8 @@ def ex19_3(push, rng):
 
 
 def pushed(push, kept, q, first, last, sizes):
-    """What the answer keeps after the queries [first, last) of q, once it is found right."""
+    """Return the state that the answer keeps after the queries [first, last) of q, once it has been found
+    right."""
     needed = sum(sizes) - 1
     call = (
         f"push with {plural(kept.shape[1], 'query', 'queries')} kept, {last - first} new, c_q"
@@ -306,7 +307,8 @@ GRADIENTS = "q", "k", "v", "taps", "head_map", "after_taps", "after_map"
 
 
 def wrong(machine, taps=(3, 3), head_map="near 1", after_taps=None, after_map=None, documents=None):
-    """What a machine gets wrong of a layer: "O" with its rows, "dq", "dk", "dv", "dtaps", ... for gradients.
+    """Return the results of a layer that a machine gets wrong: "O" with its rows, "dq", "dk", "dv", "dtaps",
+    ... for gradients.
 
     taps, after_taps: (c_q, c_k) or None; head_map, after_map: "near 1", "any" or None; documents: where each
     begins, as (0, 6), or None. Three heads, twelve tokens. Raises ValueError for another word.

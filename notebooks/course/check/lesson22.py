@@ -140,7 +140,7 @@ def ex22_4(text, rng):
 
 
 def check_rows(kernel, width, rows, offset, alike, rng):
-    """Every row absorbs its tiles of scores, one after the other: 3 each, or 0 to 3."""
+    """Update every row with its tiles of scores, one after the other: 3 each, or 0 to 3."""
     tiles = np.full(rows, 3) if alike else rng.permutation(np.arange(rows) % 4)
     t = np.round(8 * (rng.normal(0, 3, (3, rows, width)) + offset)) / 8
     t[rng.random(t.shape) < 0.3] = -math.inf
@@ -310,8 +310,8 @@ def ex22_5(mends, rng):
 
 
 def remember_common_mends():
-    """While a lesson is built: compile the mends that readers write beside the solution's, right and wrong;
-    then they are known where NVRTC is missing."""
+    """Compile, while a lesson is built, the repairs that readers write other than the solution's, right and
+    wrong. Their PTX is then recorded for machines without NVRTC."""
     if "COURSE_RECORD_PTX" in os.environ:
         for letter, name in NAMES.items():
             for wrong, right in cuda_kernels.COMMON_MENDS[letter]:

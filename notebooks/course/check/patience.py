@@ -51,7 +51,7 @@ class Watch:
                     self.alone = self.in_all = 0  # should a bare `except` take it, there is a next time
 
     def look(self):
-        """Return whether the learner's code runs in the thread, and whether a launch does.
+        """Return whether the thread is running the learner's code, and whether it is running a launch.
 
         No frame is kept: it would keep its variables alive, and checks count the memory that answers hold.
         """

@@ -51,7 +51,7 @@ class Stream:
 
     @property
     def ready(self):
-        """Whether its next entry may run now."""
+        """Return whether its next entry may run now."""
         if self.done == len(self.entries):
             return False
         entry = self.entries[self.done]

@@ -21,8 +21,8 @@ AUTOGRAD = {"backward", "grad", "requires_grad_"}
 
 @dataclass
 class Seen:
-    """What an answer did: the most numbers in one tensor that it made, the most alive at one time, and how
-    many operations."""
+    """The measured work of an answer: the most elements in one tensor that it made, the most alive at one
+    time, and the number of operations."""
 
     largest: int = 0
     shape: tuple = ()
@@ -99,7 +99,8 @@ def watched():
 
 @contextmanager
 def global_memory():
-    """What happens within is done in global memory, by us: it does not count."""
+    """Exclude the operations of this block of code, which is the course's own work in global memory, from the
+    counts."""
     before = [seen.looks_away for seen in WATCHING]
     for seen in WATCHING:
         seen.looks_away = True

@@ -1,5 +1,5 @@
-"""What one run of a check has tried: its facts for the line with the ✓, and the kernel that must still
-compile for a GPU when all else is right."""
+"""The record of one run of a check: the facts that it has tried, for the line with the ✓, and the kernel that
+must still compile for a GPU when all else is right."""
 
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,8 +21,8 @@ class Trial:
     facts: list = field(default_factory=list)
 
     def finish(self):
-        """Everything is right: what remains is to compile. Says all that was tried, in addition to what the
-        check says itself."""
+        """Compile the kernel when everything else is right. Return the facts that were tried, in addition to
+        those of the check itself."""
         several = [f"{self.blocks} blocks"] if self.blocks > 1 else []
         return [*dict.fromkeys(self.facts), *several, *([self.compiles()] if self.launch else [])]
 

@@ -1,5 +1,5 @@
-"""How a check puts a verdict into words: what was tried, the call that shows it, wanted and got, and where to
-look."""
+"""The text of a verdict: what was tried, the call that shows it, the wanted and the actual value, and where
+to look."""
 
 import textwrap
 
@@ -38,11 +38,12 @@ class Interrupted(MessageAlone, KeyboardInterrupt):
 
 
 class NotChecked(Exception):
-    """What a check needs is missing on this machine; the message says what."""
+    """An error: something that a check needs is missing on this machine. The message says what."""
 
 
 def fail(what, *, call=None, hint=None, wanted=None, got=None):
-    """Reject the answer: what was tried, the call that shows it, wanted and got, and where to look."""
+    """Reject the answer with a message: what was tried, the call that shows it, expected and actual values,
+    and where to look."""
     values = [
         f"{word} {text(value)}" for word, value in [("wanted", wanted), ("got", got)] if value is not None
     ]
@@ -82,16 +83,17 @@ def compare(got, wanted, *, what, tolerance, call=None, hint=None):
 
 
 def instance(got, kinds, *, what, call=None, hint=None):
-    """Reject `got` unless it is of one of the types `kinds`, which `what` names: "a whole number"."""
+    """Reject `got` unless its type is one of `kinds`; `what` describes them in words, such as "a whole
+    number"."""
     if isinstance(got, bool) or not isinstance(got, kinds):
         fail(f"wanted {what}, got a {type(got).__name__}", call=call, got=brief(got), hint=hint)
 
 
-FEW = 6  # so many numbers are shown whole; of more, the first that differs
+FEW = 6  # values of up to this many elements are shown whole; of larger ones, the first that differs
 
 
 def agree(mine, theirs, tolerance):
-    """Which numbers agree, one bool each. A difference of NaN is no agreement."""
+    """Return a bool for each element: whether the two values agree. NaN never agrees."""
     with np.errstate(invalid="ignore"):
         near = np.abs(mine - theirs) <= tolerance * np.maximum(1, np.abs(theirs))
     finite = np.isfinite(theirs)
@@ -142,7 +144,7 @@ def numbers(value):
 
 
 def index_of(position, value):
-    """Where number `position` of `numbers(value)` stands: (2, 5) is value[2][5]."""
+    """Return the index of element `position` of `numbers(value)`: (2, 5) is value[2][5]."""
     if not isinstance(value, (tuple, list)):
         return tuple(int(i) for i in np.unravel_index(position, array(value).shape))
     sizes = [numbers(part).size for part in value]

@@ -3,7 +3,7 @@ as kernels/data/lesson15.json.
 
     python -m course.record.lesson15 --out lesson15.json
 
-The file is written anew after every run, so that an interruption costs one run. Progress goes to stderr.
+The file is written again after every run, so that an interruption costs one run. Progress goes to stderr.
 """
 
 import argparse
@@ -92,7 +92,9 @@ class Recorder:
             "share_wrong": share_wrong(model, task, texts=8192),
             "seconds": round(seconds, 1),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "loss": [float(f"{chunk.mean().item():.4g}") for chunk in chunks],  # means of so many steps each
+            "loss": [
+                float(f"{chunk.mean().item():.4g}") for chunk in chunks
+            ],  # means of this many steps each
             "steps_a_point": max(1, plan.steps // 100),
         }
         if convolution:

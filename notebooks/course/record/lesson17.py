@@ -2,8 +2,8 @@
 
     python -m course.record.lesson17 > lesson17.json
 
-Times the flash kernels that stand in solutions/17_fast_forward.py, with larger tiles, and beside them what
-the package and PyTorch have. (What convolutions take is in bench.json.) What it does goes to stderr.
+It times the flash kernels of solutions/17_fast_forward.py with larger tiles, and those of the package and of
+PyTorch for comparison. (The times of convolutions are in bench.json.) Progress goes to stderr.
 """
 
 import json

@@ -47,7 +47,8 @@ def model(variant, device):
 
 
 def run(variant, seed, plan, device):
-    """What is recorded of one training: the seed decides the start and the texts, for each variant alike."""
+    """Return the record of one training. The seed determines the start and the texts, the same for each
+    variant."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     trained, began = model(variant, device), time.time()
@@ -61,7 +62,7 @@ def run(variant, seed, plan, device):
         "share_wrong": share_wrong(trained, TASK, texts=8192),
         "seconds": round(time.time() - began, 1),
         "parameters": sum(parameter.numel() for parameter in trained.parameters()),
-        "loss": [float(f"{chunk.mean().item():.4g}") for chunk in chunks],  # means of so many steps each
+        "loss": [float(f"{chunk.mean().item():.4g}") for chunk in chunks],  # means of this many steps each
         "steps_a_point": max(1, plan.steps // 50),
     }
 

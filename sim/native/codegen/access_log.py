@@ -10,13 +10,13 @@ from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
 from sim.native.codegen.arrays import GuardedType
-from sim.native.codegen.int64 import words
-from sim.native.codegen.linking import always
+from sim.native.codegen.int64 import int64_helper
+from sim.native.codegen.linking import inline_always
 
-OFFERED = {"logged", "branch", "log_thread", "log_barrier", "log_block", "log_together", "log_warp"}
-SIZE_SHIFT, PLACE_SHIFT = 48, 51
-PLACES = (1 << 12) - 8  # the largest number of sites in a kernel
-THREAD_GOES_ON, BARRIER_OPENS, TOGETHER, VALUE, BLOCK_ENDS = range(PLACES, PLACES + 5)
+EXPORTED = {"with_site", "log_branch", "log_thread", "log_barrier", "log_block", "log_collective", "log_warp"}
+SIZE_SHIFT, SITE_SHIFT = 48, 51
+MAX_SITES = (1 << 12) - 8  # the largest number of sites in a kernel
+THREAD_SWITCH, BARRIER_OPENS, COLLECTIVE, VALUE, BLOCK_ENDS = range(MAX_SITES, MAX_SITES + 5)
 # A VALUE entry holds 4 bytes of a value, or all of a shorter one, and above them its dtype's position here.
 VALUE_BITS = 32
 DTYPES = tuple(
@@ -25,7 +25,7 @@ DTYPES = tuple(
 )
 
 
-@words
+@int64_helper
 def append(state, entry):
     length = state.log_count
     if length < state.log_room:
@@ -33,49 +33,49 @@ def append(state, entry):
     state.log_count = length + 1
 
 
-@words
+@int64_helper
 def log_thread(state, thread):
-    append(state, THREAD_GOES_ON << PLACE_SHIFT | thread)
+    append(state, THREAD_SWITCH << SITE_SHIFT | thread)
 
 
-@words
-def log_barrier(state, place):
-    append(state, BARRIER_OPENS << PLACE_SHIFT | place)
+@int64_helper
+def log_barrier(state, site):
+    append(state, BARRIER_OPENS << SITE_SHIFT | site)
 
 
-@words
+@int64_helper
 def log_block(state):
-    append(state, BLOCK_ENDS << PLACE_SHIFT | state.position)
+    append(state, BLOCK_ENDS << SITE_SHIFT | state.position)
 
 
-@words
-def log_together(state, place):
-    append(state, TOGETHER << PLACE_SHIFT | place)
+@int64_helper
+def log_collective(state, site):
+    append(state, COLLECTIVE << SITE_SHIFT | site)
 
 
-@words
-def log_warp(state, place, warp, threads):
+@int64_helper
+def log_warp(state, site, warp, threads):
     """Log an instruction of a warp, if any of its lanes has not returned."""
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
         if not state.returned[thread]:
-            log_together(state, place)
+            log_collective(state, site)
             return
 
 
-@always
-def branch(state, test, place):
+@inline_always
+def log_branch(state, test, site):
     """Log a thread's decision at a branch, and return `test`."""
-    append(state, place << PLACE_SHIFT | (1 if test else 0))
+    append(state, site << SITE_SHIFT | (1 if test else 0))
     return test
 
 
 @intrinsic(prefer_literal=True)
-def logged(typing, x, place):
+def with_site(typing, x, site):
     """Return `x` with the site at which its elements are accessed, so that the accesses are logged. A
     value that is no array is returned unchanged."""
 
     def code(context, builder, signature, arguments):
         return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])
 
-    at_place = x.but(place=place.literal_value) if isinstance(x, GuardedType) else x
-    return at_place(x, place), code
+    at_site = x.replace(site=site.literal_value) if isinstance(x, GuardedType) else x
+    return at_site(x, site), code

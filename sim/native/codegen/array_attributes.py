@@ -13,28 +13,28 @@ from numba.core.typing.templates import (
 from numba.extending import lower_builtin, lower_getattr_generic
 
 from sim.native.codegen.arrays import Array, GuardedType, ReferenceType, packed, product
-from sim.native.codegen.elements import I64, codes_of, column, column_type, field, index_value, parts_of
+from sim.native.codegen.elements import I64, codes_of, column, column_type, field, index_parts, index_value
 from sim.native.codegen.scalars import dtype_of
 
 
-def number(x):
+def int64_type(x):
     return int64
 
 
-def numbers(x):
+def extents_type(x):
     return types.UniTuple(int64, x.ndim)
 
 
-def transposed(x):
-    return x.but(rowwise=False, sizes=x.sizes[::-1])
+def transposed_type(x):
+    return x.replace(rowwise=False, sizes=x.sizes[::-1])
 
 
-def real(x):
-    return x.but(dtype=x.dtype.underlying_float) if isinstance(x.dtype, types.Complex) else x
+def real_type(x):
+    return x.replace(dtype=x.dtype.underlying_float) if isinstance(x.dtype, types.Complex) else x
 
 
-def imaginary(x):
-    return real(x) if isinstance(x.dtype, types.Complex) else None
+def imaginary_type(x):
+    return real_type(x) if isinstance(x.dtype, types.Complex) else None
 
 
 def itemsize(array):
@@ -42,28 +42,28 @@ def itemsize(array):
 
 
 def transpose(array):
-    sides, strides = array.of_axes(array.side)[::-1], array.of_axes(array.stride)[::-1]
-    return array.part(transposed(array.x), I64(0), sides, strides).value
+    extents, strides = array.each_axis(array.extent)[::-1], array.each_axis(array.stride)[::-1]
+    return array.subarray(transposed_type(array.x), I64(0), extents, strides).value
 
 
 def strides(array):
     """Return the strides, in bytes."""
-    return [array.builder.mul(stride, I64(array.x.pitch)) for stride in array.of_axes(array.stride)]
+    return [array.builder.mul(stride, I64(array.x.pitch)) for stride in array.each_axis(array.stride)]
 
 
 # name -> (what type it is, of a GuardedType; LLVM's value, of an Array)
 ATTRIBUTES = {
-    "shape": (numbers, lambda array: packed(array.builder, array.of_axes(array.side))),
-    "strides": (numbers, lambda array: packed(array.builder, strides(array))),
-    "size": (number, Array.size),
-    "ndim": (number, lambda array: I64(array.x.ndim)),
-    "itemsize": (number, itemsize),
-    "nbytes": (number, lambda array: array.builder.mul(array.size(), itemsize(array))),
-    "T": (transposed, transpose),
-    "real": (real, lambda array: array.parts_of_elements(real(array.x), 0).value),
+    "shape": (extents_type, lambda array: packed(array.builder, array.each_axis(array.extent))),
+    "strides": (extents_type, lambda array: packed(array.builder, strides(array))),
+    "size": (int64_type, Array.size),
+    "ndim": (int64_type, lambda array: I64(array.x.ndim)),
+    "itemsize": (int64_type, itemsize),
+    "nbytes": (int64_type, lambda array: array.builder.mul(array.size(), itemsize(array))),
+    "T": (transposed_type, transpose),
+    "real": (real_type, lambda array: array.element_parts(real_type(array.x), 0).value),
     "imag": (
-        imaginary,
-        lambda array: array.parts_of_elements(real(array.x), array.x.dtype.bitwidth // 16).value,
+        imaginary_type,
+        lambda array: array.element_parts(real_type(array.x), array.x.dtype.bitwidth // 16).value,
     ),
 }
 
@@ -79,8 +79,8 @@ class Attributes(AttributeTemplate):
     def resolve_reshape(self, x, arguments, keywords):
         """Return the type of `reshape`, for an array whose rows are contiguous."""
         (shape,) = arguments
-        if x.rowwise and all(isinstance(part, types.Integer) for part in parts_of(shape)):
-            return signature(x.but(ndim=len(parts_of(shape)), sizes=None), shape)
+        if x.rowwise and all(isinstance(part, types.Integer) for part in index_parts(shape)):
+            return signature(x.replace(ndim=len(index_parts(shape)), sizes=None), shape)
 
 
 @lower_getattr_generic(GuardedType)
@@ -94,19 +94,19 @@ def reshape(context, builder, signature, arguments):
     """Return the array with other sizes, one of which may be -1."""
     (x, shape), result = signature.args, signature.return_type
     array = Array(context, builder, x, arguments[0])
-    given = zip(parts_of(shape), codes_of(builder, shape, arguments[1]))
-    sides = [index_value(context, builder, *part) for part in given]
-    for axis, side in enumerate(sides):
-        others = product(builder, sides[:axis] + sides[axis + 1 :])
+    given = zip(index_parts(shape), codes_of(builder, shape, arguments[1]))
+    extents = [index_value(context, builder, *part) for part in given]
+    for axis, extent in enumerate(extents):
+        others = product(builder, extents[:axis] + extents[axis + 1 :])
         others = builder.select(builder.icmp_signed("==", others, I64(0)), I64(1), others)
-        left = builder.icmp_signed("<", side, I64(0))
-        sides[axis] = builder.select(left, builder.sdiv(array.size(), others), side)
-    differs = builder.icmp_signed("!=", product(builder, sides), array.size())
+        left = builder.icmp_signed("<", extent, I64(0))
+        extents[axis] = builder.select(left, builder.sdiv(array.size(), others), extent)
+    differs = builder.icmp_signed("!=", product(builder, extents), array.size())
     with builder.if_then(differs, likely=False):
         what = "reshape to a shape with another number of elements"
         context.call_conv.return_user_exc(builder, ValueError, (what,))
-    strides = [product(builder, sides[axis + 1 :]) for axis in range(len(sides))]
-    return array.part(result, I64(0), sides, strides).value
+    strides = [product(builder, extents[axis + 1 :]) for axis in range(len(extents))]
+    return array.subarray(result, I64(0), extents, strides).value
 
 
 @infer_global(len)
@@ -117,7 +117,7 @@ class Length(AbstractTemplate):
 
 @lower_builtin(len, GuardedType)
 def length(context, builder, signature, arguments):
-    return Array(context, builder, *signature.args, *arguments).side(0)
+    return Array(context, builder, *signature.args, *arguments).extent(0)
 
 
 @infer_getattr

@@ -13,7 +13,7 @@ from numba import int64, types
 from numba.core import cgutils
 from numba.extending import NativeValue, intrinsic, models, register_model, unbox
 
-from sim.native.codegen.int64 import WORD, pointer, words
+from sim.native.codegen.int64 import I64, int64_helper, pointer
 from sim.native.codegen.scalars import dtype_of, numba_type_of
 from sim.native.codegen.shadow import BARE, BOUNDED, LOCAL
 
@@ -22,13 +22,13 @@ class Guarded:
     """An ndarray, `array`, for compiled code. `watch` (sim.native.codegen.shadow) is the kind of its
     checks; `shadow` is the address of its shadow memory: two int64, or one uint8, for each element."""
 
-    __slots__ = ("held", "packed", "_numba_type_")
+    __slots__ = ("references", "packed", "_numba_type_")
 
     def __init__(self, array, watch, shadow, state, sizes=None):
         itemsize = array.itemsize or 1
         data, strides = array.__array_interface__["data"][0], (n // itemsize for n in array.strides)
         members = np.array((data, *array.shape, *strides, shadow, state.address), np.int64)
-        self.held, self.packed = (array, members), members.__array_interface__["data"][0]
+        self.references, self.packed = (array, members), members.__array_interface__["data"][0]
         self._numba_type_ = array_type(array, watch, sizes)
 
 
@@ -52,29 +52,29 @@ class GuardedType(types.Type):
     `sizes`: the size of each dimension if it is a constant, or None.
     `pitch`: the bytes from one element to the next that strides count. It exceeds the size of an
         element in a column of records, or in the real parts of complex numbers.
-    `place`: the site at which its elements are accessed, if accesses are logged
+    `site`: the site at which its elements are accessed, if accesses are logged
         (sim.native.codegen.access_log). Parts of the array have none.
     """
 
-    def __init__(self, dtype, ndim, rowwise, watch, sizes=None, pitch=None, place=None):
-        self.dtype, self.ndim, self.rowwise, self.watch, self.place = dtype, ndim, rowwise, watch, place
+    def __init__(self, dtype, ndim, rowwise, watch, sizes=None, pitch=None, site=None):
+        self.dtype, self.ndim, self.rowwise, self.watch, self.site = dtype, ndim, rowwise, watch, site
         self.sizes = sizes or (None,) * ndim
         self.pitch = pitch or dtype_of(dtype).itemsize
-        super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {watch}, {self.pitch}, {place})")
+        super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {watch}, {self.pitch}, {site})")
 
-    def but(self, place=None, **changes):
+    def replace(self, site=None, **changes):
         """Return this type with some of its fields changed."""
         facts = {
             name: getattr(self, name) for name in ("dtype", "ndim", "rowwise", "watch", "sizes", "pitch")
         }
-        return GuardedType(**facts | changes, place=place)
+        return GuardedType(**facts | changes, site=site)
 
 
 @register_model(GuardedType)
 class GuardedModel(models.StructModel):
     def __init__(self, manager, numba_type):
-        sides = types.UniTuple(int64, numba_type.ndim)
-        members = {"data": int64, "shape": sides, "strides": sides, "shadow": int64, "state": int64}
+        extents = types.UniTuple(int64, numba_type.ndim)
+        members = {"data": int64, "shape": extents, "strides": extents, "shadow": int64, "state": int64}
         super().__init__(manager, numba_type, [*members.items()])
 
 
@@ -84,9 +84,9 @@ def unbox_guarded(numba_type, value, c):
     structure = cgutils.create_struct_proxy(numba_type)(c.context, c.builder)
     builder, n = c.builder, numba_type.ndim
     held = c.pyapi.object_getattr_string(value, "packed")
-    row = builder.inttoptr(c.pyapi.long_as_longlong(held), WORD.as_pointer())
+    row = builder.inttoptr(c.pyapi.long_as_longlong(held), I64.as_pointer())
     c.pyapi.decref(held)
-    members = [builder.load(builder.gep(row, [WORD(position)])) for position in range(2 * n + 3)]
+    members = [builder.load(builder.gep(row, [I64(position)])) for position in range(2 * n + 3)]
     structure.data, structure.shadow, structure.state = members[0], members[-2], members[-1]
     structure.shape, structure.strides = (
         packed(builder, members[1 : n + 1]),
@@ -110,30 +110,30 @@ class Array:
         return self.members._getvalue()
 
     def call(self, function, *codes):
-        return function.words.call(self.context, self.builder, *codes)
+        return function.helper.call(self.context, self.builder, *codes)
 
-    def side(self, axis):
+    def extent(self, axis):
         known = self.x.sizes[axis]
-        return WORD(known) if known is not None else self.builder.extract_value(self.members.shape, axis)
+        return I64(known) if known is not None else self.builder.extract_value(self.members.shape, axis)
 
     def stride(self, axis):
         """Return the stride of an axis, in elements."""
         if self.x.rowwise:
-            return product(self.builder, map(self.side, range(axis + 1, self.x.ndim)))
+            return product(self.builder, map(self.extent, range(axis + 1, self.x.ndim)))
         return self.builder.extract_value(self.members.strides, axis)
 
-    def of_axes(self, number):
+    def each_axis(self, number):
         return [*map(number, range(self.x.ndim))]
 
     def size(self):
-        return product(self.builder, self.of_axes(self.side))
+        return product(self.builder, self.each_axis(self.extent))
 
     def pointer(self, flat):
         """Return a pointer to the element that is `flat` elements after the first."""
         llvm_type = self.context.get_data_type(self.x.dtype)
         if self.x.pitch == dtype_of(self.x.dtype).itemsize:
             return pointer(self.builder, self.members.data, flat, llvm_type)
-        address = self.builder.add(self.members.data, self.builder.mul(flat, WORD(self.x.pitch)))
+        address = self.builder.add(self.members.data, self.builder.mul(flat, I64(self.x.pitch)))
         return self.builder.inttoptr(address, llvm_type.as_pointer())
 
     def load(self, flat):
@@ -142,58 +142,58 @@ class Array:
     def store(self, flat, value):
         self.context.pack_value(self.builder, self.x.dtype, value, self.pointer(flat))
 
-    def part(self, result, flat, sides, strides, offset=0):
+    def subarray(self, result, flat, extents, strides, offset=0):
         """Return the array of type `result` that begins `flat` elements and `offset` bytes after the first
         element."""
         part, builder = Array(self.context, self.builder, result), self.builder
         cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(self.x.watch, 16)
-        begin = builder.add(builder.mul(flat, WORD(self.x.pitch)), WORD(offset))
+        begin = builder.add(builder.mul(flat, I64(self.x.pitch)), I64(offset))
         part.members.data = builder.add(self.members.data, begin)
-        part.members.shadow = builder.add(self.members.shadow, builder.mul(flat, WORD(cell)))
+        part.members.shadow = builder.add(self.members.shadow, builder.mul(flat, I64(cell)))
         part.members.state = self.members.state
-        part.members.shape, part.members.strides = packed(builder, sides), packed(builder, strides)
+        part.members.shape, part.members.strides = packed(builder, extents), packed(builder, strides)
         return part
 
-    def parts_of_elements(self, result, offset):
+    def element_parts(self, result, offset):
         """Return the array of the parts that begin `offset` bytes into each element, such as a column of
         records."""
-        return self.part(result, WORD(0), self.of_axes(self.side), self.of_axes(self.stride), offset)
+        return self.subarray(result, I64(0), self.each_axis(self.extent), self.each_axis(self.stride), offset)
 
 
 def product(builder, numbers):
-    return reduce(builder.mul, numbers, WORD(1))
+    return reduce(builder.mul, numbers, I64(1))
 
 
 def packed(builder, numbers):
-    return cgutils.pack_array(builder, numbers, WORD)
+    return cgutils.pack_array(builder, numbers, I64)
 
 
 # --- arrays over threads ------------------------------------------------------------------------------------
 
 
-def bytes_over(threads):
+def spill_array_bytes(threads):
     """Return the bytes of an array over the threads of a block, rounded up to whole warps: 16 for each
     thread, and one more cache line, so that one thread's entries in many arrays map to different sets of a
     cache."""
     return 16 * (-(-threads // 32) * 32) + 64
 
 
-BYTES_OVER = words(bytes_over)  # compiled
+SPILL_ARRAY_BYTES = int64_helper(spill_array_bytes)  # compiled
 
 
 @functools.cache
-def over_threads(name):
+def spill_array(name):
     """Return the intrinsic (kept, position, threads) -> Guarded of the number type called `name`: the
-    array at `position` in the spill buffer, which begins at the address `kept`."""
+    array at `position` in the spill buffer, which begins at the address `spill_buffer`."""
     numba_type = GuardedType(numba_type_of(name), 1, True, BARE)
 
     @intrinsic
-    def over(typing, kept, position, threads):
+    def over(typing, spill_buffer, position, threads):
         def code(context, builder, signature, arguments):
-            kept, position, threads = arguments
-            each = BYTES_OVER.words.call(context, builder, threads)
+            spill_buffer, position, threads = arguments
+            each = SPILL_ARRAY_BYTES.helper.call(context, builder, threads)
             array = cgutils.create_struct_proxy(numba_type)(context, builder)
-            array.data = builder.add(kept, builder.mul(position, each))
+            array.data = builder.add(spill_buffer, builder.mul(position, each))
             array.shape = cgutils.pack_array(builder, [threads])
             return array._getvalue()
 
@@ -233,7 +233,7 @@ def is_record(x):
 class ReferenceModel(models.StructModel):
     def __init__(self, manager, numba_type):
         index = types.UniTuple(int64, numba_type.array.ndim)
-        super().__init__(manager, numba_type, [("records", numba_type.array), ("place", index)])
+        super().__init__(manager, numba_type, [("records", numba_type.array), ("index", index)])
 
 
 @unbox(ReferenceType)
@@ -242,5 +242,5 @@ def unbox_reference(numba_type, value, c):
     records = c.pyapi.object_getattr_string(value, "records")
     reference.records = c.unbox(numba_type.array, records).value
     c.pyapi.decref(records)
-    reference.place = packed(c.builder, [])
+    reference.index = packed(c.builder, [])
     return NativeValue(reference._getvalue())

@@ -1,5 +1,4 @@
-"""The cache of compiled kernels: a folder of the user, in which damaged files are ignored and unused files
-are removed.
+"""The cache of compiled kernels: a per-user folder. Damaged files are ignored and unused files are removed.
 
 The files are pickles of machine code, so loading one runs code of its author. A folder that another user can
 write or replace is therefore not used.
@@ -10,6 +9,7 @@ in files next to it. Each file begins with a hash of itself.
 
 import functools
 import hashlib
+import linecache
 import os
 import pickle
 import shutil
@@ -186,6 +186,7 @@ def load(path, text):
         module = types.ModuleType(path.stem)
         module.__file__ = str(path)
         run_text(f"\n{text}", vars(module), path)
+        linecache.cache[str(path)] = len(text), None, f"\n{text}".splitlines(True), str(path)
         sys.modules[path.stem] = module
         os.utime(path)
     return sys.modules[path.stem]

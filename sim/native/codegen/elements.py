@@ -14,20 +14,28 @@ from numba.cpython import slicing
 from numba.extending import intrinsic, lower_builtin, models, register_model
 
 from sim.memory.spaces import poisoned as fresh_bytes
-from sim.native.codegen.access_log import DTYPES, PLACE_SHIFT, SIZE_SHIFT, VALUE, VALUE_BITS, append
+from sim.native.codegen.access_log import DTYPES, SITE_SHIFT, SIZE_SHIFT, VALUE, VALUE_BITS, append
 from sim.native.codegen.arrays import Array, GuardedType, ReferenceType, is_record, packed
 from sim.native.codegen.linking import intrinsic_of
-from sim.native.codegen.scalars import converted, dtype_of, numba_type_of
-from sim.native.codegen.shadow import BARE, BOUNDED, LOCAL, inside, looked_at, watch_load, watch_store
+from sim.native.codegen.scalars import convert, dtype_of, numba_type_of
+from sim.native.codegen.shadow import (
+    BARE,
+    BOUNDED,
+    LOCAL,
+    clamp_index,
+    resolve_index,
+    watch_load,
+    watch_store,
+)
 
-OFFERED = {"fresh", "row_of", "poisoned", "from_end"}
+EXPORTED = {"declare_local", "local_array", "fill_poison", "from_end"}
 I8, I64 = ir.IntType(8), ir.IntType(64)
 
 
 # --- indices ------------------------------------------------------------------------------------------------
 
 
-def parts_of(index):
+def index_parts(index):
     return tuple(index) if isinstance(index, types.BaseTuple) else (index,)
 
 
@@ -53,7 +61,7 @@ def from_end(typing, back):
 def is_index(x, index, *also):
     """Return whether `index` selects an element or a part of a Guarded: an integer, or another allowed
     type, for each of the first dimensions."""
-    parts = parts_of(index)
+    parts = index_parts(index)
     return (
         isinstance(x, GuardedType)
         and len(parts) <= x.ndim
@@ -62,7 +70,7 @@ def is_index(x, index, *also):
 
 
 def is_element(x, index):
-    return is_index(x, index) and len(parts_of(index)) == x.ndim
+    return is_index(x, index) and len(index_parts(index)) == x.ndim
 
 
 def codes_of(builder, index, code):
@@ -81,63 +89,64 @@ def position(array, axis, numba_type, code):
     """Return the position of an index along an axis. It is out of range if the index is."""
     if not isinstance(numba_type, FromEnd):
         return index_value(array.context, array.builder, numba_type, code)
-    side, back = array.side(axis), I64(numba_type.back)
-    there = array.builder.icmp_signed(">=", side, back)
-    return array.builder.select(there, array.builder.sub(side, back), I64(-numba_type.back))
+    extent, back = array.extent(axis), I64(numba_type.back)
+    there = array.builder.icmp_signed(">=", extent, back)
+    return array.builder.select(there, array.builder.sub(extent, back), I64(-numba_type.back))
 
 
 # --- elements -----------------------------------------------------------------------------------------------
 
 
-def place_of(context, builder, x, value, index, code):
-    """Return the Place of the element at an index of integers."""
+def locate_element(context, builder, x, value, index, code):
+    """Return the Element at an index of integers."""
     array, codes = Array(context, builder, x, value), codes_of(builder, index, code)
-    given = [position(array, axis, *of) for axis, of in enumerate(zip(parts_of(index), codes, strict=True))]
-    return Place(array, given)
+    parts = zip(index_parts(index), codes, strict=True)
+    given = [position(array, axis, *of) for axis, of in enumerate(parts)]
+    return Element(array, given)
 
 
-class Place:
+class Element:
     """An element of an Array, at a `given` position along each axis. The element may not exist."""
 
     def __init__(self, array, given):
         self.array, self.given = array, given
         self.context, self.builder, self.x = array.context, array.builder, array.x
 
-    def found(self, lost):
+    def flat_index(self, lost):
         """Return the number of elements from the first one to this one. Code continues at the block `lost`
         if there is no such element."""
-        builder, axes, sides = self.builder, range(self.x.ndim), self.array.of_axes(self.array.side)
-        there = [builder.icmp_unsigned("<", *of) for of in zip(self.given, sides)]
+        builder, axes, extents = self.builder, range(self.x.ndim), self.array.each_axis(self.array.extent)
+        there = [builder.icmp_unsigned("<", *of) for of in zip(self.given, extents)]
         before, odd = builder.block, builder.append_basic_block("odd")
         here = builder.append_basic_block("here")
         builder.cbranch(reduce(builder.and_, there), here, odd).set_weights([99, 1])
         builder.position_at_end(odd)
         state, wraps = self.array.members.state, I64(int(self.x.watch == BARE))
-        places = [self.array.call(looked_at, *of, state, wraps) for of in zip(self.given, sides)]
-        negative = [builder.icmp_signed("<", place, I64(0)) for place in places]
+        places = [self.array.call(resolve_index, *of, state, wraps) for of in zip(self.given, extents)]
+        negative = [builder.icmp_signed("<", at, I64(0)) for at in places]
         builder.cbranch(reduce(builder.or_, negative), lost, here)
         self.odd = builder.block
         builder.position_at_end(here)
         for axis in axes:
-            place = builder.phi(I64)
-            place.add_incoming(self.given[axis], before)
-            place.add_incoming(places[axis], self.odd)
-            places[axis] = place
+            at = builder.phi(I64)
+            at.add_incoming(self.given[axis], before)
+            at.add_incoming(places[axis], self.odd)
+            places[axis] = at
         return self.flat(places)
 
     def flat(self, places):
-        terms = [self.builder.mul(place, self.array.stride(axis)) for axis, place in enumerate(places)]
+        terms = [self.builder.mul(at, self.array.stride(axis)) for axis, at in enumerate(places)]
         return reduce(self.builder.add, terms, I64(0))
 
     def log(self, flat, writes):
         """Append the access to the log, followed by the bytes of the element if the access `writes`."""
         builder, state, dtype = self.builder, self.array.members.state, dtype_of(self.x.dtype)
         address = builder.ptrtoint(self.array.pointer(flat), I64)
-        what = I64(self.x.place << PLACE_SHIFT | dtype.itemsize.bit_length() - 1 << SIZE_SHIFT)
+        what = I64(self.x.site << SITE_SHIFT | dtype.itemsize.bit_length() - 1 << SIZE_SHIFT)
         self.array.call(append, state, builder.or_(what, address))
         if not writes:
             return
-        what = I64(VALUE << PLACE_SHIFT | DTYPES.index(dtype.name) << VALUE_BITS)
+        what = I64(VALUE << SITE_SHIFT | DTYPES.index(dtype.name) << VALUE_BITS)
         some = ir.IntType(8 * min(dtype.itemsize, 4))
         for offset in range(0, dtype.itemsize, 4):
             part = builder.inttoptr(builder.add(address, I64(offset)), some.as_pointer())
@@ -149,11 +158,11 @@ class Place:
         without a result. `watched`: watch_load, watch_store or watch_atomic."""
         builder, members = self.builder, self.array.members
         lost = builder.append_basic_block("lost") if self.given else None
-        flat = self.found(lost) if self.given else I64(0)
+        flat = self.flat_index(lost) if self.given else I64(0)
         if self.x.watch not in (BARE, BOUNDED):
             self.array.call(watched, I64(self.x.watch), members.shadow, flat, members.state)
         value = do(flat)
-        if self.x.place is not None:
+        if self.x.site is not None:
             self.log(flat, writes=watched is not watch_load)
         after = builder.block
         if lost is None:
@@ -171,7 +180,7 @@ class Place:
         return self.access(watch_load, self.array.load, poison_of(self.context, self.x.dtype))
 
     def write(self, numba_type, value):
-        value = converted(self.context, self.builder, numba_type, self.x.dtype, value)
+        value = convert(self.context, self.builder, numba_type, self.x.dtype, value)
         self.access(watch_store, lambda flat: self.array.store(flat, value))
 
 
@@ -201,19 +210,19 @@ def column_type(x, name):
     form."""
     if is_record(x) and name in dtype_of(x.dtype).names:
         dtype = dtype_of(x.dtype)[name]
-        return None if dtype.subdtype or dtype.names else x.but(dtype=numba_type_of(dtype))
+        return None if dtype.subdtype or dtype.names else x.replace(dtype=numba_type_of(dtype))
     return None
 
 
 def column(array, name):
-    return array.parts_of_elements(column_type(array.x, name), dtype_of(array.x.dtype).fields[name][1])
+    return array.element_parts(column_type(array.x, name), dtype_of(array.x.dtype).fields[name][1])
 
 
 def field(context, builder, x, value, name):
     """Return the Place of a field of a record (of type `x`)."""
     reference = cgutils.create_struct_proxy(x)(context, builder, value)
     records = Array(context, builder, x.array, reference.records)
-    return Place(column(records, name), cgutils.unpack_tuple(builder, reference.place))
+    return Element(column(records, name), cgutils.unpack_tuple(builder, reference.index))
 
 
 # --- what kernels write: x[...] -----------------------------------------------------------------------------
@@ -234,8 +243,8 @@ class Getitem(AbstractTemplate):
         if not is_index(x, index, types.SliceType):
             return None
         if not is_element(x, index):
-            return signature(part_type(x, index), x, index)
-        return signature(ReferenceType(x.but()) if is_record(x) else x.dtype, x, index)
+            return signature(subarray_type(x, index), x, index)
+        return signature(ReferenceType(x.replace()) if is_record(x) else x.dtype, x, index)
 
 
 @infer_global(operator.setitem)
@@ -252,11 +261,11 @@ class Setitem(AbstractTemplate):
         elif not is_index(x, index, types.SliceType):
             return None
         elif is_record(x):
-            fits = is_element(x, index) and isinstance(value, ReferenceType) and x.place is None
+            fits = is_element(x, index) and isinstance(value, ReferenceType) and x.site is None
         elif is_element(x, index):
             fits = is_number_like(value, x.dtype)
         else:  # the log would not get an entry for each element
-            fits = x.place is None and getattr(value, "ndim", 0) <= part_type(x, index).ndim
+            fits = x.site is None and getattr(value, "ndim", 0) <= subarray_type(x, index).ndim
             fits = fits and is_number_like(number, x.dtype)
         return signature(types.none, x, index, value) if fits else None
 
@@ -274,12 +283,12 @@ def getitem(context, builder, signature, arguments):
     if isinstance(index, types.StringLiteral):
         return column(Array(context, builder, x, arguments[0]), index.literal_value).value
     if not is_element(x, index):
-        return part(Array(context, builder, x, arguments[0]), index, arguments[1]).value
-    place = place_of(context, builder, x, arguments[0], index, arguments[1])
+        return subarray(Array(context, builder, x, arguments[0]), index, arguments[1]).value
+    element = locate_element(context, builder, x, arguments[0], index, arguments[1])
     if not is_record(x):
-        return place.read()
+        return element.read()
     reference = cgutils.create_struct_proxy(signature.return_type)(context, builder)
-    reference.records, reference.place = arguments[0], packed(builder, place.given)
+    reference.records, reference.index = arguments[0], packed(builder, element.given)
     return reference._getvalue()
 
 
@@ -307,50 +316,50 @@ def setitem(context, builder, signature, arguments):
     x, index, given = signature.args
     array, index_code, value = arguments
     if not is_element(x, index):
-        fill(part(Array(context, builder, x, array), index, index_code), given, value)
+        fill(subarray(Array(context, builder, x, array), index, index_code), given, value)
         return context.get_dummy_value()
-    place = place_of(context, builder, x, array, index, index_code)
+    element = locate_element(context, builder, x, array, index, index_code)
     if not is_record(x):
-        place.write(given, value)
+        element.write(given, value)
         return context.get_dummy_value()
     for name in dtype_of(x.dtype).names:
         source = field(context, builder, given, value, name)
-        Place(column(place.array, name), place.given).write(source.x.dtype, source.read())
+        Element(column(element.array, name), element.given).write(source.x.dtype, source.read())
     return context.get_dummy_value()
 
 
 # --- parts --------------------------------------------------------------------------------------------------
 
 
-def part_type(x, index):
+def subarray_type(x, index):
     """Return the type of x[index], for an index of integers and slices."""
-    sliced = [isinstance(part, types.SliceType) for part in parts_of(index)]
-    sizes = (*[None] * sum(sliced), *x.sizes[len(sliced) :])
-    return x.but(ndim=len(sizes), rowwise=x.rowwise and not any(sliced), sizes=sizes)
+    is_slice = [isinstance(part, types.SliceType) for part in index_parts(index)]
+    sizes = (*[None] * sum(is_slice), *x.sizes[len(is_slice) :])
+    return x.replace(ndim=len(sizes), rowwise=x.rowwise and not any(is_slice), sizes=sizes)
 
 
-def part(array, index, code):
-    builder, flat, sides, strides = array.builder, I64(0), [], []
-    for axis, (of, each) in enumerate(zip(parts_of(index), codes_of(builder, index, code), strict=True)):
-        side, stride = array.side(axis), array.stride(axis)
+def subarray(array, index, code):
+    builder, flat, extents, strides = array.builder, I64(0), [], []
+    for axis, (of, each) in enumerate(zip(index_parts(index), codes_of(builder, index, code), strict=True)):
+        extent, stride = array.extent(axis), array.stride(axis)
         if isinstance(of, types.SliceType):
-            place, length, step = sliced(array.context, builder, of, each, side)
-            sides.append(length)
+            start, length, step = slice_bounds(array.context, builder, of, each, extent)
+            extents.append(length)
             strides.append(builder.mul(step, stride))
         else:
-            place, wraps = position(array, axis, of, each), I64(int(array.x.watch == BARE))
-            place = array.call(inside, place, side, array.members.state, wraps)
-        flat = builder.add(flat, builder.mul(place, stride))
-    rest = range(len(parts_of(index)), array.x.ndim)
-    sides, strides = [*sides, *map(array.side, rest)], [*strides, *map(array.stride, rest)]
-    return array.part(part_type(array.x, index), flat, sides, strides)
+            start, wraps = position(array, axis, of, each), I64(int(array.x.watch == BARE))
+            start = array.call(clamp_index, start, extent, array.members.state, wraps)
+        flat = builder.add(flat, builder.mul(start, stride))
+    rest = range(len(index_parts(index)), array.x.ndim)
+    extents, strides = [*extents, *map(array.extent, rest)], [*strides, *map(array.stride, rest)]
+    return array.subarray(subarray_type(array.x, index), flat, extents, strides)
 
 
-def sliced(context, builder, numba_type, code, side):
+def slice_bounds(context, builder, numba_type, code, extent):
     """Return (start, length, step) of a slice of an axis."""
     found = context.make_helper(builder, numba_type, code)
     slicing.guard_invalid_slice(context, builder, numba_type, found)
-    slicing.fix_slice(builder, found, side)
+    slicing.fix_slice(builder, found, extent)
     length = slicing.get_slice_length(builder, found)
     some = builder.icmp_signed(">", length, I64(0))
     return builder.select(some, found.start, I64(0)), length, found.step
@@ -359,21 +368,21 @@ def sliced(context, builder, numba_type, code, side):
 def fill(part, numba_type, value):
     """Write each element: one number, or the elements of an array, whose axes of length 1 are broadcast."""
     context, builder = part.context, part.builder
-    with cgutils.loop_nest(builder, part.of_axes(part.side), I64) as places:
+    with cgutils.loop_nest(builder, part.each_axis(part.extent), I64) as places:
         number = value
         if isinstance(numba_type, GuardedType):
             source = Array(context, builder, numba_type, value)
-            alone = [builder.icmp_signed("==", side, I64(1)) for side in source.of_axes(source.side)]
-            at = zip(alone, places[part.x.ndim - len(alone) :])
-            number = Place(source, [builder.select(test, I64(0), place) for test, place in at]).read()
-        Place(part, places).write(getattr(numba_type, "dtype", numba_type), number)
+            alone = [builder.icmp_signed("==", extent, I64(1)) for extent in source.each_axis(source.extent)]
+            tests = zip(alone, places[part.x.ndim - len(alone) :])
+            number = Element(source, [builder.select(test, I64(0), at) for test, at in tests]).read()
+        Element(part, places).write(getattr(numba_type, "dtype", numba_type), number)
 
 
 # --- memory that nobody has written -------------------------------------------------------------------------
 
 
 @intrinsic
-def poisoned(typing, x):
+def fill_poison(typing, x):
     """Fill a Guarded with the contents of fresh memory."""
 
     def code(context, builder, signature, arguments):
@@ -392,23 +401,24 @@ def poison(array):
         cgutils.memset(builder, pointer, builder.mul(count, I64(each)), byte)
 
 
-def row(name, renewed):
+def make_row_intrinsic(name, is_fresh):
     """Return the intrinsic (array, thread) -> the local array of a thread, out of one array for all
-    threads. With `renewed`, its memory is fresh, as where the thread declares it."""
+    threads. With `is_fresh`, its memory is fresh, as where the thread declares it."""
 
     def typed(typing, x, thread):
         def code(context, builder, signature, arguments):
             array, axes = Array(context, builder, x, arguments[0]), range(1, x.ndim)
             flat = builder.mul(arguments[1], array.stride(0))
-            of_thread = array.part(result, flat, [*map(array.side, axes)], [*map(array.stride, axes)])
-            if renewed:
+            of_thread = array.subarray(result, flat, [*map(array.extent, axes)], [*map(array.stride, axes)])
+            if is_fresh:
                 poison(of_thread)
             return of_thread.value
 
-        result = part_type(x, thread)
+        result = subarray_type(x, thread)
         return result(x, int64), code
 
     return intrinsic_of(name, ["x", "thread"], typed)
 
 
-row_of, fresh = row("row_of", False), row("fresh", True)
+local_array = make_row_intrinsic("local_array", False)
+declare_local = make_row_intrinsic("declare_local", True)

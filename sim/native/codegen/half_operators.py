@@ -10,7 +10,7 @@ from sim.native.codegen.isa_functions import function_of
 from sim.native.codegen.linking import LIKE_CODE
 from sim.native.codegen.scalars import HALVES, Half, scalar_of, to_double
 
-OFFERED = set(HALVES)
+EXPORTED = set(HALVES)
 
 float16, bfloat16 = HALVES["float16"], HALVES["bfloat16"]
 

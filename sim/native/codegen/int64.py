@@ -23,37 +23,37 @@ from numba.core.registry import cpu_target
 from sim.native.codegen.launch_state import FIELDS
 from sim.native.codegen.linking import LinkedLibrary, intrinsic_of
 
-WORD, BIT, BYTE = ir.IntType(64), ir.IntType(1), ir.IntType(8)
+I64, I1, I8 = ir.IntType(64), ir.IntType(1), ir.IntType(8)
 
 
-def words(function=None, *, inline=True):
+def int64_helper(function=None, *, inline=True):
     """Make a function an int64 runtime helper (a decorator). `inline`: always inline it into the caller."""
     if function is None:
-        return lambda function: words(function, inline=inline)
-    return offered(Function(function, inline))
+        return lambda function: int64_helper(function, inline=inline)
+    return make_intrinsic(Function(function, inline))
 
 
 def variant(function, suffix, **known):
     """Return the helper that results from a plain function if some of its parameters are `known`:
     constants, and other helpers. LLVM decides whether to inline it."""
-    return offered(Function(function, False, f"_{suffix}", known))
+    return make_intrinsic(Function(function, False, f"_{suffix}", known))
 
 
-def offered(function):
+def make_intrinsic(function):
     """Return a function that a kernel's text calls by name, with integers of any type. Helpers and LLVM
-    code call its `.words`."""
+    code call its `.int64_helper`."""
     result = {None: int64, bool: boolean}.get(function.result, function.result)
 
     def code(context, builder, signature, arguments):
-        return converted(context, builder, function.call(context, builder, *arguments), result)
+        return convert_result(context, builder, function.call(context, builder, *arguments), result)
 
     signature = result(*[int64] * len(function.parameters))
     made = intrinsic_of(function.name, function.parameters, lambda typing, *given: (signature, code))
-    made.words = function
+    made.helper = function
     return made
 
 
-def converted(context, builder, found, numba_type):
+def convert_result(context, builder, found, numba_type):
     """Return a result of LLVM's as a value of a Numba type."""
     if not isinstance(numba_type, types.BaseTuple):
         return context.cast(builder, found, int64, numba_type)
@@ -86,13 +86,13 @@ class Function:
         return self.emit(builder, *codes)
 
     def emit(self, builder, *codes):
-        return builder.call(self.declared(builder.module), codes)
+        return builder.call(self.declare(builder.module), codes)
 
-    def declared(self, module):
-        result = WORD
+    def declare(self, module):
+        result = I64
         if isinstance(self.result, types.BaseTuple):
-            result = ir.LiteralStructType([WORD] * len(self.result))
-        signature = ir.FunctionType(result, [WORD] * len(self.parameters))
+            result = ir.LiteralStructType([I64] * len(self.result))
+        signature = ir.FunctionType(result, [I64] * len(self.parameters))
         return cgutils.get_or_insert_function(module, signature, self.symbol)
 
 
@@ -102,7 +102,7 @@ def build(wanted):
     module, waiting = library.create_ir_module(library.name), [wanted]
     wanted.library = library
     while waiting:
-        for callee in Body(module, waiting.pop()).translated():
+        for callee in Body(module, waiting.pop()).translate():
             if callee.library is None:
                 callee.library = library
                 waiting.append(callee)
@@ -126,11 +126,11 @@ class Primitive:
 
     def call(self, context, builder, *codes):
         found = self.emit(builder, *codes)
-        return found if found.type == WORD else WORD(0)
+        return found if found.type == I64 else I64(0)
 
 
 def primitive(emit):
-    return offered(Primitive(emit))
+    return make_intrinsic(Primitive(emit))
 
 
 def pointer(builder, address, position, llvm_type):
@@ -139,16 +139,16 @@ def pointer(builder, address, position, llvm_type):
 
 @primitive
 def byte(builder, address, position):
-    return builder.zext(builder.load(pointer(builder, address, position, BYTE)), WORD)
+    return builder.zext(builder.load(pointer(builder, address, position, I8)), I64)
 
 
 @primitive
 def set_byte(builder, address, position, value):
-    return builder.store(builder.trunc(value, BYTE), pointer(builder, address, position, BYTE))
+    return builder.store(builder.trunc(value, I8), pointer(builder, address, position, I8))
 
 
 @primitive
-def signalled(builder):
+def poll_interrupt(builder):
     """Return whether Ctrl-C has been pressed since the last call. Python's own handler does not get that
     signal."""
     status = ir.IntType(32)
@@ -160,7 +160,7 @@ def signalled(builder):
     held = python("PyGILState_Ensure", status)
     answer = python("PyOS_InterruptOccurred", status)
     python("PyGILState_Release", ir.VoidType(), held)
-    return builder.zext(answer, WORD)
+    return builder.zext(answer, I64)
 
 
 # --- translation --------------------------------------------------------------------------------------------
@@ -179,12 +179,31 @@ OPERATORS = {
 COMPARISONS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 
 
+def emit_boolop(builder, node, test):
+    """Emit `and` or `or`, of which a part is evaluated only if the parts before it have not decided. Return
+    the value.
+
+    test: a function that emits the truth of a part.
+    """
+    with builder.goto_entry_block():
+        holds = builder.alloca(I1)
+    end = builder.append_basic_block("decided")
+    for part in node.values:
+        truth, more = test(part), builder.append_basic_block("more")
+        builder.store(truth, holds)
+        builder.cbranch(truth, *((more, end) if isinstance(node.op, ast.And) else (end, more)))
+        builder.position_at_end(more)
+    builder.branch(end)
+    builder.position_at_end(end)
+    return builder.load(holds)
+
+
 class Body(ast.NodeVisitor):
     """The translation of one function. Variables are stack slots, until LLVM makes them registers."""
 
     def __init__(self, module, function):
         self.function, self.callees = function, []
-        code = function.declared(module)
+        code = function.declare(module)
         if function.inline:
             code.attributes.add("alwaysinline")
         self.builder = ir.IRBuilder(code.append_basic_block("entry"))
@@ -195,14 +214,14 @@ class Body(ast.NodeVisitor):
     def cell(self, name):
         if name not in self.cells:
             with self.builder.goto_entry_block():
-                self.cells[name] = self.builder.alloca(WORD, name=name)
+                self.cells[name] = self.builder.alloca(I64, name=name)
         return self.cells[name]
 
-    def translated(self):
+    def translate(self):
         """Translate the function, and return the functions that it calls."""
         self.run(self.function.tree.body)
         if not self.builder.block.is_terminated:
-            self.give_back(WORD(0))
+            self.emit_return(I64(0))
         return self.callees
 
     def run(self, statements):
@@ -212,13 +231,13 @@ class Body(ast.NodeVisitor):
     def generic_visit(self, node):
         raise TypeError(f"{self.function.name}: no function of words has {ast.unparse(node)}")
 
-    def word(self, node):
+    def int64_value(self, node):
         value = self.visit(node)
-        return self.builder.zext(value, WORD) if value.type == BIT else value
+        return self.builder.zext(value, I64) if value.type == I1 else value
 
     def test(self, node):
         value = self.visit(node)
-        return value if value.type == BIT else self.builder.icmp_signed("!=", value, WORD(0))
+        return value if value.type == I1 else self.builder.icmp_signed("!=", value, I64(0))
 
     # --- statements -----------------------------------------------------------------------------------------
 
@@ -226,8 +245,8 @@ class Body(ast.NodeVisitor):
         pairs = [(node.targets[0], node.value)]
         if isinstance(node.value, ast.Tuple):
             pairs = zip(node.targets[0].elts, node.value.elts, strict=True)
-        for target, value in [(target, self.word(value)) for target, value in pairs]:
-            self.builder.store(value, self.place(target))
+        for target, value in [(target, self.int64_value(value)) for target, value in pairs]:
+            self.builder.store(value, self.pointer_to(target))
 
     def visit_AugAssign(self, node):
         self.visit_Assign(ast.Assign([node.target], ast.BinOp(node.target, node.op, node.value)))
@@ -241,11 +260,11 @@ class Body(ast.NodeVisitor):
 
     def visit_Return(self, node):
         parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value or ast.Constant(0)]
-        self.give_back(*map(self.word, parts))
+        self.emit_return(*map(self.int64_value, parts))
 
-    def give_back(self, *parts):
+    def emit_return(self, *parts):
         result = self.builder.function.function_type.return_type
-        if result == WORD:
+        if result == I64:
             self.builder.ret(parts[0])
             return
         found = ir.Constant(result, ir.Undefined)
@@ -261,7 +280,7 @@ class Body(ast.NodeVisitor):
                 self.run(node.orelse)
 
     def visit_For(self, node):
-        start, stop = [WORD(0), *map(self.word, node.iter.args)][-2:]
+        start, stop = [I64(0), *map(self.int64_value, node.iter.args)][-2:]
         cell, builder = self.cell(node.target.id), self.builder
         head, body, end = map(builder.append_basic_block, ("head", "body", "end"))
         builder.store(start, cell)
@@ -270,61 +289,61 @@ class Body(ast.NodeVisitor):
         builder.cbranch(builder.icmp_signed("<", builder.load(cell), stop), body, end)
         builder.position_at_end(body)
         self.run(node.body)
-        builder.store(builder.add(builder.load(cell), WORD(1)), cell)
+        builder.store(builder.add(builder.load(cell), I64(1)), cell)
         builder.branch(head)
         builder.position_at_end(end)
 
     # --- expressions ----------------------------------------------------------------------------------------
 
     def visit_Constant(self, node):
-        return (BIT if isinstance(node.value, bool) else WORD)(int(node.value))
+        return (I1 if isinstance(node.value, bool) else I64)(int(node.value))
 
     def visit_Name(self, node):
         cell = self.cells.get(node.id)
-        return WORD(int(self.function.names[node.id])) if cell is None else self.builder.load(cell)
+        return I64(int(self.function.names[node.id])) if cell is None else self.builder.load(cell)
 
     def visit_Attribute(self, node):
-        return self.builder.load(self.place(node))
+        return self.builder.load(self.pointer_to(node))
 
     visit_Subscript = visit_Attribute
 
-    def place(self, node):
+    def pointer_to(self, node):
         """Return the pointer to a variable, to a field of a structure, or to an int64 at an index from an
         address."""
         if isinstance(node, ast.Name):
             return self.cell(node.id)
         if isinstance(node, ast.Attribute):
-            position = WORD(FIELDS[node.attr].offset // 8)
-            return pointer(self.builder, self.word(node.value), position, WORD)
+            position = I64(FIELDS[node.attr].offset // 8)
+            return pointer(self.builder, self.int64_value(node.value), position, I64)
         if isinstance(node.value, ast.Attribute) and FIELDS[node.value.attr].size > 8:
-            return self.builder.gep(self.place(node.value), [self.word(node.slice)])
-        return pointer(self.builder, self.word(node.value), self.word(node.slice), WORD)
+            return self.builder.gep(self.pointer_to(node.value), [self.int64_value(node.slice)])
+        return pointer(self.builder, self.int64_value(node.value), self.int64_value(node.slice), I64)
 
     def visit_BinOp(self, node):
-        left, right = self.word(node.left), self.word(node.right)
+        left, right = self.int64_value(node.left), self.int64_value(node.right)
         if not isinstance(node.op, (ast.FloorDiv, ast.Mod)):
             return getattr(self.builder, OPERATORS[type(node.op)])(left, right)
-        return self.divided(left, right, isinstance(node.op, ast.Mod))
+        return self.divide(left, right, isinstance(node.op, ast.Mod))
 
-    def divided(self, left, right, wants_rest):
+    def divide(self, left, right, wants_rest):
         """Divide as Python does: the remainder has the sign of the divisor."""
         builder = self.builder
         quotient, rest = builder.sdiv(left, right), builder.srem(left, right)
-        differs = builder.icmp_signed("<", builder.xor(rest, right), WORD(0))
-        below = builder.and_(differs, builder.icmp_signed("!=", rest, WORD(0)))
+        differs = builder.icmp_signed("<", builder.xor(rest, right), I64(0))
+        below = builder.and_(differs, builder.icmp_signed("!=", rest, I64(0)))
         if wants_rest:
             return builder.select(below, builder.add(rest, right), rest)
-        return builder.sub(quotient, builder.zext(below, WORD))
+        return builder.sub(quotient, builder.zext(below, I64))
 
     def visit_UnaryOp(self, node):
         if isinstance(node.op, ast.Not):
             return self.builder.not_(self.test(node.operand))
         return {ast.USub: self.builder.neg, ast.Invert: self.builder.not_}[type(node.op)](
-            self.word(node.operand)
+            self.int64_value(node.operand)
         )
 
     def visit_Compare(self, node):
-        parts = [*map(self.word, [node.left, *node.comparators])]
+        parts = [*map(self.int64_value, [node.left, *node.comparators])]
         tests = [
             self.builder.icmp_signed(COMPARISONS[type(op)], *pair)
             for op, *pair in zip(node.ops, parts, parts[1:])
@@ -332,33 +351,23 @@ class Body(ast.NodeVisitor):
         return reduce(self.builder.and_, tests)
 
     def visit_BoolOp(self, node):
-        with self.builder.goto_entry_block():
-            holds = self.builder.alloca(BIT)
-        end = self.builder.append_basic_block("decided")
-        for part in node.values:
-            test, more = self.test(part), self.builder.append_basic_block("more")
-            self.builder.store(test, holds)
-            self.builder.cbranch(test, *((more, end) if isinstance(node.op, ast.And) else (end, more)))
-            self.builder.position_at_end(more)
-        self.builder.branch(end)
-        self.builder.position_at_end(end)
-        return self.builder.load(holds)
+        return emit_boolop(self.builder, node, self.test)
 
     def visit_IfExp(self, node):
         with self.builder.goto_entry_block():
-            chosen = self.builder.alloca(WORD)
+            chosen = self.builder.alloca(I64)
         with self.builder.if_else(self.test(node.test)) as (then, otherwise):
             for branch, part in ((then, node.body), (otherwise, node.orelse)):
                 with branch:
-                    self.builder.store(self.word(part), chosen)
+                    self.builder.store(self.int64_value(part), chosen)
         return self.builder.load(chosen)
 
     def visit_Call(self, node):
-        given, name = [*map(self.word, node.args)], node.func.id
+        given, name = [*map(self.int64_value, node.args)], node.func.id
         if name in EXTREMES:
             a, b = given
             return self.builder.select(self.builder.icmp_signed(EXTREMES[name], a, b), a, b)
-        callee = self.function.names[name].words
+        callee = self.function.names[name].helper
         if isinstance(callee, Function):
             self.callees.append(callee)
         return callee.emit(self.builder, *given)

@@ -13,10 +13,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sim.isa.functions import BITS, LLVM, SAME, UNASSUMING, VALUE, Function, Tabulated
+from sim.isa.functions import BITS, LLVM, OPAQUE_IDENTITY, SAME, VALUE, Function, LookupTable
 from sim.isa.promotion import INTEGRAL
-from sim.native.codegen.linking import always, intrinsic_of
-from sim.native.codegen.scalars import converted, numba_type_of, scalar_of
+from sim.native.codegen.linking import inline_always, intrinsic_of
+from sim.native.codegen.scalars import convert, numba_type_of, scalar_of
 from sim.native.codegen.symbols import in_text, offering
 
 
@@ -58,17 +58,19 @@ def typed_call(typing, version, given):
     several = isinstance(version.results, tuple)
     result = tuple(map(numba_type_of, version.results)) if several else numba_type_of(version.results)
     result = types.BaseTuple.from_types(result) if several else result
-    call = version.native is not VALUE and resolved(typing, compiled_form(version, result), operands, result)
+    call = version.native is not VALUE and resolve_call(
+        typing, compiled_form(version, result), operands, result
+    )
 
     def code(context, builder, signature, arguments):
-        cast = functools.partial(converted, context, builder)
+        cast = functools.partial(convert, context, builder)
         given = [*map(cast, signature.args, operands, arguments)]
         return call(context, builder, given) if call else cast(*operands, result, *given)
 
     return result(*given), code
 
 
-def resolved(typing, function, operands, result=None):
+def resolve_call(typing, function, operands, result=None):
     """Return the function (context, builder, codes) that calls a compiled function with LLVM values of
     these types. It converts the result to the type `result`, if one is given."""
     typing.refresh()  # the function may be newer than Numba's last refresh
@@ -80,20 +82,20 @@ def resolved(typing, function, operands, result=None):
         for library in getattr(called, "libs", ()):
             context.active_code_library.add_linking_library(library)
         found = called(builder, codes)
-        return found if result is None else converted(context, builder, signature.return_type, result, found)
+        return found if result is None else convert(context, builder, signature.return_type, result, found)
 
     return call
 
 
 # Numba would take the operands of these for a tuple
-OF_TWO = {max: always(lambda a, b: max(a, b)), min: always(lambda a, b: min(a, b))}
+OF_TWO = {max: inline_always(lambda a, b: max(a, b)), min: inline_always(lambda a, b: min(a, b))}
 
 
 def compiled_form(version, result):
     """Return the function that compiled code calls with converted operands."""
     if version.native is BITS:
         return reinterpreter(result)
-    form = compiled_value(version.meaning if version.native is SAME else version.native)
+    form = compiled_value(version.semantics if version.native is SAME else version.native)
     return OF_TWO.get(form, form)
 
 
@@ -109,15 +111,15 @@ def compiled_copy(function):
     used = [name for name in code.co_names if name in function.__globals__]
     names = function.__globals__ | {name: compiled_value(function.__globals__[name]) for name in used}
     cells = tuple(CellType(compiled_value(cell.cell_contents)) for cell in function.__closure__ or ())
-    return always(FunctionType(code, names, function.__name__, function.__defaults__, cells))
+    return inline_always(FunctionType(code, names, function.__name__, function.__defaults__, cells))
 
 
 def compiled_value(value):
-    if value is UNASSUMING:
-        return unassuming
-    value = value.function if isinstance(value, Tabulated) else value
+    if value is OPAQUE_IDENTITY:
+        return opaque_identity
+    value = value.function if isinstance(value, LookupTable) else value
     if isinstance(value, Function):
-        value = value.meaning if value.native is SAME else value.native
+        value = value.semantics if value.native is SAME else value.native
     if isinstance(value, LLVM):
         return llvm(value)
     return compiled_copy(value) if isinstance(value, FunctionType) else value
@@ -143,7 +145,7 @@ def llvm(form):
 
 
 @intrinsic
-def unassuming(typing, x):
+def opaque_identity(typing, x):
     def code(context, builder, signature, arguments):
         integer = arguments[0].type
         return builder.asm(ir.FunctionType(integer, [integer]), "", "=r,0", arguments, False)
@@ -170,26 +172,26 @@ def reinterpreter(numba_type):
 
 def digest(entry):
     """Return the cache key of an entry's machine code, as text."""
-    facts = repr([described(getattr(entry, fact.name)) for fact in fields(entry)])
+    facts = repr([describe(getattr(entry, fact.name)) for fact in fields(entry)])
     anywhere = re.sub(" at 0x[0-9a-f]+", "", facts)  # remove addresses: they differ in each process
     return hashlib.sha256(anywhere.encode()).hexdigest()[:16]
 
 
-def described(value, seen=frozenset()):
+def describe(value, seen=frozenset()):
     """Return a text of a function and of the functions that it calls; of any other value, its text."""
-    value = value.function if isinstance(value, Tabulated) else getattr(value, "__wrapped__", value)
+    value = value.function if isinstance(value, LookupTable) else getattr(value, "__wrapped__", value)
     if isinstance(value, FunctionType) and value not in seen:
         names = value.__globals__
         outside = [names[name] for name in value.__code__.co_names if name in names]
         outside += [cell.cell_contents for cell in value.__closure__ or ()]
-        return described(value.__code__), [described(other, seen | {value}) for other in outside]
+        return describe(value.__code__), [describe(other, seen | {value}) for other in outside]
     if isinstance(value, functools.partial):
-        return described(value.func, seen), described(value.args, seen), sorted(value.keywords.items())
+        return describe(value.func, seen), describe(value.args, seen), sorted(value.keywords.items())
     if isinstance(value, CodeType):
-        return value.co_code, value.co_names, value.co_varnames, [described(part) for part in value.co_consts]
+        return value.co_code, value.co_names, value.co_varnames, [describe(part) for part in value.co_consts]
     if isinstance(value, (set, frozenset, dict)):  # the order of a set differs in each process
         parts = value.items() if isinstance(value, dict) else value
-        return sorted(repr(described(part, seen)) for part in parts)
+        return sorted(repr(describe(part, seen)) for part in parts)
     if isinstance(value, (tuple, list)):
-        return type(value).__name__, [described(part, seen) for part in value]
+        return type(value).__name__, [describe(part, seen) for part in value]
     return value.__name__ if isinstance(value, (FunctionType, ModuleType)) else repr(value)

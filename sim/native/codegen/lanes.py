@@ -13,18 +13,17 @@ from numba.core import cgutils
 
 from sim.isa.table import ALL, FULL, GIVEN, Like
 from sim.native.codegen.arrays import Array, GuardedType, packed
-from sim.native.codegen.elements import I64
-from sim.native.codegen.int64 import WORD, words
-from sim.native.codegen.isa_functions import compiled_copy, resolved
+from sim.native.codegen.int64 import I64, int64_helper
+from sim.native.codegen.isa_functions import compiled_copy, resolve_call
 from sim.native.codegen.linking import intrinsic_of
-from sim.native.codegen.scalars import converted, numba_type_of
-from sim.native.codegen.shadow import BARE, PARTED, dirty
+from sim.native.codegen.scalars import convert, numba_type_of
+from sim.native.codegen.shadow import BARE, DIVERGED, set_error
 from sim.native.codegen.symbols import offering
-from sim.native.codegen.synchronization import part
+from sim.native.codegen.synchronization import diverge
 
 
-@words
-def lanes_there(state, warp, threads):
+@int64_helper
+def present_lanes(state, warp, threads):
     """Return the mask of the lanes of a warp that have not returned."""
     there = 0
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
@@ -33,7 +32,7 @@ def lanes_there(state, warp, threads):
     return there
 
 
-@words
+@int64_helper
 def check_mask(state, there, masks):
     """Stop the block unless the masks of all present lanes are equal and name every present lane. `masks`:
     the address of 32 masks."""
@@ -42,23 +41,23 @@ def check_mask(state, there, masks):
         if there >> lane & 1:
             given = masks[lane] & FULL
             if given & there != there or (first != -1 and first != given):
-                part(state)
+                diverge(state)
             first = given
 
 
-@words
+@int64_helper
 def check_all(state, there):
     if there != FULL:
-        part(state)
+        diverge(state)
 
 
-@words
+@int64_helper
 def check_read(state, there, lane, of):
     if there >> lane & 1 and 0 <= of < 32 and not there >> of & 1:
-        dirty(state, PARTED)
+        set_error(state, DIVERGED)
 
 
-@words
+@int64_helper
 def next_segment(state, warp):
     state.segments[warp] = (state.segments[warp] + 1) & 0xFFFF
 
@@ -66,15 +65,15 @@ def next_segment(state, warp):
 # --- rows ---------------------------------------------------------------------------------------------------
 
 
-def row_of(numba_type):
+def row_type(numba_type):
     return GuardedType(numba_type, 1, True, BARE, (32,))
 
 
-def own_type(x):
+def element_type(x):
     return x.dtype if isinstance(x, GuardedType) else x
 
 
-def of_thread(context, builder, x, value, thread):
+def thread_operand(context, builder, x, value, thread):
     """Return the operand of a thread: an element of an array over threads, or a number that is the same
     for all."""
     return Array(context, builder, x, value).load(thread) if isinstance(x, GuardedType) else value
@@ -89,32 +88,32 @@ class Warp:
         self.first = builder.mul(warp, I64(32))
 
     def call(self, function, *codes):
-        return function.words.call(self.context, self.builder, self.state, *codes)
+        return function.helper.call(self.context, self.builder, self.state, *codes)
 
     def array(self, numba_type, pointer):
         """Return the 32 values of this type at an address, as an array."""
-        row = Array(self.context, self.builder, row_of(numba_type))
-        row.members.data, row.members.state = self.builder.ptrtoint(pointer, WORD), self.state
+        row = Array(self.context, self.builder, row_type(numba_type))
+        row.members.data, row.members.state = self.builder.ptrtoint(pointer, I64), self.state
         row.members.shape = packed(self.builder, [I64(32)])
         return row.value
 
-    def room(self, numba_type):
+    def allocate_row(self, numba_type):
         """Return an array of 32 values that lives as long as the function runs."""
         room = ir.ArrayType(self.context.get_data_type(numba_type), 32)
         return self.array(numba_type, cgutils.alloca_once(self.builder, room))
 
     def given(self, x, value, first, lane):
-        return of_thread(self.context, self.builder, x, value, self.builder.add(first, lane))
+        return thread_operand(self.context, self.builder, x, value, self.builder.add(first, lane))
 
     def copy(self, source, target):
         """Copy 32 values with conversion. `source` and `target` are (type, value, position of the first)."""
-        own, (x, array, first) = own_type(source[0]), target
+        own, (x, array, first) = element_type(source[0]), target
         with cgutils.for_range(self.builder, I64(32)) as loop:
-            value = converted(self.context, self.builder, own, x.dtype, self.given(*source, loop.index))
+            value = convert(self.context, self.builder, own, x.dtype, self.given(*source, loop.index))
             Array(self.context, self.builder, x, array).store(self.builder.add(first, loop.index), value)
 
     def check_mask(self, there, x, value):
-        masks = Array(self.context, self.builder, row_of(int64), self.row(int64, x, value))
+        masks = Array(self.context, self.builder, row_type(int64), self.row(int64, x, value))
         self.call(check_mask, there, masks.members.data)
 
     def check_reads(self, there, reads, rows, arrays):
@@ -130,8 +129,8 @@ class Warp:
         if isinstance(x, GuardedType) and x.dtype == numba_type:
             pointer = Array(self.context, self.builder, x, value).pointer(self.first)
             return self.array(numba_type, pointer)
-        row = self.room(numba_type)
-        self.copy((x, value, self.first), (row_of(numba_type), row, I64(0)))
+        row = self.allocate_row(numba_type)
+        self.copy((x, value, self.first), (row_type(numba_type), row, I64(0)))
         return row
 
 
@@ -139,7 +138,7 @@ class Warp:
 
 
 @functools.cache
-def made(entry, carried_out):
+def lane_intrinsic(entry, carried_out):
     """Return the intrinsic (state, warp, threads, mask, *operands, *results) of an instruction. Unless
     `carried_out`, it has no results, and only runs the checks."""
     masks, results = ["mask"] * (entry.mask == GIVEN), list(entry.results.items()) if carried_out else []
@@ -148,18 +147,20 @@ def made(entry, carried_out):
 
     def typed(typing, *given):
         operands = given[3 + len(masks) :]
-        numba_types = [own_type(x) if of is None else numba_type_of(of) for x, of in zip(operands, declared)]
-        rows, count = [*map(row_of, numba_types)], len(entry.operands)
-        meaning = reads = None
+        numba_types = [
+            element_type(x) if of is None else numba_type_of(of) for x, of in zip(operands, declared)
+        ]
+        rows, count = [*map(row_type, numba_types)], len(entry.operands)
+        semantics = reads = None
         if results:
-            meaning = resolved(typing, compiled_copy(entry.meaning), [int64, *rows])
+            semantics = resolve_call(typing, compiled_copy(entry.semantics), [int64, *rows])
         if entry.reads and carried_out:
-            reads = resolved(typing, compiled_copy(entry.reads), [int64, *numba_types[:count]], int64)
+            reads = resolve_call(typing, compiled_copy(entry.reads), [int64, *numba_types[:count]], int64)
 
         def code(context, builder, signature, arguments):
             state, number, threads, *values = arguments
             warp = Warp(context, builder, state, number)
-            there = warp.call(lanes_there, number, threads)
+            there = warp.call(present_lanes, number, threads)
             if masks:
                 warp.check_mask(there, given[3], values.pop(0))
             if entry.mask == ALL:
@@ -169,11 +170,11 @@ def made(entry, carried_out):
                 warp.check_reads(there, reads, rows[:count], arrays)
             if entry.orders:
                 warp.call(next_segment, number)
-            if meaning:
-                meaning(context, builder, [there, *arrays])
+            if semantics:
+                semantics(context, builder, [there, *arrays])
             for numba_type, row, x, value in [*zip(numba_types, arrays, operands, values)][count:]:
                 if x.dtype != numba_type:
-                    warp.copy((row_of(numba_type), row, I64(0)), (x, value, warp.first))
+                    warp.copy((row_type(numba_type), row, I64(0)), (x, value, warp.first))
             return context.get_dummy_value()
 
         return types.void(*given), code
@@ -182,26 +183,26 @@ def made(entry, carried_out):
 
 
 @functools.cache
-def voted(entry):
+def vote_intrinsic(entry):
     """Return the intrinsic (threads, number, result) that gives all threads the result of a vote."""
     (operand,), (result,) = entry.operands.values(), entry.results.values()
     kept = numba_type_of(result)
 
     def typed(typing, threads, number, result):
-        own = own_type(number)
+        own = element_type(number)
         taken = own if operand is None else numba_type_of(operand)
-        fold = resolved(typing, compiled_copy(entry.meaning), [kept, taken], kept)
+        fold = resolve_call(typing, compiled_copy(entry.semantics), [kept, taken], kept)
 
         def code(context, builder, signature, arguments):
             threads, value, results = arguments
             found = cgutils.alloca_once_value(builder, context.get_constant(kept, entry.start))
             with cgutils.for_range(builder, threads) as loop:
-                given = of_thread(context, builder, number, value, loop.index)
-                given = converted(context, builder, own, taken, given)
+                given = thread_operand(context, builder, number, value, loop.index)
+                given = convert(context, builder, own, taken, given)
                 builder.store(fold(context, builder, [builder.load(found), given]), found)
             array = Array(context, builder, result, results)
             with cgutils.for_range(builder, threads) as loop:
-                array.store(loop.index, converted(context, builder, kept, result.dtype, builder.load(found)))
+                array.store(loop.index, convert(context, builder, kept, result.dtype, builder.load(found)))
             return context.get_dummy_value()
 
         return types.void(threads, number, result), code
@@ -210,5 +211,6 @@ def voted(entry):
 
 
 __getattr__ = offering(
-    __name__, lambda entry, maker: voted(entry) if maker == "all" else made(entry, maker == "warp")
+    __name__,
+    lambda entry, maker: vote_intrinsic(entry) if maker == "all" else lane_intrinsic(entry, maker == "warp"),
 )

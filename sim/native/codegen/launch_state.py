@@ -9,21 +9,20 @@ import numpy as np
 
 THREADS, WARPS, MOST_UNSET = 1024, 32, 64
 
-WORDS = {
-    "dirty": 1,  # error flags of the running block (sim.native.codegen.shadow)
+FIELD_SIZES = {
+    "errors": 1,  # error flags of the running block (sim.native.codegen.shadow)
     "stopped": 1,  # not 0: the block, or the launch, has to end (codes in sim.native.codegen.shadow)
     "wrote": 1,  # whether a thread has written to global memory
-    "me": 1,  # the running thread, as an entry of shadow memory
+    "own_entry": 1,  # the running thread, as an entry of shadow memory
     "block_start": 1,  # the first epoch of the running block
-    "rounds": 1,  # iterations of `while` loops that the block may still run
-    "trips": 1,  # the same for `for` loops
-    "ended": 1,  # number of the block's threads that have returned
+    "while_left": 1,  # iterations of `while` loops that the block may still run
+    "for_left": 1,  # the same for `for` loops
+    "returned_count": 1,  # number of the block's threads that have returned
     "barriers": 1,
     "epoch": 1,
     "position": 1,  # of the running block in the grid, x fastest
-    "starts": 1,  # address of an array over blocks: the first epoch of each
-    "found": 1,  # address of an array over blocks: `dirty` at the end of each
-    "foreign": 1,  # an epoch of another block that accessed the same element as this one
+    "first_epochs": 1,  # address of an array over blocks: the first epoch of each
+    "block_errors": 1,  # address of an array over blocks: `errors` at the end of each
     "pairs": 1,  # address of a list of (position, epoch of another block that it races with)
     "pair_count": 1,  # number of pairs recorded
     "pair_room": 1,  # capacity of the list
@@ -37,14 +36,14 @@ WORDS = {
     "unset": MOST_UNSET,
     # for each thread, and after the threads for each warp, the epoch and segment (as in shadow memory) in
     # which the thread, or the last thread of the warp, returned
-    "left": THREADS + WARPS,
+    "returned_at": THREADS + WARPS,
     "returned": THREADS,  # whether each thread has returned
 }
 
 
 class State(ctypes.Structure):
     _fields_ = [
-        (name, ctypes.c_int64 * count if count > 1 else ctypes.c_int64) for name, count in WORDS.items()
+        (name, ctypes.c_int64 * count if count > 1 else ctypes.c_int64) for name, count in FIELD_SIZES.items()
     ]
 
     def __init__(self, block):
@@ -53,7 +52,7 @@ class State(ctypes.Structure):
         self.address, self.indices[: prod(block)] = ctypes.addressof(self), indices_of(block)
 
 
-FIELDS = {name: getattr(State, name) for name in WORDS}  # as int64 helpers address them
+FIELDS = {name: getattr(State, name) for name in FIELD_SIZES}  # as int64 helpers address them
 
 
 @functools.cache

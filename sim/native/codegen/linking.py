@@ -49,7 +49,7 @@ class LinkedLibrary(JITCodeLibrary):
 
     def _get_module_for_linking(self):
         """Return the module for one of Numba's own libraries."""
-        return with_needs(self._final_module.clone(), self)
+        return link_needed(self._final_module.clone(), self)
 
     def get_pointer_to_function(self, name):
         return 0
@@ -62,7 +62,7 @@ class RunLibrary(JITCodeLibrary):
         self._final_module.link_in(module)
 
     def finalize(self):
-        with_needs(self._final_module, self)
+        link_needed(self._final_module, self)
         self._linking_libraries = []
         super().finalize()
 
@@ -71,27 +71,27 @@ class RunLibrary(JITCodeLibrary):
         passes.run(self._final_module, builder)
 
 
-def with_needs(module, library):
+def link_needed(module, library):
     """Return `module` linked with the libraries that `library` needs. A function comes after its callers,
     because LLVM drops functions that have no caller yet."""
-    for other in reversed(needed(library, {})):
+    for other in reversed(collect_libraries(library, {})):
         linked = isinstance(other, LinkedLibrary)
         module.link_in(other._final_module if linked else other._get_module_for_linking(), preserve=True)
     return module
 
 
-def needed(library, found):
+def collect_libraries(library, found):
     """Add all libraries that one needs to the dictionary `found`, callees before their callers, and return
     it."""
     for other in library._linking_libraries:
         if other not in found:
             if isinstance(other, LinkedLibrary):
-                needed(other, found)
+                collect_libraries(other, found)
             found[other] = None
     return found
 
 
-class Unliteral(CPUDispatcher):
+class NonLiteralDispatcher(CPUDispatcher):
     """A dispatcher that compiles a function once for all numbers of a type, literal or not."""
 
     def get_call_template(self, arguments, keywords):
@@ -150,7 +150,7 @@ class LowerToRun(NativeLowering):
         return changed
 
 
-def keeping_stores(function):
+def remove_dead_code(function):
     """Run Numba's removal of dead code, but keep stores into arrays that runtime functions returned. Numba
     would drop those stores."""
     stored = {
@@ -159,10 +159,10 @@ def keeping_stores(function):
     dead_code_elimination(function, alias_map={}, arg_aliases=stored)
 
 
-class Inlining(InlineClosureCallPass):
+class ClosureInlining(InlineClosureCallPass):
     run = FunctionType(
         InlineClosureCallPass.run.__code__,
-        vars(inline_closurecall) | {"dead_code_elimination": keeping_stores},
+        vars(inline_closurecall) | {"dead_code_elimination": remove_dead_code},
     )
 
 
@@ -175,13 +175,15 @@ class InlineClosures(InlineClosureLikes):
     def run_pass(self, state):
         if not any(isinstance(value, CodeType) for value in state.func_id.func.__code__.co_consts):
             return False
-        Inlining(state.func_ir, state.flags.auto_parallel, state.parfor_diagnostics.replaced_fns, True).run()
+        ClosureInlining(
+            state.func_ir, state.flags.auto_parallel, state.parfor_diagnostics.replaced_fns, True
+        ).run()
         PostProcessor(state.func_ir).run()
         fixup_var_define_in_scope(state.func_ir.blocks)
         return True
 
 
-class Resolving:
+class CachedTyping:
     """Numba's typing context with a cache: it resolves a call with the same types once for each function.
     Numba resolves it in each iteration of type inference."""
 
@@ -201,11 +203,11 @@ class Resolving:
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
-class Typing(NopythonTypeInference):
+class CachedTypeInference(NopythonTypeInference):
     _name = "typing"
 
     def run_pass(self, state):
-        context, state.typingctx = state.typingctx, Resolving(state.typingctx)
+        context, state.typingctx = state.typingctx, CachedTyping(state.typingctx)
         try:
             return super().run_pass(state)
         finally:
@@ -213,9 +215,13 @@ class Typing(NopythonTypeInference):
 
 
 # Numba's step -> ours, or `lower`
-INSTEAD = {InlineClosureLikes: InlineClosures, NopythonTypeInference: Typing, NativeLowering: None}
+REPLACED_PASSES = {
+    InlineClosureLikes: InlineClosures,
+    NopythonTypeInference: CachedTypeInference,
+    NativeLowering: None,
+}
 # Skipped passes: array rewrites, and `del`s for reference counts. Kernels have neither.
-LEFT_OUT = {NopythonRewrites, IRLegalization}
+SKIPPED_PASSES = {NopythonRewrites, IRLegalization}
 
 
 class Compiler(CompilerBase):
@@ -224,9 +230,9 @@ class Compiler(CompilerBase):
     def define_pipelines(self):
         passes = PassManager(self.lower._name)
         passes.passes = [
-            (INSTEAD.get(step, step) or self.lower, what)
+            (REPLACED_PASSES.get(step, step) or self.lower, what)
             for step, what in DefaultPassBuilder.define_nopython_pipeline(self.state).passes
-            if step not in LEFT_OUT
+            if step not in SKIPPED_PASSES
         ]
         passes.finalize()
         return [passes]
@@ -280,9 +286,9 @@ def linked(**options):
     """Return the decorator of a function that only compiled code calls."""
     targets = {name: value for name, value in INTERNAL.items() if name != "pipeline_class"}
     options = {"nopython": True, "boundscheck": None, **targets, **options}
-    return lambda function: Unliteral(function, targetoptions=options, pipeline_class=Internal)
+    return lambda function: NonLiteralDispatcher(function, targetoptions=options, pipeline_class=Internal)
 
 
 compiled = linked()  # for regions and device functions of a kernel
-always = linked(forceinline=True)  # for runtime functions
+inline_always = linked(forceinline=True)  # for runtime functions
 recursive = njit(error_model="numpy", pipeline_class=External)  # a recursive function needs an address

@@ -4,7 +4,7 @@ value of those is stored as 16 bits, and every conversion goes through float64."
 import ml_dtypes
 import numpy as np
 from llvmlite import ir
-from numba import float64, types
+from numba import float64, typeof, types
 from numba.core import cgutils
 from numba.extending import NativeValue, lower_builtin, lower_cast, models, register_model, unbox
 from numba.np import numpy_support
@@ -69,9 +69,17 @@ class HalfNumber:
         self.packed, self._numba_type_ = int(value.view(np.int16)), HALVES[value.dtype.name]
 
 
+HALF_NUMBERS = np.float16, ml_dtypes.bfloat16
+
+
+def type_of_number(value):
+    """Return the type of a number of the host in compiled code. Errors: ValueError if it has none."""
+    return HALVES[value.dtype.name] if isinstance(value, HALF_NUMBERS) else typeof(value)
+
+
 def argument_of(value):
     """Return a number in the form that compiled code takes."""
-    return HalfNumber(value) if isinstance(value, (np.float16, ml_dtypes.bfloat16)) else value
+    return HalfNumber(value) if isinstance(value, HALF_NUMBERS) else value
 
 
 @unbox(Half)
@@ -148,20 +156,20 @@ def to_integer(builder, target, double, wide, width):
     integer = ir.IntType(width)
     name = f"llvm.fpto{'si' if target.signed else 'ui'}.sat.i{width}.f64"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(integer, [DOUBLE]), name)
-    converted = builder.call(function, [double])
+    convert = builder.call(function, [double])
     if width >= wide:
         is_nan = builder.fcmp_unordered("uno", double, double)
-        converted = builder.select(is_nan, integer(1 << width - 1), converted)
-    return builder.trunc(converted, ir.IntType(target.bitwidth)) if target.bitwidth < width else converted
+        convert = builder.select(is_nan, integer(1 << width - 1), convert)
+    return builder.trunc(convert, ir.IntType(target.bitwidth)) if target.bitwidth < width else convert
 
 
-def converted(context, builder, source, target, value):
+def convert(context, builder, source, target, value):
     """Return a number converted to another type, as an LLVM value. A float becomes an integer as in
     `cvt.rzi`, which Numba emits on CUDA: see sim.isa.conversions.truncated. Of a tuple, convert each
     element."""
     if isinstance(target, types.BaseTuple):
         parts = zip(source, target, cgutils.unpack_tuple(builder, value), strict=True)
-        return context.make_tuple(builder, target, [converted(context, builder, *part) for part in parts])
+        return context.make_tuple(builder, target, [convert(context, builder, *part) for part in parts])
     if isinstance(source, types.Float) and isinstance(target, types.Integer):
         double = context.cast(builder, value, source, float64)
         return to_integer(builder, target, double, 16 if source == float64 else 64, max(target.bitwidth, 16))

@@ -17,7 +17,7 @@ HOMES = (
 GEOMETRY = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 SPECIAL = ("state", "thread", *GEOMETRY)  # names that a function may need besides its parameters
 # what comes before `state` among the parameters of a whole kernel
-WALK = ("first_position", "end_position", "grid_shape", "block_shape", "most_rounds", "most_trips")
+GRID_PARAMETERS = ("first_position", "end_position", "grid_shape", "block_shape", "while_limit", "for_limit")
 MODULES = {"math": "math", "cmath": "cmath", "numpy": "np", "operator": "operator", "_operator": "operator"}
 RESERVED = {
     *SPECIAL,
@@ -26,21 +26,21 @@ RESERVED = {
     "compiled",
     "kernel",
     "recursive",
-    "kept",
-    "KEPT",
+    "spill_buffer",
+    "SPILLED",
     "warp",
     "threads",
-    "answer",
+    "exit_code",
     "bounds",
     "position",
-    *WALK,
+    *GRID_PARAMETERS,
 }  # names that every lowered text has
 
 
 @functools.cache
 def homes():
     """Return {name: module} of every function that the modules in HOMES offer to lowered text."""
-    return {name: home for home in HOMES for name in importlib.import_module(home).OFFERED}
+    return {name: home for home in HOMES for name in importlib.import_module(home).EXPORTED}
 
 
 # maker -> the module that makes from an entry of sim.isa the function that lowered text calls

@@ -5,76 +5,75 @@ from numba import int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sim.native.codegen.int64 import signalled, words
-from sim.native.codegen.linking import always
+from sim.native.codegen.int64 import int64_helper, poll_interrupt
+from sim.native.codegen.linking import inline_always
 from sim.native.codegen.shadow import (
+    DIVERGED,
+    EXHAUSTED,
     FULL,
     INTERRUPTED,
     OF_BLOCK,
     OF_LAUNCH,
-    PARTED,
     SEGMENT_SHIFT,
-    SPENT,
     WARP_SHIFT,
-    dirty,
+    set_error,
 )
 
-OFFERED = set(
-    "NOBODY GO END BREAK CONTINUE agree agree_warps agree_span span step_of holds begin_block end_block"
-    " barrier is_stopped again counted interrupted".split()
+EXPORTED = set(
+    "NO_THREAD GO END BREAK CONTINUE agree agree_warps agree_span span step_of is_true begin_block end_block"
+    " barrier is_stopped count_iteration count_range check_interrupt".split()
 )
 
 MUCH = 1 << 16  # log entries after which the log is replayed to the observers
-# Exit codes of a region. They begin at 10 because a region that evaluates a test returns 0 or 1 (`holds`).
-NOBODY, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13
+# Exit codes of a region. They begin at 10 because a region that evaluates a test returns 0 or 1 (`is_true`).
+NO_THREAD, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13
 
 
-@words
-def begin_block(state, threads, position, rounds, trips):
+@int64_helper
+def begin_block(state, threads, position, while_limit, for_limit):
     state.epoch += 1
     state.block_start = state.epoch
-    state.starts[position] = state.epoch
+    state.first_epochs[position] = state.epoch
     state.position = position
     state.stopped = 0
-    state.dirty = 0
-    state.foreign = -1
-    state.ended = 0
-    state.rounds = rounds
-    state.trips = trips
+    state.errors = 0
+    state.returned_count = 0
+    state.while_left = while_limit
+    state.for_left = for_limit
     for thread in range(threads):
         state.returned[thread] = 0
 
 
-@words
+@int64_helper
 def end_block(state) -> bool:
     """Store the block's error flags. Return whether the launch ends here."""
-    state.found[state.position] = state.dirty
+    state.block_errors[state.position] = state.errors
     if state.position & 63 == 63:
-        interrupted(state)
+        check_interrupt(state)
     if state.log_count > MUCH and state.stopped < OF_LAUNCH:
         state.stopped = FULL
     return state.stopped >= OF_LAUNCH
 
 
-@words
-def part(state):
+@int64_helper
+def diverge(state):
     """Stop the block, because its threads have diverged."""
-    dirty(state, PARTED)
+    set_error(state, DIVERGED)
     state.stopped = max(state.stopped, OF_BLOCK)
 
 
-@words
+@int64_helper
 def barrier(state) -> bool:
     """Pass a barrier of the block. Return False if the block has to stop. Threads that returned while
     others wait are diverged, which the interpreter explains."""
-    if state.ended:
-        part(state)
+    if state.returned_count:
+        diverge(state)
     state.epoch += 1
     state.barriers += 1
     return state.stopped == 0
 
 
-@words
+@int64_helper
 def is_stopped(state) -> bool:
     return state.stopped != 0
 
@@ -82,44 +81,44 @@ def is_stopped(state) -> bool:
 # --- threads that must agree --------------------------------------------------------------------------------
 
 
-@words
+@int64_helper
 def agree(state, before, now, thread):
     """Return the common exit code of the threads so far. END counts only if all threads return it."""
     if now == END:
         state.returned[thread] = 1
-        left = state.me >> SEGMENT_SHIFT
-        state.left[thread] = left
-        state.left[1024 + (thread >> WARP_SHIFT)] = left
-        state.ended += 1
-        return END if before == NOBODY else before
+        left = state.own_entry >> SEGMENT_SHIFT
+        state.returned_at[thread] = left
+        state.returned_at[1024 + (thread >> WARP_SHIFT)] = left
+        state.returned_count += 1
+        return END if before == NO_THREAD else before
     return agree_warps(state, before, now)
 
 
-@words
+@int64_helper
 def agree_warps(state, before, now):
-    if before != NOBODY and before != END and before != now and now != END:
-        part(state)
-    return before if now == END and before != NOBODY else now
+    if before != NO_THREAD and before != END and before != now and now != END:
+        diverge(state)
+    return before if now == END and before != NO_THREAD else now
 
 
-@words
-def holds(state, answer) -> bool:
-    return answer == 1 and state.stopped == 0
+@int64_helper
+def is_true(state, exit_code) -> bool:
+    return exit_code == 1 and state.stopped == 0
 
 
-@always
+@inline_always
 def span(start, stop, step):
     return int64(start), int64(stop), int64(step)
 
 
-@always
+@inline_always
 def agree_span(state, before, now):
     if before[2] != 0 and before != now:
-        part(state)
+        diverge(state)
     return now
 
 
-@words
+@int64_helper
 def step_of(step):
     """Return the agreed step of a loop. If no thread is left, the step is 0, and any other number works."""
     return step if step != 0 else 1
@@ -128,68 +127,68 @@ def step_of(step):
 # --- counted loops ------------------------------------------------------------------------------------------
 
 
-@words(inline=False)
-def interrupted(state) -> bool:
+@int64_helper(inline=False)
+def check_interrupt(state) -> bool:
     """Check for Ctrl-C. Return whether the launch ends."""
-    if signalled():
+    if poll_interrupt():
         state.stopped = INTERRUPTED
     return state.stopped >= OF_LAUNCH
 
 
-@words
-def spent(state):
+@int64_helper
+def exhaust(state):
     """End the launch, because a loop has exceeded its limit of iterations."""
-    dirty(state, SPENT)
+    set_error(state, EXHAUSTED)
     state.stopped = max(state.stopped, OF_LAUNCH)
 
 
-@words
-def again(state) -> bool:
+@int64_helper
+def count_iteration(state) -> bool:
     """Count an iteration of a `while` loop. Return False when the block has used up its iterations, or has
     stopped."""
-    state.rounds -= 1
-    if state.rounds < 0:
-        spent(state)
-    elif state.rounds & 0xFFFF == 0:
-        interrupted(state)
+    state.while_left -= 1
+    if state.while_left < 0:
+        exhaust(state)
+    elif state.while_left & 0xFFFF == 0:
+        check_interrupt(state)
     return state.stopped == 0
 
 
-@words
-def length_of(start, stop, step):
+@int64_helper
+def range_length(start, stop, step):
     if step == 0:
         return 0
     return max(0, (stop - start + step - 1) // step if step > 0 else (stop - start + step + 1) // step)
 
 
-@words
-def may_go_round(state, trips) -> bool:
+@int64_helper
+def count_iterations(state, count) -> bool:
     """Return whether a `for` loop may run this many iterations. It may not when the block has used up its
     iterations, or has stopped."""
-    before = state.trips
-    state.trips -= trips
-    if state.trips < 0:
-        spent(state)
-    elif state.trips >> 24 != before >> 24:
-        interrupted(state)
+    before = state.for_left
+    state.for_left -= count
+    if state.for_left < 0:
+        exhaust(state)
+    elif state.for_left >> 24 != before >> 24:
+        check_interrupt(state)
     return state.stopped == 0
 
 
-@words
-def last(state, start, stop, step):
+@int64_helper
+def limit_stop(state, start, stop, step):
     """Return the stop of a `for` loop's range: `start`, for an empty range, if the loop may not run."""
-    return stop if may_go_round(state, length_of(start, stop, step)) else start
+    return stop if count_iterations(state, range_length(start, stop, step)) else start
 
 
 @intrinsic
-def counted(typing, state, start, stop, step):
+def count_range(typing, state, start, stop, step):
     """Return `range(start, stop, step)`, or an empty range if the loop may not run."""
 
     def code(context, builder, signature, arguments):
         state, *bounds = arguments
         allowed = cgutils.create_struct_proxy(signature.return_type)(context, builder)
         allowed.start, allowed.step = bounds[0], bounds[2]
-        allowed.stop = last.words.call(context, builder, *arguments)
+        allowed.stop = limit_stop.helper.call(context, builder, *arguments)
         return allowed._getvalue()
 
     return types.range_state64_type(*[int64] * 4), code

@@ -7,46 +7,46 @@ from numba import int32, int64, types, uint32
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
-from sim.native.codegen.int64 import WORD, words
+from sim.native.codegen.int64 import I64, int64_helper
 from sim.native.codegen.shadow import EPOCH_SHIFT, SEGMENT_SHIFT, THREAD, THREAD_BITS, WARP_SHIFT
 
-OFFERED = {"dim3", "block_index", "enter", "has_returned", "lane_of", "lanemask_lt", "assured"}
+EXPORTED = {"dim3", "block_index", "start_thread", "has_returned", "lane_of", "lanemask_lt", "check_assigned"}
 
 Dim3 = namedtuple("Dim3", "x y z")
 DIM3 = types.NamedUniTuple(int32, 3, Dim3)
 
 
-@words
+@int64_helper
 def dim3(x, y, z) -> DIM3:
     return x, y, z
 
 
-@words
+@int64_helper
 def block_index(position, width, height) -> DIM3:
     """Return the index of the block at `position` in the grid, x fastest."""
     return position % width, position // width % height, position // (width * height)
 
 
-@words
-def enter(state, thread) -> DIM3:
+@int64_helper
+def start_thread(state, thread) -> DIM3:
     """Make `thread` the running thread, and return its index."""
     segment = state.segments[thread >> WARP_SHIFT]
-    state.me = state.epoch << EPOCH_SHIFT | segment << SEGMENT_SHIFT | thread
+    state.own_entry = state.epoch << EPOCH_SHIFT | segment << SEGMENT_SHIFT | thread
     index = state.indices[thread]
     return index & 0xFFFF, index >> 16 & 0xFFFF, index >> 32
 
 
-@words
+@int64_helper
 def has_returned(state, thread) -> bool:
     return state.returned[thread]
 
 
-@words
+@int64_helper
 def lane_of(thread) -> int32:
     return thread & 31
 
 
-@words
+@int64_helper
 def lanemask_lt(thread) -> uint32:
     return (1 << (thread & 31)) - 1
 
@@ -54,21 +54,21 @@ def lanemask_lt(thread) -> uint32:
 # --- variables ----------------------------------------------------------------------------------------------
 
 
-@words
-def note_unset(state, is_set, slot):
-    me = 1 + (state.position << THREAD_BITS | state.me & THREAD)
+@int64_helper
+def record_unset(state, is_set, slot):
+    reader = 1 + (state.position << THREAD_BITS | state.own_entry & THREAD)
     if not is_set:
-        state.unset[slot] = me if state.unset[slot] == 0 else min(state.unset[slot], me)
+        state.unset[slot] = reader if state.unset[slot] == 0 else min(state.unset[slot], reader)
 
 
 @intrinsic
-def assured(typing, state, value, is_set, slot):
+def check_assigned(typing, state, value, is_set, slot):
     """Return the `value` of a variable that a thread may not have assigned. If it has not, record that,
     and return 0 for a number, because LLVM leaves the value undefined."""
 
     def code(context, builder, signature, arguments):
         state, found, is_set, slot = arguments
-        note_unset.words.call(context, builder, state, builder.zext(is_set, WORD), slot)
+        record_unset.helper.call(context, builder, state, builder.zext(is_set, I64), slot)
         if isinstance(value, (types.Number, types.Boolean)):
             return builder.select(is_set, found, ir.Constant(found.type, None))
         return impl_ret_borrowed(context, builder, signature.return_type, found)

@@ -10,7 +10,7 @@ from sim.isa.vectors import VECTORS
 from sim.native.codegen.linking import LIKE_CODE
 from sim.native.codegen.scalars import numba_type_of
 
-OFFERED = {f"cuda_{name}" for name in VECTORS}
+EXPORTED = {f"cuda_{name}" for name in VECTORS}
 
 
 def constructor(vector):

@@ -37,7 +37,9 @@ class Calls(Names):
     def visit_Call(self, node):
         by_position = getattr(node, "calls", "") in (FUNCTION, ATOMIC)
         if node.keywords and (by_position or builtin_called(node) not in ("", "enumerate", "print", "zip")):
-            raise self.cannot(f"{ast.unparse(node.func)} with keyword arguments has no compiled form", node)
+            raise self.cannot_lower(
+                f"{ast.unparse(node.func)} with keyword arguments has no compiled form", node
+            )
         return getattr(self, f"call_{getattr(node, 'calls', '')}", self.generic_visit)(node)
 
     def call_same(self, node):
@@ -55,8 +57,8 @@ class Calls(Names):
 
     def call_atomic(self, node):
         called, arguments = node.func.referent.name.replace(".", "_"), [*map(self.visit, node.args)]
-        if self.module.counted:
-            arguments[0] = self.call("logged", [arguments[0], self.number("atomic", node)], node)
+        if self.module.logs:
+            arguments[0] = self.call("with_site", [arguments[0], self.number("atomic", node)], node)
         return self.call(called, arguments, node)
 
     def call_builtin(self, node):
@@ -66,14 +68,14 @@ class Calls(Names):
             for part in node.args
         )
         if (
-            name in INSTRUCTIONS and numbers and INSTRUCTIONS[name].meaning is not bool
+            name in INSTRUCTIONS and numbers and INSTRUCTIONS[name].semantics is not bool
         ):  # holds for a tuple, too
             return self.call(in_text(name), [self.visit(argument) for argument in node.args], node)
         return self.generic_visit(node)
 
     def call_member(self, node):
         if not isinstance(node.func, ast.Attribute):
-            raise self.cannot(f"a call of {ast.unparse(node.func)} has no compiled form", node)
+            raise self.cannot_lower(f"a call of {ast.unparse(node.func)} has no compiled form", node)
         if node.func.attr == "bit_count":
             return self.call(in_text("popc"), [self.visit(node.func.value)], node)
         if node.func.attr == "reshape" and len(node.args) > 1:
@@ -90,13 +92,13 @@ class Calls(Names):
             try:
                 arguments = INSTRUCTIONS[called].in_order(arguments, named)
             except TypeError as error:
-                raise self.cannot(str(error), node) from None
+                raise self.cannot_lower(str(error), node) from None
         arguments = [*map(self.visit, arguments)]
         if called == "syncwarp" and not arguments:
             arguments = [ast.Constant(0xFFFFFFFF)]
         function = ast.Name(called.replace(".", "_"), ast.Load())
         made = ast.copy_location(ast.Call(function, arguments, []), node)
-        made.stops, made.site = called, self.number("call", node).value
+        made.sync, made.site = called, self.number("call", node).value
         self.module.operations[made.site] = called
         return made
 
@@ -109,22 +111,25 @@ class Calls(Names):
         if given is None:
             return self.unpacked(function, signature, node)
         known = {} if signature else self.known_arguments(function, given)
-        inlines = any(part.in_cuda for part in known.values()) or self.module.stops(function)
+        inlines = any(part.in_cuda for part in known.values()) or self.module.must_inline(function)
         left = [part for name, part in given.items() if not (inlines and name in known)]
         arguments = [self.argument(part, node) for part in left]
         if signature:
-            arguments = [*map(self.converted, signature.args, arguments)]
+            arguments = [*map(self.convert, signature.args, arguments)]
         if inlines:
             made = ast.copy_location(ast.Call(ast.Name(function.__name__, ast.Load()), arguments, []), node)
-            made.inlines, made.bound, made.place = function, known, self.source.site("call", node)
+            made.inlined_function, made.known_referents = function, known
+            made.call_site = self.source.site("call", node)
         else:
             made = self.device_call(self.device(function), function, arguments, node)
-        return self.converted(signature.return_type, made) if signature else made
+        return self.convert(signature.return_type, made) if signature else made
 
     def device_call(self, device, function, arguments, node):
         if device.tree is None:  # a recursive call: the function is being lowered
             if self.source.function is not function:
-                raise self.cannot(f"{function.__name__} calls itself by way of {self.source.name}", node)
+                raise self.cannot_lower(
+                    f"{function.__name__} calls itself by way of {self.source.name}", node
+                )
             device.recursive = True
         self.needs |= device.needs
         needs = [ast.Name(name, ast.Load()) for name in sorted(device.needs)]
@@ -134,24 +139,26 @@ class Calls(Names):
     def unpacked(self, function, signature, node):
         """Lower f(a, *t). Numba compiles such a call if the tuple comes last."""
         if not any(isinstance(part, ast.Starred) for part in node.args):
-            raise self.cannot(f"{ast.unparse(node)} does not fit the parameters of {function.__name__}", node)
-        if signature or node.keywords or self.module.stops(function):
+            raise self.cannot_lower(
+                f"{ast.unparse(node)} does not fit the parameters of {function.__name__}", node
+            )
+        if signature or node.keywords or self.module.must_inline(function):
             of = f"{ast.unparse(node)}, where {function.__name__} is inlined or declared with a signature,"
-            raise self.cannot(f"{of} has no compiled form", node)
+            raise self.cannot_lower(f"{of} has no compiled form", node)
         return self.device_call(self.device(function), function, [*map(self.visit, node.args)], node)
 
     def known_arguments(self, function, arguments):
         """Return {parameter: Referent} of the parameters that have one known value and that the function
         does not assign."""
         changed = assigned(self.module.reachable[function].tree.body)
-        known = {name: self.known(part) for name, part in arguments.items() if name not in changed}
+        known = {name: self.known_referent(part) for name, part in arguments.items() if name not in changed}
         return {name: found for name, found in known.items() if found is not None}
 
-    def known(self, argument):
+    def known_referent(self, argument):
         """Return the Referent of an argument (an expression, or the value of a default) that is known to
         be a number, dtype, function or tuple of numbers, else None."""
         if isinstance(argument, ast.Tuple):
-            parts = [*map(self.known, argument.elts)]
+            parts = [*map(self.known_referent, argument.elts)]
             found = referent(tuple(part.value for part in parts if part is not None))
             return found if len(found.value) == len(parts) and literal(found.value) is not None else None
         if isinstance(argument, ast.Constant):
@@ -168,9 +175,9 @@ class Calls(Names):
             return self.visit(argument)
         if argument is None:
             return ast.Constant(None)
-        return self.standing_for(referent(argument), "default", node)
+        return self.lower_referent(referent(argument), "default", node)
 
-    def converted(self, numba_type, node):
+    def convert(self, numba_type, node):
         """Return `node` converted to a Numba type, if the type is a number's."""
         dtype = dtype_or_none(numba_type)
         if dtype is None or not is_number(dtype):
@@ -185,13 +192,15 @@ class Calls(Names):
         dtype = self.dtype_given(given) or referent_of(given).dtype
         shape = self.versions.shape(node.declares.shape)
         if dtype is None or shape is None or not is_number(dtype) or any(size < 0 for size in shape):
-            raise self.cannot(f"cuda.{space}.array wants a constant shape and a numeric dtype", node)
+            raise self.cannot_lower(f"cuda.{space}.array wants a constant shape and a numeric dtype", node)
         place = self.source.site("call", node)
         name = name_before(place) or space
         shape = None if space == "shared" and shape == (0,) else shape
         array = Declared(space, shape, dtype, name, self.module.site(place))
         known = next((known for known, same in self.module.declared.items() if same == array), None)
-        known = known or self.module.fresh(f"{name}_{space}")
+        known = known or self.module.fresh_name(f"{name}_{space}")
         self.module.declared[known] = array
         name = self.as_name(known, node)
-        return name if space == "shared" else self.call("fresh", [name, self.as_name("thread", node)], node)
+        if space == "shared":
+            return name
+        return self.call("declare_local", [name, self.as_name("thread", node)], node)

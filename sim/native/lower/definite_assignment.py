@@ -15,7 +15,8 @@ def watch(lowering, tree):
     found = list(lowering.versions.unassigned(tree.body))[:room]
     walrus = {part.target.id for part in ast.walk(tree) if isinstance(part, ast.NamedExpr)}
     names = sorted({node.id for node in found} - walrus)
-    flags = Flags(lowering, set(map(id, found)), {v: lowering.module.fresh(f"{v}_is_set") for v in names})
+    flag_of = {v: lowering.module.fresh_name(f"{v}_is_set") for v in names}
+    flags = Flags(lowering, set(map(id, found)), flag_of)
     if names:
         body = [part for statement in tree.body for part in as_list(flags.visit(statement))]
         tree.body = [*flags.set_to(False, names, tree), *body]
@@ -38,7 +39,7 @@ class Flags(ast.NodeTransformer):
         unset.append((lowering.module.site(lowering.source.site("load", node)), node.id))
         is_set, slot = ast.Name(self.flags[node.id], ast.Load()), ast.Constant(len(unset) - 1)
         given = [lowering.as_name("state", node), copy.copy(node), is_set, slot]
-        return ast.fix_missing_locations(lowering.call("assured", given, node))
+        return ast.fix_missing_locations(lowering.call("check_assigned", given, node))
 
     def visit_Assign(self, node):
         targets = [node.target] if isinstance(node, ast.For) else node.targets
@@ -52,7 +53,7 @@ class Flags(ast.NodeTransformer):
     visit_For = visit_Assign
 
 
-def told(unset, module):
+def decode_unassigned(unset, module):
     """Return (site, variable, position of the block, thread) of each read before any assignment that
     occurred in a launch. `unset`: the records in its State."""
     for slot, (place, name) in enumerate(module.unset):

@@ -10,7 +10,7 @@ from sim.frontend.tree import BINARY, as_list, from_end, has, is_of_shape, locat
 from sim.native.codegen.symbols import RESERVED, home_of, in_text
 from sim.native.lower import definite_assignment
 from sim.native.lower.calls import Calls
-from sim.native.lower.loops import LoopCounter, over_elements
+from sim.native.lower.loops import LoopCounter, lower_element_loop
 from sim.native.lower.module import Device
 from sim.native.lower.name_lowering import FIELDS, as_item
 
@@ -32,7 +32,7 @@ class Lowering(Calls):
         self.tree = self.source.tree
         for name in self.source.local - set(self.rename):
             if home_of(name) or name in RESERVED:
-                self.rename[name] = module.fresh(name)
+                self.rename[name] = module.fresh_name(name)
 
     def body(self):
         """Return the function's statements, rewritten."""
@@ -47,7 +47,7 @@ class Lowering(Calls):
 
     def parameters(self):
         if self.tree.args.vararg or self.tree.args.kwarg or self.tree.args.kwonlyargs:
-            raise self.cannot(f"{self.source.name} takes *arguments or keyword arguments", self.tree)
+            raise self.cannot_lower(f"{self.source.name} takes *arguments or keyword arguments", self.tree)
         return [
             self.rename.get(argument.arg, argument.arg)
             for argument in [*self.tree.args.posonlyargs, *self.tree.args.args]
@@ -68,7 +68,7 @@ class Lowering(Calls):
         if function not in devices:
             devices[function] = device = Device(
                 self.module.fresh_function(self.module.reachable[function].tree.name),
-                needs={"state"} if self.module.counted else set(),
+                needs={"state"} if self.module.logs else set(),
             )
             device.tree = Lowering(self.module, function).function(device)
             if (
@@ -82,16 +82,16 @@ class Lowering(Calls):
     def visit_Subscript(self, node):
         owner = referent_of(node.value).value
         if isinstance(owner, enum.EnumMeta) and isinstance(node.slice, ast.Constant):
-            return self.standing_for(referent(owner[node.slice.value]), node.slice.value, node)
+            return self.lower_referent(referent(owner[node.slice.value]), node.slice.value, node)
         if not isinstance(owner, tuple) and not is_of_shape(node):
             node.slice = self.from_the_end(node.slice)
         if not self.is_access(node):
             return self.generic_visit(node)
         if is_field(node):
-            raise self.cannot(FIELDS, node)
+            raise self.cannot_lower(FIELDS, node)
         site = self.number("load" if isinstance(node.ctx, ast.Load) else "store", node)
         node = self.generic_visit(node)
-        node.value = self.call("logged", [node.value, site], node)
+        node.value = self.call("with_site", [node.value, site], node)
         return node
 
     def from_the_end(self, index):
@@ -105,7 +105,7 @@ class Lowering(Calls):
         not, and neither are slices, which read nothing."""
         sliced = isinstance(node.ctx, ast.Load) and has(node.slice, ast.Slice, ast.Starred)
         of_tuple = isinstance(referent_of(node.value).value, tuple)
-        return self.module.counted and not (sliced or of_tuple or is_of_shape(node))
+        return self.module.logs and not (sliced or of_tuple or is_of_shape(node))
 
     def visit_Assign(self, node):
         node.targets = [*map(as_item, node.targets)]
@@ -131,11 +131,11 @@ class Lowering(Calls):
         return node
 
     def visit_If(self, node):
-        site = self.number("branch", node.test) if self.module.counted else None
+        site = self.number("branch", node.test) if self.module.logs else None
         node = self.generic_visit(node)
         if site:
             given = [self.as_name("state", node), node.test, site]
-            node.test = self.call("branch", given, node.test)
+            node.test = self.call("log_branch", given, node.test)
         return node
 
     visit_IfExp = visit_If
@@ -146,7 +146,7 @@ class Lowering(Calls):
         return self.visit(*located([fails], node))
 
     def visit_Import(self, node):
-        raise self.cannot("an import in a kernel has no compiled form", node)
+        raise self.cannot_lower("an import in a kernel has no compiled form", node)
 
     visit_ImportFrom = visit_Import
 
@@ -158,7 +158,7 @@ class Lowering(Calls):
 
     def visit_For(self, node):
         site = self.number("loop", node).value
-        before, first = over_elements(self, node)
+        before, first = lower_element_loop(self, node)
         if first:
             node.body, node.orelse = [*first, *self.statements(node.body)], self.statements(node.orelse)
         else:

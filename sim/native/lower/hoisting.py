@@ -17,20 +17,20 @@ from sim.native.lower.loops import assign
 from sim.native.lower.module import CannotLower
 
 
-def stops(node):
+def contains_sync(node):
     """Return whether `node` contains a synchronisation point."""
-    return any(hasattr(part, "stops") or hasattr(part, "inlines") for part in ast.walk(node))
+    return any(hasattr(part, "sync") or hasattr(part, "inlined_function") for part in ast.walk(node))
 
 
-def is_stop(statement):
-    """Return the call of a statement that is a synchronisation point, else None."""
+def find_sync_call(statement):
+    """Return the call in a statement if it is a synchronisation point, else None."""
     call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
-    return call if hasattr(call, "stops") else None
+    return call if hasattr(call, "sync") else None
 
 
-def several(call):
+def count_results(call):
     """Return the number of results of a synchronising call that returns a tuple."""
-    count = len(INSTRUCTIONS[call.stops].results) if call.stops in WARP_WIDE else 1
+    count = len(INSTRUCTIONS[call.sync].results) if call.sync in WARP_WIDE else 1
     return count if count > 1 else 0
 
 
@@ -56,7 +56,7 @@ class Hoisting:
         return [part for statement in statements for part in self.statement(statement)]
 
     def statement(self, node):
-        if not stops(node):
+        if not contains_sync(node):
             return [node]
         before = []
         handler = getattr(self, "of_" + type(node).__name__.lower(), None)
@@ -74,7 +74,7 @@ class Hoisting:
     # --- statements -----------------------------------------------------------------------------------------
 
     def of_expr(self, node, before):
-        if hasattr(node.value, "stops"):
+        if hasattr(node.value, "sync"):
             node.value = self.arguments(node.value, before)
             return node
         value = self.expression(node.value, before)
@@ -82,10 +82,10 @@ class Hoisting:
 
     def of_assign(self, node, before):
         if (
-            hasattr(node.value, "stops")
+            hasattr(node.value, "sync")
             and len(node.targets) == 1
             and isinstance(node.targets[0], ast.Name)
-            and not several(node.value)
+            and not count_results(node.value)
         ):
             node.value = self.arguments(node.value, before)
             return node
@@ -104,9 +104,9 @@ class Hoisting:
 
     def of_while(self, node, before):
         if node.orelse:
-            return self.block(without_else(node, self.module.fresh("broken")))
+            return self.block(remove_else(node, self.module.fresh_name("broken")))
         body = self.block(node.body)
-        if stops(node.test):
+        if contains_sync(node.test):
             first = []
             leave = ast.If(ast.UnaryOp(ast.Not(), self.expression(node.test, first)), [ast.Break()], [])
             node.test, body = ast.Constant(True), [*first, leave, *body]
@@ -115,7 +115,7 @@ class Hoisting:
 
     def of_for(self, node, before):
         if node.orelse:
-            return self.block(without_else(node, self.module.fresh("broken")))
+            return self.block(remove_else(node, self.module.fresh_name("broken")))
         node.iter = self.expression(node.iter, before)
         node.body = self.block(node.body)
         return node
@@ -125,12 +125,12 @@ class Hoisting:
     def expression(self, node, before):
         """Return `node` without a synchronisation point. Append the statements that must come first to
         `before`."""
-        if node is None or not stops(node):
+        if node is None or not contains_sync(node):
             return node
-        if hasattr(node, "inlines"):
-            return self.inlined(node, before)
-        if hasattr(node, "stops"):
-            names = ", ".join(self.module.fresh("got") for _ in range(several(node) or 1))
+        if hasattr(node, "inlined_function"):
+            return self.inline(node, before)
+        if hasattr(node, "sync"):
+            names = ", ".join(self.module.fresh_name("got") for _ in range(count_results(node) or 1))
             made = ast.parse(f"{names} = None").body[0]
             made.value = self.arguments(node, before)
             before.append(made)
@@ -140,16 +140,16 @@ class Hoisting:
                 "a thread stops within a lambda or a comprehension, which has no compiled form",
                 site_in(node, self.module),
             )
-        if isinstance(node, ast.IfExp) and stops(ast.Tuple([node.body, node.orelse], ast.Load())):
-            name, then, otherwise = self.module.fresh("chosen"), [], []
+        if isinstance(node, ast.IfExp) and contains_sync(ast.Tuple([node.body, node.orelse], ast.Load())):
+            name, then, otherwise = self.module.fresh_name("chosen"), [], []
             test = self.expression(node.test, before)
             for part, into in ((node.body, then), (node.orelse, otherwise)):
                 value = self.expression(part, into)
                 into.append(assign(name, value))
             before.append(ast.If(test, then, otherwise))
             return ast.Name(name, ast.Load())
-        if isinstance(node, ast.BoolOp) and any(map(stops, node.values[1:])):
-            name = self.module.fresh("holds")
+        if isinstance(node, ast.BoolOp) and any(map(contains_sync, node.values[1:])):
+            name = self.module.fresh_name("holds")
             before.append(assign(name, self.expression(node.values[0], before)))
             for value in node.values[1:]:
                 more = []
@@ -176,8 +176,8 @@ class Hoisting:
                 or isinstance(argument, ast.Name)
                 and argument.id in self.module.constants
             )
-            if not simple and not (node.stops.startswith("atomic") and position == 0):
-                name = self.module.fresh("given")
+            if not simple and not (node.sync.startswith("atomic") and position == 0):
+                name = self.module.fresh_name("given")
                 before.append(assign(name, argument))
                 argument = ast.Name(name, ast.Load())
             node.args[position] = argument
@@ -185,30 +185,30 @@ class Hoisting:
 
     # --- device functions -----------------------------------------------------------------------------------
 
-    def inlined(self, node, before):
+    def inline(self, node, before):
         """Return the result of a device function, and append its statements to `before`."""
-        function = node.inlines
+        function = node.inlined_function
         if function in self.inlining:
-            raise CannotLower(f"{function.__name__} calls itself, and a thread stops in it", node.place)
+            raise CannotLower(f"{function.__name__} calls itself, and a thread stops in it", node.call_site)
         own = sorted(self.module.reachable[function].local)
-        rename = {name: self.module.fresh(f"{name}_{function.__name__}") for name in own}
-        lowering = Lowering(self.module, function, rename, node.bound)
+        rename = {name: self.module.fresh_name(f"{name}_{function.__name__}") for name in own}
+        lowering = Lowering(self.module, function, rename, node.known_referents)
         body = lowering.body()
         for name, argument in zip(lowering.parameters(), node.args, strict=True):
             before.append(ast.copy_location(assign(name, self.expression(argument, before)), node))
-        result = self.module.fresh(f"{function.__name__}_result")
+        result = self.module.fresh_name(f"{function.__name__}_result")
         self.inlining.append(function)
-        body = self.block(without_returns(body, result, node.place))
+        body = self.block(remove_returns(body, result, node.call_site))
         self.inlining.pop()
         before += body
         return ast.Name(result, ast.Load()) if result in assigned(body) else ast.Constant(None)
 
 
-def without_else(loop, broken):
+def remove_else(loop, broken):
     """Return statements equivalent to a loop with an `else`. The variable `broken` says whether a `break`
     has left the loop."""
     otherwise, loop.orelse = loop.orelse, []
-    loop.body = [part for statement in loop.body for part in noting_breaks(statement, broken)]
+    loop.body = [part for statement in loop.body for part in record_breaks(statement, broken)]
     return [
         assign(broken, ast.Constant(False)),
         loop,
@@ -216,18 +216,18 @@ def without_else(loop, broken):
     ]
 
 
-def noting_breaks(statement, broken):
+def record_breaks(statement, broken):
     if isinstance(statement, ast.Break):
         return [assign(broken, ast.Constant(True)), statement]
     for name in (
         ("orelse",) if isinstance(statement, (ast.For, ast.While)) else ("body", "orelse", "finalbody")
     ):
         inner = getattr(statement, name, None) or []
-        inner[:] = [part for inside in inner for part in noting_breaks(inside, broken)]
+        inner[:] = [part for inside in inner for part in record_breaks(inside, broken)]
     return [statement]
 
 
-def without_returns(statements, result, place):
+def remove_returns(statements, result, site):
     """Return the statements with `result = x` for `return x`. Statements after an `if` that returns move
     into the other branch of the `if`."""
     for position, statement in enumerate(statements):
@@ -240,11 +240,11 @@ def without_returns(statements, result, place):
             raise CannotLower(
                 "a device function in which threads stop returns from within a loop, which has no compiled"
                 " form",
-                place,
+                site,
             )
         rest = statements[position + 1 :]
         then, otherwise = (
-            without_returns(arm if arm and isinstance(arm[-1], ast.Return) else arm + after, result, place)
+            remove_returns(arm if arm and isinstance(arm[-1], ast.Return) else arm + after, result, site)
             for arm, after in ((statement.body, copy.deepcopy(rest)), (statement.orelse, rest))
         )
         made = ast.If(statement.test, then or [ast.Pass()], otherwise)
@@ -257,6 +257,6 @@ def site_in(node, module):
     for part in ast.walk(node):
         if hasattr(part, "site"):
             return module.sites[part.site]
-        if hasattr(part, "place"):
-            return part.place
+        if hasattr(part, "call_site"):
+            return part.call_site
     return None

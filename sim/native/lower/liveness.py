@@ -25,12 +25,12 @@ def assigned(statements):
     }
 
 
-def exposed(statements):
+def exposed_reads(statements):
     """Return the names that may be read before the statements themselves have assigned them."""
     return walk(statements, set())[0]
 
 
-def surely_assigned(statements):
+def definitely_assigned(statements):
     """Return the names that are assigned whenever the statements have run to their end."""
     return walk(statements, set())[1]
 
@@ -67,14 +67,14 @@ def both(one, other):
     return other if one is EVERYTHING else one if other is EVERYTHING else one & other
 
 
-def loose_exits(statements):
+def escaping_exits(statements):
     """Return those of "return", "break" and "continue" that leave these statements."""
     found = set()
     for statement in statements:
         if isinstance(statement, (ast.Return, ast.Break, ast.Continue)):
             found.add(type(statement).__name__.lower())
         elif isinstance(statement, (ast.For, ast.While)):
-            found |= loose_exits(statement.body) & {"return"} | loose_exits(statement.orelse)
+            found |= escaping_exits(statement.body) & {"return"} | escaping_exits(statement.orelse)
         elif isinstance(statement, ast.If):
-            found |= loose_exits(statement.body) | loose_exits(statement.orelse)
+            found |= escaping_exits(statement.body) | escaping_exits(statement.orelse)
     return found

@@ -13,15 +13,15 @@ def assign(target, value):
     return ast.Assign([ast.Name(target, ast.Store()) if isinstance(target, str) else target], value)
 
 
-def over_elements(lowering, loop):
+def lower_element_loop(lowering, loop):
     """Turn a loop over an array or tuple, also through `enumerate` and `zip`, into a loop over positions.
     Return the statements before the loop, and the first statements of its body."""
     iterable = isinstance(loop.iter, (ast.Name, ast.Attribute, ast.Subscript)) and not isinstance(
         referent_of(loop.iter).value, tuple
     )
-    if not (iterable or pairing(loop.iter)):
+    if not (iterable or pairing_builtin(loop.iter)):
         return [], []
-    before, lengths, position = [], [], ast.Name(lowering.module.fresh("at"), ast.Load())
+    before, lengths, position = [], [], ast.Name(lowering.module.fresh_name("at"), ast.Load())
     first = ast.Assign([lowering.visit(loop.target)], element(lowering, loop.iter, position, before, lengths))
     ends = lengths[0] if len(lengths) == 1 else ast.Call(ast.Name("min", ast.Load()), lengths, [])
     loop.target = ast.Name(position.id, ast.Store())
@@ -29,7 +29,7 @@ def over_elements(lowering, loop):
     return located(before, loop), located([first], loop)
 
 
-def pairing(node):
+def pairing_builtin(node):
     """Return "enumerate" or "zip" if `node` is a call of it, else ""."""
     name = builtin_called(node)
     return name if name in ("enumerate", "zip") else ""
@@ -38,19 +38,19 @@ def pairing(node):
 def element(lowering, node, position, before, lengths):
     """Return the element at `position` of an iterable. Append statements to evaluate first to `before`,
     and the iterable's length to `lengths`."""
-    called = pairing(node)
-    if called == "zip":
+    builtin = pairing_builtin(node)
+    if builtin == "zip":
         parts = [element(lowering, part, position, before, lengths) for part in node.args]
         return ast.Tuple(parts, ast.Load())
-    if called == "enumerate":
+    if builtin == "enumerate":
         start = [part.value for part in node.keywords] + node.args[1:]
         count = ast.BinOp(position, ast.Add(), lowering.visit(start[0])) if start else position
         return ast.Tuple([count, element(lowering, node.args[0], position, before, lengths)], ast.Load())
-    whole = ast.Name(lowering.module.fresh("items"), ast.Load())
+    whole = ast.Name(lowering.module.fresh_name("items"), ast.Load())
     before.append(assign(whole.id, lowering.visit(node)))
     lengths.append(ast.Call(ast.Name("len", ast.Load()), [whole], []))
-    if lowering.module.counted:
-        whole = lowering.call("logged", [whole, lowering.number("load", node)], node)
+    if lowering.module.logs:
+        whole = lowering.call("with_site", [whole, lowering.number("load", node)], node)
     return ast.Subscript(whole, position, ast.Load())
 
 
@@ -60,12 +60,12 @@ class LoopCounter(ast.NodeTransformer):
     def __init__(self, module):
         self.module = module
 
-    def called(self, name, *arguments):
+    def make_call(self, name, *arguments):
         function = ast.Name(self.module.library(name), ast.Load())
         return ast.Call(function, [ast.Name("state", ast.Load()), *arguments], [])
 
     def visit_While(self, node):
-        node, count = self.generic_visit(node), self.called("again")
+        node, count = self.generic_visit(node), self.make_call("count_iteration")
         forever = isinstance(node.test, ast.Constant) and node.test.value
         node.test = count if forever else ast.BoolOp(ast.And(), [count, node.test])
         return node
@@ -86,12 +86,12 @@ class LoopCounter(ast.NodeTransformer):
             return node
         given, (zero, one) = node.iter.args, map(ast.Constant, (0, 1))
         if isinstance(node.target, ast.Name) and not all(map(self.is_small, given)):
-            test = ast.parse(f"if {node.target.id} & {LONG - 1} == 0 and interrupted:\n    break").body[0]
-            test.test.values[1] = self.called("interrupted")
+            test = ast.parse(f"if {node.target.id} & {LONG - 1} == 0 and check_interrupt:\n    break").body[0]
+            test.test.values[1] = self.make_call("check_interrupt")
             node.body = [*located([test], node), *node.body]
         if not all(map(self.is_constant, given)):
             bounds = [zero, *given, one] if len(given) == 1 else [*given, one][:3]
-            node.iter = self.called("counted", *bounds)
+            node.iter = self.make_call("count_range", *bounds)
         return node
 
 

@@ -30,7 +30,7 @@ class CannotLower(Exception):
         super().__init__(what)
         self.what, self.site = what, site
 
-    def in_words(self):
+    def message(self):
         if self.site is None:
             return self.what
         return f"{self.what} ({self.site.function} line {self.site.line}  {self.site.source})"
@@ -69,13 +69,13 @@ class Parts:
     """The parts of one kernel's text, collected while it is lowered.
 
     `taken`: names already in use.
-    `counted`: whether accesses and branches are numbered for the log.
+    `logs`: whether accesses and branches are numbered for the log.
     `prints`: whether the kernel prints.
     `unset`: (site, variable) of each read that may come before any assignment.
     """
 
-    def __init__(self, taken, counted=False):
-        self.counted = counted
+    def __init__(self, taken, logs=False):
+        self.logs = logs
         # name -> text; name -> module; function -> Device
         self.constants, self.imports, self.devices = {}, {}, {}
         self.arrays, self.declared = {}, {}  # name -> global ndarray; name -> Declared
@@ -84,7 +84,7 @@ class Parts:
         self.prints, self.unset = False, []
         self.taken = {*taken, *RESERVED, *dir(builtins)}
 
-    def fresh(self, name):
+    def fresh_name(self, name):
         """Return an unused name like `name`."""
         candidate, number = name, 1
         while candidate in self.taken or home_of(candidate):
@@ -98,7 +98,7 @@ class Parts:
         for known, same in self.constants.items():
             if same == text and known.startswith(name):
                 return known
-        name = self.fresh(name)
+        name = self.fresh_name(name)
         self.constants[name] = text
         return name
 
@@ -118,7 +118,7 @@ class Parts:
         for known, array in self.arrays.items():
             if array is value:
                 return known
-        name = self.fresh(name)
+        name = self.fresh_name(name)
         self.arrays[name] = value
         return name
 
@@ -132,14 +132,14 @@ class Parts:
 class Module(Parts):
     """The Parts of a kernel in Python. `dtypes`: of the kernel's arrays, by parameter."""
 
-    def __init__(self, kernel, counted=False, dtypes=()):
+    def __init__(self, kernel, logs=False, dtypes=()):
         self.kernel, self.dtypes = kernel, dict(dtypes)
         self.used, self.reachable = set(), {}
         self.reach(kernel)
         taken = {
             name for function, names in self.reachable.items() for name in (*names.local, function.__name__)
         }
-        super().__init__(taken | {names.tree.name for names in self.reachable.values()}, counted)
+        super().__init__(taken | {names.tree.name for names in self.reachable.values()}, logs)
 
     def has_field(self, name):
         """Return whether arrays of the launch have records with a field of this name."""
@@ -150,7 +150,7 @@ class Module(Parts):
         if function in self.reachable:
             return
         if "fp16" in function.__code__.co_names:
-            know_fp16()
+            import_fp16()
         tree = tree_of(function) or tree_of_lambda(function)
         if tree is None:
             raise CannotLower(f"{function.__name__} has no source text")
@@ -160,7 +160,7 @@ class Module(Parts):
             if found.role == DEVICE:
                 self.reach(found.function)
 
-    def stops(self, function, seen=frozenset()):
+    def must_inline(self, function, seen=frozenset()):
         """Return whether `function` has to be inlined, because it contains a synchronisation point or
         declares shared memory."""
         source, seen = self.reachable[function], seen | {function}
@@ -168,7 +168,7 @@ class Module(Parts):
             bool(source.calls(WAIT))
             or any(call.func.referent.name == "shared.array" for call in source.calls(DECLARATION))
             or any(
-                self.stops(call.func.referent.function, seen)
+                self.must_inline(call.func.referent.function, seen)
                 for call in source.calls(DEVICE)
                 if call.func.referent.function not in seen
             )
@@ -183,10 +183,10 @@ class Module(Parts):
 
     def fresh_function(self, name):
         names = {device.name for device in self.devices.values()}
-        return name if name not in names | RESERVED and not home_of(name) else self.fresh(name)
+        return name if name not in names | RESERVED and not home_of(name) else self.fresh_name(name)
 
 
-def know_fp16():
+def import_fp16():
     """Import cuda.fp16 if possible. A kernel may use the name without an import."""
     with suppress(ImportError):  # Numba without numba-cuda
         importlib.import_module("numba.cuda.fp16")

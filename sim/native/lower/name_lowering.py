@@ -8,14 +8,14 @@ import numpy as np
 
 from sim.frontend.names import is_number
 from sim.frontend.resolve import VARIABLE, referent, referent_of
-from sim.memory.spaces import host_array
+from sim.memory.argument import host_array
 from sim.native.codegen.array_attributes import ATTRIBUTES
 from sim.native.codegen.isa_functions import compiles
 from sim.native.codegen.scalars import HALVES
 from sim.native.codegen.symbols import GEOMETRY, MODULES, SPECIAL, home_of, in_text
 from sim.native.lower.module import CannotLower, literal
 
-FIELDS = "accesses to fields of records are counted by fibers"
+FIELDS = "accesses to fields of records are counted by the interpreter"
 PLAIN = {*ATTRIBUTES, "dtype"}  # attributes that are never fields of a record
 
 
@@ -37,7 +37,7 @@ class Names(ast.NodeTransformer):
     def number(self, action, node):
         return ast.Constant(self.module.site(self.source.site(action, node)))
 
-    def cannot(self, what, node):
+    def cannot_lower(self, what, node):
         return CannotLower(what, self.source.site("call", node))
 
     def as_name(self, name, node, context=None):
@@ -57,16 +57,16 @@ class Names(ast.NodeTransformer):
             return node
         if found.role == VARIABLE:
             return ast.copy_location(ast.Name(self.rename.get(node.id, node.id), node.ctx), node)
-        return self.standing_for(found, node.id, node)
+        return self.lower_referent(found, node.id, node)
 
     def visit_arg(self, node):
         node.arg, node.annotation = self.rename.get(node.arg, node.arg), None
         return node
 
     def visit_Attribute(self, node):
-        return self.standing_for(node.referent, node.attr, node)
+        return self.lower_referent(node.referent, node.attr, node)
 
-    def standing_for(self, found, name, node):
+    def lower_referent(self, found, name, node):
         """Return the expression for a Referent that the kernel calls `name`."""
         return getattr(self, f"of_{found.role}")(found, name, node)
 
@@ -77,14 +77,14 @@ class Names(ast.NodeTransformer):
 
     def of_member(self, found, name, node):
         if isinstance(referent_of(node.value).value, ModuleType):
-            raise self.cannot(f"{ast.unparse(node)} has no compiled form", node)
+            raise self.cannot_lower(f"{ast.unparse(node)} has no compiled form", node)
         if name == "dtype" and (dtype := self.dtype_given(node)) is not None:
             return self.dtype(dtype, node)
         if not isinstance(node.ctx, ast.Load):
             return self.visit(as_item(node))
-        if not self.module.counted or name in PLAIN and not self.module.has_field(name):
+        if not self.module.logs or name in PLAIN and not self.module.has_field(name):
             return self.generic_visit(node)
-        raise self.cannot(FIELDS, node)
+        raise self.cannot_lower(FIELDS, node)
 
     def of_geometry(self, found, name, node):
         if found.name in GEOMETRY:
@@ -95,7 +95,7 @@ class Names(ast.NodeTransformer):
 
     def of_function(self, found, name, node):
         if not compiles(found.entry):
-            raise self.cannot(
+            raise self.cannot_lower(
                 f"{found.entry.name} has no compiled form; its entry in sim.isa may be given one, native=...",
                 node,
             )
@@ -106,13 +106,13 @@ class Names(ast.NodeTransformer):
 
     def of_cuda(self, found, name, node):
         if not home_of(f"cuda_{found.name}"):
-            raise self.cannot(f"cuda.{found.name} has no compiled form", node)
+            raise self.cannot_lower(f"cuda.{found.name} has no compiled form", node)
         return self.as_name(self.module.library(f"cuda_{found.name}"), node)
 
     def of_constant(self, found, name, node):
         value, text = found.value, literal(found.value)
         if isinstance(value, np.generic) and value.dtype.name in HALVES:
-            plain = self.standing_for(referent(float(value)), name, node)
+            plain = self.lower_referent(referent(float(value)), name, node)
             return ast.copy_location(ast.Call(self.dtype(value.dtype, node), [plain], []), node)
         if text is None:
             return self.of_object(found, name, node)
@@ -128,7 +128,7 @@ class Names(ast.NodeTransformer):
     def of_device(self, found, name, node):
         device = self.device(found.function)
         if device.needs:
-            raise self.cannot(f"{name} is passed on as a value and needs to know its thread", node)
+            raise self.cannot_lower(f"{name} is passed on as a value and needs to know its thread", node)
         return self.as_name(device.name, node)
 
     def of_object(self, found, name, node):
@@ -136,23 +136,23 @@ class Names(ast.NodeTransformer):
         value, home = found.value, getattr(found.value, "__module__", None)
         own = getattr(value, "__name__", name)
         if isinstance(value, enum.Enum):
-            return self.standing_for(referent(value.value), name, node)
+            return self.lower_referent(referent(value.value), name, node)
         if isinstance(value, ModuleType) and value.__name__ in MODULES:
             return self.as_name(MODULES[value.__name__], node)
         if home == "numba.cuda.libdevice":
-            raise self.cannot(f"libdevice.{own} has no compiled form", node)
+            raise self.cannot_lower(f"libdevice.{own} has no compiled form", node)
         if home in MODULES or isinstance(value, np.ufunc):
             module = self.as_name(MODULES.get(home, "np"), node)
             return ast.copy_location(ast.Attribute(module, own, ast.Load()), node)
         if host_array(value, "a global array") is not None:
             return self.as_name(self.module.array(value, name), node)
-        raise self.cannot(f"{ast.unparse(node)} has no compiled form", node)
+        raise self.cannot_lower(f"{ast.unparse(node)} has no compiled form", node)
 
     # --- types ----------------------------------------------------------------------------------------------
 
     def dtype(self, dtype, node):
         if not is_number(dtype):
-            raise self.cannot(f"{dtype} is no number", node)
+            raise self.cannot_lower(f"{dtype} is no number", node)
         return self.as_name(self.module.library(in_text(f"numpy.{dtype.name}")), node)
 
     def dtype_given(self, node):

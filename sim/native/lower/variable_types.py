@@ -10,7 +10,7 @@ from numba.core.registry import cpu_target
 from numba.core.typing.templates import signature
 
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
-from sim.native.codegen.linking import INSTEAD, Typing, intrinsic_of
+from sim.native.codegen.linking import REPLACED_PASSES, CachedTypeInference, intrinsic_of
 from sim.native.codegen.scalars import numba_type_of
 
 RESULT = "the result"
@@ -35,8 +35,8 @@ class OnlyTypes(compiler.CompilerBase):
 
     def define_pipelines(self):
         passes = compiler.DefaultPassBuilder.define_untyped_pipeline(self.state)
-        passes.passes = [(INSTEAD.get(step, step), what) for step, what in passes.passes]
-        passes.add_pass(Typing, "types")
+        passes.passes = [(REPLACED_PASSES.get(step, step), what) for step, what in passes.passes]
+        passes.add_pass(CachedTypeInference, "types")
         passes.add_pass(KeepTypes, "keep")
         passes.finalize()
         return [passes]
@@ -46,7 +46,7 @@ def variable_types(function, arguments):
     """Return {variable: all Numba types that it ever has} of a Python function called with `arguments`
     (Numba types)."""
     found = {}
-    for name, numba_type in inferred(function, arguments).items():
+    for name, numba_type in infer_types(function, arguments).items():
         variable, _, version = name.partition(".")
         # other names are Numba's own: $12, or arg.x for the initial value of a parameter
         if variable.isidentifier() and not (variable == "arg" and version.isidentifier()):
@@ -54,25 +54,25 @@ def variable_types(function, arguments):
     return found
 
 
-def unified(found):
+def unify_types(found):
     """Return one type for all of these."""
     return cpu_target.typing_context.unify_types(*found) if len(found) > 1 else next(iter(found))
 
 
-def inferred(function, arguments):
+def infer_types(function, arguments):
     """Return {variable of Numba's intermediate form: type}. The type of the result is under RESULT."""
     flags, contexts = compiler.Flags(), (cpu_target.typing_context, cpu_target.target_context)
     flags.nrt, flags.enable_ssa, flags.error_model = True, True, "numpy"
     return compiler.compile_extra(*contexts, function, arguments, None, flags, {}, pipeline_class=OnlyTypes)
 
 
-def only_typed(function):
+def type_stub(function):
     """Return a replacement for a device function with types and without code. Numba would otherwise
     compile the function only to infer its type."""
 
     @functools.cache  # Numba requests the same type several times
     def typed(typing, *given):
-        return signature(inferred(function, given)[RESULT], *given), None
+        return signature(infer_types(function, given)[RESULT], *given), None
 
     count = len(inspect.signature(function).parameters)
     return intrinsic_of(function.__name__, [f"x{position}" for position in range(count)], typed)
@@ -82,7 +82,7 @@ def only_typed(function):
 
 
 @functools.cache
-def stand_in_for(entry):
+def sync_stub(entry):
     """Return a function that exists for type inference only. Its result has the types of the entry's
     results."""
 
@@ -97,8 +97,8 @@ def stand_in_for(entry):
     return intrinsic_of(entry.name, entry.parameters, typed)
 
 
-def stops():
+def sync_stubs():
     """Return {name: replacement for type inference} of all synchronising calls of a Python kernel. Names
     with dots are PTX's."""
     names = [name for name in WARP_WIDE | BLOCK_WIDE if name.isidentifier()]
-    return {name: stand_in_for(INSTRUCTIONS[name]) for name in names}
+    return {name: sync_stub(INSTRUCTIONS[name]) for name in names}

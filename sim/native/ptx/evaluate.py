@@ -10,10 +10,10 @@ import inspect
 import operator
 import textwrap
 
-from sim.isa.registers import CALLED, HELPERS, PAIRS
+from sim.isa.registers import HELPER_ENTRIES, HELPERS, PAIRS
 from sim.native.lower.module import CannotLower
 from sim.native.ptx import functions
-from sim.native.ptx.values import Arithmetic, Real, Truth, Whole
+from sim.native.ptx.values import Arithmetic, Float, Integer, Predicate
 
 OPERATORS = {
     ast.Add: ("add", "fadd", operator.add),
@@ -39,8 +39,8 @@ COMPARISONS = {
     ast.IsNot: ("!=", operator.is_not),
 }
 PLAIN = {plain: operation for operation, (*_, plain) in (OPERATORS | COMPARISONS).items()}
-CODE = (Whole, Truth, Real)
-# what meanings call of Python's
+CODE = (Integer, Predicate, Float)
+# Python builtins that reference implementations may call
 BUILTINS = {known.__name__: known for known in (min, max, abs, int, bool, range, float, type)}
 
 
@@ -86,10 +86,10 @@ class Evaluator(Arithmetic):
         after, self.names = self.names, dict(before)
         other = self.run([*node.orelse, *rest])
         if one is not None or other is not None:
-            return self.chosen(test, one, other)
+            return self.select(test, one, other)
         for name in after.keys() & self.names.keys():
             if after[name] is not self.names[name]:
-                self.names[name] = self.chosen(test, after[name], self.names[name])
+                self.names[name] = self.select(test, after[name], self.names[name])
         return None
 
     def assign(self, target, value):
@@ -102,102 +102,102 @@ class Evaluator(Arithmetic):
     # --- expressions ----------------------------------------------------------------------------------------
 
     def value(self, node):
-        return getattr(self, f"of_{type(node).__name__.lower()}", self.unknown)(node)
+        return getattr(self, f"eval_{type(node).__name__.lower()}", self.unknown)(node)
 
     def unknown(self, node):
         raise CannotLower(f"`{ast.unparse(node)}`")
 
-    def of_constant(self, node):
+    def eval_constant(self, node):
         return node.value
 
-    def of_name(self, node):
+    def eval_name(self, node):
         if node.id in self.names or node.id in HELPERS:
             return self.names[node.id] if node.id in self.names else HELPERS[node.id]
         raise CannotLower(f"`{node.id}`")
 
-    def of_tuple(self, node):
+    def eval_tuple(self, node):
         return tuple(self.value(part) for part in node.elts)
 
-    def of_attribute(self, node):
+    def eval_attribute(self, node):
         return getattr(self.value(node.value), node.attr)
 
-    def of_subscript(self, node):
+    def eval_subscript(self, node):
         values, index = self.value(node.value), self.value(node.slice)
         if not isinstance(index, CODE):
             return values[index]
         found = values[-1]
         for position in range(len(values) - 2, -1, -1):
-            found = self.chosen(self.compare("==", index, position), values[position], found)
+            found = self.select(self.compare("==", index, position), values[position], found)
         return found
 
-    def of_binop(self, node):
+    def eval_binop(self, node):
         return self.binary(type(node.op), self.value(node.left), self.value(node.right))
 
     def binary(self, operation, a, b):
         if operation in COMPARISONS:
-            return self.compared(operation, a, b)
+            return self.compare_values(operation, a, b)
         whole, floating, plain = OPERATORS[operation]
         if not isinstance(a, CODE) and not isinstance(b, CODE):
             return plain(a, b)
-        if isinstance(a, Real) or isinstance(b, Real):
+        if isinstance(a, Float) or isinstance(b, Float):
             return self.of_floats(floating, a, b)
-        if all(isinstance(x, (Truth, bool)) for x in (a, b)) and whole in ("and_", "or_", "xor"):
-            return Truth(getattr(self.builder, whole)(self.truth(a), self.truth(b)))
-        a, b = self.whole(a), self.whole(b)
+        if all(isinstance(x, (Predicate, bool)) for x in (a, b)) and whole in ("and_", "or_", "xor"):
+            return Predicate(getattr(self.builder, whole)(self.to_predicate(a), self.to_predicate(b)))
+        a, b = self.to_integer(a), self.to_integer(b)
         if whole is None:
-            return self.divided("udiv" if operation is ast.FloorDiv else "urem", a, b)
+            return self.divide("udiv" if operation is ast.FloorDiv else "urem", a, b)
         return getattr(self, whole)(a, b)
 
-    def of_unaryop(self, node):
+    def eval_unaryop(self, node):
         x, operation = self.value(node.operand), type(node.op)
         if not isinstance(x, CODE):
             return {ast.USub: operator.neg, ast.Invert: operator.invert, ast.Not: operator.not_}[operation](x)
         if operation is ast.Not:
-            return Truth(self.builder.not_(self.truth(x)))
-        if isinstance(x, Real):
-            return self.opposite(x)
-        return self.negative(self.whole(x)) if operation is ast.USub else self.inverse(self.whole(x))
+            return Predicate(self.builder.not_(self.to_predicate(x)))
+        if isinstance(x, Float):
+            return self.negate_float(x)
+        return self.negate(self.to_integer(x)) if operation is ast.USub else self.invert(self.to_integer(x))
 
-    def of_compare(self, node):
+    def eval_compare(self, node):
         parts = [self.value(part) for part in (node.left, *node.comparators)]
-        tests = [self.compared(type(sign), a, b) for sign, a, b in zip(node.ops, parts, parts[1:])]
+        tests = [self.compare_values(type(sign), a, b) for sign, a, b in zip(node.ops, parts, parts[1:])]
         return functools.reduce(self.conjunction, tests)
 
-    def compared(self, operation, a, b):
+    def compare_values(self, operation, a, b):
         sign, plain = COMPARISONS[operation]
         return self.compare(sign, a, b) if isinstance(a, CODE) or isinstance(b, CODE) else plain(a, b)
 
     def conjunction(self, a, b):
         if not isinstance(a, CODE) and not isinstance(b, CODE):
             return a and b
-        return Truth(self.builder.and_(self.truth(a), self.truth(b)))
+        return Predicate(self.builder.and_(self.to_predicate(a), self.to_predicate(b)))
 
-    def of_boolop(self, node):
+    def eval_boolop(self, node):
         values = [self.value(part) for part in node.values]
         if not any(isinstance(value, CODE) for value in values):
             return all(values) if isinstance(node.op, ast.And) else any(values)
         make = self.builder.and_ if isinstance(node.op, ast.And) else self.builder.or_
-        return Truth(functools.reduce(make, map(self.truth, values)))
+        return Predicate(functools.reduce(make, map(self.to_predicate, values)))
 
-    def of_ifexp(self, node):
+    def eval_ifexp(self, node):
         test = self.value(node.test)
         if not isinstance(test, CODE):
             return self.value(node.body if test else node.orelse)
-        return self.chosen(test, self.value(node.body), self.value(node.orelse))
+        return self.select(test, self.value(node.body), self.value(node.orelse))
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    def of_call(self, node):
+    def eval_call(self, node):
         given = [self.value(part) for part in node.args]
         if isinstance(node.func, ast.Name) and node.func.id not in self.names:
-            return self.named(node.func.id, given)
+            return self.call_named(node.func.id, given)
         if isinstance(node.func, ast.Attribute) and isinstance(owner := self.value(node.func.value), CODE):
             return functions.BUILTIN[node.func.attr](self, owner, *given)
         if any(k.arg is None for k in node.keywords):
             self.unknown(node)
-        return self.called(self.value(node.func), given, {k.arg: self.value(k.value) for k in node.keywords})
+        return self.apply(self.value(node.func), given, {k.arg: self.value(k.value) for k in node.keywords})
 
-    def named(self, name, given):
+    def call_named(self, name, given):
         """Return the value of a call by a name that instructions' text uses."""
         found = self.special(name, given) if self.special else NotImplemented
         if found is not NotImplemented:
@@ -205,16 +205,16 @@ class Evaluator(Arithmetic):
         if name in functions.TYPES or name in functions.BUILTIN and any(isinstance(x, CODE) for x in given):
             return functions.BUILTIN[name](self, *given)
         if name in PAIRS:
-            return self.on_halves(*PAIRS[name], given)
-        if name in CALLED:
-            return functions.of_entry(self, CALLED[name], given)
+            return self.apply_to_halves(*PAIRS[name], given)
+        if name in HELPER_ENTRIES:
+            return functions.of_entry(self, HELPER_ENTRIES[name], given)
         if name in HELPERS:
-            return self.called(HELPERS[name], given, {})
-        return self.called(BUILTINS[name], given, {})
+            return self.apply(HELPERS[name], given, {})
+        return self.apply(BUILTINS[name], given, {})
 
-    def called(self, function, given, more):
+    def apply(self, function, given, more):
         if isinstance(function, functools.partial):
-            return self.called(function.func, [*function.args, *given], {**function.keywords, **more})
+            return self.apply(function.func, [*function.args, *given], {**function.keywords, **more})
         known = functions.BUILTIN.get(name_of(function))
         if known and any(isinstance(value, CODE) for value in given):
             return known(self, *given, **more)
@@ -224,9 +224,9 @@ class Evaluator(Arithmetic):
             return self.binary(PLAIN[function], *given)
         if not inspect.isfunction(function):
             raise CannotLower(f"a call of {name_of(function)}")
-        return self.inlined(function, given, more)
+        return self.inline_call(function, given, more)
 
-    def inlined(self, function, given, more):
+    def inline_call(self, function, given, more):
         """Return the result of a plain function, whose text is evaluated in place."""
         bound = inspect.signature(function).bind(*given, **more)
         bound.apply_defaults()
@@ -235,14 +235,14 @@ class Evaluator(Arithmetic):
         inner = Evaluator(self.context, self.builder, names)
         return inner.run(body_of(function))
 
-    def on_halves(self, text, count, ptx_type, given):
+    def apply_to_halves(self, text, count, ptx_type, given):
         """Apply an operation to both halves of registers."""
         parts = []
-        for place in (0, 16):
-            halves = [self.of_bits(self.shr(self.whole(word), self.whole(place)), ptx_type) for word in given]
+        for shift in map(self.to_integer, (0, 16)):
+            halves = [self.of_bits(self.shr(self.to_integer(word), shift), ptx_type) for word in given]
             inner = Evaluator(self.context, self.builder, dict(zip("abc"[:count], halves)))
-            parts.append(self.bits(self.real(inner.value(parsed(text)), ptx_type)))
-        return self.or_(self.shl(parts[1], self.whole(16)), parts[0])
+            parts.append(self.bits(self.to_float(inner.value(parse_expression(text)), ptx_type)))
+        return self.or_(self.shl(parts[1], self.to_integer(16)), parts[0])
 
 
 def name_of(function):
@@ -250,7 +250,7 @@ def name_of(function):
 
 
 @functools.cache
-def parsed(text):
+def parse_expression(text):
     return ast.parse(text, mode="eval").body
 
 

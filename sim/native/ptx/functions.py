@@ -12,24 +12,24 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
-from sim.isa.functions import LLVM, sized
+from sim.isa.functions import LLVM, bind_width
 from sim.isa.registers import WIDTHS, type_name
-from sim.native.codegen.isa_functions import compiles, function_of, resolved
+from sim.native.codegen.isa_functions import compiles, function_of, resolve_call
 from sim.native.codegen.scalars import numba_type_of, to_integer
 from sim.native.lower.module import CannotLower
-from sim.native.ptx.values import DOUBLE, I64, Arithmetic, Real, Truth, Whole
+from sim.native.ptx.values import DOUBLE, I64, Arithmetic, Float, Integer, Predicate
 
 # name -> (Evaluator, *operands) -> value
 BUILTIN = {
-    "min": Arithmetic.smaller,
-    "max": Arithmetic.larger,
-    "int": Arithmetic.whole,
+    "min": Arithmetic.minimum,
+    "max": Arithmetic.maximum,
+    "int": Arithmetic.to_integer,
     "bits_of": Arithmetic.bits,
-    "bool": lambda e, x: Truth(e.truth(x)),
-    "abs": lambda e, x: e.magnitude(x) if isinstance(x, Real) else e.size(e.whole(x)),
+    "bool": lambda e, x: Predicate(e.to_predicate(x)),
+    "abs": lambda e, x: e.magnitude(x) if isinstance(x, Float) else e.absolute(e.to_integer(x)),
     "sqrt": lambda e, x: e.intrinsic("sqrt", x),
-    "isfinite": lambda e, x: e.compare("<", e.magnitude(x), e.real(math.inf, x.ptx_type)),
-    "isinf": lambda e, x: e.compare("==", e.magnitude(x), e.real(math.inf, x.ptx_type)),
+    "isfinite": lambda e, x: e.compare("<", e.magnitude(x), e.to_float(math.inf, x.ptx_type)),
+    "isinf": lambda e, x: e.compare("==", e.magnitude(x), e.to_float(math.inf, x.ptx_type)),
     "isnan": lambda e, x: e.compare("!=", x, x),
 }
 
@@ -44,54 +44,54 @@ def builtin(function):
 
 TYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "float": "f64"}
 for _name, _type in TYPES.items():
-    BUILTIN[_name] = lambda e, x, ptx_type=_type: e.real(x, ptx_type)
+    BUILTIN[_name] = lambda e, x, ptx_type=_type: e.to_float(x, ptx_type)
     if _name != "float":
-        BUILTIN[f"{_name}_of"] = lambda e, x, ptx_type=_type: e.of_bits(e.whole(x), ptx_type)
+        BUILTIN[f"{_name}_of"] = lambda e, x, ptx_type=_type: e.of_bits(e.to_integer(x), ptx_type)
 
 
 @builtin
 def copysign(e, x, sign):
-    x, sign = e.alike(x, sign)
+    x, sign = e.unify_floats(x, sign)
     top = 1 << WIDTHS[x.ptx_type] - 1
-    magnitude, its = e.and_(e.bits(x), e.whole(top - 1)), e.and_(e.bits(sign), e.whole(top))
+    magnitude, its = e.and_(e.bits(x), e.to_integer(top - 1)), e.and_(e.bits(sign), e.to_integer(top))
     return e.of_bits(e.or_(magnitude, its), x.ptx_type)
 
 
 @builtin
 def flush(e, x):
-    tiny = e.compare("<", e.magnitude(x), e.real(2.0**-126, "f32"))
-    return e.chosen(tiny, copysign(e, e.real(0.0, "f32"), x), x)
+    tiny = e.compare("<", e.magnitude(x), e.to_float(2.0**-126, "f32"))
+    return e.select(tiny, copysign(e, e.to_float(0.0, "f32"), x), x)
 
 
 @builtin
 def saturated(e, x):
-    one, zero = e.real(1.0, x.ptx_type), e.real(0.0, x.ptx_type)
-    return e.chosen(e.compare(">", x, zero), e.smaller(x, one), zero)
+    one, zero = e.to_float(1.0, x.ptx_type), e.to_float(0.0, x.ptx_type)
+    return e.select(e.compare(">", x, zero), e.minimum(x, one), zero)
 
 
 @builtin
 def at_least_zero(e, x):
-    zero = e.real(0.0, x.ptx_type)
-    return e.chosen(e.compare(">", x, zero), x, e.chosen(e.compare("!=", x, x), x, zero))
+    zero = e.to_float(0.0, x.ptx_type)
+    return e.select(e.compare(">", x, zero), x, e.select(e.compare("!=", x, x), x, zero))
 
 
 @builtin
 def two_halves(e, high, low, scalar, mode, relu):
     if mode != "rn":
         raise CannotLower(f"a conversion to two halves in the direction {mode}")
-    parts = [e.real(x, {"float16": "f16", "bfloat16": "bf16"}[scalar.__name__]) for x in (high, low)]
+    parts = [e.to_float(x, {"float16": "f16", "bfloat16": "bf16"}[scalar.__name__]) for x in (high, low)]
     upper, lower = (e.bits(at_least_zero(e, x) if relu else x) for x in parts)
-    return e.or_(e.shl(upper, e.whole(16)), lower)
+    return e.or_(e.shl(upper, e.to_integer(16)), lower)
 
 
 @builtin
 def bit_length(e, x):
     """Return the bit length of a number that is not negative."""
-    zeros = call_of(e, f"llvm.ctlz.i{x.width}", x.code.type, x.code, ir.IntType(1)(0))
-    return e.sub(e.whole(x.width), Whole(zeros, 0, x.width))
+    zeros = call_external(e, f"llvm.ctlz.i{x.width}", x.code.type, x.code, ir.IntType(1)(0))
+    return e.sub(e.to_integer(x.width), Integer(zeros, 0, x.width))
 
 
-def call_of(e, name, result, *codes):
+def call_external(e, name, result, *codes):
     """Return a call of a function of LLVM or C, with a result of type `result`."""
     signature = ir.FunctionType(result, [code.type for code in codes])
     return e.builder.call(cgutils.get_or_insert_function(e.builder.module, signature, name), codes)
@@ -103,11 +103,11 @@ FORMS = []  # (pattern of a name in PTX, (Evaluator, match, *operands) -> value)
 
 
 def form(pattern):
-    def enter(function):
+    def add_form(function):
         FORMS.append((re.compile(pattern + r"\Z"), function))
         return function
 
-    return enter
+    return add_form
 
 
 REAL = r"(?P<ptx_type>f16|bf16|f32|f64)"
@@ -115,7 +115,7 @@ REAL = r"(?P<ptx_type>f16|bf16|f32|f64)"
 
 @form(rf"rcp\.(rn|approx\.ftz)\.{REAL}")
 def reciprocal(e, found, x):
-    return e.of_floats("fdiv", e.real(1.0, x.ptx_type), x)
+    return e.of_floats("fdiv", e.to_float(1.0, x.ptx_type), x)
 
 
 @form(rf"(fma|mad)\.rn\.{REAL}")
@@ -123,28 +123,28 @@ def multiply_add(e, found, a, b, c):
     if a.ptx_type in ("f32", "f64"):
         return e.intrinsic("fma", a, b, c)
     total = sum_and_error(e, e.builder.fmul(e.double(a), e.double(b)), e.double(c))
-    return e.rounded(odd(e, *total), a.ptx_type)
+    return e.round_float(round_to_odd(e, *total), a.ptx_type)
 
 
 @form(r"(?P<name>fma|mad|add|sub|mul)\.(?P<mode>rz|rd|ru)\.f32")
 def directed(e, found, a, b, c=None):
     a, b = e.double(a), e.double(b)
     if found["name"] == "mul":
-        return in_direction(e, e.builder.fmul(a, b), DOUBLE(0.0), found["mode"])
+        return round_directed(e, e.builder.fmul(a, b), DOUBLE(0.0), found["mode"])
     if found["name"] == "sub":
         b = e.builder.fneg(b)
     one, other = (e.builder.fmul(a, b), e.double(c)) if c is not None else (a, b)
-    result = in_direction(e, *sum_and_error(e, one, other), found["mode"])
+    result = round_directed(e, *sum_and_error(e, one, other), found["mode"])
     if found["mode"] != "rd":
         return result
     # downwards a sum of 0 is -0, unless both are +0
-    either = e.or_(e.whole(top_bit(e, one)), e.whole(top_bit(e, other)))
-    zero = copysign(e, e.real(0.0, "f32"), e.of_bits(e.shl(either, e.whole(31)), "f32"))
-    return e.chosen(e.compare("==", result, e.real(0.0, "f32")), zero, result)
+    either = e.or_(e.to_integer(top_bit(e, one)), e.to_integer(top_bit(e, other)))
+    zero = copysign(e, e.to_float(0.0, "f32"), e.of_bits(e.shl(either, e.to_integer(31)), "f32"))
+    return e.select(e.compare("==", result, e.to_float(0.0, "f32")), zero, result)
 
 
 def top_bit(e, double):
-    return e.compare("<", Whole(e.builder.bitcast(double, I64), -(1 << 63), (1 << 63) - 1), 0)
+    return e.compare("<", Integer(e.builder.bitcast(double, I64), -(1 << 63), (1 << 63) - 1), 0)
 
 
 def sum_and_error(e, a, b):
@@ -155,7 +155,7 @@ def sum_and_error(e, a, b):
     return total, add(sub(a, sub(total, back)), sub(b, back))
 
 
-def odd(e, total, error):
+def round_to_odd(e, total, error):
     """Return the sum rounded to odd. It can be rounded again without a double-rounding error."""
     b = e.builder
     bits = b.bitcast(total, I64)
@@ -170,7 +170,7 @@ def odd(e, total, error):
     return b.bitcast(b.select(moves, moved, bits), DOUBLE)
 
 
-def in_direction(e, total, error, mode):
+def round_directed(e, total, error, mode):
     """Return total + error as a float32, rounded down (rd), up (ru) or towards zero (rz)."""
     b, single = e.builder, ir.FloatType()
     near = b.fptrunc(total, single)
@@ -178,13 +178,14 @@ def in_direction(e, total, error, mode):
     equal = b.fcmp_ordered("==", back, total)
     above = b.or_(b.fcmp_ordered(">", back, total), b.and_(equal, b.fcmp_ordered("<", error, DOUBLE(0.0))))
     below = b.or_(b.fcmp_ordered("<", back, total), b.and_(equal, b.fcmp_ordered(">", error, DOUBLE(0.0))))
-    down, up = b.select(above, next_to(b, near, False), near), b.select(below, next_to(b, near, True), near)
+    down = b.select(above, next_float(b, near, False), near)
+    up = b.select(below, next_float(b, near, True), near)
     if mode == "rz":
-        return Real(b.select(b.fcmp_ordered(">", total, DOUBLE(0.0)), down, up), "f32")
-    return Real(down if mode == "rd" else up, "f32")
+        return Float(b.select(b.fcmp_ordered(">", total, DOUBLE(0.0)), down, up), "f32")
+    return Float(down if mode == "rd" else up, "f32")
 
 
-def next_to(b, x, upwards):
+def next_float(b, x, upwards):
     """Return the next float32."""
     word, single = ir.IntType(32), ir.FloatType()
     bits = b.bitcast(x, word)
@@ -196,25 +197,25 @@ def next_to(b, x, upwards):
 
 @form(rf"(?P<name>sin|cos|lg2|ex2|tanh|rsqrt)\.approx\.{REAL}")
 def approximation(e, found, x):
-    name, double = found["name"], e.real(x, "f64")
+    name, double = found["name"], e.to_float(x, "f64")
     if name == "rsqrt":
         return reciprocal(e, found, e.intrinsic("sqrt", double))
     if name == "tanh":
-        return Real(call_of(e, name, DOUBLE, double.code), "f64")
+        return Float(call_external(e, name, DOUBLE, double.code), "f64")
     return e.intrinsic({"lg2": "log2", "ex2": "exp2"}.get(name, name), double)
 
 
-WHOLE = {"rn": "rint", "rz": "trunc", "rd": "floor", "ru": "ceil"}
+ROUNDING = {"rn": "rint", "rz": "trunc", "rd": "floor", "ru": "ceil"}
 
 
 @form(rf"cvt\.(?P<mode>rn|rz|rd|ru)i\.{REAL}\.(?P=ptx_type)")
 def whole(e, found, x):
-    return e.intrinsic(WHOLE[found["mode"]], x)
+    return e.intrinsic(ROUNDING[found["mode"]], x)
 
 
 @form(rf"cvt\.(?P<mode>rn|rz|rd|ru)i\.(?P<to>[su]\d+)\.{REAL}")
 def to_whole(e, found, x):
-    double = e.intrinsic(WHOLE[found["mode"]], e.real(x, "f64")).code
+    double = e.intrinsic(ROUNDING[found["mode"]], e.to_float(x, "f64")).code
     signed, bits = found["to"][0] == "s", int(found["to"][1:])
     numba_type = numba_type_of(np.dtype(f"{'i' if signed else 'u'}{bits // 8}"))
     code = to_integer(e.builder, numba_type, double, 16 if x.ptx_type == "f64" else 64, bits)
@@ -222,18 +223,18 @@ def to_whole(e, found, x):
 
 
 @form(r"cvt\.(?P<mode>rz|rd|ru)\.f32\.f64")
-def narrower(e, found, x):
-    return in_direction(e, x.code, DOUBLE(0.0), found["mode"])
+def narrow_directed(e, found, x):
+    return round_directed(e, x.code, DOUBLE(0.0), found["mode"])
 
 
 @form(rf"cvt\.rn\.{REAL}\.(?P<of>[su]\d+|f16|bf16|f32|f64)")
-def nearest(e, found, x):
-    if isinstance(x, Whole):
+def convert_nearest(e, found, x):
+    if isinstance(x, Integer):
         bits = int(found["of"][1:])
-        x = e.of_register(e.at(x, max(bits, 64)), bits, found["of"][0] == "s")
-    if found["ptx_type"] == "bf16" and isinstance(x, Whole):
+        x = e.of_register(e.resize(x, max(bits, 64)), bits, found["of"][0] == "s")
+    if found["ptx_type"] == "bf16" and isinstance(x, Integer):
         raise CannotLower("a bfloat16 of a whole number")
-    return e.real(x, found["ptx_type"])
+    return e.to_float(x, found["ptx_type"])
 
 
 # --- entries ------------------------------------------------------------------------------------------------
@@ -247,15 +248,15 @@ def of_entry(e, entry, given):
             return function(e, found, *given)
     if not isinstance(entry.native, LLVM):
         try:
-            return e.called(sized(entry.meaning, entry.operands), given, {})
+            return e.apply(bind_width(entry.semantics, entry.operands), given, {})
         except CannotLower:
             if not compiles(entry):
                 raise
-    return by_numba(e, entry, given)
+    return compile_by_numba(e, entry, given)
 
 
-def by_numba(e, entry, given):
+def compile_by_numba(e, entry, given):
     """Return the result of the code that Numba compiles from an entry."""
-    call = resolved(e.context.typing_context, function_of(entry), map(numba_type_of, entry.operands))
+    call = resolve_call(e.context.typing_context, function_of(entry), map(numba_type_of, entry.operands))
     codes = [e.code_of(x, type_name(dtype)) for x, dtype in zip(given, entry.operands)]
     return e.of_code(call(e.context, e.builder, codes), type_name(entry.results))

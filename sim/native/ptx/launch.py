@@ -9,16 +9,14 @@ from sim.engine.schedules import Seeded
 from sim.native.codegen.shadow import BARE, EMPTY, GLOBAL, LOCAL, SHARED
 from sim.native.lower.module import CannotLower
 from sim.native.ptx.memory import OF_BLOCK, READ_ONLY, WRITABLE, Table
-from sim.native.ptx.program import fissioned
-from sim.native.run.explain import FEW
+from sim.native.ptx.program import compile_kernel
 from sim.native.run.launch import Attempt
 from sim.native.run.memory import starts_empty
-from sim.native.split.specialize import remembered
+from sim.native.split.specialize import memoize
 from sim.observers import DEFAULT
-from sim.ptx.regions import PaddedSpace
 from sim.ptx.run import Run
 
-ROUNDS = 1 << 31  # of the loops of a block
+WHILE_LIMIT = 1 << 31  # of the loops of a block
 
 
 class PtxAttempt(Attempt):
@@ -31,57 +29,55 @@ class PtxAttempt(Attempt):
         if not self.tools <= set(DEFAULT):
             raise CannotLower("counters of PTX are the interpreter's")
         launch.function.check(launch)
-        self.rounds = launch.max_steps or ROUNDS
-        self.source, self.program = remembered(
-            launch.function.function, "compiled", lambda: fissioned(launch.function)
+        self.while_limit = launch.max_steps or WHILE_LIMIT
+        self.source, self.program = memoize(
+            launch.function.function, "compiled", lambda: compile_kernel(launch.function)
         )
         self.lay_out()
-        if self.layout.heap.pieces:
+        if not all(piece.freed for piece in self.layout.heap.pieces.values()):
             raise CannotLower("the heap holds memory of an earlier launch")
 
     def lay_out(self):
         """Give the launch the same addresses and parameters as the interpreter does."""
         launch = self.launch
-        context = Context([], launch.spec, PaddedSpace(), launch.block, Seeded(np.random.default_rng(0)))
+        space, order = launch.function.module.address_space(), Seeded(np.random.default_rng(0))
+        context = Context([], launch.spec, space, launch.block, order)
         self.layout = Run(context, Scheduler(context), self.source, launch)
         values = dict(zip(self.source.arguments.values(), self.layout.bind(launch.arguments)))
         for name, make in self.source.factories.items():
             if name not in self.source.calls:
                 values[name] = make(self.layout)
         self.values = {name: as_number(values[name], self.source.ptx_types[name]) for name in values}
-        fixed = (region.allocation for region in self.layout.memory.fixed)
+        fixed = [region.allocation for region in self.layout.memory.fixed]
         self.arrays = {a.name: a.root for a in fixed if a.keep is not None}
+        self.variables = [a for a in fixed if a.keep is None]
         writes = self.source.stores
         self.written = [name for name, root in self.arrays.items() if writes and root.flags.writeable]
-        if self.source.globals and launch.blocks * launch.threads > FEW:
-            name = min(self.source.globals)
-            raise CannotLower(f"it uses {name}, a variable of its module in global memory")
 
     def run(self):
-        fixed = [region.allocation for region in self.layout.memory.fixed]
-        roots = [a.root for a in fixed if a.keep is None and a.writable]
-        self.variables = [(root, root.copy()) for root in roots]  # of the module, which keeps them
+        # the module keeps what a launch stores in its variables
+        self.variables_before = [(a.root, a.root.copy()) for a in self.variables if a.writable]
         super().run()
 
-    def go_back(self):
-        super().go_back()
-        for root, before in self.variables:
+    def restore(self):
+        super().restore()
+        for root, before in self.variables_before:
             root[...] = before
 
     # --- memory ---------------------------------------------------------------------------------------------
 
     def arguments(self):
-        table = Table(self.source.places, self.layout.memory.space)
-        for name in self.source.local_places:
+        table = Table(self.source.site_count, self.layout.memory.space, len(self.source.atomic_widths) > 1)
+        for name in self.source.local_positions:
             allocation = self.layout.allocations[name]
             self.add_own(table, allocation, LOCAL, self.launch.threads, stride=allocation.root.size)
         for region in self.layout.memory.fixed:
             self.add_fixed(table, region.allocation)
         for allocation in self.layout.memory.slots[events.SHARED]:
             self.add_own(table, allocation, SHARED, 1, fixed=OF_BLOCK)
-        self.values["table"] = table.finished()
-        self.held.append(table)
-        return [self.kept(), *(self.values[name] for name in self.program.lowered.parameters)]
+        self.values["table"] = table.write()
+        self.references.append(table)
+        return [self.spill_address(), *(self.values[name] for name in self.program.lowered.parameters)]
 
     def add_fixed(self, table, allocation):
         empty = starts_empty(allocation.unwritten, allocation.name)

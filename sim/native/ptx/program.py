@@ -4,18 +4,20 @@ without code that only the interpreter needs."""
 import ast
 import re
 
+from numba import int64
+
 from sim.isa.registers import WIDTHS, Missing, type_name
 from sim.isa.table import Like
 from sim.native.codegen import cache
-from sim.native.lower.liveness import assigned, exposed, reads
+from sim.native.lower.liveness import assigned, exposed_reads, reads
 from sim.native.lower.module import CannotLower, Parts
 from sim.native.ptx.runs import SPECIAL, numba_type_of
 from sim.native.split.fission import Fission
-from sim.native.split.program import Fissioned, Lowered, fission_text
+from sim.native.split.program import CompiledKernel, Lowered, kernel_text
 from sim.ptx import atomics, register_kinds
 from sim.ptx.emit import Writer
 from sim.ptx.program import SPECIALS, Program
-from sim.ptx.regions import VIEWS
+from sim.ptx.regions import RESERVED, VIEWS
 from sim.ptx.syntax import python_name
 from sim.ptx.warps import form_of
 
@@ -24,17 +26,21 @@ class Lowering(Program):
     """A Program whose source is for compiled code.
 
     `calls`: name of a function of memory -> its operation.
-    `stops`: name in the source -> (synchronising instruction, types of its operands, types of its results).
+    `sync_points`: name in the source -> (synchronising instruction, types of its operands, types of its
+        results).
     `ptx_types`: variable -> its PTX type.
     """
 
+    passes_origins = False  # no function is called
+
     def __init__(self, text, origin, entry):
-        self.calls, self.stops, self.ptx_types, self.places = {}, {}, {"go": "s64", "carry": "u32"}, 0
+        self.calls, self.sync_points, self.ptx_types = {}, {}, {"go": "s64", "carry": "u32"}
+        self.site_count = 0  # accesses to memory, each of which has a number
         self.fetches = {}  # name of a stop -> what reads its operands from memory
-        self.globals = set()  # variables of the module that threads may change
-        self.local_places = {}  # local variable -> its place among the regions
+        self.local_positions = {}  # local variable -> its place among the regions
         self.narrowest = {"shared": 64, "local": 64}  # bits of the smallest accesses
-        super().__init__(text, origin, entry, False)
+        self.atomic_widths = set()  # bits
+        super().__init__(text, origin, entry, False, True)
 
     def translate(self):
         self.function = self.entry
@@ -46,6 +52,7 @@ class Lowering(Program):
         for name, python in writer.names.items():
             holds, ptx_type = writer.kinds[name], registers[name].type
             self.ptx_types[python] = f"u{WIDTHS.get(ptx_type, 64)}" if holds == "int" else holds
+        self.ptx_types |= dict.fromkeys(writer.origins.names(), "pred")
         self.note_effects(self.entry)
         return "\n".join(lines)
 
@@ -62,17 +69,11 @@ class Lowering(Program):
         self.ptx_types[name] = "u64"
         return super().shared_name(name, make)
 
-    def variable(self, name):
-        variable = super().variable(name)
-        if variable is not None and (variable.space == "global" or variable.pointers):
-            self.globals.add(variable.name)
-        return variable
-
     def special(self, name):
         stem, _, axis = name.partition(".")
         if f"{stem}_{axis}" in SPECIAL:
             return f"{stem}_{axis}"
-        if stem.startswith(("clock", "globaltimer")):
+        if stem.startswith(("clock", "globaltimer", RESERVED.name)):
             raise Missing(f"%{name}")
         text = SPECIALS.get(stem) or super().special(name)
         return text.replace("thread.lane", "(linear & 31)").replace("thread.warp", "(linear >> 5)")
@@ -86,52 +87,62 @@ class Lowering(Program):
         base = self.shared_name(python_name(variable.name, "at_v"), lambda run: run.address(variable))
         self.ptx_types[python_name(variable.name)] = "u64"
         name = python_name(variable.name, "push_frame_v")
-        place = self.local_places.setdefault(variable.name, len(self.local_places))
-        self.calls[name] = "renew", place, base, variable.bytes
+        position = self.local_positions.setdefault(variable.name, len(self.local_positions))
+        self.calls[name] = "renew", position, base, variable.bytes
         return name
 
     # --- memory ---------------------------------------------------------------------------------------------
 
-    def place_of(self, ptx_type, space):
+    def number_access(self, ptx_type, space):
         """Return the number of an access."""
         for of in ("shared", "local"):
             if space in (of, "generic"):
                 self.narrowest[of] = min(self.narrowest[of], WIDTHS[ptx_type])
-        self.places += 1
-        return self.places - 1
+        self.site_count += 1
+        return self.site_count - 1
 
-    def does(self, what, *rest):
+    def add_call(self, what, *rest):
         name = f"{what}_{next(self.counter)}"
         self.calls[name] = what, *rest
         return name
 
     def load(self, ptx_type, space, count):
-        return self.does("load", ptx_type, space, count, self.place_of(ptx_type, space))
+        return self.add_call("load", ptx_type, space, count, self.number_access(ptx_type, space))
 
     def store(self, ptx_type, space, count):
-        return self.does("store", ptx_type, space, count, self.place_of(ptx_type, space))
+        return self.add_call("store", ptx_type, space, count, self.number_access(ptx_type, space))
+
+    def origin_of_load(self, space, nbytes):
+        return self.add_call("origin", space, nbytes)
+
+    def store_undefined(self, space, nbytes):
+        return self.add_call("store_undefined", space, nbytes)
+
+    def report_undefined(self):
+        return self.add_call("report")
 
     def atomic(self, access):
         if access.type not in VIEWS or access.reach == "block" and access.space != "shared":
             raise Missing
         ptx_type, *_ = atomics.atomic_semantics(access)
-        name, place = f"atom.{access.operation}.{access.type}", self.place_of(ptx_type, access.space)
-        return ptx_type, self.does("atomic", name, ptx_type, access.space, place)
+        self.atomic_widths.add(WIDTHS[ptx_type])
+        name, site = f"atom.{access.operation}.{access.type}", self.number_access(ptx_type, access.space)
+        return ptx_type, self.add_call("atomic", name, ptx_type, access.space, site)
 
     def trap(self):
-        return self.does("trap")
+        return self.add_call("trap")
 
-    def refused(self, *_):
+    def refuse(self, *_):
         raise Missing
 
-    strong = transfer = named_barrier = fence_call = callee_name = pointer_call = refused
+    strong = transfer = named_barrier = fence_call = callee_name = pointer_call = refuse
 
     # --- waiting --------------------------------------------------------------------------------------------
 
     def whole_barrier(self, vote, number):
         name = f"barrier_{next(self.counter)}"
         given, got = (("pred",), ("s64",)) if vote else ((), ())
-        self.stops[name] = vote.name if vote else "syncthreads", given, got
+        self.sync_points[name] = vote.name if vote else "syncthreads", given, got
         return name
 
     def warp_call(self, entry, space=None):
@@ -144,10 +155,10 @@ class Lowering(Program):
         results = entry.results.values()
         results = [given[k] if isinstance(k, Like) else of_register(type_name(k)) for k in results]
         name = f"warp_{next(self.counter)}"
-        self.stops[name] = entry.name, tuple(given.values()), tuple(results)
+        self.sync_points[name] = entry.name, tuple(given.values()), tuple(results)
         if space:
-            place = self.place_of("u32", space)
-            self.fetches[name] = self.does("row", 8 * len(results), space, place)
+            site = self.number_access("u32", space)
+            self.fetches[name] = self.add_call("row", 8 * len(results), space, site)
         return name
 
 
@@ -174,7 +185,7 @@ class Statements:
         found, run = [], []
         for node in nodes:
             if isinstance(node, (ast.Assign, ast.Expr)):
-                stop = self.stop(node)
+                stop = self.split_at_sync(node)
                 if stop is not None:
                     before, waits, node = stop
                     found += self.run([*run, *before]) + [waits]
@@ -198,15 +209,15 @@ class Statements:
         self.runs.append((statement, nodes))
         return [statement]
 
-    def stop(self, node):
+    def split_at_sync(self, node):
         """Return (statements before, the synchronising statement, statements after) of a statement with a
         synchronisation point."""
         calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
-        calls = [call for call in calls if getattr(call.func, "id", "") in self.source.stops]
+        calls = [call for call in calls if getattr(call.func, "id", "") in self.source.sync_points]
         if not calls:
             return None
         (call,) = calls
-        what, operands, results = self.source.stops[call.func.id]
+        what, operands, results = self.source.sync_points[call.func.id]
         arguments = [*map(ast.unparse, call.args)]
         given = [self.variable("given", ptx_type) for ptx_type in operands]
         got = [self.variable("got", ptx_type) for ptx_type in results]
@@ -215,12 +226,12 @@ class Statements:
             before = [f"({', '.join(given)},) = {fetch}({', '.join(arguments)})"]
         to = f"{', '.join(got)} = " if got else ""
         *before, waits = ast.parse("\n".join([*before, f"{to}{what}({', '.join(given)})"])).body
-        waits.value.stops, waits.value.site = what, 0
-        become(call, ast.parse(f"({', '.join(got)})", mode="eval").body)
+        waits.value.sync, waits.value.site = what, 0
+        replace_node(call, ast.parse(f"({', '.join(got)})", mode="eval").body)
         return before, waits, node if got else None
 
     def variable(self, name, ptx_type):
-        name = self.module.fresh(name)
+        name = self.module.fresh_name(name)
         self.source.ptx_types[name] = ptx_type
         return name
 
@@ -228,11 +239,13 @@ class Statements:
 
     def name_runs(self):
         """Make each run a call of a function, and add its text to the module."""
-        wanted = set().union(*(exposed(nodes) for _, nodes in self.runs), *map(asked, self.statements))
+        wanted = set().union(
+            *(exposed_reads(nodes) for _, nodes in self.runs), *map(tested_names, self.statements)
+        )
         for number, (statement, nodes) in enumerate(self.runs):
             name, ptx_types = f"run_{number}", self.source.ptx_types
             outputs = {v: ptx_types[v] for v in sorted(assigned(nodes) & wanted)}
-            read = sorted(exposed(nodes) - set(self.source.calls))
+            read = sorted(exposed_reads(nodes) - set(self.source.calls))
             inputs = {v: "index" if "." in SPECIAL[v] else "u16" for v in read if v in SPECIAL}
             inputs |= {v: ptx_types[v] for v in read if v in ptx_types}
             named = {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
@@ -245,19 +258,19 @@ class Statements:
             machine = ["table", "thread", "state"] if calls else []
             arguments = ", ".join([*machine, *(SPECIAL.get(v, v) for v in inputs)])
             to = f"{', '.join(outputs)} = " if outputs else ""
-            become(statement, ast.parse(f"{to}{name}({arguments})").body[0])
+            replace_node(statement, ast.parse(f"{to}{name}({arguments})").body[0])
 
     def numba_types(self):
         return {name: numba_type_of(ptx_type) for name, ptx_type in self.source.ptx_types.items()}
 
 
-def asked(node):
+def tested_names(node):
     """Return the names that tests and synchronisation points read."""
     found = set()
     for part in ast.walk(node):
         if isinstance(part, (ast.If, ast.While)):
             found |= reads(part.test)
-        elif hasattr(part, "stops"):
+        elif hasattr(part, "sync"):
             found |= {argument.id for argument in part.args}
     return found
 
@@ -271,7 +284,7 @@ def is_jump(node):
     return constant and node.targets[0].id == "go"
 
 
-def become(node, other):
+def replace_node(node, other):
     """Replace a statement by another, in place."""
     node.__class__ = other.__class__
     node.__dict__.update(other.__dict__)
@@ -280,16 +293,19 @@ def become(node, other):
 # --- programs -----------------------------------------------------------------------------------------------
 
 
-def fissioned(kernel):
+def compile_kernel(kernel):
     """Return (Lowering, Fissioned) of a kernel of load_ptx. Raise CannotLower or LaunchError."""
     source = Lowering(kernel.module.text, kernel.module.origin, kernel.function)
     made = Statements(source)
     name = made.module.stem(re.sub(r"\W", "_", kernel.__name__))
     split = Fission(made.module, name, made.parameters, made.statements, made.numba_types())
-    made.module.imports["renew_shared"] = "sim.native.ptx.memory"
-    text = fission_text(made.module, name, made.parameters, split, ["renew_shared(table)"])
+    made.module.imports["reset_shared"] = "sim.native.ptx.memory"
+    made.module.imports["direct"] = "sim.native.codegen.direct"
+    others = {name: str(of) for name, of in split.numba_types.items() if of != int64}
+    decorator = f"@{made.module.constant('directly', f'direct({others})')}"
+    text = kernel_text(made.module, name, made.parameters, split, decorator, ["reset_shared(table)"])
     path = cache.path_of(name, text)
     cache.write(path, text)
     module = cache.load(path, text)
     whole = Lowered(made.module, made.parameters, made.statements, set(), (), source.synchronizes)
-    return source, Fissioned(whole, text, getattr(module, f"{name}_grid"), module.KEPT)
+    return source, CompiledKernel(whole, text, getattr(module, f"{name}_grid"), module.SPILLED)

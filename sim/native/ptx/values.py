@@ -22,7 +22,7 @@ MOST = 127  # the bits of the widest number, without its sign
 
 
 @dataclass(frozen=True)
-class Whole:
+class Integer:
     """An integer: LLVM's signed integer, and its least and greatest possible value (None: unknown, and
     only the low 128 bits are correct)."""
 
@@ -36,28 +36,28 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Truth:
+class Predicate:
     """A predicate."""
 
     code: object
 
 
 @dataclass(frozen=True)
-class Real:
+class Float:
     """A float of type f32 or f64, or of f16 or bf16, which are stored as 16 bits."""
 
     code: object
     ptx_type: str
 
 
-def room(*numbers):
+def integer_width(*numbers):
     """Return the width for integers within these bounds: 64 or 128 bits."""
     if None in numbers:
         return 128
     return 64 if -(1 << 63) <= min(numbers) and max(numbers) < 1 << 63 else 128
 
 
-def within(low, high):
+def clip_bounds(low, high):
     """Return the bounds if 128 bits contain them, signed or unsigned."""
     if low is None or high is None or low < -(1 << MOST) or high >= 1 << MOST + (low >= 0):
         return None, None
@@ -77,114 +77,116 @@ class Arithmetic:
 
     # --- whole numbers --------------------------------------------------------------------------------------
 
-    def whole(self, value):
-        if isinstance(value, Whole):
+    def to_integer(self, value):
+        if isinstance(value, Integer):
             return value
-        if isinstance(value, Truth):
-            return Whole(self.builder.zext(value.code, I64), 0, 1)
+        if isinstance(value, Predicate):
+            return Integer(self.builder.zext(value.code, I64), 0, 1)
         if not isinstance(value, int):
             raise CannotLower(f"a number is wanted, and not {type(value).__name__}")
         value = int(value)
-        return Whole(ir.Constant(ir.IntType(room(value)), value), *within(value, value))
+        return Integer(ir.Constant(ir.IntType(integer_width(value)), value), *clip_bounds(value, value))
 
-    def at(self, value, width):
+    def resize(self, value, width):
         """Return LLVM's integer of a Whole, `width` bits wide."""
-        code = self.whole(value).code
+        code = self.to_integer(value).code
         if code.type.width == width:
             return code
         integer = ir.IntType(width)
         if isinstance(code, ir.Constant):
-            return ir.Constant(integer, wrapped(code.constant, width))
+            return ir.Constant(integer, wrap_signed(code.constant, width))
         resize = self.builder.sext if code.type.width < width else self.builder.trunc
         return resize(code, integer)
 
-    def made(self, operation, a, b, low, high):
-        low, high = within(low, high)
-        width = room(low, high)
-        return Whole(getattr(self.builder, operation)(self.at(a, width), self.at(b, width)), low, high)
+    def emit(self, operation, a, b, low, high):
+        low, high = clip_bounds(low, high)
+        width = integer_width(low, high)
+        return Integer(
+            getattr(self.builder, operation)(self.resize(a, width), self.resize(b, width)), low, high
+        )
 
     def add(self, a, b):
-        return self.made("add", a, b, *each(a, b, lambda x, y: x + y))
+        return self.emit("add", a, b, *result_bounds(a, b, lambda x, y: x + y))
 
     def sub(self, a, b):
-        return self.made("sub", a, b, *each(a, b, lambda x, y: x - y))
+        return self.emit("sub", a, b, *result_bounds(a, b, lambda x, y: x - y))
 
     def mul(self, a, b):
-        return self.made("mul", a, b, *each(a, b, lambda x, y: x * y))
+        return self.emit("mul", a, b, *result_bounds(a, b, lambda x, y: x * y))
 
     def and_(self, a, b):
         masks = [x.high for x in (a, b) if x.low is not None and x.low >= 0]
-        return self.made("and_", a, b, *((0, min(masks)) if masks else signed_bits(a, b)))
+        return self.emit("and_", a, b, *((0, min(masks)) if masks else signed_bits(a, b)))
 
     def or_(self, a, b):
-        return self.made("or_", a, b, *bits_of_both(a, b))
+        return self.emit("or_", a, b, *bits_of_both(a, b))
 
     def xor(self, a, b):
-        return self.made("xor", a, b, *bits_of_both(a, b))
+        return self.emit("xor", a, b, *bits_of_both(a, b))
 
     def shl(self, a, count):
         """Shift left as Python does. Bits beyond the 128th are lost."""
         if count.high is None:
             raise CannotLower("a shift by an unknown number")
-        count = self.larger(count, self.whole(0))
-        factor = Whole(None, 1 << min(count.low, 200), 1 << min(count.high, 200))
-        low, high = within(*each(a, factor, lambda x, y: x * y))
-        width = room(low, high)
-        shifted = self.builder.shl(self.at(a, width), self.at(self.least(count, width - 1), width))
+        count = self.maximum(count, self.to_integer(0))
+        factor = Integer(None, 1 << min(count.low, 200), 1 << min(count.high, 200))
+        low, high = clip_bounds(*result_bounds(a, factor, lambda x, y: x * y))
+        width = integer_width(low, high)
+        shifted = self.builder.shl(self.resize(a, width), self.resize(self.clamp_to(count, width - 1), width))
         if count.high >= width:
-            beyond = self.builder.icmp_signed(">=", *self.both(count, self.whole(width)))
+            beyond = self.builder.icmp_signed(">=", *self.widen_both(count, self.to_integer(width)))
             shifted = self.builder.select(beyond, ir.Constant(ir.IntType(width), 0), shifted)
-        return Whole(shifted, low, high)
+        return Integer(shifted, low, high)
 
     def shr(self, a, count):
         if count.high is None or a.low is None:
             raise CannotLower("a shift of an unknown number")
-        count, width = self.larger(count, self.whole(0)), room(a.low, a.high)
+        count, width = self.maximum(count, self.to_integer(0)), integer_width(a.low, a.high)
         shift = self.builder.lshr if a.high >= 1 << MOST else self.builder.ashr
-        code = shift(self.at(a, width), self.at(self.least(count, width - 1), width))
+        code = shift(self.resize(a, width), self.resize(self.clamp_to(count, width - 1), width))
         ends = [end >> min(by, 200) for end in (a.low, a.high) for by in (count.low, count.high)]
-        return Whole(code, min(ends), max(ends))
+        return Integer(code, min(ends), max(ends))
 
-    def least(self, value, most):
+    def clamp_to(self, value, most):
         """Return the smaller of a number and `most`."""
-        return value if value.high <= most else self.smaller(value, self.whole(most))
+        return value if value.high <= most else self.minimum(value, self.to_integer(most))
 
-    def divided(self, operation, a, b):
+    def divide(self, operation, a, b):
         """Divide numbers that are not negative and fit 64 bits. A division by 0 gives an arbitrary result."""
         if None in (a.low, b.low) or min(a.low, b.low) < 0 or max(a.high, b.high) >= 1 << 64:
             raise CannotLower("a division of numbers of unknown size")
-        by = self.at(b, 64)
+        by = self.resize(b, 64)
         by = self.builder.select(self.builder.icmp_unsigned("==", by, I64(0)), I64(1), by)
-        code = getattr(self.builder, operation)(self.at(a, 64), by)
+        code = getattr(self.builder, operation)(self.resize(a, 64), by)
         high = a.high if operation == "udiv" else min(a.high, max(b.high - 1, 0))
-        return self.of_register(code, 64) if high >= 1 << 63 else Whole(code, 0, high)
+        return self.of_register(code, 64) if high >= 1 << 63 else Integer(code, 0, high)
 
-    def negative(self, a):
-        return self.sub(self.whole(0), a)
+    def negate(self, a):
+        return self.sub(self.to_integer(0), a)
 
-    def inverse(self, a):
-        return self.sub(self.whole(-1), a)
+    def invert(self, a):
+        return self.sub(self.to_integer(-1), a)
 
-    def size(self, a):
-        found = self.larger(a, self.negative(a))
+    def absolute(self, a):
+        found = self.maximum(a, self.negate(a))
         return self.bounded(found, max(0, a.low, -a.high), found.high)
 
     def bounded(self, a, low, high):
-        return Whole(self.at(a, room(low, high)), low, high)
+        return Integer(self.resize(a, integer_width(low, high)), low, high)
 
-    def both(self, a, b):
-        width = max(room(a.low, a.high), room(b.low, b.high))
-        return self.at(a, width), self.at(b, width)
+    def widen_both(self, a, b):
+        width = max(integer_width(a.low, a.high), integer_width(b.low, b.high))
+        return self.resize(a, width), self.resize(b, width)
 
     def of_register(self, code, width, signed=False):
         """Return the number in a register of `width` bits, which may be narrower than LLVM's integer."""
         low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
-        if room(low, high) == 128:
-            return Whole(self.builder.zext(code, ir.IntType(128)), low, high)
+        if integer_width(low, high) == 128:
+            return Integer(self.builder.zext(code, ir.IntType(128)), low, high)
         if code.type.width > width:
             code = self.builder.trunc(code, ir.IntType(width))
         extend = self.builder.sext if signed else self.builder.zext
-        return Whole(extend(code, I64) if width < 64 else code, low, high)
+        return Integer(extend(code, I64) if width < 64 else code, low, high)
 
     # --- floats ---------------------------------------------------------------------------------------------
 
@@ -197,48 +199,48 @@ class Arithmetic:
             return self.builder.fpext(x.code, DOUBLE)
         return to_double(self.builder, HALF[x.ptx_type], x.code)
 
-    def real(self, value, ptx_type):
+    def to_float(self, value, ptx_type):
         """Return a number as a float of a type, rounded to nearest."""
-        if isinstance(value, Real) and value.ptx_type == ptx_type:
+        if isinstance(value, Float) and value.ptx_type == ptx_type:
             return value
         if isinstance(value, (int, float)):
             value = float(value)
             if ptx_type in FLOATS:
-                return Real(ir.Constant(FLOATS[ptx_type], value), ptx_type)
-            return self.rounded(DOUBLE(value), ptx_type)
-        if isinstance(value, Real):
-            return self.rounded(self.double(value), ptx_type)
-        value = self.whole(value)
+                return Float(ir.Constant(FLOATS[ptx_type], value), ptx_type)
+            return self.round_float(DOUBLE(value), ptx_type)
+        if isinstance(value, Float):
+            return self.round_float(self.double(value), ptx_type)
+        value = self.to_integer(value)
         if value.low is None or value.low < -(1 << 63) or value.high >= 1 << 64:
             raise CannotLower("a float of a number of unknown size")
         convert = self.builder.sitofp if value.high < 1 << 63 else self.builder.uitofp
         if value.high >= 1 << 63 and value.low < 0:
             raise CannotLower("a float of a number of 65 bits")
         if ptx_type in FLOATS:
-            return Real(convert(self.at(value, 64), FLOATS[ptx_type]), ptx_type)
-        return self.rounded(convert(self.at(value, 64), DOUBLE), ptx_type)
+            return Float(convert(self.resize(value, 64), FLOATS[ptx_type]), ptx_type)
+        return self.round_float(convert(self.resize(value, 64), DOUBLE), ptx_type)
 
-    def rounded(self, double, ptx_type):
+    def round_float(self, double, ptx_type):
         if ptx_type == "f64":
-            return Real(double, ptx_type)
+            return Float(double, ptx_type)
         if ptx_type == "f32":
-            return Real(self.builder.fptrunc(double, FLOATS["f32"]), ptx_type)
-        return Real(from_double(self.builder, HALF[ptx_type], double), ptx_type)
+            return Float(self.builder.fptrunc(double, FLOATS["f32"]), ptx_type)
+        return Float(from_double(self.builder, HALF[ptx_type], double), ptx_type)
 
     def of_floats(self, operation, a, b):
         """Emit fadd, fsub, fmul or fdiv, rounded once. A double is wide enough for operations on two
         halves."""
-        a, b = self.alike(a, b)
+        a, b = self.unify_floats(a, b)
         make = getattr(self.builder, operation)
         if a.ptx_type in FLOATS:
-            return Real(make(a.code, b.code), a.ptx_type)
-        return self.rounded(make(self.double(a), self.double(b)), a.ptx_type)
+            return Float(make(a.code, b.code), a.ptx_type)
+        return self.round_float(make(self.double(a), self.double(b)), a.ptx_type)
 
-    def alike(self, a, b):
-        ptx_type = next(x.ptx_type for x in (a, b) if isinstance(x, Real))
-        if any(isinstance(x, Real) and x.ptx_type != ptx_type for x in (a, b)):
+    def unify_floats(self, a, b):
+        ptx_type = next(x.ptx_type for x in (a, b) if isinstance(x, Float))
+        if any(isinstance(x, Float) and x.ptx_type != ptx_type for x in (a, b)):
             ptx_type = "f64"
-        return self.real(a, ptx_type), self.real(b, ptx_type)
+        return self.to_float(a, ptx_type), self.to_float(b, ptx_type)
 
     def intrinsic(self, name, *values):
         """Return LLVM's function of floats of one type. Halves are computed as doubles."""
@@ -247,92 +249,92 @@ class Arithmetic:
         of = ir.FunctionType(codes[0].type, [code.type for code in codes])
         function = self.builder.module.declare_intrinsic(f"llvm.{name}", [codes[0].type], of)
         result = self.builder.call(function, codes)
-        return Real(result, ptx_type) if ptx_type in FLOATS else self.rounded(result, ptx_type)
+        return Float(result, ptx_type) if ptx_type in FLOATS else self.round_float(result, ptx_type)
 
-    def opposite(self, x):
+    def negate_float(self, x):
         if x.ptx_type in FLOATS:
-            return Real(self.builder.fneg(x.code), x.ptx_type)
-        return Real(self.builder.xor(x.code, ir.IntType(16)(0x8000)), x.ptx_type)
+            return Float(self.builder.fneg(x.code), x.ptx_type)
+        return Float(self.builder.xor(x.code, ir.IntType(16)(0x8000)), x.ptx_type)
 
     def magnitude(self, x):
         if x.ptx_type in FLOATS:
             return self.intrinsic("fabs", x)
-        return Real(self.builder.and_(x.code, ir.IntType(16)(0x7FFF)), x.ptx_type)
+        return Float(self.builder.and_(x.code, ir.IntType(16)(0x7FFF)), x.ptx_type)
 
     def bits(self, x):
         code = x.code if x.ptx_type in HALF else self.builder.bitcast(x.code, ir.IntType(WIDTHS[x.ptx_type]))
         return self.of_register(code, WIDTHS[x.ptx_type])
 
     def of_bits(self, value, ptx_type):
-        code = self.at(value, WIDTHS[ptx_type])
-        return Real(code if ptx_type in HALF else self.builder.bitcast(code, FLOATS[ptx_type]), ptx_type)
+        code = self.resize(value, WIDTHS[ptx_type])
+        return Float(code if ptx_type in HALF else self.builder.bitcast(code, FLOATS[ptx_type]), ptx_type)
 
     # --- all ------------------------------------------------------------------------------------------------
 
     def of_code(self, code, ptx_type):
         """Return the value for an LLVM value of a register or of memory."""
         if ptx_type in FLOATS or ptx_type in HALF:
-            return Real(code, ptx_type)
+            return Float(code, ptx_type)
         if ptx_type == "pred":
-            return Truth(code)
+            return Predicate(code)
         return self.of_register(code, WIDTHS[ptx_type], ptx_type[0] == "s")
 
     def code_of(self, value, ptx_type):
         """Return the LLVM value, for a register or memory, of a value."""
         if ptx_type in FLOATS or ptx_type in HALF:
-            return self.real(value, ptx_type).code
-        return self.truth(value) if ptx_type == "pred" else self.at(value, WIDTHS[ptx_type])
+            return self.to_float(value, ptx_type).code
+        return self.to_predicate(value) if ptx_type == "pred" else self.resize(value, WIDTHS[ptx_type])
 
     def compare(self, sign, a, b):
-        if isinstance(a, Real) or isinstance(b, Real):
-            a, b = self.alike(a, b)
+        if isinstance(a, Float) or isinstance(b, Float):
+            a, b = self.unify_floats(a, b)
             ask = self.builder.fcmp_unordered if sign == "!=" else self.builder.fcmp_ordered
-            return Truth(ask(sign, self.double(a), self.double(b)))
-        a, b = self.whole(a), self.whole(b)
+            return Predicate(ask(sign, self.double(a), self.double(b)))
+        a, b = self.to_integer(a), self.to_integer(b)
         if None in (a.low, b.low) or max(a.high, b.high) >= 1 << MOST:
             raise CannotLower("a comparison of numbers of unknown size")
-        return Truth(self.builder.icmp_signed(sign, *self.both(a, b)))
+        return Predicate(self.builder.icmp_signed(sign, *self.widen_both(a, b)))
 
-    def truth(self, value):
-        if isinstance(value, Truth):
+    def to_predicate(self, value):
+        if isinstance(value, Predicate):
             return value.code
-        if isinstance(value, Whole):
+        if isinstance(value, Integer):
             return self.builder.icmp_signed("!=", value.code, ir.Constant(value.code.type, 0))
         return I1(bool(value))
 
-    def smaller(self, a, b):
-        return self.extreme("<", min, a, b)
+    def minimum(self, a, b):
+        return self.select_extreme("<", min, a, b)
 
-    def larger(self, a, b):
-        return self.extreme(">", max, a, b)
+    def maximum(self, a, b):
+        return self.select_extreme(">", max, a, b)
 
-    def extreme(self, sign, pick, a, b):
-        found = self.chosen(self.compare(sign, b, a), b, a)
-        if isinstance(found, Real):
+    def select_extreme(self, sign, pick, a, b):
+        found = self.select(self.compare(sign, b, a), b, a)
+        if isinstance(found, Float):
             return found
-        a, b = self.whole(a), self.whole(b)
+        a, b = self.to_integer(a), self.to_integer(b)
         return self.bounded(found, pick(a.low, b.low), pick(a.high, b.high))
 
-    def chosen(self, test, a, b):
-        test = self.truth(test)
-        if isinstance(a, Real) or isinstance(b, Real):
-            a, b = self.alike(a, b)
-            return Real(self.builder.select(test, a.code, b.code), a.ptx_type)
-        if all(isinstance(x, (Truth, bool)) for x in (a, b)):
-            return Truth(self.builder.select(test, self.truth(a), self.truth(b)))
-        a, b = self.whole(a), self.whole(b)
+    def select(self, test, a, b):
+        test = self.to_predicate(test)
+        if isinstance(a, Float) or isinstance(b, Float):
+            a, b = self.unify_floats(a, b)
+            return Float(self.builder.select(test, a.code, b.code), a.ptx_type)
+        if all(isinstance(x, (Predicate, bool)) for x in (a, b)):
+            return Predicate(self.builder.select(test, self.to_predicate(a), self.to_predicate(b)))
+        a, b = self.to_integer(a), self.to_integer(b)
         known = None not in (a.low, b.low)
-        low, high = within(min(a.low, b.low), max(a.high, b.high)) if known else (None, None)
-        width = room(low, high)
-        return Whole(self.builder.select(test, self.at(a, width), self.at(b, width)), low, high)
+        low, high = clip_bounds(min(a.low, b.low), max(a.high, b.high)) if known else (None, None)
+        width = integer_width(low, high)
+        return Integer(self.builder.select(test, self.resize(a, width), self.resize(b, width)), low, high)
 
 
-def wrapped(number, width):
+def wrap_signed(number, width):
     number &= (1 << width) - 1
     return number - (1 << width) if number >> width - 1 else number
 
 
-def each(a, b, operation):
+def result_bounds(a, b, operation):
     """Return the bounds of an operation's result, which are reached at the operands' bounds."""
     if None in (a.low, b.low):
         return None, None

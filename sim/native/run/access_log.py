@@ -8,18 +8,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.context import Context, observer_class, overridden_hooks
+from sim.context import Context
 from sim.engine.base import Outcome
 from sim.events import ACTIONS, LOCAL, SITES, SPACE_SHIFT, Batch, Decisions
+from sim.hooks import observer_class, overridden_hooks
 from sim.isa.conversions import domain
 from sim.native.codegen.access_log import (
     BARRIER_OPENS,
     BLOCK_ENDS,
+    COLLECTIVE,
     DTYPES,
-    PLACE_SHIFT,
+    SITE_SHIFT,
     SIZE_SHIFT,
-    THREAD_GOES_ON,
-    TOGETHER,
+    THREAD_SWITCH,
     VALUE,
     VALUE_BITS,
 )
@@ -27,8 +28,8 @@ from sim.native.codegen.scalars import HALVES
 from sim.observers import DEFAULT
 
 BRANCH = ACTIONS["branch"]
-MARK = BRANCH + 1  # the action of an entry that is neither an access nor a branch
-FACT = (1 << SIZE_SHIFT) - 1  # the bits of an address, or of a marker entry's data
+MARKER = BRANCH + 1  # the action of an entry that is neither an access nor a branch
+DATA_MASK = (1 << SIZE_SHIFT) - 1  # the bits of an address, or of a marker entry's data
 LOGGED = {
     "accesses",
     "branches",
@@ -39,24 +40,24 @@ LOGGED = {
 REPLAYED = LOGGED | {"launch_started", "launch_finished"}
 
 
-def replayed(observers):
+def replay_observers(observers):
     """Return the observers that read the log. The checks of DEFAULT are part of compiled code, and read no
     log."""
     return [observer for observer in observers if observer_class(observer) not in DEFAULT]
 
 
-def not_replayed(observers):
+def hooks_without_log(observers):
     """Return {name of an observer: hooks that it overrides and that no log can call}."""
     found = {
         observer_class(observer).__name__: {*overridden_hooks(observer)} - REPLAYED
-        for observer in replayed(observers)
+        for observer in replay_observers(observers)
     }
     return {name: sorted(hooks) for name, hooks in found.items() if hooks}
 
 
 def is_logged(observers):
     """Return whether an observer needs a log."""
-    return any({*overridden_hooks(observer)} & LOGGED for observer in replayed(observers))
+    return any({*overridden_hooks(observer)} & LOGGED for observer in replay_observers(observers))
 
 
 class Replay:
@@ -68,17 +69,19 @@ class Replay:
     """
 
     def __init__(self, launch, module, space, homes, index_of):
-        observers = [tool() if isinstance(tool, type) else tool for tool in replayed(launch.observers)]
+        observers = [
+            tool() if isinstance(tool, type) else tool for tool in replay_observers(launch.observers)
+        ]
         self.context = Context(observers, launch.spec, space, launch.block, None)
         self.listeners, self.local = self.context.listeners, self.context.enabled.local
         self.operations, self.index_of = module.operations, index_of
         # Tables, indexed by the highest 16 bits of an entry, its site and size: action, site, bytes.
-        places = np.arange(1 << 16) >> PLACE_SHIFT - SIZE_SHIFT
-        actions, sites = np.full(1 << 13, MARK, np.int8), np.zeros(1 << 13, np.int32)
+        places = np.arange(1 << 16) >> SITE_SHIFT - SIZE_SHIFT
+        actions, sites = np.full(1 << 13, MARKER, np.int8), np.zeros(1 << 13, np.int32)
         actions[: len(module.sites)] = [ACTIONS[site.action] for site in module.sites]
         sites[: len(module.sites)] = self.sites = [SITES.add(site) for site in module.sites]
         self.action, self.site = actions[places], sites[places]
-        self.size = (1 << np.arange(1 << 16) % (1 << PLACE_SHIFT - SIZE_SHIFT)).astype(np.int32)
+        self.size = (1 << np.arange(1 << 16) % (1 << SITE_SHIFT - SIZE_SHIFT)).astype(np.int32)
         homes = sorted((low, allocation.base) for low, allocation in homes.items())
         self.low, base = np.array(homes or [(0, 0)], np.int64).T
         self.moved = base - self.low
@@ -121,7 +124,7 @@ class Replay:
 
     def skip(self, log):
         """Replay a piece of the log whose last block is incomplete, and leave that block out."""
-        ends = np.flatnonzero(log >> PLACE_SHIFT == BLOCK_ENDS)
+        ends = np.flatnonzero(log >> SITE_SHIFT == BLOCK_ENDS)
         if len(ends):
             self.add(log[: ends[-1] + 1])
         self.skipped += 1
@@ -135,9 +138,9 @@ class Piece:
         self.launch, self.log = launch, log
         self.kind = log.view(np.uint16)[3::4].astype(np.intp)
         self.action = launch.action[self.kind]
-        marks = np.flatnonzero(self.action == MARK)
-        kinds, facts = self.kind[marks] >> PLACE_SHIFT - SIZE_SHIFT, log[marks] & FACT
-        goes_on = kinds == THREAD_GOES_ON
+        marks = np.flatnonzero(self.action == MARKER)
+        kinds, facts = self.kind[marks] >> SITE_SHIFT - SIZE_SHIFT, log[marks] & DATA_MASK
+        goes_on = kinds == THREAD_SWITCH
         begins, self.thread = np.append(0, marks[goes_on]), np.append(0, facts[goes_on]).astype(np.int32)
         self.region = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(log)))
         told = ~goes_on & (kinds != VALUE)
@@ -157,7 +160,7 @@ class Piece:
         """Return (positions in the piece, columns of a Batch except its values)."""
         launch, at, values = self.launch, np.flatnonzero(self.action < BRANCH), self.values_at
         address = self.log[at]
-        address &= FACT
+        address &= DATA_MASK
         address += launch.moved[np.searchsorted(launch.low, address, side="right") - 1]
         if not launch.local:
             wanted = address >> SPACE_SHIFT != LOCAL
@@ -182,7 +185,7 @@ class Piece:
         launch, epoch, block = self.launch, 0, None
         for mark, kind, fact in self.moments:
             block = launch.index_of(next(self.blocks)) if block is None else block
-            if kind == TOGETHER:
+            if kind == COLLECTIVE:
                 launch.context.announce("collective", launch.operations[fact], block, launch.sites[fact])
                 continue
             self.announce_before(mark, block, epoch)

@@ -6,18 +6,10 @@ from math import prod
 import numpy as np
 
 from sim.events import CONSTANT
+from sim.memory.argument import of_parts
 from sim.memory.declared import check_sizes
-from sim.memory.spaces import (
-    AddressSpace,
-    argument_array,
-    bind_arguments,
-    bytes_between,
-    named_leaves,
-    of_parts,
-    overlapping,
-    unwritten,
-)
-from sim.native.codegen.arrays import Guarded, Referenced, bytes_over
+from sim.memory.spaces import AddressSpace, bind_arguments, bytes_between, overlapping, unwritten
+from sim.native.codegen.arrays import Guarded, Referenced, spill_array_bytes
 from sim.native.codegen.launch_state import State
 from sim.native.codegen.scalars import argument_of
 from sim.native.codegen.shadow import BARE, BOUNDED, EMPTY, GLOBAL, LOCAL, SHARED
@@ -31,7 +23,7 @@ class Memory:
 
     def __init__(self, launch):
         self.launch, self.watched, self.state = launch, bool(launch.observers), State(launch.block)
-        self.held = []  # compiled code has addresses in these; they must not be freed
+        self.references = []  # compiled code has addresses in these; they must not be freed
 
     def arguments(self):
         """Return all arguments of the compiled function after `state`, in order."""
@@ -39,18 +31,19 @@ class Memory:
         return [
             *(self.guarded(np.ascontiguousarray(array), BOUNDED) for array in module.arrays.values()),
             *(self.declared(declared, dynamic) for declared in module.declared.values()),
-            self.kept(),
-            *(self.argument(name, value) for name, value in self.launch.arguments.items()),
+            self.spill_address(),
+            *map(self.argument, self.launch.arguments),
         ]
 
-    def argument(self, name, value):
-        if isinstance(value, tuple):
-            parts = [self.argument(f"{name}[{i}]", part) for i, part in enumerate(value)]
-            return of_parts(value, parts)
-        if name not in self.arrays:
-            return argument_of(value)
-        array, watched = self.arrays[name], Referenced if isinstance(value, np.void) else Guarded
-        return watched(array, *self.shadows.get(name, (BOUNDED if self.watched else BARE, 0)), self.state)
+    def argument(self, argument):
+        """Return an argument in the form for compiled code."""
+        if argument.parts is not None:
+            return of_parts(argument.value, map(self.argument, argument.parts))
+        if argument.array is None:
+            return argument_of(argument.value)
+        form = Referenced if argument.is_record else Guarded
+        watch, shadow = self.shadows.get(argument.name, (BOUNDED if self.watched else BARE, 0))
+        return form(argument.array, watch, shadow, self.state)
 
     def shadows_of_arguments(self):
         """Return {name: (kind of check, address of its shadow memory)} of the arrays that need more than a
@@ -66,20 +59,22 @@ class Memory:
             distances = [*offsets.values(), *(stride for a in group.values() for stride in a.strides)]
             if any(a.itemsize != size for a in group.values()) or any(d % size for d in distances):
                 raise CannotLower(f"arguments {', '.join(names)} overlap and their elements do not")
-            shadow = self.hold(np.zeros(2 * -(-(high - low) // size), np.int64))
+            shadow = self.keep_alive(np.zeros(2 * -(-(high - low) // size), np.int64))
             watch = EMPTY if empty else GLOBAL
             shadows |= {name: (watch, shadow + 16 * offset // size) for name, offset in offsets.items()}
         return shadows
 
-    def hold(self, array):
+    def keep_alive(self, array):
         """Keep `array` alive for the whole launch, and return its address."""
-        self.held.append(array)
+        self.references.append(array)
         return first_byte(array)
 
-    def kept(self):
+    def spill_address(self):
         """Return the address of the spill buffer: one array over threads for each variable that lives from
         one region to another."""
-        return self.hold(np.zeros(self.program.kept * bytes_over(self.launch.threads), np.uint8))
+        return self.keep_alive(
+            np.zeros(self.program.spill_count * spill_array_bytes(self.launch.threads), np.uint8)
+        )
 
     def guarded(self, array, watch, shadow=None, sizes=None):
         """Return an array that the engine allocates, in the form for compiled code, with fresh shadow
@@ -90,7 +85,7 @@ class Memory:
             shadow = np.zeros(2 * array.size, np.int64) if shadow is None else shadow
         elif watch == LOCAL:
             shadow = np.zeros(array.size, np.uint8)
-        return Guarded(array, watch, 0 if shadow is None else self.hold(shadow), self.state, sizes)
+        return Guarded(array, watch, 0 if shadow is None else self.keep_alive(shadow), self.state, sizes)
 
     def dynamic_memory(self):
         """Return the bytes of dynamic shared memory and their shadow memory. Raise CannotLower if views of
@@ -123,7 +118,7 @@ class Memory:
             *((declared.name or declared.space, declared.space) for declared in module.declared.values()),
         ]
         for (name, where), guarded in zip(named, self.given):
-            array, copies = guarded.held[0], 1
+            array, copies = guarded.references[0], 1
             if where == "local":
                 array, copies = array[0], len(array)
             if (
@@ -135,12 +130,11 @@ class Memory:
         return space, homes
 
 
-def check_writable(given, writes):
+def check_writable(arrays, writes):
     """Raise CannotLower if an argument that the kernel may write (`writes`: their names) is a read-only
     array. Compiled code does not check that."""
-    for name, value in named_leaves(given.items()):
-        array = argument_array(value, name)
-        if array is not None and not array.flags.writeable and name.partition("[")[0] in writes:
+    for name, array in arrays.items():
+        if not array.flags.writeable and name.partition("[")[0] in writes:
             raise CannotLower(f"argument {name} is a read-only array, and the kernel may write to it")
 
 

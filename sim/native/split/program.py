@@ -14,19 +14,19 @@ from sim.frontend.tree import SplitByType, as_list, located
 from sim.isa.memory import interpreted_only
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
 from sim.native.codegen import cache
-from sim.native.codegen.access_log import PLACES
+from sim.native.codegen.access_log import MAX_SITES
 from sim.native.codegen.arrays import GuardedType
 from sim.native.codegen.isa_functions import digest
 from sim.native.codegen.scalars import numba_type_of
 from sim.native.codegen.shadow import BARE, BOUNDED
-from sim.native.codegen.symbols import SPECIAL, WALK, entry_of
+from sim.native.codegen.symbols import GRID_PARAMETERS, SPECIAL, entry_of
 from sim.native.codegen.thread_index import DIM3
 from sim.native.lower import variable_types
 from sim.native.lower.hoisting import Hoisting
 from sim.native.lower.liveness import assigned, reads
 from sim.native.lower.module import CannotLower, Module
 from sim.native.lower.written_arrays import Writes
-from sim.native.split.fission import Fission, indented, lines_of
+from sim.native.split.fission import Fission, indent, unparse_lines
 
 # --- text ---------------------------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ def head(module, title):
 
 
 def function_text(decorator, signature, lines):
-    return ["", decorator, f"def {signature}:", *indented(lines), ""]
+    return ["", decorator, f"def {signature}:", *indent(lines), ""]
 
 
 # --- compilation --------------------------------------------------------------------------------------------
@@ -73,20 +73,20 @@ class Lowered:
 
 
 @dataclass(eq=False)
-class Fissioned:
-    """A compiled kernel: `run(first_position, end_position, grid, block, most_rounds, most_trips, state,
-    *arrays, *declared, kept, *arguments)`."""
+class CompiledKernel:
+    """A compiled kernel: `run(first_position, end_position, grid, block, while_limit, for_limit, state,
+    *arrays, *declared, spill_buffer, *arguments)`."""
 
     lowered: Lowered
     text: str
     run: object
-    kept: int  # number of spilled variables
+    spill_count: int  # number of spilled variables
 
 
-def lower_for_fission(function, dtypes=(), counted=False):
-    """Return the Lowered of a kernel. With `counted`, its text logs accesses and branches. Raise
+def lower_kernel(function, dtypes=(), logs=False):
+    """Return the Lowered of a kernel. With `logs`, its text logs accesses and branches. Raise
     CannotLower if the kernel has no compiled form."""
-    module = Module(function, counted, dtypes)
+    module = Module(function, logs, dtypes)
     if unavailable := interpreted_only(module.used):
         raise CannotLower(f"{unavailable[0]} has no compiled form")
     parameters, statements = Hoisting(module).kernel(function)
@@ -103,8 +103,8 @@ def lower_for_fission(function, dtypes=(), counted=False):
     synchronizes = any(source.acts_on_atomics for source in module.reachable.values())
     module.reachable = None  # else the cache would keep the functions alive
     writes = Writes(module).of(statements)
-    if counted and len(module.sites) > PLACES:
-        raise CannotLower(f"it has {len(module.sites):,} places to log, and a log numbers {PLACES:,}")
+    if logs and len(module.sites) > MAX_SITES:
+        raise CannotLower(f"it has {len(module.sites):,} places to log, and a log numbers {MAX_SITES:,}")
     if writes & set(module.arrays):
         raise CannotLower("a global array is constant, and the kernel may write to it")
     writes &= {*parameters, *module.declared}
@@ -114,7 +114,7 @@ def lower_for_fission(function, dtypes=(), counted=False):
 def keep_parameters(module, parameters, statements):
     """Return the statements without assignments to parameters. Each assigned parameter gets a variable of
     its own."""
-    new = {name: module.fresh(name) for name in sorted(assigned(statements) & set(parameters))}
+    new = {name: module.fresh_name(name) for name in sorted(assigned(statements) & set(parameters))}
     for part in [part for statement in statements for part in ast.walk(statement)]:
         if isinstance(part, ast.Name):
             part.id = new.get(part.id, part.id)
@@ -146,7 +146,7 @@ def name_shared(module, statements):
     return statements
 
 
-def fissioned(lowered, name, numba_types):
+def compile_kernel(lowered, name, numba_types):
     """Return the Fissioned of a kernel called `name` for arguments of these Numba types, in the order of
     the parameters."""
     module, parameters = lowered.module, lowered.parameters
@@ -165,12 +165,12 @@ def fissioned(lowered, name, numba_types):
         given = [numba.int64, numba.int64, *[DIM3] * 4, *arrays, *declared, *numba_types]
         known = [*SPECIAL, *module.arrays, *module.declared, *parameters]
         types_of = types_in(module, name, parameters, given)
-        statements, variables = typed_apart(module, lowered.statements, known, types_of)
+        statements, variables = split_by_type(module, lowered.statements, known, types_of)
         split = Fission(module, name, parameters, statements, variables)
-        text = fission_text(module, name, parameters, split)
+        text = kernel_text(module, name, parameters, split)
         cache.write(path, text)
     made = cache.load(path, text)
-    return Fissioned(lowered, text, getattr(made, f"{name}_grid"), made.KEPT)
+    return CompiledKernel(lowered, text, getattr(made, f"{name}_grid"), made.SPILLED)
 
 
 def sizes_of(declared):
@@ -185,7 +185,7 @@ def array_rank(declared):
     return len(declared.shape or (0,)) + (declared.space == "local")
 
 
-def typed_apart(module, statements, parameters, types_of):
+def split_by_type(module, statements, parameters, types_of):
     """Return (statements, {variable: type}): a copy of the statements in which each variable has one type.
 
     `types_of`: a function (statements) -> {variable: the types that Numba infers for it}.
@@ -194,17 +194,17 @@ def typed_apart(module, statements, parameters, types_of):
     several = {name for name, types_ in found.items() if len(types_) > 1}
     statements = copy.deepcopy(statements)
     if several:
-        how = several, module.fresh, lambda node, _: node
+        how = several, module.fresh_name, lambda node, _: node
         trial = copy.deepcopy(statements)
         versions = Versions(parameters, trial, module.value)
         names = SplitByType(trial, versions, lambda version: version, *how).names
         found = types_of(trial)
         names = [names.get((version.name, version.settled())) for version in versions.all]
-        numba_types = [variable_types.unified(found[name]) if name in found else None for name in names]
+        numba_types = [variable_types.unify_types(found[name]) if name in found else None for name in names]
         versions = Versions(parameters, statements, module.value)
         SplitByType(statements, versions, dict(zip(versions.all, numba_types, strict=True)).get, *how)
         found = types_of(statements)
-    return statements, {name: variable_types.unified(types_) for name, types_ in found.items()}
+    return statements, {name: variable_types.unify_types(types_) for name, types_ in found.items()}
 
 
 def thread_text(module, name, parameters, statements):
@@ -214,7 +214,7 @@ def thread_text(module, name, parameters, statements):
 
 
 def thread_lines(module, name, parameters, statements):
-    lines = lines_of(statements) if statements else ["pass"]
+    lines = unparse_lines(statements) if statements else ["pass"]
     signature = f"{name}_thread({', '.join([*SPECIAL, *module.arrays, *module.declared, *parameters])})"
     return function_text("", signature, lines)[1:]
 
@@ -224,8 +224,8 @@ def types_in(module, name, parameters, numba_types):
     are typed once for all calls."""
     names, devices = {}, {device.name for device in module.devices.values() if not device.recursive}
     cache.run_text("\n".join(head(module, name)), names)
-    names.update(variable_types.stops())
-    names.update({device: variable_types.only_typed(names[device].py_func) for device in devices})
+    names.update(variable_types.sync_stubs())
+    names.update({device: variable_types.type_stub(names[device].py_func) for device in devices})
 
     def types_of(statements):
         cache.run_text("\n".join(thread_lines(module, name, parameters, statements)), names)
@@ -237,29 +237,35 @@ def types_in(module, name, parameters, numba_types):
     return types_of
 
 
-def fission_text(module, name, parameters, split, renewing=()):
+def kernel_text(module, name, parameters, split, decorator="@compiled", renewing=()):
     """Return the text of a kernel's file: head, regions, the function of a block, the loop over all
-    blocks. `renewing`: statements that run before each block."""
+    blocks. `decorator`: of the regions and the function of a block. `renewing`: statements that run before
+    each block."""
     shared = [known for known, declared in module.declared.items() if declared.space == "shared"]
-    for needed in ("begin_block", "end_block", "block_index", "dim3", "poisoned", "log_block"):
+    for needed in ("begin_block", "end_block", "block_index", "dim3", "fill_poison", "log_block"):
         module.library(needed)
-    block = split.function(f"{name}_block", split.lines)
-    what = "each region is a loop over the threads that stand between two places where threads wait"
-    kept = "# How many variables live from one region to another: `kept` has an array over threads for each."
-    lines = [*head(module, f"{name}, by loop fission: {what}"), kept, f"KEPT = {len(split.expanded)}", ""]
+    block = split.add_function(f"{name}_block", split.lines)
+    what = "each region runs in a loop over the threads, between two synchronisation points"
+    spilled = "# SPILLED: number of variables that live across regions. spill_buffer has an array for each."
+    lines = [
+        *head(module, f"{name}, split by loop fission: {what}"),
+        spilled,
+        f"SPILLED = {len(split.spilled)}",
+        "",
+    ]
     for text in split.functions:
-        lines += ["", "@compiled", *text, ""]
-    given = [*WALK, "state", *module.arrays, *module.declared, "kept", *parameters]
+        lines += ["", decorator, *text, ""]
+    given = [*GRID_PARAMETERS, "state", *module.arrays, *module.declared, "spill_buffer", *parameters]
     body = [
         "gridDim, blockDim = dim3(*grid_shape), dim3(*block_shape)",
         "threads = block_shape[0] * block_shape[1] * block_shape[2]",
         "for position in range(first_position, end_position):",
-        "    begin_block(state, threads, position, most_rounds, most_trips)",
+        "    begin_block(state, threads, position, while_limit, for_limit)",
         "    blockIdx = block_index(position, gridDim.x, gridDim.y)",
-        *(f"    poisoned({name})" for name in shared),
+        *(f"    fill_poison({name})" for name in shared),
         *(f"    {statement}" for statement in renewing),
         f"    {block}",
-        *(["    log_block(state)"] if module.counted else []),
+        *(["    log_block(state)"] if module.logs else []),
         "    if end_block(state):",
         "        return",
     ]

@@ -8,19 +8,19 @@ from collections import Counter
 from sim.frontend.tree import has
 from sim.native.codegen.arrays import GuardedType, ReferenceType
 from sim.native.codegen.symbols import SPECIAL
-from sim.native.lower.hoisting import stops
-from sim.native.lower.liveness import assigned, exposed
+from sim.native.lower.hoisting import contains_sync
+from sim.native.lower.liveness import assigned, exposed_reads
 from sim.native.lower.loops import is_range
 
 # functions of sim.isa that are cheaper to compute again than to spill
 CHEAP = ("isa_operator_", "isa_builtins_", "isa_numpy_")
-PURE = {"min", "max", "abs", "len", "int", "float", "bool", "range", "lane_of", "logged", "from_end"}
+PURE = {"min", "max", "abs", "len", "int", "float", "bool", "range", "lane_of", "with_site", "from_end"}
 UNIFORM = {"state", "blockIdx", "blockDim", "gridDim"}
 COMPUTED = ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.Tuple
 COMPUTED += ast.Attribute, ast.Subscript, ast.Slice
 
 
-class Computable:
+class Rematerializer:
     """The variables of one kernel, and which of them a region can rematerialise. `numba_types` maps each
     to its Numba type."""
 
@@ -33,26 +33,26 @@ class Computable:
             *module.declared,
             *SPECIAL,
         }  # names that no statement assigns
-        self.loops = self.own_loops(self.statements)
-        self.again, self.same = self.computable()
+        self.loops = self.private_counters(self.statements)
+        self.rematerialized, self.uniform = self.find_rematerializable()
 
-    def own_loops(self, statements):
+    def private_counters(self, statements):
         """Give each loop with a synchronisation point a counter of its own, if no code outside the loop
         reads the variable. Return those counters."""
         found = set()
         for node in [part for statement in statements for part in ast.walk(statement)]:
             if (
                 not isinstance(node, ast.For)
-                or not stops(node)
+                or not contains_sync(node)
                 or not isinstance(node.target, ast.Name)
                 or node.target.id in assigned(node.body)
             ):
                 continue
             name, body, node.body = node.target.id, node.body, [ast.Pass()]
-            elsewhere = name in exposed(self.statements)
+            elsewhere = name in exposed_reads(self.statements)
             node.body = body
             if not elsewhere and self.is_uniform_iteration(node.iter, set()):
-                fresh = self.module.fresh(name) if self.assignments()[name] > 1 else name
+                fresh = self.module.fresh_name(name) if self.assignments()[name] > 1 else name
                 for part in ast.walk(node):
                     if isinstance(part, ast.Name) and part.id == name:
                         part.id = fresh
@@ -68,14 +68,14 @@ class Computable:
                     found.update(assigned([ast.Expr(target)]))
         return found
 
-    def computable(self):
+    def find_rematerializable(self):
         """Return ({variable: statement}, names): the variables that can be rematerialised anywhere, in
         order, and the names of those that are the same for a whole block."""
-        again, times = {}, self.assignments()
+        rematerialized, times = {}, self.assignments()
         shared = [name for name, declared in self.module.declared.items() if declared.space == "shared"]
         same = {*self.parameters, *self.module.arrays, *shared, *UNIFORM}
         for node in [part for statement in self.statements for part in ast.walk(statement)]:
-            if not isinstance(node, ast.Assign) or len(node.targets) != 1 or hasattr(node.value, "stops"):
+            if not isinstance(node, ast.Assign) or len(node.targets) != 1 or hasattr(node.value, "sync"):
                 continue
             names, of_part = assigned([node]), has(node.targets[0], ast.Subscript, ast.Attribute)
             if not names or of_part or any(times[name] > 1 for name in names):
@@ -83,14 +83,14 @@ class Computable:
             types_ = [self.numba_types.get(name) for name in names]
             arrays = all(isinstance(of, (GuardedType, ReferenceType)) for of in types_)
             calls = "isa_" if arrays else CHEAP
-            if is_fresh(node.value):
-                again[names.pop()] = found = copy.deepcopy(node)
-                found.value.func.id = "row_of"
-            elif self.is_pure(node.value, self.fixed | set(again), arrays, calls):
-                again |= dict.fromkeys(names, node)
+            if declares_local(node.value):
+                rematerialized[names.pop()] = found = copy.deepcopy(node)
+                found.value.func.id = "local_array"
+            elif self.is_pure(node.value, self.fixed | set(rematerialized), arrays, calls):
+                rematerialized |= dict.fromkeys(names, node)
                 if self.is_pure(node.value, same, arrays, calls):
                     same |= names
-        return again, same
+        return rematerialized, same
 
     def is_pure(self, node, known, array=False, calls=CHEAP):
         """Return whether `node` has the same value wherever it is evaluated: it consists of `known` variables
@@ -133,9 +133,9 @@ class Computable:
         block."""
         return self.is_pure(node, {*self.parameters, *UNIFORM, *self.module.arrays} | loops) or is_range(node)
 
-    def is_same(self, node):
-        return self.is_pure(node, self.same | self.loops)
+    def is_uniform(self, node):
+        return self.is_pure(node, self.uniform | self.loops)
 
 
-def is_fresh(node):
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "fresh"
+def declares_local(node):
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "declare_local"

@@ -4,26 +4,25 @@ of argument types."""
 import inspect
 import weakref
 
-import numpy as np
-from numba import typeof, types
+from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.errors import NumbaError
 
 from sim.engine.collector import pause_collector
 from sim.errors import LaunchError
 from sim.frontend.names import captured_values, names_in, positional, python_function
-from sim.memory.spaces import argument_array
+from sim.memory.argument import classify
 from sim.native.codegen.arrays import GuardedType, ReferenceType, array_type
-from sim.native.codegen.scalars import argument_of, dtype_of
+from sim.native.codegen.scalars import dtype_of, type_of_number
 from sim.native.codegen.shadow import BARE
 from sim.native.lower.module import CannotLower
-from sim.native.split.program import first_line, fissioned, lower_for_fission
+from sim.native.split.program import compile_kernel, first_line, lower_kernel
 
 # function -> {(values of its globals, types): Lowered, Fissioned, or CannotLower}
 PROGRAMS = weakref.WeakKeyDictionary()
 
 
-def remembered(function, key, make):
+def memoize(function, key, make):
     """Return `make()`, called once for each function and key. Remember a CannotLower too, and raise it
     again."""
     known = PROGRAMS.setdefault(function, {})
@@ -38,30 +37,34 @@ def remembered(function, key, make):
     return known[key]
 
 
-def argument_type(name, value):
-    """Return the Numba type of an argument whose arrays have only their bounds checked. A Numba type
-    represents an argument of that type."""
+def argument_type(argument):
+    """Return the Numba type of an Argument of a launch, whose arrays have only their bounds checked."""
+    if argument.parts is not None:
+        return types.BaseTuple.from_types([*map(argument_type, argument.parts)], type(argument.value))
+    try:
+        if argument.array is None:
+            return type_of_number(argument.value)
+        numba_type = array_type(argument.array, BARE)
+        return ReferenceType(numba_type) if argument.is_record else numba_type
+    except (NumbaError, ValueError) as error:
+        raise CannotLower(
+            f"argument {argument.name} is a {type(argument.value).__name__} that Numba does not know on the"
+            f" CPU: {first_line(error)}"
+        ) from error
+
+
+def example_type(argument):
+    """Return the Numba type of an Argument of `source`. A Numba type represents an argument of that type."""
+    value = argument.value
     if isinstance(value, types.Array):
         return GuardedType(value.dtype, value.ndim, value.layout == "C", BARE)
     if isinstance(value, types.Type):
         return value
-    if isinstance(value, tuple):
-        return types.BaseTuple.from_types(
-            [argument_type(f"{name}[{i}]", part) for i, part in enumerate(value)], type(value)
-        )
+    if argument.parts is not None:
+        return types.BaseTuple.from_types([*map(example_type, argument.parts)], type(value))
     if isinstance(value, list):  # Numba would copy a list, which a GPU does not support
-        raise CannotLower(f"argument {name} is a list")
-    array = argument_array(value, name)
-    try:
-        if array is None:
-            return typeof(argument_of(value))
-        numba_type = array_type(array, BARE)
-        return ReferenceType(numba_type) if isinstance(value, np.void) else numba_type
-    except (NumbaError, ValueError) as error:
-        raise CannotLower(
-            f"argument {name} is a {type(value).__name__} that Numba does not know on the CPU:"
-            f" {first_line(error)}"
-        ) from error
+        raise CannotLower(f"argument {argument.name} is a list")
+    return argument_type(argument)
 
 
 @global_compiler_lock
@@ -69,24 +72,19 @@ def source(kernel, *arguments):
     """Return the text that a kernel is lowered to for these arguments, or for these Numba types. Raise
     LaunchError if the kernel cannot be compiled."""
     function = python_function(kernel)
+    named = zip(inspect.signature(function).parameters, arguments, strict=True)
     try:
-        return fission_program(
-            function,
-            tuple(
-                argument_type(name, value)
-                for name, value in zip(inspect.signature(function).parameters, arguments, strict=True)
-            ),
-        ).text
+        return compiled_program(function, tuple(example_type(classify(*pair)) for pair in named)).text
     except CannotLower as reason:
-        raise LaunchError(f"{function.__name__} cannot be compiled: {reason.in_words()}") from reason
+        raise LaunchError(f"{function.__name__} cannot be compiled: {reason.message()}") from reason
 
 
-def fission_program(function, numba_types, counted=False):
+def compiled_program(function, numba_types, logs=False):
     dtypes = dtypes_of(function, numba_types)
-    now = captured_values(function), dtypes, counted
-    lowered = remembered(function, now, lambda: lower_for_fission(function, dtypes, counted))
-    return remembered(
-        function, (now, numba_types), lambda: fissioned(lowered, function.__name__, numba_types)
+    now = captured_values(function), dtypes, logs
+    lowered = memoize(function, now, lambda: lower_kernel(function, dtypes, logs))
+    return memoize(
+        function, (now, numba_types), lambda: compile_kernel(lowered, function.__name__, numba_types)
     )
 
 

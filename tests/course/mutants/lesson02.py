@@ -59,7 +59,7 @@ def merges_both(state, scores, values):
 
 
 def key_by_key(state, scores, values):
-    """Right: absorbs the keys of the tile one at a time."""
+    """Right: update with the keys of the tile one at a time."""
     m, l, o = state
     for score, value in zip(scores.T[:, :, None], values, strict=True):
         m_new = torch.where(score > m, score, m)

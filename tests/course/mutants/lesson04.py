@@ -1,7 +1,7 @@
 """Wrong answers to the exercises of lesson 04, each with the mistake it makes, and right ones written another
 way.
 
-A wrong kernel is the lesson's broken one, or its mended one with a line or two edited, or one written here.
+A wrong kernel is the lesson's broken one, or its fixed one with a line or two edited, or one written here.
 """
 
 import math
@@ -19,7 +19,7 @@ def lessons(kernel, *edits):
 
 
 def wrong(kernel, *answers):
-    """The lesson's broken kernel, and what becomes of the mended one by the edits of each answer (what is
+    """The lesson's broken kernel, and what becomes of the fixed one by the edits of each answer (what is
     wrong, *edits)."""
     answers = [(what, lessons(f"{kernel}_fixed", *edits)) for what, *edits in answers]
     return [("leaves the bug in", lessons(kernel)), *answers]

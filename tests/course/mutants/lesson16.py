@@ -238,7 +238,7 @@ U = 2.0**-8
 
 
 def with_error(a, b):
-    """What rounding does to these numbers, not to any."""
+    """Return these values with their own rounding error, which other values would not have."""
     rounded = [x.astype(bfloat16).astype(float) for x in (a, b)]
     return np.abs(rounded[0] @ rounded[1] - a @ b)
 
@@ -429,7 +429,7 @@ def matmul_by_halves(a, b, c):
 
 @cuda.jit(device=True)
 def place(row, column):
-    """Where a number stands in a row of four pieces that are exchanged."""
+    """Return the position of a value in a row of four pieces that are exchanged."""
     return (column // 8 ^ row // 2 % 4) * 8 + column % 8
 
 

@@ -1,2 +1,2 @@
-"""How much the checks can tell: solutions from the lessons' sources, and wrong answers made from them by
-machine."""
+"""Mutation tests of the checks: solutions from the lessons' sources, and wrong answers that are generated
+from them."""

@@ -44,7 +44,7 @@ TYPES = r"\b(float|int|unsigned)\s*$"
 
 
 def is_cpp(exercise):
-    """Whether the answer is a text: these have names in capitals."""
+    """Return whether the answer is a text: these have names in capitals."""
     return exercise.answer.isupper()
 
 

@@ -1,4 +1,4 @@
-"""Whether a check accepts an answer: with a limit of time, and silently."""
+"""The verdict of a check on an answer: accepted or not, with a limit of time, and silently."""
 
 import contextlib
 import io
@@ -34,7 +34,7 @@ def verdict(name, answer, seed):
 
 
 def compiled_once():
-    """From now on a kernel is compiled once for the same types: its PTX hangs on no seed."""
+    """From now on a kernel is compiled once for the same types: its PTX depends on no seed."""
     kept = {}
 
     def compiled(kernel, *arguments, architecture):

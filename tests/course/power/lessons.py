@@ -22,7 +22,7 @@ class Exercise:
     lines: tuple
 
     def with_cell(self, cell, label):
-        """What is checked, if the exercise's cell has this text; `sim` and Numba can read its source."""
+        """Return the answer if the exercise's cell has this text; `sim` and Numba can read its source."""
         text = f"{self.needs}\n\n\n{cell}\n"
         name = f"<{self.check}: {label} {abs(hash(text))}>"
         linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name

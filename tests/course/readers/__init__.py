@@ -1,4 +1,5 @@
-"""What readers of the lessons tried, a book for each reading: WRONG and RIGHT, {check: [(label, answer)]}."""
+"""Answers that readers of the lessons tried, a module for each reading: WRONG and RIGHT, {check: [(label,
+answer)]}."""
 
 from readers import (
     attacks01_08,

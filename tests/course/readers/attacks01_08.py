@@ -1,4 +1,4 @@
-"""Wrong answers to lessons 01 to 08 invented to fool the checks, and unusual right ones, beside those that
+"""Wrong answers to lessons 01 to 08 invented to fool the checks, and unusual right ones, next to those that
 readers found."""
 
 import itertools

@@ -1,4 +1,4 @@
-"""What a reader of lesson 16 (tensor cores) found: wrong answers that the checks once accepted, with others of
+"""Answers of a reader of lesson 16 (tensor cores): wrong ones that the checks once accepted, with others of
 their kind, and unusual right ones."""
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a reader of lesson 17 (tensor cores, forward) found: wrong answers that its checks once accepted, and
+"""Answers of a reader of lesson 17 (tensor cores, forward): wrong ones that its checks once accepted, and
 unusual right ones."""
 
 import runpy

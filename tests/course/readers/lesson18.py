@@ -1,4 +1,4 @@
-"""What a reader of lesson 18 (fast backward and decoding) found: wrong answers that its checks once accepted,
+"""Answers of a reader of lesson 18 (fast backward and decoding): wrong ones that its checks once accepted,
 with others of their kind, and unusual right ones."""
 
 import runpy

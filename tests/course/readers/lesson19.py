@@ -1,5 +1,5 @@
-"""What the first outside reader of lesson 19 found: wrong answers that its checks once accepted, with others
-of their kind, and unusual right ones."""
+"""Answers of the first outside reader of lesson 19: wrong ones that its checks once accepted, with others of
+their kind, and unusual right ones."""
 
 import math
 from collections import deque

@@ -1,4 +1,4 @@
-"""What a reader of lesson 21 (Triton) found: wrong answers that its checks once accepted, and right ones that
+"""Answers of a reader of lesson 21 (Triton): wrong ones that its checks once accepted, and right ones that
 they refused, some with one seed in twenty."""
 
 import runpy

@@ -1,5 +1,5 @@
-"""What readers of lessons 01 to 08 found: wrong answers that the checks once accepted, and right ones that
-they rejected."""
+"""Answers of readers of lessons 01 to 08: wrong ones that the checks once accepted, and right ones that they
+rejected."""
 
 import linecache
 import math

@@ -1,4 +1,4 @@
-"""What a second reader of lessons 08 and 09 invented: wrong answers that their checks once accepted, and unusual
+"""Answers of a second reader of lessons 08 and 09: wrong ones that their checks once accepted, and unusual
 right ones."""
 
 import math

@@ -1,4 +1,4 @@
-"""What readers of lessons 09 and 15 found: wrong answers that the checks once accepted, and right ones that they
+"""Answers of readers of lessons 09 and 15: wrong ones that the checks once accepted, and right ones that they
 rejected."""
 
 import numpy as np

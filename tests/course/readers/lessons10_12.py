@@ -1,4 +1,4 @@
-"""What a reader of lessons 10 to 12 found: wrong answers that the checks once accepted, and unusual right ones,
+"""Answers of a reader of lessons 10 to 12: wrong ones that the checks once accepted, and unusual right ones,
 which they must accept. Each is the solution with some of its text edited."""
 
 from readers.lessons01_08 import edit

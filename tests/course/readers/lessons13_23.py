@@ -1,4 +1,4 @@
-"""What a reader of lessons 13, 14, 20 and 23 found: wrong answers that the checks once accepted, with others of
+"""Answers of a reader of lessons 13, 14, 20 and 23: wrong ones that the checks once accepted, with others of
 their kind, and unusual right ones."""
 
 import math
@@ -104,7 +104,7 @@ def heads_side_by_side(p, d_o, w_v):
 
 
 def visits_that_call_visits(mine, ranks, attend, exchange, merge):
-    """Every call keeps its visitor until the last one is done."""
+    """Every call keeps its K/V block until the last one is done."""
     pair = attend(mine)
     if ranks == 1:
         return pair
@@ -113,7 +113,7 @@ def visits_that_call_visits(mine, ranks, attend, exchange, merge):
 
 
 def a_tree_of_pairs(mine, ranks, attend, exchange, merge):
-    """Right: pairs are kept, visitors are not."""
+    """Right: pairs are kept, K/V blocks are not."""
     pairs = [attend(mine)]
     for _ in range(ranks - 1):
         mine = exchange(mine)

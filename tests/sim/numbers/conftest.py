@@ -1,5 +1,5 @@
-"""What the number tests share: Numba CUDA's typing, asked without a GPU, and a comparison that tells -0 from
-0 and takes NaN for NaN."""
+"""Helpers that the number tests share: Numba CUDA's typing without a GPU, and a comparison in which -0
+differs from 0 and NaN equals NaN."""
 
 from functools import cache, lru_cache
 from itertools import product

@@ -18,13 +18,13 @@ from sim.isa.conversions import cast, domain
 from sim.isa.operations import BUILTINS
 from sim.isa.operators import BY_WAY_OF_FLOAT64
 from sim.isa.promotion import SCALAR
-from sim.isa.table import INSTRUCTIONS, under
+from sim.isa.table import INSTRUCTIONS, entries_under
 
-operators = SimpleNamespace(**{name: entry.call for name, entry in under("operator").items()})
+operators = SimpleNamespace(**{name: entry.call for name, entry in entries_under("operator").items()})
 ENTRIES = {  # entry of the table -> Python's function
     entry: getattr(home, name.partition(".")[0])
     for home in (operator, builtins)
-    for name, entry in under(home.__name__.lstrip("_")).items()
+    for name, entry in entries_under(home.__name__.lstrip("_")).items()
 }
 
 
@@ -39,7 +39,7 @@ def promised(entry, *operands):
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_types(entry, numba_cuda):
-    """What the entry says, and what the interpreter's function gives, against the CUDA compiler's."""
+    """The entry's type, and that of the interpreter's function, equal the CUDA compiler's."""
     real = entry.version(*[complex64] * entry.count) is None
     for ours in (entry.call, partial(promised, entry)):
         wrong = numba_cuda.differences(

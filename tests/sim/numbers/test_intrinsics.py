@@ -117,7 +117,7 @@ def test_fma_rounds_once(kind, data):
 @pytest.mark.parametrize("sign, wanted", [(1, 16785410), (0, 16785408), (-1, 16785408)])
 def test_fma_where_a_double_would_round_twice(sign, wanted):
     """4097 squared is 16785409, midway between two float32; what is added is too small for a double to hold
-    beside it."""
+    next to it."""
     side = np.float32(4097)
     assert fma(side, side, np.float32(sign * 2.0**-60)) == wanted
 

@@ -44,7 +44,7 @@ def test_type_of_one_argument(name, numba_cuda):
 @pytest.mark.parametrize("name", BINARY)
 def test_type_of_two_arguments(name, numba_cuda):
     wrong = numba_cuda.differences(vars(math)[name], getattr(python, name), 2, numba_cuda.real)
-    # between float32 and these Numba has no best overload, and its choice hangs on what it typed before
+    # between float32 and these Numba has no best overload, and its choice depends on what it typed before
     if name == "pow":
         wrong = {
             pair: both for pair, both in wrong.items() if pair[0] != "float32" or pair[1] not in AMBIGUOUS

@@ -1,4 +1,4 @@
-"""How the kernels in cuda/ are launched, and what the mended ones have to give."""
+"""The launches of the kernels in cuda/, and the results of the fixed ones."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Case:
-    """`arguments()` makes those of a launch; `right(*arguments)` says what the mended kernel leaves in the
-    array at position `output`. `mended_arguments`, where the mended kernel takes others."""
+    """`arguments()` makes those of a launch; `right(*arguments)` says what the fixed kernel leaves in the
+    array at position `output`. `mended_arguments`, where the fixed kernel takes others."""
 
     grid: object
     block: object
@@ -163,6 +163,13 @@ CASES = {
     ),
     "heap_list": Case(
         1, 32, lambda: [wholes(128), zeros(32, np.int32)], 1, lambda x, s: x.reshape(32, 4).sum(1)
+    ),
+    "tile_of_warps": Case(
+        1,
+        128,
+        lambda: [wholes(128), zeros(128, np.int32)],
+        1,
+        lambda x, out: np.repeat(x.reshape(2, 64).sum(1), 64) + x[np.arange(128) ^ 63],
     ),
     "volatile_warp": Case(1, 64, lambda: [wholes(64), zeros(1, np.int32)], 1, lambda x, s: [x.sum()]),
     "look_back": Case(

@@ -6,7 +6,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from sim import load_ptx
-from sim.isa.registers import WIDTHS, meaning
+from sim.isa.registers import WIDTHS, find_operation
 
 THREADS = 256
 HEAD = ".version 8.0\n.target sm_80\n.address_size 64\n"
@@ -55,7 +55,7 @@ def loaded_as(name):
 
 def instruction(name):
     """The text that leaves its result at %out."""
-    operation = meaning(name)
+    operation = find_operation(name)
     given = [register(kind, letter) for kind, letter in zip(operation.operands, "abc")]
     given += {"lop3": ["0x5A"], "bfi": ["7"]}.get(name.split(".")[0], [])
     kind = operation.results[0]
@@ -87,7 +87,7 @@ def results(out, names):
     found = {}
     for name, row in zip(names, out):
         packed = name.endswith("x2")
-        kind = name.split(".")[-1].removesuffix("x2") if packed else meaning(name).results[0]
+        kind = name.split(".")[-1].removesuffix("x2") if packed else find_operation(name).results[0]
         dtype = DTYPES.get(kind)
         if dtype is None:
             found[name] = row

@@ -1,5 +1,5 @@
 """python tests/sim/ptx/record.py: compile the .cu files of cuda/ and programs/ by NVRTC, with no GPU, and
-keep the PTX beside them."""
+keep the PTX next to them."""
 
 from pathlib import Path
 

@@ -91,12 +91,16 @@ CASES = {
 
 
 def report_of(text, path):
+    threads = 8 if "char memory[]" in text else 64
+    x, out = np.arange(65, dtype=np.float32), np.zeros(64, np.float32)
+    return launched(text, path, (1, threads, 0, 64), x, out)
+
+
+def launched(text, path, launch, *arguments):
     from sim.ptx.nvrtc import load_cuda
 
     path.write_text(text)
-    x, out = np.arange(65, dtype=np.float32), np.zeros(64, np.float32)
-    threads = 8 if "char memory[]" in text else 64
-    return simulate(load_cuda(path)["kernel"], on_finding="report")[1, threads, 0, 64](x, out)
+    return simulate(load_cuda(path)["kernel"], on_finding="report")[launch](*arguments)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -108,3 +112,211 @@ def test_advice(name, tmp_path):
     assert all(says in finding.fix for finding in races)
     assert text.count(old) == 1
     assert report_of(text.replace(old, new), tmp_path / "fixed.cu").findings == ()
+
+
+X = np.arange(64, dtype=np.float32)
+# name -> (launch, body, pattern, part of the advice, [(text, text instead)], {argument: its right values});
+# where there are no edits, the advice is for the host
+MORE = {
+    "last block by a plain ticket": (
+        (4, 32),
+        """
+    __shared__ bool last;
+    if (threadIdx.x == 0) {
+        n[0] += 1;
+        last = n[0] == gridDim.x;
+    }
+    __syncthreads();
+    if (last && threadIdx.x == 0) out[0] = 7;
+""",
+        "ticket",
+        "make line 4 one atomic (atomicAdd); line 5 must use the old value that it returns + 1",
+        [("n[0] += 1;", "int old = atomicAdd(&n[0], 1);"), ("n[0] == gridDim", "old + 1 == gridDim")],
+        {"n": [4], "out": [7]},
+    ),
+    "plain read of an atomic ticket": (
+        (4, 32),
+        """
+    if (threadIdx.x == 0) {
+        atomicAdd(n, 1);
+        if (n[0] == gridDim.x) out[0] = 7;
+    }
+""",
+        "ticket",
+        "line 4 must use the old value that it returns + 1",
+        [("atomicAdd(n, 1);", "int old = atomicAdd(n, 1);"), ("n[0] == gridDim", "old + 1 == gridDim")],
+        {"n": [4], "out": [7]},
+    ),
+    "compaction by a plain counter": (
+        (2, 32),
+        """
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (x[i] > 5) {
+        int base = n[0];
+        n[0] += 1;
+        out[base] = 1;
+    }
+""",
+        "ticket",
+        "one atomic (atomicAdd) before line 4 in place of line 5; line 4 must use the old value",
+        [("= n[0];", "= atomicAdd(&n[0], 1);"), ("        n[0] += 1;\n", "")],
+        {"n": [58], "out": np.repeat([1, 0], [58, 6])},
+    ),
+    "compaction by an increment in an index": (
+        (2, 32),
+        """
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (x[i] > 5) out[n[0]++] = 1;
+""",
+        "step in an expression",
+        "atomicAdd of 1 in place of n[0]++ on line 3",
+        [("n[0]++", "atomicAdd(&n[0], 1)")],
+        {"n": [58], "out": np.repeat([1, 0], [58, 6])},
+    ),
+    "check before a store": (
+        (2, 32),
+        """
+    int i = threadIdx.x;
+    if (n[i] == 0) {
+        n[i] = 5;
+    }
+""",
+        "claim",
+        "compare and write n[i] by one atomic, atomicCAS, on line 3",
+        [("n[i] == 0", "atomicCAS(&n[i], 0, 5) == 0"), ("        n[i] = 5;\n", "")],
+        {"n": np.repeat([5, 0], 32)},
+    ),
+    "largest by a comparison": (
+        (2, 32),
+        """
+    int v = x[threadIdx.x];
+    if (v > n[0])
+        n[0] = v;
+""",
+        "claim",
+        "atomicMax, on line 3: let the branch test the old value that it returns and leave out line 4",
+        [("v > n[0])\n        n[0] = v;", "v > atomicMax(&n[0], v));")],
+        {"n": [31]},
+    ),
+    "shift under two branches": (
+        (1, 32),
+        """
+    int t = threadIdx.x;
+    if (t < 30) {
+        if (t > 2) {
+            x[t] = x[t + 1];
+        }
+    }
+""",
+        "one statement",
+        "(end the branch at line 3 before it, and test again after it)",
+        [
+            ("    if (t < 30) {\n", "    float taken;\n    if (t < 30) {\n"),
+            (
+                "x[t] = x[t + 1];\n        }\n    }",
+                "taken = x[t + 1];\n        }\n    }\n    __syncthreads();\n"
+                "    if (t < 30) {\n        if (t > 2) {\n            x[t] = taken;\n        }\n    }",
+            ),
+        ],
+        {"x": np.r_[0:3, 4:31, 30:64]},
+    ),
+    "phases of blocks": (
+        (2, 32),
+        """
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    out[i] = x[i];
+    __syncthreads();
+    x[i] = out[63 - i];
+""",
+        "phases of blocks",
+        "end the kernel between lines 3 and 5, and launch a second one for what comes after, or let all"
+        " blocks meet there: cooperative_groups::this_grid().sync()",
+        [],
+        {},
+    ),
+    "mask of half a warp": (
+        (1, 32),
+        """
+    __shared__ float s[32];
+    int t = threadIdx.x;
+    s[t] = x[t];
+    __syncwarp(0xffff);
+    out[t] = s[31 - t];
+""",
+        "mask of some lanes",
+        "name both lanes in the mask of __syncwarp on line 5",
+        [("0xffff", "0xffffffff")],
+        {"out": X[31::-1]},
+    ),
+    "barrier under an if": (
+        (1, 64),
+        """
+    __shared__ float s[64];
+    int t = threadIdx.x;
+    float total = 0;
+    for (int k = 0; k < 3; k++) {
+        s[t] = x[t] + k;
+        __syncthreads();
+        total += s[63 - t];
+        if (t < 32)
+            __syncthreads();
+    }
+    out[t] = total;
+""",
+        "barrier that some threads miss",
+        "move __syncthreads() on line 10 out of the branch at line 9",
+        [("        if (t < 32)\n            __sync", "        __sync")],
+        {"out": 3 * X[::-1] + 3},
+    ),
+    "pipeline with a buffer too few": (
+        (1, 64),
+        """
+    __shared__ float s[2][64];
+    int t = threadIdx.x;
+    float total = 0;
+    s[0][t] = x[t];
+    s[1][t] = x[t] + 1;
+    for (int k = 0; k < 6; k++) {
+        __syncthreads();
+        if (k + 2 < 6) s[(k + 2) % 2][t] = x[t] + k + 2;
+        total += s[k % 2][63 - t];
+    }
+    out[t] = total;
+""",
+        "too few buffers",
+        "give s one buffer more (3 in its shape and behind each %)",
+        [("s[2][64]", "s[3][64]"), ("(k + 2) % 2", "(k + 2) % 3"), ("s[k % 2]", "s[k % 3]")],
+        {"out": 6 * X[::-1] + 15},
+    ),
+}
+HEADER = 'extern "C" __global__ void kernel(float *x, float *out, int *n) {'
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_advice_written_into_the_text(name, tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    launch, body, pattern, says, edits, wanted = MORE[name]
+    text = f"{HEADER}{body}}}\n"
+    arguments = {"x": X.copy(), "out": np.zeros(64, np.float32), "n": np.zeros(64, np.int32)}
+    given = [array.copy() for array in arguments.values()]
+    findings = launched(text, tmp_path / "buggy.cu", launch, *given).findings
+    assert any(f.advice.pattern == pattern and says in f.fix for f in findings if f.advice)
+    for old, new in edits:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    if edits:
+        assert launched(text, tmp_path / "fixed.cu", launch, *arguments.values()).findings == ()
+    for argument, values in wanted.items():
+        np.testing.assert_array_equal(arguments[argument][: len(values)], values)
+
+
+@pytest.mark.parametrize(
+    "kind", ["signed char", "unsigned char", "short", "unsigned short", "int", "unsigned"]
+)
+def test_an_index_of_fresh_memory_names_its_cause(kind, tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    body = f"__shared__ {kind} s[32]; int t = threadIdx.x; if (t > 0) s[t] = t;\n    out[s[t]] = 1;\n"
+    arguments = X.copy(), np.zeros(64, np.float32), np.zeros(64, np.int32)
+    cause, consequence = launched(f"{HEADER}{body}}}\n", tmp_path / "k.cu", (1, 32), *arguments).findings
+    assert (cause.kind, consequence.kind) == ("uninitialized-read", "out-of-bounds")
+    assert consequence.follows and "comes from an undefined value on line" in consequence.reason

@@ -40,6 +40,10 @@ PARITY = "PARITY{0}: mbarrier.test_wait.parity.shared.b64 %p3, [%r9], {0}; @!%p3
 TRY = "WAIT: mbarrier.try_wait.shared::cta.b64 %p3, [%r9], %s1, 9; @!%p3 bra WAIT;"
 COMPLETE = "mbarrier.arrive.noComplete.shared.b64 %s1, [%r9], 1;"
 TOO_MANY = INIT.replace("64;", "65;") + MEET + PUT + ARRIVE
+MATCH = "match.any.sync.b32 %r11, 5, 0xffffffff;"
+INVALIDATE = "@%p2 mbarrier.inval.shared.b64 [%r9]; END:"
+REUSE = "@%p2 st.shared.u32 [%r9], 1; END:"
+NEAR = "xor.b32 %r5, %r4, 4;" + GET
 # name -> (kernel, the finding, the right twin)
 PLANTED = {
     "taken before it is made": (
@@ -94,7 +98,7 @@ PLANTED = {
     ),
     "the parity of the phase before": (
         INIT + MEET + PUT + ARRIVE + PARITY.format(1) + GET,
-        "no-progress",
+        "deadlock",
         INIT + MEET + PUT + ARRIVE + PARITY.format(0) + GET,
     ),
     "no barrier behind the initialisation": (
@@ -105,8 +109,23 @@ PLANTED = {
     "not initialised": (ARRIVE, "uninitialized-read", INIT + MEET + ARRIVE),
     "initialised for one too many": (
         TOO_MANY + WAIT + GET,
-        "no-progress",
+        "deadlock",
         TOO_MANY + "@%p2 mbarrier.arrive.shared.b64 %s2, [%r9];" + WAIT + GET,
+    ),
+    "invalidated while lanes of its warp arrive": (
+        INIT + MEET + "@!%p1 bra END;" + ARRIVE + INVALIDATE,
+        "race-shared",
+        INIT + MEET + "@!%p1 bra END;" + ARRIVE + MATCH + INVALIDATE,
+    ),
+    "data taken after an exchange of values": (
+        INIT + MEET + "@!%p1 bra END;" + PUT + ARRIVE + MATCH + NEAR + INVALIDATE,
+        "race-shared",
+        INIT + MEET + "@!%p1 bra END;" + PUT + ARRIVE + "bar.warp.sync -1;" + NEAR + MATCH + INVALIDATE,
+    ),
+    "used as data after an elected lane has invalidated it": (
+        INIT + MEET + "@!%p1 bra END;" + ARRIVE + MATCH + INVALIDATE.replace("END:", REUSE),
+        "race-shared",
+        INIT + MEET + "@!%p1 bra END;" + ARRIVE + "bar.warp.sync -1;" + INVALIDATE.replace("END:", REUSE),
     ),
     "in the middle of a word": (
         INIT.replace("[%r9]", "[%r9+4]"),
@@ -304,5 +323,5 @@ def test_of_a_large_launch_the_values_are_right_too():
     pytest.importorskip("numba")
     body = PUT + HALVES + "ld.shared.u32 %r8, [%r5]; add.u32 %r8, %r8, 1; red.global.add.u32 [%x3], %r8;"
     found, y, report = findings(body, "native", grid=200)
-    assert found == [("barrier-divergence", "warning")] and report.notes[0].startswith("by fission; of 200")
+    assert found == [("barrier-divergence", "warning")] and report.notes[0].startswith("compiled; ")
     assert y.tolist() == [200 * ((i ^ 32) + 1) - 1 for i in range(64)]

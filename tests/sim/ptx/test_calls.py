@@ -126,7 +126,7 @@ def test_kernels_without_such_a_call_are_launchable():
     for engine in ("fibers", "native"):
         report, y = launched(BY_TABLE + CALL, *parts, entry="plain", engine=engine)
         assert report.findings == () and y == [0, 1, 2, 3]
-        assert engine == "fibers" or report.notes == ("by fission",)
+        assert engine == "fibers" or report.notes == ("compiled",)
 
 
 def test_a_function_that_sim_cannot_run_ends_the_launch_when_it_is_called():

@@ -10,7 +10,7 @@ from ml_dtypes import bfloat16, finfo, float8_e4m3fn, float8_e5m2
 
 from ptx import operations
 from sim import LaunchError, simulate
-from sim.isa.registers import HELPERS, Missing, meaning
+from sim.isa.registers import HELPERS, Missing, find_operation
 
 INTEGERS = [f"{sign}{width}" for sign in "us" for width in (8, 16, 32, 64)]
 REALS = {"bf16": bfloat16, "f16": np.float16, "f32": np.float32, "f64": np.float64}
@@ -24,7 +24,7 @@ def name_of(*parts):
 
 
 def fits(to, source):
-    """Whether every integer of `source` is one of `to`: then the ISA allows no .sat."""
+    """Return whether every integer of `source` is one of `to`: then the ISA allows no .sat."""
     low, high = limits(to)
     return low <= limits(source)[0] and limits(source)[1] <= high
 
@@ -103,7 +103,7 @@ def last_bit(number, scalar):
 
 
 def wanted(name, x):
-    """What the ISA says of one number: an int, or a float."""
+    """Return the ISA's result for one value: an int, or a float."""
     _, *parts = name.split(".")
     to, source, modifiers = parts[-2], parts[-1], parts[:-2]
     mode = next((m for m in modifiers if m[:2] in MODES), "")
@@ -185,7 +185,7 @@ def test_no_combination_is_refused():
     for which the ISA asks."""
     exact = [name_of(mode, to, "bf16") for mode in MODES for to in ("f32", "f64")]
     for name in (*COMBINATIONS, *packed(), *exact):
-        meaning(name)
+        find_operation(name)
 
 
 @pytest.mark.parametrize(
@@ -195,13 +195,13 @@ def test_no_combination_is_refused():
 )
 def test_other_combinations_are_refused(name):
     with pytest.raises((Missing, KeyError, ValueError, LaunchError)):
-        meaning(name)
+        find_operation(name)
 
 
 def number(name, *values):
     """The result of a packed conversion of one thread, evaluated alone."""
     return eval(
-        meaning(name).of([f"x{i}" for i in range(len(values))]),
+        find_operation(name).of([f"x{i}" for i in range(len(values))]),
         HELPERS,
         {f"x{i}": value for i, value in enumerate(values)},
     )
@@ -276,4 +276,4 @@ def test_compiled_conversions_agree(part):
     (_, one), (report, other) = (launched(names, engine) for engine in ("fibers", "native"))
     one, other = (operations.results(out, names) for out in (one, other))
     different = [name for name in names if not np.array_equal(one[name], other[name])]
-    assert report.notes[0] == "by fission" and different == []
+    assert report.notes[0] == "compiled" and different == []

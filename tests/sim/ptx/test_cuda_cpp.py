@@ -1,5 +1,5 @@
-"""CUDA C++ kernels, each with a bug and mended, compiled by NVRTC: the simulator finds every bug on the lines
-marked FOUND, and nothing in the mended ones, which give what is right."""
+"""CUDA C++ kernels, each with a bug and fixed, compiled by NVRTC: the simulator finds every bug on the lines
+marked FOUND, and nothing in the fixed ones, which give what is right."""
 
 import re
 from pathlib import Path

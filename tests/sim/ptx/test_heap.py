@@ -105,4 +105,15 @@ def test_memory_that_an_argument_holds_stays(tmp_path):
     assert simulate(kernels["drop"])[1, 8](pointers, y).findings == ()
     assert y.tolist() == list(range(8))
     report = simulate(kernels["drop"], on_finding="report")[1, 8](pointers, y)
-    assert {f.kind for f in report.errors} == {"out-of-bounds", "invalid-free"}
+    assert {f.kind for f in report.errors} == {"use-after-free", "double-free"}
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+def test_other_schedules_begin_with_the_heap_of_the_launch(kernels, engine):
+    """Threads act on the results of atomics, so each launch runs under several schedules."""
+    for name in ("take", "give_back"):
+        report, out = run(kernels[name], engine=engine)
+        assert report.findings == () and "schedules" in report.notes[-1]
+        assert out.tolist() == [ticket * ticket for ticket in range(8)]
+    report, _ = run(kernels["sum"], engine=engine)
+    assert report.findings == ()

@@ -29,7 +29,7 @@ def kernel(body, size_in=4, size_out=4):
 
 
 def run(body, x, out, threads=None):
-    """What threads that read x[thread] into place make of out[thread]."""
+    """Return what threads that read x[thread] into place store in out[thread]."""
     x, out = np.asarray(x), np.zeros(len(x), out)
     simulate(kernel(body, x.itemsize, out.itemsize))[1, threads or len(x)](x, out)
     return out
@@ -151,7 +151,7 @@ def test_vectors_and_bytes():
 
 
 def test_loops_within_loops():
-    """How often i * j is odd, for i and j below the thread's number."""
+    """Count how often i * j is odd, for i and j below the thread's number."""
     body = """
     mov.u32 %r4, 0; mov.u32 %r5, 0;
 $outer: setp.ge.u32 %p1, %r4, %r1;
@@ -325,7 +325,7 @@ def test_a_jump_to_nowhere_is_refused():
 
 
 def refused(body):
-    """What is said about a kernel with this body."""
+    """Return the refusal of a kernel with this body."""
     with pytest.raises(LaunchError) as caught:
         simulate(kernel(body))[1, 1](np.zeros(1), np.zeros(1))
     return str(caught.value)
@@ -470,3 +470,33 @@ def test_labels_that_only_a_debugger_names_cost_nothing():
     added = "".join(f"L{i}: add.u32 %r4, %r4, 1; " for i in range(2000))
     body = f"mov.u32 %r4, %r1; {added} st.global.u32 [%d4], %r4;"
     assert run(body, np.zeros(2, np.int32), np.int32).tolist() == [2000, 2001]
+
+
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+def test_compare_and_swap_of_16_bits(engine):
+    """Thread 1 changes one half of a word from 5 to 9; the other half and the rest of the register stay."""
+    body = """mov.u32 %r4, tile; mov.b16 %h1, 5; mov.b16 %h2, 9; setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra NEXT; st.shared.u32 [%r4], 0x70005;
+    NEXT: bar.sync 0; setp.ne.u32 %p1, %r1, 1; @%p1 bra DONE;
+    atom.shared.cas.b16 %h3, [%r4], %h1, %h2; cvt.u32.u16 %r5, %h3; st.global.u32 [%d2], %r5;
+    DONE: bar.sync 0; ld.shared.u32 %r6, [%r4]; st.global.u32 [%d4+4], %r6;"""
+    text = HEAD + ".shared .align 4 .b8 tile[4];" + ENTRY.format(body=body, size_in=4, size_out=4)
+    out = np.zeros(33, np.int32)
+    assert simulate(load_ptx(text)["k"], engine=engine)[1, 32](out[:1].copy(), out).findings == ()
+    assert out.tolist() == [5] + [0x70009] * 32
+
+
+def test_an_alias_is_the_function():
+    call = "st.param.b32 [p0], %r1; .param .b32 r0;"
+    body = f"{{ .param .b32 p0; {call} call.uni (r0), other, (p0); ld.param.b32 %r4, [r0]; }}"
+    text = """.func (.param .b32 r) twice(.param .b32 a)
+    { .reg .b32 %r<3>; ld.param.b32 %r1, [a]; add.s32 %r2, %r1, %r1; st.param.b32 [r], %r2; ret; }
+    .func (.param .b32 r) other(.param .b32 a); .alias other, twice;"""
+    entry = ENTRY.format(body=f"{body} st.global.u32 [%d4], %r4;", size_in=4, size_out=4)
+    out = np.zeros(4, np.int32)
+    simulate(load_ptx(HEAD + text + entry)["k"])[1, 4](out.copy(), out)
+    assert out.tolist() == [0, 2, 4, 6]
+
+
+def test_an_atomic_of_a_vector_is_refused():
+    assert "atom.global.add.v2.f32" in refused("atom.global.add.v2.f32 {%f1, %f2}, [%d1], {%f3, %f4};")

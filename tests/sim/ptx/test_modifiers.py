@@ -7,8 +7,8 @@ import pytest
 from ptx.test_language import kernel, run
 from sim.isa.barriers import Barrier
 from sim.isa.functions import Function
-from sim.isa.registers import meaning
-from sim.isa.table import BY_PARTS, POSITIONAL, PTX, Instruction, parts_of
+from sim.isa.registers import find_operation
+from sim.isa.table import BY_NAME_PARTS, POSITIONAL, PTX, Instruction, name_parts
 from sim.ptx.warps import SHUFFLES, form_of
 
 # what the table's names lack: modifiers that are read apart from the entry
@@ -66,8 +66,8 @@ def orders(name, count=4):
 def test_no_two_instructions_have_the_same_parts():
     """Otherwise an order of one's modifiers would select the other."""
     for name, entry in PTX.items():
-        assert BY_PARTS[parts_of(name)] is entry, name
-    assert not SHUFFLES.keys() & BY_PARTS.keys()
+        assert BY_NAME_PARTS[name_parts(name)] is entry, name
+    assert not SHUFFLES.keys() & BY_NAME_PARTS.keys()
 
 
 @pytest.mark.parametrize("kind", [Function, Instruction, Barrier])
@@ -76,12 +76,12 @@ def test_every_entry_is_found_in_any_order_of_its_modifiers(kind):
     assert names
     for name in names:
         for other in orders(name):
-            assert BY_PARTS[parts_of(other)] is PTX[name], other
+            assert BY_NAME_PARTS[name_parts(other)] is PTX[name], other
 
 
 def told(name):
-    operation = meaning(name)
-    return operation.text, operation.operands, operation.results, operation.kept
+    operation = find_operation(name)
+    return operation.text, operation.operands, operation.results, operation.in_range
 
 
 def test_modifiers_that_are_no_part_of_an_entry_stand_anywhere():

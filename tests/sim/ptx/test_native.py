@@ -6,6 +6,7 @@ import pytest
 from ptx import operations
 from ptx.corpus import CASES
 from ptx.test_cuda_cpp import module
+from ptx.test_language import kernel
 from sim import load_ptx, simulate
 
 pytest.importorskip("numba")
@@ -16,6 +17,7 @@ LEFT = {
     "copy_not_awaited": "cp.async",
     "grid_sync": "atom.add.release|envreg|ld.acquire",
     "grid_sync_skipped": "atom.add.release|envreg|ld.acquire",
+    "tile_of_warps": "reserved_smem",
     "groups": "atomics tell|call|redux|activemask|atom|fence",
     "heap_bounds": "call",
     "heap_list": "call",
@@ -54,9 +56,9 @@ def test_findings_and_values_are_the_interpreters(name):
             report = how[case.grid, case.block, 0, case.shared](*arguments)
             found.append((told(report), [a.tobytes() for a in arguments if isinstance(a, np.ndarray)]))
         assert found[0] == found[1]
-        by_fission = report.notes[0].startswith("by fission")
-        assert by_fission == (name not in LEFT), report.notes
-        assert by_fission or any(why in report.notes[0] for why in LEFT[name].split("|"))
+        is_compiled = report.notes[0].startswith("compiled")
+        assert is_compiled == (name not in LEFT), report.notes
+        assert is_compiled or any(why in report.notes[0] for why in LEFT[name].split("|"))
 
 
 SOME = """add.s32 sub.u64 mul.lo.s64 mul.hi.s32 mul.hi.u64 mul.wide.s32 mad.lo.s32 mad.wide.u32 div.s32
@@ -81,7 +83,7 @@ def differing(names):
             *operations.operands().values(), out
         )
         found.append(operations.results(out, names))
-    assert report.notes[0] == "by fission", report.notes
+    assert report.notes[0] == "compiled", report.notes
     return [name for name in names if not np.array_equal(found[0][name], found[1][name])]
 
 
@@ -115,14 +117,14 @@ def counted(offset, blocks, n):
 
 def test_local_memory_and_a_loop():
     x, report = counted(8, 2, 256)
-    assert report.notes == ("by fission",) and not report.findings
+    assert report.notes == ("compiled",) and not report.findings
     assert x.tolist() == [i + 6 for i in range(256)]
 
 
 def test_of_a_large_launch_only_the_blocks_with_a_finding_are_explained():
     x, report = counted(8, 200, 25_500)
     assert [f.kind for f in report.findings] == ["out-of-bounds"]
-    assert report.notes[0].startswith("by fission; of 200 blocks 1 is not in order")
+    assert report.notes[0].startswith("compiled; 1 of 200 blocks has errors")
     assert x.tolist() == [i + 6 for i in range(25_500)]
 
 
@@ -131,4 +133,14 @@ def test_what_is_not_compiled_is_named():
     report = simulate(kernels["mended"], engine="native")[case.grid, case.block, 0, case.shared](
         *case.arguments()
     )
-    assert report.notes[0] == "by fibers: cp.async.ca.shared.global (PTX line 92) has no compiled form"
+    assert report.notes[0] == "interpreted: cp.async.ca.shared.global (PTX line 92) has no compiled form"
+
+
+@pytest.mark.parametrize("name", ["add.u32", "min.s32", "max.s32", "min.u32", "max.u32", "xor.b32"])
+def test_redux(name):
+    body = f"ld.global.u32 %r4, [%d3]; redux.sync.{name} %r5, %r4, -1; st.global.u32 [%d4], %r5;"
+    x, found = np.arange(-9, 23, dtype=np.int32) * 77 | 1, {}
+    for engine in ("fibers", "native"):
+        found[engine] = np.zeros_like(x)
+        simulate(kernel(body), engine=engine)[1, 32](x, found[engine])
+    assert np.array_equal(found["fibers"], found["native"]) and found["native"].any()

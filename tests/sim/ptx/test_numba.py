@@ -119,7 +119,7 @@ def test_a_product_and_its_sum_rounded_apart_give_every_bit_of_python():
 @pytest.mark.parametrize("name", ["collatz", "transpose_tiled"])
 def test_compiled_ptx_gives_every_bit_of_python(name):
     (wanted, _), (got, (report,)) = both(CASES[name], engine="native")
-    assert report.notes == ("by fission",) and not report.findings
+    assert report.notes == ("compiled",) and not report.findings
     assert all(torch.equal(mine, right) for mine, right in zip(got, wanted, strict=True))
 
 

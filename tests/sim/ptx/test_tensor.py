@@ -88,7 +88,7 @@ def multiplied(result, kind, depth, a, b, c, engine="fibers", modifier=""):
     given = np.concatenate([words(a, 16), words(np.ascontiguousarray(b.T), 8), accumulators(c)])
     out = np.zeros((2 if result == "f16" else 4, 32), np.uint32)
     report = simulate(product(result, kind, depth, modifier), engine=engine)[1, 32](given, out)
-    assert engine == "fibers" or report.notes == ("by fission",)
+    assert engine == "fibers" or report.notes == ("compiled",)
     return out
 
 
@@ -175,7 +175,7 @@ def test_the_map_of_ldmatrix(count, transposed, engine):
     x, y = np.arange(256, dtype=np.uint16), np.zeros((32, 4), np.uint32)
     none = "mov.b32 %d0, 0; mov.b32 %d1, 0; mov.b32 %d2, 0; mov.b32 %d3, 0;"
     report = simulate(kernel(f"{FILL}{none}{name} {{{to}}}, [%r3];{STORE}"), engine=engine)[1, 32](x, y)
-    assert engine == "fibers" or report.notes == ("by fission",)
+    assert engine == "fibers" or report.notes == ("compiled",)
     for r in range(count):
         matrix = x.reshape(32, 8)[8 * r : 8 * r + 8]
         matrix = matrix.T if transposed else matrix

@@ -61,7 +61,7 @@ TRACKED = {
     ),
     "noinc, and the barrier does not count it": (
         INIT.replace("64;", "65;") + MEET + COPY + NOINC + NEXT + GET,
-        ["no-progress"],
+        ["deadlock"],
         INIT.replace("64;", "64;") + MEET + COPY + NOINC + NEXT + GET,
     ),
 }
@@ -103,4 +103,4 @@ def test_the_advice_is_to_wait_for_the_phase():
         1, 64
     ](x, y)
     assert "mbarrier" in report.errors[0].fix and "(mbarrier.try_wait)" in report.errors[0].fix
-    assert report.notes[0].startswith("by fibers:") and "no compiled form" in report.notes[0]
+    assert report.notes[0].startswith("interpreted:") and "no compiled form" in report.notes[0]

@@ -1,4 +1,4 @@
-"""What Triton makes of products and of large tiles, with tensor cores, ldmatrix and asynchronous copies:
+"""Triton kernels with products and large tiles, that is, tensor cores, ldmatrix and asynchronous copies,
 compiled for sm_80 without a GPU."""
 
 import numpy as np
@@ -45,7 +45,7 @@ def product(a, b, c, K: tl.constexpr, PRECISION: tl.constexpr):
     ],
 )
 def test_products(kind, result, form, error):
-    """Which lane holds what is another compiler's word here."""
+    """Another compiler decides here which lane holds which element."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 

@@ -77,7 +77,7 @@ def test_variables_have_the_types_and_shapes_of_the_source(kernels, engine):
 
 
 def test_a_launch_with_a_finding_runs_once_as_far_as_variables_are_concerned(kernels):
-    """Compiled code runs, finds something, and the interpreter runs the launch again to explain it."""
+    """The compiled launch finds an error, and the interpreter runs the launch again to explain it."""
     kernels.constant["filter"] = np.ones(5, np.float32)
     report = simulate(kernels["convolve"], engine="native", on_finding="report")[1, 8](
         X, np.zeros(4, np.float32), 8

@@ -141,7 +141,7 @@ def test_generic_addresses():
 def test_compiled_launches_are_interpreted():
     pytest.importorskip("numba")
     report = checked(FORMS[3], ("row", "col", "row"), engine="native")
-    assert report.notes[0].startswith("by fibers: wmma.load") and "no compiled form" in report.notes[0]
+    assert report.notes[0].startswith("interpreted: wmma.load") and "no compiled form" in report.notes[0]
 
 
 def test_integers_wrap_or_saturate():

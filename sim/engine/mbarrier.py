@@ -1,0 +1,55 @@
+"""The finding where threads loop for the end of an mbarrier's phase, which never comes."""
+
+from sim.events import Finding
+from sim.nouns import plural
+
+
+def failed_waits(context, thread):
+    """Return {thread: (mbarrier, site)} for the threads that loop until a phase of one mbarrier is complete.
+    It is the barrier for which `thread` waits; else that of the first thread that does."""
+    check = context.progress_check
+    looping = check.states if check else thread.block.threads
+    waits = {one: one.failed_wait for one in looping if one.failed_wait and (one is thread or not one.done)}
+    if not waits:
+        return {}
+    first = waits.get(thread) or waits[min(waits, key=place)]
+    return {one: wait for one, wait in waits.items() if wait[0] is first[0]}
+
+
+def place(thread):
+    """Return a key that sorts threads by block, then within it."""
+    return thread.block.index[::-1], thread.linear
+
+
+def deadlock_finding(context, running, loop, waits):
+    """Return the finding for threads that wait for one mbarrier. `loop` is the site at which the `running`
+    thread loops; `waits` are the failed_waits."""
+    seen = {}  # site -> the first thread that waits there
+    for thread in sorted(waits, key=place):
+        seen.setdefault(waits[thread][1], thread)
+    witnesses = [context.witness("waits", site, thread) for site, thread in seen.items()]
+    if running not in waits:
+        witnesses.append(context.witness("loops", loop, running))
+    barrier = next(iter(waits.values()))[0]
+    element = context.space.element(barrier.address)
+    arrived = barrier.expected - barrier.pending
+    return Finding(
+        "deadlock",
+        "error",
+        f"{plural(len(waits), 'thread')} wait{'s' * (len(waits) == 1)} at the mbarrier {element}, where"
+        f" {arrived} of {barrier.expected} have arrived in phase {barrier.phase}",
+        tuple(witnesses),
+        *element,
+        reason=MISSING if arrived else NOBODY,
+        fix=(
+            "initialise the barrier for as many arrivals as each phase gets, and let each of these threads"
+            " arrive once in every phase"
+        ),
+    )
+
+
+MISSING = "Nothing changes while they wait, so the arrivals that are missing never come."
+NOBODY = (
+    "Nothing changes while they wait, so nobody arrives in this phase. A wait for the wrong phase or parity"
+    " never ends either."
+)

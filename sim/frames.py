@@ -1,0 +1,85 @@
+"""The stack frames of kernels: where in its source a thread is."""
+
+import functools
+import linecache
+import sys
+import traceback
+
+from sim.events import SITES, Site
+
+
+def is_simulator_frame(frame):
+    """Return whether a stack frame belongs to the simulator and not to a kernel."""
+    name = frame.f_globals.get("__name__") or ""
+    return name.startswith("sim.") or frame.f_code.co_filename == "<accessors>"
+
+
+class FrameSites:
+    """The sites that stack frames execute, for what a kernel calls: the rewritten code has no numbers for
+    these sites. They are kept for one launch."""
+
+    def __init__(self):
+        self.numbers = {}  # (id of code, offset of the instruction, action) -> site number
+        self.codes = {}  # id of code -> (the code, the positions of its instructions); keeps the ids valid
+
+    def current(self, action):
+        """Return the number of the site that the kernel executes now. It is found from the innermost stack
+        frame that belongs to the kernel."""
+        frame = sys._getframe(1)
+        while is_simulator_frame(frame):
+            frame = frame.f_back
+        return self.of_frame(frame, action)
+
+    def of_frame(self, frame, action):
+        """Return the number of the site that `frame` executes now."""
+        code = frame.f_code
+        key = (id(code), frame.f_lasti, action)  # hashing the code itself would visit all its instructions
+        number = self.numbers.get(key)
+        if number is None:
+            if id(code) not in self.codes:
+                self.codes[id(code)] = code, positions_in(code)
+            line, _, column, _ = self.codes[id(code)][1][frame.f_lasti // 2]
+            number = self.numbers[key] = SITES.add(site_at(code, line, column or 0, action))
+        return number
+
+    def register(self, frame, action, number):
+        """Let `number` be the site that `frame` executes. Kernels in PTX have no frames of Python, and
+        register a WaitPoint."""
+        self.numbers[id(frame.f_code), frame.f_lasti, action] = number
+
+
+def site_of_error(error):
+    """Return the number of the site in the kernel that raised `error`. Compiled code stores it in the
+    error."""
+    if hasattr(error, "site"):
+        return error.site
+    frames = list(traceback.walk_tb(error.__traceback__))
+    of_kernel = [(frame, line) for frame, line in frames if not is_simulator_frame(frame)]
+    frame, line = (of_kernel or frames)[-1]
+    return SITES.add(site_at(frame.f_code, line, 0, "loop"))
+
+
+def format_none_parameters(error):
+    """Return a line of a message that names the kernel's parameters that were None, if `error` is about
+    None; else an empty text."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if not is_simulator_frame(frame)]
+    if "NoneType" not in str(error) or not frames:
+        return ""
+    code, given = frames[-1].f_code, frames[-1].f_locals
+    none = [name for name in code.co_varnames[: code.co_argcount] if given.get(name, 0) is None]
+    wanted = f"wanted an array or a number, or a test: if {none[0]} is not None" if none else ""
+    return f"\n  {' and '.join(none)} is None; {wanted}" if none else ""
+
+
+@functools.lru_cache(256)
+def positions_in(code):
+    """Return (line, end line, column, end column) of each instruction of a code object."""
+    return list(code.co_positions())
+
+
+def site_at(code, line, column, action):
+    """Return the Site at a line of `code`, with the text of this line from the file or the notebook's
+    cell."""
+    text = linecache.getline(code.co_filename, line)
+    indent = len(text) - len(text.lstrip())
+    return Site(action, code.co_name, line - code.co_firstlineno + 1, column, text.strip(), indent)

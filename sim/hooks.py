@@ -1,0 +1,42 @@
+"""The hooks that the observers of a launch override, and the test of their counters' names."""
+
+import functools
+
+from sim.errors import LaunchError
+from sim.events import Observer
+
+HOOKS = [name for name, hook in vars(Observer).items() if callable(hook) and not name.startswith("_")]
+
+
+def check_names(observers):
+    """Raise LaunchError if observers of two classes have counters of one name: a report would add them up."""
+    owners = {}
+    for observer in observers:
+        own_class = type(observer)
+        for name in [name for column in observer.columns for name in column.counted]:
+            owner = owners.setdefault(name, own_class)
+            if owner is not own_class:
+                raise LaunchError(
+                    f"{owner.__name__} and {own_class.__name__} both count {name!r} for source lines, and"
+                    " a report would add these up\n  rename the counter of one of them"
+                )
+
+
+def listeners(observers, hook):
+    """Return the bound methods of those observers that override `hook`."""
+    return [getattr(observer, hook) for observer in observers if hook in overridden_hooks(observer)]
+
+
+def observer_class(observer):
+    """Return the class of an observer, which may be a class or an instance."""
+    return observer if isinstance(observer, type) else type(observer)
+
+
+def overridden_hooks(observer):
+    """Return the names of the hooks that an observer overrides, in the order of HOOKS."""
+    return hooks_of(observer_class(observer))
+
+
+@functools.lru_cache(256)
+def hooks_of(own_class):
+    return [hook for hook in HOOKS if getattr(own_class, hook) is not getattr(Observer, hook)]

@@ -1,0 +1,123 @@
+"""The arguments of a launch, classified once: which are arrays, records, tuples and numbers."""
+
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from sim.errors import LaunchError
+
+# types that a kernel accepts as one number
+NUMBER_TYPES = int, float, complex, np.bool_, np.number, Enum, type(None)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Argument:
+    """An argument of a launch, or an element of a tuple that is one.
+
+    name: the parameter's name; the elements of a tuple are called name[0], name[1], ...
+    value: the argument as the caller gave it.
+    array: the numpy array over its memory: of an array, of a CPU tensor, or of a record (without dimensions).
+        None for a number and for a tuple.
+    parts: the Arguments of a tuple's elements; None for anything else.
+    """
+
+    name: str
+    value: Any
+    array: np.ndarray | None = None
+    parts: tuple["Argument", ...] | None = None
+
+    @property
+    def is_record(self) -> bool:
+        return isinstance(self.value, np.void)
+
+    def leaves(self):
+        """Yield the argument, or all elements of a tuple, however deep."""
+        if self.parts is None:
+            yield self
+        else:
+            for part in self.parts:
+                yield from part.leaves()
+
+
+def classify(name: str, value: Any) -> Argument:
+    """Return the Argument of a value. Errors: LaunchError for an array whose dtype no GPU has."""
+    if isinstance(value, tuple):
+        return Argument(name, value, None, tuple(classify(f"{name}[{i}]", x) for i, x in enumerate(value)))
+    if isinstance(value, np.void):
+        return Argument(name, value, np.asarray(value))  # shares the record's memory
+    return Argument(name, value, host_array(value, name))
+
+
+def check_argument(argument: Argument) -> None:
+    """Check that a kernel in Python can have an argument. Errors: LaunchError."""
+    for leaf in argument.leaves():
+        name, value = leaf.name, leaf.value
+        if leaf.is_record or isinstance(value, (np.longdouble, np.clongdouble)):
+            check_dtype(value.dtype, name)
+        number = isinstance(value, NUMBER_TYPES) or type(value).__module__ == "ml_dtypes"
+        if leaf.array is None and not number:
+            raise LaunchError(
+                f"argument {name} is a {type(value).__name__}; a kernel takes numpy arrays, CPU tensors,"
+                " numbers, records and tuples of them"
+            )
+        if type(value) is int and not -(2**63) <= value < 2**64:
+            raise LaunchError(f"argument {name} is {value}; a kernel takes integers of 64 bits at most")
+
+
+def arrays_of(arguments: tuple[Argument, ...]) -> dict[str, np.ndarray]:
+    """Return {name: array} of all arrays and records among arguments, in tuples too."""
+    leaves = (leaf for argument in arguments for leaf in argument.leaves())
+    return {leaf.name: leaf.array for leaf in leaves if leaf.array is not None}
+
+
+def of_parts(value, parts):
+    """Return a tuple of the same type as `value`, named tuples included, with new elements."""
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+
+
+def host_array(value, name):
+    """Return the numpy array behind a kernel's argument, a numpy array or a CPU tensor; else None."""
+    if isinstance(value, np.ndarray):
+        array = value
+    elif type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr"):
+        array = tensor_array(value, name)
+    else:
+        return None
+    check_dtype(array.dtype, name)
+    return array
+
+
+def check_dtype(dtype, name):
+    """Raise LaunchError if the simulator has no numbers or records of this type. Strings are refused,
+    though Numba compiles them."""
+    base = dtype.base
+    if base.names:
+        for field in base.names:
+            check_dtype(base[field], f"{name}, field {field}")
+        return
+    too_wide = base.itemsize > {"f": 8, "c": 16}.get(base.kind, np.inf)
+    if base.kind in "OSU" or base.type is np.void or not base.isnative or too_wide:
+        text = base.kind in "SU"
+        wanted = "text as numbers, with .view(np.uint8 or np.uint32)" if text else "convert with .astype()"
+        raise LaunchError(
+            f"argument {name}: dtype {base} has no place on a GPU\n"
+            f"  wanted a native boolean, integer, floating-point or complex dtype; {wanted}"
+        )
+
+
+def tensor_array(tensor, name):
+    """Return a CPU tensor as a numpy array over the same memory; bfloat16 by way of its bits."""
+    if tensor.device.type != "cpu":
+        raise LaunchError(
+            f"argument {name} is a tensor on {tensor.device}; the simulator works on host memory\n"
+            f"  simulate with {name}.cpu(), or launch the kernel itself for the GPU"
+        )
+    tensor = tensor.detach()
+    if str(tensor.dtype) != "torch.bfloat16":
+        # not tensor.numpy(): after it torch may never resize the storage, as FSDP does with parameters
+        return np.from_dlpack(tensor)
+    return np.from_dlpack(tensor.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)

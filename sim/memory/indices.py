@@ -1,0 +1,39 @@
+"""The forms of an index that a kernel may give to an array: integers, slices, an ellipsis, None."""
+
+import operator
+from types import EllipsisType, NoneType
+
+import numpy as np
+
+PARTS = slice, EllipsisType, NoneType  # index parts that select a view; None adds an axis
+
+
+class FromEnd(int):
+    """An index written as a negative literal, and so meant to count from the end."""
+
+
+def is_integer(index):
+    return isinstance(index, (int, np.integer))
+
+
+def checked_integer(index, array):
+    """Return `index` as a Python int. Errors: TypeError for a float."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        given = f"{array.name} is indexed with {index!r}, a {type(index).__name__}"
+        raise TypeError(f"{given}; wanted an integer (// divides integers)") from None
+
+
+def indices_of_part(index, shape):
+    """Return the indices of the elements of a part outside of an array of this shape, arranged as in the
+    part: an ndarray of tuples."""
+    of_axes = [i for i in index if i is not None]
+    left = [slice(None)] * (len(shape) - sum(i is not Ellipsis for i in of_axes))
+    at = next((at for at, i in enumerate(of_axes) if i is Ellipsis), len(of_axes))
+    of_axes[at : at + 1] = left
+    grid = [[i] if isinstance(i, int) else range(n) for i, n in zip(of_axes, shape)]
+    found = np.empty([*map(len, grid)], object)
+    for place in np.ndindex(found.shape):
+        found[place] = tuple(numbers[i] for numbers, i in zip(grid, place))
+    return found[tuple(0 if isinstance(i, int) else i for i in index)]

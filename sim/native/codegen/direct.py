@@ -1,0 +1,281 @@
+"""Direct translation of lowered text to LLVM code, for kernels whose types are known: those in PTX.
+
+Numba took about 60 ms for each region, and a kernel with shuffles has dozens. The text may contain
+assignments, `if`, `while`, `for` over `range(n)` or `range(m, n)`, `return`, arithmetic and comparisons of
+integers, elements of arrays over threads, and calls of intrinsics. Numba compiles only the function that
+Python calls.
+"""
+
+import ast
+import functools
+import inspect
+import linecache
+
+from llvmlite import ir
+from numba import boolean, float32, float64, int64, types
+from numba.core import cgutils
+
+from sim.native.codegen.arrays import Array, GuardedType
+from sim.native.codegen.int64 import COMPARISONS, I1, I64, OPERATORS, emit_boolop
+from sim.native.codegen.linking import intrinsic_of
+
+TYPES = {"bool": boolean, "float32": float32, "float64": float64}
+
+
+def direct(numba_types):
+    """Return the decorator of a function that compiled code calls. `numba_types`: {variable: the name of
+    its type}, for floats and predicates. Other variables are integers, or have their first value's type."""
+
+    def decorate(function):
+        made = Function(function, {name: TYPES[of] for name, of in numba_types.items()})
+        return intrinsic_of(function.__name__, made.parameters, made.typed)
+
+    return decorate
+
+
+@functools.cache
+def functions_of(path):
+    """Return the trees of the functions in a file by name."""
+    tree = ast.parse("".join(linecache.getlines(path)))
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+class Function:
+    """A function of lowered text. A kernel that is loaded from the cache never translates it."""
+
+    def __init__(self, function, numba_types):
+        self.function, self.numba_types = function, numba_types
+        self.parameters = [*inspect.signature(function).parameters]
+
+    @property
+    def tree(self):
+        return functions_of(self.function.__code__.co_filename)[self.function.__name__]
+
+    def typed(self, typing, *given):
+        nodes = ast.walk(self.tree)
+        returns = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)
+
+        def emit(context, builder, signature, codes):
+            Body(self, typing, context, builder, signature).emit(codes)
+
+        def code(context, builder, signature, codes):
+            symbol = f"{self.function.__module__}.{self.function.__name__}"
+            return call_emitted(context, builder, symbol, signature, codes, emit)
+
+        return (int64 if returns else types.none)(*given), code
+
+
+def call_emitted(context, builder, symbol, signature, codes, emit, *attributes):
+    """Call a function of the builder's module. Its first call emits it, by `emit(context, builder, signature,
+    codes)`."""
+    convention, given = context.call_conv, signature.args
+    llvm_type = convention.get_function_type(signature.return_type, given)
+    function = cgutils.get_or_insert_function(builder.module, llvm_type, symbol)
+    if not function.blocks:
+        function.linkage = "linkonce_odr"
+        function.attributes.update(attributes)
+        convention.decorate_function(function, [f"x{i}" for i in range(len(given))], given)
+        inner = ir.IRBuilder(function.append_basic_block("entry"))
+        emit(context, inner, signature, convention.decode_arguments(inner, given, function))
+    status, found = convention.call_function(builder, function, signature.return_type, given, codes)
+    with cgutils.if_unlikely(builder, status.is_error):
+        convention.return_status_propagate(builder, status)
+    return found
+
+
+class Body:
+    """The translation of one function. A value is a pair: its Numba type and its code."""
+
+    def __init__(self, function, typing, context, builder, signature):
+        self.function, self.typing, self.context, self.builder = function, typing, context, builder
+        self.signature, self.cells, self.arrays, self.loops = signature, {}, {}, []
+
+    def emit(self, codes):
+        for name, *value in zip(self.function.parameters, self.signature.args, codes):
+            self.assign_name(name, value)
+        self.run(self.function.tree.body)
+        if not self.builder.block.is_terminated:
+            self.give_back((int64, I64(0)))
+
+    def run(self, statements):
+        for node in statements:
+            if self.builder.block.is_terminated:
+                return
+            getattr(self, f"do_{type(node).__name__.lower()}")(node)
+
+    # --- variables ------------------------------------------------------------------------------------------
+
+    def cell(self, name, numba_type=int64):
+        if name not in self.cells:
+            numba_type = self.function.numba_types.get(name, numba_type)
+            code = cgutils.alloca_once(self.builder, self.context.get_value_type(numba_type), zfill=True)
+            self.cells[name] = numba_type, code
+        return self.cells[name]
+
+    def assign_name(self, name, value):
+        if isinstance(value[0], GuardedType):  # which no text assigns twice
+            self.arrays[name] = value
+            return
+        numba_type, cell = self.cell(name, value[0])
+        self.builder.store(self.cast(value, numba_type), cell)
+
+    def cast(self, value, numba_type):
+        own, code = value
+        return code if own == numba_type else self.context.cast(self.builder, code, own, numba_type)
+
+    # --- statements -----------------------------------------------------------------------------------------
+
+    def do_assign(self, node):
+        (target,), value = node.targets, self.value(node.value)
+        if isinstance(target, ast.Name):
+            self.assign_name(target.id, value)
+        elif isinstance(target, ast.Subscript):
+            (numba_type, array), (_, index) = self.value(target.value), self.value(target.slice)
+            stored = self.cast(value, numba_type.dtype)
+            Array(self.context, self.builder, numba_type, array).store(index, stored)
+        else:
+            for position, (name, of) in enumerate(zip(target.elts, value[0].types, strict=True)):
+                self.assign_name(name.id, (of, self.builder.extract_value(value[1], position)))
+
+    def do_expr(self, node):
+        self.value(node.value)
+
+    def do_pass(self, node):
+        pass
+
+    def do_return(self, node):
+        self.give_back(self.value(node.value) if node.value else None)
+
+    def give_back(self, value):
+        returns = self.signature.return_type == int64
+        code = self.cast(value, int64) if returns else self.context.get_dummy_value()
+        self.context.call_conv.return_value(self.builder, code)
+
+    def do_if(self, node):
+        then, otherwise, end = map(self.builder.append_basic_block, ("then", "else", "end"))
+        self.builder.cbranch(self.test(node.test), then, otherwise)
+        for block, body in ((then, node.body), (otherwise, node.orelse)):
+            self.builder.position_at_end(block)
+            self.run(body)
+            self.go_to(end)
+        self.builder.position_at_end(end)
+
+    def go_to(self, block):
+        if not self.builder.block.is_terminated:
+            self.builder.branch(block)
+
+    def do_while(self, node):
+        self.loop(lambda: self.test(node.test), node.body)
+
+    def do_for(self, node):
+        start, stop = [I64(0), *(self.value(bound)[1] for bound in node.iter.args)][-2:]
+        _, counter = self.cell(node.target.id)
+        following = cgutils.alloca_once(self.builder, I64)
+        self.builder.store(start, following)
+
+        def goes_on():
+            position = self.builder.load(following)
+            self.builder.store(position, counter)
+            self.builder.store(self.builder.add(position, I64(1)), following)
+            return self.builder.icmp_signed("<", position, stop)
+
+        self.loop(goes_on, node.body)
+
+    def loop(self, goes_on, statements):
+        head, body, end = map(self.builder.append_basic_block, ("head", "body", "end"))
+        self.builder.branch(head)
+        self.builder.position_at_end(head)
+        self.builder.cbranch(goes_on(), body, end)
+        self.builder.position_at_end(body)
+        self.loops.append((head, end))
+        self.run(statements)
+        self.loops.pop()
+        self.go_to(head)
+        self.builder.position_at_end(end)
+
+    def do_continue(self, node):
+        self.builder.branch(self.loops[-1][0])
+
+    def do_break(self, node):
+        self.builder.branch(self.loops[-1][1])
+
+    # --- expressions ----------------------------------------------------------------------------------------
+
+    def value(self, node):
+        return getattr(self, f"of_{type(node).__name__.lower()}")(node)
+
+    def integer(self, node):
+        return self.cast(self.value(node), int64)
+
+    def test(self, node):
+        numba_type, code = self.value(node)
+        return code if code.type == I1 else self.builder.icmp_signed("!=", code, code.type(0))
+
+    def of_constant(self, node):
+        return (boolean, I1(node.value)) if isinstance(node.value, bool) else (int64, I64(node.value))
+
+    def of_name(self, node):
+        if node.id in self.arrays:
+            return self.arrays[node.id]
+        names = self.function.function.__globals__
+        if node.id in names and node.id not in self.cells:
+            return int64, I64(names[node.id])
+        numba_type, cell = self.cell(node.id)
+        return numba_type, self.builder.load(cell)
+
+    def of_attribute(self, node):
+        numba_type, code = self.value(node.value)
+        position = numba_type.fields.index(node.attr)
+        return numba_type.types[position], self.builder.extract_value(code, position)
+
+    def of_subscript(self, node):
+        (numba_type, array), (_, index) = self.value(node.value), self.value(node.slice)
+        return numba_type.dtype, Array(self.context, self.builder, numba_type, array).load(index)
+
+    def of_binop(self, node):
+        left, right = self.integer(node.left), self.integer(node.right)
+        if isinstance(node.op, ast.FloorDiv):  # of a power of two
+            return int64, self.builder.ashr(left, I64(right.constant.bit_length() - 1))
+        return int64, getattr(self.builder, OPERATORS[type(node.op)])(left, right)
+
+    def of_unaryop(self, node):
+        if isinstance(node.op, ast.Not):
+            return boolean, self.builder.not_(self.test(node.operand))
+        return int64, self.builder.neg(self.integer(node.operand))
+
+    def of_compare(self, node):
+        codes = [*map(self.integer, (node.left, *node.comparators))]
+        signs = [COMPARISONS[type(sign)] for sign in node.ops]
+        tests = [self.builder.icmp_signed(*test) for test in zip(signs, codes, codes[1:])]
+        return boolean, functools.reduce(self.builder.and_, tests)
+
+    def of_boolop(self, node):
+        return boolean, emit_boolop(self.builder, node, self.test)
+
+    def of_ifexp(self, node):
+        one, other = self.integer(node.body), self.integer(node.orelse)
+        return int64, self.builder.select(self.test(node.test), one, other)
+
+    def of_call(self, node):
+        given = [*map(self.value, node.args)]
+        if node.func.id == "min":
+            (_, a), (_, b) = given
+            return int64, self.builder.select(self.builder.icmp_signed("<", a, b), a, b)
+        called = self.function.function.__globals__[node.func.id]
+        signature, code = called._defn(self.typing, *(numba_type for numba_type, _ in given))
+        codes = [*map(self.cast, given, signature.args)]
+        if any(isinstance(of, GuardedType) for of in signature.args):
+            found = self.call_shared(node.func.id, signature, codes, code)
+        else:
+            found = code(self.context, self.builder, signature, codes)
+        return signature.return_type, found
+
+    def call_shared(self, name, signature, codes, code):
+        """Call an operation of a warp or block, whose code is emitted once for all its calls."""
+
+        def emit(context, builder, signature, codes):
+            found = code(context, builder, signature, codes)
+            context.call_conv.return_value(builder, found)
+
+        symbol = f"{self.function.function.__module__}.{name}.{signature}"
+        return call_emitted(self.context, self.builder, symbol, signature, codes, emit, "noinline")

@@ -1,0 +1,35 @@
+"""The bytes that accesses touch: of an array by one name, and of one thread."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sim.events import SITES
+
+
+@dataclass(frozen=True)
+class Extents:
+    """The bytes that the sites of some accesses (Rows) touch in an array."""
+
+    rows: Any
+    space: Any  # the launch's AddressSpace
+
+    def touched(self, row, line):
+        """Return the addresses that the thread of a Row accesses at a line of the same function."""
+        own = (self.rows.thread == row.thread) & (self.rows.block == row.block)
+        place = SITES[row.site].function, line
+        numbers = np.unique(self.rows.site[own]).tolist()
+        sites = [n for n in numbers if (SITES[n].function, SITES[n].line) == place]
+        here = own & np.isin(self.rows.site, sites)
+        return set(self.rows.address[here].tolist())
+
+    def of(self, address, wanted):
+        """Return (first, end) of the bytes, in the array at `address`, of the accesses at sites that
+        `wanted` accepts."""
+        array = self.space.find(address)
+        inside = (self.rows.address >= array.base) & (self.rows.address < array.base + array.root.size)
+        sites = [number for number in np.unique(self.rows.site[inside]).tolist() if wanted(number)]
+        chosen = inside & np.isin(self.rows.site, sites)
+        begin, size = self.rows.address[chosen] - array.base, self.rows.size[chosen]
+        return int(begin.min()), int((begin + size).max())

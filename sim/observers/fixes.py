@@ -1,0 +1,338 @@
+"""The fixes of races: their sentences, and their steps for programs. Terms in braces are keys of
+sim.observers.words."""
+
+from sim.events import ATOMIC, LOAD, STORE, Step
+from sim.observers.words import CPP, NUMBA, TRITON
+
+EVERY = "where every thread of the block reaches it"
+
+
+def between(facts):
+    """Return whether the source has a barrier between the two lines."""
+    return any(facts.low < line < facts.high for line in facts.barriers)
+
+
+def needs_both(facts):
+    """Return whether the two lines are in a loop without any barrier."""
+    return facts.loop is not None and not facts.within
+
+
+def moved_view(facts):
+    """Return (the view that has to move, the other view, the byte at which the first one has to begin)."""
+    spans = sorted(
+        (*facts.span(name), site.line, name) for name, site in zip(facts.views, (facts.one, facts.other))
+    )
+    (_, end, _, stays), (_, _, _, moves) = spans
+    return moves, stays, end
+
+
+def cause_of_views(facts):
+    spans = [(name, *facts.span(name)) for name in sorted(facts.views)]
+    used = ", ".join(f"{name} uses bytes {first} to {end - 1}" for name, first, end in spans)
+    return f"{spans[0][0]} and {spans[1][0]} are two views of the same memory: {used}."
+
+
+def fix_of_written_views(facts):
+    moves, stays, end = moved_view(facts)
+    return (
+        f"let {moves} begin at byte {end} or later, behind {stays}, and give the launch the bytes for both; a"
+        " barrier would only choose which of the two writes is lost"
+    )
+
+
+def fix_of_views(facts):
+    moves, stays, end = moved_view(facts)
+    apart = f"if it is not meant that they overlap, let {moves} begin at byte {end} or later, behind {stays}"
+    if facts.space == "global":
+        apart = f"if one array is not meant, pass arrays that do not overlap as {stays} and {moves}"
+    return f"{apart}; if it is meant, {usual(facts)}"
+
+
+def usual(facts):
+    """Return the general fix: another launch for a race between blocks, a barrier for one within a block."""
+    if facts.several_blocks:
+        return (
+            "let each block write elements of its own, combine them with {atomics}, or end the kernel and"
+            f" launch a second one for what comes after{meet(facts, ', or ')}"
+        )
+    return fix_of_barrier(facts)
+
+
+def meet(facts, joint):
+    """Return the fix of one statement by a grid barrier, where the language has one and there is a place for
+    it."""
+    if facts.language == TRITON or not facts.same_line or facts.loop or not steps_of_usual(facts):
+        return ""
+    return f"{joint}split line {facts.low}: read into a variable, then {{grid_barrier}}, then write"
+
+
+def fix_of_phases(facts):
+    again = f" and at the end of each iteration of the loop at line {facts.loop.first}" if facts.loop else ""
+    meeting = ", or let all blocks meet there: {grid_barrier}, which every thread of the grid has to reach"
+    if facts.language == TRITON:
+        meeting = ""
+    return (
+        f"end the kernel between lines {facts.low} and {facts.high}{again}, and launch a second one for what"
+        f" comes after{meeting}{around(facts) if meeting else ''}"
+    )
+
+
+def around(facts):
+    """Return what to do with the branches that hold the place of a barrier, or with a return before it."""
+    outline = facts.outline
+    node = outline and outline.between(facts.low, facts.high)
+    if node is None or outline.all_reach_end(node):
+        return ""
+    if branch := outline.outermost(node):
+        return f"; end the branch at line {branch.first} before it, and test again after it"
+    return "; put what follows an earlier return into a branch instead"
+
+
+def fix_of_barrier(facts):
+    low, high = facts.low, facts.high
+    again = f"behind line {high} and before the loop comes back to line {low}"
+    if facts.same_line:
+        return f"{{barrier}} between the passes over this line, {EVERY}"
+    if facts.one.function != facts.other.function:
+        return f"{{barrier}} between the two lines, {EVERY}"
+    if between(facts):
+        return f"one more {{barrier}}, {again}, {EVERY}"
+    if needs_both(facts):
+        return f"{{barrier}} between the two lines, and one more {again}, {EVERY}"
+    return f"{{barrier}} between the two lines, {EVERY}{around(facts)}"
+
+
+def insert(facts, node, what):
+    """Return the Steps that insert `what` after a Node of the outline: one, or none if there is no Node."""
+    return () if node is None else (Step("insert", facts.one.function, node.last, what, node.first),)
+
+
+def steps_of_barrier(facts, what="barrier"):
+    outline, low, high, loop = facts.outline, facts.low, facts.high, facts.loop
+    if outline is None:
+        return ()
+    last = loop and outline.part(loop, high)
+    behind = insert(facts, last, what) if last and outline.all_reach_end(last) else ()
+    if facts.same_line or between(facts):
+        return behind
+    first = between_lines(facts, low, high, what)
+    return first + behind if first and loop is not None and needs_both(facts) else first
+
+
+def between_lines(facts, low, high, what):
+    """Return the Steps that put `what` between two lines, where every thread reaches it: one, or none."""
+    node = facts.outline.between(low, high)
+    if node is None or facts.outline.all_reach_end(node):
+        return insert(facts, node, what)
+    if not facts.outline.divisible(node):
+        return ()
+    return (Step("divide", facts.one.function, node.last, what, node.first),)
+
+
+def after_line(facts, line, what):
+    return insert(facts, facts.outline and facts.outline.innermost(line), what)
+
+
+def fix_of_arms(facts):
+    return (
+        f"{{barrier}} between the two arms of the branch at line {facts.branch.first}, outside of both: end"
+        " the branch after the arm that must come first, let every thread of the block reach the barrier, and"
+        " test again for the other arm"
+    )
+
+
+def fix_of_fence(facts):
+    return f"{{fence}} between this write and the atomic that tells of it{reach(facts)}"
+
+
+def reach(facts):
+    return "; {fence_of_block} is for threads of one block only" if facts.several_blocks else ""
+
+
+def fix_of_lock(facts):
+    (site,) = facts.outside_lock
+    first, last = facts.lock
+    later = "{barrier}, " + EVERY
+    if facts.several_blocks:
+        later = "the end of the kernel, in a second launch"
+    return (
+        f"hold the lock on line {site.line} too (it protects lines {first} to {last}), or let that line come"
+        f" after {later}"
+    )
+
+
+def steps_of_lock(facts):
+    (site,) = facts.outside_lock
+    if site.line < facts.lock[0]:
+        return ()
+    release = facts.lock[1] + 1
+    what = "grid barrier" if facts.several_blocks else "barrier"
+    return insert(facts, facts.outline.after(release, site.line), what)
+
+
+def fix_of_update(facts):
+    lock = ", or let all hold one lock of atomics" if facts.synchronizes else ""
+    return (
+        "{an_atomic}, or let each thread write an element of its own, or let one thread do it for all" + lock
+    )
+
+
+def steps_of_update(facts):
+    if not facts.is_one_atomic or facts.language not in (NUMBA, CPP):
+        return ()
+    line, _, read = facts.update
+    return (Step("atomic", facts.one.function, line, "update", read),)
+
+
+def fix_of_passes(facts):
+    first = facts.loop.first
+    return (
+        f"end the kernel after each iteration of the loop at line {first} and launch it again for the next,"
+        " or let all blocks meet there: {grid_barrier}; an atomic would not put the iterations in order"
+    )
+
+
+def steps_of_passes(facts):
+    return steps_of_barrier(facts, "grid barrier")
+
+
+def fix_of_waiting(facts):
+    last = "; or end the kernel and launch a second one for what comes after" if facts.several_blocks else ""
+    return (
+        "let one of them wait for an atomic that the other does behind it, after {fence}, or let both hold"
+        f" one lock of atomics{last}"
+    )
+
+
+def steps_of_usual(facts):
+    """Return the steps of the general fix. Between blocks, a grid barrier marks where the kernel could be
+    split."""
+    if facts.several_blocks and facts.branch:
+        return steps_of_arms(facts)
+    if facts.several_blocks and facts.same_line and not facts.colliding and facts.actions == {STORE, LOAD}:
+        return steps_of_statement(facts)
+    return steps_of_barrier(facts, "grid barrier" if facts.several_blocks else "barrier")
+
+
+def barrier_for(facts):
+    return "grid barrier" if facts.several_blocks else "barrier"
+
+
+def steps_of_arms(facts):
+    node = facts.branch
+    if not facts.outline.divisible(node):
+        return ()
+    what = "branch of the grid" if facts.several_blocks else "branch"
+    return (Step("split", facts.one.function, node.first, what, facts.one.line),)
+
+
+def fix_of_statement(facts):
+    node = facts.outline.innermost(facts.one.line)
+    branch = facts.outline.outermost(node)
+    held = ""
+    if branch and branch.first != facts.one.line:
+        held = f" (end the branch at line {branch.first} before it, and test again after it)"
+    return f"split line {facts.one.line}: read into a variable, then {{barrier}}, {EVERY}{held}, then write"
+
+
+def steps_of_statement(facts):
+    """Return the Step that splits a statement, if the branches around it can be divided there."""
+    node = facts.outline and facts.outline.innermost(facts.one.line)
+    if node is None or not facts.outline.divisible(node):
+        return ()
+    return (Step("split", facts.one.function, facts.one.line, barrier_for(facts)),)
+
+
+def fix_of_missed_barrier(facts):
+    line = facts.missed_barrier
+    branch = facts.outline.outermost(facts.outline.innermost(line))
+    return (
+        f"move {{barrier}} on line {line} out of the branch at line {branch.first}, so that every thread of"
+        " the block reaches it"
+    )
+
+
+def steps_of_missed_barrier(facts):
+    node = facts.outline.innermost(facts.missed_barrier)
+    if not facts.outline.divisible(node):
+        return ()
+    return (Step("divide", facts.one.function, node.last, "nothing else", node.first),)
+
+
+def fix_of_buffers(facts):
+    name, number = facts.buffers
+    more = int(number) + 1 if number.isdigit() else f"{number} + 1"
+    store, load = sorted((facts.one, facts.other), key=lambda site: site.action != "store")
+    behind = f"{{barrier}} before line {store.line}, {EVERY}"
+    if store.line < load.line:
+        behind = f"fill it on line {store.line} only after line {load.line} and {{barrier}}, {EVERY}"
+    return f"give {name} one buffer more ({more} in its shape and behind each %); or {behind}"
+
+
+def steps_of_buffers(facts):
+    name, number = facts.buffers
+    return (Step("buffers", facts.one.function, facts.low, name, int(number)),) if number.isdigit() else ()
+
+
+def steps_of_first_value(facts):
+    site = facts.taken_before
+    element = facts.element_at(site)
+    return (Step("atomic", site.function, site.line, "read", element=element),) if element else ()
+
+
+def fix_of_ticket(facts):
+    found = facts.ticket
+    where = f"make line {found.line} one atomic ({{add}})"
+    if found.first < found.line:
+        where = f"one atomic ({{add}}) before line {found.first} in place of line {found.line}"
+    uses = ", and ".join(
+        f"line {line} must use the old value that it returns{f' {found.added}' * (line > found.line)}"
+        for line in found.reads
+    )
+    return f"{where}; {uses}, not read {found.element}"
+
+
+def steps_of_ticket(facts):
+    found = facts.ticket
+    change = Step("atomic", facts.one.function, found.line, "ticket", found.first, found.element)
+    reads = (
+        Step("atomic", facts.one.function, line, "returned", found.line, found.element)
+        for line in found.reads
+    )
+    return (change, *reads)
+
+
+def fix_of_claim(facts):
+    found = facts.claim
+    how = "{swap}" if found.operation == "cas" else f"{{{found.operation}}}"
+    done = "" if found.line == found.header else f" and leave out line {found.line}"
+    return (
+        f"compare and write {found.element} by one atomic, {how}, on line {found.header}: let the branch test"
+        f" the old value that it returns{done}"
+    )
+
+
+def steps_of_claim(facts):
+    found = facts.claim
+    return (Step("atomic", facts.one.function, found.line, found.operation, found.header, found.element),)
+
+
+def fix_of_check(facts):
+    line, element = facts.check
+    change = facts.one if facts.other.line == line else facts.other
+    by = "" if change.kind == "atomic" else f" and write it on line {change.line} by one ({{exchange}})"
+    return f"read {element} on line {line} by an atomic too ({{add}} of 0){by}, if either order is meant"
+
+
+def steps_of_check(facts):
+    line, element = facts.check
+    if ATOMIC not in facts.actions:
+        return ()
+    return (Step("atomic", facts.one.function, line, "read", line, element),)
+
+
+def lock_fences(facts):
+    if facts.lock is None:
+        return ()
+    first, last = facts.lock
+    return insert(facts, facts.outline.loop(first - 1), "fence") + after_line(facts, last, "fence")

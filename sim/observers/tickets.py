@@ -1,0 +1,204 @@
+"""Reads of an element that one atomic on the same element replaces: tickets, claims, checks.
+
+A ticket is a counter that threads read and increase in two statements. A claim is a comparison in the header
+of a branch, and a store to the same element in the branch. A check is such a comparison before an atomic.
+"""
+
+import re
+from dataclasses import dataclass
+
+from sim.events import ATOMIC, LOAD, SITES, STORE
+from sim.observers.statements import ATOMIC_OPERATORS, arguments, assigned, assignment, mentions, statement
+
+ADD = re.compile(r"(?:atomic\.(add|sub)|atomic(Add|Sub))\((.*)\)$")
+COMPARISON = re.compile(r"==|!=|<=|>=|(?<![<>])[<>](?![<>])")
+BARRIER = re.compile(r"syncthreads|\bsync\(|syncwarp|debug_barrier")
+HEADER = re.compile(r"\}?\s*(?:el(?:se )?)?if\b(.*)$")
+EXTREMES = {">": "min", ">=": "min", "<": "max", "<=": "max"}
+MIRRORED = {"==": "==", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A counter: `element` is increased at line `line`, and the threads need its value at other lines."""
+
+    line: int
+    first: int  # the line of the first of the statements
+    element: str
+    reads: tuple[int, ...]  # the lines that read it
+    added: str  # "+ 1"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A store of `value` at line `line` that a comparison with the element at line `header` precedes."""
+
+    line: int
+    header: int
+    element: str
+    operation: str  # "cas", "min" or "max"
+    expected: str
+    value: str
+
+
+def increased(source):
+    """Return (element, operator, operand) of a statement that adds to an element, plainly or by an atomic;
+    or None."""
+    found = assignment(source)
+    if found and found.is_element and found.operator:
+        return (found.target, found.operator, found.value) if found.operator in ATOMIC_OPERATORS else None
+    call = ADD.search(found.value if found else statement(source))
+    parts = arguments(call[3]) if call else []
+    operator = "+" if call and (call[1] or call[2]).lower() == "add" else "-"
+    if call and call[1] and len(parts) == 3:
+        return f"{parts[0]}[{parts[1]}]", operator, parts[2]
+    if call and call[2] and len(parts) == 2:
+        target = parts[0].removeprefix("&")
+        return target if parts[0].startswith("&") else f"{target}[0]", operator, parts[1]
+    return None
+
+
+def elements(text, name):
+    """Return the texts `name[...]` that occur in a text."""
+    found = []
+    for match in re.finditer(rf"\b{re.escape(name)}\s*\[", text):
+        depth, end = 0, match.end() - 1
+        for end in range(match.end() - 1, len(text)):
+            depth += (text[end] == "[") - (text[end] == "]")
+            if depth == 0:
+                break
+        found.append(text[match.start() : end + 1])
+    return found
+
+
+def unchanged(outline, first, last, *texts):
+    """Return whether no line from `first` to `last`, without the last one, assigns to a name of the texts."""
+    between = "\n".join(outline.lines[line] for line in range(first, last))
+    names = {name for text in texts for name in re.findall(r"[A-Za-z_]\w*", text)}
+    return not any(assigned(name, between) for name in names)
+
+
+def ticket(facts):
+    """Return the Ticket to which both accesses belong, or None."""
+    outline = facts.outline
+    sites = [SITES[row.site] for row in (facts.a, facts.b) if row.site & 3 in (STORE, ATOMIC)]
+    site = next((site for site in sites if increased(site.source)), None)
+    if outline is None or site is None:
+        return None
+    element, operator, operand = increased(site.source)
+    name = re.match(r"\w*", element)[0]
+    holder = outline.holders(outline.innermost(site.line), outline.root)[-1]
+    # by the text, because a compiler may read an element once for several lines
+    lines = [
+        line for line, text in outline.text(holder) if outline.part(holder, line) and takes(text, element)
+    ]
+    barriers = [line for line, text in outline.text(holder) if BARRIER.search(text)]
+    reads = [
+        line
+        for line in lines
+        if line != site.line and not any(min(line, site.line) < at < max(line, site.line) for at in barriers)
+    ]
+    if not reads or not {facts.one.line, facts.other.line} <= {site.line, *reads} or mentions(operand, name):
+        return None
+    if reads[0] > site.line and not any(is_number(outline.lines[line], element) for line in reads):
+        return None
+    first = min(outline.part(holder, reads[0]).first, site.line)
+    last = max(reads[-1], site.line) + 1
+    fixed = unchanged(outline, first, site.line, operand) and unchanged(outline, first, last, index(element))
+    return Ticket(site.line, first, element, tuple(reads), f"{operator} {operand}") if fixed else None
+
+
+def takes(text, element):
+    """Return whether a line reads an element, rather than only assigns to it."""
+    found = assignment(text)
+    assigns = found is not None and found.target == element and not found.operator
+    return element in elements(found.value if assigns else text, re.match(r"\w*", element)[0])
+
+
+def index(element):
+    return element.partition("[")[2]
+
+
+def is_number(text, element):
+    """Return whether a line compares an element, or uses it as an index: then the thread needs the value that
+    its own atomic saw, not the final one."""
+    at = text.index(element)
+    inside = text[:at].count("[") > text[:at].count("]")
+    return inside or COMPARISON.search(statement_or_header(text)) is not None
+
+
+def statement_or_header(text):
+    found = HEADER.match(text.strip())
+    return found[1] if found else text
+
+
+def claim(facts):
+    """Return the Claim of a load in the header of a branch and a store in the branch, or None."""
+    outline, store = facts.outline, of_action(facts, STORE)
+    found = assignment(store.source) if outline and store else None
+    if found is None or not found.is_element or found.operator:
+        return None
+    load = of_action(facts, LOAD)
+    headers = [load.line] if load else [read.line for read in facts.reads]
+    branches = (headed_branch(outline, line, store.line) for line in headers)
+    branch = next(filter(None, branches), None)
+    if branch is None:
+        return None
+    last = conjuncts(outline.lines[branch.first])[-1]
+    compared = COMPARISON.search(last)
+    if compared is None or compared[0] not in MIRRORED or COMPARISON.search(last[compared.end() :]):
+        return None
+    operator, sides = compared[0], (last[: compared.start()].strip(), last[compared.end() :].strip())
+    if sides[1] == found.target:
+        operator, sides = MIRRORED[operator], sides[::-1]
+    fixed = unchanged(outline, branch.first + 1, store.line, found.value, sides[0])
+    if sides[0] != found.target or not fixed:
+        return None
+    if operator != "==" and sides[1] != found.value:
+        return None
+    operation = EXTREMES.get(operator, "cas")
+    return Claim(store.line, branch.first, found.target, operation, sides[1], found.value)
+
+
+def conjuncts(line):
+    """Return the conditions of a branch's header that all have to hold."""
+    test = HEADER.match(line.strip())
+    text = test[1].strip() if test else ""
+    text = text.rstrip("{ ").removesuffix(":").strip()
+    if text.startswith("("):
+        depth = 0
+        for at, letter in enumerate(text):
+            depth += (letter == "(") - (letter == ")")
+            if depth == 0:
+                text = text[1:at] if not text[at + 1 :].lstrip().startswith(tuple("=<>!&|+-*/%a")) else text
+                break
+    if re.search(r"\bor\b|\|\|", text):
+        return [text] if " and " not in text and "&&" not in text else [""]
+    return [part.strip() for part in re.split(r"\band\b|&&", text)]
+
+
+def headed_branch(outline, header, line):
+    """Return the branch whose header is at line `header` and that holds another line in its first arm."""
+    for node in outline.path(line):
+        if node.kind == "branch" and node.first == header and outline.part(node.parts[0], line):
+            return node
+    return None
+
+
+def of_action(facts, action):
+    """Return the Site of the access with this action, or None."""
+    return next((SITES[row.site] for row in (facts.a, facts.b) if row.site & 3 == action), None)
+
+
+def check(facts):
+    """Return (line, element) of a load in the header of a branch that holds an atomic or a store on the
+    array; or None."""
+    outline, load = facts.outline, of_action(facts, LOAD)
+    change = of_action(facts, ATOMIC) or of_action(facts, STORE)
+    if outline is None or load is None or change is None:
+        return None
+    inside = headed_branch(outline, load.line, change.line)
+    names = {facts.called(row.site) for row in (facts.a, facts.b)}
+    name = names.pop() if len(names) == 1 else None
+    found = elements(" ".join(conjuncts(outline.lines[load.line])), name) if inside and name else []
+    return (load.line, found[0]) if len(set(found)) == 1 else None

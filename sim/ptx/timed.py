@@ -1,0 +1,37 @@
+"""Registers of a PTX function that hold times: values computed from a clock.
+
+A thread that waits for a limited time computes with times in each iteration. The test for endless loops
+(sim.progress) ignores these values, because they change although nothing else does.
+"""
+
+from sim.ptx.register_kinds import read_and_written
+from sim.ptx.syntax import Instruction, Special
+
+CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "globaltimer_hi"}
+# The arithmetic of times. The results of other instructions count as values that threads see: the predicate
+# of a comparison, or the xor of a random number generator that a clock has seeded.
+ARITHMETIC = {"mov", "cvt", "add", "sub", "neg", "abs", "shr", "div", "min", "max", "selp"}
+HIGH_PRODUCTS = {"hi", "wide"}  # multiplications by which compilers divide
+
+
+def timed_registers(function):
+    """Return the names of the registers that hold times."""
+    body = [item for item in function.body if isinstance(item, Instruction)]
+    timed, before = set(), None
+    while timed != before:
+        before = set(timed)
+        for item in body:
+            read, written = read_and_written(item)
+            if reads_clock(item) or is_arithmetic(item) and not timed.isdisjoint(read):
+                # a guarded instruction lists its result among the registers that it reads
+                timed |= written or {register.name for register in item.operands[:1]}
+    return timed
+
+
+def reads_clock(item):
+    return any(isinstance(operand, Special) and operand.name in CLOCKS for operand in item.operands)
+
+
+def is_arithmetic(item):
+    base = item.names[0]
+    return base in ARITHMETIC or base == "mul" and not HIGH_PRODUCTS.isdisjoint(item.names)

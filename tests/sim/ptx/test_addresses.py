@@ -1,0 +1,144 @@
+"""A module's variables and functions, and the arrays that its launches are given, keep their addresses: a
+pointer that one launch stores in memory is valid in the next."""
+
+import gc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ptx.test_cuda_cpp import module
+from sim import simulate
+from sim.memory.spaces import owner_number
+from sim.ptx.regions import GAP, HEAP_BASE, Addresses, PaddedSpace
+
+INDEX = np.arange(4, dtype=np.int32)
+ENGINES = pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+
+
+@pytest.fixture
+def launch(engine):
+    """Return the function (kernel, *arguments, grid, block) -> Report."""
+    _, kernels = module("pointers", Path(__file__).with_name("programs"))
+
+    def run(name, *arguments, grid=1, block=4):
+        return simulate(kernels[name], engine=engine, on_finding="report")[grid, block](*arguments)
+
+    return run
+
+
+def clean(report):
+    return [f.kind for f in report.findings if f.kind != "misuse"] == []
+
+
+@ENGINES
+def test_a_pointer_to_a_variable(launch, engine):
+    y = np.zeros(4, np.int32)
+    assert clean(launch("store_variable", block=1)) and clean(launch("use_variable", y))
+    assert y.tolist() == [10, 11, 12, 13]
+    (finding,) = launch("use_beyond", y).findings
+    assert finding.message.startswith("out-of-bounds: table[4] is outside table")
+    assert "race-global" in [finding.kind for finding in launch("race_on_variable", y).findings]
+
+
+@ENGINES
+@pytest.mark.parametrize("k", [0, 1])
+def test_a_pointer_to_a_function(launch, engine, k):
+    y = np.zeros(4, np.int32)
+    assert clean(launch("store_function", k, block=1)) and clean(launch("use_function", y))
+    assert y.tolist() == ((3, 2)[k] * INDEX).tolist()
+
+
+@ENGINES
+def test_objects_with_virtual_functions_live_until_they_are_deleted(launch, engine):
+    objects, y = np.zeros(2, np.uint64), np.zeros(4, np.int32)
+    assert clean(launch("store_objects", objects, block=1)) and clean(launch("use_objects", objects, y))
+    assert y.tolist() == [0, 101, 2, 103]
+    assert clean(launch("fill", np.zeros(256, np.int32), block=256))  # a launch without `objects`: no leak
+    assert clean(launch("delete_objects", objects, block=1))
+    kinds = {finding.kind for finding in launch("use_objects", objects, y).findings}
+    assert "use-after-free" in kinds
+
+
+@ENGINES
+def test_a_pointer_to_an_argument(launch, engine):
+    to, x, y = np.zeros(1, np.uint64), INDEX + 50, np.zeros(4, np.int32)
+    assert clean(launch("store_argument", to, x, block=1))
+    assert clean(launch("use_both", to, x, y)) and (y == x).all()
+    other = np.zeros(4, np.int32)
+    (finding,) = [f for f in launch("use_argument", to, other).findings if f.kind != "misuse"]
+    assert "is in no array of this launch" in finding.message
+    assert "It is in x of an earlier launch" in finding.message and "give x to this launch" in finding.message
+
+
+@ENGINES
+def test_a_pointer_to_an_array_that_is_deleted(launch, engine):
+    """Of a thousand new arrays, one has the memory of the deleted one, as far as the host reuses it."""
+    to, y = np.zeros(1, np.uint64), np.zeros(4, np.int32)
+    x = INDEX + 50
+    at = x.ctypes.data
+    assert clean(launch("store_argument", to, x, block=1))
+    del x
+    gc.collect()
+    many = [INDEX + 70 for _ in range(1000)]
+    new = next((array for array in many if array.ctypes.data == at), many[0])
+    (finding,) = [f for f in launch("use_both", to, new, y).findings if f.kind != "misuse"]
+    assert "It is in x of an earlier launch" in finding.message
+
+
+@ENGINES
+def test_large_launches_use_variables_of_the_module(launch, engine):
+    y, grid, block = np.zeros(64 * 256, np.int32), 64, 256
+    assert clean(launch("fill", y, grid=grid, block=block))
+    report = launch("reverse", y, 0, grid=grid, block=block)
+    assert clean(report) and (y.reshape(grid, block) == np.arange(block)[::-1]).all()
+    if engine == "native":
+        assert report.notes == ("compiled",)
+    (finding,) = launch("reverse", y, 1, grid=grid, block=block).findings
+    assert finding.message.startswith("out-of-bounds: weights[256]") and finding.accesses[0].block[0] == 40
+
+
+# --- the addresses --------------------------------------------------------------------------------------
+
+
+def place(addresses, *keys, nbytes=1024):
+    """Return the addresses that a launch gives to keys in global memory."""
+    space = PaddedSpace(addresses)
+    root = np.broadcast_to(np.uint8(0), nbytes)
+    return [space.add(str(key), "global", root, None, key=key).base for key in keys]
+
+
+def test_a_key_has_one_address():
+    addresses = Addresses()
+    first, argument = place(addresses, "table", (1, 2))
+    assert place(addresses, (3, 4), "table", (1, 2))[1:] == [first, argument]
+    assert argument - first >= GAP
+
+
+def test_an_array_has_one_number_for_life():
+    numbers = set()
+    for _ in range(100):
+        array = np.zeros(16)
+        numbers.add(owner_number(array))
+        assert owner_number(array[3:].reshape(13, 1)) in numbers
+    assert len(numbers) == 100 and owner_number(np.frombuffer(b"12345678")) == 0
+
+
+def test_arguments_of_earlier_launches_make_room():
+    """The addresses of arguments are used again only when the window is full, and never a variable's."""
+    addresses, half = Addresses(), HEAP_BASE // 2
+    table, first, *_ = place(addresses, "table", (0, 1), (1, 2))
+    (large,) = place(addresses, (2, 3), nbytes=half)
+    again, other, small = place(addresses, "table", (3, 4), (4, 5), nbytes=1024)
+    assert again == table and other > large + half
+    (huge,) = place(addresses, (5, 6), nbytes=half + half // 2)
+    assert huge > table and (0, 1) not in {key for _, key in addresses.given}
+    assert place(addresses, "table")[0] == table
+
+
+def test_a_thousand_launches_with_new_arrays_do_not_fill_the_window():
+    addresses = Addresses()
+    (table,) = place(addresses, "table")
+    for n in range(2000):
+        base, again = place(addresses, (n, n + 1), "table")
+        assert again == table and table < base < HEAP_BASE

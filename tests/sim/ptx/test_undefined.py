@@ -1,0 +1,111 @@
+"""Loads of local memory that the thread has not written: only a use of the value is a finding."""
+
+import numpy as np
+import pytest
+
+from ptx.test_language import HEAD
+from sim import load_ptx, simulate
+
+ENGINES = ("fibers", "threads", "native")
+# Each even thread writes the local variable; %ok says so, and %v is its value.
+KERNEL = """
+.func (.param .b32 r) twice(.param .b32 a)
+{{ .reg .b32 %r<3>; ld.param.b32 %r1, [a]; add.s32 %r2, %r1, %r1; st.param.b32 [r], %r2; ret; }}
+.visible .entry k(.param .u64 k_x, .param .u64 k_out)
+{{
+    .local .align 8 .b8 __local_depot7[16];
+    .shared .align 4 .b8 tile[256];
+    .reg .pred %p<9>, %ok; .reg .b32 %r<9>, %v, %s; .reg .b64 %d<9>, %w; .reg .f64 %g<3>;
+    ld.param.u64 %d1, [k_x]; ld.param.u64 %d2, [k_out];
+    mov.u32 %r1, %tid.x; mad.wide.u32 %d2, %r1, 4, %d2; mov.u64 %d3, __local_depot7; cvta.local.u64 %d4, %d3;
+    and.b32 %r2, %r1, 1; setp.eq.u32 %ok, %r2, 0; mov.u32 %r3, 0; mov.u32 %s, 5;
+    @!%ok bra SKIP;
+    st.u32 [%d4], %r1;
+SKIP:
+    ld.local.u32 %v, [%d3];
+    {body}
+    st.global.u32 [%d2], %s;
+    ret;
+}}
+"""
+RIGHT = {
+    "selp": "selp.b32 %s, %v, -1, %ok;",
+    "selp of a result": "mad.lo.s32 %v, %v, %v, 1; not.pred %p1, %ok; selp.b32 %s, 7, %v, %p1;",
+    "and": "setp.gt.s32 %p1, %v, 3; and.pred %p2, %p1, %ok; selp.b32 %s, 1, 0, %p2;",
+    "or": "setp.gt.s32 %p1, %v, 3; not.pred %p2, %ok; or.pred %p3, %p2, %p1; selp.b32 %s, 1, 0, %p3;",
+    "mask": "selp.b32 %r4, -1, 0, %ok; and.b32 %s, %v, %r4;",
+    "unused": "add.s32 %v, %v, 1;",
+    "copy": "st.local.u32 [%d3+8], %v; ld.u32 %r4, [%d4+8]; selp.b32 %s, %r4, -1, %ok;",
+    "overwritten copy": "st.local.u32 [%d3+8], %v; st.u32 [%d4+8], 3; ld.local.u32 %s, [%d3+8];",
+    "vector": "mov.u32 %r4, 6; st.local.v2.u32 [%d3+8], {%v, %r4}; ld.local.v2.u32 {%r5, %s}, [%d3+8];",
+    "branch": "@!%ok bra DONE; mov.u32 %s, %v; DONE:",
+    "shuffle": "selp.b32 %r4, %v, 0, %ok; shfl.sync.bfly.b32 %s, %r4, 1, 31, -1;",
+    "assigned": "mov.u32 %v, 2; add.s32 %s, %v, 1;",
+}
+WRONG = {
+    "store": "mov.u32 %s, %v;",
+    "shared store": "mov.u32 %r4, tile; st.shared.u32 [%r4], %v;",
+    "arithmetic": "mad.lo.s32 %s, %v, 3, %r1;",
+    "float": "cvt.rn.f64.s32 %g1, %v; add.f64 %g1, %g1, 0d3FF0000000000000; cvt.rzi.s32.f64 %s, %g1;",
+    "packed": "mov.b64 %w, {%v, %r1}; mov.b64 {%r4, %s}, %w; add.s32 %s, %s, %r4;",
+    "other arm": "selp.b32 %s, -1, %v, %ok;",
+    "undefined choice": "setp.gt.s32 %p1, %v, 3; selp.b32 %s, 1, 0, %p1;",
+    "and": "setp.gt.s32 %p1, %v, 3; setp.ne.u32 %p2, %r1, 99; and.pred %p3, %p1, %p2; "
+    "selp.b32 %s, 1, 0, %p3;",
+    "copy": "st.local.u32 [%d3+8], %v; ld.u32 %s, [%d4+8];",
+    "branch": "setp.gt.s32 %p1, %v, 3; @%p1 bra DONE; mov.u32 %s, 1; DONE:",
+    "predicate": "setp.gt.s32 %p1, %v, 3; @%p1 mov.u32 %s, 1;",
+    "address": "and.b32 %v, %v, 3; mad.wide.u32 %w, %v, 4, %d1; ld.global.u32 %s, [%w];",
+    "atomic": "atom.global.add.u32 %s, [%d2], %v;",
+    "shuffle": "shfl.sync.bfly.b32 %s, %v, 1, 31, -1;",
+    "loop": "mov.u32 %r4, 0; AGAIN: add.s32 %r4, %r4, %v; add.u32 %r3, %r3, 1;"
+    " setp.lt.u32 %p1, %r3, 3; @%p1 bra AGAIN; mov.u32 %s, %r4;",
+    "across a barrier": "add.s32 %r4, %v, 1; bar.sync 0; mov.u32 %s, %r4;",
+}
+CALL = """{ .param .b32 param0; st.param.b32 [param0], %v; .param .b32 retval0;
+    call.uni (retval0), twice, (param0); ld.param.b32 %r4, [retval0]; }"""
+RIGHT["call"] = f"{CALL} selp.b32 %s, %r4, -1, %ok;"
+WRONG["call"] = f"{CALL} mov.u32 %s, %r4;"
+
+
+def launch(body, engine, blocks=1, observed=True):
+    kernel = load_ptx(HEAD + KERNEL.format(body=body))["k"]
+    x, out = np.zeros(64, np.int32), np.full(64, -9, np.int32)
+    more = {} if observed else {"observers": ()}
+    return simulate(kernel, engine=engine, on_finding="report", **more)[blocks, 64](x, out), out
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_discarded_value_is_no_finding(name, engine):
+    report, out = launch(RIGHT[name], engine)
+    assert report.findings == ()
+    assert np.array_equal(out, launch(RIGHT[name], engine, observed=False)[1])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", WRONG)
+def test_a_used_value_is_found(name, engine):
+    report, _ = launch(WRONG[name], engine)
+    (finding,) = (f for f in report.findings if f.kind == "uninitialized-read")
+    assert finding.accesses[0].what == "read" and finding.accesses[0].thread == (1, 0, 0)
+    assert "a local variable is read" in finding.message
+    assert "__local_depot" not in str(report)
+
+
+def test_the_use_and_the_load_are_named():
+    (finding,) = launch("add.s32 %v, %v, 1;\n    mov.u32 %s, %v;", "fibers")[0].findings
+    read, use = finding.accesses
+    assert read.site.source.startswith("ld.local.u32 %v")
+    assert use.what == "uses the value" and use.site.source.startswith("st.global.u32")
+    assert finding.count == 31
+
+
+def test_compiled_code_passes_origins_on():
+    """The launch is too large to be interpreted as a whole, and no block has to be explained."""
+    body = "bar.sync 0; st.local.u32 [%d3+8], %v; ld.u32 %r4, [%d4+8]; selp.b32 %s, %r4, -1, %ok;"
+    report, _ = launch(body, "native", blocks=129 * 2)
+    kinds = {f.kind for f in report.findings}
+    assert "uninitialized-read" not in kinds
+    found, _ = launch(body.replace("%r4, -1", "-1, %r4"), "native", blocks=129 * 2)
+    assert "uninitialized-read" in {f.kind for f in found.findings}
