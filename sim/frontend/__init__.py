@@ -1,23 +1,25 @@
-"""The front end for kernels in Python: from a function to a syntax tree whose names, calls, accesses and
-types are known.
+"""The front end for Python kernels: source text in, annotated and typed syntax tree out.
 
-What enters is a Python function, the kernel or a device function. What leaves depends on the engine. The
-interpreter gets a copy of the function that runs on the simulator's memory (`rebind`). The compiler in
-`sim.native.lower` gets the marked tree, and prints text of its own from it.
+The input is a Python function: the kernel or a device function that it calls. Both engines build on the same
+tree, so they agree on what every name refers to and on the type of every expression:
 
-Both engines work from the same tree, so they agree on what every name means and on the type of every
-expression. Read the files in this order:
+- The interpreter runs a rewritten copy of the function, in which loads, stores and some operators are calls
+  to the simulator (`rebind`).
+- The compiler (`sim.native.lower`) reads the annotated tree and prints its own code.
 
-    names         what a global or free name refers to: a part of numba.cuda, a device function, a dtype
-    tree          the function's source as a syntax tree with few kinds of statements
-    resolve       the tree with a Referent at each name and a role at each call
-    ssa           the versions of each variable (static single assignment)
-    types         the type of a value, and the interval that contains an integer
-    intervals     the type and the interval of `a op b`
-    call_types    the types of calls
-    inference     the types of all expressions of a function
-    loop_counts   the loops whose iterations have to be counted
-    accesses      loads and stores, rewritten for the interpreter
-    rewrite       everything else, rewritten for the interpreter
-    rebind        the rewritten function, with the names of one launch
+Read the files in this order:
+
+    names         look up global and free names: a member of numba.cuda, a device function, a dtype
+    tree          parse the source and reduce it to a few kinds of statements
+    resolve       annotate each name with a Referent and each call with a role
+    ssa           number the versions of each variable (static single assignment)
+    types         Numba's types, with a value interval for each integer
+    intervals     result type and interval of `a op b`
+    call_types    result types of calls
+    inference     infer the types of all expressions in a function
+    loop_counts   find the loops whose iterations must be counted
+    accesses      rewrite loads and stores for the interpreter
+    rewrite       rewrite everything else for the interpreter
+    rebind        bind the rewritten function to one launch
+    outline       nesting of loops and branches in source text, for the advice in messages
 """

@@ -1,8 +1,8 @@
-"""Loads and stores, rewritten for the interpreter: `a[i, j]` becomes `load2(a, i, j, 17)`, and `a[i] = v`
-becomes `store1(a, i, v, 18)`. The last argument is the number of the access's site.
+"""Rewrite loads and stores for the interpreter.
 
-Where the types of array and indices are known, the access is written out in place of the call, because a call
-takes two and a half times as long.
+`a[i, j]` becomes `load2(a, i, j, 17)`, and `a[i] = v` becomes `store1(a, i, v, 18)`. The last argument is the
+number of the access site. Where the types of the array and the indices are known, the access is inlined
+instead, because a call takes 2.5 times as long.
 """
 
 import ast
@@ -15,19 +15,20 @@ from sim.frontend.tree import from_end, indices_of, is_of_shape
 from sim.frontend.types import ANY, ArrayType, Number, Record, View, bits
 from sim.memory.indices import FromEnd
 
-PREFIX = "__sim_"  # begins every name that the rewriter adds to a kernel
+PREFIX = "__sim_"  # prefix of every name that the rewriter adds to a kernel
 MAX_INDICES = 5
 
 
 def element_strides(array, type_):
-    """Return the stride of each axis of the array called `array`, in elements: an int if the types
-    determine it, otherwise an expression."""
+    """Return the strides of the array called `array`, in elements: an int where its type determines the
+    stride, otherwise an expression."""
     strides = [
         prod(type_.shape[axis + 1 :]) if type_.shape else f"{array}.s{axis}" for axis in range(type_.rank)
     ]
     return [*strides[:-1], 1 if type_.rowwise else strides[-1]]
 
 
+# Templates of inlined accesses. An index out of bounds takes the call of the accessor, which reports it.
 INLINED_LOAD = "{array}.data[{flat}] if {inside} else {PREFIX}load{rank}({arguments}, {site})"
 INLINED_STORE = """
 if {{inside}}:
@@ -43,19 +44,19 @@ else:
 
 
 class Accesses(ast.NodeTransformer):
-    """Prints the accesses of one Source.
+    """Rewrites the loads and stores of one Source.
 
-    enabled: what the observers of the launch listen to; accesses that nobody listens to are not logged.
-    constants: collects {name in the rewritten text: numpy constant}.
+    enabled: the events that the launch's observers subscribed to. Other accesses are not logged.
+    constants: filled with {name in the rewritten text: numpy constant}.
     """
 
     def __init__(self, source, types, enabled):
         self.source, self.types, self.enabled = source, types, enabled
-        self.unassigned = set()  # ids of the Names that may be read before an assignment
+        self.unassigned = set()  # ids of Name nodes that may be read before an assignment
         self.constants, self.calls, self.makers, self.temporaries = {}, {}, {}, 0
         self.counting = loops_to_count(source)
 
-    # --- building blocks ------------------------------------------------------------------------------------
+    # --- node construction ----------------------------------------------------------------------------------
 
     def name(self, text, node, context=None):
         return ast.copy_location(ast.Name(PREFIX + text, context or ast.Load()), node)
@@ -64,14 +65,16 @@ class Accesses(ast.NodeTransformer):
         return ast.copy_location(ast.Call(self.name(function, node), arguments, []), node)
 
     def site(self, action, node):
-        """Return a constant node: the number of the site at `node`."""
+        """Return a constant node that holds the number of the site at `node`."""
         return ast.copy_location(ast.Constant(SITES.add(self.source.site(action, node))), node)
 
     def temporary(self, node):
+        """Return the name of a new temporary variable."""
         self.temporaries += 1
         return self.name(f"t{self.temporaries}", node).id
 
     def constant(self, value, node):
+        """Return a new name for a value that has no literal."""
         name = self.name(f"c{len(self.constants)}", node)
         self.constants[name.id] = value
         return name
@@ -79,7 +82,7 @@ class Accesses(ast.NodeTransformer):
     # --- subscripts -----------------------------------------------------------------------------------------
 
     def indices(self, node):
-        """Return the index expressions of a Subscript, or None if it is not an access to one element."""
+        """Return the index expressions of a Subscript, or None if it does not access a single element."""
         parts = indices_of(node)
         unusual = any(
             isinstance(part, (ast.Slice, ast.Starred)) or getattr(part, "value", None) is Ellipsis
@@ -90,7 +93,7 @@ class Accesses(ast.NodeTransformer):
         return [self.constant(FromEnd(-back), part) if (back := from_end(part)) else part for part in parts]
 
     def join_subscripts(self, node):
-        """Return `a[i][j]` as `a[i, j]` if all the indices together select one element of the array `a`."""
+        """Return `a[i][j]` as `a[i, j]` if the combined indices select one element of the array `a`."""
         owner, parts = node.value, indices_of(node)
         while isinstance(owner, ast.Subscript) and isinstance(self.types.of(owner.value), ArrayType):
             owner, parts = owner.value, [*indices_of(owner), *parts]
@@ -116,14 +119,14 @@ class Accesses(ast.NodeTransformer):
         return self.call(f"load{len(indices)}", arguments, node)
 
     def generic_operands(self, node):
-        """Return the operands of load_any and store_any for a Subscript or a record's attribute: the array
-        or record, and a tuple of indices."""
+        """Return the operands of load_any and store_any for a Subscript or a record field: the array or
+        record, and a tuple of indices."""
         parts = [ast.Constant(node.attr)] if isinstance(node, ast.Attribute) else indices_of(node)
         index = ast.Tuple([self.visit(part) for part in parts], ast.Load())
         return self.visit(node.value), ast.copy_location(index, node)
 
     def visit_Attribute(self, node):
-        """Rewrite the load of a record's field."""
+        """Rewrite a load of a record field."""
         if not isinstance(node.ctx, ast.Load) or not isinstance(self.types.of(node.value), Record):
             return self.generic_visit(node)
         return self.call("load_any", [*self.generic_operands(node), self.site("load", node)], node)
@@ -136,8 +139,11 @@ class Accesses(ast.NodeTransformer):
         return self.call("slice", [*map(self.visit, ends)], node)
 
     def array_type(self, node, rank):
-        """Return the type of the array with `rank` dimensions that `node` certainly holds; ANY if it
-        possibly holds one; else None."""
+        """Return the ArrayType of `node`, if it is certain to be an array with `rank` dimensions.
+
+        Return ANY if the type is not certain, so that the inlined code must check it. Return None if the
+        access cannot be inlined.
+        """
         if (
             not isinstance(node, ast.Name)
             or id(node) in self.unassigned
@@ -150,8 +156,8 @@ class Accesses(ast.NodeTransformer):
         return type_ if type_ == ANY or isinstance(type_, ArrayType) and type_.rank == rank else None
 
     def repeatable(self, node):
-        """Return whether `node` may be evaluated twice at little cost: names, constants, plain sums and
-        products."""
+        """Return whether evaluating `node` twice is cheap and has no side effects: names, constants, plain
+        sums and products."""
         if isinstance(node, ast.BinOp):
             parts = node.left, node.right
             return self.types.plain(node.op, *parts) and all(map(self.repeatable, parts))
@@ -160,11 +166,12 @@ class Accesses(ast.NodeTransformer):
         return isinstance(node, ast.Constant) and type(node.value) is int
 
     def inline(self, target, indices, site, type_, text):
-        """Return statements that perform an access in place, without calling an accessor.
+        """Return statements that perform an access without calling an accessor.
 
-        text: the template, with `inside` for the test that the indices are in bounds, and `flat` for the
-        position of the element. The access is logged if the indices are in bounds. If they are not, the
-        accessor is called, and it reports the error.
+        text: a template with the fields `inside`, the bounds test, and `flat`, the position of the element.
+
+        An access in bounds is logged by the inlined code. Otherwise the accessor is called and reports the
+        error.
         """
         conditions, flat = self.position(target, indices, type_)
         more, flat, noted = self.observe(target, site, type_, flat)
@@ -177,8 +184,8 @@ class Accesses(ast.NodeTransformer):
         return made.body
 
     def position(self, target, indices, type_):
-        """Return, as text, the conditions that the indices have to satisfy, and the position of the
-        element in the array."""
+        """Return the bounds conditions on the indices and the position of the element in the array, as
+        text."""
         array, rank, surely = target.id, len(indices), type_ != ANY
         sizes = (surely and type_.shape) or [f"{array}.n{axis}" for axis in range(rank)]
         strides = element_strides(array, type_) if surely else [f"{array}.s{axis}" for axis in range(rank)]
@@ -186,6 +193,7 @@ class Accesses(ast.NodeTransformer):
         terms = []
         for index, size, stride in zip(indices, sizes, strides):
             back = self.constants.get(getattr(index, "id", None))
+            # An index from the end (a negative literal) was replaced by a FromEnd constant.
             from_end = type(back) is FromEnd
             own = name = f"{size} - {-back}" if from_end else self.index_text(index)
             bounds = ["0 <= {first}"] if from_end else self.bounds_conditions(index, size)
@@ -197,26 +205,32 @@ class Accesses(ast.NodeTransformer):
         return conditions, " + ".join(terms)
 
     def index_text(self, index):
-        """Return an index as text: a literal if its type allows only one value."""
+        """Return an index as text: a literal if its interval contains only one value."""
         type_ = self.types.of(index)
         return (
             str(type_.low) if bits(type_) is not None and type_.low == type_.high >= 0 else ast.unparse(index)
         )
 
     def observe(self, target, site, type_, flat):
-        """Return, as text, what observers add to an access: the conditions, the position of the element
-        (possibly held in a temporary), and the statement that marks a local element as written."""
+        """Return, as text, the additions that observers require.
+
+        These are extra conditions, the position of the element (in a temporary if it is an expression), and a
+        statement that marks an element of local memory as written.
+        """
         array, logged = target.id, self.logs(type_)
         watched = type_ != ANY and type_.local and self.enabled.unwritten
         if not (logged or watched):
             return [], flat, "pass"
         conditions, held = [], flat if flat.isdecimal() else self.temporary(target)
         first = flat if held == flat else f"({held} := {flat})"
+        # An unwritten element fails the condition, so the accessor runs and reports the read. -1 marks all
+        # its bytes as written.
         if watched and site & 3 == LOAD:
             conditions.append(f"{array}.written[{first}] == -1")
             first = held
         if logged:
             offset = f"({first} << {array}.shift)" if type_ == ANY else f"{first} * {type_.itemsize}"
+            # `log` returns None, so the condition is always true and only has a side effect.
             word = f"{site << SITE_SHIFT} + {array}.code + {offset}"
             conditions.append(f"{PREFIX}log({word}) is None")
             first = held
@@ -229,8 +243,11 @@ class Accesses(ast.NodeTransformer):
         )
 
     def bounds_conditions(self, index, size):
-        """Return, as text, the conditions under which an index lies in an axis of `size` elements (an int
-        or an expression); none if the types prove it."""
+        """Return the conditions, as text, under which an index is inside an axis with `size` elements (an int
+        or an expression).
+
+        Return an empty list if the types prove that the index is in bounds.
+        """
         type_ = self.types.of(index)
         if bits(type_) is None:
             return [f"{PREFIX}type({{first}}) is {PREFIX}int and 0 <= {{name}} < {size}"]
@@ -239,7 +256,8 @@ class Accesses(ast.NodeTransformer):
         return [] if isinstance(size, int) and type_.high < size else [f"{{first}} < {size}"]
 
     def store(self, target, value):
-        """Return the statements that store `value`, which is already rewritten, at the Subscript `target`."""
+        """Return statements that store `value`, an expression already rewritten, to the Subscript
+        `target`."""
         field = isinstance(self.types.of(target.value), Record)
         target = target if field else self.join_subscripts(target)
         indices = None if field else self.indices(target)

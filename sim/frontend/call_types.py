@@ -1,5 +1,4 @@
-"""Infer the result types of calls, with one method for each role that a called name can have
-(sim.frontend.resolve)."""
+"""Result types of calls, with one method for each role that a called name can have (sim.frontend.resolve)."""
 
 import ast
 import functools
@@ -30,7 +29,7 @@ from sim.frontend.types import (
 from sim.isa.promotion import SCALAR, SIGNED
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
 
-# the types of cuda's functions and attributes whose result type does not depend on arguments
+# types of cuda's functions and attributes whose type does not depend on arguments
 OF_CUDA = {
     "laneid": Number(np.int32, 0, 31),
     "warpsize": Number(np.int32, 32, 32),
@@ -41,10 +40,10 @@ OF_CUDA = {
 
 
 class CallTypes:
-    """The part of type inference that handles calls.
+    """The mixin of the type inference that handles calls.
 
-    The class that inherits it provides `of(expression)`, `block` (the shape of the block) and `results`
-    (types that device functions return).
+    The inheriting class provides `of(expression)`, `block` (the block's shape) and `results` (result types of
+    device functions).
     """
 
     def of_call(self, node):
@@ -56,7 +55,7 @@ class CallTypes:
         return of_result(node.func.referent.dtype)
 
     def call_member(self, node, given):
-        """Return the type of a call of a number's or an array's method."""
+        """Return the result type of a method call on a number or an array."""
         if not isinstance(node.func, ast.Attribute):
             return ANY
         held, name = self.of(node.func.value), node.func.attr
@@ -83,10 +82,10 @@ class CallTypes:
         return probe_result_type(called, tuple(number.scalar for number in given))
 
     def argument_types(self, node):
-        """Return {parameter: type} for a call of a device function.
+        """Return {parameter: type} for a call to a device function.
 
-        Return None if the arguments are not known, or if one copy of the function has to serve all calls,
-        because it declares shared memory.
+        Return None if the arguments are not known. Also return None if the function declares shared memory:
+        all calls must then run the same copy, because a declaration is one buffer.
         """
         function = referent_of(node.func).function
         if function is None or "shared" in names_in(function.__code__):
@@ -107,7 +106,7 @@ class CallTypes:
             return UNKNOWN if given else ANY
         key = called.function, tuple(given.items())
         if key not in self.results:
-            self.results[key], source = UNKNOWN, source_of(called.function)  # what a recursive call finds
+            self.results[key], source = UNKNOWN, source_of(called.function)  # a recursive call reads UNKNOWN
             found = source and type(self)(source, given, self.block, self.results)
             self.results[key] = found.result() if found else ANY
         return self.results[key]
@@ -153,7 +152,7 @@ class CallTypes:
     call_lanes = call_cuda
 
     def of_instruction(self, entry, given):
-        """Return the type of the result of a warp or block instruction: a tuple if there are several
+        """Return the result type of a warp-wide or block-wide instruction: a tuple if it has several
         results."""
         given = dict(zip(entry.parameters, given))
         results = [
@@ -164,21 +163,21 @@ class CallTypes:
         return tuple(results) if len(results) > 1 else results[0] if results else NONE
 
     def call_declaration(self, node, _):
-        """Return the type of the array that `cuda.shared.array(shape, dtype)` or `cuda.local.array`
-        declares."""
+        """Return the type of an array declared by `cuda.shared.array(shape, dtype)` or `cuda.local.array`."""
         local, dtype = node.declares.space == "local", referent_of(node.declares.dtype).dtype
         shape = self.versions.shape(node.declares.shape)
-        # shape (0,) is a view of the dynamic shared bytes, and there may be none
+        # A shape of 0 is a view of the dynamic shared memory, whose size is unknown here.
         if dtype is None or dtype.hasobject or not shape or 0 in shape:
             return ANY
-        # the fast path marks local elements as written by 8-byte words, so wider elements do not take it
+        # The fast path tracks written elements of local memory in 8-byte words, so wider elements cannot use
+        # it.
         if dtype.names is not None or local and dtype.itemsize > 8:
             return View(element_type(dtype), len(shape))
         return ArrayType(element_type(dtype), len(shape), dtype.itemsize, shape=shape, local=local)
 
 
 def of_function(entry, given):
-    """Return the type of the result of a Function of `sim.isa`."""
+    """Return the result type of a Function in `sim.isa`."""
     if UNKNOWN in given:
         return UNKNOWN
     if entry is None or len(given) != entry.count or not all(isinstance(number, Number) for number in given):
@@ -192,8 +191,8 @@ def of_function(entry, given):
 
 
 def of_result(result):
-    """Return the Number for a result of a dtype. A narrow signed integer has an interval, so it is a
-    Python int."""
+    """Return the Number for a result with this dtype. A narrow signed integer has an interval, because it is
+    represented as a Python int."""
     dtype = np.dtype(result)
     scalar = SCALAR.get(dtype.type)
     if scalar is None:
@@ -203,12 +202,11 @@ def of_result(result):
 
 @functools.cache
 def probe_result_type(function, scalars):
-    """Return the type of the result of a numpy function, found by calling it with ones of these scalar
-    types."""
+    """Return the result type of a numpy function, found by calling it with ones of these scalar types."""
     try:
         with np.errstate(all="ignore"):
             return type_of_result(function(*(scalar(1) for scalar in scalars)))
-    except Exception:  # the function does not accept such numbers, so its result type is not known
+    except Exception:  # The function does not accept such numbers, so the result type is unknown.
         return ANY
 
 

@@ -1,5 +1,5 @@
-"""Type inference: compute the type of each version of each variable (sim.frontend.ssa) from the others,
-until nothing changes."""
+"""Type inference: compute the type of every version of every variable (sim.frontend.ssa) by iterating to a
+fixed point."""
 
 import ast
 import functools
@@ -42,7 +42,9 @@ from sim.frontend.types import (
 from sim.isa.promotion import COMPLEX, INTEGRAL, SIGNED, UNSIGNED
 from sim.isa.table import INSTRUCTIONS
 
+# iterations after which an interval that still grows is widened, so that the inference ends
 ROUNDS = 4
+# value intervals, from the CUDA Programming Guide's limits on grids and blocks
 GEOMETRY = {
     "threadIdx": (0, 1023),
     "blockIdx": (0, 2**31 - 1),
@@ -52,12 +54,11 @@ GEOMETRY = {
 
 
 class Types(CallTypes):
-    """The types of the variables and expressions of a Source.
+    """The types of the variables and expressions in a Source.
 
-    parameters: {name: type} of the parameters, as far as known.
-    block: the launch's block (x, y, z), which bounds threadIdx.
-    results: {(function, types): type}, the types that device functions return, shared by the inferences of
-        one kernel.
+    parameters: {name: type}, for the parameters with known types.
+    block: the block's shape (x, y, z), which bounds threadIdx.
+    results: {(function, types): type} returned by device functions, shared by all inferences for one kernel.
     """
 
     def __init__(self, source, parameters, block=None, results=None):
@@ -81,8 +82,8 @@ class Types(CallTypes):
                     changed = True
 
     def is_none(self, test):
-        """If the condition is `x is None` for an argument x, return its truth value, which the argument's
-        type determines; otherwise return None."""
+        """Decide the condition `x is None` or `x is not None` for a parameter x by its type. Return None for
+        any other condition."""
         match test:
             case ast.Compare(ast.Name(name), [ast.Is() | ast.IsNot() as sign], [ast.Constant(None)]):
                 type_ = self.parameters.get(name, ANY) if name in self.fixed else ANY
@@ -90,6 +91,7 @@ class Types(CallTypes):
         return None
 
     def of_version(self, version):
+        """Return the type of a version, from the types inferred so far."""
         if version.same is not None:
             return self.found.get(version.settled())
         if version.incoming is not None:
@@ -109,7 +111,7 @@ class Types(CallTypes):
         return functools.reduce(join, returned, NONE if self.versions.falls_through else UNKNOWN)
 
     def of_iteration(self, node):
-        """Return the type of the values over which a `for` loop over `node` iterates."""
+        """Return the type of the loop variable in a `for` loop over `node`."""
         name = builtin_called(node)
         if name == "range" and node.args:
             return self.of_range([self.of(argument) for argument in node.args])
@@ -126,6 +128,7 @@ class Types(CallTypes):
         if not all(isinstance(number, Number) and number.scalar in INTEGRAL for number in given):
             return ANY
         scalars = {number.scalar for number in given}
+        # Numba's range_state types: int32, int64 or uint64, by the types of the bounds.
         if scalars <= UNSIGNED:
             return Number(np.uint64)
         narrow, known = scalars <= SIGNED - {int}, all(number.bits is not None for number in given)
@@ -185,10 +188,11 @@ class Types(CallTypes):
         return part(held, node.slice.value if isinstance(node.slice, ast.Constant) else None)
 
     def of_part(self, array, indices):
-        """Return the type of an array indexed by `indices`: an element, or an array with one axis for each
-        slice and each axis without an index.
+        """Return the type of `array[indices]`: an element, or an array with an axis for each slice and each
+        missing index.
 
-        It is an ArrayType only if each slice is a plain `:`. Any other slice may be empty, so it is a View.
+        The result is an ArrayType only if each slice is a plain `:`. Any other slice may be empty, so the
+        result is a View.
         """
         axes = [isinstance(index, ast.Slice) for index in indices] + [True] * (array.rank - len(indices))
         types_ = [self.of(index) for index, axis in zip(indices, axes) if not axis]
@@ -227,7 +231,7 @@ class Types(CallTypes):
         version = INSTRUCTIONS[f"operator.{UNARY[type(node.op)]}"].version(operand.scalar)
         if version is None or operand.scalar not in SIGNED or operand.bits is None:
             return ANY if version is None else Number(version.results)
-        if isinstance(node.op, ast.USub):  # negating the lowest integer gives the same integer
+        if isinstance(node.op, ast.USub):  # Negating the lowest integer overflows back to itself.
             negative = Number(int, -operand.high, -operand.low)
             return negative if operand.scalar is int else signed(int, operand.bits)
         low, high = operand.low, operand.high
@@ -243,7 +247,7 @@ class Types(CallTypes):
         return all(map(is_float, types_)) or integers or NONE in types_ or with_float64(*types_)
 
     def plain(self, op, left, right):
-        """Return whether Python's own operator gives Numba's result for these two operands, and never
+        """Return whether Python's own operator computes Numba's result for these operands and never
         raises."""
         a, b = self.of(left), self.of(right)
         if is_numpys(a, b):
@@ -253,13 +257,15 @@ class Types(CallTypes):
             return isinstance(op, (*ADDITIVE, ast.Mult, *BITWISE))
         if bits(a) is None or bits(b) is None or bits(operation(op, a, b)) is None:
             return False
+        # A divisor of zero would raise in Python.
         if isinstance(op, (ast.FloorDiv, ast.Mod)):
             return b.low > 0
         return b.low >= 0 if isinstance(op, (ast.LShift, ast.RShift)) else not isinstance(op, ast.Div)
 
 
 def real_part(type_):
-    """Return the type of `.real` or `.imag`: of a complex number, or of an array of them; else ANY."""
+    """Return the type of `.real` and `.imag` for a complex number or an array of them; ANY for other
+    types."""
     if isinstance(type_, ArrayType | View):
         element = real_part(type_.element)
         return ANY if element == ANY else View(element, type_.rank)
@@ -273,6 +279,6 @@ def is_whole(index):
 
 
 def of_axis(ends, axis):
-    """Return the interval of one axis. `ends` is either a list with an interval for each axis, or one
-    interval for all."""
+    """Return the interval for one axis. `ends` is either a list with an interval per axis, or one interval
+    for all axes."""
     return ends[axis] if isinstance(ends, list) else ends

@@ -1,4 +1,4 @@
-"""The type of `a op b`, and the interval that contains its results."""
+"""Result types of binary operators, and the intervals that contain their results."""
 
 import ast
 import functools
@@ -9,8 +9,8 @@ from sim.frontend.types import ANY, MOST_BITS, UNKNOWN, Number
 from sim.isa.table import INSTRUCTIONS
 
 ADDITIVE, BITWISE = (ast.Add, ast.Sub), (ast.BitAnd, ast.BitOr, ast.BitXor)
-# Operators that are monotonic in each operand, so that their lowest and highest results are at the corners
-# of the two intervals. Python's integers cannot overflow, so the corners are exact.
+# Operators that are monotonic in each operand, so their extreme results are at the corners of the two
+# intervals. Python's integers cannot overflow, so the corners are exact.
 EXACT = {
     op: getattr(operator, OPERATORS[op])
     for op in (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.LShift, ast.RShift)
@@ -19,7 +19,7 @@ EXACT = {
 
 @functools.cache
 def scalar_of(op, left, right):
-    """Return the scalar type of an operator's result, or None if Numba does not have the operator for
+    """Return the scalar type of an operator's result, or None if Numba does not support the operator for
     these types."""
     entry = INSTRUCTIONS.get(f"operator.{OPERATORS.get(op)}")
     version = entry and entry.version(left, right)
@@ -40,7 +40,8 @@ def operation(op, left, right):
 
 
 def interval(op, a, b):
-    """Return (lowest, highest) result of `op` on two Numbers with known intervals; () if it is not known."""
+    """Return the (lowest, highest) result of `op` on two Numbers with known intervals, or () if it is not
+    known."""
     if isinstance(op, BITWISE):
         return bitwise_interval(op, a, b)
     if isinstance(op, ast.Mod):
@@ -50,6 +51,7 @@ def interval(op, a, b):
     if isinstance(op, ast.FloorDiv) and b.low <= 0:  # Numba defines i // 0 as 0
         most = max(abs(a.low), abs(a.high))
         return -most, most
+    # A right shift moves a value towards 0 or -1.
     if isinstance(op, ast.RShift) and not 0 <= b.low <= b.high < 64:
         return min(a.low, 0), max(a.high, 0)
     exact = EXACT.get(type(op))
@@ -60,7 +62,7 @@ def interval(op, a, b):
 
 
 def bitwise_interval(op, a, b):
-    """Return (lowest, highest) result of `&`, `|` or `^` on two Numbers with known intervals."""
+    """Return the (lowest, highest) result of `&`, `|` or `^` on two Numbers with known intervals."""
     natural_highs = [number.high for number in (a, b) if number.low >= 0]
     if isinstance(op, ast.BitAnd) and natural_highs:
         return 0, min(natural_highs)
@@ -69,7 +71,7 @@ def bitwise_interval(op, a, b):
 
 
 def range_interval(*ends):
-    """Return the (lowest, highest) value that a `range` with these bounds can yield."""
+    """Return the (lowest, highest) value that `range(*ends)` can yield."""
     start, stop = (Number(int, 0, 0), *ends) if len(ends) == 1 else ends[:2]
     if len(ends) < 3 or ends[2].low > 0:
         return start.low, max(stop.high - 1, start.low)

@@ -1,8 +1,8 @@
-"""The loops whose iterations have to be counted, because threads may reach one barrier in different
-iterations of them.
+"""Find the loops whose iterations must be counted, because threads may reach one barrier in different
+iterations.
 
-If each barrier in a loop's body is passed exactly once in each iteration, two threads that have passed
-equally many barriers are in the same iteration, and nothing needs to be counted.
+If every barrier in a loop's body is passed exactly once per iteration, threads that have passed the same
+number of barriers are in the same iteration. Then counting is unnecessary.
 """
 
 import ast
@@ -10,27 +10,27 @@ import ast
 from sim.frontend.resolve import DEVICE, WAIT, source_of
 from sim.isa.table import BLOCK_WIDE
 
-# how often a thread that runs through some statements passes a barrier: never, exactly once, or anything else
+# How many times a path through some statements passes a barrier: never, exactly once, or an unknown number.
 NEVER, ONCE, ANYHOW = range(3)
 LOOPS, BRANCHES = (ast.For, ast.While), (ast.IfExp, ast.BoolOp, ast.comprehension)
 
 
 def loops_to_count(source):
-    """Return the ids of the loops of a Source whose iterations have to be counted."""
+    """Return the ids of the loops in a Source whose iterations must be counted."""
     passes = BarrierPasses()
     loops = [node for node in ast.walk(source.tree) if isinstance(node, LOOPS)]
     return {id(loop) for loop in loops if passes.of_body(loop.body, ast.Continue) == ANYHOW}
 
 
 class BarrierPasses:
-    """Estimates how many barriers a path executes; caches the estimate for each function."""
+    """Estimates how many barriers a path passes, with a cache per function."""
 
     def __init__(self):
         self.known = {}
 
     def of_body(self, statements, leave):
-        """Return the estimate for statements that a `leave` statement (`continue` or `return`) can end
-        early."""
+        """Return the estimate for a list of statements that a `leave` statement (`continue` or `return`) can
+        end early."""
         each = [self.of_statement(statement) for statement in statements]
         if not any(each) or ANYHOW in each:
             return max(each, default=NEVER)
@@ -61,7 +61,7 @@ class BarrierPasses:
 
 
 def leaves(statement, leave):
-    """Return whether `statement` contains a `return`, or a `continue` of the loop that it belongs to."""
+    """Return whether `statement` contains a `return`, or a `continue` that belongs to the enclosing loop."""
     if leave is ast.Continue and isinstance(statement, LOOPS):
         return any(leaves(part, leave) for part in statement.orelse)
     return isinstance(statement, leave) or any(

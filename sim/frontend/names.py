@@ -1,4 +1,4 @@
-"""The values of a function's global and free names: numbers, device functions, parts of numba.cuda."""
+"""Look up a function's global and free names: numbers, device functions, members of numba.cuda."""
 
 import functools
 import importlib
@@ -20,19 +20,20 @@ LIBRARIES = ("math", "cmath", "numpy", "operator", "_operator")
 
 
 class Names:
-    """The values of a function's names: its free variables first, then its globals."""
+    """A function's name lookup: free variables first, then globals."""
 
     def __init__(self, function):
         self.free = {}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             try:
                 self.free[name] = cell.cell_contents
-            except ValueError:  # the enclosing function has not assigned it yet
+            except ValueError:  # the enclosing function has not assigned the variable yet
                 pass
         self.globals = function.__globals__
         self.local = set(function.__code__.co_varnames) | set(function.__code__.co_cellvars)
 
     def value(self, name):
+        """Return the value of a global or free name, or MISSING for a local variable or an unknown name."""
         if name in self.local:
             return MISSING
         if name in self.free:
@@ -46,7 +47,7 @@ class Names:
 
 
 def member(owner, name):
-    """Return `owner.name`, or MISSING."""
+    """Return `owner.name`, or MISSING if there is no such attribute."""
     value = getattr(owner, name, MISSING)
     lacks = value is MISSING and owner is sys.modules.get("numba.cuda")
     return stand_ins().get(name, MISSING) if lacks else value
@@ -54,8 +55,8 @@ def member(owner, name):
 
 @functools.cache
 def stand_ins():
-    """Return stand-ins, {name: value}, for names that kernels may use but that are not attributes of
-    `numba.cuda` when NUMBA_ENABLE_CUDASIM is set."""
+    """Return {name: value} for names that kernels may use but that `numba.cuda` lacks when
+    NUMBA_ENABLE_CUDASIM is set."""
     if not sys.modules["numba.cuda"].config.ENABLE_CUDASIM:
         return {}
     names = "stubs", "intrinsics", "cg", "libdevice"
@@ -68,12 +69,12 @@ def stand_ins():
 
 
 def names_in(code):
-    """Return every global, free and attribute name that `code`, or a function inside it, mentions."""
+    """Return every global, free and attribute name used in `code` or in a function nested in it."""
     return [name for one in codes_in(code) for name in (*one.co_names, *one.co_freevars)]
 
 
 def codes_in(code):
-    """Yield `code` and all code objects inside it."""
+    """Yield `code` and all code objects nested in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -81,8 +82,8 @@ def codes_in(code):
 
 
 def cuda_name(value):
-    """Return the name of `value` in numba.cuda (in sim.cuda, without Numba), or None if it is not a member
-    of that module."""
+    """Return the name of `value` in numba.cuda, or None if it is not a member. Without Numba, look in
+    sim.cuda."""
     if value is MISSING or type(value) in PLAIN:
         return None
     modules = filter(None, map(sys.modules.get, CUDA_MODULES))
@@ -93,7 +94,7 @@ def cuda_name(value):
 def names_by_identity(module):
     """Return {id: name} for the members of `module` and of its namespaces, such as "atomic.add"."""
     offered = {**(stand_ins() if module.__name__ == "numba.cuda" else {}), **vars(module)}
-    home = module.__name__.partition(".")[0]  # modules that it imports, such as numpy, are not its members
+    home = module.__name__.partition(".")[0]  # skip modules that it merely imports, such as numpy
     named = {
         name: member
         for name, member in public(offered)
@@ -101,7 +102,7 @@ def names_by_identity(module):
         and (not isinstance(member, types.ModuleType) or member.__name__.startswith(home))
     }
     inner = {
-        f"{space}.{name}": getattr(member, "__func__", member)  # unwraps a static method
+        f"{space}.{name}": getattr(member, "__func__", member)  # unwrap a static method
         for space in NAMESPACES
         for name, member in public(vars(named[space]))
     }
@@ -113,7 +114,8 @@ def public(members):
 
 
 def name_in_cuda(value):
-    """Return the name of `value` in numba.cuda, or None. The constructor of a grid group is "this_grid"."""
+    """Return the name of `value` in numba.cuda, or None. The constructor of a cooperative-groups grid is
+    called "this_grid"."""
     home = getattr(value, "__module__", None) or ""
     of_grid = getattr(value, "__name__", None) == "this_grid" and home.startswith("numba.cuda")
     return name_of(value) or ("this_grid" if of_grid else cuda_name(value))
@@ -130,7 +132,7 @@ OF_MODULE = {
 
 
 def entry_of(value):
-    """Return the entry of `sim.isa` that an object is, or that has the object's name; else None."""
+    """Return the `sim.isa` entry for an object, found by identity or by name; None if there is no entry."""
     if value is MISSING or id(value) in ENTRY_OF_OBJECT:
         return ENTRY_OF_OBJECT.get(id(value))
     before = OF_MODULE.get(getattr(value, "__module__", None))
@@ -138,10 +140,10 @@ def entry_of(value):
 
 
 def device_function(value):
-    """Return the Python function behind a device function; None for anything else, such as Numba's own
-    functions."""
+    """Return the Python function behind a device function. Return None for anything else, including Numba's
+    internal functions."""
     home = getattr(value, "__module__", None) or ""
-    # Numba's own kernels, and those of its tests, are kernels like any other
+    # Kernels shipped with Numba, and those in its tests, count as user kernels.
     kernels = home.startswith(("numba.cuda.kernels.", "numba.cuda.random")) or ".tests." in home
     own = home.partition(".")[0] in ("math", "numpy", "builtins") or home.startswith("numba.") and not kernels
     return None if value is MISSING or own or cuda_name(value) or name_of(value) else python_function(value)
@@ -151,7 +153,7 @@ def device_function(value):
 
 
 class DType:
-    """A dtype as a kernel sees it: called, it converts a value; passed to a declaration, it is the element
+    """A dtype inside a kernel. Calling it converts a value; an array declaration uses it as the element
     type."""
 
     def __init__(self, dtype):
@@ -167,7 +169,8 @@ class DType:
 
 @functools.cache
 def as_dtype(value):
-    """Return the numpy dtype that `value` names (a numpy or Numba type, a dtype, a DType), or None."""
+    """Return the numpy dtype for a numpy type, a Numba type, a dtype, a DType or a name; None for anything
+    else."""
     if isinstance(value, DType):
         return value.dtype
     if isinstance(value, np.dtype):
@@ -198,7 +201,10 @@ def dtype_named(name):
 
 
 def dtype_or_none(value):
-    """Return `as_dtype(value)`, and None for values that cannot be hashed or that must not be kept alive."""
+    """Return `as_dtype(value)`, or None for an unhashable value.
+
+    Functions and modules are excluded first, because the cache of `as_dtype` would keep them alive.
+    """
     if isinstance(value, (types.FunctionType, types.ModuleType)) or hasattr(value, "py_func"):
         return None
     try:
@@ -208,16 +214,19 @@ def dtype_or_none(value):
 
 
 def python_function(kernel):
-    """Return the Python function behind a `@cuda.jit` dispatcher or a plain function; None for anything
-    else."""
+    """Return the Python function behind a `@cuda.jit` dispatcher, or a plain function itself; None for
+    anything else."""
     # `py_func` in numba-cuda, `fn` in Numba's own simulator
     function = getattr(kernel, "py_func", None) or getattr(kernel, "fn", kernel)
     return function if isinstance(function, types.FunctionType) else None
 
 
 def positional(function):
-    """Return the names of a function's parameters; None where only `inspect.signature` has them: some are not
-    positional, or a decorator has changed the signature."""
+    """Return the names of a function's parameters from its code object.
+
+    Return None if only `inspect.signature` can tell: some parameters aren't positional, or a decorator has
+    changed the signature.
+    """
     code = function.__code__
     if hasattr(function, "__wrapped__") or hasattr(function, "__signature__"):
         return None
@@ -227,9 +236,9 @@ def positional(function):
 
 
 def only_signature(dispatcher):
-    """Return the signature that `@cuda.jit("...", device=True)` was given, or None."""
+    """Return the signature passed to `@cuda.jit("...", device=True)`, or None."""
     compiled = list(getattr(dispatcher, "overloads", {}).values())
-    # without a signature, Numba can compile further versions for other types
+    # a dispatcher without a signature compiles a version per set of argument types
     if len(compiled) != 1 or getattr(dispatcher, "_can_compile", True):
         return None
     return compiled[0].signature
@@ -239,24 +248,25 @@ def is_number(dtype):
     return dtype.names is None and not dtype.hasobject
 
 
-# --- what a kernel was made for -----------------------------------------------------------------------------
+# --- captured values ----------------------------------------------------------------------------------------
 
 
 def captured_values(function, seen=frozenset()):
-    """Return a key for the values of a function's globals and free variables, and of those of the device
-    functions that it calls.
+    """Return a hashable key for the values of a function's global and free names, including those of the
+    device functions that it calls.
 
-    A rewritten kernel may be reused only while this key stays the same.
+    A rewritten kernel may be reused only while this key stays the same. `seen` ends the recursion.
     """
     names, mentioned, seen = Names(function), sorted(set(names_in(function.__code__))), seen | {function}
     return tuple(comparison_key(names.value(name), mentioned, seen) for name in mentioned)
 
 
 def comparison_key(value, mentioned, seen):
-    """Return the part of a global's value that the key contains: a number itself, a function's code, the
-    mentioned members of a module, and the identity of anything else.
+    """Return the part of the key for one global: a number itself, a function's code object, the members of a
+    module that the kernel mentions, or the identity of any other object.
 
-    The key holds a reference to the code object. Otherwise a new object could get the same identity.
+    The key keeps the code object alive. Otherwise a new object could be allocated at the same address and
+    compare equal.
     """
     if isinstance(value, (int, float, complex, str, np.generic)):
         return type(value), value

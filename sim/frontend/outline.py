@@ -1,8 +1,8 @@
-"""The outline of a source text: which lines are in which loop, branch and arm of a branch.
+"""The outline of a source text: which lines belong to which loop, branch and arm of a branch.
 
-Advice about a race needs it: a barrier cannot stand between two arms of one branch, and in a loop the last
-line comes before the first line of the next iteration. Python is parsed by `ast`; C++ by its braces and the
-keywords `if`, `else`, `for`, `while`, `do`, without its expressions.
+Advice about a race depends on it. A barrier cannot separate two arms of the same branch, and in a loop the
+last line runs before the first line of the next iteration. Python is parsed by `ast`. For C++, only braces
+and the keywords `if`, `else`, `for`, `while` and `do` are parsed.
 """
 
 import ast
@@ -14,12 +14,12 @@ import textwrap
 from dataclasses import dataclass, field
 
 FUNCTION, LOOP, BRANCH, ARM, STATEMENT = "function", "loop", "branch", "arm", "statement"
-RETURN, LEAVE = "return", "leave"  # `leave`: break, continue
+RETURN, LEAVE = "return", "leave"  # LEAVE: `break` or `continue`
 
 
 @dataclass
 class Node:
-    """A function, loop, branch, arm of a branch or plain statement, from its `first` line to its `last`."""
+    """A function, loop, branch, arm of a branch, or plain statement, from line `first` to line `last`."""
 
     kind: str
     first: int
@@ -28,14 +28,14 @@ class Node:
 
 
 class Outline:
-    """The functions of one text as a tree of Nodes; `lines` are its lines, from 1."""
+    """The functions in a source text, as a tree of Nodes. `lines` maps line numbers, from 1, to text."""
 
     def __init__(self, lines, parts):
         self.lines = dict(enumerate(lines, 1))
         self.root = Node("text", 1, len(lines), parts)
 
     def path(self, line):
-        """Return the Nodes that hold a line, the outermost first."""
+        """Return the Nodes that contain a line, outermost first."""
         found, node = [], self.root
         while node is not None:
             node = self.part(node, line)
@@ -44,50 +44,54 @@ class Outline:
         return found
 
     def common(self, *lines):
-        """Return the Nodes that hold all these lines, the outermost first."""
+        """Return the Nodes that contain all these lines, outermost first."""
         paths = [self.path(line) for line in lines]
         return [nodes[0] for nodes in zip(*paths) if all(node is nodes[0] for node in nodes)]
 
     def function(self, line):
-        """Return the innermost function of a line, or None."""
+        """Return the innermost function around a line, or None."""
         return next((node for node in reversed(self.path(line)) if node.kind == FUNCTION), None)
 
     def loop(self, *lines):
-        """Return the innermost loop that holds all these lines, or None."""
+        """Return the innermost loop that contains all these lines, or None."""
         return next((node for node in reversed(self.common(*lines)) if node.kind == LOOP), None)
 
     def branch(self, one, other):
-        """Return the branch of which two lines are in different arms, or None."""
+        """Return the branch that has the two lines in different arms, or None."""
         shared = self.common(one, other)
         apart = shared and shared[-1].kind == BRANCH
         in_arms = apart and all(self.path(line)[len(shared) :][:1] for line in (one, other))
         return shared[-1] if in_arms else None
 
     def apart(self, line, other):
-        """Return whether `other` is in an arm of a branch that does not hold `line`."""
+        """Return whether `other` is in an arm of a branch that does not contain `line`."""
         held = self.common(line, other)
         return any(node.kind == ARM for node in self.path(other)[len(held) :])
 
     def headed(self, line):
-        """Return the loop whose header is at a line, or None."""
+        """Return the loop whose header is on this line, or None."""
         loops = [node for node in self.path(line) if node.kind == LOOP and node.first == line]
         return loops[0] if loops else None
 
     def between(self, one, other):
-        """Return the statement at line `one` after which a new statement comes before line `other`, or
-        None."""
+        """Return the statement at line `one`, if a new statement can be inserted after it and before line
+        `other`; else None."""
         shared = self.common(one, other)
         found = self.part(shared[-1] if shared else self.root, one)
         return found if found is not None and found.last < other else None
 
     def after(self, one, other):
-        """Return the statement of `between` if every thread reaches what follows it, else None."""
+        """Return the statement from `between` if every thread reaches the code that follows it, else None."""
         found = self.between(one, other)
         return found if found is not None and self.all_reach_end(found) else None
 
     def divisible(self, node):
-        """Return whether every thread reaches what follows a Node as soon as the branches that hold it are
-        divided there, and a return in front of it becomes a branch around what follows."""
+        """Return whether every thread would reach the code after a Node, if the code were restructured around
+        it.
+
+        Restructuring means that each enclosing branch is split at the Node. An early `return` in front of the
+        Node becomes a branch around the code that follows.
+        """
         above = [part for part in self.holders(node, self.root) if part.kind != STATEMENT][1:]
         kinds = [part.kind for part in above]
         first = next((at for at, kind in enumerate(kinds) if kind == BRANCH), len(kinds))
@@ -101,7 +105,7 @@ class Outline:
         return not held and (LOOP not in kinds or not earlier) and all(in_front)
 
     def ends(self, branch):
-        """Return whether the single arm of a branch returns at its end, and nowhere else."""
+        """Return whether the only arm of a branch ends with its only `return`."""
         statements = branch.parts[0].parts if branch.kind == BRANCH else []
         inner = statements[0].parts if len(statements) == 1 and statements[0].parts else statements
         kinds = [part.kind for part in inner]
@@ -111,13 +115,15 @@ class Outline:
         return self.leaves(node, RETURN, node.last)
 
     def outermost(self, node):
-        """Return the outermost branch that holds a Node, or None."""
+        """Return the outermost branch that contains a Node, or None."""
         return next((part for part in self.holders(node, self.root) if part.kind == BRANCH), None)
 
     def all_reach_end(self, node):
-        """Return whether every thread reaches what follows a Node, as far as the text shows: no arm of a
-        branch contains the Node, and nothing before its end leaves the function or a loop that contains
-        the Node."""
+        """Return whether every thread reaches the code after a Node, as far as the source shows.
+
+        No arm of a branch may contain the Node, and nothing before its end may leave the function or a loop
+        around the Node.
+        """
         above = self.holders(node, self.root)[1:]
         if any(part.kind in (BRANCH, ARM) for part in above):
             return False
@@ -128,29 +134,33 @@ class Outline:
         return not any(self.leaves(part, kind, node.last) for part, kind in holds)
 
     def holders(self, node, within):
-        """Return the Nodes that hold a Node, from `within` inwards; none if `within` does not hold it. Lines
-        do not tell them: several Nodes may share one."""
+        """Return the Nodes that contain a Node, from `within` inwards; an empty list if `within` does not
+        contain it.
+
+        The search compares identities, because several Nodes may have the same lines.
+        """
         if any(part is node for part in within.parts):
             return [within]
         found = next(filter(None, (self.holders(node, part) for part in within.parts)), [])
         return [within, *found] if found else []
 
     def leaves(self, node, kind, last):
-        """Return whether a part of a Node, up to the line `last`, leaves it by `kind`."""
+        """Return whether a part of a Node, up to line `last`, contains a statement of this kind (RETURN or
+        LEAVE) that leaves it."""
         parts = [
             part for part in node.parts if part.first <= last and not (kind == LEAVE and part.kind == LOOP)
         ]
         return any(part.kind == kind or self.leaves(part, kind, last) for part in parts)
 
     def part(self, node, line):
-        """Return the part of a Node that holds a line, or None."""
+        """Return the direct child of a Node that contains a line, or None."""
         return next((part for part in node.parts if part.first <= line <= part.last), None)
 
     def innermost(self, line):
         return self.path(line)[-1]
 
     def text(self, node):
-        """Return the lines of a Node, as (number, text)."""
+        """Return a Node's lines as (number, text) pairs."""
         return [(number, self.lines[number]) for number in range(node.first, node.last + 1)]
 
 
@@ -158,7 +168,7 @@ class Outline:
 
 
 def of_python(text):
-    """Return the Outline of Python text, or None if it has a syntax error."""
+    """Return the Outline of Python source, or None if it has a syntax error."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -186,22 +196,23 @@ def of_statement(node):
 
 @functools.lru_cache(256)
 def of_code(code):
-    """Return the Outline of a Python function from its code object, whose `def` line is line 1; or None."""
+    """Return the Outline of a Python function from its code object, or None. Line 1 is the `def` line."""
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
     try:
         block = inspect.getblock(lines)
     except (SyntaxError, IndentationError):
         return None
-    while block and block[0].lstrip().startswith("@"):  # code that was not rewritten begins there
+    # code that was not rewritten starts at its decorators, so its line numbers differ
+    while block and block[0].lstrip().startswith("@"):
         return None
     return of_python(textwrap.dedent("".join(block)))
 
 
 def of_codes(codes):
-    """Return a function that maps a Site to the Outline of its function, or to None if several code objects
-    have the function's name.
+    """Return a function that maps a Site to its function's Outline. It returns None if the function's name is
+    ambiguous.
 
-    codes: a function that returns the code objects.
+    codes: a function that returns the launch's code objects.
     """
 
     def outline(site):
@@ -216,7 +227,8 @@ def of_codes(codes):
 
 
 def of_cpp(text):
-    """Return the Outline of C++ text. It omits the rest of a text that it cannot parse."""
+    """Return the Outline of C++ source. If parsing fails midway, the rest of the source is missing from
+    it."""
     return Outline(text.splitlines(), Braces(plain(text)).declarations())
 
 
@@ -230,7 +242,7 @@ def plain(text):
 
 
 class Braces:
-    """A parser of C++ statements, which reads the text from the position `at` on."""
+    """A parser for C++ statements. `at` is the current position in the text."""
 
     def __init__(self, text):
         self.text, self.at = text, 0
@@ -242,13 +254,13 @@ class Braces:
         self.at = re.compile(r"\s*").match(self.text, self.at).end()
 
     def word(self):
-        """Return the keyword or letter that comes next."""
+        """Return the next keyword, identifier or character, without consuming it."""
         self.space()
         found = re.compile(r"\w+|.", re.S).match(self.text, self.at)
         return found[0] if found else ""
 
     def skip(self, ends):
-        """Advance to the first of the characters `ends` that is outside of brackets."""
+        """Advance to the first character in `ends` that is outside brackets."""
         depth = 0
         while self.at < len(self.text):
             letter = self.text[self.at]
@@ -258,14 +270,14 @@ class Braces:
             self.at += 1
 
     def brackets(self):
-        """Advance past a pair of parentheses and its contents."""
+        """Advance past a parenthesised expression."""
         self.skip("(")
         self.at += 1
         self.skip(")")
         self.at += 1
 
     def declarations(self):
-        """Return the functions up to a closing brace or the end of the text, including functions in
+        """Return the functions up to a closing brace or the end of the text, including functions inside
         namespaces and classes."""
         found = []
         while self.word() and self.word() != "}":
@@ -320,7 +332,7 @@ class Braces:
         return Node(kind, self.line(begin), self.line(max(self.at - 1, begin)))
 
     def body(self):
-        """Return the statements of a loop or an arm, in braces or not."""
+        """Return the statements of a loop or an arm, with or without braces."""
         return self.block() if self.word() == "{" else [self.statement()]
 
     def branch(self, begin):

@@ -1,9 +1,9 @@
-"""Copies of a kernel for one launch: the same text, with fresh globals in which `cuda`, `math`, dtypes and
-device functions belong to the launch.
+"""Copies of a kernel for one launch: the same code with fresh globals, in which `cuda`, `math`, dtypes and
+device functions belong to that launch.
 
-The original function is never changed and nothing is patched, so the same object can be launched on a GPU in
-the same process. The rewritten code is made once for each function and each combination of argument types.
-Binding it to a launch costs one dictionary.
+The original function is never modified and nothing is patched, so the same object can also be launched on a
+GPU in this process. A function is rewritten once per combination of argument types. Binding the result to a
+launch only builds a dictionary of globals.
 """
 
 import ast
@@ -42,12 +42,13 @@ from sim.memory.array import Array
 from sim.memory.declared import constant_array
 
 ONE_NUMBER = int, float, complex, np.generic
-# function -> {(types of parameters, values of globals, enabled events, block shape): Code}
+# function -> {(parameter types, captured values, enabled events, block shape): Code}
 CODES = weakref.WeakKeyDictionary()
 
 
 def apply_ufunc(ufunc, *operands, **keywords):
-    """Call a numpy ufunc inside a kernel. Raise TypeError for arrays: a thread works on single numbers."""
+    """Call a numpy ufunc inside a kernel. Raise TypeError for arrays, because a thread works on single
+    numbers."""
     for given in (*operands, *keywords.values()):
         if isinstance(given, Array):
             name, elements = f"np.{ufunc.__name__}", ", ".join(["x[i]"] * ufunc.nin)
@@ -59,12 +60,13 @@ def apply_ufunc(ufunc, *operands, **keywords):
 
 
 def is_one_number(element):
-    """Return whether `element` is a number, as np.isscalar does inside a kernel."""
+    """Return whether `element` is a number: np.isscalar inside a kernel."""
     return isinstance(element, ONE_NUMBER)
 
 
 def with_signature(dispatcher, function):
-    """Return a copy of a device function that converts its arguments and its result as its signature says."""
+    """Return a copy of a device function that converts its arguments and result to the types in its
+    signature."""
     signature = only_signature(dispatcher)
     if signature is None:
         return function
@@ -81,16 +83,16 @@ def with_signature(dispatcher, function):
 
 
 def conversion(numba_type):
-    """Return the conversion to a Numba number type; the identity for any other type."""
+    """Return a function that converts to a Numba number type. For any other type, return the identity."""
     dtype = dtype_or_none(numba_type)
     return cast(dtype) if dtype is not None and is_number(dtype) else lambda value: value
 
 
 class Code:
-    """The rewritten code object of a function, or its own code object if it has no source.
+    """The rewritten code object of a function, or the original code object if its source is unavailable.
 
-    It holds no reference to the function. Such a reference would keep both alive for ever, because CODES maps
-    the one to the other.
+    It holds no reference to the function. CODES maps the function to its Code, so such a reference would keep
+    both alive forever.
     """
 
     def __init__(self, function, parameters, enabled, block):
@@ -107,11 +109,13 @@ class Code:
             self.code = self.rewrite(function, source, parameters, enabled, block)
 
     def rewrite(self, function, source, parameters, enabled, block):
+        """Return the rewritten code object, and set the attributes that depend on the rewritten tree."""
         tree, found = source.tree, Types(source, dict(parameters), block)
         rewriter = Rewriter(source, found, enabled)
         rewriter.split_variables(tree.body)
         unassigned = found.versions.unassigned(tree.body)
         rewriter.unassigned = {id(node) for node in unassigned}
+        # `bind` copies the defaults, which are already evaluated, to the new function.
         tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
         names = sorted({node.id for node in unassigned})
         unset = ast.parse("\n".join(f"{name} = {PREFIX}unset" for name in names)).body
@@ -121,7 +125,7 @@ class Code:
         tree.body = [*located(unset, tree), *body]
         self.constants, self.calls, self.makers = rewriter.constants, rewriter.calls, rewriter.makers
         free = function.__code__.co_freevars
-        # a recursive function refers to itself by its global name
+        # A recursive function refers to itself by its global name.
         outside = [] if tree.name in free else [ast.Global([tree.name])]
         arguments = ast.arguments([], [ast.arg(name) for name in free], None, [], [], None, [])
         factory = ast.FunctionDef(PREFIX + "factory", arguments, [*outside, tree], [], None)
@@ -132,6 +136,8 @@ class Code:
             return code_named(outer, tree.name)
 
         code = compile_tree()
+        # Generators switch faster than greenlets. `Binder.as_generator` decides whether this copy can be
+        # used.
         if "syncthreads" in names_in(code):
             tree.body = [BarriersAsYields().visit(statement) for statement in tree.body]
             self.as_generator = compile_tree()
@@ -139,8 +145,7 @@ class Code:
 
 
 def comparison_constants(function, tree):
-    """Return the numbers that occur in a function's comparisons, as literals or as the values of outer
-    names."""
+    """Return the numbers in a function's comparisons: literals, and values of outer names."""
     names, comparisons = Names(function), [n for n in ast.walk(tree) if isinstance(n, ast.Compare)]
     parts = [part for comparison in comparisons for part in ast.walk(comparison)]
     values = [part.value for part in parts if isinstance(part, ast.Constant)]
@@ -149,7 +154,7 @@ def comparison_constants(function, tree):
 
 
 class BarriersAsYields(ast.NodeTransformer):
-    """Replaces each `cuda.syncthreads()` of a rewritten function by `yield`."""
+    """Replaces each `cuda.syncthreads()` in a rewritten function by `yield`."""
 
     def visit_Expr(self, node):
         match node.value:
@@ -167,7 +172,7 @@ def code_named(code, name):
 
 
 class Namespace:
-    """A module, or a class used as one, whose members are bound to a launch when they are read."""
+    """A module, or a class used as one, that binds each member to the launch on first use."""
 
     def __init__(self, binder, owner):
         self._binder, self._owner = binder, owner
@@ -181,21 +186,22 @@ class Namespace:
 class Binder:
     """Binds functions to one launch.
 
-    dialect: the object that takes the place of `numba.cuda`.
-    modules: {name: module} for the modules that are replaced.
+    dialect: the object that replaces `numba.cuda`.
+    modules: {name: replacement module}.
     """
 
     def __init__(self, context, dialect, modules, builtins, given):
         self.context, self.dialect, self.modules = context, dialect, modules
         self.builtins, self.given = builtins, given
-        # (id of a function, types of its parameters) -> its copy; entered early, so that recursion ends
+        # (id of a function, parameter types) -> its copy, entered before the copy is complete so that
+        # recursion ends
         self.functions = {}
         self.constants = {}  # id of a global array -> its Array in constant memory
         self.used, self.codes, self.without_source = set(), [], []
 
     def bind(self, function, parameters=()):
-        """Return the copy of `function` for this launch. `parameters` are (name, type) pairs, as far as
-        known."""
+        """Return the copy of `function` for this launch. `parameters` holds (name, type) pairs for the
+        parameters with known types."""
         known = id(function), tuple(parameters)
         if known in self.functions:
             return self.functions[known]
@@ -228,14 +234,15 @@ class Binder:
         return copy
 
     def any(self, fact):
-        """Return whether any Code of the launch has this attribute set: "loops", "stores", and so on."""
+        """Return whether any function of the launch has this Code attribute set, such as "loops" or
+        "stores"."""
         return any(getattr(code, fact) for code in self.codes)
 
     def as_generator(self, function, parameters, copy):
         """Return a copy of the kernel, rewritten as a generator that yields at each barrier.
 
-        Return None if threads also wait for something else, or in a function that the kernel calls. Only the
-        kernel's own frame can yield.
+        Return None if threads also suspend for another reason, or inside a function that the kernel calls:
+        only the kernel's own frame can yield.
         """
         code = self.code(function, tuple(parameters)).as_generator
         mentioned = [code, *(other.__code__ for other in self.functions.values() if other is not copy)]
@@ -246,8 +253,8 @@ class Binder:
         return types.FunctionType(code, copy.__globals__, copy.__name__, copy.__defaults__, copy.__closure__)
 
     def code(self, function, parameters):
-        """Return the function's Code for these parameter types, for the present values of its globals, for
-        the block's shape, and for the events that observers listen to."""
+        """Return the function's Code for these parameter types, the current values of its globals, the block
+        shape, and the events that observers subscribed to."""
         known = CODES.setdefault(function, {})
         enabled, block = self.context.enabled, self.context.block_shape
         key = parameters, captured_values(function), enabled, block
@@ -256,8 +263,8 @@ class Binder:
         return known[key]
 
     def rebind(self, value):
-        """Return the launch's replacement for `value`, which is a global, a free variable, a module's
-        member or a default."""
+        """Return the launch's replacement for `value`: a global, a free variable, a member of a module or a
+        default."""
         python_type = type(value)
         if python_type in (int, bool, str, type(None)):
             return value
@@ -275,12 +282,13 @@ class Binder:
         if dtype is not None and is_number(dtype) and value not in (int, float, bool, complex):
             return DType(dtype)
         if name is not None and hasattr(self.dialect, name.split(".")[0]):
-            self.used |= set(name.split("."))  # even if the kernel uses another name for it
+            # record the name in numba.cuda, even if the kernel uses an alias
+            self.used |= set(name.split("."))
             return operator.attrgetter(name)(self.dialect)
         return self.rebind_object(value)
 
     def rebind_object(self, value):
-        """Return the launch's replacement for an array, a function, or any other object."""
+        """Return the launch's replacement for an array, a function or any other object."""
         array = host_array(value, "a global array")
         if array is not None:
             if id(value) not in self.constants:
@@ -292,7 +300,7 @@ class Binder:
             return functools.partial(apply_ufunc, value)
         if value is np.isscalar:
             return is_one_number
-        # `from math import exp`, `from numba.cuda.libdevice import fmul_rn`
+        # imported by name: `from math import exp`, `from numba.cuda.libdevice import fmul_rn`
         for module in self.modules.values():
             twin = getattr(module, getattr(value, "__name__", ""), None)
             if twin is not None and getattr(value, "__module__", None) in self.modules:

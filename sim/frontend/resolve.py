@@ -1,11 +1,13 @@
-"""Name resolution: read a function's source once, and mark what each name refers to and what each call does.
-Both engines print their code from this tree, and neither asks again.
+"""Name resolution: parse a function once, then annotate what each name refers to and what each call does.
 
-    node.referent    of a Name or an Attribute: its Referent
-    node.calls       of a Call: the role of the called name, or ATOMIC, WAIT or a value of CALLS
-    node.declares    of a Call that declares an array: its Declaration
+Both engines read these annotations, and neither resolves a name itself:
 
-To add a role, add a constant here, and a method `call_ROLE` to each printer that treats it in its own way.
+    node.referent    on a Name or an Attribute: its Referent
+    node.calls       on a Call: the role of the called name, or ATOMIC, WAIT or a value of CALLS
+    node.declares    on a Call that declares an array: its Declaration
+
+To add a role, add a constant to this file. Then add a method `call_ROLE` to each code printer that treats
+such calls specially.
 """
 
 import ast
@@ -33,13 +35,13 @@ from sim.frontend.tree import tree_of
 from sim.isa.functions import Function
 from sim.isa.table import BLOCK_WIDE, WARP_WIDE
 
-# The roles of a name: a variable; an attribute of a value (`a.shape`); a builtin; a number or a tuple of
-# numbers; threadIdx and the like; one axis of those; a Function of the table in sim.isa; a dtype; another
-# part of numba.cuda; a device function; any other object.
+# Roles of a name, in this order: a variable; an attribute of a value (`a.shape`); a builtin; a number or a
+# tuple of numbers; a geometry variable such as threadIdx; one axis of it; a Function in the table of sim.isa;
+# a dtype; another member of numba.cuda; a device function; any other object.
 VARIABLE, MEMBER, BUILTIN, CONSTANT = "variable", "member", "builtin", "constant"
 GEOMETRY, AXIS, FUNCTION, DTYPE, CUDA = "geometry", "axis", "function", "dtype", "cuda"
 DEVICE, OBJECT = "device", "object"
-# The roles of calls of numba.cuda's parts.
+# Roles of calls to members of numba.cuda.
 ATOMIC, DECLARATION, LANES, POSITION = "atomic", "declaration", "lanes", "position"
 SAME, WAIT = "same", "wait"
 CALLS = {
@@ -56,12 +58,13 @@ PYTHON_TYPES = (int, float, bool, complex)
 
 
 class Referent:
-    """The thing that a name refers to.
+    """The object that a name refers to.
 
-    role: one of the constants above.
-    value: the object, or MISSING.
-    name: its name in numba.cuda or among the builtins.
-    entry, dtype, function: the entry of `sim.isa`, the dtype or the Python function, if the object is one.
+    role: one of the role constants.
+    value: the object itself, or MISSING.
+    name: its name in numba.cuda or in `builtins`.
+    entry, dtype, function: the entry in `sim.isa`, the dtype or the Python function that the object
+        represents, if any.
     """
 
     def __init__(self, role, value=MISSING, name="", entry=None, dtype=None, function=None):
@@ -69,16 +72,17 @@ class Referent:
         self.entry, self.dtype, self.function = entry, dtype, function
 
     def __deepcopy__(self, memo):
+        # Referents are shared and immutable, so copying a tree must not duplicate them.
         return self
 
     @property
     def in_cuda(self):
-        """Its name in numba.cuda, or ""."""
+        """The name in numba.cuda, or ""."""
         return "" if self.role == BUILTIN else self.name
 
     @property
     def calls(self):
-        """The role of this object as a callee."""
+        """The role of a call to this object."""
         if self.role is not CUDA:
             return self.role
         first = self.name.partition(".")[0]
@@ -92,7 +96,8 @@ OF_THE_FUNCTION, OF_A_VALUE = Referent(VARIABLE), Referent(MEMBER)
 
 @dataclass
 class Declaration:
-    """A call of `cuda.shared.array` or `cuda.local.array`: its shape and dtype as expressions, or None."""
+    """A call to `cuda.shared.array` or `cuda.local.array`. Shape and dtype are expressions, or None if
+    omitted."""
 
     space: str
     shape: ast.expr | None
@@ -100,7 +105,7 @@ class Declaration:
 
 
 def referent(value):
-    """Return the Referent of an object."""
+    """Classify an object and return its Referent."""
     if isinstance(value, PLAIN):
         return Referent(CONSTANT, value)
     name, entry = name_in_cuda(value) or "", entry_of(value)
@@ -121,17 +126,16 @@ def referent(value):
 
 
 def referent_of(node):
-    """Return the Referent of an expression. A node that a printer has made has none, and counts as part of
-    a value."""
+    """Return the Referent of an expression. Nodes added by a code printer have none and count as attributes
+    of a value."""
     return getattr(node, "referent", OF_A_VALUE)
 
 
 class Source(ast.NodeVisitor):
-    """A function's syntax tree, annotated with Referents, roles of calls and declarations, and the sites in
-    it.
+    """A function's syntax tree, annotated with Referents, call roles and declarations.
 
-    local: the names of its variables.
-    known: {parameter: Referent} for parameters whose value is known.
+    local: names of the function's variables.
+    known: {parameter: Referent} for parameters with a known value.
     """
 
     def __init__(self, function, tree, known=()):
@@ -140,7 +144,7 @@ class Source(ast.NodeVisitor):
         self.visit(tree)
 
     def with_known(self, known):
-        """Return a copy of this Source in which some parameters have known Referents."""
+        """Return a copy of this Source in which the parameters in `known` have the given Referents."""
         if not known:
             return self
         source = copy.copy(self)
@@ -148,7 +152,7 @@ class Source(ast.NodeVisitor):
         source.visit(source.tree)
         return source
 
-    # --- marks ----------------------------------------------------------------------------------------------
+    # --- annotations ----------------------------------------------------------------------------------------
 
     def visit_Name(self, node):
         if node.id in self.local or not isinstance(node.ctx, ast.Load):
@@ -178,8 +182,10 @@ class Source(ast.NodeVisitor):
             self.check_shape(node)
 
     def check_shape(self, node):
-        """Raise LaunchError if a declared array's shape contains an expression, which is not a constant
-        for Numba."""
+        """Raise LaunchError if a declared array's shape contains arithmetic on names.
+
+        Numba requires a compile-time constant, and it doesn't fold such expressions.
+        """
         for part in ast.walk(node.declares.shape or ast.Constant(0)):
             operation = isinstance(part, (ast.BinOp, ast.UnaryOp, ast.Call, ast.IfExp))
             computed = operation or getattr(part, "attr", "") == "shape"
@@ -191,10 +197,10 @@ class Source(ast.NodeVisitor):
                     " that stand outside the kernel: give the result such a name there, WIDTH = TILE + 1"
                 )
 
-    # --- what it uses ---------------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------------------
 
     def referents(self):
-        """Return the Referents of all names that are read."""
+        """Return the Referents of all names and attributes that the function reads."""
         return [
             node.referent
             for node in ast.walk(self.tree)
@@ -202,15 +208,17 @@ class Source(ast.NodeVisitor):
         ]
 
     def calls(self, *roles):
-        """Return the calls that have one of these roles."""
+        """Return the calls with one of these roles."""
         return [node for node in ast.walk(self.tree) if getattr(node, "calls", None) in roles]
 
     @property
     def acts_on_atomics(self):
-        """True if the function uses the result of an atomic, or a fence. Then its behaviour may depend on
-        the schedule."""
+        """True if the function uses the result of an atomic or contains a fence, so that its behaviour may
+        depend on the schedule."""
         names = (node for node in ast.walk(self.tree) if isinstance(node, ast.Name))
         read = {name.id for name in names if isinstance(name.ctx, ast.Load)}
+        # An atomic's result is unused in an expression statement, and in an assignment to names that are
+        # never read.
         ignored = {
             id(node.value)
             for node in ast.walk(self.tree)
@@ -230,13 +238,17 @@ class Source(ast.NodeVisitor):
         own = {getattr(node.targets[0], "id", "") for node in made if isinstance(node, ast.Assign)}
         subscripts = (node for node in nodes if isinstance(node, ast.Subscript))
         stored = [node.value for node in subscripts if isinstance(node.ctx, ast.Store)]
+        # These calls may write to their first argument.
         stored += [node.args[0] for node in self.calls(ATOMIC, WAIT, CUDA) if node.args]
         arrays = (part for part in stored if isinstance(part, (ast.Name, ast.Subscript, ast.Attribute)))
         return any(getattr(part, "id", None) not in own for part in arrays)
 
     def value_return(self, seen=frozenset()):
-        """Return the first `return` that returns a value, directly or through a device function's result;
-        else None."""
+        """Return the first `return` statement that returns a value other than None, or None.
+
+        A `return f(x)` of a device function counts only if that function returns a value. `seen` ends the
+        recursion.
+        """
         for node in returns_of(self.tree):
             function = getattr(getattr(node.value, "func", None), "referent", OF_A_VALUE).function
             nothing = node.value is None or isinstance(node.value, ast.Constant) and node.value.value is None
@@ -245,23 +257,23 @@ class Source(ast.NodeVisitor):
                 return node
         return None
 
-    # --- places ---------------------------------------------------------------------------------------------
+    # --- sites ----------------------------------------------------------------------------------------------
 
     def site(self, action, node):
-        """Return the Site of `node`."""
+        """Return the Site of `node`, with its line number counted from the function's first line."""
         line = self.tree.lines.get(node.lineno, "")
         column, indent = node.col_offset, len(line) - len(line.lstrip())
         return Site(action, self.name, node.lineno - self.tree.lineno + 1, column, line.strip(), indent)
 
 
 def source_of(function):
-    """Return the Source of a function, or None if there is no source text."""
+    """Return the Source of a function, or None if its source text is unavailable."""
     tree = tree_of(function)
     return None if tree is None else Source(function, tree)
 
 
 def returns_of(node):
-    """Yield the `return` statements in `node`, except those of inner functions."""
+    """Yield the `return` statements in `node`, but not those of nested functions."""
     for part in ast.iter_child_nodes(node):
         if isinstance(part, ast.Return):
             yield part
@@ -270,8 +282,10 @@ def returns_of(node):
 
 
 def missing_attribute(owner, name):
-    """Return the Referent of an attribute that was not found. A part of `cuda` that the installed Numba
-    lacks is still recognised by its name."""
+    """Return the Referent of an attribute that does not exist.
+
+    A member of `cuda` is still recognised by name if the installed Numba version lacks it.
+    """
     if isinstance(owner.value, ModuleType) and owner.value.__name__ in CUDA_MODULES:
         return Referent(CUDA, name=name)
     if owner.role == CUDA:
@@ -280,18 +294,20 @@ def missing_attribute(owner, name):
 
 
 def builtin_called(node):
-    """Return the name of the builtin that `node` calls, or ""."""
+    """Return the name of the builtin that `node` calls, or "" for any other node."""
     return node.func.referent.name if getattr(node, "calls", "") == BUILTIN else ""
 
 
 def first_argument(call):
-    """Return the only argument's expression, given by position or by name."""
+    """Return the expression of a call's first argument, positional or keyword."""
     return (*call.args, *(keyword.value for keyword in call.keywords))[0]
 
 
 def bound_arguments(function, call):
-    """Return {parameter: expression, or the value of its default} for a call of a function. Return None if
-    arguments are unpacked, or if they do not fit."""
+    """Return {parameter: argument expression, or the parameter's default value} for a call to `function`.
+
+    Return None if the call unpacks arguments (`*values`, `**values`) or does not match the signature.
+    """
     named = {keyword.arg: keyword.value for keyword in call.keywords}
     if None in named or any(isinstance(part, ast.Starred) for part in call.args):  # f(*values) or f(**values)
         return None

@@ -1,8 +1,8 @@
-"""A kernel's syntax tree, rewritten for the interpreter: each site gets its number, and each operator whose
-type rules differ between Numba and Python becomes a call.
+"""Rewrite a kernel's syntax tree for the interpreter.
 
-The body of a `while` loop begins with `tick(19)`. `x * y` becomes `mul(x, y)`, unless the types say that
-Python agrees with Numba. The literal 0.5 becomes a numpy float64. Line numbers stay those of the file.
+Each access, loop and branch receives a site number. Operators whose rules differ between Numba and Python
+become calls: `x * y` becomes `mul(x, y)` unless the types show that both agree. The body of a `while` loop
+starts with `tick(19)`. The literal 0.5 becomes a numpy float64. Line numbers still refer to the source file.
 """
 
 import ast
@@ -21,38 +21,36 @@ from sim.isa.functions import Function
 from sim.isa.promotion import SCALAR, SIGNED
 from sim.isa.table import INSTRUCTIONS
 
-BY_WIDTH = ("clz", "popc", "abs")  # the result depends on the width of an integer operand
+BY_WIDTH = ("clz", "popc", "abs")  # functions whose result depends on the width of an integer operand
 NARROW = SIGNED - {int}
-SHORT = (
-    np.int8,
-    np.int16,
-)  # an operation with float32 stays float32; with a wider integer it becomes float64
-UNSET = object()  # the value of a variable before its first assignment
+# With float32, these integers give float32 in Numba; wider ones give float64.
+SHORT = (np.int8, np.int16)
+UNSET = object()  # value of a variable before its first assignment
 
 
 def held_as(type_):
-    """Return the scalar type of a Number as the interpreter represents it: a signed integer of 32 bits or
-    more is an int. Return None for other types."""
+    """Return the scalar type of a Number in the interpreter, where an int32 is a Python int. Return None for
+    any other type."""
     return None if not isinstance(type_, Number) else int if type_.scalar is np.int32 else type_.scalar
 
 
 def class_of(type_):
-    """Return the Python class that all values of this type have in the interpreter, or None if it is not
-    certain."""
+    """Return the Python class of all values of this type in the interpreter, or None if it is not certain."""
     if is_float(type_) or type_ == UINT64:
         return type_.scalar
     return int if bits(type_) is not None and type_.scalar is int else None
 
 
 class Rewriter(Accesses):
-    """Prints one Source.
+    """Rewrites one Source.
 
-    calls: collects {name in the rewritten text: (expression of a device function, types of its parameters)}.
-    makers: collects {name in the rewritten text: (site, shape, dtype)} for declarations of local memory.
+    calls: filled with {name in the rewritten text: (expression for a device function, types of its
+        parameters)}.
+    makers: filled with {name in the rewritten text: (site, shape, dtype)} for declarations of local memory.
     """
 
     def split_variables(self, statements):
-        """Give each variable a separate name for each of its types."""
+        """Rename variables so that each name has only one type."""
         number, versions = itertools.count(1), self.types.versions
 
         def held(version):
@@ -68,12 +66,16 @@ class Rewriter(Accesses):
     def visit_Constant(self, node):
         if type(node.value) not in (float, complex):
             return node
+        # As a Python float, 0.5 would adopt the other operand's width; in Numba it is a float64.
         wide = np.float64 if type(node.value) is float else np.complex128
         return self.constant(wide(node.value), node)
 
     def visit_Name(self, node):
-        """Rewrite a name imported from numba.cuda whose value differs from thread to thread into an
-        attribute of `cuda`."""
+        """Rewrite `laneid` imported from numba.cuda into `cuda.laneid`, because its value differs between
+        threads.
+
+        A name that may be unassigned becomes a test against UNSET.
+        """
         if not isinstance(node.ctx, ast.Load):
             return node
         if referent_of(node).name == "laneid":
@@ -97,7 +99,7 @@ class Rewriter(Accesses):
         return self.operation(BINARY[type(node.op)], operands, [left, right], node)
 
     def visit_Compare(self, node):
-        """Rewrite comparisons where Numba, unlike Python, converts both sides to float64, such as int64
+        """Rewrite a comparison for which Numba, unlike Python, converts both sides to float64, such as int64
         with uint64."""
         parts = [node.left, *node.comparators]
         if any(type(sign) not in COMPARISONS for sign in node.ops) or all(
@@ -105,6 +107,7 @@ class Rewriter(Accesses):
         ):
             return self.generic_visit(node)
         types_, lefts, rights = [*map(self.types.of, parts)], [self.visit(node.left)], []
+        # In `a < b < c`, a temporary holds b so that it is evaluated once.
         for part in parts[1:-1]:
             held = ast.copy_location(ast.Name(self.temporary(part), ast.Store()), part)
             rights.append(ast.copy_location(ast.NamedExpr(held, self.visit(part)), part))
@@ -128,38 +131,39 @@ class Rewriter(Accesses):
         return self.operation(UNARY[type(node.op)], [self.with_width(node.operand, type_)], [type_], node)
 
     def form(self, entry, types_, node):
-        """Return a constant node with the form of an entry for operands of these types, or None if the
-        types are not certain."""
+        """Return a constant node for the version of an entry that handles operands of these types. Return
+        None if the types are not certain."""
         classes = tuple(map(class_of, types_))
         if None in classes or len(classes) != entry.count or entry.version(*classes) is None:
             return None
         return self.constant(entry.forms[classes], node)
 
     def operation(self, name, operands, types_, node):
-        """Return the call of an operator for which Numba's rules differ from Python's."""
+        """Return a call that applies an operator by Numba's rules, where they differ from Python's."""
         form = self.form(INSTRUCTIONS[f"operator.{name}"], types_, node)
         return ast.copy_location(ast.Call(form or self.name(name, node), operands, []), node)
 
     def with_width(self, node, type_, narrow=NARROW):
-        """Return `node` converted to its own narrow integer type, where Numba's result depends on the
-        width and an int has lost it."""
+        """Convert `node` back to its narrow integer type, if Numba's result depends on that width.
+
+        The interpreter represents such values as Python ints, which have no width.
+        """
         if not isinstance(type_, Number) or type_.scalar not in narrow or type_.bits is None:
             return node
         self.constants[PREFIX + type_.scalar.__name__] = type_.scalar
         return self.call(type_.scalar.__name__, [node], node)
 
     def convert(self, node, scalar):
-        """Return `node` converted to a scalar type; `node` itself if the type is None, which means not
-        known."""
+        """Return `node` converted to a scalar type, or `node` itself if the type is None (not known)."""
         if scalar is None:
             return node
         name, convert = f"to_{scalar.__name__}", cast(scalar)
+        # UNSET must survive the conversion, so that a later read reports it.
         self.constants[PREFIX + name] = lambda value: value if value is UNSET else convert(value)
         return self.call(name, [node], node)
 
     def unify(self, parts, type_):
-        """Return the expressions `parts`, of which the program selects one, converted to the type that
-        they share."""
+        """Convert alternative expressions, of which the program selects one, to their common type."""
         made, wanted = [], held_as(type_)
         for part, held in [(part, held_as(self.types.of(part))) for part in parts]:
             same = None in (wanted, held) or held is wanted
@@ -176,8 +180,8 @@ class Rewriter(Accesses):
         return node
 
     def is_instance(self, node):
-        """Return `isinstance(x, float)` decided by the type of x alone, as in Numba, where an int32 is not
-        an `int` (int64)."""
+        """Return the result of `isinstance(x, float)` as Numba decides it, by the type of x alone. There, an
+        int32 is not an `int` (int64)."""
         named = node.args[1].elts if isinstance(node.args[1], ast.Tuple) else [node.args[1]]
         referents, type_ = [referent_of(part) for part in named], self.types.of(node.args[0])
         python = {one.__name__: one for one in PYTHON_TYPES}
@@ -194,14 +198,17 @@ class Rewriter(Accesses):
         return ast.copy_location(made, node)
 
     def is_item_of_number(self, node):
-        """Return whether a call is `number.item()`, which is the number itself in Numba."""
+        """Return whether a call is `number.item()`. Numba returns the number itself."""
         func = node.func
         called = isinstance(func, ast.Attribute) and func.attr == "item" and not node.args
         return called and isinstance(self.types.of(func.value), Number)
 
     def visit_Call(self, node):
-        """Rewrite a call. `abs`, `cuda.clz` and their like depend on the width of the operand, which an
-        int has lost; so `clz(a[i])` becomes `clz(int32(a[i]))`."""
+        """Rewrite a call.
+
+        The results of `abs`, `cuda.clz` and similar functions depend on the operand's width, which a Python
+        int lacks. So `clz(a[i])` becomes `clz(int32(a[i]))`.
+        """
         called = referent_of(node.func)
         if getattr(node, "calls", None) == DECLARATION:
             return self.declaration(node)
@@ -220,7 +227,7 @@ class Rewriter(Accesses):
             name = self.name(f"f{len(self.calls)}", node)
             self.calls[name.id], node.func = (ast.unparse(node.func), tuple(given.items())), name
         node.func.referent = called
-        if given:  # the callee's copy was made for these types, so operands need no width
+        if given:  # The callee is specialised for these types, so its operands need no width.
             return node
         entry = (
             INSTRUCTIONS.get(f"builtins.{called.name}.{len(types_)}")
@@ -235,7 +242,7 @@ class Rewriter(Accesses):
         return node
 
     def declaration(self, node):
-        """Return the call of a prepared maker for local memory whose shape and dtype are constants."""
+        """Return a call to a prepared maker if the local memory's shape and dtype are constants."""
         dtype = referent_of(node.declares.dtype).dtype
         shape = self.types.versions.shape(node.declares.shape)
         if node.declares.space != "local" or dtype is None or dtype.hasobject or shape is None:
@@ -255,7 +262,7 @@ class Rewriter(Accesses):
         return self.count_branch(node)
 
     def count_branch(self, node):
-        """Wrap the test of a branch, so that observers of branches get its decision."""
+        """Wrap the test of a branch so that it reports each decision to the observers of branches."""
         if self.enabled.branches:
             node.test = self.call("branch", [node.test, self.site("branch", node.test)], node.test)
         return node
@@ -263,8 +270,8 @@ class Rewriter(Accesses):
     # --- loops ----------------------------------------------------------------------------------------------
 
     def visit_For(self, node):
-        """Rewrite a loop. `range` yields Python ints, even where both ends are unsigned, so those are
-        converted."""
+        """Rewrite a `for` loop. Python's `range` yields ints, so convert the target if Numba's range is
+        unsigned."""
         type_ = self.types.of_iteration(node.iter)
         unsigned = type_ == Number(np.uint64) and builtin_called(node.iter) == "range"
         self.generic_visit(node)
@@ -280,8 +287,10 @@ class Rewriter(Accesses):
         return self.with_iteration_count(node)
 
     def with_iteration_count(self, node):
-        """Return a loop that counts its iterations: the variable ITERATIONS is a tuple with a count for each
-        such loop around."""
+        """Count the iterations of a loop, if barriers require it.
+
+        The variable ITERATIONS is a tuple with one count for each such loop that is active, outermost first.
+        """
         if id(node) not in self.counting:
             return node
         enter, more, leave = (

@@ -1,10 +1,8 @@
-"""The variables of a function in static single assignment form, on the syntax tree. Numba gives a type to
-each version of a variable, not to the variable.
+"""Static single assignment (SSA) form on the syntax tree. Numba types each version of a variable separately.
 
-Each assignment makes a version. Where control flow merges several versions, a further version, a phi,
-represents them, and its type is the one that all of them fit into. In `m = 0`, `if c: m = x`, `m * m` the
-last line reads a third version of m. Every Name node gets the version that it reads or makes as
-`node.version`.
+Each assignment creates a version. Where control flow merges several versions, another version, called a phi,
+represents them; its type must fit all of them. In `m = 0`, `if c: m = x`, `m * m`, the last line reads a
+third version of m. Each Name node's `version` attribute is the version that it reads or creates.
 """
 
 import ast
@@ -15,36 +13,39 @@ import numpy as np
 from sim.frontend.names import MISSING
 from sim.frontend.tree import COMPARISONS, is_literal
 
+# Statements and expressions whose assignments are not tracked.
 OPAQUE = (ast.Try, ast.With, ast.Match, ast.Global, ast.Nonlocal, ast.Delete)
 OPAQUE += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 COMPARED = {op: getattr(operator, name) for op, name in COMPARISONS.items()}
 
 
 class Version:
-    """One assignment to the variable `name`.
+    """One assignment to the variable `name`, or a phi.
 
-    source: what is assigned: (how, expression, positions in nested tuples).
-    incoming: for a phi, in place of a source: [(place, version, or None if unassigned)]. A place is
-        ("before", statement) or ("end", list of statements).
+    source: the assigned value as (how, expression, positions in nested tuples). `how` is "value", "element"
+        (of an iterable), "parameter", or None if the value is unknown.
+    incoming: for a phi, the merged versions: [(place, version, or None if unassigned)]. A place is ("before",
+        statement) or ("end", list of statements).
+    same: the version that replaces a redundant phi.
     """
 
     def __init__(self, name, source=None, incoming=None):
         self.name, self.source, self.incoming, self.same = name, source, incoming, None
 
     def settled(self):
-        """Return this version; for a phi that merges only one version, that version."""
+        """Return this version, or its replacement if it is a redundant phi."""
         version = self
         while version.same is not None:
             version = version.same
         return version
 
     def comes_from(self):
-        """Return [(place, version or None)] of a phi."""
+        """Return [(place, version or None)] for a phi."""
         return [(place, version and version.settled()) for place, version in self.incoming]
 
 
 def stored_names(nodes):
-    """Return the names that are assigned within `nodes`."""
+    """Return the names that are assigned or deleted within `nodes`."""
     return {
         part.id
         for node in nodes
@@ -54,9 +55,11 @@ def stored_names(nodes):
 
 
 def opaque_names(statements):
-    """Return the variables whose assignments are not followed: those of nested functions and
-    comprehensions, those that `with`, `try` or `match` assign, and those that `:=` assigns in an operand
-    that is not always evaluated."""
+    """Return the variables whose assignments are not tracked.
+
+    These are variables assigned in nested functions, comprehensions, `with`, `try` and `match`, and by `:=`
+    in an operand that is not always evaluated.
+    """
     found = set()
     for node in [part for statement in statements for part in ast.walk(statement)]:
         if isinstance(node, (ast.FunctionDef, ast.Lambda)):
@@ -70,10 +73,10 @@ def opaque_names(statements):
 
 
 class Versions:
-    """The versions of all variables in a function's statements.
+    """The versions of all variables in a list of statements.
 
-    value(node): returns the value of a Name that is not a variable, or of an attribute of one, or MISSING.
-    other(test): returns whether a condition is known to hold at compile time, or None.
+    value(node): returns the compile-time value of a global name or an attribute, or MISSING.
+    other(test): returns the truth value of a condition that the type inference can decide, or None.
     """
 
     def __init__(self, parameters, statements, value=lambda node: MISSING, other=lambda test: None):
@@ -87,9 +90,9 @@ class Versions:
         self.phis = self.live_phis()
 
     def unassigned(self, statements):
-        """Return the Names in `statements` that may be read before anything has been assigned to their
-        variable."""
+        """Return the Names in `statements` that may be read before their variable is assigned."""
         stored = stored_names(statements) - self.opaque
+        # A phi is incomplete if one of its paths is: iterate to the fixed point.
         lacking, before = {None}, 0
         while len(lacking) > before:
             before = len(lacking)
@@ -107,16 +110,20 @@ class Versions:
         ]
 
     def made(self, name, source=None, incoming=None):
+        """Create and record a version."""
         version = Version(name, source, incoming)
         self.all.append(version)
         if incoming is not None:
             self.phis.append(version)
         return version
 
-    # --- which phis there are -------------------------------------------------------------------------------
+    # --- phis -----------------------------------------------------------------------------------------------
 
     def settle(self):
-        """Replace each phi that merges only one version by that version."""
+        """Replace each phi that merges only one version by that version.
+
+        Removing one phi can make another redundant, so iterate to the fixed point.
+        """
         changed = True
         while changed:
             changed = False
@@ -126,7 +133,7 @@ class Versions:
                     phi.same, changed = others.pop(), True
 
     def live_phis(self):
-        """Return the phis that something reads, directly or through another phi that is read."""
+        """Return the phis that are read, directly or through another live phi."""
         live, waiting = [], [version.settled() for version in self.read]
         while waiting:
             phi = waiting.pop()
@@ -135,7 +142,7 @@ class Versions:
                 waiting += [version for _, version in phi.comes_from() if version is not None]
         return [phi for phi in self.phis if phi in live]
 
-    # --- statements: each returns the variables' versions after it, or None if its end is never reached -----
+    # --- statements: each method returns {variable: version} after it, or None if its end is unreachable ----
 
     def run(self, statements, now):
         for statement in statements:
@@ -145,7 +152,7 @@ class Versions:
         return now
 
     def meet(self, ways):
-        """Return {variable: version} where several paths, [(place, variables)], come together."""
+        """Return {variable: version} where several paths, [(place, {variable: version})], merge."""
         ways = [(place, now) for place, now in ways if now is not None]
         if len(ways) < 2:
             return ways[0][1] if ways else None
@@ -182,8 +189,8 @@ class Versions:
         return self.meet([(("end", part), self.run(part, dict(now))) for part in parts])
 
     def of_while(self, node, now):
-        """Handle a `while` loop. The test is evaluated before the first iteration and after each, so the
-        first test may be decided separately."""
+        """Process a `while` loop. Its test runs once before the first iteration and once after each, so the
+        first test may be decidable on its own."""
         self.expression(node.test, dict(now))
         first = self.decided(node.test)
         return self.loop(node, now, lambda inside: self.expression(node.test, inside), first)
@@ -193,9 +200,13 @@ class Versions:
         return self.loop(node, now, lambda inside: None, None)
 
     def loop(self, node, now, test, first):
-        """Handle a loop. `first`: the value that the test is known to have before the first iteration, or
-        None."""
+        """Process a loop.
+
+        test: a function that processes the loop's condition.
+        first: the truth value of the condition before the first iteration, or None if not known.
+        """
         head = dict(now)
+        # The back edges are added after the body has been processed.
         for name in stored_names([node]) - self.opaque:
             head[name] = self.made(name, incoming=[(("before", node), now.get(name))])
         phis = {name: head[name] for name in stored_names([node]) - self.opaque}
@@ -226,11 +237,11 @@ class Versions:
                 now = now and self.run([part], now)
         return now
 
-    # --- what is known while the function is compiled -------------------------------------------------------
+    # --- compile-time values --------------------------------------------------------------------------------
 
     def decided(self, test):
-        """Return the value that a condition is known to have, as Numba prunes branches; None if it is not
-        known."""
+        """Return the truth value of a condition that Numba's branch pruning can decide; None for any other
+        condition."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             known = self.decided(test.operand)
             return known if known is None else not known
@@ -247,13 +258,15 @@ class Versions:
         return bool(compared(left, right))
 
     def constant(self, node):
-        """Return the number (or None) that an expression is known to be, or MISSING."""
+        """Return the number (or None) that an expression evaluates to at compile time, or MISSING."""
         value = self.known(node)
         return value if isinstance(value, (bool, int, float, type(None))) else MISSING
 
     def known(self, node):
-        """Return the value that an expression has at compile time: a literal, a global, or a variable
-        whose only version is such a value; else MISSING."""
+        """Return the compile-time value of an expression, or MISSING.
+
+        Literals and globals have one, and so does a variable whose only version is assigned such a value.
+        """
         version = version_of(node)
         if version is not None:
             plain = version.incoming is None and version.source[0] == "value" and version.source[2] == ()
@@ -266,7 +279,7 @@ class Versions:
         return node.value if isinstance(node, ast.Constant) else self.value(node)
 
     def shape(self, node):
-        """Return the shape (a tuple) that an expression is known to be, or None."""
+        """Return the constant shape (a tuple) that an expression denotes, or None."""
         if isinstance(node, (ast.Tuple, ast.List)):
             sides = [self.shape(element) for element in node.elts]
             plain = all(side and len(side) == 1 for side in sides)
@@ -284,7 +297,7 @@ class Versions:
         return version
 
     def expression(self, node, now):
-        """Record the version that each Name in `node` reads, in the order of evaluation."""
+        """Record the version that each Name in `node` reads, in evaluation order."""
         if node is None or isinstance(node, ast.Lambda):
             return
         if isinstance(node, ast.Name):
@@ -302,7 +315,8 @@ class Versions:
                 self.expression(part, now)
 
     def target(self, node, source, now):
-        """Record the versions that an assignment makes. `source` describes what is assigned."""
+        """Record the versions that an assignment creates. `source` describes the assigned value, as in
+        Version."""
         how, value, positions = source
         if isinstance(node, ast.Name):
             if node.id not in self.opaque:
@@ -317,6 +331,6 @@ class Versions:
 
 
 def version_of(node):
-    """Return the version that a Name reads or makes, or None if it is not known."""
+    """Return the version that a Name reads or creates, or None if it is not tracked."""
     version = getattr(node, "version", None)
     return version and version.settled()

@@ -1,8 +1,8 @@
-"""A function's source as a syntax tree with few kinds of statements. Every assignment that loads or stores an
-element of an array has one target, and the order of statements is Python's order of evaluation.
+"""Parse a function into a syntax tree with few kinds of statements.
 
-`a[i] += v` becomes `a[i] = a[i] + v`, and `a[i, n], n = v, n + 1` becomes `part, n_2 = v, n + 1`, `a[i, n] =
-part`, `n = n_2`. Line numbers and columns stay those of the file.
+An assignment that loads or stores an array element has exactly one target, and the statements follow Python's
+order of evaluation. `a[i] += v` becomes `a[i] = a[i] + v`. `a[i, n], n = v, n + 1` becomes
+`part, n_2 = v, n + 1`, `a[i, n] = part`, `n = n_2`. Line numbers and columns still refer to the source file.
 """
 
 import ast
@@ -14,7 +14,7 @@ import textwrap
 
 from sim.frontend.names import codes_in, names_in
 
-# AST class of an operator -> its name in Python's module `operator`; in sim.isa its entry is operator.NAME
+# AST class of an operator -> its name in the `operator` module; its entry in sim.isa is called operator.NAME
 COMPARISONS = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
 UNARY = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
 BINARY = {
@@ -35,11 +35,13 @@ OPERATORS = COMPARISONS | UNARY | BINARY
 
 
 def tree_of(function):
-    """Return the function's FunctionDef without its decorators, or None if there is no source (built by exec,
-    a lambda, a C function).
+    """Return the function's FunctionDef without decorators, or None if it has no source (code from exec, a
+    lambda, a C function).
 
-    The tree has two more attributes. `tree.variables`: the names of the function's variables. `tree.lines`:
-    {line number: text}.
+    The returned tree has two extra attributes:
+
+        tree.variables: names of the function's variables, including the ones added by Simplify
+        tree.lines: {line number: text}
     """
     try:
         lines, start = inspect.getsourcelines(function)
@@ -57,7 +59,7 @@ def tree_of(function):
 
 
 def indent_columns(tree, indent):
-    """Shift all columns by the indentation that dedent removed, so that they match the file."""
+    """Shift all columns by the indentation that dedent removed, so that they match the file again."""
     for node in ast.walk(tree):
         if hasattr(node, "col_offset"):
             node.col_offset += indent
@@ -65,7 +67,7 @@ def indent_columns(tree, indent):
 
 
 def simplify(tree, function, lines):
-    """Return the tree with folded literals and simple assignments."""
+    """Return the tree with literals folded and assignments simplified."""
     tree = Fold().visit(tree)
     codes = list(codes_in(function.__code__))
     variables = (name for code in codes for name in (*code.co_varnames, *code.co_cellvars))
@@ -82,12 +84,12 @@ def indices_of(node):
 
 
 def is_of_shape(node):
-    """Return whether a Subscript indexes a shape or strides."""
+    """Return whether a Subscript indexes a `shape` or `strides` attribute."""
     return isinstance(node.value, ast.Attribute) and node.value.attr in ("shape", "strides")
 
 
 def from_end(index):
-    """Return n if the index is the literal -n, which counts from the end; else None."""
+    """Return n if the index is the literal -n, which counts from the end of an axis; else None."""
     match index:
         case ast.UnaryOp(ast.USub(), ast.Constant(int(back))):
             return back
@@ -95,18 +97,20 @@ def from_end(index):
 
 
 def as_list(result):
-    """Return the result of visiting a statement as a list."""
+    """Wrap the result of visiting a statement in a list, unless it already is a list."""
     return result if isinstance(result, list) else [result]
 
 
 def has(node, *classes):
-    """Return whether a node of one of these classes is in `node`."""
+    """Return whether `node` contains a node of one of these classes."""
     return any(isinstance(part, classes) for part in ast.walk(node))
 
 
 class Fold(ast.NodeTransformer):
-    """Replaces operations on literals by the literal that Python's compiler computes. Numba reads
-    bytecode, where `2**64 - 1` is one uint64, not an int64 that has wrapped."""
+    """Constant folding of operations on literals, with the result of Python's own compiler.
+
+    Numba compiles bytecode. To it, `2**64 - 1` is a single uint64 and not an int64 that wrapped around.
+    """
 
     def visit_BinOp(self, node):
         node = self.generic_visit(node)
@@ -114,8 +118,9 @@ class Fold(ast.NodeTransformer):
             return node
         code = compile(ast.Expression(node), "literals", "eval")
         if any(done.opname.startswith(("BINARY", "UNARY")) for done in dis.get_instructions(code)):
-            return node  # Python's compiler did not fold it, because it raises (1 / 0) or is too large
+            return node  # Python's compiler did not fold it: it raises (1 / 0), or the result is too large
         value = eval(code)
+        # Complex, infinite and NaN results have no literal that parses back to the same value.
         if isinstance(value, complex) or isinstance(value, float) and not math.isfinite(value):
             return node
         literal = ast.parse(repr(value), mode="eval").body
@@ -125,22 +130,22 @@ class Fold(ast.NodeTransformer):
 
 
 def is_literal(node):
-    """Return whether a node is a literal number, with or without a sign."""
+    """Return whether a node is a numeric literal, optionally signed."""
     match node:
         case ast.Constant(bool() | int() | float()) | ast.UnaryOp(_, ast.Constant(bool() | int() | float())):
             return True
     return False
 
 
-# field of a Subscript -> prefix of the temporary that holds its value, so that `a[f()] += v` calls f() once
+# field of a Subscript -> name of the temporary for its value, so that `a[f()] += v` calls f() only once
 STEMS = {"value": "owner", "slice": "index"}
 
 
 class Simplify(ast.NodeTransformer):
     """Splits assignments into simple ones.
 
-    taken: the names that new variables must not get.
-    made: the names of the new variables.
+    taken: names that new variables must avoid.
+    made: names of the new variables.
     """
 
     def __init__(self, taken):
@@ -156,10 +161,10 @@ class Simplify(ast.NodeTransformer):
         return name
 
     def evaluate_once(self, node, stem, before):
-        """Return a function that makes a new copy of the node for each use.
+        """Return a function that builds a new copy of `node` for each use.
 
-        If evaluating the node twice would cost something, a new variable holds its value, and its assignment
-        is appended to `before`.
+        Names and literals are copied. For any other node, append an assignment to a new variable to `before`
+        and build a read of that variable, so that the expression is evaluated only once.
         """
         if isinstance(node, ast.Tuple):
             parts = [self.evaluate_once(part, stem, before) for part in node.elts]
@@ -192,6 +197,7 @@ class Simplify(ast.NodeTransformer):
         return as_list(self.visit(*located([ast.Assign([node.target], node.value)], node)))
 
     def visit_Assign(self, node):
+        # `a = b = v`: evaluate v once, then assign from left to right.
         target, before = node.targets[0], []
         if len(node.targets) > 1:
             value = self.evaluate_once(node.value, "value", before)
@@ -200,6 +206,7 @@ class Simplify(ast.NodeTransformer):
         if isinstance(target, ast.Attribute):
             return node
         if isinstance(target, ast.Subscript):
+            # Python evaluates the right-hand side before the subscript of the target.
             if has(node.value, ast.Call) and (
                 has(target.slice, ast.Call, ast.Subscript) or not isinstance(target.value, ast.Name)
             ):
@@ -212,8 +219,11 @@ class Simplify(ast.NodeTransformer):
         return located([node, *later], node)
 
     def put_off(self, target, later):
-        """Return `target` with new names in place of array elements and all targets after them; append
-        their assignments to `later`."""
+        """Replace array elements in `target`, and every target after them, by temporaries.
+
+        Append the real assignments to `later`, so that they run from left to right after the whole right-hand
+        side has been evaluated.
+        """
         if isinstance(target, (ast.Tuple, ast.List)):
             target.elts = [self.put_off(part, later) for part in target.elts]
             return target
@@ -225,18 +235,18 @@ class Simplify(ast.NodeTransformer):
 
 
 def located(statements, node):
-    """Return `statements`, with the position of `node` for each that has none."""
+    """Return `statements`, giving each one without a position the position of `node`."""
     return [ast.fix_missing_locations(ast.copy_location(statement, node)) for statement in statements]
 
 
 class SplitByType:
-    """Gives each type of a variable a name of its own, and inserts conversions where versions of different
+    """Renames a variable that changes type: one name per type, with conversions where versions of different
     types merge.
 
-    type_of(version): returns a key that differs between types.
+    type_of(version): returns a key that identifies the type.
     torn: the variables that need several names.
     fresh(name): returns a new name that resembles `name`.
-    converted(node, type): returns an expression.
+    converted(node, type): returns an expression that converts `node` to the type.
     """
 
     def __init__(self, statements, versions, type_of, torn, fresh, converted):
@@ -253,7 +263,7 @@ class SplitByType:
             insert(statements, self.conversions())
 
     def name(self, version):
-        """Return the name for a version."""
+        """Return the name for a version. The first type of a variable keeps the original name."""
         key = version.name, self.type_of(version)
         if version.name in self.torn and key not in self.names:
             first = all(name != version.name for name, _ in self.names)
@@ -261,6 +271,10 @@ class SplitByType:
         return self.names.get(key, version.name)
 
     def conversions(self):
+        """Return the conversions to insert, {(where, id of a statement or of a list): [statement]}.
+
+        A phi needs one at the end of each incoming path that has another name for the variable.
+        """
         added = {}
         for phi in self.versions.phis:
             for (where, node), version in phi.comes_from():
@@ -273,7 +287,8 @@ class SplitByType:
 
 
 def torn_variables(versions, type_of):
-    """Return the variables that change their type where versions merge. A type of None is not known."""
+    """Return the variables that change type where versions merge. An unknown type (None) does not count as a
+    change."""
     pairs = [
         (phi, version) for phi in versions.phis for _, version in phi.comes_from() if version is not None
     ]
@@ -281,8 +296,10 @@ def torn_variables(versions, type_of):
 
 
 def insert(statements, added):
-    """Insert `added`, {(where, id of a statement or of a list): [statement]}, into `statements` and all
-    lists inside."""
+    """Insert the statements in `added` into `statements` and all nested statement lists, in place.
+
+    added: {("before", id of a statement) or ("end", id of a list): [statement]}.
+    """
     before = [(statement, added.get(("before", id(statement)), [])) for statement in statements]
     for statement in statements:
         for part in (getattr(statement, "body", None), getattr(statement, "orelse", None)):

@@ -1,10 +1,15 @@
-"""The types that Numba infers for a kernel's variables and expressions, with a value interval for each
-integer. They decide which operators can remain plain Python, and which indices need no bounds check.
+"""The types that Numba infers for variables and expressions, with a value interval for each integer.
 
-A type is a Number (a scalar type of `sim.isa.promotion`; for an integer also its lowest and highest value, if
-known), an ArrayType, a View, a Record, a tuple of types, or ANY. A variable is certainly a Python int if its
-interval is known. A counter that still grows after a few iterations of the inference gets no interval; that
-is always correct, and only slower.
+They decide which operators can remain plain Python and which indices need no bounds check. A type is one of:
+
+- a Number: a scalar type from `sim.isa.promotion`; for an integer, also its lowest and highest value, if
+  known
+- an ArrayType, a View or a Record
+- a tuple of types
+- NONE, ANY (no useful information) or UNKNOWN (not inferred yet)
+
+A value with a known interval is always a Python int. A counter whose interval still grows after a few
+iterations of the inference loses it, which is always correct but makes the code slower.
 """
 
 import functools
@@ -20,20 +25,18 @@ from sim.memory.array import MAX_FAST_RANK
 
 ANY = "any"
 NONE = "none"  # the type of None
-UNKNOWN = None  # the inference has not reached it yet
+UNKNOWN = None  # not inferred yet
+# A wider interval is not tracked: int64 arithmetic on it could wrap around.
 MOST_BITS = 62
 LENGTH, LONG = 40, 42  # bits of an array's length; bits of a thread's position in the grid
-PYTHON = (
-    np.float16,
-    np.float32,
-    np.float64,
-)  # floats on which Python's (numpy's) operators agree with Numba's
+# Float types on which numpy's operators agree with Numba's
+PYTHON = (np.float16, np.float32, np.float64)
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number. With `low` and `high` it is a Python int between them; without, it is represented as
-    `sim.isa` does for `scalar`."""
+    """A number. With `low` and `high`, it is a Python int in that interval. Without, it has the
+    representation that `sim.isa` chooses for `scalar`."""
 
     scalar: type
     low: int | None = None
@@ -41,7 +44,7 @@ class Number:
 
     @property
     def bits(self):
-        """The number of bits that its magnitude needs, or None if the interval is unknown."""
+        """Number of bits of the largest magnitude, or None if the interval is unknown."""
         return None if self.low is None else max(self.high, ~self.low).bit_length()
 
 
@@ -57,12 +60,11 @@ def natural(scalar, bits):
 
 @dataclass(frozen=True)
 class ArrayType:
-    """An array of `rank` dimensions, with what else is known at compile time, so that no load has to look it
-    up.
+    """An array with `rank` dimensions. Everything known about it at compile time saves a lookup per access.
 
     shape: the constant shape of a declared array.
     rowwise: whether the last axis is contiguous.
-    local: whether it is in local memory.
+    local: whether the array is in local memory.
     """
 
     element: object
@@ -75,8 +77,8 @@ class ArrayType:
 
 @dataclass(frozen=True)
 class View:
-    """An array of `rank` dimensions of which only the element type is known: a slice, or an array of
-    records."""
+    """An array with `rank` dimensions and a known element type, but an unknown layout: a slice, or an array
+    of records."""
 
     element: object
     rank: int
@@ -107,15 +109,15 @@ def is_signed(type_):
 
 
 def with_float64(a, b):
-    """Return whether one type is float64 and the other an integer; Python's operators then make a float64,
-    as Numba does."""
+    """Return whether one type is float64 and the other an integer. Python's operators then return a float64,
+    like Numba's."""
     scalars = {type_.scalar for type_ in (a, b) if isinstance(type_, Number)}
     return np.float64 in scalars and len(scalars) == 2 and scalars <= INTEGRAL | {np.float64}
 
 
 def is_numpys(a, b):
-    """Return whether numpy's `+`, `-`, `*` on both types give Numba's result, and `/` too unless one is
-    complex."""
+    """Return whether numpy's `+`, `-` and `*` on these types compute Numba's result. The same holds for `/`
+    on types that are not complex."""
     if not (isinstance(a, Number) and isinstance(b, Number)):
         return False
     scalars = {a.scalar, b.scalar}
@@ -125,7 +127,8 @@ def is_numpys(a, b):
 
 
 def join(a, b):
-    """Return the type of a variable that may hold an `a` or a `b`: Numba's unification."""
+    """Return the type of a variable that holds an `a` on one path and a `b` on another (Numba's
+    unification)."""
     if a == b or b is UNKNOWN:
         return a
     if a is UNKNOWN:
@@ -146,8 +149,11 @@ def join(a, b):
 
 
 def hull(a, b):
-    """Return the interval of a Number that may be `a` or `b`: the larger interval if it contains both.
-    Otherwise its ends are powers of two, so that a counter's interval grows in few steps."""
+    """Return an interval that contains both `a` and `b`.
+
+    If neither contains the other, round the ends to powers of two, so that a counter's interval stops growing
+    after a few steps.
+    """
     if None in (a.low, b.low):
         return ()
     ends = low, high = min(a.low, b.low), max(a.high, b.high)
@@ -158,7 +164,7 @@ def hull(a, b):
 
 @functools.cache
 def unify_scalars(a, b):
-    """Return the scalar type that two scalar types fit into, or None."""
+    """Return the common type of two scalar types, or None."""
     if a is b:
         return a
     if not {a, b} & COMPLEX:
@@ -169,7 +175,7 @@ def unify_scalars(a, b):
 
 
 def element_type(dtype):
-    """Return the type that a load from an array of `dtype` gives."""
+    """Return the type of an element loaded from an array of `dtype`."""
     if dtype.names is not None:
         return Record(dtype)
     if dtype.subdtype is not None:
@@ -179,7 +185,8 @@ def element_type(dtype):
 
 
 def field(type_, name):
-    """Return the type of a record's field, or of the column of an array of records; ANY of anything else."""
+    """Return the type of a record's field, or of a field's column in an array of records; ANY for anything
+    else."""
     if isinstance(type_, View):
         found = field(type_.element, name)
         return View(found, type_.rank) if isinstance(found, Number | Record) else ANY
@@ -188,8 +195,10 @@ def field(type_, name):
 
 
 def type_of_argument(argument, value):
-    """Return the type of a launch argument, whose value threads see as `value`. Its interval is rounded up,
-    to limit the number of specialisations."""
+    """Return the type of a launch argument. `value` is the value that threads read.
+
+    Its interval is rounded up to whole bytes, to limit the number of specialisations.
+    """
     if argument.parts is not None:
         return tuple(map(type_of_argument, argument.parts, value))
     if type(argument.value) is np.int32:
@@ -202,8 +211,7 @@ def type_of_argument(argument, value):
 
 
 def type_of_value(value):
-    """Return the type of a literal, of a global or free variable, or of an argument that is not an
-    integer."""
+    """Return the type of a literal, a global or free variable, or an argument that is not an integer."""
     if value is None:
         return NONE
     if isinstance(value, int) and not isinstance(value, bool):
@@ -218,7 +226,7 @@ def type_of_value(value):
         return type_of_constant_array(value)
     if isinstance(value, memory.Record):
         return Record(value._array.dtype)
-    # an array of the simulator whose accesses may be written out
+    # one of the simulator's arrays whose accesses can be inlined
     if hasattr(value, "allocation") and value.dtype.names is None and hasattr(value, "data"):
         size = value.dtype.itemsize
         return ArrayType(element_type(value.dtype), value.ndim, size, value.strides[-1] == size)
@@ -228,7 +236,7 @@ def type_of_value(value):
 
 
 def type_of_constant_array(array):
-    """Return the type of a global array, which becomes constant memory in row-major order."""
+    """Return the type of a global array, which is copied to constant memory in row-major order."""
     fast = array.dtype.type in SCALAR and array.dtype.isnative and 1 <= array.ndim <= MAX_FAST_RANK
     if not (fast and array.size):
         return ANY
@@ -243,8 +251,7 @@ def widen(type_):
 
 
 def general(type_):
-    """Return a type without most of what distinguishes one call of a device function from another, so that
-    few copies are made."""
+    """Return a more general argument type, so that few copies of a device function are made."""
     if not isinstance(type_, Number) or type_.bits is None or type_.scalar not in (int, np.int32):
         return type_
     few = next((few for few in (31, LONG) if type_.bits <= few), None)
@@ -252,7 +259,8 @@ def general(type_):
 
 
 def part(type_, position):
-    """Return the type of the part at `position` of a value; for position None, a type that holds any part."""
+    """Return the type of a value's item at `position`. For position None, return a type that fits every
+    item."""
     if type_ is UNKNOWN:
         return UNKNOWN
     if isinstance(type_, tuple) and isinstance(position, int):
@@ -264,7 +272,7 @@ def part(type_, position):
 
 
 def row(array):
-    """Return the type of an array's parts along its first axis."""
+    """Return the type of `array[i]`."""
     if array.rank == 1:
         return array.element
     is_view, rank = isinstance(array, View), array.rank - 1

@@ -1,18 +1,19 @@
-"""The memory of a launch: its address space, the arrays that kernels hold, and the checks of every access.
+"""The memory of a launch: its address space, the arrays that kernels use, and the checks on every access.
 
-What enters are the launch's arguments and the kernel's declarations. What leaves are Arrays, whose accesses
-are checked and logged. The log, one integer for each access, is what observers judge.
+The inputs are the launch's arguments and the kernel's declarations. The outputs are Arrays, whose accesses
+are checked and logged. The access log has one integer per access, which encodes site, size and address.
+Observers detect races and other faults from it.
 
 Read the files in this order:
 
-    argument    an argument of a launch, classified once
-    spaces      the simulated address space, and the binding of arguments to it
-    array       the Array that a kernel holds: views of an allocation, the general access
-    indices     the forms of an index that a kernel may give to an array
+    argument    classify the arguments of a launch
+    spaces      the simulated address space, and the allocation of arguments in it
+    array       the Array class: views of an allocation, and the general access path
+    indices     the kinds of index that an Array accepts
     record      one element of an array of records
-    accessors   the fast access to one element
+    accessors   the fast path for single elements
     declared    arrays that a kernel declares or captures: shared, local, constant
-    methods     array methods that visit all elements, such as sum
-    atomics     atomics on an element
-    transfer    memory as an instruction of sim.isa sees it: blocks of bytes, asynchronous copies, mbarriers
+    methods     array methods that read or write all elements, such as sum
+    atomics     the functions of cuda.atomic
+    transfer    byte-level memory for instructions: vector accesses, asynchronous copies, mbarriers
 """

@@ -1,4 +1,4 @@
-"""The arguments of a launch, classified once: which are arrays, records, tuples and numbers."""
+"""Classify the arguments of a launch as arrays, records, tuples and numbers."""
 
 import sys
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ import numpy as np
 
 from sim.errors import LaunchError
 
-# types that a kernel accepts as one number
+# types accepted as a single number
 NUMBER_TYPES = int, float, complex, np.bool_, np.number, Enum, type(None)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Argument:
-    """An argument of a launch, or an element of a tuple that is one.
+    """An argument of a launch, or an item of a tuple argument.
 
-    name: the parameter's name; the elements of a tuple are called name[0], name[1], ...
-    value: the argument as the caller gave it.
-    array: the numpy array over its memory: of an array, of a CPU tensor, or of a record (without dimensions).
-        None for a number and for a tuple.
-    parts: the Arguments of a tuple's elements; None for anything else.
+    name: the parameter's name. The items of a tuple are named name[0], name[1], ...
+    value: the argument as passed by the caller.
+    array: a numpy array over the memory of an array, a CPU tensor or a record (zero-dimensional); None for
+        numbers and tuples.
+    parts: Arguments for the items of a tuple; None for anything else.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Argument:
         return isinstance(self.value, np.void)
 
     def leaves(self):
-        """Yield the argument, or all elements of a tuple, however deep."""
+        """Yield the argument itself, or the items of a tuple at any depth."""
         if self.parts is None:
             yield self
         else:
@@ -44,7 +44,8 @@ class Argument:
 
 
 def classify(name: str, value: Any) -> Argument:
-    """Return the Argument of a value. Errors: LaunchError for an array whose dtype no GPU has."""
+    """Return the Argument for a value. Raise LaunchError for an array whose dtype the GPU does not
+    support."""
     if isinstance(value, tuple):
         return Argument(name, value, None, tuple(classify(f"{name}[{i}]", x) for i, x in enumerate(value)))
     if isinstance(value, np.void):
@@ -53,7 +54,7 @@ def classify(name: str, value: Any) -> Argument:
 
 
 def check_argument(argument: Argument) -> None:
-    """Check that a kernel in Python can have an argument. Errors: LaunchError."""
+    """Raise LaunchError if a Python kernel does not support the argument."""
     for leaf in argument.leaves():
         name, value = leaf.name, leaf.value
         if leaf.is_record or isinstance(value, (np.longdouble, np.clongdouble)):
@@ -69,18 +70,18 @@ def check_argument(argument: Argument) -> None:
 
 
 def arrays_of(arguments: tuple[Argument, ...]) -> dict[str, np.ndarray]:
-    """Return {name: array} of all arrays and records among arguments, in tuples too."""
+    """Return {name: array} for all arrays and records among the arguments, including those inside tuples."""
     leaves = (leaf for argument in arguments for leaf in argument.leaves())
     return {leaf.name: leaf.array for leaf in leaves if leaf.array is not None}
 
 
 def of_parts(value, parts):
-    """Return a tuple of the same type as `value`, named tuples included, with new elements."""
+    """Return a tuple with the items `parts` and the type of `value`, which may be a named tuple."""
     return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
 
 
 def host_array(value, name):
-    """Return the numpy array behind a kernel's argument, a numpy array or a CPU tensor; else None."""
+    """Return a numpy array for an argument that is a numpy array or a CPU tensor; None for anything else."""
     if isinstance(value, np.ndarray):
         array = value
     elif type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr"):
@@ -92,8 +93,10 @@ def host_array(value, name):
 
 
 def check_dtype(dtype, name):
-    """Raise LaunchError if the simulator has no numbers or records of this type. Strings are refused,
-    though Numba compiles them."""
+    """Raise LaunchError for a dtype that the simulator does not support.
+
+    Strings are refused, although Numba compiles them.
+    """
     base = dtype.base
     if base.names:
         for field in base.names:
@@ -110,7 +113,8 @@ def check_dtype(dtype, name):
 
 
 def tensor_array(tensor, name):
-    """Return a CPU tensor as a numpy array over the same memory; bfloat16 by way of its bits."""
+    """Return a numpy array that shares memory with a CPU tensor. A bfloat16 tensor is reinterpreted through
+    its bits."""
     if tensor.device.type != "cpu":
         raise LaunchError(
             f"argument {name} is a tensor on {tensor.device}; the simulator works on host memory\n"
@@ -118,6 +122,6 @@ def tensor_array(tensor, name):
         )
     tensor = tensor.detach()
     if str(tensor.dtype) != "torch.bfloat16":
-        # not tensor.numpy(): after it torch may never resize the storage, as FSDP does with parameters
+        # Not tensor.numpy(), which forbids torch to resize the storage later, as FSDP does with parameters.
         return np.from_dlpack(tensor)
     return np.from_dlpack(tensor.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)

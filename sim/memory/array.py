@@ -1,5 +1,7 @@
-"""Arrays as a kernel holds them: views of an allocation, every access to which is checked. The fast path
-for single elements is in `sim.memory.accessors`."""
+"""The array class that kernels use: views of an allocation, with a check on every access.
+
+The fast path for single elements is in `sim.memory.accessors`.
+"""
 
 import functools
 import itertools
@@ -16,17 +18,18 @@ from sim.memory.methods import MAX_FAST_RANK, Methods
 from sim.memory.record import Record
 from sim.memory.spaces import poison
 
-WORDS = {1: "b", 2: "h", 4: "i", 8: "q"}  # bytes of an integer -> its format in a memoryview
+WORDS = {1: "b", 2: "h", 4: "i", 8: "q"}  # size of an integer in bytes -> its memoryview format
 
 
 class Array(Methods):
-    """A view of an allocation, which looks like an ndarray to a kernel.
+    """A view of an allocation that behaves like an ndarray inside a kernel.
 
-    root: the memory itself, as bytes: the allocation's, or a block's or a thread's copy of it.
+    root: the underlying bytes: those of the allocation, or a block's or thread's private copy.
     offset, strides: in bytes.
-    marks: for local memory whose reads are watched, the elements that the thread has written, else None. It
-        is a list with -1 for each written element and 0 for the others; once several views share it, a
-        bytearray with 255 for each written byte.
+    marks: for local memory whose reads are checked, which elements the thread has written; else None.
+        Initially a list with -1 per written element and 0 per unwritten one. Once several views share it, a
+        bytearray with 255 per written byte.
+    code: the size and address part of a log entry for the first element.
     """
 
     __slots__ = (
@@ -34,7 +37,7 @@ class Array(Methods):
         *"shift marks writable views whole".split(),
         *(f"{letter}{axis}" for letter in "ns" for axis in range(MAX_FAST_RANK)),
     )
-    wraps = True  # whether a negative index counts from the end
+    wraps = True  # negative indices count from the end
 
     def __init__(self, context, allocation, root, offset, layout, name, address, marks=None):
         self.context, self.allocation, self.root, self.offset = context, allocation, root, offset
@@ -47,9 +50,9 @@ class Array(Methods):
             self.prepare_fast_access(layout)
 
     def prepare_fast_access(self, layout):
-        """Set the attributes that the fast path reads: sizes and element strides, `data` and `cells`.
+        """Set the attributes that the fast path uses: sizes and element strides, `data` and `cells`.
 
-        `data[flat]` returns an element as the value that a kernel sees. Stores go to `cells`.
+        `data[flat]` returns an element as a kernel sees it. Stores go to `cells`.
         """
         for name, value in layout.axes:
             setattr(self, name, value)
@@ -58,19 +61,20 @@ class Array(Methods):
         memory = memory.view(layout.dtype)
         if not self.writable:
             memory.flags.writeable = False
-        # A memoryview returns a Python int or bool, which is how a kernel represents wide signed integers and
-        # booleans; numpy returns its own scalars. A memoryview accepts only an integer that fits, while numpy
-        # would convert a float as the CPU does. What it refuses is converted by `cast`, as on the GPU.
+        # A memoryview returns Python ints and bools, which is how a kernel represents wide signed integers
+        # and booleans; numpy returns its own scalars. A memoryview rejects integers that do not fit, and
+        # floats. `cast` then converts them by the GPU's rules, whereas numpy would convert a float by the
+        # CPU's.
         self.cells = memoryview(memory) if layout.whole else memory
         self.data = self.cells if layout.wide else memory
         if type(self.marks) is list:
             self.written = self.marks
-        elif self.marks is not None:  # -1 means that every byte of the element is written
+        elif self.marks is not None:  # -1: every byte of the element has been written
             self.written = memoryview(self.marks)[self.offset : end].cast(WORDS[layout.dtype.itemsize])
 
     @property
     def numpy(self):
-        """The same memory as an ndarray."""
+        """An ndarray over the same memory."""
         if self.whole is None:
             self.whole = np.ndarray(self.shape, self.dtype, self.root, self.offset, self.strides)
         return self.whole
@@ -78,7 +82,7 @@ class Array(Methods):
     # --- the general path -----------------------------------------------------------------------------------
 
     def load(self, index, site):
-        """Load one element, or make a view, for an index of any form."""
+        """Load one element, or return a view, for an index of any kind. A refused load returns poison."""
         place = self.place(index, site, "read")
         if place is None:
             return domain(poison(self.dtype))
@@ -90,7 +94,8 @@ class Array(Methods):
         return domain(self.numpy[place])
 
     def store(self, index, value, site):
-        """Store to one element, or to every element of a view (a scalar, or an array of that shape)."""
+        """Store to one element, or to every element of a view (a scalar, or an array with the view's
+        shape)."""
         if not self.writable:
             raise only_read(self)
         place = self.place(index, site, "written")
@@ -104,7 +109,7 @@ class Array(Methods):
         self.numpy[place] = cast(self.dtype)(value)
 
     def store_all(self, value, site):
-        """Store to every element: one number, or the elements of an array, broadcast as in numpy."""
+        """Store to every element: a number, or the elements of an array, broadcast as in numpy."""
         if isinstance(value, Array):
             numbers = np.empty(value.shape, object)
             numbers.flat = list(value.elements())
@@ -118,7 +123,10 @@ class Array(Methods):
                 store(self, *place, number, site)
 
     def place(self, index, site, what):
-        """Return what an index selects: valid integers, a view (an Array), or None for a refused access."""
+        """Resolve an index to a tuple of valid integers, a view (an Array), or None if the access is refused.
+
+        A negative index is reported but not refused, and a negative literal is not even reported.
+        """
         if slice in map(type, index):
             return self.part(index)
         if len(index) == self.ndim and all(type(i) is int and 0 <= i < n for i, n in zip(index, self.shape)):
@@ -140,7 +148,7 @@ class Array(Methods):
         return tuple(i + n if i < 0 else i for i, n in zip(indices, self.shape))
 
     def announce(self, place, site, value=None):
-        """Log an access that did not take the fast path. Local memory has to be written before it is read."""
+        """Log an access that did not take the fast path, and check reads of local memory."""
         if self.marks is not None:
             self.mark(place, site)
         if self.context.log is not None:
@@ -149,8 +157,8 @@ class Array(Methods):
                 self.context.values.append(value)
 
     def mark(self, place, site):
-        """Record an access to local memory: a store marks the element as written, all other accesses
-        require the mark."""
+        """Mark an element of local memory as written by a store. Any other access reports an unwritten
+        element."""
         self.share_marks()
         begin = self.offset + sum(i * s for i, s in zip(place, self.strides))
         end = begin + self.dtype.itemsize
@@ -161,14 +169,15 @@ class Array(Methods):
             self.marks[begin:end] = b"\xff" * (end - begin)
 
     def share_marks(self):
-        """Convert the marks of local memory from elements to bytes, so that several views can share them."""
+        """Convert the marks of local memory from one per element to one per byte, so that several views can
+        share them."""
         if type(self.marks) is list:
             size = self.dtype.itemsize
             self.marks = bytearray(np.array(self.marks, np.int8).repeat(size))
             self.written = memoryview(self.marks).cast(WORDS[size])
 
     def address(self, place):
-        """Return the simulated address of the element at `place`."""
+        """Return the simulated address of the element at index `place`."""
         return (self.code & ADDRESS_MASK) + sum(map(operator.mul, place, self.strides))
 
     def part(self, index):
@@ -182,6 +191,7 @@ class Array(Methods):
             elif type(i) is int and 0 <= i < size:
                 moved += i * stride
             else:
+                # Let `unusual_part` handle every other index.
                 n = math.inf
         if n > self.ndim:
             if len(index) > self.ndim and all(map(is_integer, index)):
@@ -195,7 +205,7 @@ class Array(Methods):
         return self.another(moved if math.prod(shape) else 0, self.dtype, shape, strides)
 
     def unusual_part(self, index):
-        """Return a part whose indices are not all plain, or not all in bounds."""
+        """Return a view for indices that are not all plain integers or slices, or not all in bounds."""
         try:
             return self.derived(self.numpy[index])
         except IndexError:
@@ -204,12 +214,12 @@ class Array(Methods):
             return Outside(self, indices_of_part(index, self.shape))
 
     def derived(self, array):
-        """Return an Array over `array`, an ndarray that shares this one's memory."""
+        """Return an Array for `array`, an ndarray over this Array's memory."""
         moved = array.ctypes.data - self.numpy.ctypes.data if array.size else 0
         return self.another(moved, array.dtype, array.shape, array.strides)
 
     def another(self, moved, dtype, shape, strides):
-        """Return the view of the allocation that starts `moved` bytes after this one."""
+        """Return a view of the same allocation that starts `moved` bytes after this one."""
         self.share_marks()
         layout = layout_of(dtype, shape, strides, self.marks is not None)
         offset, address = self.offset + moved, (self.code & ADDRESS_MASK) + moved
@@ -217,8 +227,10 @@ class Array(Methods):
         return Array(*of_memory, layout, self.name, address, self.marks)
 
     def once(self, getter, name):
-        """Return the part that an `operator` getter returns for this name. It is made once, because a
-        column of records is requested at each access."""
+        """Return the view that `getter(name)`, a getter from `operator`, selects.
+
+        Views are cached, because a kernel reads a field's column again on each access.
+        """
         views, key = self.views, (getter, name)
         if views is None:
             views = self.views = {}
@@ -226,7 +238,7 @@ class Array(Methods):
             views[key] = self.derived(getter(name)(self.numpy))
         return views[key]
 
-    # --- what else a kernel may do with an array ------------------------------------------------------------
+    # --- other operations in a kernel -----------------------------------------------------------------------
 
     def __getitem__(self, index):
         return self.load(index if isinstance(index, tuple) else (index,), self.context.sites.current("load"))
@@ -250,6 +262,7 @@ class Array(Methods):
     def nbytes(self):
         return self.size * self.dtype.itemsize
 
+    # Each of these properties is a view, so reading it is not an access.
     @property
     def T(self):
         return self.once(operator.attrgetter, "T")
@@ -282,23 +295,27 @@ class Array(Methods):
 
 
 class Columns(Array):
-    """An array of records, whose fields are attributes. It is a class of its own because a class with a
-    `__getattr__` looks up every attribute slowly."""
+    """An array of records whose fields are attributes.
+
+    This is a separate class because `__getattr__` slows down every attribute lookup of a class.
+    """
 
     __slots__ = ()
 
     def __getattr__(self, name):
-        """Return the column of a field of all records."""
+        """Return the column of one field over all records."""
         if name not in self.dtype.names:
             raise AttributeError(f"{self.name}, an array of {self.dtype}, has no {name}")
         return self.once(operator.itemgetter, name)
 
 
 class Outside(Array):
-    """An out-of-range slice or row, such as the row after the last. Taking it is not an access; any access to
-    its elements is reported as out of bounds on the array `of`.
+    """An out-of-range slice or row, such as the row after the last.
 
-    numpy: the indices that the part's elements would have in that array.
+    Creating the view is not an access. Any access to its elements is reported as out of bounds in the array
+    `of`.
+
+    numpy: the indices that the view's elements would have in `of`.
     """
 
     __slots__ = ("of",)
@@ -310,7 +327,7 @@ class Outside(Array):
         self.shape, self.ndim, self.size = elements.shape, elements.ndim, elements.size
         self.strides, self.offset, self.code, self.shift = elements.strides, of.offset, of.code, of.shift
         for axis in range(MAX_FAST_RANK):
-            setattr(self, f"n{axis}", 0)  # so that the fast path accepts no index
+            setattr(self, f"n{axis}", 0)  # no index is in bounds, so the fast path never applies
 
     def place(self, index, site, what):
         place = super().place(index, site, what)
@@ -327,19 +344,19 @@ class Outside(Array):
 
 FAST, WATCHED = (
     {rank: type(f"{name}{rank}", (Array,), {"__slots__": ()}) for rank in range(1, MAX_FAST_RANK + 1)}
-    for name in ("Array", "Watched")  # Watched: local memory with marks for written elements
+    for name in ("Array", "Watched")  # Watched: local memory with marks
 )
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The properties that all arrays of one dtype, shape and strides share.
+    """The properties shared by all arrays with the same dtype, shape and strides.
 
     array: their class.
-    span: bytes from the first element to the last; None if there is no fast path.
-    axes: (name, value) of the attributes for sizes and element strides.
-    whole: whether elements are integers or booleans.
-    wide: whether Python's own int or bool represents an element.
+    span: bytes from the first element to the end of the last; None if there is no fast path.
+    axes: (name, value) pairs for the size and element-stride attributes.
+    whole: whether the elements are integers or booleans.
+    wide: whether a Python int or bool represents an element.
     """
 
     dtype: np.dtype
@@ -357,8 +374,8 @@ class Layout:
 
 @functools.lru_cache(4096)
 def layout_of(dtype, shape, strides, watched):
-    """Return the Layout of these arrays. `watched`: local memory with marks for written elements."""
-    dtype = np.dtype(dtype.str) if dtype.kind in "iu" else dtype  # makes longlong int64
+    """Return the Layout for arrays of this kind. `watched`: whether they are local memory with marks."""
+    dtype = np.dtype(dtype.str) if dtype.kind in "iu" else dtype  # maps longlong to int64
     itemsize, rank, size = dtype.itemsize, len(shape), math.prod(shape)
     shift = itemsize.bit_length() - 1
     of_array = dtype, shape, strides, rank, size, shift
@@ -380,18 +397,18 @@ def layout_of(dtype, shape, strides, watched):
 
 
 def array_at(context, allocation, offset, dtype, shape, strides, name):
-    """The view of an allocation that begins at this byte of it."""
+    """Return a view of an allocation, starting `offset` bytes into it."""
     layout = layout_of(dtype, tuple(shape), tuple(strides), False)
     return Array(context, allocation, allocation.root, offset, layout, name, allocation.base + offset)
 
 
 def only_read(array):
-    """The error of a kernel that writes to an array that may only be read."""
+    """Return the error for a write to a read-only array."""
     what = "constant" if array.allocation.space == "const" else "a read-only array"
     return TypeError(f"{array.name} is {what}: a kernel may only read it")
 
 
 def zip_(*items):
-    """Zip as in kernels: the element after the last pair of a longer array is not loaded."""
+    """Zip as Numba does: the element after the last pair of a longer array is never loaded."""
     length = min((len(part) for part in items if hasattr(part, "__len__")), default=None)
     return zip(*(itertools.islice(part, length) for part in items))

@@ -1,5 +1,7 @@
-"""The atomics of `cuda.atomic`: load, combine and store one element, with no other thread in between. Each
-returns the old element. What each computes is defined in sim.isa.atomics."""
+"""The functions of `cuda.atomic`: load, combine and store one element without interruption by another thread.
+
+Each function returns the old element. `sim.isa.atomics` defines the operations themselves.
+"""
 
 import sys
 
@@ -13,7 +15,9 @@ from sim.nouns import plural
 
 
 class FailedAtomic:
-    """An atomic that has changed nothing, such as a compare-and-swap that failed.
+    """An atomic that did not change memory, such as a failed compare-and-swap.
+
+    The scheduler uses it to recognise a spinning thread.
 
     key: identifies the atomic and its operands.
     repeated: whether the thread is about to execute it again.
@@ -25,23 +29,26 @@ class FailedAtomic:
         self.key, self.memory, self.place, self.found, self.repeated = key, memory, place, found, False
 
     def would_fail_again(self):
-        """Return whether memory still has the value that the atomic found."""
+        """Return whether memory still holds the value that the atomic read."""
         return self.memory[self.place] == self.found
 
 
 class Atomic:
-    """The namespace `cuda.atomic` of one launch."""
+    """The namespace `cuda.atomic` for one launch."""
 
     def __init__(self, scheduler):
         self._scheduler, self._context = scheduler, scheduler.context
 
     def _change(self, entry, array, index, operands):
-        """Replace array[index] by what the entry computes from it, wrapped; return the old element."""
+        """Replace array[index] by the result of the entry's operation, wrapped to the dtype; return the old
+        element."""
         if not isinstance(array, Array):
             raise TypeError(f"cuda.atomic works on arrays, got {array!r}")
+        # Frame 0 is this method and frame 1 the generated wrapper, so frame 2 is the kernel.
         frame, thread = sys._getframe(2), self._context.thread
         site = self._context.sites.of_frame(frame, "atomic")
         key = site, id(array.root), array.offset, index, operands
+        # Let other threads run first, so that any interleaving of atomics is possible.
         self._scheduler.yield_before_atomic(key, frame)
         if entry.overwrites:
             self._context.overwriting.add(site)
@@ -70,7 +77,7 @@ class Atomic:
 
 
 def method(entry):
-    """Return the method `cuda.atomic.NAME` of an entry."""
+    """Return the method for `cuda.atomic.NAME`."""
     count = 1 + entry.indexed + len(entry.operands)
     parameters = ", ".join(["array", *["index"] * entry.indexed, *entry.operands])
 

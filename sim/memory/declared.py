@@ -13,7 +13,7 @@ from sim.memory.spaces import poisoned
 
 
 def constant_array(context, array):
-    """Return a global numpy array as constant memory, which the kernel can only read."""
+    """Return an Array in constant memory, which is read-only, for a global numpy array."""
     array, name = np.ascontiguousarray(array), CONSTANT
     home = 0, array.itemsize, array.shape, array.strides
     allocation = context.space.add(name, "const", array.reshape(-1).view(np.uint8), home)
@@ -23,26 +23,30 @@ def constant_array(context, array):
 class Declarations:
     """The shared and local arrays of one launch.
 
-    A declaration is identified by its code object and its instruction, so that two declarations on one line
-    are two arrays. The id of the code object is used, because hashing a code object takes a microsecond.
+    A declaration is identified by its code object and instruction offset, so two declarations on the same
+    line are two arrays. The key contains the code object's id, because hashing a code object takes a
+    microsecond.
     """
 
     def __init__(self, context, dynamic_bytes):
         self.context, self.dynamic_bytes = context, dynamic_bytes
-        self.allocations = {}  # declaration -> Allocation, the same in every block
-        self.makers = {}  # declaration -> function that makes its local arrays
+        self.allocations = {}  # declaration -> Allocation, common to all blocks
+        self.makers = {}  # declaration -> function that creates its local arrays
         self.declared_bytes = {"shared": 0, "local": 0}
-        self.kernel_code = None  # in the kernel itself, argument types are the same for all threads
+        self.kernel_code = None  # in the kernel itself, all threads have the same argument types
 
     def shared(self, shape, dtype, frame, alignment=None):
-        """Return the running block's array for this call of `cuda.shared.array(shape, dtype, alignment)`.
-        Shape 0 gives a view of the dynamic bytes. Without an alignment only that of an element is certain,
-        as in Numba."""
+        """Return the current block's array for a call to `cuda.shared.array(shape, dtype, alignment)`.
+
+        Shape 0 returns a view of the dynamic shared memory. Without `alignment`, only the element's alignment
+        is certain, as in Numba.
+        """
         check_dtype(dtype, "shared")
         shape = as_shape(shape)
         if shape == (0,):
             return self.dynamic(dtype, frame)
         block, code = self.context.thread.block, frame.f_code
+        # A device function declares one buffer per specialisation, as in Numba.
         key = id(code), frame.f_lasti, None if code is self.kernel_code else argument_types(frame)
         array = block.shared.get(key)
         if array is None and dtype.hasobject:
@@ -58,7 +62,7 @@ class Declarations:
         return array
 
     def dynamic(self, dtype, frame):
-        """Return a view of the launch's dynamic shared bytes. All of these views begin at the same byte."""
+        """Return a view of the launch's dynamic shared memory. All such views start at the same byte."""
         shared, shape = self.context.thread.block.shared, (self.dynamic_bytes // dtype.itemsize,)
         if "dynamic" not in shared:
             allocation, poison = (
@@ -70,8 +74,8 @@ class Declarations:
         return shared["dynamic"].another(0, dtype, shape, c_strides(shape, dtype))
 
     def local(self, shape, dtype, frame, alignment=None):
-        """Return the array for `cuda.local.array(shape, dtype)`: fresh at each call, private to the
-        running thread."""
+        """Return the array for `cuda.local.array(shape, dtype)`: new on each call, private to the current
+        thread."""
         check_dtype(dtype, "local")
         shape = as_shape(shape)
         if dtype.hasobject:
@@ -82,7 +86,7 @@ class Declarations:
         return self.makers[key]()
 
     def local_maker(self, site, shape, dtype):
-        """Return the function that makes an array whenever a thread reaches this declaration of local
+        """Return a function that creates an array each time a thread reaches this declaration of local
         memory."""
         context, watched = self.context, self.context.enabled.unwritten
         layout, allocation = layout_of(dtype, as_shape(shape), c_strides(shape, dtype), watched), None
@@ -102,7 +106,8 @@ class Declarations:
         return make
 
     def objects(self, shape, space, frame):
-        """An array of Python objects, which have no addresses: no observer is told of its accesses."""
+        """Return an array of Python objects. They have no addresses, so accesses to the array are not
+        observed."""
         site = SITES[self.context.sites.of_frame(frame, "call")]
         where = f"{site.function} line {site.line}  {site.source}"
         self.context.unwatched[f"accesses to {space} arrays of objects are not watched: {where}"] = True
@@ -113,7 +118,7 @@ class Declarations:
         return Array(self.context, allocation, memory, 0, layout, allocation.name, allocation.base)
 
     def allocation(self, key, space, dtype, shape, frame):
-        """Return the allocation of a declaration of shared memory. The first thread that reaches it makes
+        """Return the allocation for a declaration of shared memory, created by the first thread that reaches
         it."""
         if key not in self.allocations:
             site = self.context.sites.of_frame(frame, "call")
@@ -121,8 +126,8 @@ class Declarations:
         return self.allocations[key]
 
     def placed(self, space, site, dtype, shape, copies=1, dynamic=False):
-        """Return a new allocation for the declaration at `site`, with the name of the variable to which it
-        is assigned."""
+        """Return a new allocation for the declaration at `site`, named after the variable that it is assigned
+        to."""
         nbytes = self.dynamic_bytes if dynamic else prod(shape) * dtype.itemsize
         if not dynamic:
             self.declared_bytes[space] += nbytes
@@ -133,12 +138,12 @@ class Declarations:
 
 
 def check_sizes(spec, shared, local, dynamic, asked=False):
-    """Raise LaunchError if a kernel's arrays need more bytes than the device has for a block or a thread.
+    """Raise LaunchError if a kernel's arrays exceed the device's memory per block or per thread.
 
     shared: bytes of a block's declared arrays.
-    dynamic: bytes of a block's dynamic arrays. If there are any, a block has less memory in total.
+    dynamic: bytes of a block's dynamic shared memory. If it is not 0, the limit on the total is lower.
     local: bytes of a thread's local arrays.
-    asked: whether the driver was asked for all of a block's memory, as launchers of PTX do, and Numba does
+    asked: whether the launcher requests the full limit from the driver, as launchers of PTX do and Numba does
         not.
     """
     tiles, rows = "make the tiles smaller", "pass an array with a row for each thread"
@@ -174,7 +179,7 @@ def as_shape(shape):
 
 
 def argument_types(frame):
-    """Return the types of the calling function's arguments, which distinguish its specialisations."""
+    """Return the types of the calling function's arguments, which identify its specialisation."""
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount]
     values = [frame.f_locals.get(name) for name in names]
@@ -182,7 +187,7 @@ def argument_types(frame):
 
 
 def name_before(site):
-    """Return the name of the variable to which the expression at `site` is assigned, or None."""
+    """Return the variable that the expression at `site` is assigned to, or None."""
     before = site.source[: max(site.column - site.indent, 0)]
     found = re.search(r"(\w+)\s*=\s*$", before)
     return found[1] if found else None

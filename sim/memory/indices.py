@@ -1,15 +1,15 @@
-"""The forms of an index that a kernel may give to an array: integers, slices, an ellipsis, None."""
+"""The kinds of index that an Array accepts: integers, slices, an ellipsis, None."""
 
 import operator
 from types import EllipsisType, NoneType
 
 import numpy as np
 
-PARTS = slice, EllipsisType, NoneType  # index parts that select a view; None adds an axis
+PARTS = slice, EllipsisType, NoneType  # index items that select a view; None adds an axis
 
 
 class FromEnd(int):
-    """An index written as a negative literal, and so meant to count from the end."""
+    """A negative literal used as an index, which deliberately counts from the end."""
 
 
 def is_integer(index):
@@ -17,7 +17,7 @@ def is_integer(index):
 
 
 def checked_integer(index, array):
-    """Return `index` as a Python int. Errors: TypeError for a float."""
+    """Return `index` as a Python int. Raise TypeError for a float."""
     try:
         return operator.index(index)
     except TypeError:
@@ -26,9 +26,12 @@ def checked_integer(index, array):
 
 
 def indices_of_part(index, shape):
-    """Return the indices of the elements of a part outside of an array of this shape, arranged as in the
-    part: an ndarray of tuples."""
+    """Return the indices of all elements in an out-of-range view of an array with this shape.
+
+    The result is an ndarray of tuples, arranged like the view.
+    """
     of_axes = [i for i in index if i is not None]
+    # An ellipsis stands for a full slice per unindexed axis.
     left = [slice(None)] * (len(shape) - sum(i is not Ellipsis for i in of_axes))
     at = next((at for at, i in enumerate(of_axes) if i is Ellipsis), len(of_axes))
     of_axes[at : at + 1] = left

@@ -1,5 +1,8 @@
-"""Array methods that visit all elements, in order and in Numba's types: sum, prod, mean, var, std, any,
-all, argmin, argmax, fill, item, flat. Each element is one access."""
+"""Array methods over all elements, in order and in Numba's types: sum, prod, mean, var, std, any, all,
+argmin, argmax, fill, item, flat.
+
+Each element counts as one access.
+"""
 
 import itertools
 import operator
@@ -16,8 +19,8 @@ add, sub, mul, div, power = (
 
 
 def whole(method):
-    """Wrap an array method of numpy's that kernels may call without arguments. `np.sum(x)` and its like
-    pass numpy's default arguments."""
+    """Wrap an array method that kernels may call without arguments. `np.sum(x)` and similar functions pass
+    numpy's defaults."""
 
     def of_all_elements(self, axis=None, dtype=None, out=None, ddof=0):
         if axis is not None or out is not None or ddof:
@@ -32,25 +35,26 @@ def whole(method):
 
 
 def accumulator(dtype):
-    """Return the conversion to the type in which Numba adds or multiplies elements of `dtype`."""
+    """Return a conversion to the type in which Numba sums or multiplies elements of `dtype`."""
     return cast({"b": np.int64, "i": np.int64, "u": np.uint64}.get(dtype.kind, dtype))
 
 
 class Methods:
-    """The methods of an Array, which provides `name`, `shape`, `dtype`, `context`, and loads and stores."""
+    """The methods of Array, which provides `name`, `shape`, `dtype`, `context`, loads and stores."""
 
     __slots__ = ()
     __hash__ = object.__hash__
-    __array_ufunc__ = None  # numpy's scalars leave operators to the array
+    __array_ufunc__ = None  # numpy scalars then defer to the operators below
 
     def elements(self):
-        """Yield the elements; each is loaded when it is requested."""
+        """Yield the elements, each loaded on demand."""
         site, load = self.context.sites.current("load"), self.context.load
         if 1 <= self.ndim <= MAX_FAST_RANK:
             return (load[self.ndim](self, *place, site) for place in np.ndindex(self.shape))
         return (self.load(place, site) for place in np.ndindex(self.shape))
 
     def folded(self, operation, start):
+        """Fold the elements with `operation`, from first to last."""
         for value in self.elements():
             start = operation(start, value)
         return start
@@ -97,8 +101,10 @@ class Methods:
         return self.first(operator.gt)
 
     def first(self, better):
-        """Return the position of the first NaN, or else of the first element than which no other is
-        better."""
+        """Return the position of the first NaN; without one, the first position of the best element.
+
+        better(a, b): whether a is better than b.
+        """
         if not self.size:
             raise ValueError(f"{self.name} is empty, and so has no largest or smallest element")
         place = best = None
@@ -131,7 +137,7 @@ BEFORE = {"neg": "-", "pos": "+", "invert": "~"}
 
 
 def of_elements(what, wanted):
-    """Return a method that rejects the operation `what`, which is defined for scalars only."""
+    """Return a method that raises TypeError for an operation that is only defined for scalars."""
 
     def refused(self, *others):
         if any(other is None or isinstance(other, str) for other in others):
@@ -155,7 +161,7 @@ Methods.__float__ = of_elements("a function of one number", "out[i] = f(x[i])")
 
 
 class Flat:
-    """All elements of an array in a row: `array.flat`."""
+    """All elements of an array in row-major order: `array.flat`."""
 
     def __init__(self, array):
         self.array = array
@@ -173,7 +179,7 @@ class Flat:
         self.array.store(self.place(number), value, self.array.context.sites.current("store"))
 
     def place(self, number):
-        """Return the index of the element with this number; an index out of bounds if there is none."""
+        """Return the multi-dimensional index of element `number`, which may be out of bounds."""
         behind = itertools.accumulate(self.array.shape[:0:-1], operator.mul, initial=1)
         sizes, rest = [*behind][::-1], operator.index(number)
         place = []

@@ -1,4 +1,4 @@
-"""One element of an array of records, as a kernel sees it."""
+"""One element of an array of records."""
 
 import operator
 
@@ -6,10 +6,11 @@ from sim.memory.methods import MAX_FAST_RANK
 
 
 class Record:
-    """An element of an array of records, as a kernel sees it. Its fields are elements of the array's
-    columns, loaded when they are requested."""
+    """One element of an array of records. Its fields are elements of the array's columns and are loaded on
+    use."""
 
     def __init__(self, array, place):
+        # `__setattr__` stores to a field, so set the attributes directly.
         vars(self).update(_array=array, _place=place)
 
     def __getattr__(self, name):
@@ -25,7 +26,7 @@ class Record:
         self.store(field, value, self._array.context.sites.current("store"))
 
     def load(self, field, site):
-        """Load a field by its name or its number."""
+        """Load a field, given its name or its position."""
         column, place = self.column(field), self._place
         if 1 <= len(place) <= MAX_FAST_RANK:
             return column.context.load[len(place)](column, *place, site)
@@ -50,6 +51,6 @@ class Record:
         return self._array.once(operator.itemgetter, name)
 
     def fill(self, value, site):
-        """Store to every field: from another record, or from the parts of a tuple."""
+        """Store to every field, from another record or a tuple."""
         for position, name in enumerate(self._array.dtype.names):
             self.column(name).store(self._place, value[position], site)

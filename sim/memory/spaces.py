@@ -1,8 +1,8 @@
 """The simulated address space of a launch, with global, constant, shared and local memory.
 
-Addresses are invented, but behave like a GPU's. Allocations begin at multiples of 256 bytes, the shared
-memory of every block has the same addresses, and the address alone tells the state space. So a log of (site,
-address) is all that an observer needs.
+Addresses are invented but follow a GPU's rules. Allocations start at multiples of 256 bytes, shared memory
+has the same addresses in every block, and each state space has a separate address window. A log of (site,
+address) pairs is therefore enough for an observer.
 """
 
 import ctypes
@@ -18,18 +18,21 @@ from sim.errors import LaunchError
 from sim.events import INTEGER_POISON, SPACE_SHIFT, SPACES, UNTYPED_POISON, Element
 
 ALIGNMENT = 256
-OWNERS, OWNER_NUMBERS = {}, itertools.count(1)  # id of a living array -> (its number, a weak reference to it)
-FEW_BYTES = 1024  # up to this size a poisoned pattern is cached: copying it takes a quarter of the time
+OWNERS, OWNER_NUMBERS = {}, itertools.count(1)  # id of a live array -> (its number, a weak reference)
+FEW_BYTES = 1024  # up to this size, cache the poison pattern: copying it takes a quarter of the time
 
 
 def round_up(number, step):
-    """Return the least multiple of `step` that is at least `number`."""
+    """Round `number` up to a multiple of `step`."""
     return -(-number // step) * step
 
 
 def after(base, nbytes):
-    """Return the first address that is free after an allocation. The unused bytes at its end keep an address
-    just past the last allocation inside of the window."""
+    """Return the first free address after an allocation.
+
+    An unused gap follows each allocation, so that the address just past the last one is still inside the
+    window.
+    """
     return base + round_up(nbytes, ALIGNMENT) + ALIGNMENT
 
 
@@ -40,21 +43,22 @@ def window_end(space):
 
 @dataclass(eq=False)
 class Allocation:
-    """A range of bytes with a name and an address. Every view of it is an `Array` that refers to it."""
+    """A range of bytes with a name and an address. Every view of it is an `Array` that refers to the
+    allocation."""
 
     name: str
     space: str
     root: np.ndarray  # all its bytes, as uint8
     base: int
-    # (offset, itemsize, shape, strides in bytes) of the array whose indices findings use for its elements
+    # (offset, itemsize, shape, strides in bytes) of the array whose indices messages use for the elements
     home: tuple = None
-    copies: int = 1  # copies of `root`, side by side: local memory has one for each thread
-    keep: object = None  # the objects that own the memory; set for the launch's arguments only
-    # for each byte, whether nobody has written it before the launch; None if all are written
+    copies: int = 1  # number of consecutive copies of `root`: one per thread for local memory
+    keep: object = None  # the objects that own the memory; set only for launch arguments
+    # per byte: True if it was never written before the launch; None if all bytes were
     unwritten: np.ndarray | None = None
-    alignment: int = ALIGNMENT  # the alignment that its declaration promises on any GPU
-    last: bool = False  # whether it comes after all others of its space, as dynamic shared memory does
-    # whether it is shared memory that the system reserves for libraries: zero when a block begins
+    alignment: int = ALIGNMENT  # alignment that the declaration guarantees on any GPU
+    last: bool = False  # whether it follows all others in its space, as dynamic shared memory does
+    # whether it is shared memory reserved by the system, which is zero when a block starts
     reserved: bool = False
 
     @functools.cached_property
@@ -62,9 +66,10 @@ class Allocation:
         return self.space != "const" and self.root.flags.writeable
 
     def index(self, address):
-        """Return the index of the element at `address` in the home array."""
+        """Return the index, in the home array, of the element at `address`."""
         offset, itemsize, shape, strides = self.home
         rest, index = (address - self.base) % max(self.root.size, 1) - offset, []
+        # Divide by the strides in descending order.
         for n, stride in sorted(zip(shape, strides), key=lambda axis: -axis[1]):
             position = min(rest // stride, n - 1) if stride and n > 1 else 0
             rest -= position * stride
@@ -74,25 +79,25 @@ class Allocation:
 
 
 class AddressSpace:
-    """The simulated addresses of one launch: hands them out, and finds the allocation of an address.
+    """The simulated addresses of one launch. Allocates them and finds the allocation at an address.
 
-    Each state space has a window of 16 GiB of consecutive addresses. An address outside of its window would
-    belong to another space, so an allocation that does not fit is refused.
+    Each state space has a window of 16 GiB. An address outside the window would belong to another space, so
+    an allocation that does not fit is refused.
     """
 
-    gap = 0  # unused bytes in front of each allocation
+    gap = 0  # unused bytes before each allocation
 
     def __init__(self):
         self.next = {space: (number << SPACE_SHIFT) + ALIGNMENT for number, space in enumerate(SPACES)}
         self.allocations = []
 
     def add(self, name, space, root, home, copies=1, keep=None, unwritten=None, align=ALIGNMENT, key=None):
-        """Return the Allocation of `root` (uint8) at a free address that is a multiple of `align`.
+        """Return the Allocation for `root` (uint8) at a free address that is a multiple of `align`.
 
-        copies: how many times the bytes of `root` need room, side by side.
-        key: what the memory is, for spaces that give the same memory the same address in each launch.
+        copies: number of consecutive copies of `root` to reserve.
+        key: identifies the memory, for subclasses that keep its address from launch to launch.
 
-        Errors: LaunchError where the space's window is full.
+        Raise LaunchError if the space's window is full.
         """
         base = self.choose_address(space, root.size * copies, max(align, ALIGNMENT), name, key)
         if base is None:
@@ -106,15 +111,18 @@ class AddressSpace:
         return allocation
 
     def choose_address(self, space, nbytes, align, name, key):
-        """Return the address of `nbytes` new bytes, or None if the window has no room for them."""
+        """Return an address for `nbytes` new bytes, or None if the window is full."""
         base = round_up(self.next[space] + self.gap, align)
         self.next[space] = after(base, nbytes)
         return base if self.next[space] <= window_end(space) else None
 
     def shifting(self, allocation, multiple):
-        """Return the first declared array whose size may shift this one from a multiple of that many bytes,
-        wherever a compiler puts the two; None if its declaration, or the sizes of all others, keep it at one.
-        Local memory is on a stack: there the declaration alone decides, and the array itself is returned."""
+        """Return a declared array whose size may misalign `allocation` with respect to `multiple` bytes.
+
+        A compiler may place the other array first. Return None if the declaration of `allocation`, or the
+        sizes of all others, keep it aligned. Local memory is on a stack, so only its declaration matters;
+        there, return `allocation` itself.
+        """
         if allocation.alignment % multiple == 0:
             return None
         if allocation.space == "local":
@@ -124,7 +132,7 @@ class AddressSpace:
         return next((other for other in others if other.root.size % multiple), None)
 
     def sure_alignment(self, allocation):
-        """Return the largest power of two of which its address is a multiple on any GPU, 16 at most."""
+        """Return the largest alignment of the allocation, 16 bytes at most, that is certain on any GPU."""
         return next((size for size in (16, 8, 4, 2) if self.shifting(allocation, size) is None), 1)
 
     def find(self, address):
@@ -138,8 +146,8 @@ class AddressSpace:
 
 
 class Empty(np.ndarray):
-    """The ndarray that `sim.empty` returns. `byte` is the byte with which it was filled at first; without
-    one, no element counts as written."""
+    """The ndarray subclass that `sim.empty` returns. `byte` is the byte that it was filled with; if None, all
+    of it counts as unwritten."""
 
     byte = None
 
@@ -147,7 +155,7 @@ class Empty(np.ndarray):
         self.byte = getattr(source, "byte", None)
 
     def __reduce__(self):
-        """Pickle `byte` too: without it all of the copy would count as unwritten."""
+        """Pickle `byte` as well: without it, the whole copy would count as unwritten."""
         rebuild, arguments, state = super().__reduce__()
         return rebuild, arguments, (self.byte, state)
 
@@ -156,10 +164,11 @@ class Empty(np.ndarray):
         super().__setstate__(state)
 
     def unwritten(self, root):
-        """Return which bytes of `root`, its memory, have not been written; None if all have been.
+        """Return a mask of the bytes in `root`, this array's memory, that have not been written; None if all
+        have been.
 
-        Elements of one or two bytes, booleans and records may happen to equal poison. For those, one store
-        makes the whole array count as written.
+        An element of one or two bytes, a boolean or a record may equal the poison by chance. For these, a
+        single store makes the whole array count as written.
         """
         if self.byte is None:
             return np.ones(root.size, bool)
@@ -171,9 +180,11 @@ class Empty(np.ndarray):
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """Return an array of `shape` whose elements nobody has written yet. It is full of poison, and a load
-    before a store is a finding `uninitialized-read`. Elements that a launch or the host has stored to
-    count as written in later launches."""
+    """Return an array of `shape` whose elements have never been written.
+
+    It is filled with poison. Loading an element before storing to it is reported as `uninitialized-read`.
+    Elements stored by a launch or by the host count as written in later launches.
+    """
     dtype = np.dtype(dtype)
     memory = poisoned(int(np.prod(shape)) * dtype.itemsize, dtype)
     array = memory.view(dtype).reshape(shape).view(Empty)
@@ -182,21 +193,23 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
 
 
 def unwritten(root, arrays):
-    """Return a mask of the bytes of `root` that were never written, if every array there came from
+    """Return a mask of the bytes in `root` that were never written, if every array there came from
     `sim.empty`; else None."""
     return arrays[0].unwritten(root) if all(isinstance(a, Empty) for a in arrays) else None
 
 
 def poisoned(nbytes, dtype, filling=None):
-    """Return `nbytes` of fresh memory that nobody has written: NaN for floating-point types, a conspicuous
-    number for integers. `filling` replaces that: a byte (as bytes), or a number of `dtype` (of int32
-    without one)."""
+    """Return `nbytes` of fresh, unwritten memory: NaN for floating-point types, a conspicuous number for
+    integers.
+
+    filling: replaces the poison: a byte (as bytes), or a number of type `dtype` (int32 if None).
+    """
     if isinstance(filling, (int, float)):
         with np.errstate(invalid="ignore"):
             return np.resize(np.array([filling]).astype(dtype or np.int32).view(np.uint8), nbytes)
     if filling is not None:
         byte = filling[0]
-    else:  # bfloat16's kind is V; all bits set is a NaN in every format
+    else:  # bfloat16 has kind V; all bits set is a NaN in every format
         integers = INTEGER_POISON if dtype is not None and dtype.kind in "iu" else 1
         byte = UNTYPED_POISON if dtype is None or dtype.kind in "fcV" else integers
     return full_of(byte, nbytes).copy() if nbytes <= FEW_BYTES else np.full(nbytes, byte, np.uint8)
@@ -208,13 +221,13 @@ def full_of(byte, nbytes):
 
 
 def poison(dtype):
-    """Return the value that a load of unwritten memory gives, as a numpy scalar."""
+    """Return the result of loading unwritten memory, as a numpy scalar."""
     return poisoned(dtype.itemsize, dtype).view(dtype)[0]
 
 
 def bind_arguments(space, arrays):
-    """Return {name: (allocation, byte offset)} for `arrays`, {name: ndarray}. Arrays that overlap share
-    one allocation."""
+    """Return {name: (allocation, byte offset)} for `arrays`, {name: ndarray}. Overlapping arrays share an
+    allocation."""
     bound = {}
     for low, high, names in overlapping(arrays):
         bound |= bind_group(space, low, high, {name: arrays[name] for name in arrays if name in names})
@@ -222,10 +235,10 @@ def bind_arguments(space, arrays):
 
 
 def overlapping(arrays):
-    """Return groups of `arrays` whose memory overlaps: [(first byte, byte after the last, names)].
+    """Group `arrays` by overlapping memory: [(first byte, byte after the last, names)].
 
-    They are in the order of `arrays`, because the host's addresses differ between processes, and simulated
-    addresses and messages must not.
+    The groups follow the order of `arrays`. Host addresses differ between processes, and must not influence
+    simulated addresses or messages.
     """
     groups, order = [], list(arrays)
     for (low, high), name in sorted((np.lib.array_utils.byte_bounds(a), name) for name, a in arrays.items()):
@@ -238,16 +251,16 @@ def overlapping(arrays):
 
 
 def bytes_between(low, high):
-    """Return the bytes of memory from one address to another."""
+    """Return the host memory between two addresses, as uint8."""
     return np.frombuffer(
         (ctypes.c_char * (high - low)).from_address(low) if high > low else bytearray(), np.uint8
     )
 
 
 def owner_number(array):
-    """Return a number of the array that owns the memory of `array`, or 0 if no array of numpy owns it.
+    """Return a number for the array that owns the memory of `array`, or 0 if no numpy array owns it.
 
-    The host may give the memory of a deleted array to a new one. Their numbers differ.
+    A new array may reuse the address of a deleted one, but has a different number.
     """
     while isinstance(array.base, np.ndarray):
         array = array.base
@@ -260,8 +273,8 @@ def owner_number(array):
 
 
 def bind_group(space, low, high, arrays):
-    """Make one allocation from byte `low` to byte `high`, for arrays that overlap. It gets the name of the
-    first."""
+    """Make one allocation from byte `low` to byte `high` for arrays that overlap, named after the first of
+    them."""
     offsets = {name: array.__array_interface__["data"][0] - low for name, array in arrays.items()}
     first, array = next(iter(arrays.items()))
     root, arrays = bytes_between(low, high), list(arrays.values())

@@ -1,9 +1,9 @@
-"""Memory as an instruction of `sim.isa` sees it: a few neighbouring bytes at a time, transferred at once or
-asynchronously.
+"""Byte-level memory for instructions in `sim.isa`: accesses of several adjacent bytes, and asynchronous
+copies.
 
-An asynchronous copy (PTX's cp.async) writes at some time between its issue and the wait for it. Here the
-bytes arrive at the wait, as late as the hardware may deliver them. The log has the store at the issue, and
-observers get both moments.
+An asynchronous copy (cp.async in PTX) writes at an unspecified time between its issue and the wait for it.
+Here the bytes arrive at the wait, the latest time that the hardware allows. The log records the store at the
+issue, and observers are notified of both events.
 """
 
 from dataclasses import replace
@@ -17,14 +17,14 @@ from sim.nouns import plural
 
 
 class Spot(NamedTuple):
-    """Neighbouring bytes: their address, or None if the access was refused, and the memory itself (uint8)."""
+    """Adjacent bytes: their address, or None if the access was refused, and the memory itself (uint8)."""
 
     address: int | None
     memory: np.ndarray
 
 
 class Sent:
-    """A copy under way: the Copy, the memory that it writes, and the bytes; None after they have arrived."""
+    """A pending copy: the Copy event, the destination memory and the data, which is None after arrival."""
 
     __slots__ = ("copy", "memory", "data")
 
@@ -37,35 +37,37 @@ class Sent:
 
 
 class Memory:
-    """The memory operations of an instruction. A front end defines what a place is, by `spot` and `site`."""
+    """The memory operations of an instruction. Each front end implements `spot` and `site`, which define how
+    a location is given."""
 
     def __init__(self, context, name):
         self.context, self.name = context, name
 
     def site(self, action):
-        """Return the number of the site that runs now."""
+        """Return the number of the current site."""
         raise NotImplementedError
 
     def spot(self, where, index, size, multiple, site, what):
-        """Return the Spot of `size` bytes, or None if it is refused: out of bounds, or not at a multiple."""
+        """Return the Spot of `size` bytes, or None if the access is refused: out of bounds, or not a multiple
+        of `multiple`."""
         raise NotImplementedError
 
     @property
     def lane(self):
-        """The lane of the running thread."""
+        """The lane of the current thread."""
         return self.context.thread.lane
 
     def read(self, where, index, size, multiple=None):
-        """Return `size` bytes from a place on, as uint8; poison if the access is refused."""
+        """Return `size` bytes as uint8; poison if the access is refused."""
         return self.source(where, index, size, multiple or size).memory.copy()
 
     def begins(self, where, index, multiple, action):
-        """Return whether something may begin at a place, which has to be a multiple of that many bytes."""
+        """Return whether an access may start at this location, which must be aligned to `multiple` bytes."""
         what = "read" if action == "load" else "written"
         return self.spot(where, index, multiple, multiple, self.site(action), what) is not None
 
     def write(self, where, index, data):
-        """Write bytes at a place."""
+        """Write the bytes `data`."""
         site = self.site("store")
         spot = self.spot(where, index, len(data), len(data), site, "written")
         if spot is not None:
@@ -73,7 +75,8 @@ class Memory:
             self.log_write(spot, site, data)
 
     def source(self, where, index, size, multiple):
-        """Return the Spot of `size` bytes to read; poison if the access is refused."""
+        """Return the Spot of `size` bytes to read. If the access is refused, its address is None and its
+        memory poison."""
         site = self.site("load")
         spot = self.spot(where, index, size, multiple, site, "read")
         if spot is None:
@@ -82,8 +85,10 @@ class Memory:
         return spot
 
     def send(self, where, index, data, source=None):
-        """Start to write `data` (uint8). `source`: the Spot whose bytes are read until the data have
-        arrived."""
+        """Start an asynchronous write of `data` (uint8).
+
+        source: the Spot that the copy reads until the data arrives, or None.
+        """
         site, thread = self.site("store"), self.context.thread
         spot = self.spot(where, index, len(data), len(data), site, "written")
         if spot is None:
@@ -95,13 +100,13 @@ class Memory:
         self.context.announce_ordering("copy_sent", copy)
 
     def commit(self):
-        """Make one group of everything that was sent since the last commit."""
+        """Commit all copies sent since the last commit as one group."""
         thread = self.context.thread
         thread.groups.append(thread.sent)
         thread.sent = []
 
     def receive(self, groups):
-        """Wait until all groups except the newest `groups` have arrived."""
+        """Wait until at most the newest `groups` groups are pending."""
         thread, arrived = self.context.thread, []
         while len(thread.groups) > groups:
             arrived += thread.groups.pop(0)
@@ -111,8 +116,10 @@ class Memory:
             self.context.announce_ordering("copies_received", [sent.copy for sent in arrived])
 
     def track(self, barrier):
-        """Let an mbarrier count an arrival when all copies that the running thread has sent have
-        arrived: at the latest when a thread asks whether the barrier's phase is complete."""
+        """Let an mbarrier count an arrival once all copies sent by the current thread have arrived.
+
+        They arrive, at the latest, when a thread tests the barrier's phase.
+        """
         thread = self.context.thread
         for group in (*thread.groups, thread.sent):
             group[:] = [sent for sent in group if sent.data is not None]
@@ -122,10 +129,10 @@ class Memory:
             "copies_tracked", phase_of(barrier, barrier.phase), [sent.copy for sent in under_way]
         )
 
-    # --- barriers in shared memory --------------------------------------------------------------------------
+    # --- mbarriers in shared memory -------------------------------------------------------------------------
 
     def barrier(self, where, index):
-        """Return the mbarrier at a place, or None."""
+        """Return the mbarrier at a location, or None if there is none."""
         site = self.site("atomic")
         spot = self.spot(where, index, 8, 8, site, "changed")
         if spot is None:
@@ -143,7 +150,7 @@ class Memory:
             self.context.thread.block.mbarriers[spot.address] = barrier
             if barrier is not None:
                 barrier.address = spot.address
-            else:  # a segment of its own, because observers order it by a rule of its own
+            else:  # Invalidation needs a separate segment of the log, because observers order it differently.
                 self.context.begin_segment(self.context.thread)
                 self.context.invalidating.add(self.context.last_segment)
             self.log_write(spot, site)
@@ -163,11 +170,11 @@ class Memory:
         )
 
     def arrived(self, barrier, phase):
-        """Record that the running thread has arrived at the mbarrier at a place in this phase."""
+        """Report the current thread's arrival at the mbarrier in this phase."""
         self.context.announce_ordering("arrived", phase_of(barrier, phase))
 
     def wait_failed(self, barrier):
-        """Record that the phase of an mbarrier for which the running thread waits is not complete."""
+        """Record that the current thread found the mbarrier's phase incomplete."""
         self.context.thread.failed_wait = barrier, self.site("atomic")
 
     def passed(self, barrier, phase):
@@ -175,8 +182,8 @@ class Memory:
         self.context.announce_ordering("passed", phase_of(barrier, phase))
 
     def fence(self, reach):
-        """Order the running thread's accesses before and after this for all threads in reach ("block",
-        "grid")."""
+        """Order the current thread's accesses before and after the fence for all threads in `reach` ("block"
+        or "grid")."""
         self.context.announce_ordering("fenced", reach)
         self.yield_turn()
 
@@ -187,30 +194,31 @@ class Memory:
     # --- the log --------------------------------------------------------------------------------------------
 
     def log(self, address, size, site):
-        """Log one access; if the size is not a power of two, one for each power of two."""
+        """Log an access. A size that is not a power of two is split into accesses that are."""
         while self.context.log is not None and size:
             part = 1 << size.bit_length() - 1
             self.context.log.append((site << SITE_SHIFT) + (part.bit_length() - 1 << ADDRESS_BITS) + address)
             address, size = address + part, size - part
 
     def log_write(self, spot, site, value=None):
-        """Log a store or an atomic."""
+        """Log a store or an atomic, with the value that it wrote."""
         self.log(spot.address, len(spot.memory), site)
         if self.context.log is not None:
             self.context.values.append(value)
 
 
 def phase_of(barrier, phase):
-    """Return what observers call a phase of an mbarrier."""
+    """Return the key by which observers identify a phase of an mbarrier."""
     return ("mbarrier", barrier.address), phase
 
 
 class Alignment:
-    """Checks that addresses are multiples of the bytes that an instruction requires.
+    """Checks that addresses have the alignment that an instruction requires.
 
-    If an address is one, but the array's declaration does not promise it, the access is aligned by luck where
-    another declared array may shift this one (AddressSpace.shifting). That is known at the end of the launch;
-    for each array the lowest access of the widest kind is reported, whichever thread comes first.
+    An address may be aligned although the array's declaration does not guarantee it. Then the alignment may
+    depend on the sizes of other arrays (AddressSpace.shifting), which are all known only when the launch
+    ends. Per array, only the widest access at the lowest address is reported, independently of the order of
+    threads.
     """
 
     def __init__(self, context):
@@ -219,12 +227,12 @@ class Alignment:
 
     @classmethod
     def of(cls, context):
-        """Return the one of a launch."""
+        """Return the launch's Alignment, created on first use."""
         context.alignment = context.alignment or cls(context)
         return context.alignment
 
     def refuses(self, name, allocation, address, size, multiple, site, what):
-        """Return whether `name` cannot access `size` bytes at this address, and report it as a finding."""
+        """Report a misaligned access and return whether it must be refused."""
         findings, thread = self.context.findings, self.context.thread
         if address % multiple:
             findings.append(self.misaligned(name, address, size, multiple, site, what))
@@ -238,7 +246,7 @@ class Alignment:
         return False
 
     def by_luck(self, context):
-        """Yield the findings of arrays that another one may shift."""
+        """Yield findings for the accesses that another array's size may misalign."""
         for allocation, (_, multiple, finding) in self.lowest.items():
             other = context.space.shifting(allocation, multiple)
             if other is not None:
@@ -280,8 +288,10 @@ class Alignment:
 
 
 class OfArrays(Memory):
-    """The memory of an instruction in a Python kernel, where a place is (array, index). `frame`: the
-    kernel's frame."""
+    """The memory of an instruction in a Python kernel, where a location is (array, index).
+
+    frame: the kernel's frame.
+    """
 
     frame = None
 
