@@ -12,8 +12,9 @@ Read the files in this order:
     operators.py         the public function: checks arguments, defines the gradient
     tiles.py             device functions: products of tiles, and which thread computes which elements
     forward.py           the float32 forward kernel
-    backward.py          the two float32 backward kernels: dQ and dW, then dK and dV
+    backward.py          the two float32 backward kernels: dQ and dW, then dK and dV; backward_tiles.py has
+                         their device functions
     decode.py            one new token, with the keys split among warps
-    tensor_forward.py, tensor_backward.py, tensor_decode.py
+    tensor_forward.py, tensor_backward.py (with tensor_backward_tiles.py), tensor_decode.py
                          the same for bfloat16 and float16, on tensor cores
 """

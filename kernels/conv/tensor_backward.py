@@ -34,7 +34,6 @@ Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 
 
 import functools
 import math
-from typing import NamedTuple
 
 import torch
 from numba import cuda
@@ -42,243 +41,36 @@ from numpy import float32, int16, int32, uint32
 from torch.nn.functional import pad
 
 from kernels.common.launch import launch, output
-from kernels.reference import above_diagonal, convolve, masked_scores
-from kernels.tensor_cores.instructions import (
-    cp_async_4,
-    cp_async_commit,
-    cp_async_wait_0,
-    exp2_approx,
-    ldmatrix_x2,
-    ldmatrix_x2_trans,
-    ldmatrix_x4,
-    ldmatrix_x4_trans,
+from kernels.conv.tensor_backward_tiles import (
+    BLOCKS,
+    COLUMNS,
+    NUMBERS,
+    PITCH,
+    SUMS,
+    band_loader,
+    convolver,
+    frame_of,
+    gradient_storer,
+    owned_rows,
+    place_of,
+    product_maker,
+    tap_gradient_adder,
 )
+from kernels.reference import above_diagonal, convolve, masked_scores
+from kernels.tensor_cores.instructions import cp_async_4, cp_async_commit, cp_async_wait_0, exp2_approx
 from kernels.tensor_cores.launch import check_tensor_cores, kind_of, tensor_width
 from kernels.tensor_cores.tiles import (
     ARITHMETIC,
     LOG2E,
     PADDING,
     clamped,
-    mma_pair,
     tile_copier,
     value_adder,
     window_of,
 )
 
 WARPS = 8  # warps in a block
-COLUMNS = 32  # columns of an iteration
-BLOCKS = COLUMNS // 8  # blocks of eight columns in an iteration
-RING = 2 * BLOCKS  # blocks of a row of S0 and dT in shared memory
-PITCH = RING * 4 + 4  # words of such a row, two elements each; the padding separates the banks of eight rows
-NUMBERS = BLOCKS * 4  # accumulators of a lane, for 16 rows and COLUMNS columns
-SUMS = 8  # accumulators of a lane for a product of 16 × 8 elements, in two chains
 FEW = 16  # up to this many queries, D is computed from the scores
-
-
-class Frame(NamedTuple):
-    """The taps in the orientation of the kernel: their number by rows and columns, and how many reach to
-    smaller indices."""
-
-    row_taps: int
-    column_taps: int
-    rows_before: int
-    columns_before: int
-
-
-def frame_of(c_q, c_k, of_keys):
-    left = (c_k - 1) // 2
-    return Frame(c_k, c_q, left, c_q - 1) if of_keys else Frame(c_q, c_k, c_q - 1, left)
-
-
-def owned_rows(frame, warps):
-    return warps * 16 - 2 * (frame.row_taps - 1)
-
-
-# Device functions -------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def product_maker(kind, depth):
-    """Return multiply(c, a_tile, a_row, b_tile, b_row): c = A Bᵀ of 16 rows and COLUMNS rows."""
-    add_pair = mma_pair(kind)
-
-    @cuda.jit(device=True)
-    def multiply(c, a_tile, a_row, b_tile, b_row):
-        lane = cuda.threadIdx.x & 31
-        for x in range(NUMBERS):
-            c[x] = float32(0)
-        for d in range(depth):
-            a0, a1, a2, a3 = ldmatrix_x4(a_tile, (a_row + (lane & 15), d * 16 + (lane >> 4) * 8))
-            for pair in range(BLOCKS // 2):
-                b0, b1, b2, b3 = ldmatrix_x4(
-                    b_tile, (b_row + pair * 16 + (lane & 7) + (lane >> 4) * 8, d * 16 + (lane >> 3 & 1) * 8)
-                )
-                add_pair(c, pair * 8, a0, a1, a2, a3, b0, b1, b2, b3)
-
-    return multiply
-
-
-@cuda.jit(device=True)
-def place_of(block):
-    """Return the first column of a block in its ring, in pairs of elements."""
-    return (block & (RING - 1)) * 4
-
-
-@functools.cache
-def window_loader(blocks, transposed):
-    """Return load(x, tile, row, block), which loads 16 rows of `blocks` blocks of columns.
-
-    x[2 b] and x[2 b + 1] are the upper and the lower half of block b.
-    """
-    x4, x2 = (ldmatrix_x4_trans, ldmatrix_x2_trans) if transposed else (ldmatrix_x4, ldmatrix_x2)
-
-    @cuda.jit(device=True)
-    def load(x, tile, row, block):
-        lane = cuda.threadIdx.x & 31
-        for pair in range(blocks // 2):
-            y = pair * 4
-            x[y], x[y + 1], x[y + 2], x[y + 3] = x4(
-                tile, (row + (lane & 15), place_of(block + pair * 2 + (lane >> 4)))
-            )
-        if blocks & 1:
-            x[blocks * 2 - 2], x[blocks * 2 - 1] = x2(tile, (row + (lane & 15), place_of(block + blocks - 1)))
-
-    return load
-
-
-@functools.cache
-def convolver(kind, row_taps, column_taps):
-    """Return convolve(t, tile, row, block, bands): t = T of 16 rows from `row` on.
-
-    Each row shift multiplies 16 rows of the tile by its band. The window of t's first column begins window -
-    1 blocks before `block`.
-    """
-    mma, mma_k8, _ = ARITHMETIC[kind]
-    window = window_of(column_taps)
-    blocks = BLOCKS + window - 1
-    s_numbers, load = 2 * blocks, window_loader(blocks, False)
-
-    @cuda.jit(device=True)
-    def convolve(t, tile, row, block, bands):
-        s = cuda.local.array(s_numbers, uint32)
-        lane = cuda.threadIdx.x & 31
-        for x in range(NUMBERS):
-            t[x] = float32(0)
-        for a in range(row_taps):
-            load(s, tile, row + a, block - (window - 1))
-            b0, b1 = bands[a * window, lane], bands[a * window + 1, lane]
-            # the window of block n begins with block n: 16 columns of S0 in four registers
-            for n in range(BLOCKS):
-                x, y = 2 * n, 4 * n
-                t[y], t[y + 1], t[y + 2], t[y + 3] = mma(
-                    s[x], s[x + 1], s[x + 2], s[x + 3], b0, b1, t[y], t[y + 1], t[y + 2], t[y + 3]
-                )
-            if window == 3:
-                b2 = bands[a * window + 2, lane]
-                for n in range(BLOCKS):
-                    x, y = 2 * n + 4, 4 * n
-                    t[y], t[y + 1], t[y + 2], t[y + 3] = mma_k8(
-                        s[x], s[x + 1], b2, t[y], t[y + 1], t[y + 2], t[y + 3]
-                    )
-
-    return convolve
-
-
-@functools.cache
-def tap_gradient_adder(kind, row_taps, column_taps, owned, warps):
-    """Return add_tap_gradients(sums, s_tile, g_tile, block, last), which adds to the taps' gradient.
-
-    A warp computes the row shifts warp, warp + WARPS, …, over owned rows before `last`, with SUMS · (window -
-    1) accumulators each.
-
-    Each `mma` waits for the previous one on the same accumulators. Two independent chains, for even and odd
-    blocks, halve this wait.
-    """
-    mma = ARITHMETIC[kind].mma
-    window, shifts = window_of(column_taps), -(-row_taps // warps)
-    blocks, step = BLOCKS + window - 1, SUMS * (window - 1)
-    s_numbers, g_numbers = 2 * blocks, 2 * BLOCKS
-    load_s, load_g = window_loader(blocks, True), window_loader(BLOCKS, True)
-
-    @cuda.jit(device=True)
-    def add_tap_gradients(sums, s_tile, g_tile, block, last):
-        s = cuda.local.array(s_numbers, uint32)
-        g = cuda.local.array(g_numbers, uint32)
-        pair_of_rows, warp = (cuda.threadIdx.x & 3) * 2, cuda.threadIdx.x >> 5
-        for row in range(0, min(owned, last), 16):
-            load_g(g, g_tile, row, block)
-            if row + 16 > owned:  # rows from `owned` on belong to the next block: zeros here
-                for x in range(g_numbers):
-                    if row + pair_of_rows + (x & 1) * 8 >= owned:
-                        g[x] = uint32(0)
-            for shift in range(shifts):
-                a = warp + shift * warps
-                if a < row_taps:
-                    load_s(s, s_tile, row + a, block - (window - 1))
-                    # even and odd blocks have accumulators of their own: two independent chains
-                    for n in range(BLOCKS):
-                        x, z = 2 * n, shift * step + (n & 1) * 4
-                        sums[z], sums[z + 1], sums[z + 2], sums[z + 3] = mma(
-                            s[x], s[x + 2], s[x + 1], s[x + 3], g[x], g[x + 1],
-                            sums[z], sums[z + 1], sums[z + 2], sums[z + 3],
-                        )  # fmt: skip
-                        if window == 3:
-                            z += SUMS
-                            sums[z], sums[z + 1], sums[z + 2], sums[z + 3] = mma(
-                                s[x + 4], uint32(0), s[x + 5], uint32(0), g[x], g[x + 1],
-                                sums[z], sums[z + 1], sums[z + 2], sums[z + 3],
-                            )  # fmt: skip
-
-    return add_tap_gradients
-
-
-@functools.cache
-def band_loader(kind, frame, of_keys):
-    """Return load_bands(bands, w, head, flipped), which stores the fragments of the bands of taps, one
-    register per lane.
-
-    The bands are the right operands of `mma` for a window.
-    """
-    pack, window = ARITHMETIC[kind].pack, window_of(frame.column_taps)
-    row_taps, column_taps = frame.row_taps, frame.column_taps
-
-    @cuda.jit(device=True)
-    def tap_of(w, head, a, b, flipped):
-        """Return tap (a, b) in the kernel's orientation; 0 outside the taps."""
-        if b < 0 or b >= column_taps:
-            return float32(0)
-        if flipped:  # the transposed convolution reads the taps in reverse
-            a, b = row_taps - 1 - a, column_taps - 1 - b
-        return w[head, b, a] if of_keys else w[head, a, b]
-
-    @cuda.jit(device=True)
-    def load_bands(bands, w, head, flipped):
-        for part in range(cuda.threadIdx.x, row_taps * window * 32, cuda.blockDim.x):
-            # lane l holds rows 2 (l % 4) and 2 (l % 4) + 1 of column l / 4 of the band
-            number, lane = part >> 5, part & 31
-            a, b = number // window, (lane & 3) * 2 + number % window * 8 - (lane >> 2)
-            bands[number, lane] = pack(tap_of(w, head, a, b, flipped), tap_of(w, head, a, b + 1, flipped))
-
-    return load_bands
-
-
-@functools.cache
-def gradient_storer(kind, d_tiles):
-    """Return store(out, batch, head, i, o, half, factor), which stores factor · o of this lane's row as row
-    i.
-
-    out: (B, H, N, d / 2), int32, two 16-bit values each.
-    """
-    pack = ARITHMETIC[kind].pack
-
-    @cuda.jit(device=True)
-    def store(out, batch, head, i, o, half, factor):
-        lane = cuda.threadIdx.x & 31
-        for tile in range(d_tiles):
-            x = tile * 4 + half * 2
-            out[batch, head, i, tile * 4 + (lane & 3)] = int32(pack(o[x] * factor, o[x + 1] * factor))
-
-    return store
 
 
 # The kernel -------------------------------------------------------------------------------------------------

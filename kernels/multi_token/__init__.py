@@ -7,5 +7,5 @@ formulas are those of `multi_token_attention` in operators.py. Read the files in
     operators.py   the public functions: check arguments, define the gradient
     bands.py       forward and backward, a band of query rows at a time
     kernels.py     the kernels that a band is passed through
-    decode.py      one new token, in four kernels
+    decode.py      one new token, in four kernels: two in decode_scores.py, two in decode_values.py
 """

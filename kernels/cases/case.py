@@ -1,0 +1,47 @@
+"""A case: a host function of kernels, its test data, the reference, and the memory that it declares."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+
+@dataclass(frozen=True)
+class Case:
+    """A host function, the kernels that it launches, and the data to test them.
+
+    A size is a dictionary of keyword arguments for `inputs`, `shared` and `spills`. `shared` and `spills`
+    return one entry for each launch, in order.
+    """
+
+    name: str
+    inputs: Callable  # (generator, **size) -> tensors on the CPU
+    call: Callable  # (*tensors, run=None) -> tuple of outputs
+    reference: Callable  # (*tensors, floats as float64) -> tuple of correct outputs
+    tolerance: str  # one of TOLERANCES
+    sizes: tuple[dict, ...]  # small ones: every engine runs them
+    # one size for each kernel that the host code can choose; if empty, those of `sizes`
+    compiled: tuple[dict, ...] = ()
+    counted: dict | None = None  # the size at which the simulator's counters are compared with the hardware's
+    shared: Callable = lambda **size: (0,)  # (**size) -> bytes of static shared memory
+    # (**size) -> True where a local array is in memory instead of registers
+    spills: Callable = lambda **size: (False,)
+    previous: Callable | None = None  # (*tensors) -> the first outputs, by the previous stage of the course
+    oldest: tuple = (7, 5)  # compute capability that the kernels need
+
+    def tensors(self, size, seed=0, device="cpu"):
+        return [tensor.to(device) for tensor in self.inputs(torch.Generator().manual_seed(seed), **size)]
+
+    def launches(self, size):
+        """Return the launches of the host function, each as a Launch, without running them."""
+        seen = []
+        self.call(*self.tensors(size), run=lambda *launched: seen.append(Launch(*launched[:3], launched[3:])))
+        return seen
+
+
+class Launch(NamedTuple):
+    kernel: Callable
+    grid: object
+    block: object
+    arguments: tuple

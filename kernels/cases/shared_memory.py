@@ -1,0 +1,87 @@
+"""The static shared memory, in bytes, of each launch of the convolutional and multi-token kernels."""
+
+from kernels.common.arguments import MAX_HEAD_DIM, MOST_TAPS
+from kernels.common.launch import width_for
+from kernels.common.splits import MERGING_WARPS
+from kernels.common.strips import TAPS
+from kernels.conv import backward as conv_backward
+from kernels.conv import decode as conv_decode
+from kernels.conv import forward as conv_forward
+from kernels.conv.tiles import PADDING
+from kernels.multi_token import decode as multi_token_decode
+from kernels.multi_token import kernels as multi_token_kernels
+
+
+def conv_forward_shared(d, **_):
+    """Return the shared bytes: scores, a chunk of q and of k, a few rows of v, the taps, and a factor for
+    each row."""
+    size = conv_forward.SIZE
+    chunks = 2 * size * conv_forward.CHUNK_WORDS + conv_forward.ROWS_AT_A_TIME * width_for(d)
+    return (4 * (size * (size + PADDING) + chunks + TAPS**2 + size),)
+
+
+def conv_backward_shared(d, **_):
+    """Return the shared bytes, the same for both kernels.
+
+    The tiles are scores and their gradients, a chunk of each factor of both products, a few rows, and the
+    taps in both directions.
+    """
+    size = conv_backward.SIZE
+    chunks = 2 * size * conv_backward.CHUNK_WORDS + min(16 * width_for(d), 512)
+    return (4 * (2 * size * (size + PADDING) + chunks + 2 * TAPS**2),) * 2
+
+
+def conv_decode_shared(d, c_q, **_):
+    """Return the shared bytes of both launches.
+
+    split   for each warp a piece of K, its rings, o, weights, m and l; the window of queries and its taps
+    merge   o and l of the merging warps
+    """
+    lanes, warps = conv_decode.LANES, conv_decode.WARPS
+    width, slots = -(-d // lanes) * lanes, -(-c_q // 4) * 4
+    own = warps * (lanes * conv_decode.PITCH + slots * conv_decode.RING + width + lanes + 2)
+    return 4 * (own + (width + MOST_TAPS) * slots), 4 * MERGING_WARPS * (MAX_HEAD_DIM + 1)
+
+
+def multi_token_shared(heads, **_):
+    """Return {kernel: shared bytes}.
+
+    convolve       a tile with its halo, and the taps
+    mix            a map
+    softmax        the maximum and the sum of each warp
+    taps           both tiles
+    """
+    halo = multi_token_kernels.HALO_ROWS * multi_token_kernels.PITCH
+    gradients = multi_token_kernels.SIZE * multi_token_kernels.GRADIENT_PITCH + multi_token_kernels.THREADS
+    sums = 4 * multi_token_kernels.WARPS
+    return dict(
+        convolve=4 * (halo + TAPS**2),
+        mix=4 * heads**2,
+        softmax=2 * sums,
+        softmax_back=sums,
+        taps=4 * (halo + gradients),
+    )
+
+
+def multi_token_row_shared(heads, c_q, **_):
+    """Return the shared bytes of the four launches that decode one token.
+
+    window   pieces of K, scores, the window of queries and its taps
+    mix      the map, its values and statistics
+    values   P, U, O and the statistics
+    merge    partial sums and a row
+    """
+    its, rows, most = multi_token_decode, 2 * c_q - 1, multi_token_decode.class_of(heads)
+    slots, tap_slots = (-(-count // 4) * 4 for count in (rows, c_q))
+    pieces = its.WINDOW_WARPS * (its.KEYS * its.PITCH + rows * its.TILE)
+    return (
+        4 * (pieces + MAX_HEAD_DIM * slots + MOST_TAPS * tap_slots),
+        4 * most * (most + its.MIX_THREADS + 2),
+        4 * (min(its.VALUE_WARPS, most) * c_q * its.SPAN + most * (its.LANES + MAX_HEAD_DIM + 2 * c_q)),
+        4 * (its.MERGE_THREADS + MAX_HEAD_DIM),
+    )
+
+
+def of_launches(names):
+    """Return a function of the size that gives the shared bytes of the kernels with these names, in order."""
+    return lambda **size: tuple(multi_token_shared(**size)[name] for name in names.split())

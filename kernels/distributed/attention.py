@@ -1,0 +1,123 @@
+"""Ring attention, forward and backward: a rank's queries meet the K/V block of every rank in turn."""
+
+import math
+
+import torch
+
+from kernels.conv.backward import conv_backward
+from kernels.conv.forward import conv_forward
+
+
+def nothing(q):
+    """Return (O, L) of queries (B, H, n, d) that have seen no key."""
+    return torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_full(q.shape[:3], -math.inf)
+
+
+def merged(parts):
+    """Merge [(O, L)] over some keys each into (O, L) over all of them."""
+    o, log_sum = parts[0]
+    for other_o, other in parts[1:]:
+        total = torch.logaddexp(log_sum, other)
+        o = o * weight(log_sum, total) + other_o * weight(other, total)
+        log_sum = total
+    return o, log_sum
+
+
+def weight(log_sum, total):
+    """Return exp(log_sum - total) as a column; 0 if a query has seen no key."""
+    return torch.where(log_sum == -math.inf, 0.0, torch.exp(log_sum - total))[..., None]
+
+
+def kv_blocks(ring, plan, mine):
+    """Yield (rank, parts) of each rank's K/V block, this rank's first; the next block is received
+    meanwhile."""
+    kv_block = mine
+    for step in range(ring.ranks):
+        owner, following = (ring.rank - step) % ring.ranks, (ring.rank - step - 1) % ring.ranks
+        coming, wait = None, None
+        if step + 1 < ring.ranks:
+            coming, wait = ring.pass_on(
+                kv_block,
+                kv_block.new_empty(*kv_block.shape[:2], sum(plan.packed(following)), kv_block.shape[3]),
+            )
+        yield owner, kv_block.split(plan.packed(owner), 2)
+        if wait:
+            wait()
+            kv_block = coming
+
+
+class Sharded(torch.autograd.Function):
+    """The forward and the backward pass of `conv_attention_sharded`."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, w, ring, plan, causal, scale, run):
+        mine = plan.chunks[ring.rank]
+        queries = ring.fetch(q, plan, plan.query_halo)
+        keys = ring.fetch(k, plan, plan.key_halo)
+        values = v.split([length for _, length in mine], 2)
+        results = [nothing(part) for part in q.split([length for _, length in mine], 2)]
+        packed = torch.cat([part for pair in zip(keys, values) for part in pair], 2)
+        for owner, parts in kv_blocks(ring, plan, packed):
+            for i, rows in enumerate(mine):
+                for columns, key, value in zip(plan.chunks[owner], parts[::2], parts[1::2]):
+                    if plan.visible(rows, columns, causal):
+                        part = conv_forward(
+                            queries[i], key, value, w, causal, scale, run, extent=plan.extent(rows, columns)
+                        )
+                        results[i] = merged([results[i], part])
+        o, log_sum = (torch.cat(parts, 2) for parts in zip(*results))
+        ctx.save_for_backward(w, o, log_sum, packed, *queries)
+        ctx.given = ring, plan, causal, scale, run
+        return o
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_o):
+        (w, o, log_sum, packed, *queries), (ring, plan, causal, scale, run) = ctx.saved_tensors, ctx.given
+        mine = plan.chunks[ring.rank]
+        lengths = [length for _, length in mine]
+        given = list(zip(o.split(lengths, 2), log_sum.split(lengths, 2), d_o.split(lengths, 2)))
+        d_queries, d_w = [torch.zeros_like(part) for part in queries], torch.zeros_like(w)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        # dK and dV of the next K/V block, which the previous rank sends after adding its own part
+        following = None
+        for step, (owner, parts) in enumerate(kv_blocks(ring, plan, packed)):
+            found = [torch.zeros_like(part) for part in parts]
+            for i, rows in enumerate(mine):
+                for j, columns in enumerate(plan.chunks[owner]):
+                    if plan.visible(rows, columns, causal):
+                        extent = plan.extent(rows, columns)
+                        gradients = conv_backward(
+                            queries[i],
+                            parts[2 * j],
+                            parts[2 * j + 1],
+                            w,
+                            *given[i],
+                            causal,
+                            scale,
+                            deterministic=deterministic,
+                            run=run,
+                            extent=extent,
+                        )
+                        for total, gradient in zip(
+                            (d_queries[i], found[2 * j], found[2 * j + 1], d_w), gradients
+                        ):
+                            total += gradient
+            d_kv_block = torch.cat(found, 2)
+            if following:
+                others, wait = following
+                wait()
+                d_kv_block += others
+            # the owner of the gradients that the previous rank passes on now
+            expected = (ring.rank - step - 1) % ring.ranks
+            following = ring.pass_on(
+                d_kv_block,
+                d_kv_block.new_empty(*d_kv_block.shape[:2], sum(plan.packed(expected)), d_kv_block.shape[3]),
+            )
+        d_packed, wait = following
+        wait()
+        d_parts = d_packed.split(plan.packed(ring.rank), 2)
+        like = packed.new_empty(*packed.shape[:2], sum(lengths), packed.shape[3])
+        d_q = ring.give_back(d_queries, plan, plan.query_halo, like)
+        d_k = ring.give_back(d_parts[::2], plan, plan.key_halo, like)
+        return d_q, d_k, torch.cat(d_parts[1::2], 2), ring.total(d_w), *(None,) * 5

@@ -1,0 +1,91 @@
+"""The plan of a sharded sequence: which rank holds which tokens, and which halo each chunk needs."""
+
+from itertools import accumulate
+from typing import NamedTuple
+
+from kernels.common.extent import Extent
+
+LAYOUTS = {"contiguous": 1, "zigzag": 2}  # chunks per rank
+
+
+class Halo(NamedTuple):
+    """The numbers of rows that a chunk needs before and after its own."""
+
+    above: int
+    below: int
+
+
+class Plan:
+    """The chunks of all ranks: `chunks[rank]` is [(start, length), …] in the order of its rows;
+    `length` is N."""
+
+    def __init__(self, lengths, chunks, taps=(1, 1)):
+        ranks = len(lengths)
+        halves = [(n,) if chunks == 1 else (n - n // 2, n // 2) for n in lengths]
+        order = [
+            (rank, half) for half in range(chunks) for rank in (range(ranks), reversed(range(ranks)))[half]
+        ]
+        starts = dict(zip(order, accumulate((halves[rank][half] for rank, half in order), initial=0)))
+        self.chunks = [
+            [(starts[rank, half], halves[rank][half]) for half in range(chunks)] for rank in range(ranks)
+        ]
+        self.length, (c_q, c_k) = sum(lengths), taps
+        self.left = (c_k - 1) // 2
+        self.query_halo, self.key_halo = Halo(c_q - 1, 0), Halo(self.left, c_k - 1 - self.left)
+
+    @staticmethod
+    def above(start, rows):
+        """Return how many of the `rows` rows before `start` exist."""
+        return min(start, rows)
+
+    def extended(self, start, length, halo):
+        """Return [first, last) of a chunk with its halo; an empty chunk needs no halo."""
+        return (
+            (max(0, start - halo.above), min(self.length, start + length + halo.below))
+            if length
+            else (start, start)
+        )
+
+    def holders(self, first, last):
+        """Return [(rank, its first row, rows)], which together hold the tokens [first, last), in order."""
+        found = []
+        for rank, held in enumerate(self.chunks):
+            row = 0
+            for start, length in held:
+                low, high = max(first, start), min(last, start + length)
+                if low < high:
+                    found.append((low, rank, row + low - start, high - low))
+                row += length
+        return [part for _, *part in sorted(found)]
+
+    def sources(self, rank, halo):
+        """Return, for each chunk of `rank`, the holders of the chunk and its halo."""
+        return [self.holders(*self.extended(start, length, halo)) for start, length in self.chunks[rank]]
+
+    def visible(self, queries, keys, causal):
+        """Return whether a query of one chunk sees a key of the other."""
+        (start, length), (first_key, keys) = queries, keys
+        return bool(length and keys) and (not causal or first_key < start + length)
+
+    def extent(self, queries, keys):
+        """Return the Extent of one chunk's queries and another's keys, each with its halo."""
+        (start, _), (first_key, _) = queries, keys
+        return Extent(
+            self.above(start, self.query_halo.above), self.above(first_key, self.left), start - first_key
+        )
+
+    def packed(self, rank):
+        """Return the rows of each part of the K/V block of `rank`: keys with halo, then values, chunk by
+        chunk."""
+        rows = []
+        for start, length in self.chunks[rank]:
+            first, last = self.extended(start, length, self.key_halo)
+            rows += [last - first, length]
+        return rows
+
+
+def check_layout(layout):
+    """Return the number of chunks that a rank holds in this layout; raise ValueError for an unknown one."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"argument layout is {layout!r}; wanted one of {', '.join(map(repr, LAYOUTS))}")
+    return LAYOUTS[layout]

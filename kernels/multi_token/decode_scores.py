@@ -1,0 +1,221 @@
+"""Decoding with the multi-token layer: the scores T of a new token's window, then the map over heads.
+
+These are the first two of the four kernels of `decode.py`, which has the formulas.
+"""
+
+import functools
+
+from numba import cuda
+from numpy import float32
+
+from kernels.common.arguments import MAX_HEAD_DIM, MOST_TAPS
+from kernels.common.splits import LANE, LANES, LARGEST_D, PLACE, UNROLLED, largest_of_warp, sum_of_warp
+from kernels.common.tiles import MINUS_INFINITY, weight
+
+KEYS, COLUMNS = 64, 16  # keys and columns of a piece of K
+PITCH = COLUMNS + 1  # so that a column of a piece lies in 32 different banks
+CARRIED = 16  # scores kept of the previous keys: more than a convolution reads to its left
+TILE = CARRIED + KEYS
+WINDOW_WARPS, WINDOW_BLOCKS = (
+    2,
+    8,
+)  # warps of a block; resident blocks per multiprocessor at 128 registers per thread
+MIX_WARPS, MIX_THREADS = 4, 128
+PARTS = 64  # the most parts of a row, each with its own m and l
+
+
+# Scores and the first convolution ---------------------------------------------------------------------------
+
+
+@functools.cache
+def window_kernel(c_q, after):
+    """Return the kernel for c_q rows of taps and `after` rows of T."""
+    rows = c_q + after - 1
+    slots, tap_slots = (-(-count // UNROLLED) * UNROLLED for count in (rows, c_q))
+    numbers = 2 * slots
+    registers = 128 if slots <= 12 else 255
+
+    @cuda.jit(device=True)
+    def load_piece(held, k, place, d, first, low, high, c):
+        """Load held[x] = element c of key first + 2x, or first + 2x + 1 in the second half of the warp; 0
+        outside [low, high)."""
+        first += cuda.threadIdx.x // COLUMNS & 1
+        base = place + first * d + min(c, d - 1)
+        if low <= first and first + KEYS <= high:
+            for x in range(LANES):
+                held[x] = float32(k[(base + 2 * x * d) & PLACE])
+        else:
+            for x in range(LANES):
+                inside = low <= first + 2 * x < high
+                held[x] = float32(k[(base + 2 * x * d) & PLACE]) if inside else float32(0)
+
+    @cuda.jit(device=True)
+    def add_scores(scores, q_tile, c0, piece, lane):
+        """Add the product over COLUMNS columns of row a of the window and key `lane` to scores[a].
+
+        For key LANES + lane, add it to scores[slots + a].
+        """
+        for group in range(0, COLUMNS, UNROLLED):
+            for c in range(UNROLLED):
+                low, high = piece[lane, (group + c) & LANE], piece[LANES + lane, (group + c) & LANE]
+                for a in range(slots):
+                    number = q_tile[(c0 + group + c) & LARGEST_D, a]
+                    scores[a] += number * low
+                    scores[slots + a] += number * high
+
+    @cuda.jit(device=True)
+    def convolve(totals, column, tile, taps, place, c_k):
+        """Compute totals[r] = Σ_ab taps[b, a] · tile[r + a, place + b]."""
+        for r in range(after):
+            totals[r] = float32(0)
+        for b in range(c_k):
+            for a in range(rows):
+                column[a] = tile[a, place + b]
+            for a in range(c_q):
+                tap = taps[b & LANE, a]
+                for r in range(after):
+                    totals[r] += tap * column[r + a]
+
+    @cuda.jit(max_registers=registers)
+    def multi_token_window_kernel(q, k, k_strides, sharing, w, scale, length, t):
+        """Store T of the last queries in t (B, H, after, N_k).
+
+        q: (B, H, R, d), the window, R = min(rows, N_k).
+        k: one-dimensional view; key j of head h of batch b begins at k[b · k_strides[0] + h // sharing ·
+            k_strides[1] + j · d].
+        w: (H, c_q, c_k).
+        length: keys of a warp.
+        """
+        pieces = cuda.shared.array((WINDOW_WARPS, KEYS, PITCH), float32)
+        tiles = cuda.shared.array((WINDOW_WARPS, rows, TILE), float32)
+        q_tile = cuda.shared.array((MAX_HEAD_DIM, slots), float32, alignment=16)
+        taps = cuda.shared.array((MOST_TAPS, tap_slots), float32, alignment=16)
+        held, scores = cuda.local.array(LANES, float32), cuda.local.array(numbers, float32)
+        column, totals = cuda.local.array(rows, float32), cuda.local.array(after, float32)
+        batch, head, thread = cuda.blockIdx.z, cuda.blockIdx.y, cuda.threadIdx.x
+        lane, warp = thread & LANE, thread // LANES
+        keys, c_k, given, d = t.shape[3], w.shape[2], q.shape[2], q.shape[3]
+        width = (d + COLUMNS - 1) // COLUMNS * COLUMNS
+        piece, tile = pieces[warp], tiles[warp]
+        # 1. the window, the taps, and empty scores of the previous keys
+        for element in range(thread, slots * width, WINDOW_WARPS * LANES):
+            a, c = element // width, element % width
+            i = a - rows + given
+            inside = a < rows and i >= 0 and c < d
+            q_tile[c, a] = scale * float32(q[batch, head, i, c]) if inside else float32(0)
+        for element in range(thread, c_k * tap_slots, WINDOW_WARPS * LANES):
+            b, a = element // tap_slots, element % tap_slots
+            taps[b, a] = w[head, a, b] if a < c_q else float32(0)
+        for element in range(lane, rows * CARRIED, LANES):
+            tile[element // CARRIED, element % CARRIED] = float32(0)
+        cuda.syncthreads()
+        # 2. the keys that this warp owns, [start, end), and those whose scores it needs, [low, high)
+        start = (cuda.blockIdx.x * WINDOW_WARPS + warp) * length
+        end, right = min(keys, start + length), c_k // 2
+        low, high = start - (c_k - 1) // 2, end + right
+        place = batch * k_strides[0] + head // sharing * k_strides[1]
+        first_key, key_end, c = max(0, low), min(keys, high), lane % COLUMNS
+        if start < end:
+            load_piece(held, k, place, d, low, first_key, key_end, c)
+        for first in range(low, high if start < end else low, KEYS):
+            # 3. scores of two keys per lane with each row of the window
+            for x in range(numbers):
+                scores[x] = float32(0)
+            for c0 in range(0, width, COLUMNS):
+                for x in range(LANES):
+                    piece[2 * x + lane // COLUMNS, c] = held[x]
+                cuda.syncwarp()  # the piece is stored
+                # load the next columns, or the next keys, meanwhile
+                next_c, key = c0 + COLUMNS, first
+                if next_c >= width:
+                    next_c, key = 0, first + KEYS
+                load_piece(held, k, place, d, key, first_key, key_end, next_c + c)
+                add_scores(scores, q_tile, c0, piece, lane)
+                cuda.syncwarp()  # all lanes have read the piece
+            # 4. mask the scores
+            for a in range(rows):
+                for half in range(2):
+                    j = first + lane + half * LANES
+                    seen = 0 <= j <= keys - rows + a
+                    tile[a, CARRIED + lane + half * LANES] = scores[half * slots + a] if seen else float32(0)
+            cuda.syncwarp()  # the scores are stored
+            # 5. convolve: the score of key j completes T of key j - right
+            for half in range(2):
+                x = lane + half * LANES
+                convolve(totals, column, tile, taps, CARRIED + x - (c_k - 1), c_k)
+                if start <= first + x - right < end:
+                    for r in range(after):
+                        t[batch, head, r, first + x - right] = totals[r]
+            cuda.syncwarp()  # all lanes have read the scores: the last ones may be carried to the front
+            for element in range(lane, rows * CARRIED, LANES):
+                a, x = element // CARRIED, element % CARRIED
+                tile[a, x] = tile[a, KEYS + x]
+            cuda.syncwarp()
+
+    return multi_token_window_kernel
+
+
+# The first map, and the softmax's statistics ----------------------------------------------------------------
+
+
+@functools.cache
+def mix_rows_kernel(most):
+    """Return the kernel for maps within groups of at most `most` heads."""
+
+    @cuda.jit(device=True)
+    def add_part(so_far, values, g, lane):
+        """Update so_far[g] = (m, l) with values[g] of MIX_THREADS keys, by one warp."""
+        m = so_far[g, 0]
+        largest, l = m, float32(0)
+        for x in range(MIX_WARPS):
+            largest = max(largest, values[g, lane + x * LANES])
+        largest = largest_of_warp(largest)
+        for x in range(MIX_WARPS):
+            l += weight(values[g, lane + x * LANES], largest)
+        l = sum_of_warp(l)
+        cuda.syncwarp()  # every lane has read m
+        if lane == 0:
+            so_far[g, 0], so_far[g, 1] = largest, weight(m, largest) * so_far[g, 1] + l
+
+    @cuda.jit
+    def multi_token_mix_rows_kernel(t, head_map, length, ends):
+        """Mix the heads of t (B, H, after, N_k) in place, and store the statistics of each part of a row.
+
+        head_map: (H / group, group, group).
+        length: keys of a part.
+        ends: (B, 2, parts, H, after), m and l of the keys that the row's query sees.
+        """
+        shares = cuda.shared.array((most, most), float32, alignment=16)
+        values = cuda.shared.array((most, MIX_THREADS), float32)
+        so_far = cuda.shared.array((most, 2), float32)
+        held = cuda.local.array(most, float32)
+        batch, group, thread = cuda.blockIdx.z, head_map.shape[1], cuda.threadIdx.x
+        first_head = cuda.blockIdx.y * group
+        lane, warp, after, keys = thread & LANE, thread // LANES, t.shape[2], t.shape[3]
+        part, r = cuda.blockIdx.x // after, cuda.blockIdx.x % after
+        end, query = min(keys, (part + 1) * length), keys - after + r
+        for element in range(thread, group * most, MIX_THREADS):
+            g, h = element // most, element % most
+            shares[g, h] = head_map[cuda.blockIdx.y, g, h] if h < group else float32(0)
+        if thread < group:
+            so_far[thread, 0], so_far[thread, 1] = MINUS_INFINITY, float32(0)
+        for first in range(part * length, end, MIX_THREADS):
+            cuda.syncthreads()  # the map is loaded, and all threads have left the last keys
+            j = first + thread
+            for h in range(most):
+                held[h] = t[batch, first_head + h, r, j] if h < group and j < end else float32(0)
+            for g in range(group):
+                total = float32(0)
+                for h in range(most):
+                    total += shares[g, h] * held[h]
+                values[g, thread] = total if j < end and j <= query else MINUS_INFINITY
+                if j < end:
+                    t[batch, first_head + g, r, j] = total
+            cuda.syncthreads()  # the values of all heads are stored
+            for g in range(warp, group, MIX_WARPS):
+                add_part(so_far, values, g, lane)
+        cuda.syncthreads()  # the whole part has been added
+        for element in range(thread, 2 * group, MIX_THREADS):
+            ends[batch, element % 2, part, first_head + element // 2, r] = so_far[element // 2, element % 2]
+
+    return multi_token_mix_rows_kernel

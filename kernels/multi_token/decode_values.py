@@ -1,0 +1,189 @@
+"""Decoding with the multi-token layer: the sums over V, then the merge of the splits.
+
+These are the last two of the four kernels of `decode.py`, which has the formulas.
+"""
+
+import functools
+import math
+
+from numba import cuda
+from numpy import float32
+
+from kernels.common.arguments import MAX_HEAD_DIM
+from kernels.common.splits import LANE, LANES, PLACE, sum_of_warp
+from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
+from kernels.reference import EPSILON
+
+SPAN = 48  # P of LANES keys and their halo
+VALUE_WARPS, RESIDENT_WARPS = 8, 16  # warps of a block, at most; resident warps per multiprocessor
+MERGE_THREADS = 512
+AHEAD = 8  # loads that a thread of the last kernel issues before it waits
+EPSILON_32 = float32(EPSILON)
+
+
+# The second convolution, the second map, and the sum over V -------------------------------------------------
+
+
+@functools.cache
+def values_kernel(most, after):
+    """Return the kernel for maps within groups of at most `most` heads and `after` rows of taps."""
+    warps = min(VALUE_WARPS, most)
+
+    @cuda.jit(device=True)
+    def load_rows(held, v, place, d, first, end, c):
+        """Load held[x] = element c of row first + x, 0 from row `end` on."""
+        base = place + first * d + min(c, d - 1)
+        if first + LANES <= end:
+            for x in range(LANES):
+                held[x] = float32(v[(base + x * d) & PLACE])
+        else:
+            for x in range(LANES):
+                held[x] = float32(v[(base + x * d) & PLACE]) if first + x < end else float32(0)
+
+    @cuda.jit(device=True)
+    def load_statistics(statistics, ends, first_head, group):
+        """Compute statistics[h, r] = m and 1 / l of each row from its parts, ends (2, parts, H, after)."""
+        for row in range(cuda.threadIdx.x, group * after, warps * LANES):
+            h, r = row // after, row % after
+            m, l = MINUS_INFINITY, float32(0)
+            for part in range(ends.shape[1]):
+                m = max(m, ends[0, part, first_head + h, r])
+            for part in range(ends.shape[1]):
+                l += weight(ends[0, part, first_head + h, r], m) * ends[1, part, first_head + h, r]
+            statistics[h, r, 0], statistics[h, r, 1] = m, reciprocal(l)
+
+    @cuda.jit(device=True)
+    def load_probabilities(p, values, t, statistics, first, c_k, lane):
+        """Compute p[r, x] = P of row r and key first - P'_k + x, for LANES keys and their halo.
+
+        values: scratch; all loads precede the first use.
+        """
+        keys = t.shape[1]
+        for x in range(lane, LANES + c_k - 1, LANES):
+            j = first - (c_k - 1) // 2 + x
+            for r in range(after):
+                values[r] = t[r, j] if 0 <= j <= keys - after + r else MINUS_INFINITY
+            for r in range(after):
+                p[r, x] = weight(values[r], statistics[r, 0]) * statistics[r, 1]
+
+    @cuda.jit(max_registers=128)  # so that a multiprocessor holds RESIDENT_WARPS
+    def multi_token_values_kernel(t, ends, w, head_map, v, v_strides, sharing, length, parts):
+        """Store Σ_j U'[j] v_j over the split's `length` keys, a multiple of LANES, in parts (B, splits, H,
+        d).
+
+        t, ends: the results of mix_rows.
+        w: (H, after, c_k).
+        head_map: (H / group, group, group).
+        v: like k in the window kernel.
+        """
+        ps = cuda.shared.array((warps, after, SPAN), float32, alignment=16)
+        us = cuda.shared.array((most, LANES), float32)
+        outputs = cuda.shared.array((most, MAX_HEAD_DIM), float32)
+        statistics = cuda.shared.array((most, after, 2), float32)
+        held, values = cuda.local.array(LANES, float32), cuda.local.array(after, float32)
+        batch, group = cuda.blockIdx.z, head_map.shape[1]
+        first_head = cuda.blockIdx.y * group
+        lane, warp = cuda.threadIdx.x & LANE, cuda.threadIdx.x // LANES
+        keys, c_k, d, p = t.shape[3], w.shape[2], parts.shape[3], ps[warp]
+        width = (d + LANES - 1) // LANES * LANES
+        start = cuda.blockIdx.x * length
+        end, v_batch = min(keys, start + length), batch * v_strides[0]
+        place = v_batch + (first_head + min(warp, group - 1)) // sharing * v_strides[1]
+        load_rows(held, v, place, d, start, end, lane)
+        # 1. m and 1 / l of each row; empty sums
+        load_statistics(statistics, ends[batch], first_head, group)
+        for g in range(warp, group, warps):
+            for c in range(lane, width, LANES):
+                outputs[g, c] = float32(0)
+        for first in range(start, end, LANES):
+            cuda.syncthreads()  # the statistics are stored, and all warps have left the last U
+            # 2. U, one head per warp and one key per lane
+            for h in range(warp, group, warps):
+                load_probabilities(p, values, t[batch, first_head + h], statistics[h], first, c_k, lane)
+                cuda.syncwarp()  # P is stored
+                total = float32(0)
+                for b in range(c_k):
+                    for r in range(after):
+                        total += w[first_head + h, r, b] * p[r, lane + b]
+                us[h, lane] = total
+                cuda.syncwarp()  # all lanes have read P
+            cuda.syncthreads()  # U of all heads is stored
+            # 3. U' of a head, times the rows of V
+            for g in range(warp, group, warps):
+                total = float32(0)
+                for h in range(group):
+                    total += head_map[cuda.blockIdx.y, g, h] * us[h, lane]
+                p[0, lane] = total
+                cuda.syncwarp()  # every lane's U' is stored
+                for c0 in range(0, width, LANES):
+                    total = outputs[g, c0 + lane]
+                    for x in range(LANES):
+                        total += p[0, x] * held[x]
+                    outputs[g, c0 + lane] = total
+                    # load the next columns, the next head, or the next keys, meanwhile
+                    next_g, c, row = g, c0 + LANES, first
+                    if c >= width:
+                        next_g, c = g + warps, 0
+                    if next_g >= group:
+                        next_g, row = warp, first + LANES
+                    place = v_batch + (first_head + next_g) // sharing * v_strides[1]
+                    load_rows(held, v, place, d, row, end, c + lane)
+                cuda.syncwarp()  # all lanes have read U'
+        for g in range(warp, group, warps):
+            for c in range(lane, d, LANES):
+                parts[batch, cuda.blockIdx.x, first_head + g, c] = outputs[g, c]
+
+    return multi_token_values_kernel
+
+
+# The merge of the splits ------------------------------------------------------------------------------------
+
+
+@cuda.jit
+def multi_token_merge_kernel(parts, norm, gate, bias, o):
+    """Add up parts (B, splits, H, d), apply norm and gate as `reference.gated_norm` does, and store o (B, H,
+    1, d).
+
+    norm, gate: (d,); empty for none.
+    bias: (1,); empty for none.
+    """
+    sums = cuda.shared.array(MERGE_THREADS, float32)
+    row = cuda.shared.array(MAX_HEAD_DIM, float32)
+    held = cuda.local.array(AHEAD, float32)
+    head, batch, thread = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
+    splits, d = parts.shape[1], parts.shape[3]
+    lanes, c, lane = MERGE_THREADS // d, thread % d, thread // d
+    # 1. each thread adds one column of every lanes-th split
+    total = float32(0)
+    if lane < lanes:
+        for first in range(lane, splits, AHEAD * lanes):
+            for x in range(AHEAD):  # independent loads
+                split = first + x * lanes
+                held[x] = parts[batch, split, head, c] if split < splits else float32(0)
+            for x in range(AHEAD):
+                total += held[x]
+    sums[thread] = total
+    cuda.syncthreads()  # every thread's sum is stored
+    if thread < d:
+        for other in range(1, lanes):
+            total += sums[other * d + c]
+        row[c] = total
+    cuda.syncthreads()  # O is stored
+    # 2. norm and gate, by the first warp
+    if thread < LANES:
+        factor = float32(1)
+        if norm.size > 0:
+            squares = float32(0)
+            for c in range(thread, d, LANES):
+                squares += row[c] * row[c]
+            factor = float32(1) / math.sqrt(sum_of_warp(squares) / float32(d) + EPSILON_32)
+            for c in range(thread, d, LANES):
+                row[c] = row[c] * factor * norm[c]
+        factor = float32(1)
+        if gate.size > 0:
+            product = float32(0)
+            for c in range(thread, d, LANES):
+                product += row[c] * gate[c]
+            factor = float32(1) / (float32(1) + math.exp(-(sum_of_warp(product) + bias[0])))
+        for c in range(thread, d, LANES):
+            o[batch, head, 0, c] = row[c] * factor
