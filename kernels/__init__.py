@@ -1,9 +1,9 @@
-"""The public functions of the course's kernels, each imported when it is first asked for."""
+"""Public functions and modules of the course's kernels, imported lazily on first access."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the same for type checkers
+if TYPE_CHECKING:  # type checkers do not run `__getattr__`
     from kernels.common.kv_cache import KVCache as KVCache
     from kernels.common.kv_cache import LatentCache as LatentCache
     from kernels.conv.decode import conv_attention_decode as conv_attention_decode
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the same for type checkers
     from kernels.multi_token.operators import multi_token_attention_decode as multi_token_attention_decode
     from kernels.reference import attention as attention
 
+# public name -> the module that defines it
 _HOME = {
     "attention": "kernels.reference",
     "flash_attention": "kernels.flash.forward",

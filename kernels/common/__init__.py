@@ -1,13 +1,13 @@
-"""Code that all kinds of attention share. Read the files in this order:
+"""Code shared by all kinds of attention. Read the files in this order:
 
-arguments.py         check tensors by the letters of their dimensions, types and devices; error messages
-launch.py            launch a kernel on the simulator (CPU tensors) or on a GPU (CUDA tensors)
-device_argument.py   a CUDA tensor as a kernel's argument
-autograd.py          gradients of operators
-tiles.py             device functions: the online softmax's weights, tiles into shared memory
-strips.py            device functions: the convolution of scores with taps
-splits.py            divide the keys of one new token among blocks, and merge their results
-extent.py            which scores a launch owns in a part of a longer sequence
-kv_cache.py          keys, values and queries that decoding keeps
+arguments.py         checks of shapes, types and devices, and their error messages
+launch.py            launch a kernel in the simulator (CPU tensors) or on a GPU (CUDA tensors)
+device_argument.py   pass a CUDA tensor to a Numba kernel with little overhead
+autograd.py          register gradients of custom operators
+tiles.py             device functions: weights of the online softmax, copies into shared memory
+strips.py            device functions: convolution of scores with taps
+splits.py            decoding: divide the keys among blocks, and merge the partial results
+extent.py            the part of a longer sequence that a launch computes
+kv_cache.py          caches for decoding: keys, values and the latest queries
 data.py              recorded measurements and PTX
 """

@@ -1,10 +1,12 @@
-"""Checks of the host functions' arguments: tensors by the letters of their dimensions, types, devices,
-numbers.
+"""Argument checks for the host functions: shapes, types, devices and scalars.
+
+Shapes are written as one letter per dimension:
 
     check({"q": (q, "B H N d"), "k": (k, "B H N_k d"), "v": (v, "B H N_k d")})
 
-A letter means the same size in all tensors of a call; a digit is that size. `LIMITS` gives the range of each
-letter. Errors name the argument, what it is, and what was wanted.
+Dimensions with the same letter must have the same size in all tensors of a call. A digit is a fixed size.
+`LIMITS` restricts the size of some letters. Error messages name the argument, its actual value and the
+expected one.
 """
 
 import functools
@@ -20,10 +22,11 @@ ANY_FLOAT = (*FLOAT32, *HALVES)
 LARGEST = float(torch.finfo(torch.float32).max)
 MAX_HEAD_DIM = 128
 MOST_TAPS = 15
+# CUDA's limits for the y and z dimensions of a grid
 MAX_GRID_Y = MAX_GRID_Z = 65535
 DEVICES = ("cpu", "cuda")
 
-# letter -> the smallest and the largest size, and the reason for the largest
+# letter -> (smallest size, largest size, reason for the largest), for the letters with a limit
 LIMITS = {
     "B": (0, MAX_GRID_Z, "a size of the grid"),
     "H": (0, MAX_GRID_Y, "a size of the grid"),
@@ -39,16 +42,18 @@ LIMITS = {
 
 
 def check(given, dtypes=FLOAT32, filled="", sizes=(), like=None):
-    """Return {letter: size} of tensors that fit each other; raise an error otherwise.
+    """Check that tensors fit each other, and return {letter: size}.
 
-    given: {name: (tensor, letters)} or {name: (tensor, letters, dtypes)}. None among these dtypes means the
-        type of the first tensor.
-    dtypes: those allowed for the first tensor, which the others share; None allows any.
-    filled: the letters whose size is at least 1.
-    sizes: {letter: size} known beforehand.
-    like: (name, tensor or cache) whose device and dtype all must have; the first tensor unless given.
+    given: {name: (tensor, letters)} or {name: (tensor, letters, dtypes)}. None among these dtypes represents
+        the dtype of the first tensor.
+    dtypes: the dtypes allowed for the first tensor; the other tensors must have the same one. None allows
+        any.
+    filled: letters whose size must be at least 1.
+    sizes: {letter: size}, sizes that are already known.
+    like: (name, tensor or cache) whose device and dtype all tensors must share; the first tensor by default.
 
-    Raise TypeError for an argument that is no tensor and for a dtype, ValueError for sizes and devices.
+    Raise TypeError if an argument is not a tensor or has the wrong dtype, and ValueError for a wrong size or
+    device.
     """
     for name, (tensor, *_) in given.items():
         if not isinstance(tensor, torch.Tensor):
@@ -58,15 +63,16 @@ def check(given, dtypes=FLOAT32, filled="", sizes=(), like=None):
         for name, (tensor, letters, *own) in given.items()
     )
     like = like and (like[0], like[1].dtype, like[1].device)
-    # cached, since a decoder repeats this check for every token; a compiler's sizes may be symbols
+    # Use the cache, because a decoder repeats this check for every token. Not under torch.compile, where
+    # sizes can be symbolic and therefore unhashable.
     fits = fitting if torch.compiler.is_compiling() else fitting_again
     return dict(fits(facts, dtypes, filled, tuple(dict(sizes).items()), like))
 
 
 def fitting(facts, dtypes, filled, sizes, like):
-    """Return {letter: size}, as `check` does, from facts about the tensors that can be cached.
+    """Return {letter: size}, as `check` does, from hashable facts about the tensors.
 
-    facts: (name, letters, own dtypes, shape, dtype, device) of each tensor.
+    facts: (name, letters, own dtypes, shape, dtype, device) for each tensor.
     like: (name, dtype, device).
     """
     sizes = dict(sizes)
@@ -90,8 +96,7 @@ fitting_again = functools.lru_cache(maxsize=1024)(fitting)
 
 
 def check_shape(name, shape, letters, sizes):
-    """A shape of these dimensions, where known letters have their sizes, or an error; `sizes` gets those of
-    the others."""
+    """Raise ValueError unless `shape` matches `letters`; add the sizes of new letters to `sizes`."""
     wanted = [int(letter) if letter.isdigit() else sizes.get(letter) for letter in letters]
     if len(shape) != len(wanted) or any(want not in (None, size) for want, size in zip(wanted, shape)):
         known = ", ".join(
@@ -103,7 +108,7 @@ def check_shape(name, shape, letters, sizes):
 
 
 def check_size(name, letter, size, filled):
-    """Raise ValueError unless a size is within the letter's limits, and at least 1 if `filled`."""
+    """Raise ValueError unless `size` is within the limits of its letter, and at least 1 if `filled`."""
     least, most, why = LIMITS.get(letter, (0, math.inf, ""))
     least = max(least, int(filled))
     if not least <= size <= most:
@@ -123,8 +128,8 @@ def check_dtype(name, dtype, dtypes):
 
 
 def check_device(name, device, first_name, first):
-    """Raise ValueError unless `device` equals `first`, the device of the argument first_name, and is the
-    CPU or a GPU."""
+    """Raise ValueError unless `device` equals `first`, the device of argument `first_name`, and is a CPU or a
+    GPU."""
     if device != first:
         raise ValueError(
             f"argument {name} is on {device}; wanted {first}, where {first_name} is: move it"
@@ -138,7 +143,7 @@ def check_device(name, device, first_name, first):
 
 
 def checked_scale(scale, d):
-    """Return scale as a float32, 1/sqrt(d) for None; raise an error unless it is a finite number."""
+    """Return `scale` as a float32, with 1/sqrt(d) as the default. Raise an error unless it is finite."""
     if scale is None:
         return float32(1 / math.sqrt(d))
     if isinstance(scale, bool) or not isinstance(scale, (int, float, float32)):
@@ -155,41 +160,39 @@ TAPS = "H c_q c_k", OR_FLOAT32
 
 
 def attention_arguments(q, k, v, scale, dtypes=FLOAT32):
-    """Check the arguments of an attention kernel like `check_attention`; return q, k and v detached and
-    contiguous, and scale."""
+    """Check the arguments like `check_attention`; return q, k and v detached and contiguous, and scale."""
     scale = check_attention(q, k, v, scale, dtypes)
     return *(tensor.detach().contiguous() for tensor in (q, k, v)), scale
 
 
 def check_attention(q, k, v, scale, dtypes=FLOAT32):
-    """Return the scale of an attention kernel as a float32, once its arguments are checked.
+    """Check the arguments of an attention kernel, and return the scale as a float32.
 
     q: (B, H, N, d), of one of `dtypes`, 1 <= d <= 128.
-    k, v: (B, H, N_k, d), of the type and on the device of q, N_k >= 1.
+    k, v: (B, H, N_k, d), with the dtype and device of q, N_k >= 1.
     scale: a number, or None for 1/sqrt(d).
 
-    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
+    Raise TypeError or ValueError for an invalid argument.
     """
     sizes = check({"q": (q, "B H N d"), "k": (k, "B H N_k d"), "v": (v, "B H N_k d")}, dtypes)
     return checked_scale(scale, sizes["d"])
 
 
 def conv_arguments(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
-    """Check the arguments like `check_conv`; return q, k, v and w detached and contiguous, scale and
-    extent."""
+    """Check the arguments like `check_conv`; return q, k, v and w detached and contiguous, scale, extent."""
     scale, extent = check_conv(q, k, v, w, scale, extent, dtypes)
     return *(x.detach().contiguous() for x in (q, k, v, w)), scale, extent
 
 
 def check_conv(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
-    """Return (scale, extent) of convolutional attention, once its arguments are checked; scale is a float32.
+    """Check the arguments of convolutional attention, and return (scale as a float32, extent).
 
-    q, k, v: (B, H, N, d), or rows of a longer sequence as `extent` describes; of one of `dtypes`, on one
-        device, none empty, 1 <= d <= 128.
-    w: (H, c_q, c_k), float32 or the type of q, c_q and c_k from 1 to 15.
+    q, k, v: (B, H, N, d), or rows of a longer sequence as `extent` describes. All have one of `dtypes` and
+        the same device, none is empty, and 1 <= d <= 128.
+    w: (H, c_q, c_k), float32 or the dtype of q, with c_q and c_k from 1 to 15.
     scale: a number, or None for 1/sqrt(d).
 
-    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
+    Raise TypeError or ValueError for an invalid argument.
     """
     keys, owned = ("N", "N") if extent is None else ("N_k", "owned")
     given = {"q": (q, "B H N d"), "k": (k, f"B H {keys} d"), "v": (v, f"B H {owned} d"), "w": (w, *TAPS)}
@@ -199,13 +202,12 @@ def check_conv(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
 
 
 def backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent=None, dtypes=FLOAT32):
-    """Check the arguments of the backward pass; return q, k, v and w, scale, d_o and extent, as
-    `conv_arguments` does.
+    """Check the arguments of a backward pass; return q, k, v, w, scale, d_o and extent.
 
-    o, d_o: like the owned rows of q.
+    o, d_o: the output and its gradient, shaped like the owned rows of q.
     log_sum: (B, H, N) of these rows, float32.
 
-    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
+    The other arguments are those of `conv_arguments`. Raise TypeError or ValueError for an invalid argument.
     """
     *qkvw, scale, extent = conv_arguments(q, k, v, w, scale, extent, dtypes)
     check_statistics(q, o, log_sum, d_o, q.shape[2] - extent.first_query)
@@ -213,19 +215,19 @@ def backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent=None, dtypes=F
 
 
 def check_statistics(q, o, log_sum, d_o, n):
-    """Raise an error unless o and d_o (B, H, n, d) are like q, and log_sum is (B, H, n), float32, on q's
-    device."""
+    """Raise an error unless o and d_o are (B, H, n, d) with the dtype and device of q, and log_sum is (B, H,
+    n), float32."""
     sizes = dict(zip("BHNd", (*q.shape[:2], n, q.shape[3])))
     given = {"o": (o, "B H N d"), "log_sum": (log_sum, "B H N", FLOAT32), "d_o": (d_o, "B H N d")}
     check(given, sizes=sizes, like=("q", q))
 
 
 def as_in_torch(causal, is_causal, enable_gqa, q, k, v):
-    """Return (causal, (q, k, v)) of a call with the names of `scaled_dot_product_attention`.
+    """Return (causal, (q, k, v)) after applying the options of `scaled_dot_product_attention`.
 
-    is_causal: replaces causal unless it is None.
-    enable_gqa: repeat each head of k and v (B, H_kv, N_k, d) for the H / H_kv neighbouring heads of q that it
-        serves.
+    is_causal: overrides `causal` unless it is None.
+    enable_gqa: grouped-query attention. Repeat each head of k and v (B, H_kv, N, d) for the H / H_kv
+        neighbouring heads of q that share it.
 
     Raise ValueError if H_kv does not divide H.
     """
@@ -241,8 +243,8 @@ def as_in_torch(causal, is_causal, enable_gqa, q, k, v):
 
 
 def in_autocasts_type(*tensors, exact=()):
-    """Return the tensors in autocast's type (`autocasts_type` of the first), then those of `exact` in
-    float32; all unchanged without autocast."""
+    """Return `tensors` cast to autocast's dtype, followed by `exact` cast to float32. Without autocast,
+    return all unchanged."""
     dtype = autocasts_type(tensors[0])
     if dtype is None:
         return *tensors, *exact
@@ -251,9 +253,9 @@ def in_autocasts_type(*tensors, exact=()):
 
 
 def autocasts_type(x):
-    """Return the type of torch.autocast on the device of x, or None if autocast is off there.
+    """Return the dtype that torch.autocast prescribes on the device of x, or None if autocast is off there.
 
-    It is float32 if autocast's own type is none of HALVES.
+    The result is float32 if autocast's dtype is not in HALVES.
     """
     if (
         not isinstance(x, torch.Tensor)

@@ -1,20 +1,22 @@
-"""Gradients of operators that torch.compile does not trace into."""
+"""Registration of gradients for custom operators, which torch.compile treats as opaque."""
 
 
 def differentiable_once(forward, backward, tensors, others, name, outputs=2):
-    """Register the gradient of an operator's first output with respect to its first arguments.
+    """Register the gradient of an operator's first output with respect to its first `tensors` arguments.
 
     forward: the operator (*tensors, *others, …) -> O or (O, …).
-    backward: the operator (*tensors, *outputs, d_o, *others, wanted: list[bool]) -> a gradient for each
-        tensor; those that are not wanted may be empty.
-    tensors, others, outputs: how many there are of each.
-    name: used in the error that a second derivative raises.
+    backward: the operator (*tensors, *outputs, d_o, *others, wanted: list[bool]) -> one gradient per tensor.
+        `wanted` says which gradients are needed; the others may be empty tensors.
+    tensors, others, outputs: the number of each. Of the outputs, the first `outputs` are saved for the
+        backward pass.
+    name: the public name, for the error message of a second derivative.
     """
 
     def save(ctx, inputs, output):
         results = output if isinstance(output, tuple) else (output,)
         ctx.save_for_backward(*inputs[:tensors], *results[:outputs])
         ctx.others, ctx.inputs = inputs[tensors : tensors + others], len(inputs)
+        # outputs after the first, such as the log-sum-exp, have no gradient
         ctx.mark_non_differentiable(*results[1:])
 
     def gradients(ctx, d_o, *_):

@@ -1,7 +1,7 @@
-"""A CUDA tensor as a kernel's argument, made in a few microseconds.
+"""Fast conversion of CUDA tensors to kernel arguments, in a few microseconds.
 
-`cuda.as_cuda_array(tensor)` holds the same data and more, but making five of them takes longer than the rest
-of a launch.
+`cuda.as_cuda_array(tensor)` builds a complete Numba array. For five tensors this takes longer than the rest
+of a launch, so we pass only the fields that numba-cuda reads.
 """
 
 import functools
@@ -13,7 +13,7 @@ from numba.cuda.args import ArgHint
 
 
 def device_argument(tensor):
-    """Return a CUDA tensor, detached, as a kernel argument over the same memory."""
+    """Return a kernel argument that shares the memory of a CUDA tensor, without its autograd history."""
     described = description(tensor.shape, None if tensor.is_contiguous() else tensor.stride(), tensor.dtype)
     return (
         TensorArgument(tensor.data_ptr(), *described)
@@ -23,7 +23,7 @@ def device_argument(tensor):
 
 
 class TensorArgument(ArgHint):
-    """The part of an array that numba-cuda reads at a launch: its type, address, shape and layout."""
+    """The fields of an array that numba-cuda reads at a launch: type, address, shape and layout."""
 
     def __init__(self, address, numba_type, shape, dtype, size, layout):
         self.ptr, self._numba_type_ = address, numba_type
@@ -35,13 +35,16 @@ class TensorArgument(ArgHint):
 
 @functools.lru_cache(4096)
 def description(shape, strides, dtype):
-    """Return the fields of a TensorArgument except its address, as numba-cuda computes them.
+    """Return all fields of a TensorArgument except its address, as numba-cuda computes them.
 
-    strides: in elements; None if contiguous. The result is None if numba-cuda's array lacks these fields:
-        versions other than the one in constraints.txt may launch differently.
+    strides: in elements; None for a contiguous tensor.
+
+    Return None if numba-cuda's array class lacks these fields, which are private and may change between
+    versions.
     """
     dtype = numpy_dtype(dtype)
     strides = strides and tuple(stride * dtype.itemsize for stride in strides)
+    # an array at address 0, used only to let numba-cuda compute the fields
     nowhere = {"data": (0, False), "shape": tuple(shape), "strides": strides, "typestr": dtype, "version": 3}
     array = cuda.from_cuda_array_interface(nowhere, sync=False)
     view = getattr(array, "_strided_memory_view_shim", None)
@@ -49,6 +52,6 @@ def description(shape, strides, dtype):
 
 
 def numpy_dtype(dtype):
-    """Return numpy's dtype for a torch dtype, or that of ml_dtypes where numpy has none, such as bfloat16."""
+    """Return the NumPy dtype of a torch dtype, from ml_dtypes if NumPy has none (bfloat16, for example)."""
     name = str(dtype).removeprefix("torch.")
     return np.dtype(getattr(ml_dtypes, name, name))

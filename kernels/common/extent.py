@@ -1,15 +1,15 @@
-"""Extents: which scores a launch of convolutional attention owns in a part of a longer sequence."""
+"""Extents: the queries and keys of a longer sequence for which a launch computes convolutional attention."""
 
 from typing import NamedTuple
 
 
 class Extent(NamedTuple):
-    """The owned scores of a launch: query rows from first_query on, and as many key rows from first_key on as
-    v has.
+    """The queries and keys that a launch owns; the remaining rows of its tensors are halo.
 
-    The rows of q before first_query, and the rows of k around the owned keys, are the halo: the convolution
-    reads them, and the backward pass gives them a gradient. With a causal mask, owned query i sees the owned
-    keys j <= i + diagonal. A halo ends where the sequence ends.
+    The launch owns the rows of q from first_query on, and as many rows of k from first_key on as v has. It
+    reads the halo rows only for the convolution, and the backward pass computes their gradients too. Under a
+    causal mask, owned query i sees the owned keys j <= i + diagonal. A halo is shorter where the sequence
+    ends.
     """
 
     first_query: int
@@ -21,7 +21,7 @@ WHOLE = Extent(0, 0, 0)  # a whole sequence without a halo
 
 
 def check_extent(extent, q, k, v):
-    """Return `extent` as an Extent of ints.
+    """Check `extent`, and return it as an Extent of ints.
 
     Raise TypeError or ValueError unless it fits q (B, H, N_q, d), k (B, H, N_k, d) and v (B, H, keys, d).
     """

@@ -1,4 +1,4 @@
-"""KVCache and LatentCache: the keys, values and last queries that decoding keeps for the next tokens."""
+"""KVCache and LatentCache: the keys, values and latest queries that decoding reuses for each new token."""
 
 from numbers import Integral
 
@@ -8,14 +8,14 @@ from kernels.common.arguments import check
 
 
 class Cache:
-    """The keys, values and last queries of the tokens so far, in buffers that double when they are full.
+    """A growing cache of keys and values, and of the queries of the latest tokens.
 
-    `keys` and `values` are views (..., length, width) of the buffers, so a new token writes one row and
-    copies nothing else. `queries` are those of the last min(reach, length) tokens, (B, H, R, d). New elements
-    are converted to the cache's type.
+    Buffers double in size when they are full. `keys` and `values` are views (..., length, width) of the
+    buffers, so appending a token writes one row and copies nothing else. `queries` (B, H, R, d) holds the
+    queries of the last R = min(reach, length) tokens. New elements are converted to the cache's dtype.
     """
 
-    # the arguments of append, with the letters of their dimensions
+    # arguments of `append`, with the letters of their dimensions (kernels.common.arguments)
     ARGUMENTS = {"q": "B H n head_dim", "k": "B H_kv n head_dim", "v": "B H_kv n head_dim"}
 
     def __init__(
@@ -28,8 +28,9 @@ class Cache:
     ) -> None:
         """Allocate the buffers.
 
-        rows: (..., capacity, width), the shape of keys and of values.
+        rows: (..., capacity, width), the shape of the key buffer and of the value buffer.
         queries: (B, H, d).
+        reach: the number of latest queries to keep.
         """
         self.buffers = torch.empty(2, *rows, device=device, dtype=dtype)
         self.queries = self.buffers.new_empty(*queries[:2], 0, queries[2])
@@ -58,19 +59,20 @@ class Cache:
 
     @torch.no_grad()  # otherwise the buffers would keep the autograd graph of every token so far
     def append(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Add the queries (B, H, n, d), keys and values (..., n, width) of n more tokens, without
-        gradients."""
+        """Append n tokens: queries (B, H, n, d), and keys and values (..., n, width). Gradients are not
+        recorded."""
         self.check(q, k, v)
         first, self.length = self.length, self.length + q.shape[2]
         self.make_room()
         self.buffers[0, ..., first : self.length, :] = k
         self.buffers[1, ..., first : self.length, :] = v
         queries = torch.cat([self.queries, q.to(self.dtype)], dim=2)
-        self.queries = queries[:, :, -self.reach :].contiguous()  # a copy, to free the older queries
+        # a copy, so that the older queries can be freed
+        self.queries = queries[:, :, -self.reach :].contiguous()
 
     def check(self, *tensors: torch.Tensor) -> None:
-        """Raise an error unless queries, keys and values have the cache's sizes and device, and one number
-        of tokens."""
+        """Raise an error unless all tensors match the cache's sizes and device, and have the same number of
+        tokens."""
         sizes: dict[str, int] = {}
         for letters, held in zip(self.ARGUMENTS.values(), (self.queries, *self.buffers)):
             sizes |= zip(letters.split(), held.shape)
@@ -79,7 +81,7 @@ class Cache:
         check(given, None, sizes=sizes, like=("cache", self))
 
     def make_room(self) -> None:
-        """Double the buffers until `length` tokens fit, and copy their contents."""
+        """Double the buffers until `length` tokens fit, keeping their contents."""
         capacity = self.capacity
         while capacity < self.length:
             capacity *= 2
@@ -90,10 +92,10 @@ class Cache:
 
 
 class KVCache(Cache):
-    """A Cache with keys and values for every head, (B, H, length, d).
+    """A Cache with keys and values per head, (B, H, length, d).
 
-    window: c_q of the layer, the number of query rows that its convolution reads; as many queries are kept.
-    query_heads: the number of heads of the queries, if it differs from that of keys and values.
+    window: c_q of the layer: the convolution reads this many rows of queries, so that many are kept.
+    query_heads: the number of query heads, if it differs from the number of key and value heads.
     """
 
     def __init__(
@@ -123,9 +125,10 @@ class KVCache(Cache):
 
 
 class LatentCache(Cache):
-    """A Cache of latents that all heads share, 2·L elements per token: keys and values are (B, length, L).
+    """A Cache of latents shared by all heads: keys and values are (B, length, L), 2·L elements per token.
 
-    window: how many keys back the reciprocal term reaches; the last max(window, 1) queries are kept.
+    window: the number of latest keys that the reciprocal term covers; the last max(window, 1) queries are
+        kept.
     """
 
     ARGUMENTS = {"q": "B H n head_dim", "k_latent": "B n L", "v_latent": "B n L"}
@@ -150,7 +153,7 @@ class LatentCache(Cache):
 
 
 def check_sizes(least: int = 1, **sizes: int) -> None:
-    """Raise an error unless the sizes are whole numbers of at least `least`."""
+    """Raise an error unless all sizes are integers of at least `least`."""
     for name, size in sizes.items():
         if not isinstance(size, Integral):
             raise TypeError(f"argument {name} is {size!r}; wanted a whole number")
@@ -159,7 +162,7 @@ def check_sizes(least: int = 1, **sizes: int) -> None:
 
 
 def check_cache(cache: Cache, **wanted: object) -> None:
-    """Raise ValueError unless the cache has the wanted batch, device, type and sizes."""
+    """Raise ValueError unless the attributes of the cache have these values."""
     for name, value in wanted.items():
         if (got := getattr(cache, name, None)) != value:
             raise ValueError(

@@ -1,7 +1,7 @@
-"""The launch of a kernel on the device of its tensors.
+"""Launch a kernel on the device of its tensors.
 
-A runner is a function run(kernel, grid, block, *arguments). Host functions take one as `run`. Without it, CPU
-tensors go to the simulator and CUDA tensors to their GPU.
+A runner is a function run(kernel, grid, block, *arguments) that executes a launch. Host functions accept one
+as `run`. By default, CPU tensors are simulated and CUDA tensors run on their GPU.
 """
 
 import functools
@@ -13,39 +13,41 @@ from numba import cuda
 from kernels.common.arguments import MAX_HEAD_DIM
 from kernels.common.device_argument import device_argument
 
-# elements read by the largest launch that is interpreted, which takes a few seconds
+# the largest launch, in elements read, that is interpreted; it takes a few seconds
 MOST_INTERPRETED = 2**22
 WIDTHS = (16, 32, 64, MAX_HEAD_DIM)
 
 
 def width_for(d):
-    """Return the width of a kernel's rows for head size d: the next of 16, 32, 64, 128. Few widths mean
-    few compiled kernels."""
+    """Return the row width of the kernel for head size d: d rounded up to 16, 32, 64 or 128.
+
+    Using few widths keeps the number of compiled kernels small.
+    """
     return next(width for width in WIDTHS if width >= d)
 
 
 def output(shape, like, dtype=torch.float32):
-    """Return a tensor for a kernel to fill, on the device of `like`. On the CPU it is filled with NaN,
-    which reveals gaps."""
+    """Allocate a kernel's output on the device of `like`. On the CPU, fill it with NaN to reveal missing
+    stores."""
     fresh = torch.empty(shape, dtype=dtype, device=like.device)
     return fresh.fill_(math.nan) if fresh.device.type == "cpu" else fresh
 
 
 def launch(kernel, grid, block, *arguments, run=None):
-    """Call kernel[grid, block](*arguments) by `run`, or by the runner of the first argument's device.
+    """Launch kernel[grid, block](*arguments) with `run`, or with the runner for the first argument's device.
 
-    An empty grid launches nothing.
+    An empty grid is a no-op.
     """
     if 0 not in grid:
         (run or RUNNERS[arguments[0].device.type])(kernel, grid, block, *arguments)
 
 
 def simulated(kernel, grid, block, *arguments, engine=None, **options):
-    """Run a kernel on CPU tensors in the simulator; return its Report, which names the engine. Raise
-    sim.KernelBug for a bug.
+    """Run a kernel on CPU tensors in the simulator, and return its Report. Raise sim.KernelBug if it has a
+    bug.
 
-    engine, options: those of sim.simulate. Without an engine, small launches are interpreted by "fibers".
-        Larger ones are compiled by "native", which takes seconds the first time and then runs thousands of
+    engine, options: arguments of sim.simulate. By default, small launches are interpreted (engine "fibers"),
+        and larger ones are compiled ("native"): this takes seconds the first time, and then runs thousands of
         times faster.
     """
     from sim import simulate
@@ -55,8 +57,10 @@ def simulated(kernel, grid, block, *arguments, engine=None, **options):
 
 
 def work(grid, block, arguments):
-    """Estimate how many elements the threads of a launch read: one head, (N, d), of the largest tensor for
-    each thread."""
+    """Estimate how many elements the threads of a launch read.
+
+    The estimate assumes that each thread reads one head, (N, d), of the largest tensor.
+    """
     heads = math.prod(grid[1:]) if isinstance(grid, tuple) else 1
     largest = max(argument.numel() for argument in arguments if isinstance(argument, torch.Tensor))
     return (
@@ -68,8 +72,7 @@ def work(grid, block, arguments):
 
 
 def on_gpu(kernel, grid, block, *arguments):
-    """Launch on the first argument's device, in torch's current stream there, without waiting for the
-    kernel to end."""
+    """Launch asynchronously on the first argument's device, in torch's current stream there."""
     device = arguments[0].device.index
     if device != torch.cuda.current_device():
         with torch.cuda.device(device):
@@ -82,7 +85,8 @@ def on_gpu(kernel, grid, block, *arguments):
 
 @functools.cache
 def external_stream(device, handle):
-    """Return torch's stream as Numba's, cached, so that Numba also finds its cached launch configuration."""
+    """Return torch's stream as a Numba stream. Numba finds its cached launch configuration only for the same
+    object."""
     return cuda.external_stream(handle)
 
 

@@ -1,8 +1,8 @@
-"""The split of one new token's keys among blocks: how many blocks there are, and how their results are
-merged.
+"""Decoding of one token: divide the keys among blocks, and merge the partial results (split-K).
 
-A block stores in part (d + 2) = Σ e^(s - m) v, m and l of its keys; a block without a key has l = 0 and m =
--inf. The merge is that of flash/warp.py, with one division at the end:
+Each block stores its state in part (d + 2): the unnormalised output Σ e^(s - m) v, the maximum m and the sum
+l. A block without keys has l = 0 and m = -inf. States are merged as in flash/warp.py, with one division at
+the end:
 
     m = max m_s        l = Σ_s e^(m_s - m) l_s        O = Σ_s e^(m_s - m) part_s / l
 """
@@ -17,12 +17,13 @@ from numpy import float32
 from kernels.common.arguments import MAX_HEAD_DIM
 from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
 
-LANES, ALL_LANES = 32, 0xFFFFFFFF  # the lanes of a warp: their number, and the mask of all
-# c & LANE equals c, but tells the compiler that it is not negative
+LANES, ALL_LANES = 32, 0xFFFFFFFF  # lanes per warp; mask of all lanes
+# For valid indices, c & LANE equals c. The mask tells the compiler that c is not negative.
 LANE, LARGEST_D, PLACE = LANES - 1, MAX_HEAD_DIM - 1, (1 << 62) - 1
-UNROLLED = 4  # columns in an iteration: few enough for the compiler to unroll the loop
-MERGING_WARPS = 8  # warps of a block that merges
-BLOCKS, FEWEST_KEYS = 4, 64  # resident blocks per multiprocessor at 128 registers per thread; keys per block
+UNROLLED = 4  # columns per iteration: few enough for the compiler to unroll the loop
+MERGING_WARPS = 8  # warps per block of the merge kernel
+# resident blocks per multiprocessor at 128 registers per thread; minimum keys per block
+BLOCKS, FEWEST_KEYS = 4, 64
 
 
 # Device functions -------------------------------------------------------------------------------------------
@@ -30,7 +31,7 @@ BLOCKS, FEWEST_KEYS = 4, 64  # resident blocks per multiprocessor at 128 registe
 
 @cuda.jit(device=True)
 def largest_of_warp(x):
-    """Return the maximum of x over the warp's 32 lanes, in each of them."""
+    """Return the maximum of x over the 32 lanes of the warp, in every lane."""
     for bit in range(5):
         x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 1 << bit))
     return x
@@ -38,7 +39,7 @@ def largest_of_warp(x):
 
 @cuda.jit(device=True)
 def sum_of_warp(x):
-    """Return the sum of x over the warp's 32 lanes, in each of them."""
+    """Return the sum of x over the 32 lanes of the warp, in every lane."""
     for bit in range(5):
         x += cuda.shfl_xor_sync(ALL_LANES, x, 1 << bit)
     return x
@@ -46,13 +47,14 @@ def sum_of_warp(x):
 
 @cuda.jit(device=True)
 def add_splits(sums, totals, part):
-    """Add up the splits of part (splits, d + 2) by MERGING_WARPS warps; return m over all splits.
+    """Sum the splits of part (splits, d + 2) within each of MERGING_WARPS warps; return the maximum m of all
+    splits.
 
-    Each warp adds every MERGING_WARPS-th split, and each of its lanes every 32nd column. The caller puts a
-    barrier before other threads read the sums.
+    Each warp adds every MERGING_WARPS-th split, and each of its lanes adds every 32nd column. The caller must
+    synchronise the block before other threads read the sums.
 
-    sums: (MERGING_WARPS, d or more), the partial sums of o.
-    totals: (MERGING_WARPS,), the partial sums of l.
+    sums: (MERGING_WARPS, d or more), per-warp sums of o.
+    totals: (MERGING_WARPS,), per-warp sums of l.
     """
     splits, d = part.shape[0], part.shape[1] - 2
     lane, warp = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
@@ -74,7 +76,7 @@ def add_splits(sums, totals, part):
 
 @cuda.jit(device=True)
 def merged(sums, totals, c):
-    """Return (element c of O, l) from the partial sums of `add_splits`."""
+    """Return (element c of O, l) from the per-warp sums of `add_splits`."""
     l = float32(0)
     for warp in range(MERGING_WARPS):
         l += totals[warp]
@@ -83,7 +85,7 @@ def merged(sums, totals, c):
 
 @cuda.jit(device=True)
 def sum_of_warps(sums, c):
-    """Return the sum of column c over the partial sums of MERGING_WARPS warps."""
+    """Return the sum of column c over the MERGING_WARPS rows of `sums`."""
     total = float32(0)
     for warp in range(MERGING_WARPS):
         total += sums[warp, c]
@@ -97,7 +99,7 @@ def merge_splits_kernel(parts, o, log_sum):
     totals = cuda.shared.array(MERGING_WARPS, float32)
     part, o_row = parts[cuda.blockIdx.y, cuda.blockIdx.x], o[cuda.blockIdx.y, cuda.blockIdx.x, 0]
     m = add_splits(sums, totals, part)
-    cuda.syncthreads()  # every warp's sums are stored
+    cuda.syncthreads()  # all warps have stored their sums
     if cuda.threadIdx.x < o_row.shape[0]:
         o_row[cuda.threadIdx.x], l = merged(sums, totals, cuda.threadIdx.x)
         if cuda.threadIdx.x == 0:
@@ -108,7 +110,7 @@ def merge_splits_kernel(parts, o, log_sum):
 
 
 def splits_for(given, sequences, keys, device, *rule):
-    """Return the splits that a call has given, checked, or else those of `choose_splits`.
+    """Return `given` after checking it, or the result of `choose_splits` if it is None.
 
     rule: `fewest` and `blocks` of `choose_splits`.
     """
@@ -120,27 +122,32 @@ def splits_for(given, sequences, keys, device, *rule):
 
 
 def choose_splits(sequences, keys, multiprocessors, fewest=FEWEST_KEYS, blocks=BLOCKS):
-    """Among how many blocks to divide each head's keys; sequences: B · H.
+    """Return the number of blocks among which to divide each head's keys.
 
-    A multiprocessor holds `blocks` blocks at once; the device works in waves of as many as all hold, and in a
-    last wave that is not full it idles. The fewest splits that waste at most a tenth more than the best
-    within four waves; but no block gets fewer than `fewest` keys, as it would spend its time on halo, window
-    and merge.
+    sequences: B · H.
+    fewest: the minimum number of keys per block. With fewer, a block would spend most of its time on the
+        halo, the window and the merge.
+    blocks: resident blocks per multiprocessor.
+
+    The device runs blocks in waves, and part of it idles in a last wave that is not full. We choose the
+    smallest number of splits whose utilisation is at least 90 % of the best within four waves.
     """
     return fewest_splits(max(1, sequences), max(1, keys // fewest), multiprocessors * blocks)
 
 
 @functools.cache
 def fewest_splits(sequences, most, wave):
-    """Return the result of `choose_splits` for at most `most` splits, where `wave` blocks run at once."""
+    """Return the result of `choose_splits` for at most `most` splits and a device that runs `wave` blocks at
+    once."""
     splits = range(1, max(1, min(most, 4 * wave // sequences)) + 1)
+    # utilisation: the fraction of all block slots that are in use, over all waves
     busy = [sequences * s / (-(-sequences * s // wave) * wave) for s in splits]
     return next(s for s, share in zip(splits, busy) if share >= 0.9 * max(busy))
 
 
 @functools.cache
 def multiprocessors(device):
-    """Return the number of multiprocessors of a device; 1 for the CPU, where the simulator runs one block
+    """Return the number of multiprocessors of a device; 1 for the CPU, because the simulator runs blocks one
     at a time."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
@@ -155,9 +162,9 @@ def checked_splits(splits):
 
 
 def flat(rows):
-    """Return rows (B, H, N, d) as a one-dimensional view, with the strides of batch and head in elements.
+    """Return (1-D view of rows (B, H, N, d), (batch stride, head stride)), with strides in elements.
 
-    The rows are copied only if they do not follow each other in memory.
+    The rows are copied only if they are not adjacent in memory.
     """
     *_, n, d = rows.shape
     rows = rows if rows.stride()[2:] == (d, 1) else rows.contiguous()

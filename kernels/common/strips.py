@@ -1,7 +1,7 @@
-"""Device functions that convolve scores with taps: a thread computes a strip of neighbouring columns.
+"""Device functions for the convolution of scores with taps; each thread computes a strip of adjacent columns.
 
-Taps are in shared memory, filled with zeros to TAPS × TAPS. A strip has STRIP columns of one row, which
-ROW_THREADS threads share.
+A strip is STRIP adjacent columns of one row. ROW_THREADS threads share a row. Taps are stored in shared
+memory, zero-padded to TAPS × TAPS.
 """
 
 from numba import cuda
@@ -9,17 +9,17 @@ from numpy import float32
 
 from kernels.common.tiles import GROUP, INDEX
 
-STRIP, ROW_THREADS = 8, 4  # neighbouring columns of a thread; threads that share a row
+STRIP, ROW_THREADS = 8, 4  # adjacent columns per thread; threads per row
 TAPS = 16  # rows and columns of taps in shared memory: 15, rounded up to a multiple of GROUP
 WINDOW = STRIP + GROUP
-# per thread: then two blocks of 256 threads are resident, which hides more latency than spilling costs
+# Registers per thread. With 128, two blocks of 256 threads are resident. The latency that this hides
+# outweighs the cost of spilling.
 MOST_REGISTERS = 128
 
 
 @cuda.jit(device=True)
 def load_taps(taps, w, flipped):
-    """Load w (c_q, c_k) into taps (TAPS, TAPS), followed by zeros; reversed in both directions if
-    `flipped`."""
+    """Load w (c_q, c_k) into taps (TAPS, TAPS) with zero padding; reverse both dimensions if `flipped`."""
     c_q, c_k = w.shape
     for element in range(cuda.threadIdx.x, TAPS * TAPS, cuda.blockDim.x):
         a, b = element // TAPS, element % TAPS
@@ -67,10 +67,10 @@ def add_group(strip, place, window, tile, taps, i, j, a, b):
 
 @cuda.jit(device=True)
 def add_tap_gradients(sums, g_tile, s_tile, a, b, part, parts, rows, first, last):
-    """Add Σ_ij dT[i, j] · S0[i + a, j + b + x] to sums[x], for the rows part, part + parts, … < rows and
-    columns [first, last).
+    """Accumulate Σ_ij dT[i, j] · S0[i + a, j + b + x] in sums[x].
 
-    The window of S0 slides through registers as in `convolve_strip`.
+    The sum covers the rows part, part + parts, … < rows and the columns [first, last). The window of S0
+    slides through registers as in `convolve_strip`.
     """
     window = cuda.local.array(WINDOW, float32)
     for i in range(part, rows, parts):

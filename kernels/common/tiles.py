@@ -1,5 +1,4 @@
-"""Device functions that several kernels share: weights of the online softmax, and tiles into shared
-memory."""
+"""Device functions shared by several kernels: online-softmax weights, and copies into shared memory."""
 
 import math
 
@@ -7,17 +6,19 @@ from numba import cuda
 from numpy import float32
 
 MINUS_INFINITY = float32(-math.inf)
-# floats in a load of 16 bytes; also the padding of a chunk's row, so that eight rows begin in different banks
+# Floats per 16-byte load. Rows of a chunk are padded by the same number, so that eight rows start in
+# different banks.
 GROUP = 4
-SECTOR = 8  # floats in a sector (32 bytes) of global memory
-# the largest index into a tile: i & INDEX equals i, but tells the compiler that i is not negative, so that
-# it drops its code for negative indices
+SECTOR = 8  # floats per sector (32 bytes) of global memory
+# Largest index into a tile, as a bit mask. For valid indices, i & INDEX equals i. The mask tells the compiler
+# that i is not negative, so it omits the code for Python's negative indices.
 INDEX = 127
 
 
 @cuda.jit(device=True)
 def weight(score, maximum):
-    """Return exp(score - maximum), float32; 0 for a score of -inf, even if the maximum is -inf too."""
+    """Return exp(score - maximum) in float32, and 0 for a score of -inf even if the maximum is -inf."""
+    # -inf - -inf is NaN
     if score == MINUS_INFINITY:
         return float32(0)
     return math.exp(score - maximum)
@@ -25,7 +26,7 @@ def weight(score, maximum):
 
 @cuda.jit(device=True)
 def reciprocal(l):
-    """Return 1 / l, float32; 0 for l = 0, the sum of a row whose scores are all -inf."""
+    """Return 1 / l in float32, and 0 for l = 0, which is the sum of a row whose scores are all -inf."""
     if l == float32(0):
         return float32(0)
     return float32(1) / l
@@ -35,9 +36,9 @@ def reciprocal(l):
 def load_tile(tile, rows, first):
     """Copy rows[first : first + size] to the tile, with 0 for elements outside `rows`.
 
-    The threads of the block share the work, and neighbouring threads copy neighbouring elements (coalesced).
-    The caller puts a barrier before the call, since other threads may still read the old tile, and one after
-    it.
+    All threads of the block share the work; adjacent threads copy adjacent elements (coalesced). The caller
+    must synchronise the block before the call, because other threads may still read the old tile, and again
+    after it.
 
     tile: (size, width), shared memory.
     rows: (n, d), global memory, d <= width.
@@ -51,10 +52,13 @@ def load_tile(tile, rows, first):
 
 @cuda.jit(device=True)
 def load_columns(chunk, rows, first, start):
-    """Copy rows[first : first + size, start : start + width] to the chunk (size, width + GROUP), 0 outside
-    `rows` (n, d).
+    """Copy rows[first : first + size, start : start + width] to the chunk, with 0 for elements outside
+    `rows`.
 
-    SECTOR neighbouring threads share a row: they read 32 bytes in one request.
+    SECTOR adjacent threads copy one row, so that each request reads 32 contiguous bytes.
+
+    chunk: (size, width + GROUP), shared memory.
+    rows: (n, d), global memory.
     """
     n, d = rows.shape
     for i in range(cuda.threadIdx.x // SECTOR, chunk.shape[0], cuda.blockDim.x // SECTOR):

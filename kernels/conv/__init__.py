@@ -1,7 +1,8 @@
 """Convolutional attention: the scores are convolved with taps before the softmax.
 
-Queries, keys and values (B, H, N, d) and taps (H, c_q, c_k) enter; O (B, H, N, d) and L (B, H, N), the
-log-sum-exp of each query's scores, leave. For one head, with P_q = c_q - 1 and P_k = (c_k - 1) // 2:
+The inputs are queries, keys and values (B, H, N, d) and taps (H, c_q, c_k). The results are O (B, H, N, d)
+and L (B, H, N), the log-sum-exp of each query's scores. For one head, with P_q = c_q - 1 and P_k = (c_k - 1)
+// 2:
 
     S0 = scale · q kᵀ, 0 where masked
     T[i, j] = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked
@@ -10,11 +11,11 @@ log-sum-exp of each query's scores, leave. For one head, with P_q = c_q - 1 and 
 Read the files in this order:
 
     operators.py         the public function: checks arguments, defines the gradient
-    tiles.py             device functions: products of tiles, and which thread computes which elements
+    tiles.py             device functions: products of tiles, and the mapping of threads to elements
     forward.py           the float32 forward kernel
     backward.py          the two float32 backward kernels: dQ and dW, then dK and dV; backward_tiles.py has
                          their device functions
-    decode.py            one new token, with the keys split among warps
+    decode.py            decoding of one token, with the keys split among warps
     tensor_forward.py, tensor_backward.py (with tensor_backward_tiles.py), tensor_decode.py
                          the same for bfloat16 and float16, on tensor cores
 """

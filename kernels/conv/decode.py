@@ -1,31 +1,31 @@
 """Convolutional attention for one new token: the keys are split among warps, and a second kernel merges the
-results of the blocks.
+blocks.
 
-This is the last row of `kernels.reference.conv_attention`, from the queries of the last c_q tokens (the
+This computes the last row of `kernels.reference.conv_attention`, from the queries of the last c_q tokens (the
 window) and all N_k keys and values so far:
 
     S0[a, j] = scale · q_a·k_j if key j is not after query a, else 0
     T[j]     = Σ_ab w[a, b] · S0[a, j - P_k + b]
     O        = softmax(T) v
 
-A warp owns a range of keys for the softmax. For the convolution it also reads its halo: P_k keys to the left
-of this range and P_r = c_k - 1 - P_k to the right. It updates (m, l, o) as in `flash_forward`, and the merge
-is that of `warp_forward`; a warp without a key has (-inf, 0, 0).
+A warp owns a range of keys for the softmax. For the convolution it also reads a halo: P_k keys to the left of
+    this range and P_r = c_k - 1 - P_k to the right. It updates (m, l, o) as in `flash_forward`. States are
+    merged as in `warp_forward`; the state of a warp without keys is (-inf, 0, 0).
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (the convolution); Dao et al. 2023, "Flash-Decoding for
     long-context inference" (the split).
 
     grid    (splits, H, B), and (H, B) for the merge
-    block   WARPS warps, which wait for each other only at the end. A warp takes 32 keys at a time, and 32
-            columns of them at a time, in registers: the next ones are loaded while these are used. K passes
-            through shared memory, so that a lane can compute the scores of one key with all rows of the
-            window. The scores of the last 64 keys stay in a ring buffer for the convolution
-    shared  for each warp a piece of K, the rings and o; the window and the taps: 28.5 KiB for d = 64 and
-            c_q = 8, static
+    block   WARPS warps, which synchronise only at the beginning and at the end. A warp processes 32 keys at a
+            time, and of these 32 columns at a time, in registers, while it loads the next ones. K passes
+            through shared memory, so that each lane can compute the scores of one key with all rows of the
+            window. A ring buffer keeps the scores of the last 64 keys for the convolution
+    shared  per warp, a piece of K, the ring buffers and o; per block, the window and the taps: 28.5 KiB for
+            d = 64 and c_q = 8, static
     cost    (c_q + 1) · d + c_q · c_k multiply-adds per key; K and V are read once, except for the halos
 
-K and V may be views, such as the filled part of a larger buffer, and are not copied. Sizes are run-time
-arguments, except two: d, so that 32 rows need one address, and the rows of the window, rounded up to 4, 8, 12
-or 16, because a lane holds one score of each in a register.
+K and V may be views, such as the filled part of a larger buffer; they are not copied. All sizes are run-time
+arguments except two: d, so that 32 rows need only one address, and the number of window rows, rounded up to
+4, 8, 12 or 16, because a lane holds one score per row in registers.
 """
 
 import functools
@@ -56,8 +56,8 @@ from kernels.conv import tensor_decode as decode_tensor
 from kernels.tensor_cores.launch import check_tensor_cores, kind_of, tensor_width
 
 WARPS = 4
-PITCH = LANES + 1  # elements per row of a piece of K, so that a column lies in 32 different banks
-RING = 2 * LANES  # scores kept for each row of the window: a power of two, so that & wraps the index
+PITCH = LANES + 1  # elements per row of a piece of K: with this padding, a column lies in 32 different banks
+RING = 2 * LANES  # scores kept per row of the window; a power of two, so that & wraps the index
 
 
 # Device functions -------------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ RING = 2 * LANES  # scores kept for each row of the window: a power of two, so t
 def load_window(q_tile, taps, q_rows, w_rows, scale):
     """Load the window and the taps, transposed: q_tile[c, a] = scale · q_a[c], and taps[b, a] = w_rows[a, b].
 
-    Elements without a query or a tap become 0.
+    Elements without a query or a tap are set to 0.
     """
     width, slots = q_tile.shape
     (rows, d), (c_q, c_k) = q_rows.shape, w_rows.shape
@@ -106,15 +106,14 @@ def merge_warps(part, ends, outputs, d):
 
 @functools.cache
 def split_kernel(slots, d):
-    """Return the kernel for c_q <= slots and rows of d elements."""
+    """Compile the kernel for c_q <= slots and rows of d elements."""
     width = -(-d // LANES) * LANES
 
     @cuda.jit(device=True)
     def load_piece(held, rows, place, first, low, high, c):
-        """Load held[r] = element c of row first + r for 32 rows, 0 outside [low, high); each lane has its own
-        column c.
+        """Load element c of 32 rows: held[r] comes from row first + r, and is 0 outside [low, high).
 
-        Row 0 begins at rows[place].
+        Each lane passes its own column c. Row 0 starts at rows[place].
         """
         base = place + first * d + min(c, d - 1)
         if low <= first and first + LANES <= high:
@@ -124,17 +123,17 @@ def split_kernel(slots, d):
             for r in range(LANES):
                 held[r] = rows[(base + r * d) & PLACE] if low <= first + r < high else float32(0)
 
-    @cuda.jit(max_registers=128)  # so that four blocks are resident on a multiprocessor
+    @cuda.jit(max_registers=128)  # for four resident blocks per multiprocessor
     def conv_decode_split_kernel(q, k, k_strides, v, v_strides, w, scale, extent, length, parts):
         """Store o, m and l of each block in parts (B, H, splits, d + 2).
 
         q: (B, H, R, d), the window, R = min(c_q, N_k) rows.
-        k, v: one-dimensional views; key j of head h of batch b begins at k[b · k_strides[0] + h ·
+        k, v: one-dimensional views; key j of head h of batch b starts at k[b · k_strides[0] + h ·
             k_strides[1] + j · d].
         w: (H, c_q, c_k).
-        extent: (rows of k, owned keys, the first owned key, position of the new token from there); v has only
-            the owned keys.
-        length: keys of a warp.
+        extent: (rows of k, number of owned keys, row of the first owned key, position of the new token
+            relative to that key); v has only the owned keys.
+        length: keys per warp.
         """
         pieces = cuda.shared.array((WARPS, LANES, PITCH), float32)
         rings = cuda.shared.array((WARPS, slots, RING), float32)
@@ -152,7 +151,7 @@ def split_kernel(slots, d):
         k_place = batch * k_strides[0] + head * k_strides[1] + first_owned * d
         v_place = batch * v_strides[0] + head * v_strides[1]
         piece, ring, share, o = pieces[warp], rings[warp], shares[warp], outputs[warp]
-        # 1. the window, the taps, and empty rings
+        # 1. load the window and the taps, and clear the ring buffers
         load_window(q_tile, taps, q[batch, head], w[head], scale)
         for c in range(lane, width, LANES):
             o[c] = float32(0)
@@ -160,7 +159,7 @@ def split_kernel(slots, d):
             ring[a, lane] = ring[a, LANES + lane] = float32(0)
         m, l = MINUS_INFINITY, float32(0)
         cuda.syncthreads()  # the window and the taps are loaded
-        # 2. the keys that this warp owns, [start, end), and those whose scores it needs, [low, high)
+        # 2. this warp owns the keys [start, end), and needs the scores of [low, high)
         start = (cuda.blockIdx.x * WARPS + warp) * length
         end = min(keys, start + length)
         right = c_k // 2
@@ -169,8 +168,8 @@ def split_kernel(slots, d):
         if start < end:
             load_piece(held, k, k_place, low, first_key, key_end, lane)
         for first in range(low, high if start < end else low, LANES):
-            # 3. scores of one key per lane with each row of the window; the score of key j completes T of key
-            # j - right
+            # 3. Compute the scores of one key per lane with each row of the window. The score of key j
+            #    completes T of key j - right.
             for a in range(slots):
                 scores[a] = float32(0)
             for c0 in range(0, width, LANES):
@@ -199,7 +198,7 @@ def split_kernel(slots, d):
             for b in range(c_k):
                 for a in range(slots):
                     t += taps[b & LANE, a] * ring[a, (place - c_k + 1 + b) & (RING - 1)]
-            # 5. update the softmax, and add the rows of V
+            # 5. update the softmax, and accumulate the rows of V
             if not start <= j - right < end:
                 t = MINUS_INFINITY
             larger = max(m, largest_of_warp(t))
@@ -207,7 +206,7 @@ def split_kernel(slots, d):
             m, p = larger, weight(t, larger)
             l = shrink * l + p
             share[lane] = p
-            cuda.syncwarp()  # every lane's weight is stored
+            cuda.syncwarp()  # all lanes have stored their weights
             for c0 in range(0, width, LANES):
                 total = shrink * o[c0 + lane]
                 for r in range(LANES):
@@ -239,21 +238,21 @@ def conv_attention_decode(
     splits: int | None = None,
     run: Callable[..., Any] | None = None,
 ) -> torch.Tensor:
-    """Return the last row of causal convolutional attention, (B, H, 1, d), for one new token, without
-    gradients.
+    """Compute the last row of causal convolutional attention, (B, H, 1, d), for one new token. It has no
+    gradient.
 
     q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens, the new one last; float32,
         bfloat16 or float16, d <= 128.
-    k, v: (B, H, N_k, d), of all tokens including the new one, of the type and on the device of q_window.
-    w: (H, c_q, c_k), the taps, float32 or the type of q_window, each size from 1 to 15.
-    scale: 1/sqrt(d) unless given.
-    splits: the number of blocks among which the keys of a head are divided, 1 or more;
-        `kernels.common.splits.choose_splits` chooses it unless given. It changes rounding only.
-    run: how to launch the kernels (`kernels.common.launch`).
+    k, v: (B, H, N_k, d), of all tokens including the new one, with the dtype and device of q_window.
+    w: (H, c_q, c_k), the taps, float32 or the dtype of q_window, each size from 1 to 15.
+    scale: 1/sqrt(d) by default.
+    splits: the number of blocks per head among which the keys are divided, 1 or more. By default
+        `kernels.common.splits.choose_splits` chooses it. It affects only rounding.
+    run: the runner that launches the kernels (`kernels.common.launch`).
 
-    16-bit tensors are computed on tensor cores (`kernels.conv.tensor_decode`). The host reads no element of a
-    tensor, so a CUDA graph can record the call. Raise TypeError or ValueError, naming the argument, what it
-    is, and what was wanted.
+    16-bit tensors are computed on tensor cores (`kernels.conv.tensor_decode`). The host does not read any
+    tensor element, so the call can be captured in a CUDA graph. Raise TypeError or ValueError for an invalid
+    argument; the message states the actual and the expected value.
     """
     q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale, ANY_FLOAT)
     if q.dtype in HALVES:
@@ -262,9 +261,10 @@ def conv_attention_decode(
 
 
 def conv_decode_tensor(q, k, v, w, scale, splits=None, run=None):
-    """Return O of the new token, (B, H, 1, d), like q, bfloat16 or float16, from checked arguments.
+    """Return O of the new token, (B, H, 1, d), for checked bfloat16 or float16 arguments.
 
-    splits: the largest number of blocks. There may be fewer, because a block has whole tiles of keys.
+    splits: the maximum number of blocks per head. Fewer may be launched, because a block processes whole
+        tiles of keys.
     """
     check_tensor_cores(q)
     (batch, heads, keys, d), (_, c_q, c_k) = k.shape, w.shape
@@ -284,11 +284,11 @@ def conv_decode(q, k, v, w, scale, first_owned, position, splits=None, run=None)
     """Return (O, L) of the new token over the owned keys: (B, H, 1, d) and (B, H, 1).
 
     v: (B, H, keys, d), of the owned keys, at least one.
-    k: of the owned keys and of the keys around them that the convolution reads.
+    k: the owned keys and their halo.
     first_owned: the row of k with the first owned key.
-    position: of the new token, counted from the first owned key.
+    position: the position of the new token, relative to the first owned key.
 
-    Otherwise as `conv_attention_decode`, which checks its arguments.
+    The other arguments are those of `conv_attention_decode`, already checked.
     """
     batch, heads, keys, d = v.shape
     splits = splits_for(splits, batch * heads, keys, k.device)

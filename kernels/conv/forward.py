@@ -1,25 +1,25 @@
-"""Convolutional attention, forward: one block for each tile of queries. The scores of a tile of keys are
-computed, convolved and used without leaving the chip.
+"""Convolutional attention, forward kernel: scores are computed, convolved and consumed on chip.
 
-For one head, with P_q = c_q - 1, P_k = (c_k - 1) // 2, P_r = c_k - 1 - P_k, and S0 = 0 outside the sequence:
+Each block owns a tile of queries, and loops over tiles of keys. For one head, with P_q = c_q - 1, P_k = (c_k
+- 1) // 2, P_r = c_k - 1 - P_k, and S0 = 0 outside the sequence:
 
     S0[i, j] = scale · q_i·k_j, 0 where masked
     T[i, j]  = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked
     O        = softmax(T) v
 
 A tile owns rows [i0, i0 + size - P_q) and columns [j0, j0 + size - P_k - P_r). It computes all size × size
-scores of this range and its halo; the scores of a halo are computed again by the tiles that own them. (m, l,
-o) of a row are updated tile by tile as in flash/forward.py, and only O and L = m + log l are stored.
+scores of this range and its halo, so halo scores are computed again by the tiles that own them. The state (m,
+l, o) of each row is updated tile by tile as in flash/forward.py, and only O and L = m + log l are stored.
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the
     loop).
 
-    grid    (B · H, ⌈N / (size - P_q)⌉, splits). The last tiles of rows of all heads come first, because under
-            a causal mask they see the most keys. If these blocks are too few for the GPU, the keys of each
-            are divided among `splits` blocks, and `conv_merge_kernel` merges their results
-    block   (size / 4)² threads: 256 for the size 64
+    grid    (B · H, ⌈N / (size - P_q)⌉, splits). The last row tiles of all heads come first, because under a
+            causal mask they see the most keys. If there are too few blocks for the GPU, the keys of each row
+            tile are divided among `splits` blocks, and `conv_merge_kernel` merges their results
+    block   (size / 4)² threads: 256 for size 64
     shared  size · (size + 9) + 2 · size · 36 + 16 · width + 16² + size floats, static: 41.5 KiB at width 64
-    cost    (d + c_q·c_k + d) · N² multiply-adds per head, half of them causal, times
-            (size / (size - P_q)) · (size / (size - c_k + 1)) for the first d
+    cost    (d + c_q·c_k + d) · N² multiply-adds per head, half of that if causal; the first d is multiplied
+            by (size / (size - P_q)) · (size / (size - c_k + 1)) because of the halo
 """
 
 import functools
@@ -55,22 +55,22 @@ from kernels.conv.tiles import (
 )
 
 SIZE = 64
-CHUNK_WORDS = 32 + GROUP  # words of a chunk's row, in a product over d
-ROWS_AT_A_TIME = 16  # rows of v in shared memory
-RESIDENT = 2  # blocks per multiprocessor
+CHUNK_WORDS = 32 + GROUP  # words per row of a chunk of q or k
+ROWS_AT_A_TIME = 16  # rows of v in shared memory at a time
+RESIDENT = 2  # resident blocks per multiprocessor
 
 
 @functools.cache
 def conv_forward_kernel(width, size):
-    """Return the kernel for rows of at most `width` elements and tiles of `size` × `size` scores."""
+    """Compile the kernel for rows of at most `width` elements and tiles of `size` × `size` scores."""
     step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
-    columns = width // step  # output columns of each thread
+    columns = width // step  # output columns per thread
     o_numbers = PATCH * columns
     turns, strips = turns_and_strips.py_func(size)
 
     @cuda.jit(max_registers=MOST_REGISTERS)
     def conv_forward_kernel(q, k, v, w, scale, causal, extent, o, log_sum):
-        """Compute O and L over each split's share of the tiles of keys.
+        """Compute O and L over each split's share of the key tiles.
 
         q, k, v: (B, H, ..., d).
         w: (H, c_q, c_k).
@@ -95,7 +95,7 @@ def conv_forward_kernel(width, size):
         i0 = (cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows
         lane = cuda.threadIdx.x % ROW_THREADS
         patch_row, _ = patch_place(step)
-        # 1. the taps, and the state before the first key
+        # 1. load the taps, and initialise the state
         clear(s_tile)
         load_taps(taps, w[head], False)
         for x in range(o_numbers):
@@ -106,7 +106,7 @@ def conv_forward_kernel(width, size):
         share = keys * -(-last_key // (keys * cuda.gridDim.z))
         last_key = min(last_key, (split + 1) * share)
         for j0 in range(split * share, last_key, keys):
-            # 2. S0 with its halo
+            # 2. compute S0 with its halo
             products(
                 s_tile,
                 q_rows,
@@ -129,7 +129,7 @@ def conv_forward_kernel(width, size):
                         if causal
                         else min(keys, keys_owned - j0)
                     )
-                    # columns of this strip that are owned and visible
+                    # the number of owned and visible columns of this strip; not positive if there are none
                     counts[turn * strips + s] = (last if i < rows and i0 + i < n else 0) - strip_column(s)
             convolve_strips(strip, counts, s_tile, taps, c_q, c_k)
             for turn in range(turns):
@@ -152,7 +152,7 @@ def conv_forward_kernel(width, size):
                 m[turn], l[turn] = largest, l[turn] * shrink + total
                 if lane == 0:
                     row_factor[i] = shrink
-            cuda.syncthreads()  # every strip has been convolved: P may overwrite S0
+            cuda.syncthreads()  # all threads have convolved their strips: P may overwrite S0
             for turn in range(turns):
                 for s in range(strips):
                     for x in range(STRIP):
@@ -168,7 +168,7 @@ def conv_forward_kernel(width, size):
                         o_patch[x] *= row_factor[patch_row + x // columns * step]
                 add_weighted_rows(o_patch, s_tile, first, v_chunk)
                 cuda.syncthreads()
-        # 5. one division for each element of the output
+        # 5. normalise O, and store O and L
         for turn in range(turns):
             i = strip_row(turn, size)
             if lane == 0:
@@ -185,8 +185,8 @@ def conv_forward_kernel(width, size):
 
 @cuda.jit
 def conv_merge_kernel(parts, log_sums, o, log_sum):
-    """Merge results over shares of the keys: L = log Σ e^L_s, O = Σ e^(L_s - L) O_s. A block has one row, a
-    thread one element.
+    """Merge the results of the splits: L = log Σ e^L_s, O = Σ e^(L_s - L) O_s. One block per row, one thread
+    per element.
 
     parts: (splits, B, H, N, d).
     log_sums: (splits, B, H, N).
@@ -207,16 +207,17 @@ def conv_merge_kernel(parts, log_sums, o, log_sum):
 
 
 def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE, extent=None, splits=None):
-    """Return (O, L): convolutional attention and each query's log-sum-exp, without gradients.
+    """Compute convolutional attention and each query's log-sum-exp; return (O, L), without gradients.
 
-    Arguments and errors are those of `conv_attention`. O is like q; L is (B, H, N), float32, on q's device.
+    Arguments and errors are those of `conv_attention`. O has the shape and dtype of q; L is (B, H, N),
+    float32.
 
     size: rows and columns of a tile of float32 scores, 64 or 32.
-    extent: which rows of q, k and v are owned and which are halo, if they are parts of a longer sequence
+    extent: the owned rows of q, k and v, if these are parts of a longer sequence with halos
         (`kernels.common.extent`). O and L then have the rows of the owned queries, with O = 0 and L = -inf
         for a query that sees no owned key.
-    splits: the number of blocks among which the keys of a tile of queries are divided, 1 or more (float32);
-        `choose_splits` chooses it unless given.
+    splits: the number of blocks among which the keys of a row tile are divided, 1 or more (float32 only). By
+        default `choose_splits` chooses it.
     """
     check_size(size)
     dtypes = FLOAT32 if extent else ANY_FLOAT
@@ -252,7 +253,7 @@ def forward(q, k, v, w, causal, scale, run=None, size=SIZE, extent=WHOLE, splits
 
 
 def merged(parts, log_sums, run=None):
-    """Merge (O, L) of shares of the keys, stacked, into (O, L) over all keys."""
+    """Merge the (O, L) of all splits, stacked in dimension 0."""
     _, batch, heads, n, d = parts.shape
     o, log_sum = output(parts.shape[1:], like=parts), output(log_sums.shape[1:], like=parts)
     launch(conv_merge_kernel, (n, heads, batch), d, parts, log_sums, o, log_sum, run=run)
@@ -260,12 +261,13 @@ def merged(parts, log_sums, run=None):
 
 
 def choose_splits(sequences, row_tiles, key_tiles, causal, device):
-    """Return the number of blocks among which to divide the keys of a tile of rows.
+    """Return the number of blocks among which to divide the keys of a row tile.
 
-    It is large enough that no block takes longer than all would if they shared the work evenly. It is 1 in
-    the simulator, which runs one block after the other.
+    With this number, no block takes longer than it would if all the work were shared evenly. The result is 1
+    in the simulator, which runs blocks one after the other.
     """
     if device.type == "cpu":
         return 1
-    blocks = sequences * row_tiles / (2 if causal else 1)  # each with as much work as the longest
+    # the number of blocks with maximal work that would do the same total work
+    blocks = sequences * row_tiles / (2 if causal else 1)
     return max(1, min(key_tiles, math.ceil(RESIDENT * multiprocessors(device) / blocks)))

@@ -1,4 +1,4 @@
-"""Convolutional attention with gradients: its kernels as operators for autograd and torch.compile."""
+"""Convolutional attention as custom operators for autograd and torch.compile."""
 
 import torch
 from numpy import float32
@@ -23,8 +23,8 @@ def conv_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Compute convolutional ("multi-token") attention without an N×N matrix in memory, forward and backward.
 
-    Return O, shaped like q, or with return_lse (O, L), where L (B, H, N) is the log-sum-exp of each query's
-    scores in float32, without gradients. For each head, with P_q = c_q - 1 and P_k = (c_k - 1) // 2:
+    Return O, shaped like q. With return_lse, return (O, L), where L (B, H, N) is the float32 log-sum-exp of
+    each query's scores, without gradients. For each head, with P_q = c_q - 1 and P_k = (c_k - 1) // 2:
 
         S0 = scale · q kᵀ, 0 where masked
         T[i, j] = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked
@@ -33,22 +33,23 @@ def conv_attention(
     This is key-query convolution before the softmax (Golovneva et al. 2025, arXiv 2504.00927).
 
     q, k, v: (B, H, N, d), float32, bfloat16 or float16, d <= 128.
-    w: (H, c_q, c_k), float32 or the type of q, c_q and c_k from 1 to 15, odd or even.
-    causal: query i sees the keys j <= i, before the convolution and after it.
-    scale: 1/sqrt(d) unless given.
-    is_causal: another name for causal, as in `scaled_dot_product_attention`.
+    w: (H, c_q, c_k), float32 or the dtype of q; c_q and c_k are from 1 to 15, odd or even.
+    causal: query i sees the keys j <= i, both before and after the convolution.
+    scale: 1/sqrt(d) by default.
+    is_causal: an alias of causal, as in `scaled_dot_product_attention`.
     enable_gqa: k and v are (B, H_kv, N, d), where H_kv divides H. Each of their heads serves H / H_kv
         neighbouring heads of q.
-    return_lse: return L, too.
+    return_lse: also return L.
 
-    All tensors are on one device and none is empty; non-contiguous tensors are copied. CPU tensors are
-    simulated, CUDA tensors run on their GPU. 16-bit tensors, and their gradients, are computed on tensor
-    cores with float32 accumulators (`kernels.conv.tensor_forward`, `kernels.conv.tensor_backward`), which
-    takes a GPU of compute capability 8.0 or newer.
+    All tensors must be on one device and non-empty; non-contiguous tensors are copied. CPU tensors are
+    simulated, and CUDA tensors run on their GPU. For 16-bit tensors, both passes use tensor cores with
+    float32 accumulators (`kernels.conv.tensor_forward`, `kernels.conv.tensor_backward`), which requires a GPU
+    of compute capability 8.0 or newer.
 
-    Gradients reach q, k, v and w; only those that are needed are computed. A second derivative is an error.
-    Under torch.compile this is one opaque operator; under torch.autocast it computes in autocast's type.
-    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
+    The function is differentiable once, with respect to q, k, v and w; only the gradients that are needed are
+    computed. Under torch.compile it is one opaque operator. Under torch.autocast it computes in autocast's
+    dtype. Raise TypeError or ValueError for an invalid argument; the message states the actual and the
+    expected value.
     """
     q, k, v, w = in_autocasts_type(q, k, v, exact=(w,))
     causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
@@ -61,7 +62,7 @@ def conv_attention(
 def conv_forward_operator(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (O, L) as `conv_forward` does, from checked arguments."""
+    """Return (O, L) as `conv_forward` does, for arguments that are already checked."""
     q, k, v, w = (x.contiguous() for x in (q, k, v, w))
     return forward(q, k, v, w, causal, float32(scale))
 
@@ -84,8 +85,10 @@ def conv_backward_operator(
     scale: float,
     wanted: list[bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (dQ, dK, dV, dW) as `conv_backward` does, from checked arguments. A gradient that is not wanted
-    is an empty tensor."""
+    """Return (dQ, dK, dV, dW) as `conv_backward` does, for arguments that are already checked.
+
+    Gradients that are not wanted are empty tensors.
+    """
     q, k, v, w, o, log_sum, d_o = (x.contiguous() for x in (q, k, v, w, o, log_sum, d_o))
     deterministic = torch.are_deterministic_algorithms_enabled()
     gradients = backward(q, k, v, w, o, log_sum, d_o, causal, float32(scale), wanted, deterministic)

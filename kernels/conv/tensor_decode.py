@@ -1,20 +1,20 @@
-"""Convolutional attention for one new token on tensor cores: bfloat16 or float16 keys and values, float32
-accumulators.
+"""Convolutional attention for one new token on tensor cores: bfloat16 or float16 data, float32 accumulators.
 
-The formulas and the split of the keys are those of `conv_decode`, whose second kernel merges the results of
-the blocks. A block takes KEYS keys at a time:
+The formulas and the split of the keys are those of `conv_decode`, whose second kernel also merges the results
+of these blocks. A block processes KEYS keys at a time:
 
-    S0   The window of queries (at most 15 rows, padded to 16) times Kᵀ; each warp computes a quarter of the
-         columns. S0 is masked and stored in shared memory in 16 bits, after the columns that the previous
-         tile has left
-    T    One `mma` for each row a of the window. Row m of its left operand is the 16 columns of S0[a] from 8m
-         on: these rows lie 16 bytes apart and overlap. Its right operand is a band of taps, as in
-         `tensor_forward`. So row m of the product is T of eight keys. Every warp computes all of T, which
-         takes less time than waiting for the others
+    S0   The product of the query window (at most 15 rows, padded to 16) and Kᵀ; each warp computes a quarter
+         of the columns. S0 is masked and stored in shared memory in 16 bits, after the columns carried over
+         from the previous tile
+    T    One `mma` per row a of the window. Row m of its left operand is the 16 columns of S0[a] that start at
+         8m; these rows overlap, and start 16 bytes apart. Its right operand is a band of taps, as in
+         `tensor_forward`. So row m of the product is T of eight keys. Every warp computes all of T, which is
+         faster than waiting for the other warps
     O    Each warp adds its quarter of the keys. Row m of the left operand has the weights of the keys 8m to
-         8m + 7, and zeros elsewhere: then each lane already holds its elements. The rows are added at the end
+         8m + 7, and zeros elsewhere, so each lane already holds the elements that it must supply. The rows
+         are summed at the end
 
-`cp.async` copies the next tile of K and V while this one is used.
+`cp.async` copies the next tile of K and V while the current one is used.
 Sources: those of `conv_decode`.
 
     grid    (splits, H, B)
@@ -52,18 +52,18 @@ from kernels.tensor_cores.tiles import (
     window_of,
 )
 
-WARPS, KEYS, ROWS = 4, 128, 16  # warps in a block; keys in a tile; rows of a window, padded
-BLOCKS = 2  # resident on a multiprocessor
-OWN = KEYS // WARPS  # keys of a warp in a tile
+WARPS, KEYS, ROWS = 4, 128, 16  # warps per block; keys per tile; rows of a window, padded
+BLOCKS = 2  # resident blocks per multiprocessor
+OWN = KEYS // WARPS  # keys of a tile per warp
 TWO_TILES = 2 * KEYS
-CARRIED = 16  # columns before the tile's own, left by the previous tile
+CARRIED = 16  # columns carried over from the previous tile
 SCORES = CARRIED + KEYS + PADDING
 THREADS = WARPS * 32
 
 
 @functools.cache
 def decode_tensor_kernel(width, kind, c_q, c_k):
-    """Return the kernel for rows of at most `width` elements and (c_q, c_k) taps."""
+    """Compile the kernel for rows of at most `width` elements and (c_q, c_k) taps."""
     (mma, mma_k8, pack), add_pair = ARITHMETIC[kind], mma_pair(kind)
     scaled = kind == "float16"
     left = (c_k - 1) // 2
@@ -77,10 +77,9 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
 
     @cuda.jit(device=True)
     def convolve(t, scores, taps):
-        """Compute T of KEYS keys in t, four elements of each lane.
+        """Compute T of KEYS keys in t, four elements per lane.
 
-        They are those of the keys 8 (lane // 4) + 2 (lane % 4), the next one, and the two that are 64 further
-        on.
+        They belong to the keys x, x + 1, x + 64 and x + 65, where x = 8 (lane // 4) + 2 (lane % 4).
         """
         lane = cuda.threadIdx.x & 31
         at = CARRIED - lag + (lane & 15) * 8
@@ -102,7 +101,7 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
         q: (B, H, R, d), the window, R = min(c_q, N_k) rows, 16-bit values as int16.
         k, v: (B, H, N_k, d), 16-bit values as int16.
         w: (H, c_q, c_k), float32.
-        length: keys of a block.
+        length: keys per block.
         """
         k_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)
         v_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)
@@ -132,12 +131,12 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
         m, l, place = MINUS_INFINITY, float32(0), 0
         for first in range(start - left, end - shift, KEYS):
             cp_async_wait_0()
-            cuda.syncthreads()  # the tile has arrived, and all warps have left the previous one
+            cuda.syncthreads()  # the tile has arrived, and all warps have finished with the previous one
             if first + KEYS + shift < end:
                 copy(k_tiles, KEYS - place, KEYS, k, batch, head, first + KEYS)
                 copy(v_tiles, KEYS - place, KEYS, v, batch, head, first + KEYS + shift)
                 cp_async_commit()
-            # 2. S0 of this warp's keys, after the columns carried over
+            # 2. compute S0 of this warp's keys, and store it after the columns carried over
             for x in range(s_numbers):
                 s[x] = float32(0)
             for step in range(depth):
@@ -152,7 +151,7 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
                     x, last = (
                         tile * 4 + half * 2,
                         n - c_q + a - first - column,
-                    )  # the last key that query a sees
+                    )  # offset of the last key that query a sees
                     low = s[x] if last >= 0 else float32(0)
                     high = s[x + 1] if last >= 1 else float32(0)
                     if scaled:
@@ -161,7 +160,7 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
                     scores[a, CARRIED + column] = int16(both & uint32(0xFFFF))
                     scores[a, CARRIED + column + 1] = int16(both >> uint32(16))
             cuda.syncthreads()  # S0 is stored
-            # 3. T and its softmax; m is the same in all lanes, l is summed at the end
+            # 3. compute T and its softmax; m is equal in all lanes, and l is summed at the end
             convolve(t, scores, taps)
             largest = MINUS_INFINITY
             for e in range(4):
@@ -183,8 +182,8 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
             for e in range(4):
                 t[e] = exp2_approx((t[e] - base) * factor)
                 l += t[e]
-            # 4. O of this warp's keys
-            # row `group` of the left operand has this quad's weights in the columns of its own keys
+            # 4. accumulate O over this warp's keys
+            # Row `group` of the left operand has this quad's weights in the columns of the quad's own keys.
             above, below = pack(t[0], t[1]), pack(t[2], t[3])
             for step in range(OWN // 16):
                 block = warp * (OWN // 8) + step * 2
@@ -196,11 +195,11 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
                 for tile in range(d_tiles // 2):
                     b0, b1, b2, b3 = ldmatrix_x4_trans(v_tiles, (row, (lane >> 4) * 8 + tile * 16))
                     add_pair(os, tile * 8, a0, a1, a2, a3, b0, b1, b2, b3)
-            cuda.syncthreads()  # every warp has its T: the last columns may be carried to the front
+            cuda.syncthreads()  # all warps have computed T: the last columns may be moved to the front
             for x in range(thread, ROWS * CARRIED, THREADS):
                 scores[x // CARRIED, x % CARRIED] = scores[x // CARRIED, KEYS + x % CARRIED]
             place = KEYS - place
-        # 5. add the rows by shuffles, then the warps through shared memory
+        # 5. sum the rows by shuffles, then the warps through shared memory
         for tile in range(d_tiles):
             for e in range(2):
                 total = os[tile * 4 + e] + os[tile * 4 + 2 + e]
@@ -224,15 +223,15 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
 
 
 def length_of(keys, c_k):
-    """Return the keys of a block that has at least `keys`: as many as its tiles hold, without the halo."""
+    """Return the number of keys per block, at least `keys`: the capacity of its tiles, minus the halo."""
     lag = 8 * (window_of(c_k) - 1)
     return -(-(keys + lag) // KEYS) * KEYS - lag
 
 
 def operands(q, k, v, scale):
-    """Return q, k and v as the kernel takes them, and a positive scale.
+    """Return q, k and v as the kernel expects them, and a positive scale.
 
-    K and V are copied only if their rows do not begin at multiples of 16 bytes.
+    K and V are copied only if their rows are not aligned to 16 bytes.
     """
     q, scale = with_positive_scale(q, scale)
     return *map(aligned, (q, k, v)), scale

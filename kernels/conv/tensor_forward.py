@@ -1,17 +1,18 @@
-"""Convolutional attention, forward, on tensor cores: bfloat16 or float16 in and out, float32 accumulators.
+"""Convolutional attention, forward kernel on tensor cores: bfloat16 or float16 data, float32 accumulators.
 
 The formulas are those of `conv_forward`. S0 never leaves the registers:
 
-    rows       The four lanes of a quad own `strip` neighbouring queries, and compute S0 for the P_q queries
-               above them as well. So row i + a of S0 is in another register of the same lane. `mma` takes any
-               16 rows as its matrix: here rows 2t and 2t + 1 of each quad's strip, for the 8 quads. Q is
-               stored in shared memory in that order
-    columns    S0 of 16 neighbouring keys (or 24), times a band of taps B[j', j] = w[a, j' - j], is the share
-               of the row shift a in T of eight keys. Output columns begin P_k to the right of input columns,
-               so that the window lies inside. S0 that the next iteration needs stays in its registers
+    rows       The four lanes of a quad own `strip` adjacent queries, and compute S0 for the P_q queries
+               above them, too. So row i + a of S0 is in another register of the same lane. `mma` accepts
+               any 16 rows as its matrix: here, rows 2t and 2t + 1 of each quad's strip, for the 8 quads. Q
+               is stored in shared memory in that order
+    columns    Multiplying 16 (or 24) adjacent columns of S0 by a banded matrix of taps,
+               B[j', j] = w[a, j' - j], yields the contribution of row shift a to T of eight keys. Output
+               columns start P_k to the right of input columns, so that the window lies inside. The part of
+               S0 that the next iteration needs stays in registers
 
-Keeping S0 out of memory has a cost: S0 of the P_q rows above each strip is computed again for each strip, so
-Q Kᵀ takes (strip + P_q) / strip times the work. S0 and the taps are rounded to 16 bits.
+This recomputes S0 of the P_q rows above each strip, so Q Kᵀ takes (strip + P_q) / strip times the work. S0
+and the taps are rounded to 16 bits.
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the
     loop).
 
@@ -44,24 +45,26 @@ from kernels.tensor_cores.tiles import (
     window_of,
 )
 
-WARPS = 4  # warps in a block
-KEYS = 64  # keys in a tile
+WARPS = 4  # warps per block
+KEYS = 64  # keys per tile
 TWO_TILES = 2 * KEYS
 
 
 @functools.cache
 def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_registers=None):
-    """Return the kernel for rows of `width` elements and (c_q, c_k) taps.
+    """Compile the kernel for rows of `width` elements and (c_q, c_k) taps.
 
-    strip: neighbouring rows of a quad.
-    step_keys: keys of an iteration.
+    strip: adjacent rows per quad.
+    step_keys: keys per iteration.
 
-    Sizes in blocks of eight keys: `window`, blocks of S0 that one block of T needs; `new`, blocks of an
-    iteration; `held`, blocks in registers. `shift`: from the first new key of S0 to the first key of T in an
-    iteration.
+    These variables count blocks of eight keys: `window`, the blocks of S0 that one block of T depends on;
+        `new`, the blocks per iteration; `held`, the blocks in registers. `shift` is the distance from the
+        first new key of S0 to the first key of T in an iteration.
     """
     mma, mma_k8, pack = ARITHMETIC[kind]
-    scaled = kind == "float16"  # before S0 is rounded, because float16 has a small range
+    # Apply the scale before rounding S0, because of the small range of float16. For bfloat16 it is part of
+    # the softmax's factor.
+    scaled = kind == "float16"
     above, left = c_q - 1, (c_k - 1) // 2
     window, new = window_of(c_k), step_keys // 8
     held, shift = new + window - 1, left - 8 * (window - 1)
@@ -80,11 +83,10 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
 
     @cuda.jit(device=True)
     def copy_queries(q_tile, q, batch, head, i0):
-        """Start to copy the block's queries and the P_q above them, in the order in which `mma` takes its
-        rows."""
+        """Start to copy the block's queries and the P_q rows above them, in the row order of `mma`."""
         n = q.shape[2]
         for part in range(cuda.threadIdx.x, q_places * chunks, threads):
-            # place = r · groups + g holds row r of quad g's strip: the order of `mma`'s rows
+            # row r · groups + g of the tile holds row r of quad g's strip
             place, c = part // chunks, part % chunks * CHUNK
             i = i0 - above + place % groups * strip + place // groups
             inside = 0 <= i and i < n
@@ -93,7 +95,7 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
 
     @cuda.jit(device=True)
     def add_scores(c, q_tile, q_row, q_column, k_tiles, k_row, k_column):
-        """Compute c = Q Kᵀ of the warp's rows with their halo, and the keys of an iteration."""
+        """Compute c = Q Kᵀ for the warp's rows with their halo and the keys of one iteration."""
         b = cuda.local.array(b_numbers, uint32)
         for tile in range(s_tiles):
             for x in range(new * 4):
@@ -115,7 +117,8 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
 
     @cuda.jit(device=True)
     def convolve(t, s, taps):
-        """Compute t = T of the warp's rows: for each row shift a, the window of S0 times the band of taps."""
+        """Compute T of the warp's rows in t: for each row shift a, multiply the window of S0 by the band of
+        taps."""
         for x in range(t_numbers):
             t[x] = float32(0)
         for a in range(c_q):
@@ -126,7 +129,7 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
                         s[x], s[x + held], s[x + 1], s[x + held + 1], taps[a * window], taps[a * window + 1],
                         t[y], t[y + 1], t[y + 2], t[y + 3],
                     )  # fmt: skip
-                    if window == 3:  # the third block of the window, by `mma` of half the depth
+                    if window == 3:  # the third block of the window, with an `mma` of half the depth
                         t[y], t[y + 1], t[y + 2], t[y + 3] = mma_k8(
                             s[x + 2], s[x + held + 2], taps[a * window + 2],
                             t[y], t[y + 1], t[y + 2], t[y + 3],
@@ -134,7 +137,8 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
 
     @cuda.jit(max_registers=max_registers)
     def conv_tensor_kernel(q, k, v, w, scale, causal, serpentine, o, log_sum):
-        """Compute o (B, H, N, width / 2), int32 with two 16-bit values each, and log_sum (B, H, N), float32.
+        """Compute o (B, H, N, width / 2), int32 elements with two 16-bit values each, and log_sum (B, H, N),
+        float32.
 
         q, k, v: (B, H, N, width), 16-bit values as int16.
         w: (H, c_q, c_k), float32.
@@ -154,7 +158,7 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
         i0 = row_tile(serpentine) * rows
         warp_row = i0 + warp * (strip * 8)
         my_row, my_column = warp_row + (lane >> 2) * strip, (lane & 3) * 2
-        # the rows and columns whose addresses this lane gives to ldmatrix
+        # the row and column of the matrix elements whose addresses this lane passes to ldmatrix
         q_row, q_column = (lane >> 3 & 1) * groups + warp * 8 + (lane & 7), (lane >> 4) * 8
         k_row, k_column = (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
         seen = min(n, i0 + rows) if causal else n
@@ -172,8 +176,9 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
         for r in range(strip):
             m[r], l[r] = MINUS_INFINITY, float32(0)
         for first in range(0, seen - shift, step_keys):
-            place = first & (2 * KEYS - 1)  # the row in the two buffers
-            if place & (KEYS - 1) == 0:  # a tile begins: it has arrived, and the other buffer is free
+            place = first & (2 * KEYS - 1)  # the row in the double buffer
+            # start of a tile: wait until it has arrived and the other buffer is free
+            if place & (KEYS - 1) == 0:
                 cp_async_wait_0()
                 cuda.syncthreads()
                 if first + KEYS + shift < seen:
@@ -181,9 +186,10 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
                     copy(v_tiles, KEYS - place, v, batch, head, first + KEYS + shift)
                     cp_async_commit()
             out = first + shift
-            if not causal or out < warp_row + strip * 8:  # otherwise every key is in this warp's future
+            # skip if all keys are in the future of this warp's queries
+            if not causal or out < warp_row + strip * 8:
                 edge = out < 0 or out + step_keys > n or causal and first + step_keys > warp_row - above + 1
-                # 2. S0 of the next keys, 0 where masked
+                # 2. compute S0 of the next keys, 0 where masked
                 add_scores(c, q_tile, q_row, q_column, k_tiles, k_row + place, k_column)
                 if edge and causal:
                     for tile in range(s_tiles):
@@ -199,7 +205,7 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
                             for e in range(4):
                                 c[x + e] = clamped(c[x + e] * scale)
                         s[y], s[y + held] = pack(c[x], c[x + 1]), pack(c[x + 2], c[x + 3])
-                # 3. T, -inf where masked; then S0 of the last window - 1 blocks moves to the front
+                # 3. compute T, -inf where masked; then move S0 of the last window - 1 blocks to the front
                 convolve(t, s, taps)
                 for row in range(2 * s_tiles):
                     for block in range(window - 1):
@@ -212,10 +218,10 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
                                 j = out + block * 8 + my_column + (e & 1)
                                 if j < 0 or j >= n or causal and j > i:
                                     t[(tile * new + block) * 4 + e] = MINUS_INFINITY
-                # 4. softmax and O; P stays in the registers of T
+                # 4. update the softmax and O; P stays in the registers of T
                 soften(t, m, l, os, factor)
                 add_values(os, t, v_tiles, place)
-        # 5. one division for each element of the output
+        # 5. normalise and store each row
         for r in range(strip):
             store_row(o, log_sum, batch, head, my_row + r, os, r, m[r], l[r], factor)
 
@@ -223,16 +229,17 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
 
 
 def shape_of(width, c_q, c_k):
-    """Return (strip, keys of an iteration): the largest that fit the registers, as measured."""
+    """Return (strip, keys per iteration): the largest values that fit the registers, by measurement."""
     if width > 64:
         return 2, 32
     return (4, 32) if c_q < 9 and c_k <= 9 else (4, 16)
 
 
 def conv_tensor_forward(q, k, v, w, causal, scale, run=None):
-    """Return (O, L) of bfloat16 or float16 q, k and v and taps w, contiguous and checked; O is like q.
+    """Launch the kernel, and return (O, L).
 
-    The taps are rounded to the type of q.
+    q, k, v, w: bfloat16 or float16 tensors and their taps, contiguous and already checked. The taps are
+        rounded to the dtype of q. O has the shape and dtype of q.
     """
     width, (c_q, c_k) = tensor_width(q.shape[3]), w.shape[1:]
     strip, step_keys = shape_of(width, c_q, c_k)

@@ -1,17 +1,17 @@
-"""Device functions of the convolutional kernels: products of tiles, and the assignment of elements to
-threads.
+"""Device functions of the convolution kernels: products of tiles, and the mapping of threads to elements.
 
-A tile of scores has `size` rows and columns, 64 (or 32 in tests that want small blocks), in shared memory,
-followed by PADDING columns of zeros. Its block has (size / PATCH)² threads in one dimension, which share a
+A tile of scores has `size` rows and columns, 64 (or 32 in tests, for small blocks). It is stored in shared
+memory, with PADDING more columns of zeros. Its (size / PATCH)² threads are one-dimensional, and share the
 tile in two ways:
 
-    as patches    a thread has rows row + r · step and columns column + c · step, r, c < PATCH, with step =
-                  size / PATCH: products of tiles; the lanes of a warp form 8 rows by 4 columns
-    as strips     thread t has STRIP neighbouring columns, (t % ROW_THREADS + s · ROW_THREADS) · STRIP, of row
-                  t // ROW_THREADS: convolutions; the threads of a row are neighbours in a warp
+    patches    For products. With step = size / PATCH, a thread has the rows row + r · step and the columns
+               column + c · step, for r, c < PATCH. The lanes of a warp form 8 rows by 4 columns
+    strips     For convolutions. Thread t has the STRIP adjacent columns that start at
+               (t % ROW_THREADS + s · ROW_THREADS) · STRIP of row t // ROW_THREADS. The threads of a row are
+               adjacent lanes of a warp
 
-Both avoid bank conflicts: a row of a tile is an odd number of words long, and a row of a chunk is padded by
-four words.
+Both avoid bank conflicts: a row of a tile has an odd number of words, and a row of a chunk is padded by four
+    words.
 """
 
 from numba import cuda
@@ -22,10 +22,11 @@ from kernels.common.tiles import GROUP, INDEX, SECTOR
 
 SIZES = (32, 64)
 PATCH = 4
-PADDING = 9  # columns that a strip with its taps, in groups of four, may reach beyond the tile
+PADDING = 9  # columns that a strip and its taps, in groups of four, may read beyond the tile
 PLACE = (1 << 31) - 1  # like INDEX, for rows of q, k and v
 NUMBERS, PATCH_OPERANDS = PATCH * PATCH, PATCH * GROUP
-STRIPS = NUMBERS // STRIP  # each thread has NUMBERS elements of a tile: a patch, or strips in one row or two
+# Strips per thread. A thread has NUMBERS elements of a tile: one patch, or strips in one row or two.
+STRIPS = NUMBERS // STRIP
 
 
 def threads_of(size):
@@ -34,7 +35,7 @@ def threads_of(size):
 
 
 def check_size(size):
-    """Raise ValueError unless the kernels are written for tiles of this size."""
+    """Raise ValueError unless the kernels support tiles of this size."""
     if size not in SIZES:
         raise ValueError(
             f"argument size is {size!r}; wanted one of {', '.join(map(str, SIZES))}, the rows and columns of"
@@ -51,7 +52,7 @@ def patch_place(step):
 
 @cuda.jit(device=True)
 def turns_and_strips(size):
-    """Return (rows that a thread convolves, strips in each of them) for a tile of this size."""
+    """Return (rows per thread, strips per row) of a convolution, for a tile of this size."""
     return ROW_THREADS * NUMBERS // size, size // (STRIP * ROW_THREADS)
 
 
@@ -63,7 +64,7 @@ def strip_row(turn, size):
 
 @cuda.jit(device=True)
 def strip_column(s):
-    """Return the first column of strip s of this thread."""
+    """Return the first column of this thread's strip s."""
     return (cuda.threadIdx.x % ROW_THREADS + s * ROW_THREADS) * STRIP & INDEX
 
 
@@ -82,10 +83,10 @@ def clear(tile):
 def copy_rows(chunk, width, rows, first, start, threads):
     """Copy rows[first :, start :] to chunk[:, :width], with 0 for elements outside `rows` (n, d).
 
-    SECTOR or more neighbouring threads share a row, so they read at least 32 bytes in one request.
+    At least SECTOR adjacent threads copy one row, so that each request reads at least 32 contiguous bytes.
 
-    threads: the size of the block. It is a compile-time constant and a power of two, like the chunk's sides,
-        so the compiler unrolls every loop and needs no division.
+    threads: the block size, a compile-time constant. It is a power of two, and so are the sides of the chunk;
+        the compiler can therefore unroll every loop and needs no division.
     """
     n, d = rows.shape
     lanes = max(SECTOR, threads // chunk.shape[0])
@@ -105,14 +106,15 @@ def copy_rows(chunk, width, rows, first, start, threads):
 
 @cuda.jit(device=True)
 def products(tile, a, b, first_a, first_b, factor, causal, diagonal, a_chunk, b_chunk):
-    """Compute tile[i, j] = factor · a[first_a + i] · b[first_b + j]; 0 where masked or outside.
+    """Compute tile[i, j] = factor · a[first_a + i] · b[first_b + j], with 0 for masked and out-of-range
+    elements.
 
-    With causal, an element is masked if first_b + j > first_a + i + diagonal. All threads of the block call
-    this function. The caller puts a barrier before other threads read the tile.
+    If causal, an element is masked where first_b + j > first_a + i + diagonal. All threads of the block must
+    call this function. The caller must synchronise the block before other threads read the tile.
 
     tile: (size, size + PADDING), shared memory.
     a, b: (n, d), global memory.
-    a_chunk, b_chunk: (size, columns + GROUP), shared memory, for a few columns at a time.
+    a_chunk, b_chunk: (size, columns + GROUP), shared memory for some columns of a and b at a time.
     """
     step, words = tile.shape[0] // PATCH, a_chunk.shape[1] - GROUP
     row, column = patch_place(step)
@@ -120,7 +122,7 @@ def products(tile, a, b, first_a, first_b, factor, causal, diagonal, a_chunk, b_
     for part in range(NUMBERS):
         patch[part] = float32(0)
     for start in range(0, a.shape[1], words):
-        cuda.syncthreads()  # all threads have left the chunks and the tile: both may be overwritten
+        cuda.syncthreads()  # all threads have finished reading the chunks and the tile
         copy_rows(a_chunk, words, a, first_a, start, step * step)
         copy_rows(b_chunk, words, b, first_b, start, step * step)
         cuda.syncthreads()
@@ -153,10 +155,10 @@ def add_products(patch, a_chunk, b_chunk, row, column, step):
 
 @cuda.jit(device=True)
 def add_weighted_rows(patch, weights, first, chunk):
-    """Add Σ_x weights[row r, first + x] · chunk[x, column c] to patch[r, c]: a part of P V.
+    """Add Σ_x weights[row r, first + x] · chunk[x, column c] to patch[r, c], as part of P V.
 
-    Rows are those of this thread's patch; its columns of the output are width / step neighbours. patch: PATCH
-    × width / step elements.
+    The rows are those of this thread's patch; the columns are width / step adjacent columns of the output.
+    `patch` has PATCH × width / step elements.
     """
     step = weights.shape[0] // PATCH
     columns = chunk.shape[1] // step
@@ -173,9 +175,9 @@ def add_weighted_rows(patch, weights, first, chunk):
 
 @cuda.jit(device=True)
 def add_weighted_columns(patch, weights, first, shift, chunk):
-    """Add Σ_x weights[first + x, shift + row r] · chunk[x, column c] to patch[r, c]: a part of Pᵀ dO.
+    """Add Σ_x weights[first + x, shift + row r] · chunk[x, column c] to patch[r, c], as part of Pᵀ dO.
 
-    Otherwise like `add_weighted_rows`.
+    Otherwise this is like `add_weighted_rows`.
     """
     step = weights.shape[0] // PATCH
     columns = chunk.shape[1] // step
@@ -192,7 +194,7 @@ def add_weighted_columns(patch, weights, first, shift, chunk):
 
 @cuda.jit(device=True)
 def add_weighted(patch, mine, chunk, start, columns, column):
-    """Add Σ_x mine[r, x] · chunk[start + x, column + c] to patch[r, c], for x < GROUP, c < columns."""
+    """Add Σ_x mine[r, x] · chunk[start + x, column + c] to patch[r, c], for x < GROUP and c < columns."""
     for x in range(GROUP):
         for c in range(columns):
             number = chunk[(start & INDEX) + x, column + c]
@@ -202,7 +204,7 @@ def add_weighted(patch, mine, chunk, start, columns, column):
 
 @cuda.jit(device=True)
 def store_rows(rows, first, count, factor, patch, step):
-    """Store factor · patch in rows[first : first + count], except elements outside `rows` (n, d)."""
+    """Store factor · patch in rows[first : first + count], skipping elements outside `rows` (n, d)."""
     n, d = rows.shape
     columns = patch.size // PATCH
     row, column = patch_place(step)
@@ -219,11 +221,11 @@ def store_rows(rows, first, count, factor, patch, step):
 
 @cuda.jit(device=True)
 def convolve_strips(strip, counts, tile, taps, c_q, c_k):
-    """Convolve the STRIPS strips of this thread, except those without a visible column.
+    """Convolve this thread's STRIPS strips, skipping those without a visible column.
 
-    counts: (STRIPS,), the visible columns of each strip; 0 or less for none. The strips are written out
-        instead of looped over, because registers cannot be indexed and the compiler would not unroll the
-        loop.
+    counts: (STRIPS,), the number of visible columns of each strip, not positive if there are none.
+
+    The code is unrolled by hand: registers cannot be indexed, and the compiler would not unroll a loop here.
     """
     size = tile.shape[0]
     _, strips = turns_and_strips(size)

@@ -1,17 +1,17 @@
 """Flash attention for one new token: the keys are split among warps, and a second kernel merges their states.
 
-This is the last row of causal attention. With q the new token's query, at position N_k - 1, and the keys j
-that it sees (all of them, or the last left + 1 in a window):
+This computes the last row of causal attention. The new token's query q is at position N_k - 1. It sees all
+keys, or the last left + 1 keys in a window:
 
     O = softmax(scale · q kᵀ) v
 
-A warp reads neighbouring keys, AT_A_TIME in an iteration, so that their loads overlap. A lane holds every
-32nd element of q, k, v and o, and a score is a sum over the warp. Each warp updates (m, l, o) as in
+A warp processes AT_A_TIME adjacent keys per iteration, so that their loads overlap. A lane holds every 32nd
+element of q, k, v and o, and a score is a sum over the warp. Each warp updates (m, l, o) as in
 flash/forward.py, and `merge_splits_kernel` merges the states.
-Source: Dao et al. 2023, "Flash-Decoding for long-context inference" (the split).
+Source for the split: Dao et al. 2023, "Flash-Decoding for long-context inference".
 
     grid    (splits, H, B)      block   WARPS · 32 threads
-    cost    2 · d multiply-adds per key; K and V are read once for each head of q, without a copy
+    cost    2 · d multiply-adds per key; K and V are read once for each query head, without a copy
 """
 
 import functools
@@ -36,13 +36,13 @@ from kernels.common.splits import (
 from kernels.common.tiles import MINUS_INFINITY, weight
 from kernels.flash.window import UNLIMITED, checked_window
 
-WARPS, AT_A_TIME = 4, 4  # warps in a block; keys in an iteration
+WARPS, AT_A_TIME = 4, 4  # warps per block; keys per iteration
 
 
 @functools.cache
 def flash_decode_kernel(width):
     """Return the kernel for rows of at most `width` elements."""
-    columns = -(-width // LANES)  # elements of a row in a lane
+    columns = -(-width // LANES)  # elements of a row per lane
     held = AT_A_TIME * columns
 
     @cuda.jit
@@ -50,11 +50,11 @@ def flash_decode_kernel(width):
         """Store the state of each warp in parts (B, H, splits · WARPS, d + 2): Σ e^(s - m) v, m and l.
 
         q: (B, H, 1, d).
-        k, v: one-dimensional views; rows of d elements follow each other.
+        k, v: one-dimensional views, in which rows of d elements are adjacent.
         k_strides, v_strides: the strides of batch and head, in elements.
-        heads_a_key: how many heads of q share a head of k and v.
-        begin, end: the keys that the token sees, [begin, end).
-        length: keys of a warp.
+        heads_a_key: the number of query heads that share a head of k and v.
+        begin, end: the range [begin, end) of visible keys.
+        length: the number of keys per warp.
         """
         q_row, o_row = cuda.local.array(columns, float32), cuda.local.array(columns, float32)
         k_rows, v_rows = cuda.local.array(held, float32), cuda.local.array(held, float32)
@@ -71,14 +71,15 @@ def flash_decode_kernel(width):
             o_row[c] = float32(0)
         m, l = MINUS_INFINITY, float32(0)
         for start in range(first, last, AT_A_TIME):
-            # 1. load AT_A_TIME keys and values, zeros after the last: all loads precede the first use
+            # 1. load AT_A_TIME keys and values, with zeros past the end; all loads are issued before the
+            #    first use
             for x in range(AT_A_TIME):
                 for c in range(columns):
                     column, there = lane + c * LANES, start + x < last
                     at = (start + x) * d + column
                     k_rows[x * columns + c] = float32(k[k_base + at]) if there and column < d else float32(0)
                     v_rows[x * columns + c] = float32(v[v_base + at]) if there and column < d else float32(0)
-            # 2. their scores; sum_of_warp leaves the sum in every lane
+            # 2. compute their scores; sum_of_warp returns the sum in every lane
             largest = m
             for x in range(AT_A_TIME):
                 score = float32(0)
@@ -87,7 +88,7 @@ def flash_decode_kernel(width):
                 score = sum_of_warp(score)
                 scores[x] = score if start + x < last else MINUS_INFINITY
                 largest = max(largest, scores[x])
-            # 3. update the state once for all of them
+            # 3. update the state once per iteration
             shrink = weight(m, largest)
             m, l = largest, l * shrink
             for c in range(columns):
@@ -119,20 +120,21 @@ def flash_attention_decode(
     enable_gqa: bool = False,
     window: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """Return the last row of causal attention, (B, H, 1, d), for one new token, without gradients.
+    """Compute the last row of causal attention, (B, H, 1, d), for one new token. It has no gradient.
 
     q: (B, H, 1, d), the query of the new token, float32, bfloat16 or float16, d <= 128.
-    k, v: (B, H, N_k, d), of all tokens including the new one, N_k >= 1, of the type and on the device of q.
-        They may be views, and are not copied.
-    scale: 1/sqrt(d) unless given.
-    splits: the number of blocks among which the keys of a head are divided, 1 or more;
-        `kernels.common.splits.choose_splits` chooses it unless given. It changes rounding only.
-    run: how to launch the kernels (`kernels.common.launch`).
-    enable_gqa: k and v are (B, H_kv, N_k, d), where H_kv divides H; nothing is copied.
+    k, v: (B, H, N_k, d), of all tokens including the new one, N_k >= 1, with the dtype and device of q. They
+        may be views; they are not copied.
+    scale: 1/sqrt(d) by default.
+    splits: the number of blocks per head among which the keys are divided, 1 or more. By default
+        `kernels.common.splits.choose_splits` chooses it. It affects only rounding.
+    run: the runner that launches the kernels (`kernels.common.launch`).
+    enable_gqa: k and v are (B, H_kv, N_k, d), where H_kv divides H. Nothing is copied.
     window: as for `flash_attention`: the token sees the last left + 1 keys, including its own.
 
-    Accumulators are float32. The host reads no element of a tensor, so a CUDA graph can record the call.
-    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
+    Accumulators are float32. The host does not read any tensor element, so the call can be captured in a CUDA
+    graph. Raise TypeError or ValueError for an invalid argument; the message states the actual and the
+    expected value.
     """
     scale, group = checked_decode(q, k, v, scale, enable_gqa)
     q, k, v = (x.detach() for x in (q, k, v))
@@ -150,9 +152,9 @@ def flash_attention_decode(
 
 
 def checked_decode(q, k, v, scale, enable_gqa):
-    """Return (scale, heads of q for each head of k and v) of `flash_attention_decode`.
+    """Check the arguments of `flash_attention_decode`; return (scale, number of query heads per key head).
 
-    Raise TypeError or ValueError for arguments that do not fit.
+    Raise TypeError or ValueError for an invalid argument.
     """
     rows = "B H_kv N_k d" if enable_gqa else "B H N_k d"
     sizes = check({"q": (q, "B H 1 d"), "k": (k, rows), "v": (v, rows)}, ANY_FLOAT)

@@ -1,12 +1,12 @@
-"""Flash attention, forward, on tensor cores: bfloat16 or float16 in and out, float32 accumulators.
+"""Flash attention forward pass on tensor cores: bfloat16 or float16 data, float32 accumulators.
 
 The algorithm is that of `flash_forward`, with these differences:
 
-    registers   A block has WARPS warps with PIECES · 16 queries each. Q stays in registers as the left
-                operand of `mma` (for d <= 64). The scores of a warp stay there, too: the elements of S that a
-                lane receives from one `mma` are those of P that it has to supply to the next
-    pipeline    K and V are double-buffered in shared memory: while one tile is used, `cp_async` copies the
-                next one. So each tile needs only one barrier
+    registers   A block has WARPS warps, each with PIECES tiles of 16 queries. Q stays in registers as the
+                left operand of `mma` (for d <= 64). So do the scores of a warp: the elements of S that a lane
+                receives from one `mma` are exactly those of P that it must supply to the next
+    pipeline    K and V are double-buffered in shared memory: `cp_async` copies the next tile while the
+                current one is used. Each tile needs only one barrier
     maximum     m may be smaller than the true maximum by a bounded amount, so that o is rarely rescaled
                 (`kernels.tensor_cores.tiles.softener`)
 
@@ -16,7 +16,7 @@ Source: Dao 2023, arXiv 2307.08691 (Algorithm 1, with the queries split among wa
     block   WARPS · 32 threads; 237 registers at d = 64, 255 at d = 128 (sm_90)
     shared  (WARPS · PIECES · 16 + 4 · KEYS) · (d + 8) · 2 bytes: 54 KiB at d = 64, 68 KiB at d = 128. Rows
             are padded by 16 bytes, so that the eight rows of an `ldmatrix` begin in different banks
-    cost    2 · N · N_k · d multiply-adds per head, half of them if causal
+    cost    2 · N · N_k · d multiply-adds per head, half of that if causal
 """
 
 import functools
@@ -39,26 +39,24 @@ from kernels.tensor_cores.tiles import (
     value_adder,
 )
 
-WARPS, PIECES = 4, 2  # warps in a block; pieces of 16 queries of a warp
-KEYS = {64: 64, 128: 32}  # width -> keys in a tile
+WARPS, PIECES = 4, 2  # warps per block; tiles of 16 queries per warp
+KEYS = {64: 64, 128: 32}  # width -> keys per tile
 
 
 @functools.cache
 def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registers=None, q_held=None):
-    """Return the kernel for rows of `width` elements of the type `kind`.
+    """Compile the kernel for rows of `width` elements of the type `kind`.
 
-    A kernel without a window (`windowed` is False) needs no registers for the window's limits, and spills
-    none.
-
-    m_tiles: pieces of 16 queries of a warp.
-    keys: in a tile.
-    q_held: keep the fragments of Q in registers instead of loading them for each tile; chosen by width unless
-        given.
+    m_tiles: tiles of 16 queries per warp.
+    keys: keys per tile.
+    windowed: support a window. Without it, the kernel needs no registers for the limits, and does not spill.
+    q_held: keep the fragments of Q in registers, instead of reloading them for each tile; by default this
+        depends on the width.
     """
     mma = ARITHMETIC[kind].mma
     rows, pitch, threads, two_tiles = warps * m_tiles * 16, width + PADDING, warps * 32, 2 * keys
     depth, n_tiles, d_tiles = width // 16, keys // 8, width // 8
-    q_held = width * m_tiles <= 128 if q_held is None else q_held  # Q stays in registers
+    q_held = width * m_tiles <= 128 if q_held is None else q_held
     q_numbers = m_tiles * depth * 4 if q_held else m_tiles * 4
     s_numbers, o_numbers, row_numbers = m_tiles * n_tiles * 4, m_tiles * d_tiles * 4, m_tiles * 2
     copy_queries, copy = tile_copier(rows, width, threads), tile_copier(keys, width, threads)
@@ -68,7 +66,7 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
 
     @cuda.jit(device=True)
     def load_queries(qs, at, q_tile, d, first):
-        """Load columns 16 d to 16 d + 15 of the warp's rows into qs[at:] as left operands of `mma`."""
+        """Load columns 16 d to 16 d + 15 of the warp's rows into qs[at:], as left operands of `mma`."""
         lane = cuda.threadIdx.x & 31
         for piece in range(m_tiles):
             x = at + piece * 4
@@ -78,7 +76,7 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
 
     @cuda.jit(device=True)
     def add_scores(s, qs, q_tile, warp_row, k_tiles, first):
-        """Compute s = Q Kᵀ of the warp's rows and the tile of keys that begins at row `first`."""
+        """Compute s = Q Kᵀ for the warp's rows and the tile of keys that starts at row `first`."""
         lane = cuda.threadIdx.x & 31
         row, column = first + (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
         for piece in range(m_tiles):
@@ -91,7 +89,7 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
                 b0, b1, b2, b3 = ldmatrix_x4(k_tiles, (row + pair * 16, column + d * 16))
                 for piece in range(m_tiles):
                     y = (d * m_tiles + piece) * 4 if q_held else piece * 4
-                    # b0, b1 are eight keys, b2, b3 the next eight: two blocks of accumulators
+                    # b0 and b1 hold eight keys, b2 and b3 the next eight: two accumulator blocks
                     x = (piece * n_tiles + pair * 2) * 4
                     s[x], s[x + 1], s[x + 2], s[x + 3] = mma(
                         qs[y], qs[y + 1], qs[y + 2], qs[y + 3], b0, b1, s[x], s[x + 1], s[x + 2], s[x + 3]
@@ -103,25 +101,26 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
 
     @cuda.jit(device=True)
     def at_an_edge(j0, first_row, causal, left, right):
-        """Return whether a mask hides a score of the warp in the tile of keys from j0."""
+        """Return whether the mask hides any of the warp's scores in the tile of keys that starts at j0."""
         if windowed:
             return j0 + keys > first_row + 1 + right or j0 + left < first_row + m_tiles * 16 - 1
         return causal and j0 + keys > first_row + 1
 
     @cuda.jit(device=True)
     def hidden(i, j, causal, left, right):
-        """Return whether a mask hides key j from query i."""
+        """Return whether the mask hides key j from query i."""
         if windowed:
             return j > i + right or j < i - left
         return causal and j > i
 
     @cuda.jit(max_registers=max_registers)
     def flash_tensor_kernel(q, k, v, window, scale, causal, serpentine, o, log_sum):
-        """Compute o (B, H, N, width / 2), int32 with two 16-bit values each, and log_sum (B, H, N), float32.
+        """Compute o (B, H, N, width / 2), int32 elements with two 16-bit values each, and log_sum (B, H, N),
+        float32.
 
         q: (B, H, N, width), 16-bit values as int16.
         k, v: (B, H, N_k, width), 16-bit values as int16.
-        window: (left, right), without UNLIMITED.
+        window: (left, right), both finite.
         """
         q_tile = cuda.shared.array((rows, pitch), int16, alignment=16)
         k_tiles = cuda.shared.array((two_tiles, pitch), int16, alignment=16)
@@ -141,8 +140,8 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
         begin = max(0, i0 - left) // keys * keys if windowed else 0
         seen = min(n_keys, i0 + rows + right) if causal or windowed else n_keys
         factor = scale * LOG2E
-        # `mma`'s accumulators: lane l holds rows l / 4 and l / 4 + 8 of each piece, and columns 2 (l % 4) and
-        # 2 (l % 4) + 1 of each block of eight
+        # Accumulator layout of `mma`: lane l holds rows l / 4 and l / 4 + 8 of each tile, and columns 2 (l %
+        # 4) and 2 (l % 4) + 1 of each 8-column block.
         # 1. copy the queries and the first tile of keys and values
         copy_queries(q_tile, 0, q, batch, head, i0)
         copy(k_tiles, 0, k, batch, head, begin)
@@ -158,16 +157,17 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
         if q_held:
             for d in range(depth):
                 load_queries(qs, d * m_tiles * 4, q_tile, d, warp_row)
-        place = 0  # the buffer's first row: 0 or keys
+        place = 0  # first row of the current buffer: 0 or keys
         for j0 in range(begin, seen, keys):
             cp_async_wait_0()
             cuda.syncthreads()
-            # this tile has arrived, and all warps have left the other buffer: copy the next tile into it
+            # This tile has arrived, and all warps have finished with the other buffer: copy the next tile
+            # into it.
             if j0 + keys < seen:
                 copy(k_tiles, keys - place, k, batch, head, j0 + keys)
                 copy(v_tiles, keys - place, v, batch, head, j0 + keys)
                 cp_async_commit()
-            # 2. S; only tiles at an edge need masks
+            # 2. compute S; only tiles at an edge need masking
             add_scores(s, qs, q_tile, warp_row, k_tiles, place)
             if j0 + keys > n_keys or at_an_edge(j0, i0 + warp_row, causal, left, right):
                 for piece in range(m_tiles):
@@ -177,11 +177,11 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
                             i = my_row + piece * 16 + (e >> 1) * 8
                             if j >= n_keys or hidden(i, j, causal, left, right):
                                 s[(piece * n_tiles + tile) * 4 + e] = MINUS_INFINITY
-            # 3. softmax and O: s becomes P in place, without passing through shared memory
+            # 3. update the softmax and O; s becomes P in place, without passing through shared memory
             soften(s, m, l, os, factor)
             add_values(os, s, v_tiles, place)
             place = keys - place
-        # 4. one division for each element of the output
+        # 4. normalise and store each row
         for r in range(row_numbers):
             i = my_row + (r >> 1) * 16 + (r & 1) * 8
             store_row(o, log_sum, batch, head, i, os, r, m[r], l[r], factor)
@@ -190,7 +190,10 @@ def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registe
 
 
 def flash_tensor_forward(q, k, v, causal, scale, window, run=None):
-    """Return (O, L) of bfloat16 or float16 q, k and v, contiguous and checked; O is like q."""
+    """Launch the kernel, and return (O, L).
+
+    q, k, v: bfloat16 or float16, contiguous and already checked. O has the shape and dtype of q.
+    """
     width = tensor_width(q.shape[3])
     kernel = flash_tensor_kernel(width, kind_of(q), WARPS, PIECES, KEYS[width], window != EVERYTHING)
     work = Work(WARPS * PIECES * 16, WARPS * 32)

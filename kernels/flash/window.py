@@ -1,4 +1,4 @@
-"""Sliding windows: which keys before and after its own position a query sees."""
+"""Sliding windows: the range of keys around its own position that a query sees."""
 
 from typing import NamedTuple
 
@@ -8,16 +8,14 @@ UNLIMITED = -1
 class Window(NamedTuple):
     """A sliding window: query i sees the keys j with i - left <= j <= i + right.
 
-    UNLIMITED on a side sets no limit there. Kernels take the result of `within`, in which both sides are
-    limits.
+    UNLIMITED removes the limit on that side. Kernels require finite limits, which `within` computes.
     """
 
     left: int
     right: int
 
     def within(self, n, keys):
-        """Return the window with UNLIMITED replaced, and both sides clipped, for n queries and `keys`
-        keys."""
+        """Return an equivalent window for n queries and `keys` keys whose sides are both finite."""
         left, right = (most if side == UNLIMITED else min(side, most) for side, most in zip(self, (n, keys)))
         return Window(left, right)
 
@@ -26,7 +24,7 @@ EVERYTHING = Window(UNLIMITED, UNLIMITED)
 
 
 def checked_window(window):
-    """Return the Window of an argument (left, right), or EVERYTHING for None.
+    """Convert the argument (left, right) to a Window, and None to EVERYTHING.
 
     Raise TypeError or ValueError for anything else.
     """
@@ -47,5 +45,5 @@ def checked_window(window):
 
 
 def is_whole(number):
-    """Return whether `number` is an int and not a bool."""
+    """Return whether `number` is an int other than a bool."""
     return isinstance(number, int) and not isinstance(number, bool)

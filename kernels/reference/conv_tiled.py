@@ -1,15 +1,15 @@
-"""Convolutional attention tile by tile in plain PyTorch, with halos and a count of the traffic to global
-memory.
+"""Tiled convolutional attention in plain PyTorch, with halos, counting the traffic to global memory.
 
-For one head: q, k, v (N, d), w (c_q, c_k), any floating type. Golovneva et al. 2025, arXiv 2504.00927,
-computed as in Dao 2023, arXiv 2307.08691: the three algorithms of the course, without an N×N matrix. A tile
-OWNS some rows and columns; for the convolution it LOADS more (the halo):
+These are the course's three algorithms, for one head: q, k, v (N, d) and w (c_q, c_k), any floating dtype.
+They combine key-query convolution (Golovneva et al. 2025, arXiv 2504.00927) with the tiling of
+FlashAttention-2 (Dao 2023, arXiv 2307.08691), so no N×N matrix is stored. A tile OWNS some rows and columns
+of the scores. For the convolution it LOADS more, the halo:
 
     forward     rows [i0 - P_q, i0 + rows)          columns [j0 - P_k, j0 + columns + P_r)
     backward    rows [i0 - P_q, i0 + rows + P_q)    columns [j0 - P_k - P_r, j0 + columns + P_k + P_r)
 
-with P_q = c_q - 1, P_k = (c_k - 1) // 2, P_r = c_k - 1 - P_k. Each score is owned by exactly one tile, which
-alone adds it to the results.
+with P_q = c_q - 1, P_k = (c_k - 1) // 2, P_r = c_k - 1 - P_k. Exactly one tile owns each score, and only this
+tile adds it to the results.
 """
 
 import math
@@ -22,7 +22,7 @@ from kernels.reference.tiled import nothing_read, update
 
 
 class Halo(NamedTuple):
-    """The rows and columns of S0 that an entry of T reads around its own: `above`, `left` and `right`."""
+    """The numbers of additional rows and columns of S0 that one entry of T depends on."""
 
     above: int  # P_q
     left: int  # P_k
@@ -40,9 +40,9 @@ def halo_of(w):
 
 
 def owned(loaded, halo, backward=False):
-    """Return (rows, columns) that a tile owns if it loads (rows, columns) = `loaded` of S0.
+    """Return the (rows, columns) that a tile owns if it loads (rows, columns) = `loaded` of S0.
 
-    Raise ValueError if the halo leaves nothing.
+    Raise ValueError if the halo takes up the whole tile.
     """
     sides = 2 if backward else 1
     rows, columns = loaded[0] - sides * halo.above, loaded[1] - sides * halo.across
@@ -54,11 +54,11 @@ def owned(loaded, halo, backward=False):
     return rows, columns
 
 
-# Tiles with their surroundings ------------------------------------------------------------------------------
+# Tiles with halos -------------------------------------------------------------------------------------------
 
 
 def load_rows(array, first, count, traffic):
-    """array[first : first + count], a copy on the chip, counted; rows outside the array are 0."""
+    """Return a counted copy of array[first : first + count]; rows outside the array are 0."""
     inside = slice(max(first, 0), max(min(first + count, len(array)), 0))
     tile = array.new_zeros(count, *array.shape[1:])
     if inside.start < inside.stop:
@@ -71,33 +71,32 @@ def positions(first, count, like):
 
 
 def seen(i, j, n, causal):
-    """Return a mask (len(i), len(j)) of the keys j that each query i sees.
+    """Return a mask (len(i), len(j)) of the keys j that query i sees.
 
-    Both have to be inside the sequence of n tokens and, with causal, j <= i.
+    Both must be inside the sequence of n tokens, and j <= i if causal.
     """
     inside = ((i >= 0) & (i < n))[:, None] & ((j >= 0) & (j < n))
     return inside & (j <= i[:, None]) if causal else inside
 
 
 def scores_tile(q, k, i0, j0, rows, columns, causal, scale, traffic):
-    """Return S0 of rows [i0, i0 + rows) and columns [j0, j0 + columns), 0 where masked or outside the
-    sequence."""
+    """Return S0 for rows [i0, i0 + rows) and columns [j0, j0 + columns).
+
+    Entries that are masked or outside the sequence are 0.
+    """
     s = scale * load_rows(q, i0, rows, traffic) @ load_rows(k, j0, columns, traffic).T
     return torch.where(seen(positions(i0, rows, q), positions(j0, columns, q), len(q), causal), s, 0.0)
 
 
 def valid(s, w):
-    """Return the convolution of a tile s (R, C) with w where it needs no element outside: (R - P_q, C -
-    P_k - P_r)."""
+    """Return the "valid" convolution of a tile s (R, C) with w: the (R - P_q, C - P_k - P_r) entries that
+    need no padding."""
     halo = halo_of(w)
     return convolve(s[None, None], w[None])[0, 0, halo.above :, halo.left : s.shape[1] - halo.right]
 
 
 def valid_transposed(d_t, w):
-    """Return the transposed convolution of a tile d_t (R, C) with w where it needs no element outside.
-
-    The result is (R - P_q, C - P_k - P_r).
-    """
+    """Return the "valid" transposed convolution of a tile d_t (R, C) with w, (R - P_q, C - P_k - P_r)."""
     halo = halo_of(w)
     return transposed_convolve(d_t[None, None], w[None])[
         0, 0, : len(d_t) - halo.above, halo.right : d_t.shape[1] - halo.left
@@ -108,8 +107,11 @@ def valid_transposed(d_t, w):
 
 
 def forward(q, k, v, w, loaded, traffic, causal=True, scale=None, over=iter):
-    """(O, L), (N, d) and (N,): convolutional attention, tiles that load (rows, columns) = `loaded` of S0;
-    `over` wraps the list of row tiles."""
+    """Compute convolutional attention by tiles; return (O, L), (N, d) and (N,).
+
+    loaded: (rows, columns) of S0 that a tile loads.
+    over: a wrapper for the sequence of row tiles, such as a progress bar.
+    """
     n, scale = len(q), 1 / math.sqrt(q.shape[1]) if scale is None else scale
     halo = halo_of(w)
     rows, columns = owned(loaded, halo)
@@ -143,8 +145,7 @@ def forward(q, k, v, w, loaded, traffic, causal=True, scale=None, over=iter):
 
 
 class Gradients(NamedTuple):
-    """The results of a tile of the backward pass: P, dS and dT of the owned scores, and S0 with the halo
-    of dT."""
+    """Results of the backward pass for one tile: P, dS and dT of the owned scores, and S0 with its halo."""
 
     p: torch.Tensor  # (rows, columns)
     d_s: torch.Tensor  # (rows, columns)
@@ -157,7 +158,8 @@ def gradients_tile(q, k, v, w, log_sum, d, d_o, i0, j0, rows, columns, causal, s
 
     log_sum, d: (N,), L and D = rowsum(dO * O).
 
-    dT is needed P_q rows below the owned ones, P_r columns to their left and P_k to their right.
+    The transposed convolution needs dT on a halo, too: P_q rows below the owned ones, P_r columns to their
+        left and P_k to their right.
     """
     halo = halo_of(w)
     s = scores_tile(
@@ -175,6 +177,7 @@ def gradients_tile(q, k, v, w, log_sum, d, d_o, i0, j0, rows, columns, causal, s
     log_sum, d = (load_rows(array, i0, len(i), traffic)[:, None] for array in (log_sum, d))
     p = torch.where(seen(i, j, len(q), causal), torch.exp(valid(s, w) - log_sum), 0.0)
     d_p = load_rows(d_o, i0, len(i), traffic) @ load_rows(v, j0 - halo.right, len(j), traffic).T
+    # where p is 0, d_p may be inf or NaN
     d_t = torch.where(p > 0, p * (d_p - d), 0.0)
     mine = slice(0, rows), slice(halo.right, halo.right + columns)
     d_s = torch.where(seen(i[:rows], j[mine[1]], len(q), causal), valid_transposed(d_t, w), 0.0)
@@ -184,7 +187,7 @@ def gradients_tile(q, k, v, w, log_sum, d, d_o, i0, j0, rows, columns, causal, s
 
 
 def backward_queries(q, k, v, w, log_sum, d, d_o, loaded, traffic, causal=True, scale=None):
-    """Return (dQ, dW), (N, d) and (c_q, c_k): for each tile of rows, loop over the tiles of keys
+    """Compute (dQ, dW), (N, d) and (c_q, c_k), with rows in the outer loop and keys in the inner one
     (Algorithm 2)."""
     n, scale = len(q), 1 / math.sqrt(q.shape[1]) if scale is None else scale
     rows, columns = owned(loaded, halo_of(w), backward=True)
@@ -202,14 +205,14 @@ def backward_queries(q, k, v, w, log_sum, d, d_o, loaded, traffic, causal=True, 
 
 
 def backward_keys(q, k, v, w, log_sum, d, d_o, loaded, traffic, causal=True, scale=None):
-    """Return (dK, dV), both (N, d): for each tile of keys, loop over the tiles of rows that see one of
-    them (Algorithm 3)."""
+    """Compute (dK, dV), both (N, d), with keys in the outer loop and rows in the inner one (Algorithm 3)."""
     n, scale = len(q), 1 / math.sqrt(q.shape[1]) if scale is None else scale
     rows, columns = owned(loaded, halo_of(w), backward=True)
     d_k, d_v = torch.empty_like(k), torch.empty_like(v)
     for j0 in range(0, n, columns):
         width = min(columns, n - j0)
         of_k, of_v = k.new_zeros(2, width, k.shape[1])
+        # under a causal mask, start at the first tile of rows that sees one of these keys
         for i0 in range(j0 // rows * rows if causal else 0, n, rows):
             count = min(rows, n - i0)
             tile = gradients_tile(q, k, v, w, log_sum, d, d_o, i0, j0, count, width, causal, scale, traffic)

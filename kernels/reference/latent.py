@@ -1,13 +1,13 @@
-"""Reciprocal and latent attention in plain PyTorch, written for clarity: the reference of the latent kernels.
+"""Reference implementation of latent attention with a reciprocal term, in plain PyTorch.
 
-All heads share latent keys and values k̃, ṽ (N_k, L). For each head, W_q projects a query to the L dimensions
-of the keys, and W_v projects a latent value to the head's d dimensions. With q̃ = q W_q and p the position of
-the query among the keys:
+All heads share the latent keys and values k̃, ṽ (N_k, L). Each head's W_q projects its queries from d to L
+dimensions, and its W_v projects latent values from L to d dimensions. With q̃ = q W_q, and p the position of
+query i among the keys:
 
     S[i, j] = scale · (q̃_i·k̃_j + α · [0 <= p - j < window] · q̃_j·k̃_p), -inf where masked
     O       = softmax(S) ṽ W_v
 
-Source: DeepSeek-AI 2024, arXiv 2405.04434, section 2.1, for the shared latents.
+Source for the shared latents: DeepSeek-AI 2024, arXiv 2405.04434, section 2.1.
 """
 
 import math
@@ -19,19 +19,20 @@ from torch.nn.functional import pad
 def latent_attention(
     q, k_latent, v_latent, w_q, w_v, alpha=0.0, window=0, causal=True, scale=None, q_before=None
 ):
-    """Return latent attention with a reciprocal term, O like q, with N×N_k matrices and expanded values in
-    memory.
+    """Compute latent attention with a reciprocal term; return O, shaped like q.
 
-    q: (B, H, N, d), any floating type, the queries of the last N of N_k tokens.
+    This materialises the N×N_k scores and the projected values.
+
+    q: (B, H, N, d), any floating dtype, the queries of the last N of N_k tokens.
     k_latent, v_latent: (B, N_k, L), shared by the heads.
     w_q: (H, d, L).
     w_v: (H, L, d).
     alpha: the weight of the reciprocal term, a number or a tensor with one element.
-    window: the number of last keys, a query's own included, that the reciprocal term reaches.
-    causal: a query sees the keys up to its own position.
-    scale: 1/sqrt(L) unless given.
-    q_before: (B, H, P, d), the queries of the P tokens before those of q. A key whose query is not given has
-        no reciprocal term.
+    window: the number of latest keys, including the query's own, that the reciprocal term covers.
+    causal: each query sees the keys up to its own position.
+    scale: 1/sqrt(L) by default.
+    q_before: (B, H, P, d), the queries of the P tokens before those of q. A key has no reciprocal term if its
+        token's query is in neither q nor q_before.
     """
     q_all = q if q_before is None else torch.cat([q_before, q], 2)
     s = latent_scores(q_all, k_latent, w_q, q.shape[2], alpha, window, causal, scale)
@@ -39,7 +40,7 @@ def latent_attention(
 
 
 def latent_scores(q, k_latent, w_q, n, alpha=0.0, window=0, causal=True, scale=None):
-    """Return S, (B, H, n, N_k), of the last n rows of q; with causal, -inf where masked.
+    """Return the scores S, (B, H, n, N_k), of the last n rows of q; -inf where the causal mask hides a score.
 
     q: (B, H, M, d), the queries of the last M tokens.
     """
@@ -51,9 +52,9 @@ def latent_scores(q, k_latent, w_q, n, alpha=0.0, window=0, causal=True, scale=N
 
 
 def straight_and_reciprocal(q, k_latent, w_q, n):
-    """Return q̃_i·k̃_j and q̃_j·k̃_p, both (B, H, n, N_k).
+    """Return q̃_i·k̃_j and the reciprocal q̃_j·k̃_p, both (B, H, n, N_k).
 
-    The second is 0 for a key whose query is not in q (B, H, M, d).
+    The reciprocal product is 0 for keys whose query is not in q (B, H, M, d).
     """
     q_latent, missing = q @ w_q, k_latent.shape[1] - q.shape[2]
     k = k_latent[:, None]
@@ -61,21 +62,24 @@ def straight_and_reciprocal(q, k_latent, w_q, n):
 
 
 def steps_back(n, k_latent):
-    """Return p - j, (n, N_k): how many tokens key j is before query i at position p = N_k - n + i;
-    negative if after it."""
+    """Return p - j, (n, N_k): the distance from key j forward to query i at position p = N_k - n + i.
+
+    It is negative for keys after the query.
+    """
     position = torch.arange(k_latent.shape[1], device=k_latent.device)
     return position[-n:, None] - position
 
 
 def in_band(back, window):
-    """Return a mask of the entries with a reciprocal term."""
+    """Return a mask of the entries that have a reciprocal term, from the result of `steps_back`."""
     return (back >= 0) & (back < window)
 
 
 def latent_attention_backward(
     q, k_latent, v_latent, w_q, w_v, o, log_sum, d_o, alpha=0.0, window=0, causal=True, scale=None
 ):
-    """Return the gradients (dQ, dK̃, dṼ, dW_q, dW_v, dα) of latent attention, with N×N_k matrices in memory.
+    """Return the gradients (dQ, dK̃, dṼ, dW_q, dW_v, dα) of latent attention; materialises the N×N_k
+    matrices.
 
     q: (B, H, M, d), q_before and q concatenated.
     o, d_o: (B, H, N, d), the output and its gradient.
@@ -88,7 +92,7 @@ def latent_attention_backward(
     d_s = factor * p * (d_o @ (v @ w_v).mT - (d_o * o).sum(-1, keepdim=True))
     reciprocal = straight_and_reciprocal(q, k_latent, w_q, n)[1]
     outside = ~in_band(steps_back(n, k_latent), window)
-    d_band = d_s.masked_fill(outside, 0)[..., missing:]  # only of keys whose query is given
+    d_band = d_s.masked_fill(outside, 0)[..., missing:]  # only keys whose query is in q
     d_q_latent = alpha * d_band.mT @ k[:, :, -n:]
     d_q_latent[:, :, -n:] += d_s @ k
     d_k = d_s.mT @ q_latent[:, :, -n:]  # dK̃ of each head; summed over heads below
@@ -105,7 +109,7 @@ def latent_attention_backward(
 
 
 def latent_attention_decode(q_window, k_latent, v_latent, w_q, w_v, alpha=0.0, window=0, scale=None):
-    """Return the last row of causal `latent_attention`, (B, H, 1, d).
+    """Compute the last row of causal `latent_attention`, (B, H, 1, d).
 
     q_window: (B, H, R, d), the queries of the last R tokens.
     """

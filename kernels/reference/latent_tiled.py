@@ -1,15 +1,14 @@
-"""Reciprocal and latent attention tile by tile in plain PyTorch, with a count of the traffic to global
-memory. It completes the algorithm of seed text 003.
+"""Tiled latent attention with a reciprocal term, in plain PyTorch, counting the traffic to global memory.
 
-For one batch: q (H, N, d), k_latent and v_latent (N_k, L), w_q (H, d, L), w_v (H, L, d), any floating type.
-All heads of a tile are on the chip together, so that a tile of latents is loaded once for all of them. The
-text leaves these points open; here they are decided as follows:
+For one sequence: q (H, N, d), k_latent and v_latent (N_k, L), w_q (H, d, L), w_v (H, L, d), any floating
+    dtype. A tile holds all heads, so each tile of latents is loaded once for all of them. This file completes
+    the algorithm of seed text 003, which leaves these points open:
 
-    reciprocal scores    need the latent queries at key positions: those of the last window - 1 tokens before
-                         a tile of queries stay on the chip from the previous tiles (the text's option 3)
-    a masked tile        leaves the running maximum as it is, since -inf - -inf is NaN (`tiled.weight`)
-    keys before queries  query i is at position N_k - N + i; a key without a query has no reciprocal score
-    W_v                  expands the sum over all tiles once, instead of each tile's values
+    reciprocal scores    They need the latent queries of the key positions. The latent queries of the last
+                         window - 1 tokens before a tile of queries are kept on chip (option 3 of the text)
+    fully masked tiles   The running maximum is unchanged, since -inf - -inf is NaN (`tiled.weight`)
+    keys before queries  Query i is at position N_k - N + i. A key without a query has no reciprocal score
+    W_v                  It is applied once to the sum over all tiles, not to the values of each tile
 """
 
 import math
@@ -24,15 +23,15 @@ EVERY = slice(None)
 
 
 def forward(q, k_latent, v_latent, w_q, w_v, alpha, window, rows, columns, traffic, causal=True, scale=None):
-    """Return (O, L), (H, N, d) and (H, N), by tiles of `rows` queries and `columns` keys.
+    """Return (O, L), (H, N, d) and (H, N), computed by tiles of `rows` queries and `columns` keys.
 
-    traffic: `tiled.Traffic`, which counts the elements loaded and stored.
+    traffic: a `tiled.Traffic`, which counts the elements loaded and stored.
     """
     heads, n, _ = q.shape
     keys, latent = k_latent.shape
     scale = 1 / math.sqrt(latent) if scale is None else scale
     o, log_sum = torch.empty_like(q), q.new_empty(heads, n)
-    cached = q.new_empty(heads, 0, latent)  # latent queries of the last positions before `stop`
+    cached = q.new_empty(heads, 0, latent)  # latent queries of the latest positions before `stop`
     for block in tiles(n, rows):
         start, stop = keys - n + block.start, keys - n + block.stop
         q_latent = traffic.load(q, (EVERY, block)) @ traffic.load(w_q, EVERY)
@@ -56,7 +55,7 @@ def forward(q, k_latent, v_latent, w_q, w_v, alpha, window, rows, columns, traff
 
 
 def steps_back(start, stop, tile, device):
-    """Return how many tokens each key of the tile is before each query at the positions [start, stop)."""
+    """Return the distance from each key of the tile forward to each query at the positions [start, stop)."""
     position = torch.arange(start, stop, device=device)
     return position[:, None] - torch.arange(tile.start, tile.stop, device=device)
 

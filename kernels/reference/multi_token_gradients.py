@@ -1,13 +1,14 @@
-"""The gradients of the whole multi-token layer, in plain PyTorch with N×N matrices in memory.
+"""Gradients of the complete multi-token layer, in plain PyTorch, with materialised N×N matrices.
 
-With S, T, P and U as in `kernels.reference.multi_token_attention`, and 0 where masked:
+S, T, P and U are those of `kernels.reference.multi_token_attention`. All gradients are 0 where masked:
 
     dU' = dO vᵀ          dU = M2ᵀ dU'        dP = dU, transposed convolution with the second taps
     dT' = P ∘ (dP - D)   dT = M1ᵀ dT'        dS = dT, transposed convolution with the first taps
     dQ = scale · dS k    dK = scale · dSᵀ q  dV = U'ᵀ dO
     dM1[g, h] = Σ dT'_g ∘ T_h                dM2[g, h] = Σ dU'_g ∘ U_h
 
-Because the softmax is not the last step, D[i] = Σ_j P[i, j] dP[i, j] differs from the sum of dO · O.
+D[i] = Σ_j P[i, j] dP[i, j]. In plain attention this equals the row sum of dO · O; in this layer it does not,
+because the output is not P v.
 """
 
 import math
@@ -30,8 +31,8 @@ from kernels.reference import (
 
 
 class Gradients(NamedTuple):
-    """The gradient of each argument of `multi_token_attention`, with its shape; None if the argument is
-    None."""
+    """The gradients of the arguments of `multi_token_attention`, in their shapes; None for an argument that
+    is None."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -58,11 +59,12 @@ def multi_token_attention_backward(
     causal=True,
     scale=None,
 ):
-    """Return the Gradients of the multi-token layer, with N×N matrices in memory.
+    """Compute the Gradients of the multi-token layer, with materialised N×N matrices.
 
     d_y: the gradient of y.
 
-    Each convolution and each map passes its gradient on by its transpose.
+    The other arguments are those of `multi_token_attention`. The gradient passes back through each
+    convolution and each head map by its transpose.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     s, t, _ = mixed_scores(q, k, taps, head_map, causal, scale)
@@ -97,8 +99,10 @@ def transposed_map(head_map):
 
 
 def map_gradient(d_y, x, head_map):
-    """Return the gradient of `mix_heads` with respect to the map, with its shape: Σ d_y[g] x[h] over
-    batch, rows and columns."""
+    """Return the gradient of `mix_heads` with respect to the map, in its shape.
+
+    It is Σ d_y[g] x[h], summed over batch, rows and columns.
+    """
     if head_map is None:
         return None
     d_y, x = (tensor.unflatten(1, in_groups(head_map).shape[:2]) for tensor in (d_y, x))
@@ -106,7 +110,7 @@ def map_gradient(d_y, x, head_map):
 
 
 def gated_norm_backward(o, norm, gate, d_y):
-    """Return (dO, d_norm, d_gate) of `gated_norm`; None for a part that is None."""
+    """Return (dO, d_norm, d_gate) of `gated_norm`; an operation that is None has the gradient None."""
     x = o if norm is None else normed(o) * norm
     d_x, d_norm, d_gate = d_y, None, None
     if gate is not None:

@@ -1,14 +1,15 @@
-"""The multi-token layer tile by tile in plain PyTorch: two passes over the tiles, with all heads in a tile.
+"""Tiled multi-token layer in plain PyTorch: two passes over the tiles, each tile with all heads.
 
-Of one sequence: q, k, v (H, N, d), any floating type. A tile that OWNS rows [i0, i0 + R) and columns [j0, j0
-+ C) needs, with P_q, P_k, P_r of the first taps and P'_q, P'_k, P'_r of the second:
+For one sequence: q, k, v (H, N, d), any floating dtype. Let P_q, P_k, P_r be the halo of the first
+    convolution, and P'_q, P'_k, P'_r that of the second. A tile that OWNS rows [i0, i0 + R) and columns [j0,
+    j0 + C) needs:
 
     pass 1, L   T' on its own entries; S0 on rows [i0 - P_q, i0 + R), columns [j0 - P_k, j0 + C + P_r)
     pass 2, O   P on rows [i0 - P'_q, i0 + R), columns [j0 - P'_k, j0 + C + P'_r); S0 around that as in pass 1
 
-The log-sum-exp of a row is known only after all its tiles, so a convolution of P needs a second pass. In this
-pass P = exp(T' - L) is final as soon as it is computed, with the L of halo rows for those rows, and O is a
-plain sum.
+The second convolution needs normalised probabilities, and the log-sum-exp of a row is known only after all
+its tiles; hence the second pass. In this pass P = exp(T' - L) is final as soon as it is computed, also in
+halo rows, whose L is loaded, too. O is then a plain sum over tiles.
 """
 
 import math
@@ -21,7 +22,7 @@ from kernels.reference.conv_tiled import Halo, halo_of, load_rows, positions, sc
 
 
 class Parts(NamedTuple):
-    """The layer's parts for all of its heads; None changes nothing."""
+    """The layer's optional operations, for all of its heads. None means the identity."""
 
     taps: torch.Tensor | None = None  # (H, c_q, c_k)
     head_map: torch.Tensor | None = None  # (H, H) or (H / s, s, s)
@@ -34,7 +35,7 @@ def halo(taps):
 
 
 def convolved(tiles, taps):
-    """Return the convolution of tiles (H, R, C) where it needs no element outside."""
+    """Return the "valid" convolution of each head's tile, for tiles (H, R, C)."""
     return tiles if taps is None else torch.stack([valid(tile, w) for tile, w in zip(tiles, taps)])
 
 
@@ -43,8 +44,10 @@ def mixed(tiles, head_map):
 
 
 def mixed_tile(q, k, parts, i0, j0, rows, columns, causal, scale, traffic):
-    """Return T' of rows [i0, i0 + rows) and columns [j0, j0 + columns) of all heads, -inf if masked or
-    outside."""
+    """Return T' for rows [i0, i0 + rows) and columns [j0, j0 + columns) of all heads.
+
+    Entries that are masked or outside the sequence are -inf.
+    """
     above, left, right = halo(parts.taps)
     place = i0 - above, j0 - left, rows + above, columns + left + right
     s = torch.stack([scores_tile(*head, *place, causal, scale, traffic) for head in zip(q, k)])
@@ -53,8 +56,8 @@ def mixed_tile(q, k, parts, i0, j0, rows, columns, causal, scale, traffic):
 
 
 def statistics(q, k, parts, owned, traffic, causal=True, scale=None):
-    """Return L (H, N), the log-sum-exp of each row of T' (pass 1), over tiles that own (rows, columns) =
-    `owned`."""
+    """Run pass 1 over tiles that own (rows, columns) = `owned`; return L (H, N), the log-sum-exp of each row
+    of T'."""
     heads, n, d = q.shape
     scale = 1 / math.sqrt(d) if scale is None else scale
     log_sum = q.new_empty(heads, n)
@@ -70,7 +73,7 @@ def statistics(q, k, parts, owned, traffic, causal=True, scale=None):
 
 
 def output(q, k, v, parts, log_sum, owned, traffic, causal=True, scale=None):
-    """Return O (H, N, d) from the L of pass 1 (pass 2)."""
+    """Run pass 2, given L from pass 1; return O (H, N, d)."""
     heads, n, d = q.shape
     scale = 1 / math.sqrt(d) if scale is None else scale
     o = torch.empty_like(v)
@@ -89,7 +92,7 @@ def output(q, k, v, parts, log_sum, owned, traffic, causal=True, scale=None):
 
 
 def after_tile(q, k, parts, log_sum, i0, j0, rows, columns, causal, scale, traffic):
-    """Return U of rows [i0, i0 + rows) and columns [j0, j0 + columns) of all heads, 0 where masked."""
+    """Return U for rows [i0, i0 + rows) and columns [j0, j0 + columns) of all heads, 0 where masked."""
     above, left, right = halo(parts.after_taps)
     place = i0 - above, j0 - left, rows + above, columns + left + right
     t = mixed_tile(q, k, parts, *place, causal, scale, traffic)
@@ -100,6 +103,6 @@ def after_tile(q, k, parts, log_sum, i0, j0, rows, columns, causal, scale, traff
 
 
 def forward(q, k, v, parts, owned, traffic, causal=True, scale=None):
-    """Return (O, L), (H, N, d) and (H, N), by both passes over tiles that own (rows, columns) = `owned`."""
+    """Run both passes over tiles that own (rows, columns) = `owned`; return (O, L), (H, N, d) and (H, N)."""
     log_sum = statistics(q, k, parts, owned, traffic, causal, scale)
     return output(q, k, v, parts, log_sum, owned, traffic, causal, scale), log_sum

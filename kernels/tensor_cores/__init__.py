@@ -1,7 +1,7 @@
-"""Code that the kernels on tensor cores share; all take bfloat16 or float16 and accumulate in float32.
+"""Code shared by the tensor-core kernels, which compute in bfloat16 or float16 with float32 accumulators.
 
-Tensors enter as int16 bits, in rows padded to 64 or 128 elements; O leaves as int32, two 16-bit values each.
-Read the files in this order:
+Kernels receive 16-bit tensors as int16 bit patterns, in rows padded to 64 or 128 elements. They store O as
+int32, two 16-bit values per element. Read the files in this order:
 
     instructions.py   `mma`, `ldmatrix`, `cp.async` and conversions, as inline PTX
     tiles.py          device functions: copies of tiles, the online softmax, products of a warp's rows

@@ -1,19 +1,20 @@
-"""Instructions of tensor cores and asynchronous copies, as inline PTX, because Numba CUDA has no names for
-them.
+"""Tensor-core and asynchronous-copy instructions as inline PTX, because Numba CUDA does not expose them.
 
     ldmatrix_x1 _x2 _x4 (_trans)   load 8×8 matrices of 16-bit values from shared memory into a warp's
                                    registers
     mma_bf16 mma_f16               D = A B + C on a tensor core: A 16×16, B 16×8, float32 accumulators;
                                    _k8: only the left half of A and the upper half of B
     cp_async_16 _8 _4              copy bytes from global to shared memory while the thread continues
-    cp_async_commit, _wait_N       end a group of copies; wait until at most the N newest groups are pending
-    pack_bf16 pack_f16             round two float32 into the halves of a register
+    cp_async_commit, _wait_N       close a group of copies; wait until at most the N newest groups are pending
+    pack_bf16 pack_f16             round two float32 values into the halves of a register
     exp2_approx                    2^x, with an error of about 2 units in the last place
 
-They need sm_80 or newer. 16-bit values are in shared memory as int16, because Numba cannot declare bfloat16
-there. On a GPU the PTX runs; the simulator calls the reference implementations in its table. Those of mma and
-ldmatrix are in sim.isa.tensor, which also defines which lane holds which element; those of cp.async are in
-sim.isa.copies. The last two rows of the list are defined here.
+All of them require sm_80 or newer. Arrays of 16-bit values in shared memory are declared as int16, because
+Numba cannot declare bfloat16 there.
+
+On a GPU, the PTX runs. The simulator calls reference implementations instead: those of mma and ldmatrix are
+    in sim.isa.tensor, which also defines which lane holds which element, and those of cp.async in
+    sim.isa.copies. The reference implementations of pack and exp2_approx are in this file.
 
 Source: PTX ISA 9.7.9.21 (cvt), 9.7.3 (ex2).
 """
@@ -40,8 +41,9 @@ REGISTERS = {types.uint32: (I32, "r"), types.int32: (I32, "r"), types.float32: (
 
 
 def check_gpu(name):
-    """Raise UnsupportedError if the code is compiled for a GPU without the instruction."""
+    """Raise UnsupportedError when compiling for a GPU that lacks the instruction."""
     target = ConfigStack.top_or_none()
+    # the simulator compiles without a target; every instruction is then available
     capability = getattr(target, "compute_capability", None) or OLDEST
     if tuple(capability) < OLDEST:
         raise UnsupportedError(
@@ -51,10 +53,10 @@ def check_gpu(name):
 
 
 def assembled(builder, text, results, operands, effect=False):
-    """Emit inline PTX; return its result: one value, a struct of several, or none.
+    """Emit inline PTX, and return its result: one value, a struct of several, or none.
 
     operands: (constraint letter, value) pairs.
-    effect: the instruction touches memory or must not be reordered.
+    effect: whether the instruction accesses memory or must not be reordered.
     """
     kinds = [REGISTERS[kind][0] for kind in results]
     given = ir.VoidType() if not kinds else kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds)
@@ -72,14 +74,14 @@ def as_tuple(context, builder, kind, struct, count):
 
 
 def numbered(first, count):
-    """Return `count` operands of inline PTX from the first on, such as "$4, $5"."""
+    """Return `count` consecutive operands of inline PTX, such as "$4, $5"."""
     return ", ".join(f"${number}" for number in range(first, first + count))
 
 
 def of_registers(name, text, operands, results):
-    """Return an intrinsic that computes from registers only.
+    """Create an intrinsic whose operands and results are all registers.
 
-    text: the PTX, with $0 … for the results, then for the operands.
+    text: the PTX, with $0, $1, … for the results and then for the operands.
     operands, results: Numba types, keys of REGISTERS.
     """
 
@@ -94,6 +96,8 @@ def of_registers(name, text, operands, results):
         return value if len(results) == 1 else as_tuple(context, builder, results[0], value, len(results))
 
     answer = results[0] if len(results) == 1 else types.UniTuple(results[0], len(results))
+    # Numba reads the number of arguments from the signature, so the function is generated with a fixed
+    # number.
     names = ", ".join(f"x{number}" for number in range(len(operands)))
     source = f"def {name}(typing, {names}):\n    check({names})\n    return answer(*operands), code\n"
     space = {"check": check, "answer": answer, "operands": operands, "code": code}
@@ -106,8 +110,10 @@ def indices_of(context, builder, array_type, index_type, index):
 
 
 def shared_address(context, builder, array_type, array, index_type, index):
-    """Return the 32-bit address of array[index] in shared memory, as a short sum whose constants ptxas
-    folds."""
+    """Return the 32-bit address of array[index] in shared memory.
+
+    It is computed as a short sum, in which ptxas can fold the constants.
+    """
     struct = context.make_array(array_type)(context, builder, array)
     base = builder.addrspacecast(struct.data, ir.PointerType(struct.data.type.pointee, 3))
     address = builder.ptrtoint(base, I32)
@@ -130,10 +136,10 @@ def global_address(context, builder, array_type, array, index_type, index):
 
 
 def ldmatrix(count, transposed):
-    """Return the intrinsic (tile, index) -> `count` registers.
+    """Create the intrinsic (tile, index) -> `count` registers.
 
     tile: an int16 array in shared memory.
-    index: of the first of 8 neighbours in a row: the row that this lane addresses.
+    index: the position of the first of the 8 adjacent elements in the matrix row that this lane addresses.
     """
     name = f"ldmatrix_x{count}{'_trans' if transposed else ''}"
     text = (
@@ -164,11 +170,10 @@ ldmatrix_x1_trans, ldmatrix_x2_trans, ldmatrix_x4_trans = (ldmatrix(count, True)
 
 
 def mma(kind):
-    """Return the intrinsics of D = A B + C for k = 16 and for k = 8; products are exact, sums rounded to
-    float32.
+    """Create the intrinsics for D = A B + C with k = 16 and with k = 8.
 
     Their arguments are (a0 … a3, b0, b1: uint32, c0 … c3: float32) and (a0, a1, b0, c0 … c3); both return (d0
-    … d3).
+    … d3). Products are exact, and sums are rounded to float32.
     """
 
     def text(depth, a, b):
@@ -193,14 +198,14 @@ def mma(kind):
 
 
 def pack(kind, dtype):
-    """Return the intrinsic (low, high: float32) -> uint32, which rounds both to 16 bits, to nearest, ties
-    to even."""
+    """Create the intrinsic (low, high: float32) -> uint32, which rounds both to 16 bits, ties to even."""
     text = f"cvt.rn.{kind}x2.f32 $0, $2, $1;"
     packed = of_registers(f"pack_{kind}", text, [types.float32] * 2, [types.uint32])
 
     @function(name=f"pack_{kind}", native=None, stands_for=packed, source="PTX ISA cvt")
     def semantics(low: float32, high: float32) -> uint32:
         both = np.array([low, high], float32)
+        # cvt returns the canonical NaN 0x7FFF
         bits = np.where(np.isnan(both), np.uint16(0x7FFF), both.astype(dtype).view(np.uint16))
         return bits.view(uint32)[0]
 
@@ -215,6 +220,7 @@ exp2_approx = of_registers("exp2_approx", "ex2.approx.ftz.f32 $0, $1;", [types.f
 @function(name="exp2_approx", ulps=2, stands_for=exp2_approx, source="PTX ISA ex2.approx.ftz.f32")
 def _exp2_approx(x: float32) -> float32:
     power = np.exp2(x)
+    # .ftz: subnormal results are flushed to zero
     return 0.0 if power < SMALLEST else power
 
 
@@ -222,12 +228,12 @@ def _exp2_approx(x: float32) -> float32:
 
 
 def cp_async(size):
-    """Return the intrinsic (tile, index, source, index, valid), which copies `size` bytes from global to
-    shared memory.
+    """Create the intrinsic (tile, index, source, source index, valid), an asynchronous copy of `size` bytes.
 
-    It writes zeros if `valid` is 0, and the bytes if it is `size`. They have arrived after a commit and a
-    wait.
+    It copies from global to shared memory if `valid` equals `size`, and writes zeros if `valid` is 0. The
+    data are visible after a commit and a wait.
     """
+    # .cg bypasses L1 and exists only for 16 bytes
     name = f"cp_async_{size}"
     text = f"cp.async.{'cg' if size == 16 else 'ca'}.shared.global [$0], [$1], {size}, $2;"
 
@@ -247,7 +253,7 @@ def cp_async(size):
 
 
 def ordering(name, text):
-    """Return an intrinsic without operands that must not be reordered."""
+    """Create an intrinsic without operands that the compiler must not reorder."""
 
     @intrinsic
     def ordered(typing):

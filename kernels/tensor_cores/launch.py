@@ -1,4 +1,4 @@
-"""The host side of kernels on tensor cores: pad 16-bit tensors, view them as integers, and launch."""
+"""Host side of the tensor-core kernels: pad 16-bit tensors, reinterpret them as integers, and launch."""
 
 from typing import NamedTuple
 
@@ -10,13 +10,14 @@ from kernels.common.launch import launch, output
 from kernels.common.splits import multiprocessors
 from kernels.tensor_cores.tiles import CHUNK
 
+# compute capability
 OLDEST = (8, 0)
 TENSOR_WIDTHS = (64, 128)
-RESIDENT = 2  # blocks per multiprocessor
+RESIDENT = 2  # resident blocks per multiprocessor
 
 
 class Work(NamedTuple):
-    """The queries that a block owns, and the threads that it has."""
+    """The work of a block: the number of query rows that it owns, and its number of threads."""
 
     rows: int
     threads: int
@@ -28,12 +29,12 @@ def kind_of(tensor):
 
 
 def tensor_width(d):
-    """Return the width of a kernel's rows for head size d."""
+    """Return the row width of the kernel for head size d."""
     return next(width for width in TENSOR_WIDTHS if width >= d)
 
 
 def check_tensor_cores(q):
-    """Raise ValueError if q is on a GPU without tensor cores for its type."""
+    """Raise ValueError if q is on a GPU whose tensor cores do not support its dtype."""
     if q.is_cuda and torch.cuda.get_device_capability(q.device) < OLDEST:
         major, minor = torch.cuda.get_device_capability(q.device)
         raise ValueError(
@@ -45,10 +46,10 @@ def check_tensor_cores(q):
 def launch_on_tensor_cores(kernel, work, q, k, v, taps, scale, causal, run):
     """Launch a kernel over all rows of q; return (O, L).
 
-    kernel: its arguments are (q, k, v, *taps, scale, causal, serpentine, o, log_sum). It reads int16, writes
-        int32 with two 16-bit values each, and its rows have one of TENSOR_WIDTHS, with zeros after d. Its
-        scale is positive.
-    work: its rows per block and threads; `schedule` gives the grid.
+    kernel: called with (q, k, v, *taps, scale, causal, serpentine, o, log_sum). It reads int16, and writes
+        int32 elements with two 16-bit values each. Its rows have one of TENSOR_WIDTHS, zero-padded after
+        column d. `scale` is positive.
+    work: rows and threads per block, from which `schedule` computes the grid.
     """
     check_tensor_cores(q)
     (batch, heads, n, d), width = q.shape, tensor_width(q.shape[3])
@@ -72,13 +73,15 @@ def launch_on_tensor_cores(kernel, work, q, k, v, taps, scale, causal, run):
 
 
 def schedule(sequences, n, rows, causal, device):
-    """Return (grid, serpentine) of a launch whose blocks own `rows` of n queries; sequences: B · H.
+    """Return (grid, serpentine) for a launch in which each block owns `rows` of n queries.
 
-        grid    (B · H, tiles of rows), the tiles with most keys first
+    sequences: B · H.
 
-    If all blocks are resident at once, the tiles are in serpentine order: the second half of the blocks takes
-    its tiles in ascending order. Blocks share a multiprocessor in the order of their indices, so one with
-    many keys then shares it with one that has few.
+        grid    (B · H, tiles of rows), the tiles with the most keys first
+
+    If all blocks are resident at once, tiles are assigned in serpentine order: the second half of the blocks
+        takes its tiles in ascending order. Blocks are placed on multiprocessors in index order, so a block
+        with many keys then shares its multiprocessor with one that has few.
     """
     tiles = -(-n // rows)
     all_at_once = device.type == "cuda" and sequences * tiles <= RESIDENT * multiprocessors(device)
@@ -86,17 +89,17 @@ def schedule(sequences, n, rows, causal, device):
 
 
 def operand(x, width):
-    """Return 16-bit values as int16, in rows of `width` elements padded with zeros and aligned
-    to 16 bytes."""
+    """Return a 16-bit tensor as int16 for a kernel: rows zero-padded to `width` elements, aligned to 16
+    bytes."""
     if x.shape[-1] < width:
         x = pad(x, (0, width - x.shape[-1]))
     return (x if x.data_ptr() % 16 == 0 else x.clone()).contiguous().view(torch.int16)
 
 
 def aligned(rows):
-    """Return 16-bit rows (B, H, N, d) as int16, without a copy if each row begins at a multiple of 16 bytes.
+    """Return 16-bit rows (B, H, N, d) as int16, without a copy if every row is aligned to 16 bytes.
 
-    Otherwise return a copy; if d is no multiple of 8, its rows end with zeros.
+    Otherwise return an aligned copy, whose rows are zero-padded to a multiple of 8 elements.
     """
     d = rows.shape[3]
     if d % CHUNK:
@@ -107,6 +110,8 @@ def aligned(rows):
 
 
 def with_positive_scale(q, scale):
-    """Return (q, scale) of the same product with scale > 0: the kernels assume that a larger score has a
-    larger weight."""
+    """Return an equivalent (q, scale) with scale > 0.
+
+    The kernels require it: they assume that a larger score has a larger weight.
+    """
     return (q, scale) if scale > 0 else (-q, -scale) if scale < 0 else (q * 0, float32(1))

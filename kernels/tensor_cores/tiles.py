@@ -1,9 +1,10 @@
-"""Device functions of the kernels on tensor cores: copies of tiles, the online softmax, products.
+"""Device functions of the tensor-core kernels: copies of tiles, the online softmax, products.
 
-A warp owns `m_tiles` pieces of 16 rows. In `mma`'s layout (`kernels.tensor_cores.instructions`) a lane holds
-two rows of each piece: its row r is in the upper (r % 2 = 0) or lower half of piece r // 2. Four lanes, a
-quad, share a row. In a matrix of accumulators, four consecutive elements of a lane belong to one block of 16
-× 8: two columns of the upper row, then two of the lower.
+A warp owns `m_tiles` tiles of 16 rows. In the accumulator layout of `mma`
+(`kernels.tensor_cores.instructions`), a lane holds elements of two rows of each tile, so of 2 · m_tiles rows:
+the lane's row r is in the upper (r % 2 = 0) or lower (r % 2 = 1) half of tile r // 2. Four lanes, a quad,
+share a row. In an array of accumulators, each group of four elements belongs to one 16 × 8 block: two columns
+of the upper row, then two of the lower.
 """
 
 import functools
@@ -27,16 +28,16 @@ from kernels.tensor_cores.instructions import (
     pack_f16,
 )
 
-PADDING = 8  # elements: eight rows of a tile then begin in different banks
-CHUNK = 8  # 16-bit elements in a copy of 16 bytes
+PADDING = 8  # in elements: eight rows of a tile then start in different banks
+CHUNK = 8  # 16-bit elements per 16-byte copy
 FULL = 0xFFFFFFFF
-SLACK = float32(8)  # a weight may grow to 2^SLACK before its row takes a new maximum
+SLACK = float32(8)  # weights may grow to 2^SLACK before the running maximum of their row is raised
 LARGEST, LARGEST_HALF = float32(3e38), float32(65504)
 LN2, LOG2E = float32(math.log(2)), float32(1 / math.log(2))
 
 
 class Arithmetic(NamedTuple):
-    """The instructions for one 16-bit type."""
+    """The intrinsics for one 16-bit type."""
 
     mma: object
     mma_k8: object
@@ -51,10 +52,10 @@ ARITHMETIC = {
 
 @cuda.jit(device=True)
 def row_tile(serpentine):
-    """Return the index of the tile of rows that this block owns; blockIdx.y counts the blocks of a sequence.
+    """Return the index of the tile of rows that this block owns, from blockIdx.y.
 
-    The last tile comes first, because under a causal mask it sees the most keys. In serpentine order the
-    second half of the blocks counts up from tile 0: `kernels.tensor_cores.launch.schedule` says when.
+    The last tile comes first, because under a causal mask it sees the most keys. In serpentine order, the
+    second half of the blocks counts up from tile 0; see `kernels.tensor_cores.launch.schedule`.
     """
     block, blocks = cuda.blockIdx.y, cuda.gridDim.y
     if serpentine and 2 * block >= blocks:
@@ -70,11 +71,11 @@ def clamped(x):
 
 @functools.cache
 def tile_copier(rows, width, threads):
-    """Return copy(tile, base, x, batch, head, first), which starts to copy rows [first, first + rows) of
-    x[batch, head].
+    """Create copy(tile, base, x, batch, head, first), which copies rows [first, first + rows) of x[batch,
+    head].
 
-    They go to tile[base : base + rows]; rows outside x become zeros. The copies are asynchronous: the caller
-    commits them and waits.
+    The destination is tile[base : base + rows]; rows outside x become zeros. The copies are asynchronous: the
+    caller must commit them and wait.
     """
     chunks = width // CHUNK
     if rows * chunks % threads:
@@ -99,9 +100,11 @@ def tile_copier(rows, width, threads):
 
 @functools.cache
 def row_copier(width, threads):
-    """Return copy(tile, base, count, x, batch, head, first), like `tile_copier`'s for any number of rows.
+    """Create copy(tile, base, count, x, batch, head, first), like `tile_copier` with a run-time number of
+    rows.
 
-    Rows of x have at most `width` elements, a multiple of CHUNK; the rest of a row of the tile becomes zeros.
+    Rows of x have at most `width` elements, a multiple of CHUNK. The remaining columns of the tile become
+    zeros.
     """
     chunks = width // CHUNK
 
@@ -119,16 +122,16 @@ def row_copier(width, threads):
 
 
 def window_of(c_k):
-    """Return how many blocks of eight columns of S0 are needed for eight columns of T."""
+    """Return the number of 8-column blocks of S0 that one 8-column block of T depends on."""
     return 2 if c_k <= 9 else 3
 
 
 @functools.cache
 def tap_loader(kind, c_q, c_k):
-    """Return load_taps(taps, w, head), which loads this lane's fragments of the bands of taps.
+    """Create load_taps(taps, w, head), which loads this lane's fragments of the banded matrices of taps.
 
-    Row a of the taps becomes a band matrix B[j', j] = w[a, j' - j], the right operand of `mma` for a window
-    of S0.
+    Row a of the taps becomes the banded (Toeplitz) matrix B[j', j] = w[a, j' - j], the right operand of `mma`
+    for a window of S0.
     """
     pack, window = ARITHMETIC[kind].pack, window_of(c_k)
 
@@ -148,13 +151,13 @@ def tap_loader(kind, c_q, c_k):
 
 @functools.cache
 def softener(m_tiles, n_tiles, d_tiles):
-    """Return soften(s, m, l, o, factor), the online softmax of a warp's rows.
+    """Create soften(s, m, l, o, factor), one step of the online softmax for a warp's rows.
 
-    s, m_tiles × n_tiles × 4 elements of a lane, becomes 2^(factor · (s - m)), and m, l and o of its rows are
-    updated. m is the same in the four lanes of a row; l is the sum over this lane's elements only.
+    It replaces s, the lane's m_tiles × n_tiles × 4 scores, by 2^(factor · (s - m)), and updates m, l and o of
+    its rows. m is equal in the four lanes of a row; l is the sum of this lane's elements only.
 
-    m is near the row's maximum, not equal to it: it is raised, and l and o rescaled, only if a power would
-    exceed 2^SLACK. That is rare, so most tiles skip the shuffles.
+    m approximates the running maximum. It is raised, and l and o are rescaled, only if a weight would exceed
+    2^SLACK. That is rare, so most tiles skip the shuffles and the rescaling.
     """
 
     @cuda.jit(device=True)
@@ -168,7 +171,7 @@ def softener(m_tiles, n_tiles, d_tiles):
     @cuda.jit(device=True)
     def soften(s, m, l, o, factor):
         slack, grown = min(SLACK / factor, LARGEST), False
-        # 1. does any weight of the warp exceed 2^SLACK?
+        # 1. check whether any weight of the warp would exceed 2^SLACK
         for r in range(2 * m_tiles):
             grown = grown or largest_of(s, r) > m[r] + slack
         if cuda.any_sync(FULL, grown):  # the whole warp takes the same branch
@@ -178,7 +181,7 @@ def softener(m_tiles, n_tiles, d_tiles):
                 largest = max(largest, cuda.shfl_xor_sync(FULL, largest, 1))
                 largest = max(largest, cuda.shfl_xor_sync(FULL, largest, 2))
                 largest = max(m[r], largest)
-                shrink = float32(0)  # before the first key m is -inf, and -inf - -inf is NaN
+                shrink = float32(0)  # before the first key, m is -inf, and -inf - -inf is NaN
                 if m[r] != MINUS_INFINITY:
                     shrink = exp2_approx((m[r] - largest) * factor)
                 m[r] = largest
@@ -187,7 +190,7 @@ def softener(m_tiles, n_tiles, d_tiles):
                     x = ((r >> 1) * d_tiles + tile) * 4 + (r & 1) * 2
                     o[x] *= shrink
                     o[x + 1] *= shrink
-        # 2. the weights, and this lane's share of their sum
+        # 2. compute the weights, and add them to this lane's part of the sum
         for r in range(2 * m_tiles):
             base = float32(0) if m[r] == MINUS_INFINITY else m[r]
             for tile in range(n_tiles):
@@ -201,9 +204,9 @@ def softener(m_tiles, n_tiles, d_tiles):
 
 @functools.cache
 def mma_pair(kind):
-    """Return add_pair(sums, at, a0, a1, a2, a3, b0, b1, b2, b3): sums[at : at + 8] += A [B B'].
+    """Create add_pair(sums, at, a0, a1, a2, a3, b0, b1, b2, b3), which adds A [B B'] to sums[at : at + 8].
 
-    B is in b0 and b1, B' in b2 and b3: the four registers that one `ldmatrix_x4` loads.
+    B is in b0 and b1, and B' in b2 and b3: the four registers that one `ldmatrix_x4` loads.
     """
     mma = ARITHMETIC[kind].mma
 
@@ -222,19 +225,20 @@ def mma_pair(kind):
 
 @functools.cache
 def score_adder(kind, m_tiles, n_tiles, depth):
-    """Return add_scores(s, a, tile, first): s = A Bᵀ, where B is the 8 · n_tiles rows of the tile from
-    `first` on.
+    """Create add_scores(s, a, tile, first), which computes s = A Bᵀ.
 
-    a: a lane's fragments of A as left operands of `mma`, m_tiles × depth × 4 registers.
-    depth: steps of 16 columns in a row.
+    B is the 8 · n_tiles rows of the tile that start at row `first`.
+
+    a: the lane's fragments of A as left operands of `mma`, m_tiles × depth × 4 registers.
+    depth: the number of 16-column steps per row.
     """
     add_pair, numbers = mma_pair(kind), m_tiles * n_tiles * 4
 
     @cuda.jit(device=True)
     def add_scores(s, a, tile, first):
         lane = cuda.threadIdx.x & 31
-        # lane l gives ldmatrix_x4 the address of row l % 8 of matrix l / 8: keys 0-7 with columns 0-7, the
-        # same keys with columns 8-15, then keys 8-15
+        # Lane l supplies the address of row l % 8 of matrix l / 8. The four matrices are keys 0-7 with
+        # columns 0-7, the same keys with columns 8-15, then keys 8-15 likewise.
         row, column = first + (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
         for x in range(numbers):
             s[x] = float32(0)
@@ -250,25 +254,26 @@ def score_adder(kind, m_tiles, n_tiles, depth):
 
 @functools.cache
 def value_adder(kind, m_tiles, n_tiles, d_tiles):
-    """Return add_values(o, p, tile, first): o += P V, where V is the 8 · n_tiles rows of the tile from
-    `first` on.
+    """Create add_values(o, p, tile, first), which computes o += P V.
 
-    p: a lane's accumulators of the scores. Their layout equals that of `mma`'s left operand, so they only
-        have to be rounded.
+    V is the 8 · n_tiles rows of the tile that start at row `first`.
+
+    p: the lane's score accumulators. Their layout equals that of the left operand of `mma`, so they only need
+        rounding to 16 bits.
     """
     add_pair, pack = mma_pair(kind), ARITHMETIC[kind].pack
 
     @cuda.jit(device=True)
     def add_values(o, p, tile, first):
         lane = cuda.threadIdx.x & 31
-        # transposed while loading, since V's rows are keys, and `mma` takes the right operand by columns
+        # Load V transposed: its rows are keys, and `mma` expects the right operand in column-major order.
         row, column = first + (lane & 15), (lane >> 4) * 8
         for step in range(n_tiles // 2):
             for pair in range(d_tiles // 2):
                 b0, b1, b2, b3 = ldmatrix_x4_trans(tile, (row + step * 16, column + pair * 16))
                 for piece in range(m_tiles):
                     x, y = (piece * n_tiles + step * 2) * 4, (piece * d_tiles + pair * 2) * 4
-                    # two accumulator blocks of 16 × 8 are one left operand of 16 × 16
+                    # two 16 × 8 accumulator blocks form one 16 × 16 left operand
                     a0, a1 = pack(p[x], p[x + 1]), pack(p[x + 2], p[x + 3])
                     a2, a3 = pack(p[x + 4], p[x + 5]), pack(p[x + 6], p[x + 7])
                     add_pair(o, y, a0, a1, a2, a3, b0, b1, b2, b3)
@@ -278,18 +283,18 @@ def value_adder(kind, m_tiles, n_tiles, d_tiles):
 
 @cuda.jit(device=True)
 def whole_sum(l):
-    """Return the sum of l over the quad of a row, in each of its four lanes."""
+    """Return the sum of l over the quad that shares a row, in each of its four lanes."""
     l += cuda.shfl_xor_sync(FULL, l, 1)
     return l + cuda.shfl_xor_sync(FULL, l, 2)
 
 
 @functools.cache
 def row_storer(kind, d_tiles):
-    """Return store_row(out, log_sum, batch, head, i, o, r, m, l, factor), which divides and stores O and L of
-    row i.
+    """Create store_row(out, log_sum, batch, head, i, o, r, m, l, factor), which normalises and stores row i
+    of O and L.
 
-    r: the index of this row in the lane.
-    out: (B, H, N, d / 2), int32, two 16-bit values each.
+    r: the index of row i among the rows that the lane holds.
+    out: (B, H, N, d / 2), int32, two 16-bit values per element.
     """
     pack = ARITHMETIC[kind].pack
 
@@ -302,7 +307,7 @@ def row_storer(kind, d_tiles):
             for tile in range(d_tiles):
                 x = ((r >> 1) * d_tiles + tile) * 4 + (r & 1) * 2
                 out[batch, head, i, tile * 4 + (lane & 3)] = int32(pack(o[x] * share, o[x + 1] * share))
-            if lane & 3 == 0:  # one lane of the quad; m is in units of 1 / factor, log_sum in nats
+            if lane & 3 == 0:  # one lane per quad. m is in units of 1 / factor, log_sum in nats
                 log_sum[batch, head, i] = m * factor * LN2 + math.log(total)
 
     return store_row
