@@ -62,6 +62,7 @@ class Context:
         self.synchronizes = False  # whether threads use the results of atomics, or fences
         self.stores = False  # whether it stores to arrays of the launch
         self.counts_iterations = False  # whether loops around barriers count their iterations
+        self.cooperative = False  # whether all blocks must be resident, as for a barrier of the grid
         self.ticking = (
             True  # whether every `while` loop calls `tick`; loops of a kernel without source do not
         )
@@ -78,7 +79,7 @@ class Context:
         )
         self.in_observer = False  # whether a hook runs now; it may take long, but it ends
         self.silent = {}  # hook that is not called, or not everywhere -> why
-        self.unwatched = {}  # notes about accesses that are not announced, each once
+        self.notes: dict[str, None] = {}  # notes for the report, each once
         self.findings = []
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
         self.trace = None  # a Recording, if an observer makes one

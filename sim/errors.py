@@ -20,7 +20,8 @@ class SimulatorError(Exception):
 
 
 class LaunchError(SimulatorError, ValueError):
-    """A launch that the hardware would refuse, or an argument that no kernel can take. No thread has run."""
+    """A launch that the hardware would refuse, or an argument that no kernel can take. No thread has run,
+    except where engine="threads" finds too late that the system has too few threads for the launch."""
 
 
 class KernelBug(SimulatorError):

@@ -74,7 +74,7 @@ class Interpreted:
         )  # the accesses of threads that were ended are still in the log: no observer has seen them
         share = context.logged / (context.logged + left) if left else 1.0
         shares, unwatched = watched(observers, share, context.silent, left)
-        notes = (*program.notes, *further_notes, *unwatched, *context.unwatched)
+        notes = (*program.notes, *further_notes, *unwatched, *context.notes)
         shown = program.code, context.trace, shares, context.columns()
         return Outcome(context.findings, context.counters, notes, *shown)
 
@@ -99,6 +99,7 @@ class Interpreted:
         scheduler.atomics_yield = (binder.any("loops") or schedule.interleaves) and bool(
             binder.used & YIELDING
         )
+        context.cooperative = "this_grid" in binder.used
         for fact in ("synchronizes", "stores", "counts_iterations"):
             setattr(context, fact, binder.any(fact))
         context.kernel = launch.function.__name__

@@ -1,10 +1,11 @@
 """Threads, blocks, and the loop over all blocks of a grid."""
 
 from collections import deque
+from math import prod
 
 from sim.engine.barrier import distinct_witnesses
 from sim.engine.scheduler import FINISHED, ONE_OF_BLOCK, PARKED, YIELDED
-from sim.errors import Abandoned, Stuck
+from sim.errors import Abandoned, LaunchError, Stuck
 from sim.events import Finding
 
 
@@ -109,6 +110,8 @@ class Grid:
         self.kernel, self.arguments, self.shape, self.resident = kernel, arguments, block, resident
         blocks = indices(grid)
         self.free = []  # fibers without a body
+        # the LaunchError of a system that has no more threads; `resident` is then lower than the device's
+        self.refusal = None
         self.order = [blocks[i] for i in self.context.schedule.order(len(blocks))]
 
     def run_without_waiting(self):
@@ -127,10 +130,14 @@ class Grid:
 
     def run(self, fiber_type):
         """Run a kernel whose threads may wait. Blocks run one after another, except where one waits for
-        another block."""
+        another block.
+
+        Errors: LaunchError if the system has too few threads for the blocks that must be resident at once.
+        """
         self.fiber_type, pending, live, parked = fiber_type, deque(self.order), deque(), []
         self.context.live = live
         try:
+            self.reserve(len(pending) if self.context.cooperative else 1)
             while pending or live or parked:
                 # blocks whose threads another block has woken, at a grid barrier by cooperative_groups.h
                 if self.scheduler.woken:
@@ -152,13 +159,17 @@ class Grid:
                     self.free.extend(thread.fiber for thread in block.threads)
                 elif outcome == YIELDED:
                     live.append(block)
-                    room = len(live) + len(parked) < self.resident
+                    resident = len(live) + len(parked)
+                    room = resident < self.resident
                     if pending and room and self.context.schedule.may_start_block(len(pending)):
-                        live.appendleft(self.start(pending.popleft()))
-        except BaseException:
+                        self.start_another(pending, live, resident)
+        except BaseException as error:
             for block in [*live, *parked]:
                 self.scheduler.abandon(block)
                 self.free.extend(thread.fiber for thread in block.threads)
+            # The blocks that have not begun could have ended the loop.
+            if isinstance(error, Stuck) and self.refusal and pending:
+                raise self.refusal from None
             raise
         finally:
             for fiber in self.free:
@@ -170,13 +181,40 @@ class Grid:
         self.context.counters["threads"] += len(block.threads)
         return block
 
+    def reserve(self, blocks):
+        """Make fibers until there are enough without a body for some blocks. Errors: LaunchError if the
+        system has no more threads; the new fibers are then closed, which leaves it some."""
+        before, wanted = len(self.free), blocks * prod(self.shape)
+        try:
+            while len(self.free) < wanted:
+                self.free.append(self.fiber_type())
+        except LaunchError:
+            for fiber in self.free[before:]:
+                fiber.close()
+            del self.free[before:]
+            raise
+
     def start(self, index):
-        """Return a new block whose threads can begin."""
+        """Return a new block whose threads can begin. Errors: LaunchError, as of `reserve`."""
+        self.reserve(1)
         block = self.new_block(index)
         for thread in block.threads:
-            thread.fiber = self.free.pop() if self.free else self.fiber_type()
+            thread.fiber = self.free.pop()
             thread.fiber.begin(thread, self.kernel, self.arguments)
         return block
+
+    def start_another(self, pending, live, resident):
+        """Start the next block next to `resident` others. If the system has no more threads, let it wait
+        until one of them ends, as on a GPU without room for it."""
+        try:
+            live.appendleft(self.start(pending[0]))
+            pending.popleft()
+        except LaunchError as refusal:
+            self.resident, self.refusal = resident, refusal
+            self.context.notes[
+                f"the system has threads for {resident} resident blocks; each further block began when one of"
+                " these had ended"
+            ] = None
 
     def release(self, parked):
         """Open the grid barrier if all blocks wait at it, and return them. Otherwise append a finding, end

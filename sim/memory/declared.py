@@ -110,7 +110,7 @@ class Declarations:
         observed."""
         site = SITES[self.context.sites.of_frame(frame, "call")]
         where = f"{site.function} line {site.line}  {site.source}"
-        self.context.unwatched[f"accesses to {space} arrays of objects are not watched: {where}"] = True
+        self.context.notes[f"accesses to {space} arrays of objects are not watched: {where}"] = None
         return np.empty(shape, object)
 
     def array(self, allocation, memory, dtype, shape):

@@ -134,6 +134,7 @@ class Kernel(base.Kernel):
         program, code = self.program(context.decisions is not None, context.enabled.unwritten)
         scheduler = Scheduler(context)
         scheduler.atomics_yield, scheduler.counts_arrivals = bool(program.used & YIELDING), True
+        context.cooperative = "this_grid" in program.used
         context.synchronizes, context.stores = program.synchronizes, program.stores
         context.kernel, context.language = self.__name__, self.module.origin.language
         context.outline, context.timed = self.module.origin.outline, program.timed

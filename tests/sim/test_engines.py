@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -457,3 +458,77 @@ def test_more_places_than_numbers_are_refused(monkeypatch):
     monkeypatch.setattr(SITES, "sites", range(1 << 30))
     with pytest.raises(LaunchError, match="start a new one"):
         SITES.add(Site("load", "of a test", 1, 0, ""))
+
+
+def every_thread_draws(count, sums):
+    """Count the threads of the grid; each of them lets others go first after every atomic."""
+    for _ in range(3):
+        cuda.atomic.add(count, 0, 1)
+    while cuda.atomic.add(count, 1, 0) != 0:
+        pass
+    cuda.atomic.max(sums, cuda.blockIdx.x, cuda.threadIdx.x)
+
+
+def waits_for_the_last_block(count, sums):
+    if cuda.blockIdx.x == 5:
+        cuda.atomic.exch(count, 0, 1)
+    while cuda.atomic.add(count, 0, 0) == 0:
+        pass
+
+
+def waits_for_the_grid(count, sums):
+    sums[cuda.blockIdx.x] = 1
+    cuda.cg.this_grid().sync()
+
+
+@pytest.fixture
+def few_threads(monkeypatch):
+    """Let the system refuse a further thread to the engine while 20 of them run."""
+    running = set()
+
+    class Limited(threading.Thread):
+        def start(self):
+            if len(running) >= 20:
+                raise RuntimeError("can't start new thread")
+            running.add(self)
+            super().start()
+
+        def run(self):
+            super().run()
+            running.discard(self)
+
+    limited = SimpleNamespace(Lock=threading.Lock, Thread=Limited)
+    monkeypatch.setattr(sim.engine.os_thread, "threading", limited)
+    monkeypatch.setattr("sim.reruns.MAX_TURNS", 500)
+    yield
+    assert not running
+
+
+def counted(engine):
+    """Return (count, sums, findings, notes) of a launch of 6 blocks of 8 threads that act on atomics."""
+    count, sums = np.zeros(2, np.int64), np.zeros(6, np.int64)
+    report = simulate(every_thread_draws, engine=engine)[6, 8](count, sums)
+    return (
+        count.tolist(),
+        sums.tolist(),
+        report.findings,
+        [note for note in report.notes if "resident" in note],
+    )
+
+
+@pytest.mark.usefixtures("few_threads")
+def test_blocks_wait_until_the_system_has_threads_for_them():
+    *results, notes = counted("threads")
+    assert results == [[144, 0], [7] * 6, ()] and results == [*counted("fibers")[:3]]
+    assert [note.partition(";")[0] for note in notes] == ["the system has threads for 2 resident blocks"]
+
+
+@pytest.mark.usefixtures("few_threads")
+@pytest.mark.parametrize("kernel", [waits_for_the_grid, waits_for_the_last_block])
+def test_a_launch_that_needs_more_resident_blocks_than_the_system_bears_is_refused(kernel, monkeypatch):
+    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.05)
+    count, sums = np.zeros(2, np.int64), np.zeros(6, np.int64)
+    with pytest.raises(LaunchError, match="too few for the blocks that must be resident at once"):
+        simulate(kernel, engine="threads")[6, 8](count, sums)
+    assert not sums.any() and not count.any()
+    assert simulate(kernel, engine="fibers")[6, 8](count, sums).errors == ()
