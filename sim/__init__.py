@@ -1,33 +1,34 @@
-"""A simulated CUDA GPU. It runs unmodified Numba kernels, and PTX, on the CPU, checks every access to memory,
-and reports data races, accesses out of bounds, deadlocks and other faults with the threads and lines
-concerned.
+"""A simulated CUDA GPU.
+
+It runs unmodified Numba kernels, and PTX, on the CPU. It checks every memory access and reports data races,
+out-of-bounds accesses, deadlocks and other faults, with the threads and source lines involved.
 
     report = sim.simulate(kernel)[grid, block](x, y)
 
-A launch enters, with arguments that are numpy arrays and numbers. Its arguments leave, changed as on a GPU,
-and a Report. Read the files in this order:
+The input is a launch: a kernel, a configuration and arguments (numpy arrays and numbers). As on a GPU, the
+kernel modifies the arrays in place. The output is a Report. Read the files in this order:
 
-    launch         check a launch's configuration, choose an engine, report
-    device         limits of the GPU, and how its memory serves requests
-    events         what can happen in a launch: the hooks of observers, and their findings
-    recording      all events of a launch in their order, for figures
-    context        the state of one launch, its log of accesses, its observers
-    hooks          the hooks that observers override
-    frames         the stack frames of kernels: where in its source a thread is
-    interpreted    the engine that runs a kernel in Python; `dialect` is the `cuda` that it sees
-    reruns         further runs of a launch whose first run is inconclusive
-    progress       the test whether an endless loop still changes anything
-    watched        how much of a launch its observers have seen
-    report         findings, merged and put into words, and counters
+    launch         check the configuration, choose an engine, return the Report
+    device         limits of the GPU; sectors and bank conflicts of its memory
+    events         the hooks that observers override, and the findings that they return
+    recording      the trace of a launch, for figures
+    context        the state of one launch: access log, observers, progress
+    hooks          which hooks an observer overrides
+    frames         map a kernel's stack frames to source locations
+    interpreted    the engine that runs a kernel in Python; `dialect` is the `cuda` that the kernel uses
+    reruns         run a launch again when its first run is inconclusive
+    progress       decide whether an endless loop still changes anything
+    watched        the fraction of a launch that its observers have seen
+    report         merge findings, format messages, store counters
     errors         exceptions
-    cuda           the names of `numba.cuda`, where Numba is missing
+    cuda           a replacement for `numba.cuda` when Numba is not installed
     __main__       the command line, for .cu and .ptx files
-    pytest_plugin  pytest --cuda-sim; `host` replaces the CUDA driver for it
+    pytest_plugin  pytest --cuda-sim, which uses `host` as the CUDA driver
 
-The packages are isa (instructions), memory, engine (threads and barriers), frontend (kernels in Python), ptx
-(kernels in PTX), native (compiled kernels), observers and viz (figures).
+The packages are isa (instructions), memory, engine (threads and barriers), frontend (Python kernels), ptx
+(PTX kernels), native (compiled kernels), observers, host (a simulated CUDA driver) and viz (figures).
 
-Exported names are imported when they are first used, because pytest loads the plug-in in every run on a
+Exported names are imported on first use. Otherwise the pytest plug-in would slow down every pytest run on a
 machine where `sim` is installed.
 """
 
@@ -63,7 +64,7 @@ __all__ += ["cuda", "empty", "load_cuda", "load_ptx", "simulate", *TYPES]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'sim' has no attribute {name!r}")
-    # `cuda` and the types are Numba's if it is installed; otherwise they are this package's and numpy's
+    # `cuda` and the types come from Numba if it is installed, otherwise from this package and numpy.
     numba = importlib.util.find_spec("numba")
     if name == "cuda":
         value = importlib.import_module("numba.cuda" if numba else "sim.cuda")

@@ -1,12 +1,12 @@
-"""python -m sim FILE --entry NAME --grid G --block B [ARGUMENT ...]: run a kernel of a .cu or .ptx file on
-the simulated GPU, and print its report.
+"""python -m sim FILE --entry NAME --grid G --block B [ARGUMENT ...]: run a kernel from a .cu or .ptx file on
+the simulated GPU and print its report.
 
-An argument is a number (7 is an int, 0.5 a float32; or float64:0.5), an array by its dtype and shape, filled
-with random numbers (float32[128], int32[8,8], uint8[64]) or with one number (float32[128]=0), a file (x.npy),
-or memory that nobody has written (empty:float32[64]).
+An argument is a number (7 is an int; 0.5 is a float32; float64:0.5), an array given by dtype and shape and
+filled with random numbers (float32[128], int32[8,8], uint8[64]) or with one number (float32[128]=0), a file
+(x.npy), or uninitialized memory (empty:float32[64]).
 
-Exit status: 0 if the kernel has no errors, 1 if it has some, 2 for input that cannot be used (a file, an
-argument, an option; nothing has run), 3 if the simulator itself failed.
+Exit status: 0 if the kernel has no errors, 1 if it has errors, 2 if the input is unusable (a file, an
+argument, an option) and nothing has run, 3 if the simulator itself failed.
 """
 
 import argparse
@@ -29,8 +29,10 @@ ARRAY = re.compile(r"(empty:)?(\w+)\[([\d,\s]+)\](?:=(.+))?")
 
 
 def parse_argument(text, random):
-    """Return the value that an argument of the command line describes. `random` is a numpy Generator.
-    Errors: LaunchError."""
+    """Return the value of a command-line argument. Raise LaunchError if it is malformed.
+
+    random: the numpy Generator that fills arrays.
+    """
     if text.endswith(".npy"):
         return load_array(text)
     if found := ARRAY.fullmatch(text):
@@ -53,12 +55,13 @@ def parse_argument(text, random):
 
 
 def load_array(path):
-    """Return the array of a .npy file. Errors: LaunchError, OSError."""
+    """Return the array in a .npy file. Raise LaunchError or OSError."""
     try:
         array = np.load(path)
     except OSError:
         raise
-    except Exception as error:  # numpy documents no list: ValueError, EOFError, BadZipFile, MemoryError, ...
+    # numpy does not document its exceptions: ValueError, EOFError, BadZipFile, MemoryError, ...
+    except Exception as error:
         raise LaunchError(f"{path}: numpy can read no array of numbers from it: {error}") from None
     if not isinstance(array, np.ndarray):
         raise LaunchError(
@@ -68,8 +71,8 @@ def load_array(path):
 
 
 def make_array(unwritten, dtype, shape, value, random):
-    """Return the array for a text such as "float32[8,8]=0". Errors: ValueError for an array that does not
-    fit into memory."""
+    """Return the array for a text such as "float32[8,8]=0". Raise ValueError if it does not fit into
+    memory."""
     if unwritten and value is not None:
         raise ValueError(f"memory that nobody has written holds no {value}")
     shape, dtype = tuple(int(n) for n in shape.split(",")), np.dtype(dtype)
@@ -89,14 +92,13 @@ def fill_array(shape, dtype, value, random):
 
 
 def parse_extent(text):
-    """Return the integer for "2", or the tuple for "2,3"."""
+    """Return an integer for "2" and a tuple for "2,3"."""
     numbers = tuple(int(n) for n in text.split(","))
     return numbers if len(numbers) > 1 else numbers[0]
 
 
 def make_parser():
-    # the docstring's first and last paragraphs are the help's
-    """Return the parser of the command line."""
+    """Return the command-line parser. Its help shows the module docstring's first and last paragraphs."""
     usage, _, status = __doc__.split("\n\n")
     parser = argparse.ArgumentParser("python -m sim", description=usage, epilog=status)
     parser.add_argument("file", type=Path, help="a .cu file, which NVRTC compiles, or a .ptx file")
@@ -140,7 +142,7 @@ def main(given=None):
 
 
 def format_error(error, file):
-    """Return a sentence for an error whose own text lacks the file or the reason."""
+    """Return a sentence for an error whose own text lacks the file name or the reason."""
     if isinstance(error, UnicodeDecodeError):
         return f"{file}: not a text in UTF-8: {error}"
     if isinstance(error, OSError) and error.strerror:
@@ -149,7 +151,7 @@ def format_error(error, file):
 
 
 def run(options):
-    """Return the Report of the launch that the command line describes. Errors: LaunchError, OSError."""
+    """Return the Report of the launch that the command line describes. Raise LaunchError or OSError."""
     if options.file.suffix == ".py":
         raise LaunchError(
             f"{options.file}: wanted a .cu or .ptx file; a Python kernel is launched by"
@@ -170,7 +172,8 @@ def run(options):
         on_finding="report",
         max_steps=options.max_steps,
     )
-    launch = simulation[options.grid, options.block, 0, options.shared]  # refuses what no GPU can launch
+    # rejects a configuration that no GPU can launch
+    launch = simulation[options.grid, options.block, 0, options.shared]
     random = np.random.default_rng(options.seed)
     for text in options.set:
         name, given, value = text.partition("=")
@@ -183,5 +186,5 @@ def run(options):
 
 if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # a terminal may not have every character
+        stream.reconfigure(errors="backslashreplace")  # a terminal may not support every character
     sys.exit(main())

@@ -1,9 +1,9 @@
-"""A replacement for `numba.cuda` where Numba is not installed: the names that kernels use, and `jit`, whose
+"""A replacement for `numba.cuda` when Numba is not installed: the names that kernels use, and a `jit` whose
 kernels run in the simulator.
 
-`from sim import cuda` gives Numba's own `cuda` if it is installed, so that the same kernels also compile for
-a GPU. A type checker reads this module in both cases. It declares the types of the names that most kernels
-use; any other name is Any.
+If Numba is installed, `from sim import cuda` returns Numba's own `cuda`, so that the same kernels also
+compile for a GPU. Type checkers read this module in both cases. It declares the types of the most common
+names; any other name is Any.
 """
 
 import functools
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Stub:
-    """A name that has a meaning inside of a kernel only. `members` are the names in it."""
+    """A name that is only valid inside a kernel. `members` are the names in its namespace."""
 
     def __init__(self, name: str, members: Iterable[str] = ()) -> None:
         self.__name__, self.__module__ = name, __name__
@@ -38,8 +38,11 @@ class Stub:
 
 
 class Kernel:
-    """The result of `@cuda.jit`. `kernel[grid, block](*arguments)` simulates a launch; so does
-    `simulate(kernel)`, which takes options."""
+    """The result of `@cuda.jit`.
+
+    `kernel[grid, block](*arguments)` simulates a launch. `simulate(kernel)` does the same and accepts
+    options.
+    """
 
     __name__: str
 
@@ -64,10 +67,10 @@ def jit(
     function: str | list[Any] | tuple[Any, ...] | None = None, **options: Any
 ) -> Callable[[Callable[..., Any]], Kernel]: ...
 def jit(function: Any = None, **options: Any) -> Any:
-    """Return a Kernel, or a decorator that makes one.
+    """Return a Kernel, or a decorator that creates one.
 
-    Device functions (device=True) are Kernels too. Options for the compiler are ignored. Errors: LaunchError
-    for a signature, because signatures need Numba.
+    Device functions (device=True) are Kernels too. Compiler options are ignored. Raise LaunchError for a
+    signature, which only Numba supports.
     """
     if function is None:
         return Kernel

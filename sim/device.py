@@ -1,20 +1,20 @@
-"""The limits of the simulated GPU, and the way in which its memory serves the requests of warps."""
+"""The limits of the simulated GPU, and the cost of its memory requests."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-NOTHING = np.iinfo(np.int32).max  # a lane that accesses no word: sorted after every word of shared memory
+NOTHING = np.iinfo(np.int32).max  # a lane that accesses no word; sorts after every word of shared memory
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Limits and geometry of the simulated GPU. The defaults are an H200's (compute capability 9.0).
+    """Limits and geometry of the simulated GPU. The defaults describe an H200 (compute capability 9.0).
 
-    Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". By its section on
-    shared memory, a block gets more than 48 KiB of dynamic shared memory only if the host asks the driver for
-    it, and Numba never does. (An H200 ran a Numba kernel with 200,000 bytes of declared shared memory, and
-    refused one with 30,000 declared and 19,153 dynamic bytes.)
+    Source: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". According to its
+    section on shared memory, a block can use more than 48 KiB of dynamic shared memory only if the host
+    requests it from the driver, which Numba never does. (An H200 ran a Numba kernel with 200,000 bytes of
+    declared shared memory, and refused one with 30,000 declared and 19,153 dynamic bytes.)
     """
 
     name: str = "simulated sm_90"
@@ -42,8 +42,8 @@ class DeviceSpec:
             )
 
     def resident_blocks(self, threads: int, shared_bytes: int) -> int:
-        """Return how many blocks of `threads` threads and `shared_bytes` bytes the whole device holds at a
-        time."""
+        """Return the number of blocks of `threads` threads and `shared_bytes` bytes that the whole device
+        holds at a time."""
         warps = -(-threads // self.warp_size) * self.warp_size
         per_multiprocessor = min(self.blocks_per_multiprocessor, self.threads_per_multiprocessor // warps)
         if shared_bytes:
@@ -51,23 +51,22 @@ class DeviceSpec:
         return per_multiprocessor * self.multiprocessors
 
     def requests(self, lane: np.ndarray, site: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Group accesses into requests. The k-th execution of a site by each lane of a warp is one request.
+        """Group accesses into requests: the k-th execution of a site by each lane of a warp is one request.
 
-        lane, site: int64 arrays with one entry for each access. The accesses of a lane are in the order in
-        which it made them.
+        lane, site: int64 arrays with one entry per access. Each lane's accesses are in program order.
 
-        Return (order, request): access order[i] belongs to request[i]. Requests are numbered from 0 without
-        holes, ordered by site, then warp, then k.
+        Return (order, request): access order[i] belongs to request[i]. Requests are numbered consecutively
+        from 0, ordered by site, then warp, then k.
         """
         n, lanes = len(lane), (int(lane.max()) // self.warp_size + 1) * self.warp_size
         shift = n.bit_length()
         # sorting packed integers is faster than argsort
         key = np.sort(((site - site.min()) * lanes + lane) << shift | np.arange(n))
         order, group = key & ((1 << shift) - 1), key >> shift
-        runs = starts_of_runs(group)  # one run for each site and lane
+        runs = starts_of_runs(group)  # one run per site and lane
         lengths = np.diff(runs, append=n)
-        warps = starts_of_runs(group[runs] // self.warp_size)  # the first run of each site and warp
-        # a warp makes as many requests at a site as its busiest lane has accesses there
+        warps = starts_of_runs(group[runs] // self.warp_size)  # the first run per site and warp
+        # A warp makes as many requests at a site as its busiest lane has accesses there.
         longest = np.maximum.reduceat(lengths, warps)
         first = np.repeat(np.cumsum(longest) - longest, np.diff(warps, append=len(runs)))
         return order, np.arange(n) + np.repeat(first - runs, lengths)
@@ -75,17 +74,19 @@ class DeviceSpec:
     def sectors(
         self, request: np.ndarray, address: np.ndarray, size: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return (touched, fewest) for each request to global memory: the number of sectors in which its
-        addresses are, and the least number of sectors that could contain as many bytes.
+        """Return (touched, fewest) for each request to global memory.
 
-        Bytes that several lanes access count once.
+        touched: the number of sectors that its addresses fall into.
+        fewest: the minimum number of sectors for that many bytes.
+
+        Bytes accessed by several lanes count once.
         """
         count, low = int(request.max()) + 1, int(address.min()) // self.sector_bytes * self.sector_bytes
         span = max(int(address.max()) - low + 1, self.sector_bytes).bit_length()
         key = np.sort(request << span | (address - low))
         key = key[starts_of_runs(key)]
         nbytes = np.zeros(count, np.int64)
-        nbytes[request] = size  # all accesses of an instruction have one size
+        nbytes[request] = size  # all accesses of an instruction have the same size
         fewest = -(-np.bincount(key >> span, minlength=count) * nbytes // self.sector_bytes)
         sector = key // self.sector_bytes
         touched = np.bincount(key[starts_of_runs(sector)] >> span, minlength=count)
@@ -96,16 +97,16 @@ class DeviceSpec:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return (wavefronts, fewest, ways) for each request to shared memory.
 
-        A wavefront, as Nsight Compute calls it, is one pass of the banks: each bank serves one word of 4
-        bytes, to all lanes that access this word. Accesses of 8 bytes are served by half warps, of 16 bytes
-        by quarter warps.
+        A wavefront, Nsight Compute's term, is one pass of the banks: each bank serves one 4-byte word to all
+        lanes that access that word. Accesses of 8 bytes are served per half warp, and accesses of 16 bytes
+        per quarter warp.
 
-        wavefronts: how many the request takes.
-        fewest: how many it would take without bank conflicts.
-        ways: the largest number of different words in one bank.
+        wavefronts: the number of wavefronts.
+        fewest: the number of wavefronts without bank conflicts.
+        ways: the maximum number of different words in one bank.
 
-        serial: for each access, whether lanes that access the same word are served one after another, as by
-        atomics.
+        serial: for each access, whether lanes that access the same word are served one after another, as for
+            atomics.
 
         Source: CUDA C++ Programming Guide, "Shared Memory", for compute capability 5.x and later.
         """
@@ -113,8 +114,8 @@ class DeviceSpec:
         phases = np.ones(count, np.int64)
         phases[request] = -(-self.warp_size * words // self.banks)
         first = np.cumsum(phases) - phases
-        # A row for each phase, with an entry for each lane: the word that it accesses, as bank << shift | row
-        # of the bank.
+        # A row per phase (half or quarter warp), with an entry per lane: the accessed word, as bank << shift
+        # | row within the bank.
         word = address // self.bank_bytes
         word -= word.min() // self.banks * self.banks
         shift = (int(word.max()) + int(words.max())).bit_length()
@@ -126,7 +127,7 @@ class DeviceSpec:
                 word[has] + part
             ) // self.banks
         wanted = np.sort(wanted.reshape(-1, self.banks), axis=1)
-        # each word of a bank counts once, or once for each lane if the accesses are serial
+        # A word counts once per bank, or once per lane if the accesses are serial.
         new = np.empty(wanted.shape, bool)
         new[:, 0] = True
         np.not_equal(wanted[:, 1:], wanted[:, :-1], out=new[:, 1:])
@@ -135,7 +136,7 @@ class DeviceSpec:
             is_serial[request] = serial
             new |= np.repeat(is_serial, phases)[:, None]
         new &= wanted != NOTHING
-        # count the words of each bank in each phase
+        # count the words per bank in each phase
         place = np.flatnonzero(new)
         bank = wanted.reshape(-1)[place] >> shift
         words = np.bincount(place // self.banks * self.banks + bank, minlength=wanted.size)
@@ -148,5 +149,5 @@ class DeviceSpec:
 
 
 def starts_of_runs(values: np.ndarray) -> np.ndarray:
-    """Return the positions at which a new value begins, in a sorted array of integers >= 0."""
+    """Return the positions where a new value starts in a sorted array of non-negative integers."""
     return np.flatnonzero(np.diff(values, prepend=-1))

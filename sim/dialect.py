@@ -1,7 +1,7 @@
-"""The namespace `cuda` that an interpreted kernel sees.
+"""The namespace `cuda` inside an interpreted kernel.
 
-Each name forwards to the engine (barriers, warps), to memory (arrays, atomics) or to the table of
-instructions (sim.isa).
+Each name forwards to the engine (barriers, warps), to memory (arrays, atomics) or to the instruction table
+(sim.isa).
 """
 
 import sys
@@ -22,15 +22,16 @@ from sim.isa.vectors import VECTORS
 from sim.memory.atomics import Atomic
 from sim.memory.transfer import OfArrays
 
-# entries of the table that kernels call by their names in numba.cuda
+# instructions that kernels call by their names in numba.cuda
 OF_NUMBA = [*warps.OF_NUMBA, *barriers.OF_NUMBA, *integers.ENTRIES.values()]
 
 
 class ArrayDeclaration:
     """The namespace `cuda.shared` or `cuda.local`, with its function `array`.
 
-    declare: (shape, dtype, frame, alignment) -> the array for a call of `array` in this frame.
-    maker: for local memory, (site, shape, dtype) -> a function that makes the array; rewritten code calls it.
+    declare: maps (shape, dtype, frame, alignment) to the array for a call to `array` in this frame.
+    maker: for local memory, maps (site, shape, dtype) to a function that creates the array. Rewritten code
+        calls it.
     """
 
     def __init__(self, declare, maker=None):
@@ -41,12 +42,12 @@ class ArrayDeclaration:
 
 
 class Cuda:
-    """The namespace `cuda` of one launch."""
+    """The namespace `cuda` for one launch."""
 
     warpsize = 32
     libdevice = mathematics.libdevice
     fp16 = integers.fp16
-    # a captured array is in constant memory already
+    # A captured array is already in constant memory.
     const = SimpleNamespace(array_like=lambda ndarray: ndarray)
 
     def __init__(self, scheduler, declarations, grid, block):
@@ -68,7 +69,7 @@ class Cuda:
         return self.context.thread.lane
 
     def grid(self, ndim):
-        """Return the thread's position in the whole grid: an integer for one dimension, a tuple for two or
+        """Return the thread's position in the grid: an integer for one dimension, a tuple for two or
         three."""
         block, size, thread = self.blockIdx, self.blockDim, self.threadIdx
         if ndim == 1:
@@ -79,10 +80,10 @@ class Cuda:
         size = [n * m for n, m in zip(self.gridDim, self.blockDim)]
         return size[0] if ndim == 1 else tuple(size[:ndim])
 
-    # --- waiting --------------------------------------------------------------------------------------------
+    # --- instructions ---------------------------------------------------------------------------------------
 
     def instruction(self, operation):
-        """Return the function that a kernel calls for an entry of the table."""
+        """Return the function that a kernel calls for an instruction."""
         if isinstance(operation, MemoryInstruction):
             return memory_function(self.scheduler, operation)
         if isinstance(operation, Barrier):
@@ -94,8 +95,8 @@ class Cuda:
 
 
 def wait_for_others(scheduler, waits, frame, payload=None):
-    """Make the running thread wait for the other threads of its block, or for all threads of the grid.
-    Return the result of the barrier."""
+    """Suspend the current thread until the other threads of its block, or of the grid, arrive. Return the
+    barrier's result."""
     context = scheduler.context
     context.thread.calls = call_chain(frame)
     if context.counts_iterations:
@@ -104,8 +105,8 @@ def wait_for_others(scheduler, waits, frame, payload=None):
 
 
 def syncthreads_function(context, declarations):
-    """Return `cuda.syncthreads`. It is a closure, because kernels call it so often that the indirections
-    of a method would take noticeable time."""
+    """Return `cuda.syncthreads`. It is a closure because it is called so often that a method's indirections
+    would be noticeable."""
 
     def syncthreads():
         thread = context.thread
@@ -120,13 +121,13 @@ def syncthreads_function(context, declarations):
 
 
 def warp_function(scheduler, operation):
-    """Return the function that a kernel calls for an instruction of a warp."""
+    """Return the function that a kernel calls for a warp-wide instruction."""
     memory, count = OfArrays(scheduler, operation.name), len(operation.parameters)
 
     def call(*arguments, **named):
         if len(arguments) != count:
             arguments = operation.in_order(arguments or (() if named else operation.default), named)
-        if operation.fetch:  # operands in memory, such as the rows that ldmatrix loads
+        if operation.fetch:  # operands in memory, such as the rows for ldmatrix
             memory.frame = sys._getframe(1)
             arguments = operation.fetch(memory, *arguments)
         return warp.arrive(scheduler, operation, arguments, sys._getframe(1))
@@ -135,8 +136,8 @@ def warp_function(scheduler, operation):
 
 
 def block_function(scheduler, operation):
-    """Return the function that a kernel calls for a barrier to which each thread contributes a value, such
-    as syncthreads_count."""
+    """Return the function that a kernel calls for a barrier with a value from each thread, such as
+    syncthreads_count."""
 
     def call(*arguments, **named):
         payload = operation, *operation.in_order(arguments, named)
@@ -158,6 +159,7 @@ def memory_function(scheduler, operation):
 
 for _name, _vector in VECTORS.items():
     setattr(Cuda, _name, _vector)
+# Cache hints have no effect in the simulator.
 for _name in ("ldca", "ldcg", "ldcs", "ldlu", "ldcv"):
     setattr(Cuda, _name, staticmethod(lambda array, index: array[index]))
 for _name in ("stcg", "stcs", "stwb", "stwt"):

@@ -1,7 +1,7 @@
-"""All exceptions that the simulator raises. `except SimulatorError` catches every one that a caller may see.
+"""The simulator's exceptions. `except SimulatorError` catches all that a caller can receive.
 
-KernelBug and ThreadError report mistakes in the kernel, LaunchError reports mistakes of its caller. Any other
-exception that leaves a launch is a bug of the simulator.
+KernelBug and ThreadError report faults in the kernel, LaunchError a mistake by its caller. Any other
+exception from a launch is a bug in the simulator.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,47 +12,48 @@ if TYPE_CHECKING:
 
 
 class SimulatorError(Exception):
-    """The base class of the simulator's errors. A notebook shows only its message, without the simulator's
-    stack frames."""
+    """The base class of the simulator's errors. A notebook shows its message without the simulator's stack
+    frames."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
 
 
 class LaunchError(SimulatorError, ValueError):
-    """A launch that the hardware would refuse, or an argument that no kernel can take. No thread has run,
-    except where engine="threads" finds too late that the system has too few threads for the launch."""
+    """A launch that the hardware would refuse, or an unsupported argument.
+
+    No thread has run, unless engine="threads" exceeds the system's thread limit in the middle of a launch.
+    """
 
 
 class KernelBug(SimulatorError):
-    """Errors that observers found in a launch. `findings` has each of them once, and so has the message;
-    `report` is the whole Report."""
+    """Errors that observers found in a launch. `findings` and the message contain each error once; `report`
+    is the complete Report."""
 
     def __init__(self, report: "Report") -> None:
         self.report, self.findings = report, report.errors
         super().__init__("\n\n".join(finding.message for finding in self.findings))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the report. By default, an exception is pickled with its message, from which it cannot be
-        made again."""
+        """Pickle the report. By default, only the message would be pickled, which cannot recreate the
+        exception."""
         return type(self), (self.report,), vars(self)
 
 
 class ThreadError(SimulatorError):
-    """A Python exception that a thread of the kernel raised. It is the `__cause__`; `access` names the
+    """A Python exception raised by a thread of the kernel. It is the `__cause__`; `access` identifies the
     thread and the line."""
 
     access: "Access | None" = None
 
 
 class Abandoned(BaseException):
-    """An exception that is thrown into a suspended thread whose block or launch ends early. It never leaves
-    the engine."""
+    """Thrown into a suspended thread whose block or launch ends early. It never leaves the engine."""
 
 
 class Stuck(BaseException):
-    """An exception that is thrown into a thread that makes no progress. It never leaves the engine.
+    """Thrown into a thread that makes no progress. It never leaves the engine.
 
-    Its arguments are (site, decided), where `decided` says that the thread can never get any further. The
+    The arguments are (site, decided). `decided` is True if the thread can never make progress again. The
     watchdog throws it without arguments.
     """

@@ -1,8 +1,7 @@
-"""The vocabulary that engines and observers share: what can happen in a launch, and what an observer finds in
-it.
+"""The interface between engines and observers: the events of a launch, and the findings of observers.
 
-An engine calls the hooks of an Observer with records: Batch, Moment, Access, Copy, Decisions. Observers
-return Findings. Nothing here depends on an engine.
+An engine calls an Observer's hooks with records: Batch, Moment, Access, Copy, Decisions. Observers return
+Findings. This module does not depend on any engine.
 """
 
 import re
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
 
 Index3 = tuple[int, int, int]
 
-# An access in the log is one integer of 63 bits. From the lowest bit: 36 bits of address, 4 bits of log2(size
-# in bytes), 23 bits of the site's number. The two highest bits of an address are the state space. The two
-# lowest bits of a site's number are the action.
+# A log entry is one 63-bit integer. From the lowest bit: 36 bits of address, 4 bits of log2(size in bytes),
+# 23 bits of site number. The two highest bits of an address are the state space. The two lowest bits of a
+# site number are the action.
 ADDRESS_BITS = 36
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 SITE_SHIFT = ADDRESS_BITS + 4
@@ -31,11 +30,11 @@ SITE_BITS = 63 - SITE_SHIFT
 SPACE_SHIFT = ADDRESS_BITS - 2
 SPACES = ("global", "const", "shared", "local")
 GLOBAL, CONST, SHARED, LOCAL = range(4)
-CONSTANT = "a global array"  # the name of all arrays in constant memory, which are captured global variables
+CONSTANT = "a global array"  # the name of every array in constant memory: a captured global variable
 ACTIONS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
-ACTIONS |= {"atomic load": 2, "atomic store": 2}  # loads and stores with .relaxed, .acquire, .release
+ACTIONS |= {"atomic load": 2, "atomic store": 2}  # loads and stores with .relaxed, .acquire or .release
 LOAD, STORE, ATOMIC, BARRIER = range(4)
-# Every kind of finding of the package. `exception` is pytest --cuda-sim's; simulate raises ThreadError.
+# All kinds of findings. Only pytest --cuda-sim reports `exception`; simulate raises ThreadError instead.
 KINDS = tuple(
     "out-of-bounds negative-index race-shared race-global uninitialized-read barrier-divergence"
     " warp-divergence async-copy misaligned-address invalid-call use-after-free double-free invalid-free leak"
@@ -43,15 +42,15 @@ KINDS = tuple(
 )
 
 
-# the byte that fills undefined integers, and undefined memory whose type is not known (a NaN in every
-# floating-point format)
+# Fill bytes for undefined integers and for undefined memory of unknown type (a NaN in every floating-point
+# format).
 INTEGER_POISON, UNTYPED_POISON = 0xA5, 0xFF
 
 
 def index_text(index: tuple[int, ...], least: int = 0) -> str:
-    """Return the index of a thread or block as people write it: (3, 0, 0) as "3", (3, 1, 0) as "(3, 1)".
+    """Return the short form of a thread's or block's index: (3, 0, 0) is "3", and (3, 1, 0) is "(3, 1)".
 
-    least: the value of an axis that need not be written; 1 if `index` is a shape.
+    least: omit trailing axes with this value or less; 1 if `index` is a shape.
     """
     used = max((axis + 1 for axis, i in enumerate(index) if i > least), default=1)
     return str(index[0]) if used == 1 else f"({', '.join(map(str, index[:used]))})"
@@ -59,24 +58,26 @@ def index_text(index: tuple[int, ...], least: int = 0) -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """A place in a kernel's source where an access, a call, a branch or a loop's back edge is."""
+    """A source location in a kernel: an access, a call, a branch or a loop's back edge."""
 
     action: str  # "load", "store", "atomic", "atomic load", "atomic store", "loop", "call", "branch"
     function: str
     line: int  # within the function, whose `def` line is line 1
     column: int
-    source: str  # the text of the line, without its indentation
-    indent: int = 0  # the width of the indentation
+    source: str  # the text of the line without indentation
+    indent: int = 0  # width of the indentation
 
     @property
     def kind(self) -> str:
-        """The first word of the action: an atomic load is an atomic."""
+        """The first word of the action. An atomic load, for example, is an "atomic"."""
         return self.action.partition(" ")[0]
 
 
 class SiteTable:
-    """The numbers of sites. There is one table in a process, because the code of a rewritten kernel
-    contains its sites' numbers and is used by many launches. Equal sites have one number."""
+    """The numbering of sites. Equal sites share a number.
+
+    There is one table per process: a rewritten kernel contains its site numbers, and many launches use it.
+    """
 
     def __init__(self) -> None:
         self.sites: list[Site] = []
@@ -84,8 +85,8 @@ class SiteTable:
         self.lock = threading.Lock()
 
     def add(self, site: Site) -> int:
-        """Return the number of a site, a new one if the table does not have the site yet. Errors:
-        LaunchError if there is no number left."""
+        """Return the number of a site, and assign one if the site is new. Raise LaunchError if no number is
+        left."""
         with self.lock:
             if site not in self.number_of:
                 number = len(self.sites) * 4 + ACTIONS[site.action]
@@ -107,7 +108,8 @@ SITES = SiteTable()
 
 @dataclass(frozen=True)
 class Access:
-    """The action of one thread, or what it waits for, and where. A finding names its threads by these."""
+    """One thread's action, or the event that it waits for, with its site. Findings identify threads by
+    Accesses."""
 
     what: str  # "read", "written", "waits", "returned", ...
     block: Index3
@@ -118,23 +120,27 @@ class Access:
 
 @dataclass(frozen=True)
 class Step:
-    """One edit of a kernel's source. `action` is one of these:
+    """One edit to a kernel's source. `action` is one of:
 
-    "insert": a `what` ("barrier", "grid barrier", "fence") goes after the statement that begins at line `at`
-    and ends at `line`. "before": a `what` goes before `line`. "divide": like "insert", where branches hold
-    that statement: each is divided there in two branches of the same condition, and an earlier return becomes
-    a branch around what follows it. If `what` is "nothing else", the statement is the barrier. "split": the
-    statement at `line` is split into a read, a `what` ("barrier" or "grid barrier") and a write, and the
-    branches around it are divided; or the branch that begins there is split into two branches with a barrier
-    between their arms, first the arm with line `at` (`what` is "branch" or "branch of the grid"). "guard":
-    the statement at `line` runs only if `what` holds. "mask": the mask of the call at `line` becomes `what`.
-    "buffers": the array `what` gets one buffer more than `at`. "widen": the view `what` begins at byte `at`.
-
-    "atomic": an atomic replaces the access at `line`. `what` is "update", whose read is at line `at`;
-    "store"; "read", of the text `element`; "cas", "min" or "max", which replaces the comparison with
-    `element` at line `at`, and the store at `line` is left out; "ticket": the statement at `line` adds to
-    `element`, and the atomic goes before line `at`; "returned": `line` uses what the atomic for line `at` has
-    returned.
+    - "insert": insert a `what` ("barrier", "grid barrier", "fence") after the statement that starts at line
+      `at` and ends at `line`.
+    - "before": insert a `what` before `line`.
+    - "divide": like "insert", but the statement is inside branches. Split each of them there into two
+      branches with the same condition, and turn an earlier return into a branch around the code after it. If
+      `what` is "nothing else", the statement is the barrier itself.
+    - "split": split the statement at `line` into a read, a `what` ("barrier" or "grid barrier") and a write,
+      and split the branches around it. If `what` is "branch" or "branch of the grid", split the branch that
+      starts at `line` into two branches with a barrier between their arms, beginning with the arm that
+      contains line `at`.
+    - "guard": execute the statement at `line` only if `what` holds.
+    - "mask": replace the mask of the call at `line` by `what`.
+    - "buffers": give the array `what` one buffer more than `at`.
+    - "widen": start the view `what` at byte `at`.
+    - "atomic": replace the access at `line` by an atomic. For `what` "update", the read is at line `at`.
+      "store" and "read" replace a plain access; a read's text is `element`. "cas", "min" and "max" replace
+      the comparison with `element` at line `at`, and the store at `line` is removed. "ticket": the statement
+      at `line` adds to `element`, and the atomic is inserted before line `at`. "returned": `line` uses the
+      result of the atomic for line `at`.
     """
 
     action: str
@@ -147,8 +153,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Advice:
-    """The likely fix of a finding, for programs: the `pattern` of the fault, and the `steps` that remove
-    it. There are no steps if no edit is known."""
+    """A machine-readable fix for a finding: the `pattern` of the fault, and the `steps` that remove it.
+    `steps` is empty if no edit is known."""
 
     pattern: str
     steps: tuple[Step, ...] = ()
@@ -156,18 +162,18 @@ class Advice:
 
 @dataclass(frozen=True)
 class Finding:
-    """A fault that an observer found.
+    """A fault reported by an observer.
 
     kind: one of KINDS.
     severity: "error" or "warning".
-    verdict: one clause that says what is wrong.
-    accesses: the threads concerned, and what they did.
-    array: the array, by its name in the launch.
-    index: the element; the lowest one, if several are alike.
-    reason: why this is wrong, as a sentence.
+    verdict: one clause that states the fault.
+    accesses: the threads involved and their actions.
+    array: the array's name in the launch.
+    index: the element. If the fault affects several elements, the lowest one.
+    reason: a sentence that explains why this is wrong.
     fix: the likely fix.
-    count: how many further cases were merged into this finding.
-    message: the whole text for people, which the report writes.
+    count: the number of further cases merged into this finding.
+    message: the complete text, set by the report.
     """
 
     kind: str
@@ -180,7 +186,8 @@ class Finding:
     fix: str = ""
     count: int = 0
     message: str = field(default="", compare=False)
-    # 0 if the threads of `accesses` are in different blocks, 1 if in different warps of one block, 2 if in
+    # distance of the threads in `accesses`: 0 in different blocks, 1 in different warps of a block, 2 in one
+    # warp
     # one warp
     near: int = field(default=0, compare=False)
     advice: Advice | None = field(default=None, compare=False)
@@ -188,25 +195,24 @@ class Finding:
         default=False, compare=False
     )  # whether the thread continues with an undefined value
     poison: int = field(default=INTEGER_POISON, compare=False)  # the byte that fills the undefined value
-    follows: bool = field(default=False, compare=False)  # whether it is a consequence of another finding
+    follows: bool = field(default=False, compare=False)  # whether another finding caused this one
 
     @property
     def key(self) -> tuple[str, str | None, tuple[tuple[str, int, str], ...]]:
-        """Kind, array and the unordered (function, line, access) of the threads; equal for findings to be
-        merged."""
+        """Kind, array, and the unordered (function, line, action) of the threads. Findings with equal keys
+        are merged."""
         places = sorted(
             {(a.site.function, a.site.line, a.what) if a.site else ("", 0, a.what) for a in self.accesses}
         )
         return self.kind, self.array, tuple(places)
 
     def with_cases(self, times: int) -> "Finding":
-        """Return this finding, made to count for as many cases as `times`."""
+        """Return a copy of this finding that stands for `times` cases in total."""
         return replace(self, count=times - 1)
 
 
 class Element(NamedTuple):
-    """An element of an array. `str(element)` is "x[3, 4]", or "x" if there are no indices, as for a
-    record."""
+    """An array element. `str(element)` is "x[3, 4]", or "x" without indices, for a record."""
 
     array: str
     indices: tuple[int, ...]
@@ -216,14 +222,14 @@ class Element(NamedTuple):
 
 
 def alias(access: Access, name: str) -> str:
-    """Return ", here part" if the line of an access calls the array by another name than the launch does
-    (`part` for `arrays[0]`), else an empty text."""
+    """Return ", here part" if the accessed array has another name on that source line than in the launch
+    (`part` for `arrays[0]`); otherwise ""."""
     here = leading_name(access)
     return f", here {here}" if here and "[" in name and here != name.partition("[")[0] else ""
 
 
 def leading_name(access: Access) -> str:
-    """Return the name with which the source text of an access begins, or "" if it begins with none."""
+    """Return the identifier at the start of an access's source text, or "" if there is none."""
     site = access.site
     here = site and re.match(r"[^\W\d]\w*", site.source[max(site.column - site.indent, 0) :])
     return here[0] if here else ""
@@ -231,46 +237,46 @@ def leading_name(access: Access) -> str:
 
 @dataclass(frozen=True)
 class Batch:
-    """Accesses of the threads of one block, all in one epoch, in the order in which they happened. The
-    columns are parallel arrays of length n.
+    """Accesses by the threads of one block in one epoch, in execution order. The columns are
+    parallel arrays of length n.
 
-    An epoch is the time between two barriers of the block. A segment is what one thread does between two
-    events that may order its accesses: a wait, a fence, an atomic. Segments are numbered through the launch.
-    `values` are the values that the stores and atomics wrote, in order.
+    An epoch is the interval between two barriers of the block. A segment is one thread's run of accesses
+    between two events that may order them: a wait, a fence, an atomic. Segments are numbered consecutively
+    over the launch. `values` holds the values written by stores and atomics, in order.
     """
 
     block: Index3
     epoch: int
-    thread: np.ndarray  # int32, linear index within the block
+    thread: np.ndarray  # int32, linear index in the block
     segment: np.ndarray  # int64
-    position: np.ndarray  # int64, how many accesses of the launch came before
-    site: np.ndarray  # int32, a number for SITES
-    address: np.ndarray  # int64, bytes in the simulated address space (see sim.memory.spaces)
+    position: np.ndarray  # int64, number of earlier accesses in the launch
+    site: np.ndarray  # int32, a key into SITES
+    address: np.ndarray  # int64, byte address in the simulated address space (sim.memory.spaces)
     size: np.ndarray  # int32, bytes
     values: Sequence[object]
 
     @property
     def action(self) -> np.ndarray:
-        """LOAD, STORE or ATOMIC for each access."""
+        """LOAD, STORE or ATOMIC per access."""
         return self.site & 3
 
     @cached_property
     def space(self) -> np.ndarray:
-        """GLOBAL, CONST, SHARED or LOCAL for each access."""
+        """GLOBAL, CONST, SHARED or LOCAL per access."""
         return self.address >> SPACE_SHIFT
 
 
 class Moment(NamedTuple):
-    """The time of an event that may order a thread's accesses. `segment` is the thread's last segment
-    before it."""
+    """The time of an event that may order a thread's accesses. `segment` is the thread's last segment before
+    the event."""
 
     block: Index3
     epoch: int
-    thread: int  # linear index within the block
+    thread: int  # linear index in the block
     segment: int
 
 
-Phase = tuple[Any, int]  # a named barrier or mbarrier, and how often it had completed before
+Phase = tuple[Any, int]  # a named barrier or mbarrier, and the number of phases that it had completed before
 
 
 class Copy(NamedTuple):
@@ -278,30 +284,33 @@ class Copy(NamedTuple):
 
     address: int
     size: int  # bytes
-    site: int  # a number for SITES
-    source: int | None = None  # an address, if bytes are read from there
-    read: int = 0  # bytes that are read there; the rest of `size` is filled with zeros
+    site: int  # a key into SITES
+    source: int | None = None  # the source address, if the copy reads memory
+    read: int = 0  # bytes read from the source; the rest of `size` is zero-filled
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """The decisions of the threads of one block at branches, in order, as parallel int64 arrays."""
+    """Branch decisions by the threads of one block, in order, as parallel int64 arrays."""
 
     block: Index3
     epoch: int
-    thread: np.ndarray  # linear index within the block
-    site: np.ndarray  # a number for SITES
+    thread: np.ndarray  # linear index in the block
+    site: np.ndarray  # a key into SITES
     taken: np.ndarray  # 0 or 1
 
 
-Findings = Iterable[Finding] | None  # what a hook may return
+Findings = Iterable[Finding] | None  # return type of a hook
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of `report.by_line()`: under `heading`, the sum of the counters called `names`, with the
-    counter called `detail` in parentheses. Counters of a column without a heading are not shown. Columns
-    with a lower `order` come first; `meaning` is a sentence for below the table."""
+    """A column of `report.by_line()`.
+
+    It shows the sum of the counters in `names` under `heading`, with the counter `detail` in parentheses.
+    Counters in a column without a heading are hidden. Columns are sorted by `order`. `meaning` is a sentence
+    printed below the table.
+    """
 
     heading: str
     names: tuple[str, ...]
@@ -311,15 +320,15 @@ class Column:
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """The names of all counters of the column."""
+        """The names of all counters in the column."""
         return (*self.names, self.detail) if self.detail else self.names
 
 
 class EnabledEvents(NamedTuple):
-    """The events that a kernel's code has to report, because observers of the launch subscribe to them.
+    """The events that a kernel must report, because observers of the launch subscribe to them.
 
-    accesses: accesses to memory.
-    local: accesses to local memory too.
+    accesses: memory accesses.
+    local: accesses to local memory as well.
     unwritten: reads of local memory that the thread has not written.
     branches: decisions at branches.
     """
@@ -331,16 +340,14 @@ class EnabledEvents(NamedTuple):
 
 
 class Observer:
-    """The base class of observers. Override the hooks for the events that you want; a hook that is not
-    overridden costs nothing.
+    """The base class of observers. Override the hooks for the events you need; other hooks cost nothing.
 
     Every hook may return an iterable of Findings.
 
-    local: whether `accesses` has to contain accesses to local memory. These are many, and each thread has its
-        own local memory.
-    share: the share of the wanted events that the observer has recorded; if it is below 1, a note of the
-        report says so.
-    columns: how `report.by_line()` shows the counters that the observer adds to `context.line(site)`.
+    local: whether `accesses` should include local memory, which is private to each thread and accessed often.
+    share: the fraction of the requested events that the observer recorded. If it is below 1, the report
+        contains a note.
+    columns: how `report.by_line()` displays the counters that the observer adds to `context.line(site)`.
     """
 
     local = True
@@ -348,77 +355,81 @@ class Observer:
     columns: tuple[Column, ...] = ()
 
     def launch_started(self, context: "Context") -> Findings:
-        """The arguments are in memory, and no thread has run."""
+        """The arguments are in memory, and no thread has run yet."""
 
     def accesses(self, batch: Batch) -> Findings:
-        """The threads of one block have accessed memory. All accesses of the batch are in one epoch."""
+        """Threads of one block have accessed memory, all in one epoch."""
 
     def access_refused(
         self, access: Access, array: Any, index: tuple[int, ...], shape: tuple[int, ...]
     ) -> Findings:
-        """A thread attempts an access outside of the array or with a negative index. The simulator
-        performs the latter and drops the former."""
+        """A thread attempts an access with an out-of-bounds index, which is dropped, or a negative index,
+        which is performed."""
 
     def unwritten(self, access: Access, address: int, use: Access | None = None) -> Findings:
-        """The running thread reads an element of a local array, or changes it by an atomic, and has not
-        written it since it declared the array. The element is at `address`. `use` is the first use of the
-        value, if the read alone has no effect."""
+        """The current thread reads or atomically updates an element of a local array that it has not written
+        since the declaration.
+
+        The element is at `address`. If the read alone has no effect, `use` is the first use of its value.
+        """
 
     def unassigned(self, access: Access, name: str) -> Findings:
-        """The running thread reads the variable `name`, to which it has assigned nothing."""
+        """The current thread reads the variable `name` before assigning it."""
 
     def branches(self, decisions: Decisions) -> Findings:
-        """The threads of one block have decided at branches, all in one epoch."""
+        """Threads of one block have taken or skipped branches, all in one epoch."""
 
     def collective(self, name: str, block: Index3, site: int) -> Findings:
-        """Threads of `block` begin an operation together. For a barrier of the block, all threads have
-        arrived. For an operation of a warp, such as a shuffle, the first lane has arrived."""
+        """Threads of `block` start an operation together.
+
+        For a block-wide barrier, all threads have arrived. For a warp operation such as a shuffle, only the
+        first lane has.
+        """
 
     def barrier_opened(self, block: Index3, epoch: int) -> Findings:
-        """All threads of `block` have arrived at a barrier. This ends `epoch`; its accesses have been
-        announced."""
+        """All threads of `block` have arrived at a barrier. It ends `epoch`, whose accesses have been
+        reported."""
 
     def grid_barrier_opened(self) -> Findings:
-        """All threads of all blocks have arrived at a barrier of the grid."""
+        """All threads of all blocks have arrived at a grid-wide barrier."""
 
     def warp_synchronized(self, block: Index3, threads: tuple[int, ...], segment: int) -> Findings:
-        """`threads` (linear indices, in one warp) have all arrived at a syncwarp. `segment` is the last
+        """`threads` (linear indices in one warp) have all arrived at a syncwarp. `segment` is the last
         segment before it."""
 
     def warp_exchanged(self, block: Index3, threads: tuple[int, ...], segment: int) -> Findings:
-        """`threads` have all arrived at an instruction of their warp that orders no memory, such as a
-        shuffle. `segment` is the last segment before it."""
+        """`threads` have all arrived at a warp instruction that does not order memory, such as a shuffle.
+        `segment` is the last segment before it."""
 
     def fenced(self, at: Moment, reach: str) -> Findings:
-        """A thread has passed a fence. `reach` is "block" or "grid"."""
+        """A thread has executed a fence. `reach` is "block" or "grid"."""
 
     def atomic_done(self, at: Moment, address: int, wrote: bool, reach: str) -> Findings:
-        """A thread has performed an atomic operation at `address`. `reach` is "block" or "grid". `wrote`
-        is False for a compare-and-swap that failed."""
+        """A thread has performed an atomic at `address`. `reach` is "block" or "grid". `wrote` is False for a
+        failed compare-and-swap."""
 
     def arrived(self, at: Moment, phase: Phase) -> Findings:
         """A thread has arrived at a named barrier or an mbarrier."""
 
     def passed(self, at: Moment, phase: Phase) -> Findings:
-        """A thread has seen that this phase of a named barrier or an mbarrier is complete: all threads
+        """A thread has observed that this phase of a named barrier or an mbarrier is complete: all threads
         have arrived."""
 
     def copy_sent(self, at: Moment, copy: Copy) -> Findings:
-        """A thread has started an asynchronous copy. The access is in the log already."""
+        """A thread has issued an asynchronous copy. Its store is already in the log."""
 
     def copies_received(self, at: Moment, copies: list[Copy]) -> Findings:
-        """A thread has waited for copies that it had started."""
+        """A thread has waited for its own asynchronous copies."""
 
     def copies_tracked(self, at: Moment, phase: Phase, copies: list[Copy]) -> Findings:
-        """An mbarrier will count an arrival in this phase when these copies of the thread are complete."""
+        """An mbarrier will count an arrival in this phase once these copies of the thread are complete."""
 
     def atomic_narrowed(self, access: Access, array: Any, index: tuple[int, ...]) -> Findings:
-        """A thread gives a floating-point value to an atomic on an integer array, where it loses its
+        """A thread passes a floating-point value to an atomic on an integer array, which drops the
         fraction."""
 
     def block_ended(self, block: Index3, epoch: int) -> Findings:
-        """The last thread of `block` has returned, or has been ended. The accesses of the block have been
-        announced."""
+        """The last thread of `block` has returned or was ended. The block's accesses have been reported."""
 
     def launch_finished(self, context: "Context") -> Findings:
-        """Every block has ended."""
+        """All blocks have ended."""

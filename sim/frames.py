@@ -1,4 +1,4 @@
-"""The stack frames of kernels: where in its source a thread is."""
+"""Map stack frames of kernels to source locations."""
 
 import functools
 import linecache
@@ -9,31 +9,33 @@ from sim.events import SITES, Site
 
 
 def is_simulator_frame(frame):
-    """Return whether a stack frame belongs to the simulator and not to a kernel."""
+    """Return whether a stack frame belongs to the simulator rather than to a kernel."""
     name = frame.f_globals.get("__name__") or ""
     return name.startswith("sim.") or frame.f_code.co_filename == "<accessors>"
 
 
 class FrameSites:
-    """The sites that stack frames execute, for what a kernel calls: the rewritten code has no numbers for
-    these sites. They are kept for one launch."""
+    """The site numbers of the functions that a kernel calls, looked up by stack frame and cached for one
+    launch.
+
+    Rewritten code contains numbers for loads and stores, but not for these calls.
+    """
 
     def __init__(self):
-        self.numbers = {}  # (id of code, offset of the instruction, action) -> site number
-        self.codes = {}  # id of code -> (the code, the positions of its instructions); keeps the ids valid
+        self.numbers = {}  # (id of code, instruction offset, action) -> site number
+        self.codes = {}  # id of code -> (code, its instruction positions); the reference keeps the id valid
 
     def current(self, action):
-        """Return the number of the site that the kernel executes now. It is found from the innermost stack
-        frame that belongs to the kernel."""
+        """Return the number of the kernel's current site, found from its innermost stack frame."""
         frame = sys._getframe(1)
         while is_simulator_frame(frame):
             frame = frame.f_back
         return self.of_frame(frame, action)
 
     def of_frame(self, frame, action):
-        """Return the number of the site that `frame` executes now."""
+        """Return the number of the site that `frame` is executing."""
         code = frame.f_code
-        key = (id(code), frame.f_lasti, action)  # hashing the code itself would visit all its instructions
+        key = (id(code), frame.f_lasti, action)  # hashing a code object would visit all its instructions
         number = self.numbers.get(key)
         if number is None:
             if id(code) not in self.codes:
@@ -43,14 +45,15 @@ class FrameSites:
         return number
 
     def register(self, frame, action, number):
-        """Let `number` be the site that `frame` executes. Kernels in PTX have no frames of Python, and
-        register a WaitPoint."""
+        """Register `number` as the site that `frame` is executing.
+
+        PTX kernels have no Python frames; they pass a WaitPoint instead.
+        """
         self.numbers[id(frame.f_code), frame.f_lasti, action] = number
 
 
 def site_of_error(error):
-    """Return the number of the site in the kernel that raised `error`. Compiled code stores it in the
-    error."""
+    """Return the number of the site that raised `error`. Compiled code stores it in the error."""
     if hasattr(error, "site"):
         return error.site
     frames = list(traceback.walk_tb(error.__traceback__))
@@ -60,8 +63,8 @@ def site_of_error(error):
 
 
 def format_none_parameters(error):
-    """Return a line of a message that names the kernel's parameters that were None, if `error` is about
-    None; else an empty text."""
+    """Return a line for the message that names the kernel's None arguments, if `error` is about None;
+    otherwise ""."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if not is_simulator_frame(frame)]
     if "NoneType" not in str(error) or not frames:
         return ""
@@ -73,13 +76,12 @@ def format_none_parameters(error):
 
 @functools.lru_cache(256)
 def positions_in(code):
-    """Return (line, end line, column, end column) of each instruction of a code object."""
+    """Return (line, end line, column, end column) for each instruction in a code object."""
     return list(code.co_positions())
 
 
 def site_at(code, line, column, action):
-    """Return the Site at a line of `code`, with the text of this line from the file or the notebook's
-    cell."""
+    """Return the Site at a line of `code`, with the source text from the file or the notebook cell."""
     text = linecache.getline(code.co_filename, line)
     indent = len(text) - len(text.lstrip())
     return Site(action, code.co_name, line - code.co_firstlineno + 1, column, text.strip(), indent)

@@ -1,4 +1,4 @@
-"""The hooks that the observers of a launch override, and the test of their counters' names."""
+"""The hooks that a launch's observers override, and a check of their counter names."""
 
 import functools
 
@@ -9,7 +9,8 @@ HOOKS = [name for name, hook in vars(Observer).items() if callable(hook) and not
 
 
 def check_names(observers):
-    """Raise LaunchError if observers of two classes have counters of one name: a report would add them up."""
+    """Raise LaunchError if observers of two classes use the same counter name, because a report would add the
+    counters."""
     owners = {}
     for observer in observers:
         own_class = type(observer)
@@ -23,12 +24,12 @@ def check_names(observers):
 
 
 def listeners(observers, hook):
-    """Return the bound methods of those observers that override `hook`."""
+    """Return the bound methods of the observers that override `hook`."""
     return [getattr(observer, hook) for observer in observers if hook in overridden_hooks(observer)]
 
 
 def observer_class(observer):
-    """Return the class of an observer, which may be a class or an instance."""
+    """Return an observer's class. The observer may be a class or an instance."""
     return observer if isinstance(observer, type) else type(observer)
 
 

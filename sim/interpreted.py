@@ -1,4 +1,4 @@
-"""The engines that interpret a kernel: every thread runs a rewritten copy of the kernel in Python."""
+"""The interpreting engine: every thread runs a rewritten copy of the kernel in Python."""
 
 import builtins
 import functools
@@ -36,32 +36,34 @@ from sim.reruns import ENDLESS, Reruns
 from sim.watched import watched
 
 BUILTINS = vars(builtins) | operations.BUILTINS | {"zip": zip_}
-# Functions that rewritten code calls in place of Python's operators, by their names there.
+# Functions that replace Python's operators in rewritten code, by the name used there.
 CALLED_OPERATORS = {PREFIX + name: INSTRUCTIONS[f"operator.{name}"].call for name in OPERATORS.values()}
 
 
 @dataclass(frozen=True)
 class ThreadProgram:
-    """The code that all threads of a launch run, and facts about it."""
+    """The code run by all threads of a launch, and its properties."""
 
-    fiber: object  # the class of the fibers that threads run in; None if no thread ever waits
-    used: set  # names of instructions that occur in the kernel and its device functions
+    fiber: object  # the class of fibers that run threads; None if no thread ever waits
+    used: set  # names of the instructions used by the kernel and its device functions
     code: tuple  # code objects, the kernel's first
-    notes: tuple  # for the report
+    notes: tuple  # notes for the report
     comparison_constants: frozenset = frozenset()  # numbers in the kernel's comparisons
 
 
 class Interpreted:
-    """The interpreting engine. `fiber` is the class of fibers for kernels whose threads wait; threads of all
-    other kernels are plain calls."""
+    """The interpreting engine.
+
+    fiber: the class of fibers for kernels whose threads wait. In other kernels, each thread is a plain call.
+    """
 
     def __init__(self, fiber):
         self.fiber = fiber
 
     def run(self, launch, make_grid=Grid):
-        """Run a launch and, where its first run is inconclusive, run it again. Return its Outcome.
+        """Run a launch, repeat it if the first run is inconclusive, and return its Outcome.
 
-        make_grid: a function with the arguments of Grid, which returns what goes over the blocks.
+        make_grid: a function with Grid's parameters that returns the object that runs the blocks.
         """
         observers = [observer() if isinstance(observer, type) else observer for observer in launch.observers]
         prepare = functools.partial(self.prepare, launch, make_grid)
@@ -69,9 +71,8 @@ class Interpreted:
         with Reruns(context, program, observers) as reruns:
             run(grid, context, program.fiber)
             further_notes = reruns.run_all(prepare, run)
-        left = len(
-            context.log or ()
-        )  # the accesses of threads that were ended are still in the log: no observer has seen them
+        # Accesses of threads that were ended remain in the log. No observer has seen them.
+        left = len(context.log or ())
         share = context.logged / (context.logged + left) if left else 1.0
         shares, unwatched = watched(observers, share, context.silent, left)
         notes = (*program.notes, *further_notes, *unwatched, *context.notes)
@@ -79,23 +80,23 @@ class Interpreted:
         return Outcome(context.findings, context.counters, notes, *shown)
 
     def prepare(self, launch, make_grid, observers, schedule, poison=None):
-        """Return (Context, ThreadProgram, Grid) of one run of the launch that has not begun yet."""
+        """Return (Context, ThreadProgram, Grid) for one run of the launch, without starting it."""
         if isinstance(launch.function, Kernel):
             return launch.function.prepare(self.fiber, launch, make_grid, observers, schedule, poison)
-        # 1. one context for this launch, and the arguments in its memory
+        # 1. a context for this launch, with the arguments in its memory
         space, block = AddressSpace(), launch.block
         context = Context(observers, launch.spec, space, block, schedule, launch.max_steps, poison)
         values = bind_values(context, launch.arguments)
-        # 2. a copy of the kernel whose names refer to this launch
+        # 2. a copy of the kernel bound to this launch
         scheduler, declarations = Scheduler(context), Declarations(context, launch.shared)
         binder = make_binder(context, Cuda(scheduler, declarations, launch.grid, launch.block))
         given = launch.arguments
         parameters = [(a.name, type_of_argument(a, value)) for a, value in zip(given, values)]
         kernel = binder.bind(launch.function, parameters)
-        if kernel.__code__ is launch.function.__code__:  # it has no source
+        if kernel.__code__ is launch.function.__code__:  # the kernel has no source
             values = [keep_int32(argument, value) for argument, value in zip(given, values)]
         declarations.kernel_code, context.ticking = kernel.__code__, not binder.without_source
-        # where a thread may spin in a loop until another one has done something, each lets others go first
+        # A thread may spin until another thread acts. Yielding at atomics lets the others run first.
         scheduler.atomics_yield = (binder.any("loops") or schedule.interleaves) and bool(
             binder.used & YIELDING
         )
@@ -104,10 +105,10 @@ class Interpreted:
             setattr(context, fact, binder.any(fact))
         context.kernel = launch.function.__name__
         context.outline = of_codes(lambda: [copy.__code__ for copy in binder.functions.values()])
-        # 3. its blocks
+        # 3. the blocks
         fiber = self.fiber if scheduler.atomics_yield or binder.used & SUSPENDING else None
         if fiber is Fiber and not scheduler.atomics_yield:
-            # a generator's step costs a tenth of a greenlet's switch
+            # Resuming a generator costs a tenth of a greenlet switch.
             as_generator = binder.as_generator(launch.function, parameters, kernel)
             fiber, kernel = (GeneratorFiber, as_generator) if as_generator else (fiber, kernel)
         unnumbered = "has no source to number, so its operators are Python's own"
@@ -122,7 +123,7 @@ class Interpreted:
 
 
 def make_binder(context, dialect):
-    """Return the Binder that gives copies of the kernel and its device functions the names of this launch."""
+    """Return the Binder that binds copies of the kernel and its device functions to this launch."""
     fast = accessors(context.log, context.values, context.enabled.local)
     context.load, context.store = (
         [fast.get(f"{what}{rank}") for rank in range(MAX_FAST_RANK + 1)] for what in ("load", "store")
@@ -136,9 +137,9 @@ def make_binder(context, dialect):
 
 
 def run(grid, context, fiber):
-    """Run every block, each thread in a `fiber`. If `fiber` is None, run each thread as a plain call."""
+    """Run every block, with each thread in a `fiber`. If `fiber` is None, run each thread as a plain call."""
     context.announce("launch_started", context)
-    # numpy warns of overflow and of division by zero, which are no errors on a GPU
+    # numpy warns about overflow and division by zero, which are not errors on a GPU
     with np.errstate(all="ignore"), Watchdog(context):
         try:
             if fiber is None:
@@ -146,15 +147,17 @@ def run(grid, context, fiber):
             else:
                 grid.run(fiber)
         except Stuck:
-            # If the watchdog raised it between two threads, no thread has a finding yet.
+            # If the watchdog raised this between two threads, no thread has a finding yet.
             if all(finding.kind not in ENDLESS for finding in context.findings):
                 grid.scheduler.report_no_progress(context.thread, None)
     context.announce("launch_finished", context)
 
 
 def resident_blocks(launch, used):
-    """Return how many blocks of a launch the device holds at once. Errors: LaunchError for a kernel that
-    synchronises its whole grid, if the grid has more blocks."""
+    """Return the number of blocks that the device holds at a time.
+
+    Raise LaunchError if the kernel synchronises its whole grid and the grid has more blocks than that.
+    """
     spec, blocks = launch.spec, launch.blocks
     limit = spec.resident_blocks(launch.threads, launch.shared)
     if "this_grid" in used and blocks > limit:
@@ -175,15 +178,17 @@ def bind_values(context, arguments):
 
 
 def keep_int32(argument, value):
-    """Return an argument's value with the type np.int32 that the caller gave it, also in tuples: a kernel
-    that is not rewritten has no inferred types, so the values carry them."""
+    """Return an argument's value with the np.int32 type that the caller passed, also inside tuples.
+
+    A kernel that is not rewritten has no inferred types, so the values must carry them.
+    """
     if argument.parts is not None:
         return of_parts(value, map(keep_int32, argument.parts, value))
     return argument.value if type(argument.value) is np.int32 else value
 
 
 def bind_value(context, argument, addresses):
-    """Return one argument as threads see it; a tuple part by part."""
+    """Return one argument as threads see it. Tuples are bound item by item."""
     value, array = argument.value, argument.array
     if argument.parts is not None:
         return of_parts(value, (bind_value(context, part, addresses) for part in argument.parts))
@@ -191,8 +196,8 @@ def bind_value(context, argument, addresses):
         allocation, offset = addresses[argument.name]
         view = array_at(context, allocation, offset, array.dtype, array.shape, array.strides, argument.name)
         return Record(view, ()) if argument.is_record else view
-    # clz and popc depend on the width of a narrow integer, so it keeps its type. np.int32 becomes int: its
-    # width is part of the type that inference gives to the parameter.
+    # clz and popc depend on the width of a narrow integer, so it keeps its type. np.int32 becomes int,
+    # because the parameter's inferred type records its width.
     if value is None or isinstance(value, (Enum, np.int8, np.int16)):
         return value
     return domain(value)

@@ -31,8 +31,10 @@ from sim.report import Report, merge_findings
 
 @functools.cache
 def native_engine() -> Engine:
-    """Return the compiling engine. It is imported here, because it needs Numba. Errors: LaunchError if
-    Numba is not installed."""
+    """Return the compiling engine, imported on first use because it needs Numba.
+
+    Raise LaunchError if Numba is not installed.
+    """
     try:
         with pause_collector():
             from sim.native.engine import Native
@@ -53,7 +55,7 @@ ENGINES: dict[EngineName, Callable[[], Engine]] = {
     "threads": lambda: Interpreted(OSThread),
     "native": native_engine,
 }
-WITHOUT_RETURN_VALUE: "weakref.WeakSet[Any]" = weakref.WeakSet()  # kernels that have been checked
+WITHOUT_RETURN_VALUE: "weakref.WeakSet[Any]" = weakref.WeakSet()  # kernels that have already been checked
 
 
 def simulate(
@@ -70,26 +72,26 @@ def simulate(
 
     `simulate(kernel)[grid, block, stream, shared](*arguments)` returns a Report.
 
-    kernel: a `@cuda.jit` function, which is not changed and can still be launched on a GPU; a plain function
-        that uses `cuda`; or a kernel of load_ptx.
-    engine: "fibers" (the default) runs threads as greenlets. "threads" runs one operating-system thread for
-        each CUDA thread, one at a time, in the same order and with the same results. "native" compiles the
-        kernel for the CPU by Numba (sim/native).
+    kernel: a `@cuda.jit` function, which is not modified and can still be launched on a GPU; a plain function
+        that uses `cuda`; or a kernel from load_ptx.
+    engine: "fibers" (the default) runs each CUDA thread as a greenlet. "threads" runs each in an
+        operating-system thread, one at a time, in the same order and with the same results. "native" compiles
+        the kernel for the CPU with Numba (sim/native).
     seed: determines the order in which threads and blocks are resumed. Equal seeds give equal runs.
     on_finding: "raise" raises KernelBug at the end of a launch in which an observer found an error; "report"
-        only reports. Warnings never raise.
-    observers: the observers (sim.observers), classes or instances of sim.events.Observer. With () nothing is
-        observed, and an access outside of its array is an IndexError.
+        only reports it. Warnings never raise.
+    observers: classes or instances of sim.events.Observer (see sim.observers). With (), nothing is observed,
+        and an out-of-bounds access raises IndexError.
     spec: the limits of the simulated device.
-    max_steps: how many iterations `while` loops may take, over all threads, before one of the threads ends.
-        By default, a loop in which something changes may go on for about 64 s, and a loop in which nothing
-        changes is found after a million iterations or 1 s.
+    max_steps: the maximum number of `while` iterations, summed over all threads, between two thread exits. By
+        default, a loop that changes something may run for about 64 s, and a loop that changes nothing is
+        reported after a million iterations or 1 s.
 
-    Arguments are numpy arrays, CPU tensors of torch and records, all changed in place, and numbers, and
-    tuples of these. grid and block are integers or tuples (x, y, z); `stream` is accepted and ignored;
-    `shared` is the number of bytes of dynamic shared memory.
+    Arguments may be numpy arrays, CPU torch tensors, records, numbers, and tuples of these. Arrays, tensors
+    and records are modified in place. grid and block are integers or tuples (x, y, z). `stream` is accepted
+    and ignored. `shared` is the number of bytes of dynamic shared memory.
 
-    Errors: LaunchError before any thread runs, KernelBug for errors that observers found, ThreadError for an
+    Raise LaunchError before any thread runs, KernelBug for errors found by observers, and ThreadError for an
     exception inside a thread.
     """
     function = kernel if isinstance(kernel, Kernel) else python_function(kernel)
@@ -118,7 +120,7 @@ def check_count(what: str, value: Any) -> None:
 
 
 def check_observers(observers: Any) -> tuple[Any, ...]:
-    """Return the observers of a launch as a tuple. Errors: LaunchError for anything that is no Observer."""
+    """Return a launch's observers as a tuple. Raise LaunchError for anything that is not an Observer."""
     given = tuple(observers) if isinstance(observers, Iterable) else (observers,)
     for observer in given:
         if not issubclass(observer if isinstance(observer, type) else type(observer), Observer):
@@ -126,7 +128,7 @@ def check_observers(observers: Any) -> tuple[Any, ...]:
                 f"observers has {observer!r}; wanted classes or instances of sim.events.Observer, such as"
                 " sim.observers.Races"
             )
-        # an instance's own attributes, which the engines would not call
+        # Engines call a hook only if the class overrides it; attributes of the instance are ignored.
         own = vars(observer) if isinstance(observer, Observer) else {}
         hooks = [hook for hook in HOOKS if hook in own]
         if hooks:
@@ -139,11 +141,11 @@ def check_observers(observers: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A kernel and the options of its simulation. Index it with a launch configuration."""
+    """A kernel with the options for its simulation. Index it with a launch configuration."""
 
     engine: EngineName
     on_finding: OnFinding
-    launch: Launch  # without the configuration and the arguments
+    launch: Launch  # without configuration and arguments
 
     def __call__(self, *arguments: Any) -> Report:
         raise LaunchError("the grid and the block are missing; wanted simulate(kernel)[grid, block](...)")
@@ -162,7 +164,7 @@ class Simulation:
 
 
 def run_launch(engine: EngineName, on_finding: OnFinding, launch: Launch, *arguments: Any) -> Report:
-    """Return the Report of a launch with these arguments. Errors: as for `simulate`."""
+    """Return the Report of a launch with these arguments. Raise the same errors as `simulate`."""
     names = argument_names(launch.function, arguments)
     classified = tuple(map(classify, names, arguments))
     if not isinstance(launch.function, Kernel):
@@ -170,7 +172,7 @@ def run_launch(engine: EngineName, on_finding: OnFinding, launch: Launch, *argum
         for argument in classified:
             check_argument(argument)
     outcome = ENGINES[engine]().run(replace(launch, arguments=classified))
-    # another front end replaces Numba's names in the findings by those of its language
+    # A kernel in another language replaces Numba's names in the findings by its own.
     reword = launch.function.reword if isinstance(launch.function, Kernel) else list
     findings = reword(link_causes(outcome.findings))
     fields = {**vars(outcome), "findings": merge_findings(findings, outcome.code)}
@@ -181,7 +183,7 @@ def run_launch(engine: EngineName, on_finding: OnFinding, launch: Launch, *argum
 
 
 def refuse_return_value(function: Any) -> None:
-    """Raise LaunchError if a kernel returns a value, which nothing on a GPU could receive."""
+    """Raise LaunchError if a kernel returns a value, which no caller on a GPU could receive."""
     if function in WITHOUT_RETURN_VALUE:
         return
     source = source_of(function)
@@ -194,11 +196,12 @@ def refuse_return_value(function: Any) -> None:
     WITHOUT_RETURN_VALUE.add(function)
 
 
-# --- the limits of a configuration -------------------------------------------------------------------------
+# --- limits of a configuration ------------------------------------------------------------------------------
 
 
 def dimensions(what: str, value: Any, limits: Index3) -> Index3:
-    """Return `value`, an integer or up to three, as (x, y, z). Errors: LaunchError outside of `limits`."""
+    """Return `value`, an integer or a tuple of up to three, as (x, y, z). Raise LaunchError if it exceeds
+    `limits`."""
     given = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     try:
         numbers = tuple(n.__index__() for n in given)
@@ -225,8 +228,11 @@ def block_dimensions(value: Any, spec: DeviceSpec) -> Index3:
 
 
 def shared_bytes(value: int, spec: DeviceSpec, by_ptx: bool) -> int:
-    """Return the bytes of dynamic shared memory. Errors: LaunchError above the limit. Numba asks the
-    driver for no more than the default; a launcher of PTX may ask for all that a block can have."""
+    """Return the number of bytes of dynamic shared memory. Raise LaunchError above the limit.
+
+    Numba never requests more than the default limit from the driver; a launcher of PTX may request a block's
+    maximum.
+    """
     if not hasattr(value, "__index__"):
         raise LaunchError(f"{value!r} bytes of dynamic shared memory; wanted an integer")
     most, who = spec.dynamic_shared_bytes, "Numba can ask for"

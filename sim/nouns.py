@@ -1,10 +1,10 @@
-"""Nouns with their number, for messages."""
+"""Number agreement of nouns in messages."""
 
 
 def plural(number: int, noun: str, several: str | None = None) -> str:
     """Return a number with its noun: plural(1, "finding") is "1 finding", plural(2, "launch", "launches") is
     "2 launches".
 
-    several: the noun's plural, if it is not formed by an s.
+    several: the plural form, if it is not formed with an s.
     """
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"

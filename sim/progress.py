@@ -1,7 +1,7 @@
-"""The test whether a launch makes progress, for loops that have run for long.
+"""Decide whether a launch with a long-running loop still makes progress.
 
-A launch is judged by what its threads can see: their variables and the memory. Counting iterations would
-accuse loops that are correct and slow.
+The decision compares everything that threads can observe: their variables and memory. Counting iterations
+instead would report loops that are correct but slow.
 """
 
 from itertools import pairwise
@@ -11,24 +11,24 @@ import numpy as np
 
 from sim.frames import is_simulator_frame
 
-MAX_STATES = 64  # a thread that goes through more states than these is not in a short cycle
-# A counter that many threads share changes in a few bytes; data that a loop computes changes in many.
+MAX_STATES = 64  # a thread that goes through more states than this is not in a short cycle
+# A counter shared by many threads changes a few bytes; computed data changes many.
 MAX_COUNTER_BYTES = 64
-OUTERMOST_MODULE = "sim.engine.grid"  # runs the threads: frames below it belong to no thread
-MIN_REPEATS = 128  # iterations, per looping thread, that have to begin in a state that the thread had before
-# After CLOCK_REPEATS of them, the clock advances by far, by up to 2**MAX_LEAP ticks at a time: a wait for a
-# limited time has to end before the verdict. Later waits of this length take at most MOST_READS reads.
+OUTERMOST_MODULE = "sim.engine.grid"  # runs the threads; outer frames belong to no thread
+MIN_REPEATS = 128  # iterations, per looping thread, that must start in a state seen before
+# After CLOCK_REPEATS of them, the clock jumps ahead, by up to 2**MAX_LEAP ticks at a time, so that a wait
+# with a timeout ends before the verdict. Later waits of that length then take at most MOST_READS clock reads.
 CLOCK_REPEATS, MAX_LEAP = 32, 44
 MOST_READS = 1 << 13
-FIRST_LEAP = 1 << 20  # ticks where all threads time a wait: about a millisecond of %globaltimer
+FIRST_LEAP = 1 << 20  # ticks, if all looping threads time a wait: about a millisecond of %globaltimer
 
 
 class Clock:
-    """The clock of a launch, one counter for all of the GPU's clocks, which each read advances by `step`."""
+    """The clock of a launch: one counter for all of the GPU's clocks. Each read advances it by `step`."""
 
     def __init__(self, context):
         self.context, self.now, self.step = context, 0, 1
-        self.readers = set()  # threads that have read it since the last ProgressCheck began
+        self.readers = set()  # threads that have read it since the last ProgressCheck started
 
     def read(self):
         self.readers.add(self.context.thread)
@@ -36,41 +36,42 @@ class Clock:
         return self.now
 
     def advance(self, ticks):
-        """Advance the clock by far, because threads time their waits."""
+        """Jump ahead, because threads time their waits."""
         self.now += ticks
         self.step = max(self.step, ticks // MOST_READS)
 
 
 class ProgressCheck:
-    """Compares what threads see, from the time when it is made.
+    """Compares the state visible to threads with its state at construction.
 
-    The state of a thread is its loop and the values of its variables, without those that were computed from
-    a clock. A thread that returns to states that it has had is in a cycle. If all threads that run are in
-    cycles, and neither memory nor the waiting threads have changed, although the clock has advanced by far,
-    then nothing can ever change.
+    A thread's state is its loop and the values of its variables, except those computed from a clock. A thread
+    that returns to an earlier state is in a cycle. If all running threads are in cycles, and neither memory
+    nor the waiting threads have changed although the clock has jumped far ahead, nothing can ever change.
     """
 
     def __init__(self, context):
         self.context = context
-        self.repeats = 0  # iterations in a row that began in a state that their thread had before
-        self.states = {}  # looping thread -> the states in which its iterations began
-        self.history = {}  # looping thread -> the states in which its iterations began, in their order
-        self.memory = {}  # id of an array of bytes -> (the array, a copy of its contents at first)
-        self.mbarriers = self.phases()  # at first
+        self.repeats = 0  # consecutive iterations that started in a state that their thread had before
+        self.states = {}  # looping thread -> set of states at the start of its iterations
+        self.history = {}  # looping thread -> the same states in order
+        self.memory = {}  # id of a byte array -> (the array, a copy of its initial contents)
+        self.mbarriers = self.phases()  # initial phases
         context.clock.readers.clear()
         for allocation in context.space.allocations:
             self.watch(allocation.root)
         for block in context.live:
             for thread in block.threads:
-                thread.failed_wait = None  # so that it tells later of a wait in the present loop
+                thread.failed_wait = None  # set again if the thread waits in the current loop
             for array in block.shared.values():
                 self.watch(getattr(array, "root", None))
-        self.others = self.waiting_states()  # at first
+        self.others = self.waiting_states()  # initial states
 
     def nothing_changes(self, site, frame):
-        """Record that the running thread begins an iteration of its loop at `site`, in `frame`. Return
-        True if nothing changes any more that a thread can see, False if something does, None if more
-        iterations are needed to decide."""
+        """Record that the current thread starts an iteration of its loop at `site`, in `frame`.
+
+        Return True if nothing visible to threads changes any more, False if something does, and None if more
+        iterations are needed to decide.
+        """
         thread = self.context.thread
         states, state = self.states.setdefault(thread, set()), (site, self.variables(frame))
         if state not in states:
@@ -81,52 +82,52 @@ class ProgressCheck:
         self.repeats += 1
         rounds, rest = divmod(self.repeats, len(self.states))
         if rounds == CLOCK_REPEATS and not rest and not self.is_unchanged():
-            return False  # a thread that is in no such loop works, and a wait must not end before its work
+            # a thread outside such loops is still working, and a wait must not time out before it is done
+            return False
         if rounds > CLOCK_REPEATS and not rest:
             self.context.clock.advance(1 << min(rounds - CLOCK_REPEATS, MAX_LEAP))
         return self.is_unchanged() if rounds >= MIN_REPEATS else None
 
     def times_a_wait(self):
-        """Return whether every looping thread has read the clock, so that the clock may end its loop."""
+        """Return whether every looping thread has read the clock, so that advancing it may end the loops."""
         return self.states.keys() <= self.context.clock.readers
 
     def only_counts(self):
-        """Return whether the loops only draw numbers from counters that the threads share: a few bytes of
-        memory change, and variables that grow by irregular amounts.
+        """Return whether the loops only draw numbers from shared counters.
 
-        A variable that grows by equal amounts is the index of a loop, which may be long and right.
+        Then few bytes of memory change, and variables grow by irregular amounts. A variable that grows by
+        equal amounts is a loop index: the loop may be correct and merely long.
         """
         changed = sum(np.count_nonzero(root != was) for root, was in self.memory.values())
         drawn = all(map(is_drawn, self.history.values()))
         return drawn and 0 < changed <= MAX_COUNTER_BYTES and self.others_unchanged()
 
     def is_unchanged(self):
-        """Return whether memory, and the states of the threads that wait, are as they were when the check
-        was made."""
+        """Return whether memory and all waiting threads are unchanged since construction."""
         same = self.others_unchanged() and self.phases() == self.mbarriers
         return same and all(np.array_equal(root, was) for root, was in self.memory.values())
 
     def others_unchanged(self):
-        """Return whether the threads that are in no loop are in the same states as when the check was
-        made."""
+        """Return whether the threads that are not looping are unchanged since construction."""
         now = self.waiting_states()
         return all(now.get(thread) == was for thread, was in self.others.items() if thread not in self.states)
 
     def phases(self):
-        """Return the state of each mbarrier of each block."""
+        """Return the state of each mbarrier in each block."""
         blocks = self.context.live
         return [(at, b and b.state) for block in blocks for at, b in block.mbarriers.items()]
 
     def waiting_states(self):
-        """Return {thread: its state} for the threads that wait, and the number of blocks so far. Barriers
-        that have opened do not count, because a loop may contain one."""
+        """Return {thread: state} for waiting threads, plus the number of blocks so far.
+
+        Barriers that opened do not count as progress, because a loop may contain one.
+        """
         waiting = [t for block in self.context.live for t in block.threads if t.frame and not t.done]
         states = {thread: self.variables(thread.frame) for thread in waiting}
         return states | {"blocks": self.context.counters["blocks"]}
 
     def variables(self, frame):
-        """Return a thread's position in each function that it is in, with the values of the variables
-        there."""
+        """Return a thread's position and variables in each function on its stack."""
         found = []
         while isinstance(frame, FrameType) and frame.f_globals.get("__name__") != OUTERMOST_MODULE:
             if not is_simulator_frame(frame):
@@ -137,8 +138,7 @@ class ProgressCheck:
         return tuple(found)
 
     def value(self, value):
-        """Return a value by which a variable's value can be compared later. Arrays that it refers to are
-        watched too."""
+        """Return a comparable snapshot of a variable's value. Start watching any array that it refers to."""
         if isinstance(value, tuple):
             return tuple(map(self.value, value))
         if hasattr(value, "allocation"):
@@ -147,13 +147,13 @@ class ProgressCheck:
         return Number(value) if isinstance(value, (int, float, complex, np.generic)) else id(value)
 
     def watch(self, root):
-        """Keep a copy of the bytes of an array, unless there is one."""
+        """Copy the bytes of an array, unless it is already watched."""
         if root is not None and id(root) not in self.memory:
             self.memory[id(root)] = root, root.copy()
 
 
 class Number:
-    """The value of a numeric variable, compared by its text: NaN equals itself, and 0.0 differs from -0.0."""
+    """A numeric value compared by its text: NaN equals itself, and 0.0 differs from -0.0."""
 
     __slots__ = ("value", "text")
 
@@ -168,7 +168,7 @@ class Number:
 
 
 def is_drawn(states):
-    """Return whether successive states of a thread differ only in numbers that grow by irregular amounts."""
+    """Return whether a thread's successive states differ only in integers that grow by irregular amounts."""
     first = states[0]
     if all(state == first for state in states):
         return True

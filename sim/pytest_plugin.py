@@ -1,11 +1,11 @@
-"""The pytest plug-in behind `pytest --cuda-sim`, which runs tests of `@cuda.jit` kernels without a GPU.
+"""The pytest plug-in for `pytest --cuda-sim`, which tests `@cuda.jit` kernels without a GPU.
 
-Each launch is simulated and watched by observers. A finding fails its test. So does an exception in a thread,
+Each launch is simulated and checked by observers. A finding fails the test. So does an exception in a thread,
 even where a GPU would not report it to the host.
 
-The project under test needs no changes: the host side of numba.cuda stays Numba's, on top of a simulated
-driver (sim.host). A test that needs a real GPU is marked `@pytest.mark.cuda_sim(off=True)`. The mark takes
-`engine`, `seeds`, `tools`, `max_steps` and `allow` (kinds of findings) as well; they take precedence over the
+The project under test needs no changes: Numba's host API keeps working, on top of a simulated driver
+(sim.host). Mark a test that needs a real GPU with `@pytest.mark.cuda_sim(off=True)`. The mark also accepts
+`engine`, `seeds`, `tools`, `max_steps` and `allow` (kinds of findings), which override the command-line
 options.
 """
 
@@ -93,7 +93,7 @@ def parse_max_steps(text):
 
 
 def parse_words(known):
-    """Return a parser of words separated by commas, each of which has to be among `known()`."""
+    """Return a parser for comma-separated words, all of which must be in `known()`."""
 
     def parse(text):
         given = tuple(filter(None, (word.strip() for word in text.split(","))))
@@ -105,7 +105,7 @@ def parse_words(known):
 
 
 def describe_unknown(given, known):
-    """Return a text that names the words that are not in `known`, or "" if all are."""
+    """Return a message that names the words that are not in `known`, or "" if all are."""
     unknown = [word for word in given if word not in known]
     if not unknown:
         return ""
@@ -121,8 +121,8 @@ def kinds_of_findings():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config):
-    """Install the simulated GPU before any module of the project is imported, because many modules ask at
-    import whether there is a GPU."""
+    """Install the simulated GPU before the project's modules are imported, because many check for a GPU at
+    import."""
     if early_config.known_args_namespace.cuda_sim:
         session = SimulatedSession(early_config.known_args_namespace)
         early_config.pluginmanager.register(session, "cuda-sim-session")
@@ -133,7 +133,7 @@ def pytest_configure(config):
 
 
 def select_observers(tools):
-    """Return the observer classes for the names of the option --cuda-sim-tools."""
+    """Return the observer classes named by the option --cuda-sim-tools."""
     from sim import observers
 
     named = {"counters": observers.COUNTERS}
@@ -144,26 +144,27 @@ def select_observers(tools):
 class LaunchTally:
     """The launches of one test.
 
-    outcomes: how many launches had each outcome.
-    engines: how many ran on each engine.
-    findings: findings without repetitions, {key: (finding, line of the host that launched it, how often)}.
-    reports: the Reports, if pages are wanted.
-    failed: whether the test has been made to fail because of its findings.
+    outcomes: number of launches per outcome.
+    engines: number of launches per engine.
+    findings: distinct findings, {key: (finding, host line of the launch, number of launches)}.
+    reports: the Reports, if HTML pages are requested.
+    failed: whether the test has failed because of its findings.
     """
 
     outcomes: Counter = field(default_factory=Counter)
     engines: Counter = field(default_factory=Counter)
-    findings: dict = field(default_factory=dict)  # key: (finding, where the host launched it, how often)
+    findings: dict = field(default_factory=dict)
     reports: list = field(default_factory=list)
-    failed: bool = False  # whether the test has failed for its findings
+    failed: bool = False
 
     def failures(self, allowed):
-        """Return the entries of the errors that fail a test; `allowed` are kinds of findings that do not."""
+        """Return the entries for errors that fail a test. `allowed` are the kinds that do not."""
         errors = (entry for entry in self.findings.values() if entry[0].severity == "error")
         return [entry for entry in errors if entry[0].kind not in allowed]
 
     def counts(self):
-        """Return the counts as a dictionary for JSON, which pytest-xdist sends between processes."""
+        """Return the counts as a JSON-compatible dictionary, which pytest-xdist can send between
+        processes."""
         return {
             "outcomes": dict(self.outcomes),
             "engines": dict(self.engines),
@@ -172,18 +173,18 @@ class LaunchTally:
 
 
 def add_counts(counts):
-    """Return the sum of several results of LaunchTally.counts(), with the findings counted by kind."""
+    """Return the sum of several LaunchTally.counts(), with findings counted by kind."""
     added = {
         name: dict(sum((Counter(each[name]) for each in counts), Counter()))
         for name in ("outcomes", "engines")
     }
     keys = sorted({key for each in counts for key in each["keys"]})
-    # a key is the text of a tuple whose first entry is the kind, in quotes
+    # a key is the repr of a tuple, whose first item is the kind in quotes
     return added | {"keys": keys, "kinds": dict(Counter(key.split("'")[1] for key in keys))}
 
 
 class SimulatedSession:
-    """A session of pytest with a simulated GPU, which is in place from before collection until the end."""
+    """A pytest session with a simulated GPU, installed before collection and removed at the end."""
 
     def __init__(self, options):
         try:
@@ -195,7 +196,7 @@ class SimulatedSession:
         except RuntimeError as error:
             raise pytest.UsageError(f"--cuda-sim: {error}") from error
         self.arguments, self.tally = options, LaunchTally()
-        self.unlogged = []  # counts of attempts whose report pytest did not get, because the test runs again
+        self.unlogged = []  # counts of attempts whose report was not logged, because the test is run again
         self.page = "", []  # a test's name, and the reports of all its attempts
         self.options = Options(
             options.cuda_sim_engine,
@@ -208,11 +209,11 @@ class SimulatedSession:
         self.host.install()
 
     def record_launch(self, outcome, report):
-        """Count a launch that has ended. `report` is None if it has none."""
+        """Count a completed launch. `report` is None if there is no report."""
         self.tally.outcomes[outcome] += 1
         if report is None:
             return
-        # the native engine says in a note that it left a kernel to the interpreter
+        # the native engine adds a note when it falls back to the interpreter
         left = any(note.startswith("interpreted") for note in report.notes)
         self.tally.engines["fibers" if left else report.engine] += 1
         if self.arguments.cuda_sim_report:
@@ -222,7 +223,7 @@ class SimulatedSession:
             self.tally.findings[finding.key] = first, where, count + 1
 
     def pytest_collection_modifyitems(self, items):
-        """Refuse a wrong mark before any test runs."""
+        """Reject an invalid mark before any test runs."""
         for item in items:
             settings_of(item)
 
@@ -230,8 +231,10 @@ class SimulatedSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
-        """Set the options of a test's mark. Every launch since the test before counts for this one,
-        launches at import for the first one."""
+        """Apply the options of a test's mark.
+
+        Each launch since the previous test counts for this test. Launches at import count for the first one.
+        """
         mark = settings_of(item)
         self.host.options, off = replace(self.options, **mark["options"]), mark["off"]
         if off:
@@ -244,11 +247,11 @@ class SimulatedSession:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item, call):
-        """Mark the test as failed if its launches have findings that are errors."""
+        """Mark the test as failed if its launches have errors."""
         report = yield
         tally = self.tally
         failures = tally.failures({*self.arguments.cuda_sim_allow, *settings_of(item)["allow"]})
-        # if a test is skipped after such a launch, its teardown fails
+        # if the test is skipped after such a launch, its teardown fails
         if failures and not tally.failed and (report.outcome != "skipped" or hasattr(report, "wasxfail")):
             tally.failed = True
             text = "\n\n".join(map(format_entry, failures))
@@ -263,8 +266,8 @@ class SimulatedSession:
     def attach_counts(self, nodeid, report):
         """Attach the counts of a test's launches to its last report.
 
-        A plug-in that runs a test several times may not pass on the report of every attempt. The counts of
-        such an attempt are attached to the next one's report.
+        A plug-in that repeats a test may not log the report of every attempt. The counts of such an attempt
+        are attached to the next report.
         """
         tally, self.tally = self.tally, LaunchTally()
         if tally.outcomes:
@@ -283,12 +286,11 @@ class SimulatedSession:
         if hasattr(report, "cuda_sim"):
             self.unlogged.clear()
 
-    # --- the end --------------------------------------------------------------------------------------------
+    # --- end of the session ---------------------------------------------------------------------------------
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session):
-        """Fail the run for findings of launches that belong to no test: launches at import, if no test
-        ran."""
+        """Fail the session for findings that belong to no test: launches at import, when no test ran."""
         if self.tally.failures(self.arguments.cuda_sim_allow) and session.exitstatus in (
             pytest.ExitCode.OK,
             pytest.ExitCode.NO_TESTS_COLLECTED,
@@ -322,7 +324,7 @@ class SimulatedSession:
 
 
 def total_line(counts, tests):
-    """Return the sentence that counts all launches. The outcomes add up to the number of launches."""
+    """Return a sentence with the number of launches, split by outcome."""
     from sim.host import OUTCOMES
 
     outcomes = counts["outcomes"]
@@ -334,9 +336,12 @@ def total_line(counts, tests):
 
 
 def settings_of(item):
-    """Return the settings of a test's mark: {"off": bool, "allow": kinds, "options": fields of
-    sim.host.Options}. Errors: UsageError for a wrong mark."""
-    marks = [mark.kwargs.items() for mark in item.iter_markers("cuda_sim")]  # the closest first
+    """Return the settings in a test's mark: {"off": bool, "allow": kinds, "options": fields of
+    sim.host.Options}.
+
+    Raise UsageError for an invalid mark.
+    """
+    marks = [mark.kwargs.items() for mark in item.iter_markers("cuda_sim")]  # closest mark first
     given = {name: value for settings in reversed(marks) for name, value in settings}
     if unknown := given.keys() - {"off", "engine", "seeds", "tools", "max_steps", "allow"}:
         raise pytest.UsageError(
@@ -356,13 +361,12 @@ def settings_of(item):
 
 
 def format_counts(counts):
-    """Return " (3 fibers, 1 native)", or "" if there are no counts."""
+    """Return " (3 fibers, 1 native)", or "" without counts."""
     return f" ({', '.join(f'{n:,} {name}' for name, n in sorted(counts.items()))})" if counts else ""
 
 
 def format_entry(entry):
-    """Return the text of a finding, with the line that launched the kernel and the number of further
-    launches."""
+    """Return a finding's text, with the line that launched the kernel and the number of further launches."""
     finding, where, count = entry
     further = plural(count - 1, "further launch", "further launches")
     times = f"; {further} with the same" if count > 1 else ""
@@ -371,12 +375,12 @@ def format_entry(entry):
 
 
 def launching_line():
-    """Return file:line of the innermost caller that belongs neither to the simulator nor to Numba."""
+    """Return file:line for the innermost caller outside the simulator and Numba."""
     for frame in reversed(traceback.extract_stack(sys._getframe(1))):
         if not any(part in frame.filename for part in NOT_LAUNCHING):
             return f"{frame.filename}:{frame.lineno}"
     return "?"
 
 
-# parts of paths: callers in these files did not launch the kernel
+# paths of files whose frames are not the launch itself
 NOT_LAUNCHING = (str(Path(__file__).parent), "numba_cuda", "contextlib")

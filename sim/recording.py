@@ -1,5 +1,5 @@
-"""The recording of a launch: its accesses and barriers in their order, as the observer Trace keeps them and
-`sim.viz` draws them."""
+"""The trace of a launch: its accesses and barriers in order. The observer Trace records it and `sim.viz`
+draws it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +12,15 @@ from sim.events import BARRIER, SITES, Index3, Site
 
 @dataclass(frozen=True)
 class Event:
-    """One row of a Recording: a load, store or atomic of one thread, or a barrier of a whole block. For a
-    barrier, thread, array and index are None."""
+    """One event in a Recording: a load, store or atomic by one thread, or a barrier of a whole block.
+
+    For a barrier, thread, array and index are None.
+    """
 
     action: str  # "load", "store", "atomic", "barrier"
     block: Index3
     epoch: int
-    thread: int | None  # linear index within the block
+    thread: int | None  # linear index in the block
     site: Site
     array: str | None = None
     index: tuple[int, ...] | None = None
@@ -26,7 +28,7 @@ class Event:
 
 @dataclass(frozen=True)
 class RecordedArray:
-    """An array of a Recording: its name, memory space, shape, and the bytes of an element."""
+    """An array in a Recording: name, memory space, shape, and bytes per element."""
 
     name: str
     space: str
@@ -36,18 +38,18 @@ class RecordedArray:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The events of a launch in their order: a sequence of Events, stored as parallel arrays of length n.
+    """The events of a launch, in order. A sequence of Events, stored as parallel arrays of length n.
 
     action: LOAD, STORE, ATOMIC or BARRIER.
     block: an index into `blocks`.
     array: an index into `arrays`, or -1 for a barrier.
-    element: the flat index of the element within the array's shape.
-    address: in bytes.
-    cut: the number of events that came after the recorder was full.
+    element: the flat index of the element.
+    address: the byte address.
+    cut: the number of events dropped after the recorder was full.
     """
 
-    threads: Index3  # of a block
-    spec: DeviceSpec  # the launch's
+    threads: Index3  # block shape
+    spec: DeviceSpec  # of the launch
     blocks: tuple[Index3, ...]
     arrays: tuple[RecordedArray, ...]
     action: np.ndarray
@@ -64,13 +66,13 @@ class Recording:
         return len(self.action)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle. It contains the Sites, because their numbers are valid in one
-        process only."""
+        """Return the state for pickle. It contains the Sites themselves, because site numbers are only valid
+        in one process."""
         numbers, site = np.unique(self.site, return_inverse=True)
         return {**vars(self), "site": site, "sites": [SITES[number] for number in numbers.tolist()]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore the state, with the numbers that the Sites have in this process."""
+        """Restore the state, with this process's site numbers."""
         numbers = np.array([SITES.add(site) for site in state.pop("sites")], np.int64)
         vars(self).update(state, site=numbers[state["site"]])
 

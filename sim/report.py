@@ -1,4 +1,4 @@
-"""The Report of a launch: its findings, merged and put into words, and its counters."""
+"""The Report of a launch: merged findings with formatted messages, and counters."""
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,21 +22,21 @@ from sim.viz.warp_grid import warp_grid
 class Report:
     """The result of one simulated launch.
 
-    findings: what observers found, errors first.
-    counters: a plain dictionary {name: number, or a dictionary of numbers}; see below.
-    notes: what observers could not see, and how the launch was run.
-    code: the functions that ran, the kernel's first: code objects, or their Listings after pickling.
-    trace: the Recording of the observer Trace, or None.
-    watched: {name of an observer: the share of the launch that it has seen}. If a share is below 1, or if an
-        access was seen by no observer, a note says so.
-    columns: how `by_line` shows the counters of source lines.
+    findings: the faults that observers found, errors first.
+    counters: {name: number or nested dictionary}, listed below.
+    notes: how the launch was run, and what observers could not see.
+    code: the functions that ran, the kernel first: code objects, or Listings after unpickling.
+    trace: the Recording made by the observer Trace, or None.
+    watched: {observer's name: the fraction of the launch that it saw}. If a fraction is below 1, or if no
+        observer saw an access, there is a note about it.
+    columns: how `by_line` displays the counters of source lines.
 
-    Counters by the observer that adds them:
+    Counters, by the observer that adds them:
 
         always         "threads", "blocks", "barriers" (barriers that opened, summed over the blocks)
         Traffic        "loads", "stores", "atomics"; "memory" {space: counters} and "arrays" {(space, name):
                        counters}, which also have "load_bytes", "store_bytes" and "atomic_bytes"; "together"
-                       {name of an operation of a warp or block: times}
+                       {name of a warp-wide or block-wide operation: times}
         Coalescing     "coalescing" {"requests", "sectors", "fewest_sectors"}
         Banks          "banks" {"shared_requests", "wavefronts", "fewest_wavefronts", "ways"}
         Branches       "branching" {"branches", "divergent"}
@@ -57,7 +57,8 @@ class Report:
     columns: tuple[Column, ...] = field(default=(), repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle and copy: code objects cannot be pickled, their source lines can."""
+        """Return the state for pickle and copy, with source lines in place of code objects, which cannot be
+        pickled."""
         return {**vars(self), "code": tuple(map(listing, self.code))}
 
     @property
@@ -71,7 +72,7 @@ class Report:
         return f"{self.kernel}[{shape}] on the {self.engine} engine: {found}"
 
     def summary(self) -> Iterator[str]:
-        """Yield lines that say what was counted in the whole launch, and then the notes."""
+        """Yield lines with the counters of the whole launch, followed by the notes."""
         plain = [(name, number) for name, number in self.counters.items() if isinstance(number, int)]
         together = self.counters.get("together", {}).items()
         warp_wide = [(name, n) for name, n in together if name not in ("syncthreads", "grid.sync")]
@@ -110,17 +111,19 @@ class Report:
     # --- tables and figures ---------------------------------------------------------------------------------
 
     def by_line(self) -> View:
-        """Return the source of the kernel and its device functions, each line with its counters."""
+        """Return the source of the kernel and its device functions with the counters of each line."""
         return by_line(self.code, self.counters.get("lines", {}), self.columns)
 
     def memory_map(self, array: str, block: int | Index3 | None = None) -> View:
-        """Return a map of `array` that shows which thread accessed which element, step by step. An array
-        in shared memory needs a `block`."""
+        """Return a map of `array` that shows step by step which thread accessed which element.
+
+        An array in shared memory needs a `block`.
+        """
         return memory_map(self.recording, array, block)
 
     def timeline(self, block: int | Index3 | None = None) -> View:
-        """Return a figure of the threads of `block` against time, with barriers and waits. Without a
-        `block`, it is the lowest one that was traced."""
+        """Return a figure of the threads of `block` over time, with barriers and waits. The default is the
+        lowest traced block."""
         return timeline(self.recording, block)
 
     def warp_grid(
@@ -130,32 +133,33 @@ class Report:
         block: int | Index3 | None = None,
         warp: int | None = None,
     ) -> View:
-        """Return a figure of the lanes that take part in the accesses on `line`, and of the banks or
-        sectors that they access, request by request. The `def` line is 1; without a `line`, it shows every
-        line."""
+        """Return a figure of the lanes active in the accesses on `line`, and of the banks or sectors that
+        each request uses.
+
+        Line 1 is the `def` line. Without `line`, the figure shows every line.
+        """
         return warp_grid(self.recording, line, function, block, warp)
 
     @property
     def recording(self) -> Recording:
-        """The trace. Errors: ValueError if there is none."""
+        """The trace. Raises ValueError if there is none."""
         if self.trace is None:
             wanted = "simulate(kernel, observers=[*DEFAULT, Trace()])"
             raise ValueError(f"nothing was traced: add the observer Trace, {wanted}")
         return self.trace
 
 
-# counters that the summary, or a table, shows in a way of its own
+# counters that the summary or a table displays in a special way
 SUMMARIZED = {"memory", "arrays", "together", "lines", "coalescing", "banks", "branching"}
-# kinds of findings, causes before their possible consequences; other kinds come first
+# kinds of findings, causes before their possible consequences; other kinds precede these
 ORDER = "race-shared race-global", "barrier-divergence warp-divergence", "deadlock no-progress", "misuse"
 STAGES = {kind: stage for stage, kinds in enumerate(ORDER, 1) for kind in kinds.split()}
 
 
 def merge_findings(findings: Iterable[Finding], code: Iterable[CodeType] = ()) -> tuple[Finding, ...]:
-    """Return findings in the order of the report, each with its message. Findings that are alike are merged
-    into one.
+    """Merge findings with equal keys, sort them for the report, and format their messages.
 
-    code: the code objects that ran, which tell the lines in files.
+    code: the code objects that ran, which locate lines in files.
     """
     groups: dict[Any, list[Finding]] = {}
     for finding in findings:
@@ -169,14 +173,14 @@ def merge_findings(findings: Iterable[Finding], code: Iterable[CodeType] = ()) -
 
 
 def report_order(finding: Finding) -> tuple[Any, ...]:
-    """Return the sort key of the report: errors first, then causes before consequences, then by line."""
+    """Return the sort key for the report: errors first, then causes before consequences, then by line."""
     stage = len(ORDER) + 1 if finding.follows else STAGES.get(finding.kind, 0)
     return finding.severity != "error", stage, finding.key[2], finding.kind, str(finding.array)
 
 
 def choice_order(finding: Finding) -> tuple[Any, ...]:
-    """Return the sort key by which the first of several findings that are alike represents them: errors,
-    then witnesses that are far from each other, then the lowest index."""
+    """Return the sort key that selects the representative of equal findings: errors, then distant threads,
+    then the lowest index."""
     return (
         finding.severity != "error",
         finding.near,
@@ -186,7 +190,7 @@ def choice_order(finding: Finding) -> tuple[Any, ...]:
 
 
 def format_message(finding: Finding, files: Sequence[str] = ()) -> str:
-    """Return a finding as text: verdict, threads, lines with their source, reason, further cases, likely
+    """Return a finding's text: verdict, threads, lines with their source, reason, further cases, likely
     fix."""
     severity = "" if finding.severity == "error" else "warning: "
     lines = [f"{severity}{finding.kind}: {finding.verdict}{format_threads(finding.accesses)}"]
@@ -199,7 +203,7 @@ def format_message(finding: Finding, files: Sequence[str] = ()) -> str:
 
 
 def format_threads(accesses: Sequence[Access]) -> str:
-    """Return " · block 0 · threads 0 and 1", or "" if there are no accesses."""
+    """Return " · block 0 · threads 0 and 1", or "" without accesses."""
     if not accesses:
         return ""
     blocks = list(dict.fromkeys(index_text(access.block) for access in accesses))
@@ -209,7 +213,7 @@ def format_threads(accesses: Sequence[Access]) -> str:
 
 
 def format_access(access: Access) -> tuple[str, str, str]:
-    """Return (what a thread did, its line, the source of the line and the value) of one access."""
+    """Return (action and thread, location, source text with the value) for one access."""
     thread = f"thread {index_text(access.thread)} of block {index_text(access.block)}"
     passive = access.what in ("read", "written", "changed")
     did = f"{access.what} by {thread}" if passive else f"{thread} {access.what}"
@@ -220,7 +224,8 @@ def format_access(access: Access) -> tuple[str, str, str]:
 
 
 def lines_of_files(accesses: Sequence[Access], code: Iterable[CodeType]) -> list[str]:
-    """Return the lines of accesses for an editor, as "example.py:20". There are none in a notebook."""
+    """Return the locations of accesses in a form that editors recognise, "example.py:20". Return none in a
+    notebook."""
     if in_notebook():
         return []
     functions: dict[str, set[CodeType]] = {}
@@ -237,7 +242,7 @@ def lines_of_files(accesses: Sequence[Access], code: Iterable[CodeType]) -> list
 
 
 def short_path(path: str) -> str:
-    """Return a path relative to the working directory, if it is below it."""
+    """Return a path relative to the working directory if it is below it."""
     here = Path.cwd()
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
@@ -248,6 +253,6 @@ def in_notebook() -> bool:
 
 
 def align_columns(rows: list[tuple[str, str, str]]) -> list[str]:
-    """Return rows of three texts as lines, the first two texts padded to the width of their column."""
+    """Return rows of three texts as lines, with the first two columns padded."""
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     return [f"  {did:{widths[0]}}  {place:{widths[1]}}  {source}".rstrip() for did, place, source in rows]

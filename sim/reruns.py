@@ -1,14 +1,14 @@
-"""Reruns of a launch whose first run is inconclusive.
+"""Run a launch again when its first run is inconclusive.
 
-Every rerun begins with the arguments as they were before the launch. At the end, the arguments are as the
-first run left them. There are two reasons for a rerun:
+Every rerun starts with the arguments as they were before the launch. Afterwards, the results of the first run
+are restored. There are two reasons for a rerun:
 
-    other schedules    Threads act on the results of atomics. What they do then depends on who goes first, and
-                       some faults show under few schedules only.
-    other bytes        A thread read unwritten shared memory, or a lane of a shuffle that takes
-                       no part in it. If the launch does the same for several values there, the value reached
-                       nothing. A read of memory is then a warning. A read of a lane is no finding at all,
-                       because the last lanes of a tree of shuffles cannot avoid it.
+    other schedules    Threads act on the results of atomics. Their behaviour then depends on the schedule,
+                       and some faults occur only under few schedules.
+    other bytes        A thread read unwritten shared memory, or a shuffle read a lane that does not
+                       participate. If the launch behaves the same for several values there, the value had
+                       no effect. A read of memory is then only a warning. A read of an inactive lane is
+                       dropped, because the last lanes of a shuffle reduction cannot avoid it.
 """
 
 import copy
@@ -26,20 +26,20 @@ from sim.isa.table import INSTRUCTIONS
 from sim.observers import DEFAULT
 from sim.observers.races import Races
 
-# The budget of the other schedules is counted in turns: how often a thread is resumed, in all of them
-# together. It is the larger one of MAX_TURNS and twice the turns of the first run.
+# Budget of all schedules together, in thread resumptions: the maximum of MAX_TURNS and twice those of the
+# first run.
 MAX_TURNS = 30_000
-MAX_LATER_TURNS = 4_000  # the budget after the first FEW schedules, if these have found nothing
-# Initial values of unwritten memory: those with which flags, states and keys usually begin
-# (first, because loops that wait for them end soonest), and large values, positive and negative.
+MAX_LATER_TURNS = 4_000  # the budget after the first FEW schedules, if they found nothing
+# Initial values of unwritten memory: first the usual initial values of flags, states and keys, because loops
+# that wait for them end soonest; then large positive and negative values.
 POISONS = 0, 1, -1, b"\x5a", b"\xda"
-MAX_COMPARISON_CONSTANTS = 8  # how many of the kernel's comparison constants serve as further initial values
+MAX_COMPARISON_CONSTANTS = 8  # number of the kernel's comparison constants that are tried as initial values
 HARMLESS = "In this launch its value reached nothing: with other bytes there, every thread did the same."
 ENDLESS = {"no-progress", "deadlock"}  # kinds of findings after which another rerun would take too long
 
 
 class Effects(Observer):
-    """An observer that reduces all accesses of a launch, with the values that they write, to one hash."""
+    """Hashes all accesses in a launch, with the values that they write."""
 
     def launch_started(self, context):
         self.digest = hashlib.blake2b()
@@ -51,11 +51,11 @@ class Effects(Observer):
 
 
 class Reruns:
-    """The reruns of one launch. Make it before the first run, because it copies the arguments.
+    """The reruns of one launch. Create it before the first run, because it copies the arguments.
 
     context: the Context of the first run.
     program: its ThreadProgram.
-    observers: its observers. A rerun gets fresh copies of those that are in DEFAULT.
+    observers: its observers. A rerun uses fresh copies of those in DEFAULT.
     """
 
     def __init__(self, context, program, observers):
@@ -68,7 +68,7 @@ class Reruns:
             getattr(INSTRUCTIONS.get(name), "reads", None) for name in used
         )
         self.needs_schedules = context.synchronizes and finds_races
-        # a rerun would print a second time
+        # a rerun would print everything again
         self.possible = (self.needs_schedules or reads_undefined) and bool(observers) and "print" not in used
         self.saved = self.copy_memory() if self.possible else []
 
@@ -81,15 +81,15 @@ class Reruns:
         return self
 
     def __exit__(self, *_):
-        self.saved = []  # the launch's Outcome may outlive the copies
+        self.saved = []  # the launch's Outcome may outlive this object, so release the copies
 
     def run_all(self, prepare, run):
-        """Do the reruns that the first run's findings ask for, and update these findings. Return notes for
-        the report.
+        """Perform the reruns that the first run's findings require, and update these findings. Return notes
+        for the report.
 
-        prepare(observers, schedule, poison): return a run that has not begun yet, as (Context, ThreadProgram,
+        prepare(observers, schedule, poison): returns a run that has not started, as (Context, ThreadProgram,
             Grid).
-        run(grid, context, fiber): run all of its blocks.
+        run(grid, context, fiber): runs all of its blocks.
         """
         if not self.possible:
             return [format_undecided(0)] if self.needs_schedules else []
@@ -104,17 +104,17 @@ class Reruns:
             restore(after)
 
     def run_once(self, prepare, run, observers, schedule, poison=None):
-        """Run the launch from its start, and return the Context of this run."""
+        """Run the launch from the start, and return the Context of this run."""
         restore(self.saved)
         context, program, grid = prepare(observers, schedule, poison)
-        # a schedule that holds threads back lets the others wait for them in loops, so a low limit is raised
+        # An adversarial schedule delays threads while others poll for them, so raise a low limit.
         context.max_steps = context.max_steps and max(context.max_steps, DEFAULT_STEPS)
         context.restart_progress()
         run(grid, context, program.fiber)
         return context
 
     def try_schedules(self, findings):
-        """Run under adversarial schedules until the budget is spent, and add what they find to `findings`.
+        """Run under adversarial schedules until the budget is spent, and add their findings to `findings`.
         Return notes."""
         tried, left = 1, max(MAX_TURNS, 2 * self.context.entered)
         for schedule in adversarial_schedules(self.context.counters["threads"]):
@@ -133,8 +133,11 @@ class Reruns:
         return [format_undecided(tried)]
 
     def try_poisons(self, findings):
-        """Run with each initial value of unwritten memory. If all runs have the same effects, make findings
-        about reads of such memory warnings, and drop those about absent lanes."""
+        """Run with each initial value of unwritten memory.
+
+        If all runs have the same effects, turn findings about such reads into warnings, and drop those about
+        inactive lanes.
+        """
         effects_seen = set()
         for poison in self.poisons:
             effects = Effects()
@@ -157,23 +160,23 @@ class Reruns:
 
 
 def reads_fresh_shared(finding):
-    """Return whether a finding is about a read of unwritten shared memory."""
+    """Return whether a finding reports a read of unwritten shared memory."""
     return finding.kind == "uninitialized-read" and finding.reason.startswith("Fresh shared")
 
 
 def reads_absent_lane(finding):
-    """Return whether a finding is about a shuffle that reads a lane which takes no part in it."""
+    """Return whether a finding reports a shuffle that reads a lane that does not participate."""
     return finding.kind == "warp-divergence" and finding.severity == "warning"
 
 
 def restore(memory):
-    """Write the bytes that `copy_memory` returned back to their arrays."""
+    """Copy the bytes saved by `copy_memory` back to their arrays."""
     for root, saved in memory:
         root[...] = saved
 
 
 def format_undecided(tried):
-    """Return the note that other schedules were not tried. `tried` is 0 if the kernel cannot run again."""
+    """Return the note that not all schedules were tried. `tried` is 0 if the kernel cannot run again."""
     under = f"{tried} schedules" if tried else "this schedule only, as the kernel prints"
     judged = f"threads act on the results of atomics: judged under {under}"
     return f"{judged}; whether other schedules show more is not decided"

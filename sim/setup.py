@@ -1,4 +1,5 @@
-"""The build of the distribution outside its sources: `pip install ./sim` leaves no build/, no egg-info."""
+"""Build the distribution outside the source tree, so that `pip install ./sim` leaves no build/ or egg-info
+there."""
 
 import atexit
 import shutil
@@ -10,4 +11,4 @@ if __name__ == "__main__":
     folder = tempfile.mkdtemp(prefix="kernelwatch-build-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     options = {"build": {"build_base": folder}, "egg_info": {"egg_base": folder}}
-    setup(options=options, script_name="setup.py")  # which keeps this file out of the wheel
+    setup(options=options, script_name="setup.py")  # an explicit script_name keeps this file out of the wheel

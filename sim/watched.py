@@ -1,19 +1,19 @@
-"""The share of a launch that its observers have seen, and notes for the report about the rest."""
+"""Compute the fraction of a launch that each observer has seen, and write notes about the rest."""
 
 from sim.hooks import observer_class, overridden_hooks
 
-# hooks for the beginning and the end of launches, blocks and epochs, which say nothing about single threads
+# hooks for the start and end of launches, blocks and epochs, which carry no information about single threads
 FRAMES = {"launch_started", "launch_finished", "barrier_opened", "grid_barrier_opened", "block_ended"}
 ACCESSES = {"accesses", "access_refused"}
 
 
 def watched(observers, share=1.0, silent=None, left=0):
-    """Return ({name of an observer: the share of the launch that it has seen}, notes).
+    """Return ({observer's name: the fraction of the launch that it saw}, notes).
 
     observers: instances, or classes whose checks are part of compiled code.
-    share: the share of the accesses that the engine has announced.
-    silent: {hook that is not called, or not everywhere: why}.
-    left: the number of accesses that were logged and not announced.
+    share: the fraction of accesses that the engine passed to observers.
+    silent: {hook that is never called, or not for every event: reason}.
+    left: the number of accesses that were logged but not passed to observers.
     """
     silent = silent or {}
     shares, notes, seen = {}, [], set()
@@ -28,7 +28,7 @@ def watched(observers, share=1.0, silent=None, left=0):
         events = hooks - FRAMES
         announced = share if "accesses" in events and not compiled else 1.0
         share_of_one = recorded * announced if events - set(missing) or not events else 0.0
-        shares[name] = min(share_of_one, shares.get(name, 1.0))  # several may have one name
+        shares[name] = min(share_of_one, shares.get(name, 1.0))  # several observers may share a name
         seen |= events - set(missing)
     if left and "accesses" in seen:
         notes.append(f"{left:,} accesses of threads that were ended have not been watched")

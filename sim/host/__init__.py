@@ -1,14 +1,14 @@
-"""The host side of numba.cuda without a GPU.
+"""The host side of numba.cuda without a GPU. It requires numba-cuda.
 
-Numba's own host interface stays in place, arrays, streams and events included. Only the CUDA driver below it
-is replaced, and launches are simulated. `Host().install()` does this in the present process, and
-`.uninstall()` undoes it, so that a real GPU can be used before and after. It needs numba-cuda.
+Numba's host API, with arrays, streams and events, stays in place. Only the CUDA driver below it is replaced,
+and kernel launches are simulated. `Host().install()` does this in the current process and `.uninstall()`
+undoes it, so a real GPU can be used before and after.
 
 Read the files in this order:
 
-    driver      the functions of the CUDA driver, with host memory as device memory
-    launches    Host: the replacements in Numba, and the simulation of each launch
-    pages       the HTML pages of --cuda-sim-report
+    driver      functions of the CUDA driver, with host memory as device memory
+    launches    Host: replacements inside Numba, and the simulation of each launch
+    pages       HTML pages for --cuda-sim-report
 """
 
 from numba.cuda.core import config

@@ -1,7 +1,6 @@
-"""The functions of the CUDA driver that Numba calls, for a simulated GPU.
+"""The CUDA driver functions that Numba calls, for a simulated GPU.
 
-Device memory is host memory. All work is complete when its call returns, so streams and events have nothing
-to wait for.
+Device memory is host memory. All work is complete when a call returns, so streams and events never wait.
 """
 
 import bisect
@@ -14,24 +13,24 @@ from numba.cuda.cudadrv import driver
 
 from sim.memory.spaces import Empty
 
-FRESH = 0xFF  # every byte of unwritten memory: NaN in every floating-point type
-# attributes of the device that are 1, and that are 0
+FRESH = 0xFF  # fill byte of unwritten memory: NaN in every floating-point type
+# device attributes that are 1, and device attributes that are 0
 SUPPORTED = "CAN_MAP_HOST_MEMORY UNIFIED_ADDRESSING MANAGED_MEMORY COOPERATIVE_LAUNCH".split()
 UNSUPPORTED = (
     "PCI_DOMAIN_ID PCI_BUS_ID PCI_DEVICE_ID COMPUTE_CAPABILITY_MINOR KERNEL_EXEC_TIMEOUT TCC_DRIVER".split()
 )
-TOTAL_BYTES = 16 << 30  # of the device's memory, as get_memory_info reports it
+TOTAL_BYTES = 16 << 30  # the device's memory size, as reported by get_memory_info
 
 
 class Memory:
-    """The allocations of the simulated device: {address: bytes}, and the addresses of those that have
-    not been written."""
+    """The allocations of the simulated device, {address: bytes}, and the addresses of those not yet
+    written."""
 
     def __init__(self):
         self.blocks, self.addresses, self.fresh = {}, [], set()
 
     def allocate(self, size):
-        """Return the address of `size` new bytes, at least one."""
+        """Allocate `size` bytes, or one if `size` is 0, and return their address."""
         block = np.full(max(size, 1), FRESH, np.uint8)
         address = block.__array_interface__["data"][0]
         self.blocks[address] = block
@@ -40,14 +39,14 @@ class Memory:
         return address
 
     def free(self, address):
-        """Forget an allocation. Memory of another owner is left alone."""
+        """Forget an allocation. Memory that this object did not allocate is ignored."""
         if self.blocks.pop(int(address), None) is not None:
             self.addresses.remove(int(address))
             self.fresh.discard(int(address))
 
     def make_finalizer(self, manager, pointer, key, *rest):
-        """Return the function that Numba calls to free an allocation. It has to work after the real driver
-        is back, too."""
+        """Return the function that Numba calls to free an allocation, possibly after the real driver has been
+        restored."""
 
         def core():
             manager.allocations.pop(key, None)
@@ -56,24 +55,24 @@ class Memory:
         return core
 
     def find_base(self, address):
-        """Return the address of the allocation that contains `address`, or None if another owner has this
-        memory."""
+        """Return the address of the allocation that contains `address`, or None if it is not one of these
+        allocations."""
         at = bisect.bisect_right(self.addresses, address) - 1
         base = self.addresses[at] if at >= 0 else None
         return base if base is not None and address < base + len(self.blocks[base]) else None
 
     def mark_written(self, address):
-        """Note that the host has written to the allocation at `address`: all of it counts as initialised."""
+        """Record that the host wrote to the allocation at `address`. All of it then counts as initialised."""
         self.fresh.discard(self.find_base(int(address)))
 
     def update_fresh(self):
-        """Note which allocations a launch has written: those that are no longer full of FRESH."""
-        # only allocations that were fresh are looked at, so each is compared until its first write
+        """Record which allocations a launch has written: those that are no longer filled with FRESH."""
+        # Only fresh allocations are compared, so each one costs time until its first write.
         self.fresh = {address for address in self.fresh if (self.blocks[address] == FRESH).all()}
 
     def as_array(self, device_array):
-        """Return a numpy array over the bytes of a device array. If they are unwritten, it is an
-        array as `sim.empty` makes."""
+        """Return a numpy array over the bytes of a device array. Unwritten memory is returned like an array
+        from `sim.empty`."""
         address, size = device_array.device_ctypes_pointer.value or 0, device_array.alloc_size
         buffer = (ctypes.c_char * size).from_address(address) if size else bytearray()
         array_class = Empty if self.find_base(address) in self.fresh else np.ndarray
@@ -114,15 +113,15 @@ class Device(driver.Device):
 
 
 class Functions:
-    """The driver's functions by name. A call of any other function is refused with its name."""
+    """The driver functions by name. Any other function is refused with an error that names it."""
 
     def __init__(self, memory):
         self.memory, self.contexts, self.handles, self.events = memory, [], 0, {}
 
     @staticmethod
     def refuse(driver, name):
-        """Raise NotImplementedError for a function of the driver that is not simulated. Numba calls this
-        with itself and the name."""
+        """Raise NotImplementedError for a driver function that is not simulated. Numba calls this with its
+        driver and the name."""
         raise NotImplementedError(
             f"the simulated GPU has no {name}: mark tests that need a real one with cuda_sim(off=True)"
         )
@@ -155,7 +154,7 @@ class Functions:
         return 0
 
     def do_nothing(self, *arguments):
-        """Return at once, because all work is complete already."""
+        """Return immediately, because all work is already complete."""
 
     cuInit = cuCtxSynchronize = cuStreamSynchronize = cuStreamDestroy = cuStreamWaitEvent = (
         cuEventSynchronize
@@ -212,12 +211,12 @@ class Functions:
     # --- streams and events ---------------------------------------------------------------------------------
 
     def new_handle(self):
-        """Return a number that no stream or event has."""
+        """Return a new handle for a stream or event."""
         self.handles += 1
         return self.handles
 
     def cuStreamCreate(self, flags):
-        return driver.binding.CUstream(self.new_handle() + 0x1000)  # low handles are default streams
+        return driver.binding.CUstream(self.new_handle() + 0x1000)  # low handles are the default streams
 
     def cuStreamAddCallback(self, stream, callback, data, flags):
         ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.py_object)(int(callback))(

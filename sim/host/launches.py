@@ -1,5 +1,4 @@
-"""Launches of numba.cuda kernels as simulations, and replacements for the functions of Numba that need
-compiled kernels."""
+"""Simulate launches of numba.cuda kernels, and replace the parts of Numba that need compiled kernels."""
 
 import contextlib
 import copy
@@ -27,23 +26,22 @@ from sim.report import Report, merge_findings
 
 try:
     from numba.cuda import testing
-except ImportError:  # it needs filecheck, which numba-cuda does not bring
+except ImportError:  # it needs filecheck, which is not a dependency of numba-cuda
     testing = None
 
 NUMBER_TYPES = types.Number, types.Boolean
-# Every launch has exactly one of these outcomes. "unwatched": no observer, or the simulator failed.
+# Every launch has exactly one of these outcomes. "unwatched": there was no observer, or the simulator failed.
 OUTCOMES = "clean", "with findings", "raised", "refused", "unwatched"
-THREADS_PER_BLOCK = 128  # of `forall`, if its call does not say
-# modules whose kernels are Numba's own: these are not observed
+THREADS_PER_BLOCK = 128  # the default of `forall`
+# modules with Numba's internal kernels, which are not observed
 NUMBA_MODULES = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")
 
 
 @dataclass(frozen=True)
 class Options:
-    """The options of simulated launches; see `simulate`.
+    """Options for simulated launches; see `simulate`.
 
-    seeds: each launch runs once with each seed. The arrays are left as the run with the first seed leaves
-    them.
+    seeds: each launch runs once per seed. The arrays keep the results for the first seed.
     """
 
     engine: str = "native"
@@ -54,8 +52,8 @@ class Options:
 
 
 class Uncompiled:
-    """A kernel for one signature, without machine code. It has the attributes that Numba needs for a
-    simulated launch."""
+    """A kernel for one signature without machine code. It has the attributes that Numba needs for a simulated
+    launch."""
 
     objectmode, entry_point, launch_config_sensitive = False, None, False
 
@@ -73,10 +71,10 @@ class Uncompiled:
 class Host:
     """The simulated host side of numba.cuda.
 
-    compiled: whether Numba types kernels and compiles them to PTX before they are simulated.
+    compiled: whether Numba types kernels and compiles them to PTX before simulation.
 
-    `record_launch(outcome, report)` is called at the end of each launch, with one of OUTCOMES and with its
-    Report, or None if it has none. By default it appends the report to `launches`, unless the launch was
+    `record_launch(outcome, report)` is called at the end of each launch, with one of OUTCOMES and the Report,
+    or None if there is no report. By default, it appends the report to `launches` unless the launch was
     refused.
     """
 
@@ -95,8 +93,10 @@ class Host:
     # --- install and uninstall ------------------------------------------------------------------------------
 
     def install(self):
-        """Replace the driver and the launches of Numba by simulated ones."""
+        """Replace Numba's driver and launches by simulated ones."""
         self.state = vars(driver.driver).copy(), getattr(devices._runtime._tls, "attached_context", None)
+        # The Driver object caches each driver function as an attribute, so replacing its __dict__ replaces
+        # them all.
         vars(driver.driver).clear()
         vars(driver.driver).update(
             self.functions.names(),
@@ -112,7 +112,7 @@ class Host:
             setattr(owner, name, value)
 
     def uninstall(self):
-        """Put all that `install` replaced back in its place."""
+        """Restore everything that `install` replaced."""
         while self.replaced:
             setattr(*self.replaced.pop())
         vars(driver.driver).clear()
@@ -140,7 +140,7 @@ class Host:
         yield driver, "_to_core_stream", lambda stream: stream or driver.Stream(driver.binding.CUstream(0))
         yield nvvm, "is_available", lambda: True
         yield cuda, "as_cuda_array", as_device_array(cuda.as_cuda_array)
-        if testing:  # tests for Numba's simulator run on this one too
+        if testing:  # tests for Numba's own simulator can run on this one
             yield testing, "skip_unless_cudasim", lambda reason: lambda test: test
         yield dispatcher.ForAll, "__call__", launch_for_all
         yield kernel, "max_cooperative_grid_blocks", resident_blocks
@@ -153,10 +153,10 @@ class Host:
             yield dispatch, "compile_device", keep_signature
             yield dispatch, "call", lambda kernel, arguments, how: host.call(kernel, arguments, how)
 
-    # --- a launch -------------------------------------------------------------------------------------------
+    # --- launches -------------------------------------------------------------------------------------------
 
     def call(self, kernel, arguments, how):
-        """Launch a kernel. This replaces numba.cuda.dispatcher.CUDADispatcher.call; `how` has the
+        """Launch a kernel. Replaces numba.cuda.dispatcher.CUDADispatcher.call; `how` holds the
         configuration."""
         for callback in how.pre_launch_callbacks:
             callback(kernel, how)
@@ -170,7 +170,7 @@ class Host:
 
     @contextlib.contextmanager
     def record_refusals(self):
-        """Return a context in which an exception counts as a refused launch."""
+        """Return a context manager that records an exception as a refused launch."""
         try:
             yield
         except Exception:
@@ -178,9 +178,9 @@ class Host:
             raise
 
     def launch(self, kernel, numba_types, arguments, grid, block, stream=0, shared=0):
-        """Simulate a launch of `kernel` (a dispatcher or a compiled kernel) on `arguments`, which are of
-        these Numba types."""
-        retr = []  # functions that copy results back to the host; Numba's extensions append theirs
+        """Simulate a launch of `kernel`, a dispatcher or a compiled kernel, with arguments of these Numba
+        types."""
+        retr = []  # callbacks that copy results back to the host; Numba extensions append theirs
         with self.record_refusals():
             pairs = zip(numba_types, arguments, strict=True)
             values = [self.prepare_argument(kernel, *pair, retr) for pair in pairs]
@@ -195,10 +195,10 @@ class Host:
             write_back()
 
     def run_and_record(self, kernel, options, configuration, values):
-        """Run a launch, and record its outcome.
+        """Run a launch and record its outcome.
 
-        An exception of a thread is raised again if a GPU would report it to the host (debug=True), or if it
-        comes from something other than the kernel's own `raise` or `assert`. Otherwise it becomes a finding.
+        Re-raise a thread's exception if a GPU would report it to the host (debug=True), or if it does not
+        come from a `raise` or `assert` in the kernel. Otherwise, turn it into a finding.
         """
         try:
             report = run_seeds(kernel.py_func, options, configuration, values)
@@ -209,7 +209,7 @@ class Host:
                 raise (error.__cause__ if debug else error) from None
             self.record_launch("raised", exception_report(kernel, options, configuration, error))
         except Exception as error:
-            # any other exception is a failure of the simulator, which has judged nothing
+            # any other exception is a failure of the simulator, so the kernel was not checked
             self.record_launch("refused" if isinstance(error, LaunchError) else "unwatched", None)
             raise
         else:
@@ -217,8 +217,8 @@ class Host:
             self.record_launch(watched if options.observers else "unwatched", report)
 
     def prepare_argument(self, kernel, numba_type, value, retr):
-        """Return an argument for the simulator: a numpy array, a number of this Numba type (if there is
-        one), or a tuple of these."""
+        """Return an argument for the simulator: a numpy array, a number of this Numba type (if given), or a
+        tuple of these."""
         for extension in reversed(kernel.extensions or ()):
             numba_type, value = extension.prepare_args(numba_type, value, stream=0, retr=retr)
         value = self.unwrap(value)
@@ -232,8 +232,8 @@ class Host:
         return value
 
     def unwrap(self, value):
-        """Return an argument without the objects in which Numba wraps it: device memory as a numpy array
-        over the same bytes."""
+        """Return an argument without Numba's wrappers. Device memory becomes a numpy array over the same
+        bytes."""
         if isinstance(value, ArgHint):
             value = copy.copy(value.value) if isinstance(value, In) else value.value
         if driver.is_device_memory(value) and not isinstance(value, np.ndarray):
@@ -243,8 +243,7 @@ class Host:
 
 
 def run_seeds(function, options, configuration, values):
-    """Return the Report of one launch. With several seeds, it is the report for the first one, with the
-    findings for all of them."""
+    """Return the Report of one launch: the report for the first seed, with the findings for all seeds."""
     how = dict(observers=options.observers, spec=options.spec, max_steps=options.max_steps)
 
     def one(seed):
@@ -262,26 +261,26 @@ def run_seeds(function, options, configuration, values):
         for array, old in zip(arrays, before):
             array[...] = old
     report = one(first)
-    # findings that are alike are shown once, as the first seed found them
+    # equal findings are shown once, as the first seed found them
     merged = {finding.key: finding for finding in (*others, *report.findings)}
     findings = sorted(merged.values(), key=lambda finding: finding.severity != "error")
     return replace(report, findings=tuple(findings))
 
 
 def is_debugged(kernel):
-    """Return whether a kernel is compiled with debug=True. Only then does a GPU report a thread's
-    exception to the host."""
+    """Return whether a kernel is compiled with debug=True. Only then does a GPU report exceptions to the
+    host."""
     return kernel.targetoptions.get("debug") if hasattr(kernel, "targetoptions") else kernel.debug
 
 
 def is_raised_by_kernel(error):
-    """Return whether the line on which the thread ended contains `raise` or `assert`."""
+    """Return whether the thread ended on a line that contains `raise` or `assert`."""
     return bool(re.search(r"\b(raise|assert)\b", error.access.site.source))
 
 
 def exception_report(kernel, options, configuration, error):
-    """Return the Report of a launch in which a thread raised an exception that a GPU would not report to
-    the host."""
+    """Return the Report of a launch in which a thread raised an exception that a GPU would not report to the
+    host."""
     finding = Finding(
         "exception",
         "error",
@@ -305,8 +304,11 @@ def exception_report(kernel, options, configuration, error):
 
 
 def numba_types_for(kernel, arguments):
-    """Return the types of the signature that `arguments` fit; None for each if there is no signature.
-    Errors: TypeError if no signature fits."""
+    """Return the types of the signature that matches `arguments`, or None per argument if there is no
+    signature.
+
+    Raise TypeError if no signature matches.
+    """
     if kernel._can_compile or not kernel.overloads:
         return [None] * len(arguments)
     signatures = [numba_types for numba_types in kernel.overloads if len(numba_types) == len(arguments)]
@@ -318,8 +320,8 @@ def numba_types_for(kernel, arguments):
 
 
 def fits(given, wanted):
-    """Return whether Numba passes an argument of type `given` where a signature has `wanted`: arrays of
-    equal type and rank, and any number for a number."""
+    """Return whether Numba accepts an argument of type `given` for a parameter of type `wanted`: an array of
+    equal dtype and rank, or any number for a number."""
     if isinstance(wanted, types.Array):
         same = isinstance(given, types.Array) and (given.dtype, given.ndim) == (wanted.dtype, wanted.ndim)
         return same and wanted.layout in ("A", given.layout)
@@ -327,22 +329,20 @@ def fits(given, wanted):
 
 
 def keep_signature(kernel, signature, return_type=None):
-    """Store a kernel's signature. This replaces `compile` and `compile_device`."""
+    """Store a kernel's signature. Replaces `compile` and `compile_device`."""
     argument_types, stated = sigutils.normalize_signature(signature)
     return kernel.overloads.setdefault(argument_types, Uncompiled(argument_types, return_type or stated))
 
 
 def launch_for_all(asked, *arguments):
-    """Launch a kernel with as many threads as there are tasks. This replaces
-    numba.cuda.dispatcher.ForAll.__call__."""
+    """Launch a kernel with at least one thread per task. Replaces numba.cuda.dispatcher.ForAll.__call__."""
     if asked.ntasks:
         block = asked.thread_per_block or THREADS_PER_BLOCK
         asked.dispatcher[-(-asked.ntasks // block), block, asked.stream, asked.sharedmem](*arguments)
 
 
 def as_device_array(original):
-    """Return a `cuda.as_cuda_array` that takes host memory too, because the simulated device has no other
-    memory."""
+    """Return a `cuda.as_cuda_array` that also accepts host memory, which is the simulated device's memory."""
 
     def as_cuda_array(obj, sync=True):
         if hasattr(obj, "__cuda_array_interface__"):
@@ -356,7 +356,7 @@ def as_device_array(original):
     return as_cuda_array
 
 
-# Numba's own kernels -> what they do, in numpy
+# Numba's internal kernels -> the same operation in numpy
 NUMBA_KERNELS = {
     ("numba.cuda.cudadrv.devicearray", "kernel"): lambda to, source: np.copyto(to, source, "unsafe"),
     ("numba.cuda.kernels.transpose", "kernel"): lambda source, to: np.copyto(to, source.T, "unsafe"),

@@ -1,4 +1,4 @@
-"""The HTML pages of --cuda-sim-report: one for each test that launched a kernel, and an index."""
+"""HTML pages for --cuda-sim-report: one per test that launched a kernel, and an index."""
 
 import hashlib
 import re
@@ -7,7 +7,7 @@ from html import escape
 from sim.nouns import plural
 from sim.viz.page import page
 
-MAX_SHOWN = 50  # launches shown in full on the page of one test
+MAX_SHOWN = 50  # maximum number of launches shown per page
 HEAD = (
     '<!doctype html><meta charset="utf-8"><title>{0}</title><style>body{{font:14px'
     " system-ui;margin:2em}}td,th{{padding:.2em .8em;text-align:left}}</style><h1>{0}</h1>"
@@ -15,9 +15,11 @@ HEAD = (
 
 
 def write_test(folder, nodeid, reports):
-    """Write the page of one test, with findings first and equal launches once. Return its file name."""
+    """Write the page for one test and return its file name. Launches with findings come first; equal reports
+    appear once."""
     folder.mkdir(parents=True, exist_ok=True)
     readable = re.sub(r"[^A-Za-z0-9_.]+", "-", nodeid)[-80:]
+    # The readable part may be truncated or collide, so the name also contains a hash.
     unique = hashlib.sha256(nodeid.encode()).hexdigest()
     name = f"{readable}-{unique[:8]}.html"
     different = {str(report): report for report in reports}.values()
@@ -36,8 +38,10 @@ def write_test(folder, nodeid, reports):
 
 
 def write_index(folder, tallies):
-    """Write index.html, with a row for each test. `tallies` is {name of a test: its counts and its page}.
-    Return the path."""
+    """Write index.html, with a row per test, and return its path.
+
+    tallies: {name of a test: its counts and its page}.
+    """
     rows = "".join(
         f'<tr><td><a href="{escape(tally["page"])}">{escape(nodeid)}</a></td>'
         f"<td>{sum(tally['outcomes'].values()):,}</td>"

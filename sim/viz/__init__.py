@@ -1,14 +1,16 @@
-"""Figures and tables for the terminal and the notebook; here is what they share. A View shows itself as text
-in a terminal and as HTML in a notebook. A Scene is a picture that changes in steps.
+"""Figures and tables for terminals and notebooks. This file defines their common base classes.
 
-A Scene's HTML needs no library and no kernel. Its script draws the picture with a slider. A notebook that is
-not trusted removes scripts, SVG and style sheets; there, the first and the last step are shown as images.
-JupyterLab uses the arrow keys and Enter for its own shortcuts, unless the focused element has the attribute
-`data-lm-suppress-shortcuts`. Therefore the script sets it on each control; an attribute of a parent is not
-enough. Coordinates are integers and there are no ids, so equal traces give equal text.
+The input is a Recording (the trace of a launch) or the counters of a Report. The output is a View: text in a
+terminal, HTML in a notebook. A Scene is a picture that changes in steps.
 
-Read `lockstep` next, which groups a trace into a warp's requests; then the figures `memory_map`, `timeline`
-and `warp_grid`, the table `by_line`, and `page`, the report as HTML.
+A Scene's HTML needs neither a library nor a running kernel: its script draws the picture with a slider. An
+untrusted notebook strips scripts, SVG and style sheets, so the first and the last step are also embedded as
+images. JupyterLab reserves the arrow keys and Enter for its shortcuts unless the focused element has the
+attribute `data-lm-suppress-shortcuts`, so the script sets it on every control; setting it on a parent has no
+effect. Coordinates are integers and elements have no ids, so that equal traces give equal text.
+
+Next read `lockstep`, which groups a trace into warp requests. The figures are `memory_map`, `timeline` and
+`warp_grid`. `by_line` is a table, and `page` renders a whole report.
 """
 
 import json
@@ -21,8 +23,7 @@ from urllib.parse import quote
 from sim.nouns import plural
 from sim.recording import Recording
 
-# The palette of Okabe and Ito, whose colours people with any colour vision can distinguish. Global memory is
-# darker, shared memory lighter.
+# The Okabe-Ito palette, which is safe for colour-blind readers. Global memory is darker than shared memory.
 FILLS = {
     "load": "#56b4e9",
     "store": "#e69f00",
@@ -38,7 +39,7 @@ CSS = (
     ".empty{fill:var(--faint)}.line{fill:var(--ink)}.none{fill:none}.rail{fill:var(--dim)}"
     ".cursor{fill:none;stroke:var(--ink);stroke-width:2}.now{stroke:var(--ink);stroke-width:2}"
     + "".join(f".{name}{{fill:{colour}}}" for name, colour in FILLS.items())
-    + ".global-load+.mark{fill:#fff}.on-dark{fill:#fff}"  # black on this blue has a contrast of only 4 to 1
+    + ".global-load+.mark{fill:#fff}.on-dark{fill:#fff}"  # black on this blue has a contrast of only 4:1
 )
 LIGHT, DARK = (
     {"ink": "#1b1b1b", "paper": "#ffffff", "faint": "#ebebeb", "dim": "#8a8a8a"},
@@ -74,7 +75,7 @@ slider.addEventListener("input",show);live.querySelectorAll("button").forEach((b
 
 
 def variables(values: dict[str, str], themed: bool) -> str:
-    """Return CSS custom properties. `themed`: use a notebook's own colours where it defines some."""
+    """Return CSS custom properties. `themed`: prefer the notebook's own colours where it defines them."""
     return "".join(
         f"--{name}:{THEMED.get(name, '{}').format(value) if themed else value};"
         for name, value in values.items()
@@ -92,7 +93,7 @@ IMAGE_STYLE = (
 )
 
 
-# a cell's own style stays where style sheets are removed
+# an inline style survives where style sheets are stripped
 LEFT_ALIGNED = 'class="text" style="text-align:left"'
 
 
@@ -101,7 +102,7 @@ Row = tuple[Any, ...]  # a row of a picture's table
 
 @dataclass(frozen=True)
 class View:
-    """A figure or table: `str(view)` is its text, and a notebook shows its HTML."""
+    """A figure or table. `str(view)` is its text, and a notebook displays its HTML."""
 
     text: str
     body: str  # HTML
@@ -123,17 +124,17 @@ class View:
 class Scene:
     """A picture of cells whose looks change in steps.
 
-    cells: (x, y, width, height) of each cell.
-    steps: (what happens, in words; [(cell, look, mark), ...]). A look is a CSS class.
-    adds: whether steps add to one another; otherwise each starts from empty cells.
-    notices: sentences about what was left out.
+    cells: (x, y, width, height) per cell.
+    steps: (description, [(cell, look, mark), ...]) per step. A look is a CSS class.
+    adds: whether steps accumulate. If not, each step starts with empty cells.
+    notices: sentences about omitted data.
     """
 
     title: str
     width: int
     height: int
     adds: bool = True
-    empty: str = "empty"  # the look of a cell that nothing has accessed
+    empty: str = "empty"  # the look of a cell that was not accessed
     boxes: list[Row] = field(default_factory=list)  # boxes that never change: (look, x, y, width, height)
     labels: list[Row] = field(default_factory=list)  # (x, y, text, look)
     cells: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -141,8 +142,8 @@ class Scene:
     notices: list[str] = field(default_factory=list)
 
     def of_trace(self, recording: Recording, most: int, total: int, steps: str) -> View:
-        """Return the View of a trace. It says if only `most` of `total` steps are drawn, and if events are
-        missing."""
+        """Return the View, with notices if only `most` of `total` steps are drawn or the trace is
+        incomplete."""
         if total > most:
             self.notices.append(f"The first {most} of {total:,} {steps} are drawn.")
         if recording.cut:
@@ -156,7 +157,8 @@ class Scene:
         return View(text, self.figure("\n".join(shown)))
 
     def figure(self, words: str) -> str:
-        """Return the figure's HTML: images where scripts are removed, else a picture with a slider."""
+        """Return the figure as HTML: a picture with a slider, and static images for notebooks that strip
+        scripts."""
         notices = "".join(f"<div><small>{escape(notice)}</small></div>" for notice in self.notices)
         images = "".join(
             f"<div>{escape(name)}: {escape(self.steps[at][0])}</div>{self.image(at)}"
@@ -179,7 +181,7 @@ class Scene:
         )
 
     def image(self, at: int) -> str:
-        """Return step `at` (0 or -1) as an <img>."""
+        """Return step `at` (0 or -1) as an <img> element."""
         at %= len(self.steps)
         state = dict.fromkeys(range(len(self.cells)), (self.empty, ""))
         for _, changes in self.steps[0 if self.adds else at : at + 1]:
@@ -200,7 +202,7 @@ class Scene:
         )
 
     def svg(self, drawn: Iterable[Row], marks: Iterable[Row] = (), head: str = "") -> str:
-        """Return the picture as SVG text. Boxes with the same look form one path."""
+        """Return the picture as SVG. Boxes with the same look are combined into one path."""
         alike: dict[str, list[Row]] = {}
         for look, *box in [*self.boxes, *drawn]:
             alike.setdefault(look, []).append(tuple(box))
@@ -219,7 +221,7 @@ class Scene:
         )
 
     def legend(self, y: int, *entries: tuple[str, str]) -> None:
-        """Add coloured boxes with their meaning, from left to right."""
+        """Add a legend: coloured boxes with their meaning, from left to right."""
         x = 8
         for look, meaning in entries:
             self.boxes.append((look, x, y, 12, 12))
@@ -228,7 +230,7 @@ class Scene:
 
 
 def joined(boxes: Iterable[Row]) -> list[list[int]]:
-    """Return boxes (x, y, width, height) in which neighbours that touch from left to right are merged."""
+    """Merge boxes (x, y, width, height) that touch horizontally and have the same height."""
     result: list[list[int]] = []
     for x, y, w, h in sorted(boxes, key=lambda box: (box[1], box[3], box[0])):
         if result and result[-1][1::2] == [y, h] and result[-1][0] + result[-1][2] == x:
@@ -242,7 +244,7 @@ VERBS = {
     "load": ("load", "loads"),
     "store": ("store to", "stores to"),
     "atomic": ("atomically change", "atomically changes"),
-}  # words for several threads, and for one
+}  # plural and singular verb forms
 
 
 def ranges(numbers: Iterable[int]) -> str:

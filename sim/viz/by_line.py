@@ -1,4 +1,4 @@
-"""The source of a kernel with the costs of each line next to it."""
+"""A table of a kernel's source lines with the cost of each line."""
 
 import inspect
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ Line = tuple[int, str, Counters]  # number, source, counters
 
 
 class Listing(NamedTuple):
-    """A function's name and the lines of its source: the part of a code object that can be pickled."""
+    """A function's name and source lines: the picklable part of a code object."""
 
     name: str
     lines: tuple[str, ...]
@@ -30,12 +30,12 @@ def by_line(
     lines: dict[tuple[str, int], Counters],
     declared: Sequence[Column] = (),
 ) -> View:
-    """Return a View of these functions next to their counters.
+    """Return a View of the functions' source lines with their counters.
 
-    lines: {(function, line): {name: number}}. declared: how observers want them shown; a counter that is in
-        no column has a column of its own, under its name.
+    lines: {(function, line): {name: number}}.
+    declared: the observers' Columns. A counter in no Column is displayed under its own name.
     """
-    # a device function that is called at two places has two code objects with one source
+    # a device function called at two sites has two code objects with the same source
     parts = list(dict.fromkeys(map(listing, code)))
     known = {name for column in declared for name in column.counted}
     others = dict.fromkeys(name for counters in lines.values() for name in counters if name not in known)
@@ -53,7 +53,7 @@ def by_line(
 
 
 def source(code: CodeType) -> list[str]:
-    """The lines of a function from its `def` on, without common indentation; none without a source."""
+    """Return a function's source lines from its `def` on, dedented; an empty list if there is no source."""
     try:
         text = inspect.getsourcelines(code)[0]
     except (OSError, TypeError):
@@ -63,14 +63,14 @@ def source(code: CodeType) -> list[str]:
 
 
 def table(rows: list[Line], columns: list[Column]) -> tuple[list[str], list[list[str]]]:
-    """Return (headings that have entries, a row of texts for each line)."""
+    """Return (headings of the columns that have entries, a row of texts per line)."""
     cells = [[entry(column, counters) for column in columns] for *_, counters in rows]
     used = [place for place in range(len(columns)) if any(row[place] for row in cells)]
     return [columns[place].heading for place in used], [[row[place] for place in used] for row in cells]
 
 
 def entry(column: Column, line: Counters) -> str:
-    """Return a table's entry: numbers with commas, nothing for 0."""
+    """Return the text of a table cell: a number with thousands separators, or "" for 0."""
     total = sum(line.get(name, 0) for name in column.names)
     detail = f" ({line.get(column.detail, 0):,})" if column.detail else ""
     return f"{total:,}{detail}" if total else ""
@@ -88,7 +88,7 @@ def as_text(name: str, rows: list[Line], columns: list[Column]) -> str:
 
 
 def indented(line: str) -> str:
-    """A source line as HTML that keeps its indentation even where style sheets are stripped."""
+    """Return a source line as HTML whose indentation survives without style sheets."""
     text = line.lstrip()
     return "&nbsp;" * (len(line) - len(text)) + escape(text)
 

@@ -1,5 +1,5 @@
-"""The accesses of a Recording grouped as a warp would issue them: lanes together, by the number of
-accesses since the last barrier."""
+"""Group the accesses in a Recording as a warp would issue them: all lanes together, by the number of accesses
+since the last barrier."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,16 +14,20 @@ from sim.viz import VERBS, ranges
 
 @dataclass(frozen=True)
 class Request:
-    """The k-th execution of a site by a warp since the last barrier. `rows`: the accesses by lane."""
+    """The k-th execution of a site by a warp since the last barrier. `rows` holds its accesses, one per
+    active lane."""
 
     epoch: int
-    time: int  # accesses since the barrier of its most advanced lane
+    time: int  # accesses since the barrier, for the lane that has made most of them
     warp: int
     rows: np.ndarray
 
 
 def block_number(recording: Recording, block: int | Index3 | None) -> int:
-    """Return the position of `block` in `recording.blocks`. `block`: (x, y, z), x, or None for the lowest."""
+    """Return the position of `block` in `recording.blocks`.
+
+    block: (x, y, z), x, or None for the lowest block.
+    """
     if not recording.blocks:
         raise ValueError("the trace is empty: the kernel accessed no array")
     if block is None:
@@ -38,8 +42,8 @@ def block_number(recording: Recording, block: int | Index3 | None) -> int:
 
 
 def times(recording: Recording, rows: np.ndarray) -> np.ndarray:
-    """Return the number of earlier accesses of the same thread for each of `rows`, which belong to one
-    block and epoch."""
+    """Return, for each access in `rows`, the number of earlier accesses by the same thread. All rows belong
+    to one block and epoch."""
     order = np.argsort(recording.thread[rows], kind="stable")
     threads = recording.thread[rows][order]
     starts = np.flatnonzero(np.diff(threads, prepend=-1))
@@ -49,14 +53,14 @@ def times(recording: Recording, rows: np.ndarray) -> np.ndarray:
 
 
 def epochs(recording: Recording, number: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (epoch, rows that are accesses) for each epoch of a block, in order."""
+    """Yield (epoch, rows of its accesses) for each epoch of a block, in order."""
     rows = np.flatnonzero((recording.block == number) & (recording.action != BARRIER))
     for epoch in np.unique(recording.epoch[recording.block == number]).tolist():
         yield epoch, rows[recording.epoch[rows] == epoch]
 
 
 def requests(recording: Recording, number: int) -> Iterator[Request]:
-    """Return the requests of a block's warps, in the order in which warps in lockstep would issue them."""
+    """Yield the requests of a block's warps, in the order in which warps in lockstep would issue them."""
     size = recording.spec.warp_size
     for epoch, rows in epochs(recording, number):
         if not len(rows):
@@ -70,7 +74,7 @@ def requests(recording: Recording, number: int) -> Iterator[Request]:
 
 
 def sentence(recording: Recording, request: Request) -> str:
-    """Return a request in words: thread 3 / threads 0-31 load x, kernel line 5: the source."""
+    """Return a description of a request: "... threads 0-31 load x   kernel line 5  source text"."""
     first = recording[request.rows[0]]
     threads = recording.thread[request.rows].tolist()
     who = f"thread{'s' * (len(threads) > 1)} {ranges(threads)} {VERBS[first.action][len(threads) == 1]}"

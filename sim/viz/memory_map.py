@@ -1,4 +1,4 @@
-"""The memory map: the elements of one array, and which thread accessed which of them, step by step."""
+"""The memory map: the elements of one array, and which thread accessed each element, step by step."""
 
 from math import prod
 
@@ -16,11 +16,12 @@ LEFT, TOP = 64, 50
 
 
 def memory_map(recording: Recording, name: str, block: int | Index3 | None = None) -> View:
-    """Return a View of the array called `name`.
+    """Return a View of the array called `name`. Each step is one warp request.
 
-    A shared or local array is that of `block`; without one, that of the lowest block in the trace. For global
-    memory, all blocks' accesses are shown, or those of `block`. One step is what the lanes of a warp do
-    together.
+    For shared and local memory, the map shows the array of `block`, by default the lowest block in the trace.
+    For global memory, it shows the accesses by all blocks, or only by `block`.
+
+    Raise ValueError if the trace does not contain the array.
     """
     array = next((number for number, home in enumerate(recording.arrays) if home.name == name), None)
     if array is None:
@@ -47,18 +48,18 @@ def memory_map(recording: Recording, name: str, block: int | Index3 | None = Non
 
 
 def changes(recording: Recording, rows: np.ndarray, first: int, shown: int) -> list[Row]:
-    """Return (cell, look, thread) for each access to an element that is shown."""
+    """Return (cell, look, thread) for each access to a visible element."""
     columns = recording.element[rows] - first, recording.action[rows], recording.thread[rows]
     accesses = zip(*(column.tolist() for column in columns))
     return [(cell, LOOKS[action], thread) for cell, action, thread in accesses if 0 <= cell < shown]
 
 
 def grid(title: str, home: RecordedArray, touched: np.ndarray) -> tuple[Scene, int, int]:
-    """Return (a Scene with a cell for each element, the first element that is shown, the number of
-    elements shown)."""
+    """Return (a Scene with a cell per visible element, the first visible element, their number)."""
     elements, rowwise = prod(home.shape), len(home.shape) > 1 and home.shape[-1] <= WIDEST
     columns = home.shape[-1] if rowwise else min(32, max(elements, 1))
     side = 22 if columns <= 33 else 14
+    # A large array is drawn from the row of the first accessed element.
     first = int(touched.min()) // columns * columns if elements > MOST_CELLS else 0
     shown = min(elements - first, MOST_CELLS // columns * columns)
     rows = -(-shown // columns)
@@ -82,7 +83,6 @@ def grid(title: str, home: RecordedArray, touched: np.ndarray) -> tuple[Scene, i
 
 
 def row_name(home: RecordedArray, element: int) -> str:
-    """Return the indices that the elements of a row share, or those of the first element if there is only
-    one."""
+    """Return the label of a row: the indices that its elements share, or the index of its only element."""
     index = [int(i) for i in np.unravel_index(element, home.shape)] if home.shape else [0]
     return ", ".join(map(str, index[:-1] if len(index) > 1 and home.shape[-1] <= WIDEST else index))

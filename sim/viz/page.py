@@ -1,5 +1,5 @@
-"""A whole report as HTML: the launch, the findings, the counters, the source with its costs, and figures
-if the launch was traced."""
+"""A complete report as HTML: launch, findings, counters, source lines with costs, and figures if there is a
+trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Counted = dict[tuple[str, str], dict[str, int]]  # {(space, name): counters}
 
 
 def page(report: Report) -> View:
-    """Return the View of a Report. Its text is the report's."""
+    """Return the View of a Report. Its text is the report's text."""
     parts = [f"<b>{escape(report.headline)}</b>"]
     parts += [f"<div>{escape(line)}</div>" for line in report.summary()]
     parts += [f'<pre class="{found.severity}">{escape(found.message)}</pre>' for found in report.findings]
@@ -33,7 +33,7 @@ def page(report: Report) -> View:
 
 
 def figures(trace: Recording | None) -> Iterator[View]:
-    """Return the timeline of the lowest block, and memory maps of the first shared arrays, or global ones
+    """Yield the timeline of the lowest block and memory maps of the first shared arrays, or of global arrays
     if there are none."""
     if trace is None or not len(trace):
         return

@@ -1,5 +1,5 @@
-"""The timeline: the threads of one block against time, with barriers as lines, and the threads that wait
-at them."""
+"""The timeline: the threads of one block over time, with barriers as vertical lines and waiting threads as
+rails."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -26,8 +26,10 @@ LEGEND = {
 
 
 def timeline(recording: Recording, block: int | Index3 | None = None) -> View:
-    """Return a View of `block`; without one, of the lowest block in the trace. Time is the number of
-    accesses that a thread has done since the last barrier. It is not clock cycles."""
+    """Return a View of `block`, by default the lowest block in the trace.
+
+    Time is the number of accesses that a thread has made since the last barrier, and not clock cycles.
+    """
     number, threads = block_number(recording, block), prod(recording.threads)
     moments = [(epoch, rows, times(recording, rows)) for epoch, rows in epochs(recording, number)]
     total = sum(int(time.max()) + 1 for *_, time in moments if len(time))
@@ -45,7 +47,7 @@ def timeline(recording: Recording, block: int | Index3 | None = None) -> View:
 
 @dataclass
 class Timeline(Scene):
-    """The picture while it is built: a column for each of `total` moments, and a gap for each barrier."""
+    """The picture under construction: a column for each of `total` time steps, and a gap per barrier."""
 
     adds: bool = False
     empty: str = "none"
@@ -60,8 +62,8 @@ class Timeline(Scene):
         self.column = min(WIDE, max(NARROW, 720 // max(self.total, 1)))
 
     def epoch(self, number: int, rows: np.ndarray, time: np.ndarray, barrier: Site | None) -> None:
-        """Add the accesses `rows` between two barriers. `barrier`: the site of the second, if there is
-        one."""
+        """Add the accesses `rows` between two barriers. `barrier` is the site of the second barrier, or
+        None."""
         for moment in range(int(time.max()) + 1 if len(time) else 0):
             if len(self.steps) == MOST_COLUMNS:
                 return
@@ -72,8 +74,8 @@ class Timeline(Scene):
             self.x += GAP
 
     def moment(self, rows: np.ndarray, when: str, barrier: Site | None) -> None:
-        """Add a box for each thread that accesses something, and a rail for each that waits for the
-        others."""
+        """Add a box for each thread that makes an access, and a rail for each thread that waits at the
+        barrier."""
         busy = self.recording.thread[rows].tolist()
         for thread, look in zip(busy, map(self.look, rows.tolist())):
             if thread < self.shown:
@@ -98,7 +100,7 @@ class Timeline(Scene):
         return f"global-{verb}" if space in ("global", "const") and verb != "atomic" else verb
 
     def frame(self) -> None:
-        """Add what is around the columns: thread numbers, the legend, and the size of the picture."""
+        """Add thread numbers and the legend around the columns, and set the picture's size."""
         self.width, self.height = max(self.x + 12, 640), TOP + self.shown * self.row + 30
         self.labels += [
             (LEFT - 8, TOP + thread * self.row + self.row - 3, thread or "thread 0", "end")
@@ -110,7 +112,7 @@ class Timeline(Scene):
 
 
 def doings(recording: Recording, rows: np.ndarray) -> str:
-    """Return what threads do in one moment, by source line: "16 threads load x (line 5)"."""
+    """Return the accesses in one time step, grouped by source line: "16 threads load x (line 5)"."""
     counts: Counter[tuple[int, str, str | None]] = Counter()
     for position in rows.tolist():
         event = recording[position]

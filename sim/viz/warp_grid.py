@@ -1,5 +1,5 @@
-"""The warp grid: the accesses of one source line by warp, with the active lanes and the bank or sector of
-each."""
+"""The warp grid: the accesses of a source line, warp by warp, with active lanes and the bank or sector of
+each lane."""
 
 import numpy as np
 
@@ -23,12 +23,14 @@ def warp_grid(
 ) -> View:
     """Return a View of the accesses to shared and global memory on one line.
 
-    line: a line of the kernel, or of `function`; every line if left out.
-    block, warp: the block, and one of its warps; all warps if left out.
+    line: a line of the kernel, or of `function`; None for all lines.
+    block, warp: the block, and one of its warps; None for all warps.
 
-    Rows are lanes. Columns are the banks of shared memory, or the sectors of global memory that the request
-    touches, in order of address. The last row counts the words that are requested from each bank, which is
-    the number of wavefronts, or the lanes that a sector serves.
+    Each row is a lane. Each column is a bank of shared memory, or a sector of global memory that the request
+    touches, in address order. The last row counts the words requested per bank, which is the number of
+    wavefronts, or the lanes served per sector.
+
+    Raise ValueError if the line has no such access.
     """
     number, spec = block_number(recording, block), recording.spec
     found = [r for r in requests(recording, number) if matches(recording, r, line, function, warp)]
@@ -69,7 +71,7 @@ def warp_grid(
 
 
 def source_of(recording: Recording, request: Request) -> str:
-    """Return "line 5: the source" for the line of a request."""
+    """Return "line 5: source text" for the line of a request."""
     site = SITES[int(recording.site[request.rows[0]])]
     return f"line {site.line}: {site.source}"
 
@@ -93,7 +95,7 @@ def lines_with_accesses(recording: Recording) -> str:
 
 
 def step(recording: Recording, request: Request, columns: int, says_line: bool) -> tuple[str, list[Row]]:
-    """Return (what the request does and costs, in words; the looks of the cells) for one request."""
+    """Return (description with the cost, [(cell, look, mark)]) for one request."""
     rows, spec = request.rows, recording.spec
     home, site = recording.arrays[recording.array[rows[0]]], SITES[int(recording.site[rows[0]])]
     lanes = recording.thread[rows] % spec.warp_size
@@ -117,7 +119,7 @@ def step(recording: Recording, request: Request, columns: int, says_line: bool) 
 
 
 def banks(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: int, site: Site) -> Cost:
-    """Return (cost in words, [(lane, bank)], {bank: words requested at once}, banks with conflicts)."""
+    """Return (cost in words, [(lane, bank)], {bank: words requested at a time}, banks with conflicts)."""
     spec, address = recording.spec, recording.address[rows]
     size = np.full(len(rows), itemsize)
     (wavefronts,), (fewest,), (ways,) = spec.wavefronts(
@@ -143,7 +145,8 @@ def banks(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: i
 
 
 def sectors(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: int, site: Site) -> Cost:
-    """Return (cost in words, [(lane, sector)], {sector: lanes}, sectors if there are more than needed)."""
+    """Return (cost in words, [(lane, sector)], {sector: number of lanes}, all sectors if there are more than
+    needed)."""
     spec, address = recording.spec, recording.address[rows]
     (touched,), (fewest,) = spec.sectors(np.zeros(len(rows), np.int64), address, np.full(len(rows), itemsize))
     distinct, column = np.unique(address // spec.sector_bytes, return_inverse=True)
