@@ -1,19 +1,25 @@
-"""The native engine: kernels in Python and in PTX, compiled for the CPU by Numba.
+"""Native engine: compiles kernels for the CPU with Numba and LLVM.
 
-What enters is a Launch. What leaves is an Outcome: findings, counters, notes and the log's results. A
-kernel's code is written for one thread, so the engine splits it at its synchronisation points (loop fission)
-and puts each piece, a region, into a loop over the threads of a block. Compiled code detects errors and does
-not explain them. It sets error flags, and the interpreter runs the affected blocks again to explain them. The
-interpreter also runs each kernel that the compiler declines (`CannotLower`).
+The input is a Launch (sim.engine.base): a kernel in Python or PTX, its arguments, grid, block size and
+observers. The output is an Outcome: findings, counters, notes, and the observers' results.
+
+A kernel describes the work of one thread. The engine splits its code at the synchronisation points (barriers,
+shuffles, votes) and wraps each piece, called a *region*, in a loop over the threads of a block. This
+transformation is known as loop fission. The result is a sequential program that runs one block after another
+on one CPU core.
+
+Compiled code checks every memory access against shadow memory, but it can only set error flags. If a flag is
+set, the interpreter runs the affected blocks again and produces the findings. The interpreter also runs every
+kernel that has no compiled form; lowering raises `CannotLower` for these.
 
 Read the files and folders in this order:
 
-    engine        the choice for each launch: compiled, or interpreted
-    lower/        a kernel's syntax tree becomes statements of one thread, in names that compiled code has
-    split/        the statements become regions with loops over threads, compiled for given types
-    codegen/      the functions that the text calls: arrays, checks, barriers, instructions; Numba's compiler
-    run/          one launch: memory, blocks, the access log, and the explanation of errors
-    ptx/          the same for kernels in PTX: LLVM code from the statements that sim.ptx writes
+    engine        choose between compiled and interpreted execution for each launch
+    lower/        translate a kernel's syntax tree into Python statements for one thread
+    split/        split the statements into regions, and compile them for given argument types
+    codegen/      runtime library of the regions: arrays, checks, barriers, instructions, and the disk cache
+    run/          run one launch: allocate memory, run blocks, replay the access log, explain errors
+    ptx/          compile PTX kernels, starting from the statements that sim.ptx generates
 """
 
 from sim.native.split.specialize import source

@@ -1,4 +1,4 @@
-"""The native engine, for kernels in Python and in PTX."""
+"""Entry point of the native engine for kernels in Python and in PTX."""
 
 from numba.core.compiler_lock import global_compiler_lock
 
@@ -10,9 +10,12 @@ from sim.native.run.launch import Attempt
 
 
 class Native:
-    """The native engine: an implementation of the interface in sim.engine.base."""
+    """The native engine. Implements the engine interface of sim.engine.base."""
 
     def run(self, launch):
+        """Run a launch in compiled code and return its Outcome. Fall back to the interpreter if the kernel
+        has no compiled form, if an observer needs events that compiled code does not log, or if an error
+        needs an explanation."""
         for name, hooks in hooks_without_log(launch.observers).items():
             return interpret(
                 launch, f"interpreted, as {name} observes {hooks[0]}, which compiled code does not log"
@@ -27,8 +30,9 @@ class Native:
 
 
 def attempt_of(function):
+    """Return the class that runs this kernel in compiled code: PtxAttempt for PTX, otherwise Attempt."""
     if not isinstance(function, Kernel):
         return Attempt
-    from sim.native.ptx.launch import PtxAttempt  # an import of 50 ms, which kernels in Python do not need
+    from sim.native.ptx.launch import PtxAttempt  # takes 50 ms; Python kernels do not need it
 
     return PtxAttempt

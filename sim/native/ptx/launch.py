@@ -26,7 +26,7 @@ class PtxAttempt(Attempt):
 
     def prepare(self):
         launch = self.launch
-        if not self.tools <= set(DEFAULT):
+        if not self.observer_classes <= set(DEFAULT):
             raise CannotLower("counters of PTX are the interpreter's")
         launch.function.check(launch)
         self.while_limit = launch.max_steps or WHILE_LIMIT

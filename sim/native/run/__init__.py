@@ -1,9 +1,9 @@
-"""One compiled launch, from its arguments to its Outcome.
+"""Execution of one compiled launch, from its arguments to its Outcome.
 
 Read the files in this order:
 
-    memory       the arrays that compiled code gets, with their shadow memory
-    launch       the loop over the blocks, and the decision whether errors need an explanation
-    access_log   the replay of logged accesses to the observers
-    explain      the second run, in which the interpreter explains the blocks with errors
+    memory       arrays in the form that compiled code expects, with their shadow memory
+    launch       run the blocks, then decide whether errors need an explanation
+    access_log   replay logged accesses to the observers
+    explain      rerun blocks with errors in the interpreter, which reports the findings
 """

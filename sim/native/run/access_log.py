@@ -1,7 +1,10 @@
-"""Replay of the access log of compiled code. Observers of a compiled launch get the same hook calls as from
-interpreted threads (sim.context).
+"""Replay of the access log: calls the observers' hooks for a compiled launch.
 
-A piece of the log contains whole blocks. sim.native.codegen.access_log defines the bits of an entry.
+Compiled code appends an int64 entry to the *access log* for each access, branch and barrier
+(sim.native.codegen.access_log defines the bits). This module decodes the entries with numpy, and passes them
+to observers in batches. Observers receive the same hook calls as from interpreted threads (sim.context).
+
+The log is replayed in chunks. A chunk contains whole blocks only.
 """
 
 from collections.abc import Sequence
@@ -28,26 +31,21 @@ from sim.native.codegen.scalars import HALVES
 from sim.observers import DEFAULT
 
 BRANCH = ACTIONS["branch"]
-MARKER = BRANCH + 1  # the action of an entry that is neither an access nor a branch
-DATA_MASK = (1 << SIZE_SHIFT) - 1  # the bits of an address, or of a marker entry's data
-LOGGED = {
-    "accesses",
-    "branches",
-    "collective",
-    "barrier_opened",
-    "block_ended",
-}  # the hooks that a log can call
+MARKER = BRANCH + 1  # action of a marker entry, which is neither an access nor a branch
+DATA_MASK = (1 << SIZE_SHIFT) - 1  # mask of an entry's low bits: the address, or the data of a marker entry
+# hooks that a replay can call
+LOGGED = {"accesses", "branches", "collective", "barrier_opened", "block_ended"}
 REPLAYED = LOGGED | {"launch_started", "launch_finished"}
 
 
 def replay_observers(observers):
-    """Return the observers that read the log. The checks of DEFAULT are part of compiled code, and read no
-    log."""
+    """Return the observers that need the log. The observers of DEFAULT are excluded, because compiled code
+    performs their checks itself."""
     return [observer for observer in observers if observer_class(observer) not in DEFAULT]
 
 
 def hooks_without_log(observers):
-    """Return {name of an observer: hooks that it overrides and that no log can call}."""
+    """Return {observer name: sorted hooks that it overrides but that cannot be replayed from the log}."""
     found = {
         observer_class(observer).__name__: {*overridden_hooks(observer)} - REPLAYED
         for observer in replay_observers(observers)
@@ -56,16 +54,17 @@ def hooks_without_log(observers):
 
 
 def is_logged(observers):
-    """Return whether an observer needs a log."""
+    """Return whether any observer needs the access log."""
     return any({*overridden_hooks(observer)} & LOGGED for observer in replay_observers(observers))
 
 
 class Replay:
-    """The observers of one compiled launch, and the blocks replayed so far.
+    """The observers of one compiled launch, and the totals of the chunks replayed so far.
 
-    `module`: the lowered module, whose sites the log numbers.
-    `homes`: the first byte of an array in the host's memory -> its Allocation in `space`.
-    `index_of`: a function from the position of a block to its index in the grid.
+    module: the lowered module. The log identifies a site by its index in `module.sites`.
+    space: the simulated address space.
+    homes: {address of an array's first byte on the host: Allocation in `space`}.
+    index_of: a function that converts a block's linear index to its grid index.
     """
 
     def __init__(self, launch, module, space, homes, index_of):
@@ -75,7 +74,8 @@ class Replay:
         self.context = Context(observers, launch.spec, space, launch.block, None)
         self.listeners, self.local = self.context.listeners, self.context.enabled.local
         self.operations, self.index_of = module.operations, index_of
-        # Tables, indexed by the highest 16 bits of an entry, its site and size: action, site, bytes.
+        # Lookup tables for the action, site and access size in bytes. The index is the upper 16 bits of an
+        # entry, which encode site and size.
         places = np.arange(1 << 16) >> SITE_SHIFT - SIZE_SHIFT
         actions, sites = np.full(1 << 13, MARKER, np.int8), np.zeros(1 << 13, np.int32)
         actions[: len(module.sites)] = [ACTIONS[site.action] for site in module.sites]
@@ -83,19 +83,22 @@ class Replay:
         self.action, self.site = actions[places], sites[places]
         self.size = (1 << np.arange(1 << 16) % (1 << SITE_SHIFT - SIZE_SHIFT)).astype(np.int32)
         homes = sorted((low, allocation.base) for low, allocation in homes.items())
+        # Host addresses are translated by adding `moved[i]`, where `low[i]` is the last array start at or
+        # below.
         self.low, base = np.array(homes or [(0, 0)], np.int64).T
         self.moved = base - self.low
-        self.segments = self.accesses = 0  # totals of the blocks replayed so far
+        self.segments = self.accesses = 0  # totals of all chunks so far
         self.started, self.skipped, self.blocks = False, 0, launch.blocks
         self.observers = observers
 
     def start(self):
+        """Call the observers' `launch_started` before the first chunk."""
         if not self.started:
             self.started = True
             self.context.announce("launch_started", self.context)
 
     def finish(self):
-        """Return the Outcome: the observers' findings and counters."""
+        """Call the observers' `launch_finished`, and return an Outcome with their findings and counters."""
         with np.errstate(all="ignore"):
             self.start()
             self.context.announce("launch_finished", self.context)
@@ -105,6 +108,7 @@ class Replay:
         return Outcome(found, counters, self.notes(), trace=self.context.trace, columns=shown)
 
     def notes(self):
+        """Return a note if some blocks were not replayed because their log overflowed."""
         if not self.skipped:
             return ()
         tools = ", ".join(type(observer).__name__ for observer in self.observers)
@@ -113,42 +117,47 @@ class Replay:
 
     @property
     def share(self):
-        """The fraction of the blocks whose log has been replayed."""
+        """Fraction of the launch's blocks that have been replayed."""
         return 1 - self.skipped / self.blocks
 
     def add(self, log):
-        """Replay a piece of the log."""
+        """Replay one chunk of the log."""
         with np.errstate(all="ignore"):
             self.start()
-            Piece(self, log).replay()
+            Chunk(self, log).replay()
 
     def skip(self, log):
-        """Replay a piece of the log whose last block is incomplete, and leave that block out."""
+        """Replay a chunk whose last block is incomplete because the log overflowed. Leave that block out."""
         ends = np.flatnonzero(log >> SITE_SHIFT == BLOCK_ENDS)
         if len(ends):
             self.add(log[: ends[-1] + 1])
         self.skipped += 1
 
 
-class Piece:
-    """One piece of the log. `kind` is the highest 16 bits of each entry. A `region` is the code of one
-    thread between two synchronisation points."""
+class Chunk:
+    """One chunk of the log.
+
+    `kind` contains the upper 16 bits of each entry, and `region` counts the thread switches before it. Each
+    region is the work of one thread between two synchronisation points.
+    """
 
     def __init__(self, launch, log):
         self.launch, self.log = launch, log
+        # View each int64 as four 16-bit values (little-endian), and take the upper one.
         self.kind = log.view(np.uint16)[3::4].astype(np.intp)
         self.action = launch.action[self.kind]
+        # `marks`: positions of marker entries; `kinds` and `data`: their kind and payload.
         marks = np.flatnonzero(self.action == MARKER)
-        kinds, facts = self.kind[marks] >> SITE_SHIFT - SIZE_SHIFT, log[marks] & DATA_MASK
-        goes_on = kinds == THREAD_SWITCH
-        begins, self.thread = np.append(0, marks[goes_on]), np.append(0, facts[goes_on]).astype(np.int32)
+        kinds, data = self.kind[marks] >> SITE_SHIFT - SIZE_SHIFT, log[marks] & DATA_MASK
+        switches = kinds == THREAD_SWITCH
+        begins, self.thread = np.append(0, marks[switches]), np.append(0, data[switches]).astype(np.int32)
         self.region = np.repeat(np.arange(len(begins)), np.diff(begins, append=len(log)))
-        told = ~goes_on & (kinds != VALUE)
-        self.moments = zip(*(column[told].tolist() for column in (marks, kinds, facts)))
-        self.blocks = iter(facts[kinds == BLOCK_ENDS].tolist())
+        is_event = ~switches & (kinds != VALUE)
+        self.events = zip(*(column[is_event].tolist() for column in (marks, kinds, data)))
+        self.blocks = iter(data[kinds == BLOCK_ENDS].tolist())
         self.values_at = marks[kinds == VALUE]
         self.announced = [
-            (hook, Run(*columns()), make)
+            (hook, Cursor(*columns()), make)
             for hook, columns, make in (
                 ("accesses", self.accesses, self.batch),
                 ("branches", self.branches, Decisions),
@@ -157,12 +166,13 @@ class Piece:
         ]
 
     def accesses(self):
-        """Return (positions in the piece, columns of a Batch except its values)."""
+        """Return (positions of the accesses in the chunk, columns of a Batch without its values)."""
         launch, at, values = self.launch, np.flatnonzero(self.action < BRANCH), self.values_at
         address = self.log[at]
         address &= DATA_MASK
         address += launch.moved[np.searchsorted(launch.low, address, side="right") - 1]
         if not launch.local:
+            # No observer counts local memory: drop its accesses, and the values written there.
             wanted = address >> SPACE_SHIFT != LOCAL
             if not wanted.all():
                 values = values[wanted[np.searchsorted(at, values) - 1]]
@@ -170,27 +180,29 @@ class Piece:
         region, kind = self.region[at], self.kind[at]
         position = np.arange(launch.accesses, launch.accesses + len(at))
         thread, segment = self.thread[region], region + launch.segments
-        self.values = Run(values, (self.log[values],))
+        self.values = Cursor(values, (self.log[values],))
         launch.accesses += len(at)
         launch.segments += len(self.thread)
         return at, (thread, segment, position, launch.site[kind], address, launch.size[kind])
 
     def branches(self):
-        """Return (positions in the piece, columns of Decisions)."""
+        """Return (positions of the branches in the chunk, columns of Decisions)."""
         at = np.flatnonzero(self.action == BRANCH)
         thread, site = self.thread[self.region[at]], self.launch.site[self.kind[at]]
         return at, (thread.astype(np.int64), site.astype(np.int64), self.log[at] & 1)
 
     def replay(self):
+        """Call the hooks for all events of the chunk, in order."""
         launch, epoch, block = self.launch, 0, None
-        for mark, kind, fact in self.moments:
+        for mark, kind, data in self.events:
+            # A block's index is logged at its end, so look ahead to the next BLOCK_ENDS entry.
             block = launch.index_of(next(self.blocks)) if block is None else block
             if kind == COLLECTIVE:
-                launch.context.announce("collective", launch.operations[fact], block, launch.sites[fact])
+                launch.context.announce("collective", launch.operations[data], block, launch.sites[data])
                 continue
             self.announce_before(mark, block, epoch)
             if kind == BARRIER_OPENS:
-                launch.context.announce("collective", "syncthreads", block, launch.sites[fact])
+                launch.context.announce("collective", "syncthreads", block, launch.sites[data])
                 launch.context.announce("barrier_opened", block, epoch)
                 epoch += 1
             else:
@@ -198,8 +210,8 @@ class Piece:
                 epoch, block = 0, None
 
     def announce_before(self, mark, block, epoch):
-        """Announce to the observers all events of the block since the last announcement, up to the entry
-        at `mark`."""
+        """Pass all accesses and branches that precede the entry at `mark`, and have not been passed on yet,
+        to the observers."""
         self.mark = mark
         for hook, run, make in self.announced:
             columns = run.before(mark)
@@ -207,23 +219,24 @@ class Piece:
                 self.launch.context.announce(hook, make(block, epoch, *columns))
 
     def batch(self, block, epoch, *columns):
+        """Return a Batch of accesses, with the values that they wrote."""
         return Batch(block, epoch, *columns, Values(*self.values.before(self.mark)))
 
 
-class Run:
-    """Parallel `columns` of entries at increasing positions `at` of a piece. Each entry is taken once."""
+class Cursor:
+    """A cursor over parallel `columns` of entries, which are at the increasing positions `at` of a chunk."""
 
     def __init__(self, at, columns):
         self.at, self.columns, self.taken = at, columns, 0
 
     def before(self, mark):
-        """Return the next entries of each column, up to the position `mark`."""
+        """Return the entries of each column between the previous call's `mark` and this one."""
         first, self.taken = self.taken, int(np.searchsorted(self.at, mark))
         return [column[first : self.taken] for column in self.columns]
 
 
 class Values(Sequence):
-    """The values of a Batch. The `entries` of the log are decoded when an observer reads them."""
+    """The values that the accesses of a Batch wrote. They are decoded from log entries on first use."""
 
     def __init__(self, entries):
         self.entries, self.decoded = entries, None
@@ -235,7 +248,9 @@ class Values(Sequence):
         return self.values()[position]
 
     def values(self):
+        """Return the decoded values. A run of entries with equal dtypes is decoded at once."""
         if self.decoded is None:
+            # A VALUE entry holds the dtype's index above the 32 value bits.
             dtypes = self.entries >> VALUE_BITS & 255
             borders = np.flatnonzero(np.diff(dtypes)) + 1
             runs = zip(np.split(self.entries, borders), np.split(dtypes, borders))
@@ -244,7 +259,7 @@ class Values(Sequence):
 
 
 def values_of(entries, name):
-    """Return the values of a dtype in consecutive entries, in the type in which a kernel computes with
-    them."""
+    """Return the values in consecutive entries of one dtype, in the type with which a kernel computes."""
     dtype = HALVES[name].numpy if name in HALVES else np.dtype(name)
+    # Keep the low bits of each entry. The view joins the two entries of a 64-bit value.
     return map(domain, entries.astype(f"u{min(dtype.itemsize, 4)}").view(dtype))

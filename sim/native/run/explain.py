@@ -1,5 +1,5 @@
-"""Explanation of errors that compiled checks have detected: the interpreter runs the affected blocks
-again."""
+"""Explanation of the errors that compiled checks detected, by rerunning the affected blocks in the
+interpreter."""
 
 from dataclasses import replace
 from functools import partial
@@ -14,20 +14,21 @@ from sim.native.codegen.shadow import BLOCK_RACE, DIVERGED, ERROR_FLAGS
 from sim.nouns import plural
 from sim.observers import DEFAULT
 
-FEW = (
-    1 << 13
-)  # threads: a launch up to this size is interpreted as a whole; of a larger one, that many threads
+# A launch with errors and at most this many threads is rerun as a whole. Of a larger launch, only blocks with
+# this many threads in total are rerun.
+MAX_RERUN_THREADS = 1 << 13
 
 
 def interpret(launch, note, make_grid=Grid):
+    """Run a launch in the interpreter, and add `note` to the notes of its Outcome."""
     outcome = Interpreted(Fiber).run(launch, make_grid)
     outcome.notes = note, *outcome.notes
     return outcome
 
 
 def explain(attempt):
-    """Return the Outcome of a launch with error flags. The interpreter runs a small launch again as a
-    whole, and of a large launch the chosen blocks."""
+    """Return the Outcome of a launch with error flags. The interpreter reruns a small launch from the start,
+    and only selected blocks of a large one."""
     launch, blocks = attempt.launch, choose_blocks(attempt)
     if attempt.is_small:
         attempt.restore()
@@ -35,9 +36,9 @@ def explain(attempt):
     count = int(np.count_nonzero(flagged_blocks(attempt)))
     diverged = np.flatnonzero(attempt.block_errors & DIVERGED).tolist()
     outcome = interpret_blocks(attempt, blocks)
-    if passes_divergent_barrier(outcome) and not set(diverged) <= set(
-        blocks
-    ):  # compiled code stopped in the other diverged blocks
+    if passes_divergent_barrier(outcome) and not set(diverged) <= set(blocks):
+        # The interpreter lets threads pass this barrier, but compiled code stopped there. Every diverged
+        # block must therefore be interpreted, or its results would be incomplete.
         blocks = sorted({*blocks, *diverged})
         outcome = interpret_blocks(attempt, blocks)
     note = f"compiled; {count:,} of {plural(launch.blocks, 'block')} {'has' if count == 1 else 'have'} errors"
@@ -51,13 +52,13 @@ def explain(attempt):
 
 
 def passes_divergent_barrier(outcome):
-    """Return whether threads met at one barrier from several sites, and the barrier opened."""
+    """Return whether some barrier opened although its threads arrived from different sites in the code."""
     return any(f.kind == "barrier-divergence" and f.severity == "warning" for f in outcome.findings)
 
 
 def interpret_blocks(attempt, blocks):
-    """Return the Outcome of a launch in which the blocks at these positions are interpreted and the others
-    compiled."""
+    """Return the Outcome of a rerun that interprets the blocks at these linear indices and runs all others in
+    compiled code."""
     launch = attempt.launch
     attempt.restore()
     watching = replace(
@@ -65,11 +66,12 @@ def interpret_blocks(attempt, blocks):
         observers=tuple(observer for observer in launch.observers if observer_class(observer) in DEFAULT),
     )
     outcome = Interpreted(Fiber).run(watching, partial(MixedGrid, attempt, blocks))
+    # After an endless loop the launch is over; otherwise run the blocks after the last interpreted one.
     if not any(finding.kind == "no-progress" for finding in outcome.findings):
         attempt.advance(launch.blocks)
     outcome.findings = [
         finding for finding in outcome.findings if finding.kind != "unassigned-variable"
-    ] + attempt.unassigned  # compiled code found these in all blocks
+    ] + attempt.unassigned  # compiled code has checked all blocks for these
     outcome.findings += attempt.logged.findings
     outcome.notes, outcome.trace = (*outcome.notes, *attempt.logged.notes), attempt.logged.trace
     outcome.watched, outcome.columns = attempt.logged.watched, attempt.logged.columns
@@ -79,8 +81,11 @@ def interpret_blocks(attempt, blocks):
 
 
 class MixedGrid(Grid):
-    """A grid that interprets some blocks of a launch. Compiled code runs the blocks between them, so each
-    block finds the memory that the blocks before it left."""
+    """A grid of which only some blocks are interpreted.
+
+    Before each interpreted block, compiled code runs the blocks that precede it, so the interpreted block
+    sees the same memory contents as in the compiled launch.
+    """
 
     def __init__(self, attempt, blocks, *given):
         super().__init__(*given)
@@ -96,29 +101,31 @@ class MixedGrid(Grid):
         return super().new_block(index)
 
 
-# --- which blocks -------------------------------------------------------------------------------------------
+# --- selection of blocks ------------------------------------------------------------------------------------
 
 
 def races(attempt):
-    """Return rows (position of a block, position of another block that it races with), as far as the
-    launch recorded them."""
+    """Return an (n, 2) array of the recorded races between blocks: the linear index of a block, and of an
+    earlier block that it races with."""
     pairs = np.unique(attempt.pairs[: attempt.state.pair_count], axis=0)
+    # Shadow memory records epochs. Epochs increase from block to block, so a binary search finds the block.
     starts = attempt.first_epochs[: attempt.state.position + 1]
     pairs[:, 1] = np.searchsorted(starts, pairs[:, 1], side="right") - 1
     return pairs
 
 
 def flagged_blocks(attempt):
-    """Return for each block whether it has an error flag, or races with a block that has one."""
+    """Return a mask over blocks: True if the block has an error flag, or races with a block that has one."""
     found = attempt.block_errors != 0
     found[races(attempt)[:, 1]] = True
     return found
 
 
 def choose_blocks(attempt):
-    """Return the positions of the blocks to explain: a few for each kind of error, each with a block that it
-    races with, then any others. Together they have at most FEW threads."""
-    partners, most = dict(races(attempt)[::-1].tolist()), max(FEW // attempt.launch.threads, 2)
+    """Return the sorted linear indices of the blocks to explain: a few for each kind of error and the blocks
+    that race with them, then other flagged blocks. In total they have at most MAX_RERUN_THREADS threads, or
+    two blocks."""
+    partners, most = dict(races(attempt)[::-1].tolist()), max(MAX_RERUN_THREADS // attempt.launch.threads, 2)
     blocks_of = [np.flatnonzero(attempt.block_errors & flag)[:most].tolist() for flag in ERROR_FLAGS]
     chosen = set()
     for rank in range(most):

@@ -1,4 +1,5 @@
-"""One compiled launch: its blocks in order, its error flags, and its Outcome."""
+"""Execution of one compiled launch: run its blocks in order, collect their error flags, and build the
+Outcome."""
 
 import signal
 from dataclasses import replace
@@ -16,7 +17,7 @@ from sim.native.codegen import shadow
 from sim.native.lower import definite_assignment
 from sim.native.lower.module import CannotLower
 from sim.native.run.access_log import Replay, is_logged, replay_observers
-from sim.native.run.explain import FEW
+from sim.native.run.explain import MAX_RERUN_THREADS
 from sim.native.run.memory import Memory, check_declared, check_writable
 from sim.native.split.program import first_line
 from sim.native.split.specialize import argument_type, compiled_program
@@ -27,39 +28,52 @@ from sim.observers.uninitialized import Uninitialized
 from sim.reruns import format_undecided
 from sim.watched import watched
 
-FOR_LIMIT = 1 << 34  # iterations of `for` loops in one block, after which it counts as endless
-WHILE_LIMIT = 1_000_000  # iterations of `while` loops in one block; a launch's `max_steps` replaces it
-LOG_CAPACITY = 1 << 24  # entries that one block may log, of 8 bytes each
-MOST_PAIRS = 1 << 16  # pairs of racing blocks that a launch records
+# total iterations of all `for` loops in one block; beyond this, the block counts as endless
+FOR_LIMIT = 1 << 34
+# total iterations of all `while` loops in one block; a launch's `max_steps` overrides it
+WHILE_LIMIT = 1_000_000
+LOG_CAPACITY = 1 << 24  # log entries, 8 bytes each; the log of a single block must fit
+MAX_PAIRS = 1 << 16  # pairs of racing blocks that one launch can record
 
 
 class Attempt(Memory):
-    """One launch in compiled code. It raises CannotLower where the interpreter has to run the launch."""
+    """An attempt to run one launch in compiled code.
 
-    may_raise = True  # whether the kernel's threads may raise exceptions
+    The constructor compiles the kernel and allocates memory, and `run` executes the blocks. Both raise
+    CannotLower if the interpreter has to run the launch instead. After `run`, `is_clean` tells whether
+    `outcome` is final or `sim.native.run.explain` has to rerun blocks.
+    """
+
+    may_raise = True  # the kernel can raise Python exceptions
 
     def __init__(self, launch):
         super().__init__(launch)
-        self.tools = set(map(observer_class, launch.observers))
-        self.next = 0  # position of the next block to run
+        self.observer_classes = set(map(observer_class, launch.observers))
+        self.next = 0  # linear index of the next block to run
         self.while_limit = launch.max_steps or WHILE_LIMIT
         self.prepare()
-        if self.watched and self.program.lowered.synchronizes and launch.blocks * launch.threads <= FEW:
+        if (
+            self.watched
+            and self.program.lowered.synchronizes
+            and launch.blocks * launch.threads <= MAX_RERUN_THREADS
+        ):
             raise CannotLower(
                 "its threads act on what atomics tell them, which is judged under several schedules"
             )
+        # Compiled code writes these arrays through raw addresses in the State, so they must stay alive.
         self.first_epochs, self.block_errors = np.zeros((2, launch.blocks), np.int64)
-        self.pairs = np.empty((MOST_PAIRS, 2), np.int64)
+        self.pairs = np.empty((MAX_PAIRS, 2), np.int64)
         self.state.first_epochs, self.state.block_errors = (
             self.keep_alive(self.first_epochs),
             self.keep_alive(self.block_errors),
         )
-        self.state.pairs, self.state.pair_room = self.keep_alive(self.pairs), MOST_PAIRS
-        self.given = self.arguments()
+        self.state.pairs, self.state.pair_room = self.keep_alive(self.pairs), MAX_PAIRS
+        self.compiled_arguments = self.arguments()
         self.compile()
 
     def prepare(self):
-        """Look up the compiled kernel, and find the arrays that it may write."""
+        """Compile the kernel's text, determine which arrays it may write, and allocate their shadow
+        memory."""
         launch = self.launch
         self.arrays, numba_types = arrays_of(launch.arguments), tuple(map(argument_type, launch.arguments))
         self.program = compiled_program(launch.function, numba_types, is_logged(launch.observers))
@@ -74,7 +88,7 @@ class Attempt(Memory):
     # --- the launch -----------------------------------------------------------------------------------------
 
     def run(self):
-        """Run the blocks in order, until the last one or until a block ends the launch."""
+        """Run the blocks in order until the last block, or until a block ends the launch."""
         self.saved = {name: self.arrays[name].copy() for name in self.written}
         module = self.program.lowered.module
         self.replay, self.has_replayed, self.logged = None, False, Outcome()
@@ -86,7 +100,8 @@ class Attempt(Memory):
             self.advance(self.launch.blocks)
         except CannotLower:
             raise
-        except Exception:  # the kernel raised it, unless an observer did: the interpreter finds the thread
+        # Either the kernel or an observer raised. Flag the block, so that the interpreter finds the thread.
+        except Exception:
             if not self.may_raise or self.replay and self.replay.context.in_observer:
                 raise
             self.block_errors[self.state.position] |= shadow.DIVERGED
@@ -94,39 +109,47 @@ class Attempt(Memory):
         self.unassigned = list(self.unassigned_variables())
         self.is_clean = self.needs_no_explanation()
         self.block_errors &= self.enabled_flags()
-        observers, share = [tool for tool in DEFAULT if tool in self.tools], 1.0
+        observers, share = [tool for tool in DEFAULT if tool in self.observer_classes], 1.0
         if self.replay and (self.is_clean or not self.is_small):
             self.logged = self.replay.finish()
             observers, share = observers + self.replay.observers, self.replay.share
         self.logged.watched, unwatched = watched(observers, share)
         self.logged.notes += unwatched
-        self.replay = None  # blocks that run again must not be logged twice
+        self.replay = None  # `explain` may rerun compiled blocks; they must not be logged twice
 
     def needs_no_explanation(self):
-        """Return whether the compiled blocks so far reported nothing that the interpreter must rerun to
-        explain."""
+        """Return whether the blocks run so far have nothing for the interpreter to explain: no enabled error
+        flag, and no finished launch that never wrote to global memory."""
         if (self.block_errors & self.enabled_flags()).any():
             return False
+        # A launch that writes nothing is probably a mistake, which Misuse reports in the interpreter.
         empty = not any(array.size for array in self.arrays.values())
-        return empty or self.next < self.launch.blocks or bool(self.state.wrote) or Misuse not in self.tools
+        return (
+            empty
+            or self.next < self.launch.blocks
+            or bool(self.state.wrote)
+            or Misuse not in self.observer_classes
+        )
 
     @property
     def is_small(self):
-        """True if the interpreter runs the whole launch again when a block has an error flag."""
-        return self.launch.blocks * self.launch.threads <= FEW and not self.has_replayed
+        """True if an error flag causes the interpreter to run the whole launch again, not just the affected
+        blocks."""
+        return self.launch.blocks * self.launch.threads <= MAX_RERUN_THREADS and not self.has_replayed
 
     def enabled_flags(self):
-        """Return the mask of enabled error flags: those of subscribed observers, and those that end any
-        launch."""
-        asked = {
+        """Return the mask of error flags that matter: flags whose observer is subscribed, and flags that
+        invalidate any launch."""
+        flags_of = {
             Races: shadow.RACE | shadow.BLOCK_RACE,
             Uninitialized: shadow.UNWRITTEN,
             Misuse: shadow.NARROWED,
         }
-        asked = sum(flags for tool, flags in asked.items() if tool in self.tools)
-        return shadow.BOUNDS | shadow.DIVERGED | shadow.EXHAUSTED | asked
+        subscribed = sum(flags for observer, flags in flags_of.items() if observer in self.observer_classes)
+        return shadow.BOUNDS | shadow.DIVERGED | shadow.EXHAUSTED | subscribed
 
     def compile(self):
+        """Compile the grid function to machine code, unless that has been done for these argument types."""
         run = self.program.run
         if run.overloads:
             return
@@ -137,28 +160,37 @@ class Attempt(Memory):
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
 
     def run_arguments(self, stop):
-        """Return the arguments with which the compiled kernel runs the blocks from the next one up to
-        `stop`."""
+        """Return the arguments of the compiled grid function for the blocks from `next` up to `stop`
+        (exclusive)."""
         launch = self.launch
-        walk = self.next, stop, launch.grid, launch.block, self.while_limit, FOR_LIMIT
-        return *walk, self.state.address, *self.given
+        loop = self.next, stop, launch.grid, launch.block, self.while_limit, FOR_LIMIT
+        return *loop, self.state.address, *self.compiled_arguments
 
     def advance(self, stop):
-        """Run the blocks before `stop` that have not run yet."""
+        """Run the blocks before linear index `stop` that have not run yet.
+
+        Compiled code returns early with status FULL when the access log needs to be replayed. Raise
+        KeyboardInterrupt if the user pressed Ctrl-C.
+        """
         while self.next < stop:
             self.program.run(*self.run_arguments(stop))
             self.next = self.state.position + 1 if self.state.stopped == shadow.FULL else stop
             self.replay_log()
         if self.state.stopped == shadow.INTERRUPTED:
+            # Let Python's own SIGINT handler run first: it may raise something else.
             signal.raise_signal(signal.SIGINT)
             raise KeyboardInterrupt
 
     def replay_log(self):
-        """Replay the log to the observers. Skip this for a launch that the interpreter will run again as a
-        whole, because observers cannot take back their counts."""
+        """Replay the access log to the observers and empty it.
+
+        Do nothing for a small launch with errors: the interpreter runs that launch again from the start, and
+            observers cannot undo their counts.
+        """
         length, self.state.log_count = self.state.log_count, 0
         if self.replay is None or self.is_small and not self.needs_no_explanation():
             return
+        # `log_count` counts the entries that did not fit, so it can exceed the capacity.
         if length <= len(self.log):
             self.has_replayed = True
             self.replay.add(self.log[:length])
@@ -169,14 +201,14 @@ class Attempt(Memory):
             raise CannotLower(f"one block has more than {LOG_CAPACITY:,} accesses to log")
 
     def restore(self):
-        """Restore the arguments' contents from before the launch."""
+        """Restore the contents that the arguments had before the launch."""
         for name, array in self.saved.items():
             self.arrays[name][...] = array
         self.next = self.state.barriers = 0
 
     def unassigned_variables(self):
-        """Yield a finding for each variable that a thread read before it assigned it."""
-        if Misuse in self.tools:
+        """Yield a finding for each variable that some thread read before assigning it."""
+        if Misuse in self.observer_classes:
             for site, name, position, thread in definite_assignment.decode_unassigned(
                 self.state.unset, self.program.lowered.module
             ):
@@ -184,17 +216,20 @@ class Attempt(Memory):
                 yield unassigned_variable(Access("read", self.index_of(position), thread, site), name)
 
     def index_of(self, position):
+        """Return the grid index (x, y, z) of the block at this linear index."""
         x, y, _ = self.launch.grid
         return position % x, position // x % y, position // (x * y)
 
     # --- the Outcome ----------------------------------------------------------------------------------------
 
     def counters(self):
+        """Return the launch's counters, including those of replayed observers."""
         blocks, barriers = self.launch.blocks, self.state.barriers
         threads = blocks * self.launch.threads
         return {"threads": threads, "blocks": blocks, "barriers": barriers, **self.logged.counters}
 
     def outcome(self):
+        """Return the Outcome of a launch without errors."""
         lowered = self.program.lowered
         notes = ("compiled", format_undecided(1)) if self.watched and lowered.synchronizes else ("compiled",)
         notes, findings = (*notes, *self.logged.notes), [*self.unassigned, *self.logged.findings]

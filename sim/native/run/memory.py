@@ -1,5 +1,4 @@
-"""The memory of a compiled launch: its arguments, the arrays that the kernel declares, and the shadow
-memory of both."""
+"""Memory of a compiled launch: arguments, arrays that the kernel declares, and the shadow memory of both."""
 
 from math import prod
 
@@ -18,15 +17,18 @@ from sim.native.split.program import sizes_of
 
 
 class Memory:
-    """The memory of one launch of `self.program`. Every access is checked, unless no observer of DEFAULT
-    is subscribed."""
+    """The memory of one launch of `self.program`.
+
+    Every access is bounds-checked. Races and uninitialised reads are also checked if any observer is
+    subscribed (`watched`).
+    """
 
     def __init__(self, launch):
         self.launch, self.watched, self.state = launch, bool(launch.observers), State(launch.block)
-        self.references = []  # compiled code has addresses in these; they must not be freed
+        self.references = []  # compiled code stores raw addresses into these objects, so keep them alive
 
     def arguments(self):
-        """Return all arguments of the compiled function after `state`, in order."""
+        """Return all arguments of the compiled grid function that follow `state`, in order."""
         module, dynamic = self.program.lowered.module, self.dynamic_memory()
         return [
             *(self.guarded(np.ascontiguousarray(array), BOUNDED) for array in module.arrays.values()),
@@ -36,7 +38,7 @@ class Memory:
         ]
 
     def argument(self, argument):
-        """Return an argument in the form for compiled code."""
+        """Return one kernel argument in the form that compiled code expects."""
         if argument.parts is not None:
             return of_parts(argument.value, map(self.argument, argument.parts))
         if argument.array is None:
@@ -46,12 +48,14 @@ class Memory:
         return form(argument.array, watch, shadow, self.state)
 
     def shadows_of_arguments(self):
-        """Return {name: (kind of check, address of its shadow memory)} of the arrays that need more than a
-        check of bounds. Arrays that overlap share their shadow memory."""
+        """Return {name: (kind of check, address of shadow memory)} for the arrays that need more than bounds
+        checks. Overlapping arrays share shadow memory. Raise CannotLower if arrays overlap but their elements
+        are not aligned with each other."""
         shadows = {}
         for low, high, names in overlapping(self.arrays):
             group = {name: self.arrays[name] for name in names}
             empty = starts_empty(unwritten(bytes_between(low, high), [*group.values()]), names[0])
+            # Arrays that are only read, and fully initialised, cannot race.
             if not {*names} & {*self.written} and not empty:
                 continue
             size = group[names[0]].itemsize
@@ -59,26 +63,28 @@ class Memory:
             distances = [*offsets.values(), *(stride for a in group.values() for stride in a.strides)]
             if any(a.itemsize != size for a in group.values()) or any(d % size for d in distances):
                 raise CannotLower(f"arguments {', '.join(names)} overlap and their elements do not")
+            # Two int64 entries per element: last write and last reads. The factor 16 below is their size in
+            # bytes.
             shadow = self.keep_alive(np.zeros(2 * -(-(high - low) // size), np.int64))
             watch = EMPTY if empty else GLOBAL
             shadows |= {name: (watch, shadow + 16 * offset // size) for name, offset in offsets.items()}
         return shadows
 
     def keep_alive(self, array):
-        """Keep `array` alive for the whole launch, and return its address."""
+        """Keep `array` alive for the whole launch, and return the address of its first byte."""
         self.references.append(array)
         return first_byte(array)
 
     def spill_address(self):
-        """Return the address of the spill buffer: one array over threads for each variable that lives from
-        one region to another."""
+        """Return the address of a new spill buffer. It contains an array over threads for each spilled
+        variable."""
         return self.keep_alive(
             np.zeros(self.program.spill_count * spill_array_bytes(self.launch.threads), np.uint8)
         )
 
     def guarded(self, array, watch, shadow=None, sizes=None):
-        """Return an array that the engine allocates, in the form for compiled code, with fresh shadow
-        memory. Without subscribed checks only the bounds are checked."""
+        """Return an array that the engine allocated, as a Guarded with new shadow memory. If no observer is
+        subscribed, only bounds are checked."""
         if not self.watched:
             return Guarded(array, BARE, 0, self.state, sizes)
         if watch == SHARED:
@@ -88,8 +94,8 @@ class Memory:
         return Guarded(array, watch, 0 if shadow is None else self.keep_alive(shadow), self.state, sizes)
 
     def dynamic_memory(self):
-        """Return the bytes of dynamic shared memory and their shadow memory. Raise CannotLower if views of
-        the bytes have elements of different sizes."""
+        """Return the bytes of dynamic shared memory, and shadow memory for them. Raise CannotLower if the
+        kernel views the bytes with different element sizes, because shadow entries are per element."""
         declared = self.program.lowered.module.declared.values()
         sizes = {array.dtype.itemsize for array in declared if array.shape is None} or {1}
         if len(sizes) > 1:
@@ -98,6 +104,7 @@ class Memory:
         return np.zeros(self.launch.shared, np.uint8), np.zeros(2 * count, np.int64)
 
     def declared(self, declared, dynamic):
+        """Return the Guarded for a shared or local array that the kernel declares."""
         dtype, shape, sizes = declared.dtype, declared.shape, sizes_of(declared)
         if declared.space == "local":
             return self.guarded(np.empty((self.launch.threads, *shape), dtype), LOCAL, sizes=sizes)
@@ -108,7 +115,7 @@ class Memory:
         return self.guarded(memory[:whole].view(dtype), SHARED, shadow)
 
     def homes(self):
-        """Return the simulated address space, and {first byte of an array on the host: Allocation}."""
+        """Return (simulated address space, {address of an array's first byte on the host: Allocation})."""
         space, module, homes = AddressSpace(), self.program.lowered.module, {}
         bind_arguments(space, self.arrays)
         for allocation in space.allocations:
@@ -117,13 +124,12 @@ class Memory:
             *((CONSTANT, "const") for _ in module.arrays),
             *((declared.name or declared.space, declared.space) for declared in module.declared.values()),
         ]
-        for (name, where), guarded in zip(named, self.given):
+        for (name, where), guarded in zip(named, self.compiled_arguments):
             array, copies = guarded.references[0], 1
             if where == "local":
                 array, copies = array[0], len(array)
-            if (
-                array.size and first_byte(array) not in homes
-            ):  # all views of the dynamic bytes begin at the same byte
+            # Views of dynamic shared memory all begin at the same byte, and share one allocation.
+            if array.size and first_byte(array) not in homes:
                 home = 0, array.itemsize, array.shape, array.strides
                 root = array.reshape(-1).view(np.uint8)
                 homes[first_byte(array)] = space.add(name, where, root, home, copies)
@@ -131,19 +137,24 @@ class Memory:
 
 
 def check_writable(arrays, writes):
-    """Raise CannotLower if an argument that the kernel may write (`writes`: their names) is a read-only
-    array. Compiled code does not check that."""
+    """Raise CannotLower if the kernel may write to a read-only array, because compiled code does not check
+    this.
+
+    arrays: {name: ndarray}; elements of a tuple argument are named `name[i]`.
+    writes: names of the parameters that the kernel may write.
+    """
     for name, array in arrays.items():
         if not array.flags.writeable and name.partition("[")[0] in writes:
             raise CannotLower(f"argument {name} is a read-only array, and the kernel may write to it")
 
 
 def first_byte(array):
+    """Return the address of an array's first byte."""
     return array.__array_interface__["data"][0]
 
 
 def check_declared(module, launch):
-    """Raise LaunchError if the kernel's arrays are larger than the device's memories."""
+    """Raise LaunchError if the arrays that the kernel declares do not fit into the device's memories."""
     nbytes = {"shared": 0, "local": 0}
     for declared in module.declared.values():
         if declared.shape is not None:
@@ -152,9 +163,12 @@ def check_declared(module, launch):
 
 
 def starts_empty(unwritten, name):
-    """Return whether no byte of the array `name` has been written. `unwritten` marks its unwritten bytes;
-    None means that all are written. Raise CannotLower for an array written in part, because shadow memory
-    starts with one state for the whole array."""
+    """Return whether no byte of the array called `name` has been written.
+
+    Raise CannotLower for a partly written array: shadow memory has one initial state for the whole array.
+
+    unwritten: a mask of unwritten bytes, or None if all bytes are written.
+    """
     if unwritten is not None and not unwritten.all():
         raise CannotLower(f"{name} is an array of sim.empty, of which a part has been written")
     return unwritten is not None
