@@ -12,7 +12,7 @@ import pytest
 from numba import cuda, float32, float64, int32
 
 from sim import ThreadError, simulate
-from sim.native.codegen.launch_state import MOST_UNSET
+from sim.native.codegen.launch_state import MAX_UNSET
 from sim.native.split.program import lower_kernel
 from sim.observers import DEFAULT, Trace
 
@@ -281,10 +281,10 @@ def test_as_fibers_do(kernel, wanted):
 
 def test_only_so_many_reads_are_asked_whether_they_were_assigned(tmp_path):
     """There is a word for each of that many; the next once wrote into other words."""
-    lines = [f"    if x[0] > {i}:\n        v{i} = 1.0\n    x[0] += v{i}\n" for i in range(MOST_UNSET + 6)]
+    lines = [f"    if x[0] > {i}:\n        v{i} = 1.0\n    x[0] += v{i}\n" for i in range(MAX_UNSET + 6)]
     (tmp_path / "many.py").write_text("def kernel(x):\n" + "".join(lines))
     kernel = runpy.run_path(str(tmp_path / "many.py"))["kernel"]
-    assert len(lower_kernel(kernel).module.unset) == MOST_UNSET
+    assert len(lower_kernel(kernel).module.unset) == MAX_UNSET
 
 
 def test_an_atomic_takes_no_keywords():

@@ -1,5 +1,5 @@
-"""The state of one launch, which compiled code reads and writes as int64 fields. int64 runtime helpers
-(sim.native.codegen.int64) access the fields by name."""
+"""The state of one launch: a C structure of int64 fields that compiled code reads and writes. int64 runtime
+helpers (sim.native.codegen.int64) access the fields by name."""
 
 import ctypes
 import functools
@@ -7,41 +7,45 @@ from math import prod
 
 import numpy as np
 
-THREADS, WARPS, MOST_UNSET = 1024, 32, 64
+# maximum threads per block, warps per block, and recorded reads of unassigned variables
+THREADS, WARPS, MAX_UNSET = 1024, 32, 64
 
+# field -> number of int64 elements. Addresses refer to numpy arrays that the launch keeps alive.
 FIELD_SIZES = {
-    "errors": 1,  # error flags of the running block (sim.native.codegen.shadow)
-    "stopped": 1,  # not 0: the block, or the launch, has to end (codes in sim.native.codegen.shadow)
-    "wrote": 1,  # whether a thread has written to global memory
-    "own_entry": 1,  # the running thread, as an entry of shadow memory
-    "block_start": 1,  # the first epoch of the running block
-    "while_left": 1,  # iterations of `while` loops that the block may still run
-    "for_left": 1,  # the same for `for` loops
-    "returned_count": 1,  # number of the block's threads that have returned
+    "errors": 1,  # error flags of the current block (sim.native.codegen.shadow)
+    "stopped": 1,  # nonzero if the block or launch has to stop; codes in sim.native.codegen.shadow
+    "wrote": 1,  # 1 if any thread has written to global memory
+    "own_entry": 1,  # shadow-memory entry of the current thread
+    "block_start": 1,  # first epoch of the current block
+    "while_left": 1,  # remaining iterations of `while` loops in the current block
+    "for_left": 1,  # remaining iterations of `for` loops in the current block
+    "returned_count": 1,  # number of threads of the current block that have returned
     "barriers": 1,
     "epoch": 1,
-    "position": 1,  # of the running block in the grid, x fastest
-    "first_epochs": 1,  # address of an array over blocks: the first epoch of each
-    "block_errors": 1,  # address of an array over blocks: `errors` at the end of each
-    "pairs": 1,  # address of a list of (position, epoch of another block that it races with)
-    "pair_count": 1,  # number of pairs recorded
-    "pair_room": 1,  # capacity of the list
-    "log": 1,  # address of the access log (sim.native.codegen.access_log); its count and capacity follow
+    "position": 1,  # linear index of the current block in the grid, x fastest
+    "first_epochs": 1,  # address of an array over blocks: first epoch of each block
+    "block_errors": 1,  # address of an array over blocks: `errors` at the end of each block
+    "pairs": 1,  # address of an array of (linear block index, epoch of a block that it races with)
+    "pair_count": 1,  # number of pairs recorded so far
+    "pair_room": 1,  # capacity of `pairs`
+    "log": 1,  # address of the access log (sim.native.codegen.access_log)
     "log_count": 1,
     "log_room": 1,
-    "segments": WARPS,  # number of synchronisations of each warp's lanes
+    "segments": WARPS,  # number of synchronisations within each warp so far, modulo 2**16
     "indices": THREADS,  # threadIdx of each thread, as x | y << 16 | z << 32
-    # for each read of a variable that may have no value, 0, or 1 + 1024 * block + thread of the first that
-    # had none
-    "unset": MOST_UNSET,
-    # for each thread, and after the threads for each warp, the epoch and segment (as in shadow memory) in
-    # which the thread, or the last thread of the warp, returned
+    # For each checked read (sim.native.lower.definite_assignment): 0, or 1 + 1024 * block + thread for the
+    # smallest such value whose thread read an unassigned variable.
+    "unset": MAX_UNSET,
+    # For each thread, and after the threads for each warp: epoch and segment at the return of the thread, or
+    # of the warp's last thread to return. Packed as in a shadow-memory entry.
     "returned_at": THREADS + WARPS,
-    "returned": THREADS,  # whether each thread has returned
+    "returned": THREADS,  # 1 for each thread that has returned
 }
 
 
 class State(ctypes.Structure):
+    """The structure that compiled code receives by address. All fields start at 0."""
+
     _fields_ = [
         (name, ctypes.c_int64 * count if count > 1 else ctypes.c_int64) for name, count in FIELD_SIZES.items()
     ]
@@ -52,11 +56,13 @@ class State(ctypes.Structure):
         self.address, self.indices[: prod(block)] = ctypes.addressof(self), indices_of(block)
 
 
-FIELDS = {name: getattr(State, name) for name in FIELD_SIZES}  # as int64 helpers address them
+# ctypes field descriptors, which contain offset and size
+FIELDS = {name: getattr(State, name) for name in FIELD_SIZES}
 
 
 @functools.cache
 def indices_of(block):
+    """Return threadIdx of every thread of a block of this shape, packed as in the field `indices`."""
     thread = np.arange(prod(block))
     return (
         thread % block[0] | thread // block[0] % block[1] << 16 | thread // (block[0] * block[1]) << 32

@@ -1,10 +1,11 @@
-"""The names that lowered text may use, and the module that defines each."""
+"""Names that generated code may use, and the module that defines each of them."""
 
 import functools
 import importlib
 
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
 
+# modules that export functions to generated code, listed in their EXPORTED
 HOMES = (
     "sim.native.codegen.thread_index",
     "sim.native.codegen.synchronization",
@@ -15,10 +16,13 @@ HOMES = (
     "sim.native.codegen.vectors",
 )
 GEOMETRY = ("threadIdx", "blockIdx", "blockDim", "gridDim")
-SPECIAL = ("state", "thread", *GEOMETRY)  # names that a function may need besides its parameters
-# what comes before `state` among the parameters of a whole kernel
+# names that a generated function may take in addition to its parameters
+SPECIAL = ("state", "thread", *GEOMETRY)
+# Parameters of the grid function that precede `state`.
 GRID_PARAMETERS = ("first_position", "end_position", "grid_shape", "block_shape", "while_limit", "for_limit")
+# library modules that kernels may use -> their name in generated code
 MODULES = {"math": "math", "cmath": "cmath", "numpy": "np", "operator": "operator", "_operator": "operator"}
+# Names that the templates of generated code use themselves. A kernel's variables are renamed if they collide.
 RESERVED = {
     *SPECIAL,
     *MODULES.values(),
@@ -34,32 +38,34 @@ RESERVED = {
     "bounds",
     "position",
     *GRID_PARAMETERS,
-}  # names that every lowered text has
+}
 
 
 @functools.cache
 def homes():
-    """Return {name: module} of every function that the modules in HOMES offer to lowered text."""
+    """Return {function: module} for every function that the modules in HOMES export."""
     return {name: home for home in HOMES for name in importlib.import_module(home).EXPORTED}
 
 
-# maker -> the module that makes from an entry of sim.isa the function that lowered text calls
+# Prefix of a name in generated code -> module that creates the function on first access from an entry of
+# sim.isa (a module-level __getattr__).
 MAKERS = {
     "isa": "sim.native.codegen.isa_functions",
     "warp": "sim.native.codegen.lanes",
-    "unused": "sim.native.codegen.lanes",  # without its results
-    "all": "sim.native.codegen.lanes",  # a vote of a block
+    "unused": "sim.native.codegen.lanes",  # a warp instruction without its results
+    "all": "sim.native.codegen.lanes",  # a vote of all threads of a block
 }
 
 
 def in_text(name, maker="isa"):
-    """Return the name in lowered text for a name of sim.isa's table."""
+    """Return the name in generated code of an entry of sim.isa."""
     return f"{maker}_{name.replace('.', '_')}"
 
 
 @functools.lru_cache(maxsize=1)
 def entries(count):
-    """Return {name in lowered text: entry} of the table. `count`, the table's length, is the cache key."""
+    """Return {name in generated code: entry of sim.isa}. `count`, the size of the instruction table, is only
+    a cache key, because packages may add instructions."""
     of_warp = {in_text(name, maker): name for name in WARP_WIDE for maker in ("warp", "unused")}
     of_block = {in_text(name, "all"): name for name in BLOCK_WIDE}
     names = {in_text(name): name for name in INSTRUCTIONS} | of_warp | of_block
@@ -67,16 +73,18 @@ def entries(count):
 
 
 def entry_of(name):
-    """Return the entry of the table with this name in lowered text, or None."""
+    """Return the entry of sim.isa that has this name in generated code, or None."""
     return entries(len(INSTRUCTIONS)).get(name)
 
 
 def home_of(name):
+    """Return the module that defines a name of generated code, or None."""
     return MAKERS[name.partition("_")[0]] if entry_of(name) else homes().get(name)
 
 
 def offering(module, make):
-    """Return the `__getattr__` of a module in MAKERS, which calls `make(entry, maker)`."""
+    """Return a module-level `__getattr__` for a module in MAKERS. It creates functions by calling
+    `make(entry, maker)`."""
 
     def __getattr__(name):
         if entry_of(name) is None or home_of(name) != module:

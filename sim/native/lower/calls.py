@@ -1,4 +1,5 @@
-"""Calls in lowered text: synchronisation points, device functions, declarations, and functions of sim.isa."""
+"""Lowering of calls: synchronisation points, device functions, array declarations, and functions of
+sim.isa."""
 
 import ast
 
@@ -20,10 +21,11 @@ from sim.frontend.tree import located
 from sim.isa.table import INSTRUCTIONS
 from sim.memory.declared import name_before
 from sim.native.codegen.symbols import in_text
-from sim.native.lower.liveness import assigned, reads
+from sim.native.lower.liveness import names_assigned, names_read
 from sim.native.lower.module import Declared, literal
 from sim.native.lower.name_lowering import Names
 
+# `cuda.grid` and `cuda.gridsize` along one axis
 POSITIONS = {
     "grid": "blockIdx.{axis} * blockDim.{axis} + threadIdx.{axis}",
     "gridsize": "blockDim.{axis} * gridDim.{axis}",
@@ -31,8 +33,8 @@ POSITIONS = {
 
 
 class Calls(Names):
-    """A printer of calls, with one method for each role (sim.frontend.resolve) that needs more than the
-    call's name and arguments."""
+    """A transformer for calls. Each role of a call (sim.frontend.resolve) that needs more than a renamed
+    function has a method."""
 
     def visit_Call(self, node):
         by_position = getattr(node, "calls", "") in (FUNCTION, ATOMIC)
@@ -43,37 +45,42 @@ class Calls(Names):
         return getattr(self, f"call_{getattr(node, 'calls', '')}", self.generic_visit)(node)
 
     def call_same(self, node):
+        """Lower a call that returns its first argument unchanged."""
         return self.visit(first_argument(node))
 
     def call_position(self, node):
+        """Lower `cuda.grid(n)` or `cuda.gridsize(n)` to arithmetic with indices."""
         (ndim,) = (*node.args, *(keyword.value for keyword in node.keywords))
         text = ", ".join(POSITIONS[node.func.referent.name].format(axis=axis) for axis in "xyz"[: ndim.value])
         made = ast.parse(f"({text})", mode="eval").body
-        self.needs |= reads(made)
+        self.needs |= names_read(made)
         return located([ast.Expr(made)], node)[0].value
 
     def call_lanes(self, node):
+        """Lower a call that returns the mask of lower lanes."""
         return self.call("lanemask_lt", [self.as_name("thread", node)], node)
 
     def call_atomic(self, node):
+        """Lower an atomic operation."""
         called, arguments = node.func.referent.name.replace(".", "_"), [*map(self.visit, node.args)]
         if self.module.logs:
             arguments[0] = self.call("with_site", [arguments[0], self.number("atomic", node)], node)
         return self.call(called, arguments, node)
 
     def call_builtin(self, node):
+        """Lower a call of a Python builtin. Numbers follow sim.isa; all other arguments are left to Numba."""
         name = f"builtins.{node.func.referent.name}.{len(node.args)}"
         numbers = not any(
             isinstance(part, ast.Starred) or isinstance(getattr(part, "value", None), str)
             for part in node.args
         )
-        if (
-            name in INSTRUCTIONS and numbers and INSTRUCTIONS[name].semantics is not bool
-        ):  # holds for a tuple, too
+        # `bool` also accepts a tuple, which only Numba's version supports
+        if name in INSTRUCTIONS and numbers and INSTRUCTIONS[name].semantics is not bool:
             return self.call(in_text(name), [self.visit(argument) for argument in node.args], node)
         return self.generic_visit(node)
 
     def call_member(self, node):
+        """Lower a method call."""
         if not isinstance(node.func, ast.Attribute):
             raise self.cannot_lower(f"a call of {ast.unparse(node.func)} has no compiled form", node)
         if node.func.attr == "bit_count":
@@ -85,7 +92,8 @@ class Calls(Names):
         return node
 
     def call_wait(self, node):
-        """Return a call that is a synchronisation point. sim.native.lower.hoisting makes it a statement."""
+        """Lower a call that is a synchronisation point, and mark it with the attributes `sync` (its
+        instruction) and `site`. sim.native.lower.hoisting moves it into a statement by itself."""
         called, arguments = node.func.referent.name, node.args
         if node.keywords:
             named = {keyword.arg: keyword.value for keyword in node.keywords}
@@ -105,11 +113,14 @@ class Calls(Names):
     # --- device functions -----------------------------------------------------------------------------------
 
     def call_device(self, node):
+        """Lower a call of a device function. A function that has to be inlined becomes a placeholder call
+        with the attribute `inlined_function`, which sim.native.lower.hoisting expands."""
         found = node.func.referent
         function, signature = found.function, only_signature(found.value)
         given = bound_arguments(function, node)
         if given is None:
             return self.unpacked(function, signature, node)
+        # A declared signature converts the arguments, so their known values must not be substituted.
         known = {} if signature else self.known_arguments(function, given)
         inlines = any(part.in_cuda for part in known.values()) or self.module.must_inline(function)
         left = [part for name, part in given.items() if not (inlines and name in known)]
@@ -125,7 +136,8 @@ class Calls(Names):
         return self.convert(signature.return_type, made) if signature else made
 
     def device_call(self, device, function, arguments, node):
-        if device.tree is None:  # a recursive call: the function is being lowered
+        """Return a call of a Device, with the names that it needs as first arguments."""
+        if device.tree is None:  # recursion: this function is being lowered right now
             if self.source.function is not function:
                 raise self.cannot_lower(
                     f"{function.__name__} calls itself by way of {self.source.name}", node
@@ -137,7 +149,8 @@ class Calls(Names):
         return ast.copy_location(made, node)
 
     def unpacked(self, function, signature, node):
-        """Lower f(a, *t). Numba compiles such a call if the tuple comes last."""
+        """Lower a call with starred arguments, such as `f(a, *t)`. Numba compiles it if the tuple comes
+        last."""
         if not any(isinstance(part, ast.Starred) for part in node.args):
             raise self.cannot_lower(
                 f"{ast.unparse(node)} does not fit the parameters of {function.__name__}", node
@@ -148,15 +161,18 @@ class Calls(Names):
         return self.device_call(self.device(function), function, [*map(self.visit, node.args)], node)
 
     def known_arguments(self, function, arguments):
-        """Return {parameter: Referent} of the parameters that have one known value and that the function
-        does not assign."""
-        changed = assigned(self.module.reachable[function].tree.body)
+        """Return {parameter: Referent} for parameters with a value that is known during lowering, unless the
+        function assigns them."""
+        changed = names_assigned(self.module.reachable[function].tree.body)
         known = {name: self.known_referent(part) for name, part in arguments.items() if name not in changed}
         return {name: found for name, found in known.items() if found is not None}
 
     def known_referent(self, argument):
-        """Return the Referent of an argument (an expression, or the value of a default) that is known to
-        be a number, dtype, function or tuple of numbers, else None."""
+        """Return the Referent of an argument whose value is known during lowering (a number, dtype, function,
+        or tuple of numbers), else None.
+
+        argument: an expression, or the value of a default.
+        """
         if isinstance(argument, ast.Tuple):
             parts = [*map(self.known_referent, argument.elts)]
             found = referent(tuple(part.value for part in parts if part is not None))
@@ -170,7 +186,10 @@ class Calls(Names):
         return found if part_of_cuda or found.function in self.module.reachable else None
 
     def argument(self, argument, node):
-        """Return the argument of a device function: an expression, or the value of a default."""
+        """Return the lowered form of a device function's argument.
+
+        argument: an expression, or the value of a default.
+        """
         if isinstance(argument, ast.AST):
             return self.visit(argument)
         if argument is None:
@@ -178,7 +197,7 @@ class Calls(Names):
         return self.lower_referent(referent(argument), "default", node)
 
     def convert(self, numba_type, node):
-        """Return `node` converted to a Numba type, if the type is a number's."""
+        """Return `node` wrapped in a conversion, if `numba_type` is a number type."""
         dtype = dtype_or_none(numba_type)
         if dtype is None or not is_number(dtype):
             return node
@@ -187,7 +206,8 @@ class Calls(Names):
     # --- arrays ---------------------------------------------------------------------------------------------
 
     def call_declaration(self, node):
-        """Return the name of the parameter that passes a shared or local array."""
+        """Lower the declaration of a shared or local array. Shared arrays become parameters of the kernel. A
+        local array is a row of a parameter that holds the arrays of all threads."""
         space, given = node.declares.space, node.declares.dtype
         dtype = self.dtype_given(given) or referent_of(given).dtype
         shape = self.versions.shape(node.declares.shape)

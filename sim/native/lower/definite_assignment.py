@@ -1,18 +1,23 @@
-"""Definite assignment: is-set flags for variables that some path leaves unassigned. A flag says whether
-this thread has assigned the variable, and uncertain reads check it."""
+"""Definite assignment: detects reads of variables that a thread has not assigned.
+
+Static analysis finds the reads that some path reaches before any assignment. For each variable concerned, the
+generated code maintains an is-set flag per thread, and these reads check the flag.
+"""
 
 import ast
 import copy
 
 from sim.frontend.tree import as_list, located
-from sim.native.codegen.launch_state import MOST_UNSET, THREADS
-from sim.native.lower.liveness import assigned
+from sim.native.codegen.launch_state import MAX_UNSET, THREADS
+from sim.native.lower.liveness import names_assigned
 
 
-def watch(lowering, tree):
-    """Rewrite a function's tree, before it is lowered, so that it sets and checks the flags."""
-    room = MOST_UNSET - len(lowering.module.unset)
+def insert_checks(lowering, tree):
+    """Insert flags and checks into a function's tree, before it is lowered. A launch can record up to
+    MAX_UNSET reads; further reads are not checked."""
+    room = MAX_UNSET - len(lowering.module.unset)
     found = list(lowering.versions.unassigned(tree.body))[:room]
+    # Targets of `:=` are left out: a flag cannot be set inside an expression.
     walrus = {part.target.id for part in ast.walk(tree) if isinstance(part, ast.NamedExpr)}
     names = sorted({node.id for node in found} - walrus)
     flag_of = {v: lowering.module.fresh_name(f"{v}_is_set") for v in names}
@@ -23,16 +28,22 @@ def watch(lowering, tree):
 
 
 class Flags(ast.NodeTransformer):
-    """A transformer that sets the flags (by variable) after assignments, and checks them at uncertain
-    reads."""
+    """Inserts assignments to flags after assignments to variables, and checks at reads.
+
+    reads: the `id` of each Name node to check.
+    flags: {variable: its flag}.
+    """
 
     def __init__(self, lowering, reads, flags):
         self.lowering, self.reads, self.flags = lowering, reads, flags
 
     def set_to(self, value, names, node):
+        """Return assignments of `value` to the flags of these variables."""
         return located([ast.parse(f"{self.flags[name]} = {value}").body[0] for name in names], node)
 
     def visit_Name(self, node):
+        """Replace a read by `check_assigned(state, value, is_set, slot)`, where `slot` is the index of the
+        read in `module.unset`."""
         if id(node) not in self.reads or node.id not in self.flags or not isinstance(node.ctx, ast.Load):
             return node
         lowering, unset = self.lowering, self.lowering.module.unset
@@ -42,8 +53,9 @@ class Flags(ast.NodeTransformer):
         return ast.fix_missing_locations(lowering.call("check_assigned", given, node))
 
     def visit_Assign(self, node):
+        """Set the flags of the variables that an assignment or a loop header assigns."""
         targets = [node.target] if isinstance(node, ast.For) else node.targets
-        set_now = self.set_to(True, sorted(assigned(targets) & self.flags.keys()), node)
+        set_now = self.set_to(True, sorted(names_assigned(targets) & self.flags.keys()), node)
         node = self.generic_visit(node)
         if isinstance(node, ast.For):
             node.body[:0] = set_now
@@ -54,8 +66,11 @@ class Flags(ast.NodeTransformer):
 
 
 def decode_unassigned(unset, module):
-    """Return (site, variable, position of the block, thread) of each read before any assignment that
-    occurred in a launch. `unset`: the records in its State."""
+    """Yield (site, variable, linear block index, thread) for each unassigned read that occurred during a
+    launch, and clear the records.
+
+    unset: the array of records in the launch's State.
+    """
     for slot, (place, name) in enumerate(module.unset):
         if unset[slot]:
             position, thread = divmod(unset[slot] - 1, THREADS)

@@ -1,4 +1,5 @@
-"""One function of a kernel as lowered text: its statements, and the numbers of its accesses."""
+"""Lowering of one function: its statements, its operators, and the numbering of its memory accesses for the
+log."""
 
 import ast
 import copy
@@ -14,18 +15,22 @@ from sim.native.lower.loops import LoopCounter, lower_element_loop
 from sim.native.lower.module import Device
 from sim.native.lower.name_lowering import FIELDS, as_item
 
-# operator that needs a runtime function -> literal right operands for which LLVM's instruction is correct
+# operator -> literal right operands for which the LLVM instruction has Python's semantics; with any other
+# operand, the operator calls a runtime function
 SAFE = {ast.LShift: range(64), ast.RShift: range(64), **dict.fromkeys((ast.FloorDiv, ast.Mod, ast.Pow), ())}
 
 
 def is_field(node):
-    """Return whether a Subscript selects the field of a record."""
+    """Return whether a Subscript selects a field of a record, as in `r["x"]`."""
     return isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
 
 
 class Lowering(Calls):
-    """A printer of one function. `rename` maps its variables to their new names, `known` maps parameters
-    to their known values."""
+    """A transformer that lowers one function.
+
+    rename: {variable: new name}, for a function that is inlined.
+    known: {parameter: Referent}, for parameters whose value is known during lowering.
+    """
 
     def __init__(self, module, function, rename=None, known=()):
         super().__init__(module, module.reachable[function].with_known(known), rename or {})
@@ -35,17 +40,19 @@ class Lowering(Calls):
                 self.rename[name] = module.fresh_name(name)
 
     def body(self):
-        """Return the function's statements, rewritten."""
+        """Return the lowered statements of the function, without its docstring."""
         tree = copy.deepcopy(self.tree)
         names = {part.arg for part in ast.walk(tree.args) if isinstance(part, ast.arg)} & self.source.local
         self.versions = Versions(names, tree.body, lambda node: referent_of(node).value)
-        definite_assignment.watch(self, tree)
+        definite_assignment.insert_checks(self, tree)
         return self.statements(tree.body[ast.get_docstring(tree) is not None :]) or [ast.Pass()]
 
     def statements(self, statements):
+        """Return the lowered form of statements. One statement can become several."""
         return [part for statement in statements for part in as_list(self.visit(statement))]
 
     def parameters(self):
+        """Return the names of the function's parameters in lowered text."""
         if self.tree.args.vararg or self.tree.args.kwarg or self.tree.args.kwonlyargs:
             raise self.cannot_lower(f"{self.source.name} takes *arguments or keyword arguments", self.tree)
         return [
@@ -55,7 +62,7 @@ class Lowering(Calls):
         ]
 
     def function(self, device):
-        """Return the tree of a device function. The names that it needs come first among its parameters."""
+        """Return the tree of a device function. The names in `device.needs` become its first parameters."""
         body = [LoopCounter(self.module).visit(statement) for statement in self.body()]
         device.needs |= self.needs | ({"state"} if has(self.tree, ast.While, ast.For) else set())
         names = [ast.arg(name) for name in (*sorted(device.needs), *self.parameters())]
@@ -63,7 +70,7 @@ class Lowering(Calls):
         return located([ast.FunctionDef(device.name, arguments, body, [], None)], self.tree)[0]
 
     def device(self, function):
-        """Return the Device for a function that is not inlined."""
+        """Return the Device for a function that is not inlined. Lower the function on first use."""
         devices = self.module.devices
         if function not in devices:
             devices[function] = device = Device(
@@ -71,15 +78,15 @@ class Lowering(Calls):
                 needs={"state"} if self.module.logs else set(),
             )
             device.tree = Lowering(self.module, function).function(device)
-            if (
-                device.recursive and device.needs
-            ):  # all its needs are known now, so its calls of itself can pass them
+            # The first pass did not know all needs when it reached the recursive call. The second pass does.
+            if device.recursive and device.needs:
                 device.tree = Lowering(self.module, function).function(device)
         return devices[function]
 
-    # --- accesses, where they are numbered ------------------------------------------------------------------
+    # --- memory accesses, and their numbers in the log ------------------------------------------------------
 
     def visit_Subscript(self, node):
+        """Lower a subscript. If the kernel is logged, attach the number of the access to the array."""
         owner = referent_of(node.value).value
         if isinstance(owner, enum.EnumMeta) and isinstance(node.slice, ast.Constant):
             return self.lower_referent(referent(owner[node.slice.value]), node.slice.value, node)
@@ -95,14 +102,14 @@ class Lowering(Calls):
         return node
 
     def from_the_end(self, index):
-        """Mark a literal index below 0, which counts from the end."""
+        """Wrap negative literal indices in `from_end`, because they count from the end of an axis."""
         if isinstance(index, ast.Tuple):
             index.elts = [*map(self.from_the_end, index.elts)]
         return self.call("from_end", [index.operand], index) if from_end(index) else index
 
     def is_access(self, node):
-        """Return whether a Subscript is a numbered access. Elements of a shape or of a constant tuple are
-        not, and neither are slices, which read nothing."""
+        """Return whether a Subscript is logged as a memory access. Elements of shapes and of constant tuples
+        are not, and neither are slices, which load nothing."""
         sliced = isinstance(node.ctx, ast.Load) and has(node.slice, ast.Slice, ast.Starred)
         of_tuple = isinstance(referent_of(node.value).value, tuple)
         return self.module.logs and not (sliced or of_tuple or is_of_shape(node))
@@ -112,7 +119,7 @@ class Lowering(Calls):
         return self.generic_visit(node)
 
     def visit_Compare(self, node):
-        """Evaluate `function is None` and `function != None`, which are known while lowering."""
+        """Evaluate comparisons of a device function with None, whose results are known during lowering."""
         parts = [node.left, *node.comparators]
         functions = any(referent_of(part).role == DEVICE for part in parts)
         none = any(isinstance(part, ast.Constant) and part.value is None for part in parts)
@@ -121,8 +128,8 @@ class Lowering(Calls):
         return self.generic_visit(node)
 
     def visit_BinOp(self, node):
-        """Lower an operator. LLVM leaves shifts by more than the width and divisions by 0 undefined, so
-        these call a runtime function."""
+        """Lower a binary operator. In LLVM, shifts by at least the operand's width and divisions by 0 are
+        undefined, so these operators call a runtime function unless the right operand is a safe literal."""
         node = self.generic_visit(node)
         if type(node.op) in SAFE and not (
             isinstance(node.right, ast.Constant) and node.right.value in SAFE[type(node.op)]
@@ -131,6 +138,7 @@ class Lowering(Calls):
         return node
 
     def visit_If(self, node):
+        """Lower a branch. If the kernel is logged, log each thread's decision."""
         site = self.number("branch", node.test) if self.module.logs else None
         node = self.generic_visit(node)
         if site:
@@ -141,6 +149,7 @@ class Lowering(Calls):
     visit_IfExp = visit_If
 
     def visit_Assert(self, node):
+        """Lower `assert` to `if not test: raise AssertionError(...)`."""
         error = ast.Call(ast.Name("AssertionError", ast.Load()), [node.msg] if node.msg else [], [])
         fails = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Raise(error, None)], [])
         return self.visit(*located([fails], node))
@@ -151,12 +160,14 @@ class Lowering(Calls):
     visit_ImportFrom = visit_Import
 
     def visit_While(self, node):
+        """Lower a `while` loop. `loop_site` identifies the loop in findings."""
         site = self.number("loop", node).value
         node = self.visit_If(node)
         node.loop_site = site
         return node
 
     def visit_For(self, node):
+        """Lower a `for` loop. A loop over an array becomes a loop over its indices."""
         site = self.number("loop", node).value
         before, first = lower_element_loop(self, node)
         if first:

@@ -1,9 +1,12 @@
-"""Statements with at most one synchronisation point each, which is then the whole statement: `syncthreads()`
-or `x = shfl_xor_sync(mask, value, lane)`.
+"""Hoisting of synchronisation points out of expressions, so that each one is a statement by itself:
+`syncthreads()` or `x = shfl_xor_sync(mask, value, lane)`.
 
-A synchronisation point within an expression moves in front of the expression, into a variable. A conditional
-expression that contains one becomes an `if` statement, a `while` loop gets such a test into its body, and
-device functions with synchronisation points are inlined.
+A synchronisation point inside an expression is evaluated before the statement, and its result is stored in a
+variable. A conditional expression that contains one becomes an `if` statement, and a `while` test that
+contains one moves into the loop's body. Device functions that contain synchronisation points are inlined.
+
+In this package, the attribute `sync` of a call node marks a synchronisation point and names its instruction.
+The attribute `inlined_function` marks a call that has to be inlined.
 """
 
 import ast
@@ -12,50 +15,55 @@ import copy
 from sim.frontend.tree import as_list
 from sim.isa.table import INSTRUCTIONS, WARP_WIDE
 from sim.native.lower.function import Lowering
-from sim.native.lower.liveness import assigned
+from sim.native.lower.liveness import names_assigned
 from sim.native.lower.loops import assign
 from sim.native.lower.module import CannotLower
 
 
 def contains_sync(node):
-    """Return whether `node` contains a synchronisation point."""
+    """Return whether `node` contains a synchronisation point, or a call that will be inlined."""
     return any(hasattr(part, "sync") or hasattr(part, "inlined_function") for part in ast.walk(node))
 
 
 def find_sync_call(statement):
-    """Return the call in a statement if it is a synchronisation point, else None."""
+    """Return the synchronising call that a statement consists of, or None for any other statement."""
     call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
     return call if hasattr(call, "sync") else None
 
 
 def count_results(call):
-    """Return the number of results of a synchronising call that returns a tuple."""
+    """Return the number of elements of a synchronising call's result tuple, or 0 if the result is not a
+    tuple."""
     count = len(INSTRUCTIONS[call.sync].results) if call.sync in WARP_WIDE else 1
     return count if count > 1 else 0
 
 
-def names_assigned(statement):
-    """Return the variables that get the results of a synchronising statement, in order."""
+def result_names(statement):
+    """Return the variables that receive the results of a synchronising statement, in order."""
     target = statement.targets[0] if isinstance(statement, ast.Assign) else ast.Tuple([])
     return [part.id for part in getattr(target, "elts", [target])]
 
 
 class Hoisting:
-    """A transformer that moves the synchronisation points of one kernel out of its expressions."""
+    """Rewrites the statements of one kernel. Methods append the statements that have to run first to
+    `before`."""
 
     def __init__(self, module):
+        # inlining: stack of the device functions that are being inlined
         self.module, self.inlining = module, []
 
     def kernel(self, function):
-        """Return (parameters, statements) of the whole kernel."""
+        """Return (parameters, statements) of a kernel."""
         lowering = Lowering(self.module, function)
         parameters = lowering.parameters()
         return parameters, self.block(lowering.body())
 
     def block(self, statements):
+        """Return the rewritten form of a list of statements."""
         return [part for statement in statements for part in self.statement(statement)]
 
     def statement(self, node):
+        """Return the list of statements that replaces one statement."""
         if not contains_sync(node):
             return [node]
         before = []
@@ -68,12 +76,14 @@ class Hoisting:
             )
         after = handler(node, before)
         for part in before + as_list(after):
+            # Findings report line numbers, so new statements get the original's.
             ast.fix_missing_locations(ast.copy_location(part, node) if not hasattr(part, "lineno") else part)
         return before + as_list(after)
 
     # --- statements -----------------------------------------------------------------------------------------
 
     def of_expr(self, node, before):
+        """Rewrite an expression statement."""
         if hasattr(node.value, "sync"):
             node.value = self.arguments(node.value, before)
             return node
@@ -81,6 +91,7 @@ class Hoisting:
         return [] if isinstance(value, (ast.Name, ast.Constant)) else ast.Expr(value)
 
     def of_assign(self, node, before):
+        """Rewrite an assignment. `x = call(...)` with a single result keeps its form."""
         if (
             hasattr(node.value, "sync")
             and len(node.targets) == 1
@@ -103,6 +114,8 @@ class Hoisting:
         return node
 
     def of_while(self, node, before):
+        """Rewrite a `while` loop. If its test synchronises, the test moves into the body, as `if not test:
+        break`."""
         if node.orelse:
             return self.block(remove_else(node, self.module.fresh_name("broken")))
         body = self.block(node.body)
@@ -114,6 +127,7 @@ class Hoisting:
         return node
 
     def of_for(self, node, before):
+        """Rewrite a `for` loop. Its iterable is evaluated once, before the loop."""
         if node.orelse:
             return self.block(remove_else(node, self.module.fresh_name("broken")))
         node.iter = self.expression(node.iter, before)
@@ -123,7 +137,7 @@ class Hoisting:
     # --- expressions ----------------------------------------------------------------------------------------
 
     def expression(self, node, before):
-        """Return `node` without a synchronisation point. Append the statements that must come first to
+        """Return `node` without synchronisation points. Append the statements that evaluate them to
         `before`."""
         if node is None or not contains_sync(node):
             return node
@@ -140,6 +154,7 @@ class Hoisting:
                 "a thread stops within a lambda or a comprehension, which has no compiled form",
                 site_in(node, self.module),
             )
+        # Only the selected branch may execute its synchronisation point.
         if isinstance(node, ast.IfExp) and contains_sync(ast.Tuple([node.body, node.orelse], ast.Load())):
             name, then, otherwise = self.module.fresh_name("chosen"), [], []
             test = self.expression(node.test, before)
@@ -148,6 +163,7 @@ class Hoisting:
                 into.append(assign(name, value))
             before.append(ast.If(test, then, otherwise))
             return ast.Name(name, ast.Load())
+        # `and` and `or` must not execute a synchronisation point after the result is decided.
         if isinstance(node, ast.BoolOp) and any(map(contains_sync, node.values[1:])):
             name = self.module.fresh_name("holds")
             before.append(assign(name, self.expression(node.values[0], before)))
@@ -168,7 +184,8 @@ class Hoisting:
         return node
 
     def arguments(self, node, before):
-        """Return a synchronising call whose arguments are variables or constants."""
+        """Return a synchronising call whose arguments are constants or variables. Fission needs names,
+        because it spills operands to arrays over threads."""
         for position, argument in enumerate(node.args):
             argument = self.expression(argument, before)
             simple = (
@@ -176,6 +193,7 @@ class Hoisting:
                 or isinstance(argument, ast.Name)
                 and argument.id in self.module.constants
             )
+            # The first argument of an atomic is an array, which cannot be spilled.
             if not simple and not (node.sync.startswith("atomic") and position == 0):
                 name = self.module.fresh_name("given")
                 before.append(assign(name, argument))
@@ -186,7 +204,8 @@ class Hoisting:
     # --- device functions -----------------------------------------------------------------------------------
 
     def inline(self, node, before):
-        """Return the result of a device function, and append its statements to `before`."""
+        """Inline a call of a device function: append its statements to `before`, and return its result. Raise
+        CannotLower for recursion."""
         function = node.inlined_function
         if function in self.inlining:
             raise CannotLower(f"{function.__name__} calls itself, and a thread stops in it", node.call_site)
@@ -201,12 +220,14 @@ class Hoisting:
         body = self.block(remove_returns(body, result, node.call_site))
         self.inlining.pop()
         before += body
-        return ast.Name(result, ast.Load()) if result in assigned(body) else ast.Constant(None)
+        return ast.Name(result, ast.Load()) if result in names_assigned(body) else ast.Constant(None)
 
 
 def remove_else(loop, broken):
-    """Return statements equivalent to a loop with an `else`. The variable `broken` says whether a `break`
-    has left the loop."""
+    """Return statements equivalent to a loop with an `else` clause.
+
+    broken: name of a new variable that is True after a `break`.
+    """
     otherwise, loop.orelse = loop.orelse, []
     loop.body = [part for statement in loop.body for part in record_breaks(statement, broken)]
     return [
@@ -217,6 +238,8 @@ def remove_else(loop, broken):
 
 
 def record_breaks(statement, broken):
+    """Return the statements that replace `statement`, with `broken = True` before each `break` of the
+    enclosing loop. Breaks of inner loops do not count."""
     if isinstance(statement, ast.Break):
         return [assign(broken, ast.Constant(True)), statement]
     for name in (
@@ -228,8 +251,11 @@ def record_breaks(statement, broken):
 
 
 def remove_returns(statements, result, site):
-    """Return the statements with `result = x` for `return x`. Statements after an `if` that returns move
-    into the other branch of the `if`."""
+    """Return the statements of a function body with `result = x` in place of `return x`.
+
+    The statements that follow an `if` with a `return` move into the branches that do not return. Raise
+    CannotLower for a `return` inside a loop.
+    """
     for position, statement in enumerate(statements):
         if isinstance(statement, ast.Return):
             given = statement.value and [ast.copy_location(assign(result, statement.value), statement)]
@@ -253,7 +279,7 @@ def remove_returns(statements, result, site):
 
 
 def site_in(node, module):
-    """Return the site of the first synchronisation point within `node`."""
+    """Return the Site of the first synchronisation point in `node`, or None."""
     for part in ast.walk(node):
         if hasattr(part, "site"):
             return module.sites[part.site]

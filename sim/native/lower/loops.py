@@ -1,21 +1,25 @@
-"""Loops of kernels. Loops over arrays become loops over positions, and loops that may be endless count
-their iterations."""
+"""Lowering of loops: loops over arrays become loops over indices, and loops that may be endless count their
+iterations."""
 
 import ast
 
 from sim.frontend.resolve import builtin_called, referent_of
 from sim.frontend.tree import located
 
-LONG = 1 << 20  # iterations after which a `for` loop checks for Ctrl-C
+CHECK_INTERVAL = 1 << 20  # Iterations between two checks for Ctrl-C in a `for` loop. Must be a power of two.
 
 
 def assign(target, value):
+    """Return an assignment to a variable or target."""
     return ast.Assign([ast.Name(target, ast.Store()) if isinstance(target, str) else target], value)
 
 
 def lower_element_loop(lowering, loop):
-    """Turn a loop over an array or tuple, also through `enumerate` and `zip`, into a loop over positions.
-    Return the statements before the loop, and the first statements of its body."""
+    """Turn a loop over an array or tuple, possibly through `enumerate` or `zip`, into a loop over indices.
+
+    Return (statements before the loop, first statements of its body). Both are empty for other loops, which
+    stay unchanged.
+    """
     iterable = isinstance(loop.iter, (ast.Name, ast.Attribute, ast.Subscript)) and not isinstance(
         referent_of(loop.iter).value, tuple
     )
@@ -30,14 +34,17 @@ def lower_element_loop(lowering, loop):
 
 
 def pairing_builtin(node):
-    """Return "enumerate" or "zip" if `node` is a call of it, else ""."""
+    """Return "enumerate" or "zip" if `node` is a call of that builtin, else ""."""
     name = builtin_called(node)
     return name if name in ("enumerate", "zip") else ""
 
 
 def element(lowering, node, position, before, lengths):
-    """Return the element at `position` of an iterable. Append statements to evaluate first to `before`,
-    and the iterable's length to `lengths`."""
+    """Return an expression for the element of an iterable at index `position`.
+
+    before: collects statements that must run before the loop.
+    lengths: collects expressions for the lengths of the iterables.
+    """
     builtin = pairing_builtin(node)
     if builtin == "zip":
         parts = [element(lowering, part, position, before, lengths) for part in node.args]
@@ -50,43 +57,56 @@ def element(lowering, node, position, before, lengths):
     before.append(assign(whole.id, lowering.visit(node)))
     lengths.append(ast.Call(ast.Name("len", ast.Load()), [whole], []))
     if lowering.module.logs:
+        # A loop over an array loads its elements, so the loads are logged.
         whole = lowering.call("with_site", [whole, lowering.number("load", node)], node)
     return ast.Subscript(whole, position, ast.Load())
 
 
 class LoopCounter(ast.NodeTransformer):
-    """A transformer that makes loops that may be endless count their iterations."""
+    """Inserts iteration counters into loops that may be endless.
+
+    `while` loops count every iteration. A `for` loop subtracts its iterations from a budget when it starts,
+    and checks for Ctrl-C regularly if it may be long.
+    """
 
     def __init__(self, module):
         self.module = module
 
     def make_call(self, name, *arguments):
+        """Return a call of a runtime function whose first argument is the launch state."""
         function = ast.Name(self.module.library(name), ast.Load())
         return ast.Call(function, [ast.Name("state", ast.Load()), *arguments], [])
 
     def visit_While(self, node):
+        """Add `count_iteration(state)` to the test of a `while` loop."""
         node, count = self.generic_visit(node), self.make_call("count_iteration")
         forever = isinstance(node.test, ast.Constant) and node.test.value
         node.test = count if forever else ast.BoolOp(ast.And(), [count, node.test])
         return node
 
     def is_constant(self, node):
+        """Return whether an expression is a constant in lowered text."""
         return (
             isinstance(node, ast.Constant) or isinstance(node, ast.Name) and node.id in self.module.constants
         )
 
     def is_small(self, node):
+        """Return whether an expression is a constant of at most CHECK_INTERVAL."""
         text = ast.unparse(node)
         text = self.module.constants.get(text, text)
-        return text.isdecimal() and int(text) <= LONG
+        return text.isdecimal() and int(text) <= CHECK_INTERVAL
 
     def visit_For(self, node):
+        """Replace the range of a `for` loop by one that is limited by the budget, unless its bounds are
+        constants."""
         node = self.generic_visit(node)
         if not is_range(node.iter):
             return node
         given, (zero, one) = node.iter.args, map(ast.Constant, (0, 1))
         if isinstance(node.target, ast.Name) and not all(map(self.is_small, given)):
-            test = ast.parse(f"if {node.target.id} & {LONG - 1} == 0 and check_interrupt:\n    break").body[0]
+            test = ast.parse(
+                f"if {node.target.id} & {CHECK_INTERVAL - 1} == 0 and check_interrupt:\n    break"
+            ).body[0]
             test.test.values[1] = self.make_call("check_interrupt")
             node.body = [*located([test], node), *node.body]
         if not all(map(self.is_constant, given)):
@@ -96,6 +116,7 @@ class LoopCounter(ast.NodeTransformer):
 
 
 def is_range(node):
+    """Return whether an expression is a call of `range`."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)

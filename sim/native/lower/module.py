@@ -1,9 +1,9 @@
-"""The front end of compiled kernels: a kernel as statements of one thread, in names that compiled code has.
+"""The generated module of a kernel, collected while the kernel is lowered.
 
-Globals and free variables become constants at the head of the text, `cuda.threadIdx.x` becomes `threadIdx.x`,
-and device functions become functions of the same file. Device functions that contain a synchronisation point
-(a barrier, a shuffle, ...) or declare shared memory are inlined, and every synchronisation point becomes a
-statement of its own (sim.native.lower.hoisting).
+Globals and free variables of the kernel become constants at the top of the generated file. `cuda.threadIdx.x`
+becomes `threadIdx.x`, and device functions become functions of the same file. Device functions that contain a
+synchronisation point (a barrier, a shuffle, ...) or declare shared memory are inlined, and each
+synchronisation point becomes a statement by itself (sim.native.lower.hoisting).
 """
 
 import ast
@@ -24,13 +24,15 @@ from sim.native.codegen.symbols import RESERVED, home_of
 
 
 class CannotLower(Exception):
-    """The error for code that has no compiled form: the reason, and the Site or None."""
+    """Raised for code that has no compiled form, with the reason and its Site (or None). The engine then
+    interprets the launch."""
 
     def __init__(self, what, site=None):
         super().__init__(what)
         self.what, self.site = what, site
 
     def message(self):
+        """Return the reason, followed by the line of the kernel that causes it."""
         if self.site is None:
             return self.what
         return f"{self.what} ({self.site.function} line {self.site.line}  {self.site.source})"
@@ -38,8 +40,12 @@ class CannotLower(Exception):
 
 @dataclass(frozen=True)
 class Declared:
-    """A shared or local array: its shape (None for the dynamic shared bytes), its dtype, and the variable
-    that it is assigned to."""
+    """A shared or local array that the kernel declares.
+
+    shape: None for dynamic shared memory.
+    name: the kernel's variable to which the array is assigned.
+    site: index of the declaration among the module's sites.
+    """
 
     space: str
     shape: tuple | None
@@ -50,8 +56,10 @@ class Declared:
 
 @dataclass(eq=False)
 class Device:
-    """A device function of the file: its name, its tree, the names of SPECIAL and the module's arrays that
-    it needs besides its parameters, and whether it calls itself."""
+    """A device function of the generated file.
+
+    needs: names that it takes as extra parameters: names in SPECIAL, and arrays of the module.
+    """
 
     name: str
     tree: ast.FunctionDef = None
@@ -60,32 +68,33 @@ class Device:
 
 
 def fields_of(dtype):
-    """Return the names of a record's fields, including nested ones."""
+    """Return the field names of a record dtype, including fields of nested records. Return an empty set for
+    other dtypes."""
     names = dtype.base.names or ()
     return {*names}.union(*(fields_of(dtype.base[name]) for name in names))
 
 
 class Parts:
-    """The parts of one kernel's text, collected while it is lowered.
+    """The parts of a generated module: everything except the kernel's own statements.
 
-    `taken`: names already in use.
-    `logs`: whether accesses and branches are numbered for the log.
-    `prints`: whether the kernel prints.
-    `unset`: (site, variable) of each read that may come before any assignment.
+    taken: names already in use.
+    logs: generate code that writes the access log.
+    prints: the kernel calls `print`.
+    unset: (site, variable) for each read that some path reaches before any assignment.
     """
 
     def __init__(self, taken, logs=False):
         self.logs = logs
-        # name -> text; name -> module; function -> Device
+        # constants: name -> text; imports: name -> module that defines it; devices: function -> Device
         self.constants, self.imports, self.devices = {}, {}, {}
-        self.arrays, self.declared = {}, {}  # name -> global ndarray; name -> Declared
-        # operations: site -> the operation of a thread there
+        self.arrays, self.declared = {}, {}  # parameter -> global ndarray; parameter -> Declared
+        # operations: index of a site -> name of the synchronising instruction there
         self.sites, self.operations = [], {}
         self.prints, self.unset = False, []
         self.taken = {*taken, *RESERVED, *dir(builtins)}
 
     def fresh_name(self, name):
-        """Return an unused name like `name`."""
+        """Return `name`, with a numeric suffix if it is in use, and reserve the result."""
         candidate, number = name, 1
         while candidate in self.taken or home_of(candidate):
             number += 1
@@ -94,7 +103,8 @@ class Parts:
         return candidate
 
     def constant(self, name, text):
-        """Return the name of a constant at the head of the file, with the value `text`."""
+        """Return the name of a constant with the value `text`. Reuse an existing constant if one has this
+        value and a similar name."""
         for known, same in self.constants.items():
             if same == text and known.startswith(name):
                 return known
@@ -103,18 +113,19 @@ class Parts:
         return name
 
     def stem(self, name):
-        """Return `name`, or a name like it. No other name begins with the result and an underscore."""
+        """Return `name`, extended by underscores until no other name begins with `<result>_`. Names of
+        generated functions can then be formed from it without collisions."""
         while any(known.startswith(f"{name}_") for known in (*self.taken, *self.constants)):
             name += "_"
         return name
 
     def library(self, name):
-        """Return the name of a runtime function, which the file then imports."""
+        """Import a runtime function into the generated file, and return its name."""
         self.imports[name] = home_of(name)
         return name
 
     def array(self, value, name):
-        """Return the parameter that passes a global array."""
+        """Return the name of the parameter that passes a global array to the kernel."""
         for known, array in self.arrays.items():
             if array is value:
                 return known
@@ -123,17 +134,21 @@ class Parts:
         return name
 
     def site(self, site):
-        """Return the number of a site, for the text of this kernel."""
+        """Return the index of a site in `sites`, and append the site if it is new."""
         if site not in self.sites:
             self.sites.append(site)
         return self.sites.index(site)
 
 
 class Module(Parts):
-    """The Parts of a kernel in Python. `dtypes`: of the kernel's arrays, by parameter."""
+    """The generated module of a Python kernel.
+
+    dtypes: ((parameter, dtype), ...) for array parameters whose dtype the text depends on.
+    """
 
     def __init__(self, kernel, logs=False, dtypes=()):
         self.kernel, self.dtypes = kernel, dict(dtypes)
+        # used: names from numba.cuda; reachable: function -> Source, for the kernel and its device functions
         self.used, self.reachable = set(), {}
         self.reach(kernel)
         taken = {
@@ -142,11 +157,12 @@ class Module(Parts):
         super().__init__(taken | {names.tree.name for names in self.reachable.values()}, logs)
 
     def has_field(self, name):
-        """Return whether arrays of the launch have records with a field of this name."""
+        """Return whether any array argument has records with a field of this name."""
         return any(name in fields_of(dtype) for dtype in self.dtypes.values())
 
     def reach(self, function):
-        """Find all functions that `function` calls, and the names of numba.cuda that it uses."""
+        """Add `function`, and every function that it calls, to `reachable`. Raise CannotLower for a function
+        without source code."""
         if function in self.reachable:
             return
         if "fp16" in function.__code__.co_names:
@@ -161,8 +177,8 @@ class Module(Parts):
                 self.reach(found.function)
 
     def must_inline(self, function, seen=frozenset()):
-        """Return whether `function` has to be inlined, because it contains a synchronisation point or
-        declares shared memory."""
+        """Return whether a device function has to be inlined, because it, or a function that it calls,
+        contains a synchronisation point or declares shared memory."""
         source, seen = self.reachable[function], seen | {function}
         return (
             bool(source.calls(WAIT))
@@ -175,25 +191,27 @@ class Module(Parts):
         )
 
     def value(self, node):
-        """Return the number that a name of the file refers to, or MISSING."""
+        """Return the value of a constant of the generated file that `node` names, or MISSING."""
         try:
             return ast.literal_eval(self.constants[node.id])
         except (AttributeError, KeyError, ValueError):
             return MISSING
 
     def fresh_function(self, name):
+        """Return an unused name for a device function."""
         names = {device.name for device in self.devices.values()}
         return name if name not in names | RESERVED and not home_of(name) else self.fresh_name(name)
 
 
 def import_fp16():
-    """Import cuda.fp16 if possible. A kernel may use the name without an import."""
+    """Import numba.cuda.fp16 if it is installed. A kernel may use the name without importing it."""
     with suppress(ImportError):  # Numba without numba-cuda
         importlib.import_module("numba.cuda.fp16")
 
 
 def tree_of_lambda(function):
-    """Return a lambda as a function's tree if it is the only one in its lines, else None."""
+    """Return a lambda as the tree of a function definition, or None. The lambda must be the only one in its
+    source lines, because `inspect` finds lines, not columns."""
     try:
         lines, start = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -213,7 +231,7 @@ def tree_of_lambda(function):
 
 
 def literal(value):
-    """Return `value` as Python text that evaluates to it, or None."""
+    """Return a Python expression that evaluates to `value`, or None for an unsupported type."""
     if isinstance(value, tuple) and type(value) is tuple:
         parts = [literal(part) for part in value]
         return None if None in parts else f"({', '.join(parts)}{',' * (len(parts) == 1)})"
@@ -232,6 +250,7 @@ def literal(value):
 
 
 def number_text(value):
+    """Return a Python expression for a float or complex number, including infinities and NaN."""
     if np.isfinite(value):
         return repr(value)
     if isinstance(value, complex):

@@ -1,4 +1,5 @@
-"""Names of a kernel in lowered text: constants at its head, parameters, and runtime functions."""
+"""Lowering of names: a name becomes a constant, a parameter of the generated function, or a runtime
+function."""
 
 import ast
 import enum
@@ -16,11 +17,11 @@ from sim.native.codegen.symbols import GEOMETRY, MODULES, SPECIAL, home_of, in_t
 from sim.native.lower.module import CannotLower, literal
 
 FIELDS = "accesses to fields of records are counted by the interpreter"
-PLAIN = {*ATTRIBUTES, "dtype"}  # attributes that are never fields of a record
+PLAIN = {*ATTRIBUTES, "dtype"}  # attributes of arrays that a record field cannot shadow
 
 
 def as_item(target):
-    """Return `p["field"]` for `p.field` as the target of an assignment."""
+    """Return `p["field"]` for an assignment target `p.field`. Return other targets unchanged."""
     if not isinstance(target, ast.Attribute):
         return target
     field = ast.copy_location(ast.Constant(target.attr), target)
@@ -28,24 +29,34 @@ def as_item(target):
 
 
 class Names(ast.NodeTransformer):
-    """A printer of the names of one Source. `rename` maps its variables to their new names; `needs`
-    collects the names that it needs besides its parameters."""
+    """A transformer for the names of one function.
+
+    source: the function's Source (sim.frontend.resolve).
+    rename: {variable: its name in lowered text}.
+    needs: collects names that the function needs in addition to its parameters.
+    """
 
     def __init__(self, module, source, rename):
         self.module, self.source, self.rename, self.needs = module, source, rename, set()
 
     def number(self, action, node):
+        """Return, as a constant node, the index of a site for this action ("load", "store", "branch",
+        ...)."""
         return ast.Constant(self.module.site(self.source.site(action, node)))
 
     def cannot_lower(self, what, node):
+        """Return a CannotLower that points at `node`."""
         return CannotLower(what, self.source.site("call", node))
 
     def as_name(self, name, node, context=None):
+        """Return a Name node for a name in lowered text, and record it in `needs` if it has to be passed to
+        the function."""
         if name in SPECIAL or name in self.module.arrays or name in self.module.declared:
             self.needs.add(name)
         return ast.copy_location(ast.Name(name, context or ast.Load()), node)
 
     def call(self, function, arguments, node):
+        """Return a call of a runtime function, which the generated file then imports."""
         function = self.as_name(self.module.library(function), node)
         return ast.copy_location(ast.Call(function, arguments, []), node)
 
@@ -53,7 +64,7 @@ class Names(ast.NodeTransformer):
 
     def visit_Name(self, node):
         found = getattr(node, "referent", None)
-        if found is None:  # a name that lowering has already inserted
+        if found is None:  # inserted by an earlier lowering step
             return node
         if found.role == VARIABLE:
             return ast.copy_location(ast.Name(self.rename.get(node.id, node.id), node.ctx), node)
@@ -67,15 +78,17 @@ class Names(ast.NodeTransformer):
         return self.lower_referent(node.referent, node.attr, node)
 
     def lower_referent(self, found, name, node):
-        """Return the expression for a Referent that the kernel calls `name`."""
+        """Return the expression that replaces a Referent called `name` in the kernel."""
         return getattr(self, f"of_{found.role}")(found, name, node)
 
-    # --- one method for each role of a referent -------------------------------------------------------------
+    # --- one method per role of a Referent (sim.frontend.resolve) -------------------------------------------
 
     def of_axis(self, found, name, node):
+        """Lower an axis of a geometry object, such as `threadIdx.x`."""
         return ast.copy_location(ast.Attribute(self.as_name(found.name, node), name, node.ctx), node)
 
     def of_member(self, found, name, node):
+        """Lower an attribute of a value: a dtype, a record field, or an attribute of an array."""
         if isinstance(referent_of(node.value).value, ModuleType):
             raise self.cannot_lower(f"{ast.unparse(node)} has no compiled form", node)
         if name == "dtype" and (dtype := self.dtype_given(node)) is not None:
@@ -87,6 +100,7 @@ class Names(ast.NodeTransformer):
         raise self.cannot_lower(FIELDS, node)
 
     def of_geometry(self, found, name, node):
+        """Lower a name for the position of a thread, such as `threadIdx` or `laneid`."""
         if found.name in GEOMETRY:
             return self.as_name(found.name, node)
         if found.name == "warpsize":
@@ -94,6 +108,7 @@ class Names(ast.NodeTransformer):
         return self.call("lane_of", [self.as_name("thread", node)], node)
 
     def of_function(self, found, name, node):
+        """Lower a function that sim.isa defines."""
         if not compiles(found.entry):
             raise self.cannot_lower(
                 f"{found.entry.name} has no compiled form; its entry in sim.isa may be given one, native=...",
@@ -102,14 +117,17 @@ class Names(ast.NodeTransformer):
         return self.as_name(self.module.library(in_text(found.entry.name)), node)
 
     def of_dtype(self, found, name, node):
+        """Lower a dtype to the function that converts to it."""
         return self.dtype(found.dtype, node)
 
     def of_cuda(self, found, name, node):
+        """Lower another function of numba.cuda, if the runtime library defines it."""
         if not home_of(f"cuda_{found.name}"):
             raise self.cannot_lower(f"cuda.{found.name} has no compiled form", node)
         return self.as_name(self.module.library(f"cuda_{found.name}"), node)
 
     def of_constant(self, found, name, node):
+        """Lower a captured value to a literal, or to a constant at the top of the file."""
         value, text = found.value, literal(found.value)
         if isinstance(value, np.generic) and value.dtype.name in HALVES:
             plain = self.lower_referent(referent(float(value)), name, node)
@@ -121,18 +139,19 @@ class Names(ast.NodeTransformer):
         return self.as_name(self.module.constant(name, text), node)
 
     def of_builtin(self, found, name, node):
-        """Return a builtin function, or the runtime function that replaces it."""
+        """Lower a Python builtin. Its name stays the same."""
         self.module.prints |= found.name == "print"
         return self.as_name(found.name, node)
 
     def of_device(self, found, name, node):
+        """Lower a device function that is used as a value."""
         device = self.device(found.function)
         if device.needs:
             raise self.cannot_lower(f"{name} is passed on as a value and needs to know its thread", node)
         return self.as_name(device.name, node)
 
     def of_object(self, found, name, node):
-        """Return the expression for a module, an array, or a function of a library."""
+        """Lower a module, an enum member, a global array, or a function of math or numpy."""
         value, home = found.value, getattr(found.value, "__module__", None)
         own = getattr(value, "__name__", name)
         if isinstance(value, enum.Enum):
@@ -151,12 +170,14 @@ class Names(ast.NodeTransformer):
     # --- types ----------------------------------------------------------------------------------------------
 
     def dtype(self, dtype, node):
+        """Return the name of the function that converts to a dtype."""
         if not is_number(dtype):
             raise self.cannot_lower(f"{dtype} is no number", node)
         return self.as_name(self.module.library(in_text(f"numpy.{dtype.name}")), node)
 
     def dtype_given(self, node):
-        """Return the dtype for `x.dtype` if x is an array parameter of the kernel, else None."""
+        """Return the dtype of `x` for an expression `x.dtype`, if `x` is an array parameter of the kernel.
+        Otherwise return None."""
         asks = isinstance(node, ast.Attribute) and node.attr == "dtype" and isinstance(node.value, ast.Name)
         of_kernel = self.source.function is self.module.kernel
         return self.module.dtypes.get(node.value.id) if asks and of_kernel else None

@@ -1,4 +1,4 @@
-"""Inference of the types that Numba gives to the variables of a lowered kernel."""
+"""Type inference for the variables of a lowered kernel, performed by Numba."""
 
 import functools
 import inspect
@@ -13,12 +13,13 @@ from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
 from sim.native.codegen.linking import REPLACED_PASSES, CachedTypeInference, intrinsic_of
 from sim.native.codegen.scalars import numba_type_of
 
+# key for the type of a function's result; contains a space, so no variable has this name
 RESULT = "the result"
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
 class KeepTypes(AnalysisPass):
-    """A compiler pass that ends the compilation with the types as its result."""
+    """A compiler pass that stops the compilation and returns the inferred types as its result."""
 
     _name = "keep_types"
 
@@ -31,7 +32,7 @@ class KeepTypes(AnalysisPass):
 
 
 class OnlyTypes(compiler.CompilerBase):
-    """Numba's compiler up to type inference."""
+    """Numba's compiler, reduced to the passes up to type inference."""
 
     def define_pipelines(self):
         passes = compiler.DefaultPassBuilder.define_untyped_pipeline(self.state)
@@ -43,34 +44,37 @@ class OnlyTypes(compiler.CompilerBase):
 
 
 def variable_types(function, arguments):
-    """Return {variable: all Numba types that it ever has} of a Python function called with `arguments`
-    (Numba types)."""
+    """Return {variable: set of all Numba types that its assignments have}.
+
+    function: a Python function.
+    arguments: the Numba types with which it is called.
+    """
     found = {}
     for name, numba_type in infer_types(function, arguments).items():
         variable, _, version = name.partition(".")
-        # other names are Numba's own: $12, or arg.x for the initial value of a parameter
+        # Numba also creates names such as $12, and arg.x for the initial value of a parameter.
         if variable.isidentifier() and not (variable == "arg" and version.isidentifier()):
             found.setdefault(variable, set()).add(types.unliteral(numba_type))
     return found
 
 
 def unify_types(found):
-    """Return one type for all of these."""
+    """Return the one Numba type to which all of these types convert, or None."""
     return cpu_target.typing_context.unify_types(*found) if len(found) > 1 else next(iter(found))
 
 
 def infer_types(function, arguments):
-    """Return {variable of Numba's intermediate form: type}. The type of the result is under RESULT."""
+    """Return {variable of Numba's IR: type}, with the type of the result under the key RESULT."""
     flags, contexts = compiler.Flags(), (cpu_target.typing_context, cpu_target.target_context)
     flags.nrt, flags.enable_ssa, flags.error_model = True, True, "numpy"
     return compiler.compile_extra(*contexts, function, arguments, None, flags, {}, pipeline_class=OnlyTypes)
 
 
 def type_stub(function):
-    """Return a replacement for a device function with types and without code. Numba would otherwise
-    compile the function only to infer its type."""
+    """Return a typed replacement for a device function, which has no code. With the real function, Numba
+    would compile it just to infer the type of a call."""
 
-    @functools.cache  # Numba requests the same type several times
+    @functools.cache  # Numba asks several times for the same types.
     def typed(typing, *given):
         return signature(infer_types(function, given)[RESULT], *given), None
 
@@ -83,8 +87,8 @@ def type_stub(function):
 
 @functools.cache
 def sync_stub(entry):
-    """Return a function that exists for type inference only. Its result has the types of the entry's
-    results."""
+    """Return a function for type inference only. Its results have the types that a synchronising instruction
+    returns."""
 
     def typed(typing, *given):
         of = dict(zip(entry.parameters, given))
@@ -98,7 +102,7 @@ def sync_stub(entry):
 
 
 def sync_stubs():
-    """Return {name: replacement for type inference} of all synchronising calls of a Python kernel. Names
-    with dots are PTX's."""
+    """Return {name: stub} for all synchronising instructions that Python kernels can call. Names that contain
+    dots exist in PTX only."""
     names = [name for name in WARP_WIDE | BLOCK_WIDE if name.isidentifier()]
     return {name: sync_stub(INSTRUCTIONS[name]) for name in names}

@@ -1,27 +1,30 @@
-"""Analysis of the arrays that a lowered kernel may write. The other arrays need no shadow memory, and no
-copy for a rerun."""
+"""Analysis of which arrays a lowered kernel may write. All other arrays need no shadow memory, and need not
+be copied for a rerun."""
 
 import ast
 
 from sim.native.codegen.atomics import WRITING
-from sim.native.lower.liveness import assigned
+from sim.native.lower.liveness import names_assigned
 
 
 class Writes:
-    """A search through the statements of a kernel and of the device functions that it calls."""
+    """A search through the statements of a kernel and of the device functions that it calls.
+
+    It is conservative: a variable may refer to every array that occurs in any of its assignments.
+    """
 
     def __init__(self, module):
         self.devices = {device.name: device for device in module.devices.values()}
         self.variables = set()
-        self.found = {}  # name of a device function -> positions of the parameters that it may write
+        self.found = {}  # device function -> positions of the parameters that it may write
 
     def of(self, statements):
-        """Return the names of the arrays that the statements may write."""
+        """Return the names of the arrays that statements may write."""
         aliases, written = {}, set()
-        self.variables |= assigned(statements)
+        self.variables |= names_assigned(statements)
         for node in [part for statement in statements for part in ast.walk(statement)]:
             if isinstance(node, ast.Assign):
-                for name in assigned(node.targets):
+                for name in names_assigned(node.targets):
                     aliases.setdefault(name, set()).update(names_in(node.value))
             elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
                 written |= names_in(node.value)
@@ -30,6 +33,7 @@ class Writes:
             elif isinstance(node, ast.For):
                 for name in names_in(node.target):
                     aliases.setdefault(name, set()).update(names_in(node.iter))
+        # Follow aliases until no new name is found.
         grown = set()
         while grown != written:
             grown = set(written)
@@ -37,6 +41,7 @@ class Writes:
         return written
 
     def of_call(self, node):
+        """Return the names of the arrays that a call may write."""
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name in WRITING:
             return names_in(node.args[0])
@@ -47,11 +52,11 @@ class Writes:
         return {root for position in self.of_device(name) for root in names_in(node.args[position])}
 
     def of_device(self, name):
+        """Return the positions of the parameters that a device function may write."""
         if name not in self.found:
             tree = self.devices[name].tree
-            self.found[name] = range(
-                len(tree.args.args)
-            )  # while the body is read: a recursive call may write all
+            # Until the body has been analysed, assume that a recursive call writes all parameters.
+            self.found[name] = range(len(tree.args.args))
             written = self.of(tree.body)
             self.found[name] = [
                 position for position, argument in enumerate(tree.args.args) if argument.arg in written
@@ -60,4 +65,5 @@ class Writes:
 
 
 def names_in(node):
+    """Return all names that occur in an expression."""
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}

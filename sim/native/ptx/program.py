@@ -9,7 +9,7 @@ from numba import int64
 from sim.isa.registers import WIDTHS, Missing, type_name
 from sim.isa.table import Like
 from sim.native.codegen import cache
-from sim.native.lower.liveness import assigned, exposed_reads, reads
+from sim.native.lower.liveness import exposed_reads, names_assigned, names_read
 from sim.native.lower.module import CannotLower, Parts
 from sim.native.ptx.runs import SPECIAL, numba_type_of
 from sim.native.split.fission import Fission
@@ -244,7 +244,7 @@ class Statements:
         )
         for number, (statement, nodes) in enumerate(self.runs):
             name, ptx_types = f"run_{number}", self.source.ptx_types
-            outputs = {v: ptx_types[v] for v in sorted(assigned(nodes) & wanted)}
+            outputs = {v: ptx_types[v] for v in sorted(names_assigned(nodes) & wanted)}
             read = sorted(exposed_reads(nodes) - set(self.source.calls))
             inputs = {v: "index" if "." in SPECIAL[v] else "u16" for v in read if v in SPECIAL}
             inputs |= {v: ptx_types[v] for v in read if v in ptx_types}
@@ -269,7 +269,7 @@ def tested_names(node):
     found = set()
     for part in ast.walk(node):
         if isinstance(part, (ast.If, ast.While)):
-            found |= reads(part.test)
+            found |= names_read(part.test)
         elif hasattr(part, "sync"):
             found |= {argument.id for argument in part.args}
     return found

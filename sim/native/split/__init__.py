@@ -1,9 +1,9 @@
-"""The split of one thread's statements at its synchronisation points, and the compilation of the result.
+"""Loop fission: split one thread's statements at synchronisation points, and compile the resulting regions.
 
 Read the files in this order:
 
-    specialize      the programs of a kernel, one for each tuple of argument types
-    program         the text of a kernel's file, and what a launch passes to it
-    fission         the split into regions, with loops over threads
-    rematerialize   variables that a region computes again, so that they need no spill buffer
+    specialize      cache of a kernel's programs, one for each tuple of argument types
+    program         generate the Python file of a kernel, and define the calling convention of a launch
+    fission         split statements into regions, and wrap them in loops over threads
+    rematerialize   find variables that a region can recompute instead of spilling
 """

@@ -1,12 +1,15 @@
-"""Loop fission: the split of one thread's statements at its synchronisation points. Each piece, a region,
-runs in a loop over the threads.
+"""Loop fission: splits one thread's statements at its synchronisation points. Each piece, called a region,
+runs in a loop over threads.
 
-A block runs its regions one after another. Between two barriers of the block, a warp runs its own regions.
-Control flow around a synchronisation point becomes control flow of the whole block, or of the warp: each
-thread's region returns the thread's decision, and if the decisions differ the block is `stopped`. A variable
-that lives from one region to another is spilled to an array over threads (scalar expansion), unless a region
-can rematerialise it from values that do not change. CPU implementations of CUDA and OpenCL work the same way:
-Stratton, Stone and Hwu 2008, "MCUDA".
+A block executes its regions one after another. Between two block-wide barriers, each warp executes its own
+regions up to its own synchronisation points (shuffles, votes, `syncwarp`). Control flow around a
+synchronisation point becomes control flow of the whole block or warp: a region returns the decision of its
+thread as an exit code. If threads return different codes, they have diverged, and the block stops with an
+error flag.
+
+Variables whose live range crosses a region boundary are spilled to arrays over threads (scalar expansion),
+unless the region can rematerialise them. Other CPU implementations of CUDA and OpenCL use the same method;
+see Stratton, Stone and Hwu, "MCUDA: An Efficient Implementation of CUDA Kernels for Multi-core CPUs" (2008).
 """
 
 import ast
@@ -17,59 +20,80 @@ from numba import types
 from sim.frontend.tree import as_list
 from sim.isa.table import BLOCK_WIDE
 from sim.native.codegen.symbols import GEOMETRY, home_of, in_text
-from sim.native.lower.hoisting import find_sync_call, names_assigned
-from sim.native.lower.liveness import assigned, definitely_assigned, escaping_exits, exposed_reads, reads
+from sim.native.lower.hoisting import find_sync_call, result_names
+from sim.native.lower.liveness import (
+    definitely_assigned,
+    escaping_exits,
+    exposed_reads,
+    names_assigned,
+    names_read,
+)
 from sim.native.lower.loops import LoopCounter, is_range
 from sim.native.lower.module import CannotLower
 from sim.native.split.rematerialize import Rematerializer
 
+# Levels of synchronisation. The order matters: a statement of a lower level can be part of a region.
 THREAD, WARP, BLOCK = range(3)
+# exit statement -> exit code of a region (sim.native.codegen.synchronization)
 CODES = {"return": "END", "break": "BREAK", "continue": "CONTINUE"}
 
 
 def level(node):
-    """Return the level at which threads synchronise in `node`: BLOCK, WARP, or THREAD if they do not."""
+    """Return the widest level at which threads synchronise in `node`: BLOCK, WARP, or THREAD if they do
+    not."""
     found = {getattr(part, "sync", None) for part in ast.walk(node)} - {None}
     return BLOCK if found & BLOCK_WIDE else WARP if found else THREAD
 
 
 class Fission(Rematerializer):
-    """The regions of one kernel, as text."""
+    """The regions of one kernel, as text.
+
+    After construction, `functions` contains the definitions of the regions as lists of lines, and `lines`
+    contains the body of the block function. `spilled` maps each spilled variable to the name of its dtype.
+    """
 
     def __init__(self, module, name, parameters, statements, numba_types):
         super().__init__(module, parameters, statements, numba_types)
-        # sync_operands: operands and results of synchronisation points. They need an array over threads, so
-        # no region rematerialises them.
+        # Operands and results of synchronisation points are spilled even if they could be rematerialised: the
+        # instruction reads the values of all lanes from an array over threads.
         self.name, self.sync_operands, self.suffix = name, set(), "_of"
+        # Choose a suffix for spill arrays that no variable name ends with.
         while any(known.endswith(self.suffix) for known in module.taken):
             self.suffix += "_"
         self.ends = any(
             isinstance(part, ast.Return) for statement in self.statements for part in ast.walk(statement)
         )
         self.spilled = {}
-        for _ in range(2):  # the first pass finds the variables that live across regions
+        # Lower twice: the first pass finds the variables that live across regions, the second one spills
+        # them.
+        for _ in range(2):
             self.functions, self.needed = [], set()
             self.lines = self.lower_sequence(self.statements, BLOCK, 0)
             self.spilled = {
                 variable: self.dtype(variable)
                 for variable in sorted(
-                    (self.needed & assigned(self.statements))
+                    (self.needed & names_assigned(self.statements))
                     - self.loops
                     - (set(self.rematerialized) - self.sync_operands)
                 )
             }
 
     def dtype(self, variable):
+        """Return the name of a spilled variable's dtype. Raise CannotLower if the variable is not a
+        number."""
         numba_type = self.numba_types.get(variable)
         if not isinstance(numba_type, (types.Number, types.Boolean)):
             raise CannotLower(f"{variable} is a {numba_type} and lives across a barrier")
         return str(numba_type)
 
-    # --- the text of a whole block --------------------------------------------------------------------------
+    # --- code of a block or warp ----------------------------------------------------------------------------
 
     def lower_sequence(self, statements, at, depth):
-        """Return the lines that run `statements` for a whole block (`at` BLOCK) or warp (`at` WARP).
-        `depth`: the number of enclosing loops at that level."""
+        """Return the lines that execute `statements` for a whole block or warp.
+
+        at: the level, BLOCK or WARP.
+        depth: the number of enclosing loops at that level.
+        """
         lines, group = [], []
         for statement in statements:
             if level(statement) < at:
@@ -80,7 +104,8 @@ class Fission(Rematerializer):
         return (lines + self.lower_section(group, at, depth)) or ["pass"]
 
     def lower_section(self, group, at, depth):
-        """Return the lines that run statements without a synchronisation point of the level `at`."""
+        """Return the lines that execute statements without a synchronisation point at level `at`. Within a
+        block, these may still contain synchronisation points of warps."""
         if not group or all(isinstance(statement, ast.Pass) for statement in group):
             return []
         exits = escaping_exits(group)
@@ -93,7 +118,8 @@ class Fission(Rematerializer):
         return self.wrap_in_loop(loop, call, exits, at, depth)
 
     def thread_loop(self, at):
-        """Return the head of the loop over the threads of a block, or of a warp, that have not returned."""
+        """Return the first lines of a loop over the threads of a block or warp. The loop skips threads that
+        have returned."""
         iterable = "range(threads)" if at == BLOCK else "range(32 * warp, min(32 * warp + 32, threads))"
         return [
             f"for thread in {iterable}:",
@@ -103,6 +129,11 @@ class Fission(Rematerializer):
         ]
 
     def wrap_in_loop(self, loop, call, exits, at, depth):
+        """Return the lines that call a region in a loop, combine the exit codes of its threads, and act on
+        the result.
+
+        exits: the exit statements ("return", "break", "continue") with which the region can end.
+        """
         if not exits:
             return [*loop, f"    {call}"]
         joined = f"agree(state, exit_code, {call}, thread)"
@@ -110,15 +141,19 @@ class Fission(Rematerializer):
             joined = f"agree_warps(state, exit_code, {call})"
         lines = ["exit_code = NO_THREAD", *loop, f"    exit_code = {joined}"]
         for name in sorted(exits):
+            # A warp's code is a function by itself, so an exit from a block-wide loop has to be returned to
+            # the block.
             leaves_warp = at == WARP and (name == "return" or not depth)
             leave = f"return {CODES[name]}" if leaves_warp else name
             lines += [f"if exit_code == {CODES[name]}:", f"    {leave}"]
         return lines
 
     def lower_compound(self, node, at, depth):
-        """Return the lines of a statement that contains a synchronisation point."""
+        """Return the lines for a statement that contains a synchronisation point at level `at`."""
         if find_sync_call(node):
             return self.lower_sync_point(node, at)
+        # Inside block-wide control flow, a stopped block must leave at once: later barriers would diverge
+        # again.
         check = ["if is_stopped(state):", f"    return{' END' if at == WARP else ''}"]
         if isinstance(node, ast.If):
             before, test = self.uniform_test(node.test, at)
@@ -137,6 +172,8 @@ class Fission(Rematerializer):
             before, iteration = self.uniform_iterable(node.iter, at)
             body, counter = node.body, ast.unparse(node.target)
             if counter not in self.loops:
+                # The loop of the block counts with a variable of its own, because each thread may assign the
+                # original.
                 counter = self.module.fresh_name("counter")
                 self.loops.add(counter)
                 body = [*ast.parse(f"{ast.unparse(node.target)} = {counter}").body, *body]
@@ -145,18 +182,19 @@ class Fission(Rematerializer):
         raise CannotLower(f"a thread stops within a `{type(node).__name__.lower()}` statement")
 
     def uniform_test(self, test, at):
-        """Return (lines, test): the lines that evaluate a test for each thread, and the text of a test on
-        which the whole block or warp agrees."""
+        """Return (lines, expression) for a test that must be uniform across the block or warp: the lines
+        evaluate it for each thread, and the expression is the agreed value."""
         if self.is_uniform(test):
-            return self.rematerialize(reads(test)), ast.unparse(test)
+            return self.rematerialize(names_read(test)), ast.unparse(test)
         call = self.add_region([], result=f"1 if {ast.unparse(test)} else 0", expression=test)
         joined = f"    exit_code = agree(state, exit_code, {call}, thread)"
         return ["exit_code = NO_THREAD", *self.thread_loop(at), joined], "is_true(state, exit_code)"
 
     def uniform_iterable(self, iteration, at):
-        """Return (lines, iterable) for the iterable of a loop, on which the whole block or warp agrees."""
+        """Return (lines, expression) for the iterable of a loop, which must be uniform across the block or
+        warp. Raise CannotLower for an iterable that may differ between threads and is not a range."""
         if self.is_uniform(iteration):
-            return self.rematerialize(reads(iteration)), ast.unparse(iteration)
+            return self.rematerialize(names_read(iteration)), ast.unparse(iteration)
         if not is_range(iteration):
             raise CannotLower(
                 f"threads stop in a loop over {ast.unparse(iteration)}, which is no range and not the same"
@@ -170,8 +208,8 @@ class Fission(Rematerializer):
         return lines, "range(bounds[0], bounds[1], step_of(bounds[2]))"
 
     def lower_sync_point(self, node, at):
-        """Return the lines of a synchronisation point: a barrier, or an instruction of a warp."""
-        call, results = node.value, names_assigned(node)
+        """Return the lines for a synchronisation point: a block-wide barrier, or an instruction of a warp."""
+        call, results = node.value, result_names(node)
         names = {argument.id for argument in call.args if isinstance(argument, ast.Name)} | set(results)
         self.needed |= names
         self.sync_operands |= names - self.uniform
@@ -184,22 +222,29 @@ class Fission(Rematerializer):
             return [*lines, f"{in_text(call.sync, 'all')}(threads, {', '.join(given)})"] if given else lines
         if self.module.logs:
             lines += [f"log_warp(state, {call.site}, warp, threads)"]
+        # Without a result that is read, the "unused" form only runs the checks.
         name = in_text(call.sync, "warp" if results else "unused")
         return [*lines, f"{name}({', '.join(['state, warp, threads', *given])})"]
 
     def operand_text(self, node):
-        """Return the text of an argument of all lanes: an array over threads, or an expression that is the
-        same for all."""
+        """Return the text of an operand for all lanes: an array over threads, or an expression that is
+        uniform."""
         is_spilled = isinstance(node, ast.Name) and node.id in self.spilled
         return self.spill_name(node.id) if is_spilled else ast.unparse(node)
 
     # --- regions --------------------------------------------------------------------------------------------
 
     def add_region(self, group, result=None, expression=None):
-        """Add a function that runs `group` for one thread, and return a call of it. The function returns
-        the expression `result` if there is one; `expression` is the tree of that expression."""
-        wanted = exposed_reads(group) | reads(expression)
-        changed = assigned(group)
+        """Add a function that runs statements for one thread, and return the text of a call.
+
+        group: the statements.
+        result: the text of an expression that the function returns, if any.
+        expression: the syntax tree from which `result` was made, to find the variables that it reads.
+        """
+        wanted = exposed_reads(group) | names_read(expression)
+        changed = names_assigned(group)
+        # A variable that is assigned on some paths only must be loaded, because it is stored at the end of
+        # the region on all paths.
         needed = wanted | changed - certain_assignments(group)
         self.needed |= wanted
         loads = [v for v in self.spilled if v in needed]
@@ -216,27 +261,30 @@ class Fission(Rematerializer):
         return self.add_function(f"{self.name}_{len(self.functions) + 1}", body)
 
     def rematerialize(self, wanted):
-        """Return the lines that rematerialise those of the `wanted` variables that a region can compute."""
+        """Return the assignments that recompute the rematerialisable variables among `wanted`, in dependency
+        order."""
         need = set(wanted)
+        # An assignment can read variables that were rematerialised before it, so traverse backwards.
         for variable in reversed(self.rematerialized):
             if variable in need:
-                need |= reads(self.rematerialized[variable].value)
+                need |= names_read(self.rematerialized[variable].value)
         lines = [
             ast.unparse(self.rematerialized[variable]) for variable in self.rematerialized if variable in need
         ]
         return list(dict.fromkeys(lines))
 
     def statement_lines(self, group, stores):
-        """Return the lines of one thread's statements. `return` and exits from loops of the whole block
-        become exit codes, and loops count their iterations."""
+        """Return the lines of one thread's statements. `return` and exits from block-wide loops become exit
+        codes, and loops count their iterations."""
         counted, exits = LoopCounter(self.module), Exits(stores)
         parts = [exits.visit(counted.visit(copy.deepcopy(statement))) for statement in group]
         return unparse_lines([part for statement in parts for part in as_list(statement)])
 
     def add_function(self, name, body):
-        """Add a function with these lines, and return a call of it."""
+        """Add a function with this body, and return the text of a call, which is also its signature. The
+        parameters are the free names of the body."""
         tree = ast.parse("\n".join(["def f():", *indent(body)]))
-        names, local = reads(tree), assigned([tree])
+        names, local = names_read(tree), names_assigned([tree])
         for called in sorted(filter(home_of, names)):
             self.module.library(called)
         spill_arrays = [
@@ -252,19 +300,21 @@ class Fission(Rematerializer):
         return signature
 
     def spill_name(self, variable):
-        """Return the name of the array over threads of a spilled variable."""
+        """Return the name of the spill array of a variable: its array over threads."""
         return variable + self.suffix
 
     def spill_accessor(self, dtype):
-        """Return the name of the intrinsic that finds an array over threads of this element type in the
-        spill buffer."""
+        """Return the name of the intrinsic that returns a spill array with this element type."""
         self.module.imports["spill_array"] = "sim.native.codegen.arrays"
         return self.module.constant(f"spill_{dtype}", f'spill_array("{dtype}")')
 
 
 class Exits(ast.NodeTransformer):
-    """A transformer that replaces `return`, and exits from block-wide or warp-wide loops, with exit codes. A
-    thread's spilled variables are stored before it leaves a loop."""
+    """Replaces `return`, and exits from block-wide or warp-wide loops, by exit codes.
+
+    stores: statements that store the thread's spilled variables. They run before an exit from a loop; a
+        returned thread needs none.
+    """
 
     def __init__(self, stores):
         self.stores, self.depth = stores, 0
@@ -283,6 +333,7 @@ class Exits(ast.NodeTransformer):
         return node if self.depth else self.leave("continue")
 
     def visit_For(self, node):
+        """Leave `break` and `continue` of loops inside the region unchanged."""
         self.depth += 1
         node = self.generic_visit(node)
         self.depth -= 1
@@ -291,17 +342,20 @@ class Exits(ast.NodeTransformer):
     visit_While = visit_For
 
     def visit_FunctionDef(self, node):
+        """Leave nested functions unchanged: their `return` does not end the thread."""
         return node
 
 
 def unparse_lines(statements):
-    """Return the text of statements, as lines."""
+    """Return the source text of statements, as a list of lines."""
     return ast.unparse(ast.fix_missing_locations(ast.Module(statements, []))).split("\n")
 
 
 def certain_assignments(group):
+    """Return the variables that are assigned on every path through the statements."""
     found = definitely_assigned(group)
-    return assigned(group) if found is None else found
+    # None: the end is never reached, so no path lacks an assignment there.
+    return names_assigned(group) if found is None else found
 
 
 def indent(lines):

@@ -1,5 +1,5 @@
-"""A kernel lowered and compiled for given argument types. Its text is in a file named by a hash of the
-text's inputs."""
+"""Generation and compilation of a kernel's program: a Python file with all its regions, stored under a name
+that contains a hash of the inputs."""
 
 import ast
 import copy
@@ -23,7 +23,7 @@ from sim.native.codegen.symbols import GRID_PARAMETERS, SPECIAL, entry_of
 from sim.native.codegen.thread_index import DIM3
 from sim.native.lower import variable_types
 from sim.native.lower.hoisting import Hoisting
-from sim.native.lower.liveness import assigned, reads
+from sim.native.lower.liveness import names_assigned, names_read
 from sim.native.lower.module import CannotLower, Module
 from sim.native.lower.written_arrays import Writes
 from sim.native.split.fission import Fission, indent, unparse_lines
@@ -32,8 +32,11 @@ from sim.native.split.fission import Fission, indent, unparse_lines
 
 
 def head(module, title):
-    """Return the lines before all functions of the text: imports, constants, device functions. Comments
-    contain the digest of each instruction, so a changed instruction gives another file."""
+    """Return the lines at the top of the generated file: imports, constants, device functions.
+
+    Comments contain the digest of each instruction that the kernel uses. A changed instruction changes the
+    text, and therefore the file name, so outdated machine code is never loaded.
+    """
     imports = {}
     for name, home in module.imports.items():
         imports.setdefault(home, set()).add(name)
@@ -53,6 +56,7 @@ def head(module, title):
 
 
 def function_text(decorator, signature, lines):
+    """Return the lines of a function definition, surrounded by blank lines."""
     return ["", decorator, f"def {signature}:", *indent(lines), ""]
 
 
@@ -61,21 +65,27 @@ def function_text(decorator, signature, lines):
 
 @dataclass(eq=False)
 class Lowered:
-    """A kernel as statements of one thread, for any argument types. Each synchronisation point is a
-    statement by itself."""
+    """A kernel as Python statements for one thread, before fission, for any argument types.
+
+    Each synchronisation point is a statement by itself.
+    """
 
     module: Module
     parameters: list
     statements: list
-    writes: set  # parameters and declared arrays that may be written
-    code: tuple  # the code objects of the kernel and of all that it calls
-    synchronizes: bool  # whether the result may depend on the order of threads, through atomics
+    writes: set  # names of parameters and declared arrays that the kernel may write
+    code: tuple  # code objects of the kernel and of every function that it calls
+    synchronizes: bool  # the kernel acts on results of atomics, so it may depend on the order of threads
 
 
 @dataclass(eq=False)
 class CompiledKernel:
-    """A compiled kernel: `run(first_position, end_position, grid, block, while_limit, for_limit, state,
-    *arrays, *declared, spill_buffer, *arguments)`."""
+    """A compiled kernel.
+
+    `run` is the grid function, which runs consecutive blocks: `run(first_position, end_position, grid, block,
+        while_limit, for_limit, state, *arrays, *declared, spill_buffer, *arguments)`. Here `arrays` are
+        global arrays, and `declared` are the kernel's shared and local arrays.
+    """
 
     lowered: Lowered
     text: str
@@ -84,8 +94,11 @@ class CompiledKernel:
 
 
 def lower_kernel(function, dtypes=(), logs=False):
-    """Return the Lowered of a kernel. With `logs`, its text logs accesses and branches. Raise
-    CannotLower if the kernel has no compiled form."""
+    """Return the Lowered of a kernel. Raise CannotLower if it has no compiled form.
+
+    dtypes: ((parameter, dtype), ...), from sim.native.split.specialize.dtypes_of.
+    logs: generate code that writes the access log.
+    """
     module = Module(function, logs, dtypes)
     if unavailable := interpreted_only(module.used):
         raise CannotLower(f"{unavailable[0]} has no compiled form")
@@ -96,7 +109,7 @@ def lower_kernel(function, dtypes=(), logs=False):
         for part in as_list(SplitTuples().visit(statement))
     ]
     statements = name_shared(module, statements)
-    code = tuple(  # lines of a site count from the line of `def`, not of a decorator
+    code = tuple(  # Sites count lines from the `def` statement, not from the first decorator.
         function.__code__.replace(co_firstlineno=source.tree.lineno)
         for function, source in module.reachable.items()
     )
@@ -112,9 +125,9 @@ def lower_kernel(function, dtypes=(), logs=False):
 
 
 def keep_parameters(module, parameters, statements):
-    """Return the statements without assignments to parameters. Each assigned parameter gets a variable of
-    its own."""
-    new = {name: module.fresh_name(name) for name in sorted(assigned(statements) & set(parameters))}
+    """Return the statements without assignments to parameters. Each parameter that the kernel assigns is
+    copied to a new variable first, so that regions can treat parameters as constants."""
+    new = {name: module.fresh_name(name) for name in sorted(names_assigned(statements) & set(parameters))}
     for part in [part for statement in statements for part in ast.walk(statement)]:
         if isinstance(part, ast.Name):
             part.id = new.get(part.id, part.id)
@@ -122,33 +135,36 @@ def keep_parameters(module, parameters, statements):
 
 
 class SplitTuples(ast.NodeTransformer):
-    """A transformer that splits `a, b = x, y` into two statements if x and y do not depend on a and b."""
+    """Splits `a, b = x, y` into two assignments if `x` and `y` do not read `a` or `b`."""
 
     def visit_Assign(self, node):
         match node:
             case ast.Assign([ast.Tuple(left)], ast.Tuple(right)) if len(left) == len(right):
                 names = {part.id for part in left if isinstance(part, ast.Name)}
-                if len(names) == len(left) and not names & reads(node.value):
+                if len(names) == len(left) and not names & names_read(node.value):
                     return located([ast.Assign([name], part) for name, part in zip(left, right)], node)
         return node
 
 
 def name_shared(module, statements):
-    """Return the statements without `tile = tile_shared`, where `tile` has no other value. The parameter
-    is then called `tile`."""
+    """Return the statements without aliases `tile = tile_shared` of declared arrays, if `tile` is assigned
+    only once. The array's parameter is renamed to `tile`."""
     for statement in statements:
         match statement:
             case ast.Assign([ast.Name(variable)], ast.Name(parameter)) if parameter in module.declared:
                 others = ast.Module([other for other in statements if other is not statement], [])
-                if parameter not in reads(others) and variable not in assigned([others]):
+                if parameter not in names_read(others) and variable not in names_assigned([others]):
                     new, statements = {parameter: variable}, others.body
                     module.declared = {new.get(name, name): of for name, of in module.declared.items()}
     return statements
 
 
 def compile_kernel(lowered, name, numba_types):
-    """Return the Fissioned of a kernel called `name` for arguments of these Numba types, in the order of
-    the parameters."""
+    """Return the CompiledKernel for arguments of these Numba types, which are in the order of the parameters.
+
+    Machine code and text are cached on disk. The cache key is the text for one thread together with the
+    types, so fission runs only if the file is missing.
+    """
     module, parameters = lowered.module, lowered.parameters
     name = module.stem(name)
     arrays = [
@@ -174,27 +190,31 @@ def compile_kernel(lowered, name, numba_types):
 
 
 def sizes_of(declared):
-    """Return for each dimension of a declared array's parameter the constant size or None. Return None for
-    dynamic shared memory."""
+    """Return the size of each dimension of a declared array's parameter, with None for a size known only at
+    launch. Return None for dynamic shared memory."""
     return None if declared.shape is None else (*[None] * (declared.space == "local"), *declared.shape)
 
 
 def array_rank(declared):
-    """Return the number of dimensions of a declared array's parameter. A local array has one more than in
-    the kernel: the thread."""
+    """Return the number of dimensions of a declared array's parameter. Local arrays have an additional
+    leading dimension: the thread."""
     return len(declared.shape or (0,)) + (declared.space == "local")
 
 
 def split_by_type(module, statements, parameters, types_of):
-    """Return (statements, {variable: type}): a copy of the statements in which each variable has one type.
+    """Give each variable a single type: split variables that Numba would type differently at different
+    assignments.
 
-    `types_of`: a function (statements) -> {variable: the types that Numba infers for it}.
+    Return (a copy of the statements, {variable: type}).
+
+    types_of: a function (statements) -> {variable: set of types that Numba infers}.
     """
     found = types_of(statements)
     several = {name for name, types_ in found.items() if len(types_) > 1}
     statements = copy.deepcopy(statements)
     if several:
         how = several, module.fresh_name, lambda node, _: node
+        # Trial run: give each SSA version a name of its own, to learn which versions share a type.
         trial = copy.deepcopy(statements)
         versions = Versions(parameters, trial, module.value)
         names = SplitByType(trial, versions, lambda version: version, *how).names
@@ -208,22 +228,24 @@ def split_by_type(module, statements, parameters, types_of):
 
 
 def thread_text(module, name, parameters, statements):
-    """Return the text of the kernel as one thread runs it, from start to end."""
+    """Return the kernel's text for one thread, before fission. It serves as a cache key."""
     lines = thread_lines(module, name, parameters, statements)
     return "\n".join([*head(module, f"{name}, one thread"), *lines])
 
 
 def thread_lines(module, name, parameters, statements):
+    """Return the lines of the function that runs one thread from start to end."""
     lines = unparse_lines(statements) if statements else ["pass"]
     signature = f"{name}_thread({', '.join([*SPECIAL, *module.arrays, *module.declared, *parameters])})"
     return function_text("", signature, lines)[1:]
 
 
 def types_in(module, name, parameters, numba_types):
-    """Return a function (statements) -> {variable: the types that Numba infers for it}. Device functions
-    are typed once for all calls."""
+    """Return a function (statements) -> {variable: set of types that Numba infers}. Each device function is
+    typed once for all of its calls."""
     names, devices = {}, {device.name for device in module.devices.values() if not device.recursive}
     cache.run_text("\n".join(head(module, name)), names)
+    # Stubs have a type and no code, because only type inference runs here.
     names.update(variable_types.sync_stubs())
     names.update({device: variable_types.type_stub(names[device].py_func) for device in devices})
 
@@ -238,9 +260,12 @@ def types_in(module, name, parameters, numba_types):
 
 
 def kernel_text(module, name, parameters, split, decorator="@compiled", renewing=()):
-    """Return the text of a kernel's file: head, regions, the function of a block, the loop over all
-    blocks. `decorator`: of the regions and the function of a block. `renewing`: statements that run before
-    each block."""
+    """Return the text of a kernel's file: head, regions, a function for one block, and the loop over blocks.
+
+    split: the Fission of the kernel.
+    decorator: the decorator of regions and of the block function.
+    renewing: statements to run before each block.
+    """
     shared = [known for known, declared in module.declared.items() if declared.space == "shared"]
     for needed in ("begin_block", "end_block", "block_index", "dim3", "fill_poison", "log_block"):
         module.library(needed)
@@ -274,7 +299,7 @@ def kernel_text(module, name, parameters, split, decorator="@compiled", renewing
 
 
 def first_line(error):
-    """Return the first line of a NumbaError that concerns the kernel, and the line of lowered text that it
+    """Return the line of a NumbaError that describes the problem, with the line of lowered text that it
     points at."""
     lines = [line.strip() for line in str(error).split("\n")]
     lines = [line for line in lines if line and not line.startswith("Failed in ")]

@@ -1,4 +1,4 @@
-"""The programs of a kernel: lowered once for the values of its globals, and compiled once for each tuple
+"""Cache of a kernel's programs: lowered once for the values of its globals, and compiled once for each tuple
 of argument types."""
 
 import inspect
@@ -18,13 +18,14 @@ from sim.native.codegen.shadow import BARE
 from sim.native.lower.module import CannotLower
 from sim.native.split.program import compile_kernel, first_line, lower_kernel
 
-# function -> {(values of its globals, types): Lowered, Fissioned, or CannotLower}
+# function -> {cache key: Lowered, CompiledKernel, or the CannotLower that was raised}. Weak keys, so that a
+# kernel can be garbage-collected.
 PROGRAMS = weakref.WeakKeyDictionary()
 
 
 def memoize(function, key, make):
-    """Return `make()`, called once for each function and key. Remember a CannotLower too, and raise it
-    again."""
+    """Return `make()`, which is called once for each function and key. A CannotLower is cached as well, and
+    raised again."""
     known = PROGRAMS.setdefault(function, {})
     if key not in known:
         try:
@@ -38,7 +39,8 @@ def memoize(function, key, make):
 
 
 def argument_type(argument):
-    """Return the Numba type of an Argument of a launch, whose arrays have only their bounds checked."""
+    """Return the Numba type of a launch argument. Its arrays are typed as bounds-checked only. Raise
+    CannotLower if Numba has no CPU type for the value."""
     if argument.parts is not None:
         return types.BaseTuple.from_types([*map(argument_type, argument.parts)], type(argument.value))
     try:
@@ -54,7 +56,7 @@ def argument_type(argument):
 
 
 def example_type(argument):
-    """Return the Numba type of an Argument of `source`. A Numba type represents an argument of that type."""
+    """Return the Numba type of an argument of `source`, which may be an example value or a Numba type."""
     value = argument.value
     if isinstance(value, types.Array):
         return GuardedType(value.dtype, value.ndim, value.layout == "C", BARE)
@@ -69,8 +71,12 @@ def example_type(argument):
 
 @global_compiler_lock
 def source(kernel, *arguments):
-    """Return the text that a kernel is lowered to for these arguments, or for these Numba types. Raise
-    LaunchError if the kernel cannot be compiled."""
+    """Return the Python text to which a kernel is lowered.
+
+    arguments: example values for all parameters, or their Numba types.
+
+    Raise LaunchError if the kernel cannot be compiled.
+    """
     function = python_function(kernel)
     named = zip(inspect.signature(function).parameters, arguments, strict=True)
     try:
@@ -80,7 +86,10 @@ def source(kernel, *arguments):
 
 
 def compiled_program(function, numba_types, logs=False):
+    """Return the CompiledKernel of a function for these argument types. With `logs`, the compiled code writes
+    an access log."""
     dtypes = dtypes_of(function, numba_types)
+    # A kernel is lowered again when a global that it reads has changed.
     now = captured_values(function), dtypes, logs
     lowered = memoize(function, now, lambda: lower_kernel(function, dtypes, logs))
     return memoize(
@@ -89,8 +98,8 @@ def compiled_program(function, numba_types, logs=False):
 
 
 def dtypes_of(function, numba_types):
-    """Return (parameter, dtype) of the array arguments whose dtypes the text depends on: records, and all
-    arrays if the kernel reads an array's `dtype`."""
+    """Return ((parameter, dtype), ...) for the array arguments whose dtypes appear in the lowered text:
+    arrays of records, and all arrays if the kernel reads a `dtype` attribute."""
     asks = "dtype" in names_in(function.__code__)
     names = positional(function) or inspect.signature(function).parameters
     arrays = [
