@@ -207,7 +207,7 @@ class Finding:
         return self.kind, self.array, tuple(places)
 
     def with_cases(self, times: int) -> "Finding":
-        """Return a copy of this finding that stands for `times` cases in total."""
+        """Return a copy of this finding that represents `times` cases in total."""
         return replace(self, count=times - 1)
 
 

@@ -1,11 +1,13 @@
-"""Barriers of a whole block: the result of a vote, and the findings where not all threads arrive."""
+"""Block-wide barriers: the results of votes, and findings when not all threads arrive."""
 
 from sim.events import Finding
 
 
 def deliver_vote(threads):
-    """Give the result of a vote to every thread. A thread's `payload` is (Barrier, predicate), or None at
-    a barrier without a vote."""
+    """Set the result of a vote for every thread.
+
+    A thread's `payload` is (Barrier, predicate), or None at a barrier without a vote.
+    """
     if threads[0].payload is None:
         return
     result = threads[0].payload[0].vote(thread.payload[1] for thread in threads)
@@ -14,14 +16,16 @@ def deliver_vote(threads):
 
 
 def is_same_barrier(waiting, block):
-    """Return whether all threads of the block wait at one barrier of PTX: a barrier of one number, with
-    one operation. The threads may have reached it by different instructions."""
+    """Return whether all threads of the block wait at the same PTX barrier: the same number and operation.
+
+    They may have reached it through different instructions.
+    """
     barriers = {(thread.frame.number, thread.payload and thread.payload[0]) for thread in waiting}
     return len(waiting) == len(block.threads) and len(barriers) == 1
 
 
 def several_calls_finding(scheduler, block):
-    """Return the warning about a barrier that opens although its threads wait at several instructions."""
+    """Return the warning for a barrier that opens although its threads wait at different instructions."""
     seen = distinct_witnesses(scheduler, block)
     return Finding(
         "barrier-divergence",
@@ -37,8 +41,8 @@ def several_calls_finding(scheduler, block):
 
 
 def divergence_finding(scheduler, block):
-    """Return the finding for a block in which some threads wait at one barrier, while others wait at
-    another or have returned."""
+    """Return the finding for a block in which some threads wait at a barrier, and others wait elsewhere or
+    have returned."""
     waiting, all_of_them = sum(not thread.done for thread in block.threads), len(block.threads)
     verdict = f"the {waiting} threads of the block wait at different barriers"
     if returned := all_of_them - waiting:
@@ -61,8 +65,8 @@ def divergence_finding(scheduler, block):
 
 
 def different_iterations_finding(scheduler, block):
-    """Return the finding for a block in which all threads wait at one barrier, in different iterations of
-    a loop around it."""
+    """Return the finding for a block whose threads wait at the same barrier in different iterations of a
+    loop."""
     first = block.threads[0]
     other = next(thread for thread in block.threads if thread.iterations != first.iterations)
     depth = next(depth for depth, (a, b) in enumerate(zip(first.iterations, other.iterations)) if a != b)
@@ -84,8 +88,8 @@ def different_iterations_finding(scheduler, block):
 
 
 def deadlock_finding(scheduler, block):
-    """Return the finding for a block in which some threads wait at a grid barrier, while others wait at
-    another barrier or have returned."""
+    """Return the finding for a block in which some threads wait at a grid barrier, and others wait elsewhere
+    or have returned."""
     waiting = [thread for thread in block.threads if not thread.done]
     if len({thread.waits for thread in waiting}) > 1:
         verdict = "threads of one block wait for each other at barriers of different kinds"
@@ -107,8 +111,10 @@ def deadlock_finding(scheduler, block):
 
 
 def distinct_witnesses(scheduler, block):
-    """Return one Access for each call at which threads wait, and one if threads have returned: that of the
-    lowest thread. The same call counts as several if different calls led to it."""
+    """Return one Access for each call at which threads wait, and one for threads that have returned.
+
+    Each describes the lowest such thread. The same call counts separately for each chain of callers.
+    """
     seen = {}
     for thread in block.threads:
         access = scheduler.waiting_witness(thread)

@@ -1,4 +1,4 @@
-"""The protocol of an engine: launch → engine.run(launch) → outcome."""
+"""The protocol of an engine: `engine.run(launch)` returns an Outcome."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -19,17 +19,18 @@ class Kernel(ABC):
 
     @abstractmethod
     def argument_names(self, arguments: tuple[Any, ...]) -> list[str]:
-        """Return the name of each argument of a launch. Raise LaunchError for too few or too many."""
+        """Return a name for each argument of a launch. Raise LaunchError for too few or too many
+        arguments."""
 
     @abstractmethod
     def prepare(
         self, fiber: Any, launch: "Launch", make_grid: Any, observers: Any, schedule: Any, poison: Any
     ) -> tuple[Any, Any, Any]:
-        """Return (Context, ThreadProgram, Grid) of one run of the launch that has not begun yet."""
+        """Return (Context, ThreadProgram, Grid) for one run of the launch, without starting it."""
 
     @abstractmethod
     def reword(self, findings: list[Finding]) -> list[Finding]:
-        """Return the findings in the words of the kernel's language."""
+        """Return the findings in the terminology of the kernel's language."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class Outcome:
     findings: the observers' findings, not yet merged.
     trace: a Recording, or None if none was requested.
     code: the code objects that ran, the kernel's first.
-    watched: {observer's name: fraction of the launch that it has watched}.
-    columns: how to show the counters of source lines.
+    watched: {observer's name: fraction of the launch that it saw}.
+    columns: how to display the counters of source lines.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -77,8 +78,9 @@ class Outcome:
 
 
 class Engine(Protocol):
-    """An engine: it runs a launch from the first block to the last, and changes the arguments in place."""
+    """An engine runs a launch from the first block to the last, and modifies the arguments in place."""
 
     def run(self, launch: Launch) -> Outcome:
-        """Run a launch. Errors: LaunchError if it cannot run; ThreadError if a thread raises an exception."""
+        """Run a launch. Raise LaunchError if it cannot run, and ThreadError if a thread raises an
+        exception."""
         ...

@@ -1,4 +1,4 @@
-"""A pause of Python's garbage collector while a compiler works."""
+"""Pause Python's garbage collector while a compiler runs."""
 
 import gc
 from collections.abc import Iterator
@@ -7,16 +7,19 @@ from contextlib import contextmanager
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """Pause the garbage collector. A compiler makes millions of objects and little garbage, so looking
-    through them, and through all other objects of the process, took up to a fifth of a first launch.
-    Afterwards the new objects count as old ones, which Python looks through rarely."""
+    """Pause the garbage collector.
+
+    A compiler creates millions of objects but little garbage, and collecting took up to a fifth of the time
+    of a first launch. Afterwards, the new objects are moved to the oldest generation, which Python rarely
+    scans.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was:
-            if not gc.get_freeze_count():  # `unfreeze` would also undo a freeze by other code
+            if not gc.get_freeze_count():  # `unfreeze` would also undo another caller's freeze
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

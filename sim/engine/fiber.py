@@ -1,4 +1,4 @@
-"""A CUDA thread as a greenlet: it switches away and back in a third of a microsecond."""
+"""A CUDA thread as a greenlet. Switching to it and back takes a third of a microsecond."""
 
 import contextvars
 import functools
@@ -9,17 +9,17 @@ from sim.errors import Abandoned
 
 
 class Fiber:
-    """A coroutine that runs one body after another. `resume()` runs the body until it suspends itself or
-    ends; `suspend()`, called by the body, returns control to the caller of `resume()`.
+    """A coroutine that runs one body after another.
 
-    To make a greenlet takes twenty times as long as to switch to one. So each greenlet is used for a thread
-    of one block after another.
+    `resume()` runs the body until it suspends itself or ends. The body calls `suspend()` to return control to
+    the caller of `resume()`. Creating a greenlet takes twenty times as long as switching to it, so greenlets
+    are reused by later blocks.
     """
 
     def __init__(self):
         self.body = None
         self.greenlet = greenlet.greenlet(self.loop)
-        # A greenlet starts with an empty context: numpy's errstate would be lost.
+        # A new greenlet starts with an empty context, which would lose numpy's errstate.
         self.greenlet.gr_context = contextvars.copy_context()
         self.resume = self.greenlet.switch
         self.suspend = self.greenlet.parent.switch
@@ -34,7 +34,7 @@ class Fiber:
             self.suspend()
 
     def abandon(self):
-        """Unwind a suspended body by an exception. The fiber can then take another body."""
+        """Unwind a suspended body with an exception. The fiber can then run another body."""
         if self.greenlet:
             self.greenlet.throw(Abandoned)
 

@@ -1,14 +1,14 @@
-"""A CUDA thread as a generator, in which each barrier is a `yield`.
+"""A CUDA thread as a generator that yields at each barrier.
 
-A step of a generator costs a tenth of a greenlet's switch. A generator can suspend itself in its own code
-only, so this form is for kernels that call no function with a barrier.
+Resuming a generator costs a tenth of a greenlet switch. A generator can only suspend its own frame, so it
+cannot be used if a called function contains a barrier.
 """
 
 from sim.engine.scheduler import BARRIER
 
 
 class GeneratorFiber:
-    """A coroutine with the interface of Fiber. `resume()` runs the body until its next barrier or its end."""
+    """A coroutine with the interface of Fiber. `resume()` runs the body to its next barrier or its end."""
 
     def begin(self, thread, kernel, arguments):
         """Set the next body: `thread` runs `kernel`."""
@@ -18,8 +18,8 @@ class GeneratorFiber:
         self.resume = self.body.__next__
 
     def abandon(self):
-        """Unwind a suspended body. Another body can then begin."""
+        """Unwind a suspended body. Another body can then start."""
         self.body.close()
 
     def close(self):
-        """Do nothing: a generator needs no unwinding."""
+        """Do nothing: a generator needs no cleanup."""

@@ -10,8 +10,11 @@ from sim.events import Finding
 
 
 class Thread:
-    """A CUDA thread. While it waits, `waits` is the kind of event that it waits for, `frame` the position
-    in the kernel, and `payload` the value that it contributes."""
+    """A CUDA thread.
+
+    While it waits, `waits` is what it waits for, `frame` its position in the kernel, and `payload` the value
+    that it contributes.
+    """
 
     __slots__ = (
         "index linear warp lane block fiber waits frame calls iterations payload result done error"
@@ -27,14 +30,13 @@ class Thread:
         self.calls = self.iterations = ()
         # asynchronous copies (sim.memory.transfer.Sent): those since the last commit, a list for each commit
         self.sent, self.groups = [], []
-        self.failed_atomic = None  # its last atomic, if that changed nothing
+        self.failed_atomic = None  # (mbarrier, site) of its last test of a phase, if the phase was incomplete
         # (mbarrier, site) of its last test of a phase, if that was not complete
         self.failed_wait = None
         self.times_skipped = 0  # how often others have run instead, as it would fail again
 
     def run(self, kernel, arguments):
-        """Run the kernel; this is the fiber's body. An exception is kept in `error` until the scheduler
-        looks at it."""
+        """Run the kernel as the body of the fiber. An exception is stored in `error` for the scheduler."""
         try:
             kernel(*arguments)
         except (Exception, Stuck) as error:
@@ -44,7 +46,7 @@ class Thread:
         self.done = True
 
     def run_generator(self, steps):
-        """Run a kernel that is a generator, as `run` does a function."""
+        """Run a kernel that is a generator, in the same way as `run`."""
         try:
             yield from steps
         except (Exception, Stuck) as error:
@@ -54,8 +56,10 @@ class Thread:
 
 
 def call_chain(frame):
-    """Return the calls that led to `frame`, innermost first. A barrier in a function counts as a different
-    barrier at each of its calls."""
+    """Return the calls that led to `frame`, innermost first.
+
+    A barrier inside a function counts as a different barrier for each call to the function.
+    """
     frame = frame.f_back
     if frame is None or frame.f_code is BEGIN:
         return ()
@@ -63,7 +67,7 @@ def call_chain(frame):
 
 
 def iteration_counts(frame):
-    """Return the current iteration of each loop that encloses `frame`, starting with those in its callers."""
+    """Return the current iteration of each loop around `frame`, beginning with loops in its callers."""
     around, own = frame.f_back, frame.f_locals.get(ITERATIONS, ())
     return own if around is None or around.f_code is BEGIN else (*iteration_counts(around), *own)
 
@@ -92,18 +96,20 @@ class Block:
 
 
 def indices(shape):
-    """Return all (x, y, z) below `shape`, x fastest, as CUDA numbers threads and blocks."""
+    """Return all (x, y, z) below `shape`, with x varying fastest, as CUDA numbers threads and blocks."""
     return [(x, y, z) for z in range(shape[2]) for y in range(shape[1]) for x in range(shape[0])]
 
 
 def all_wait_for_grid(block):
-    """Return whether every thread of a parked block is waiting at the grid barrier. (With ONE_OF_BLOCK, one
-    thread waits on behalf of its block.)"""
+    """Return whether every thread of a parked block waits at the grid barrier.
+
+    With ONE_OF_BLOCK, only one thread waits, on behalf of its block.
+    """
     return all(thread.waits != ONE_OF_BLOCK for thread in block.threads)
 
 
 class Grid:
-    """The blocks of one launch in a seeded order."""
+    """The blocks of one launch, in a seeded order."""
 
     def __init__(self, scheduler, kernel, arguments, grid, block, resident):
         self.scheduler, self.context = scheduler, scheduler.context
@@ -115,7 +121,7 @@ class Grid:
         self.order = [blocks[i] for i in self.context.schedule.order(len(blocks))]
 
     def run_without_waiting(self):
-        """Run a kernel in which no thread ever waits: each thread runs from start to end, as a plain call."""
+        """Run a kernel whose threads never wait. Each thread is one plain call."""
         context, enter = self.context, self.scheduler.enter
         for index in self.order:
             block = self.new_block(index)
@@ -129,17 +135,16 @@ class Grid:
             self.scheduler.block_ended(block)
 
     def run(self, fiber_type):
-        """Run a kernel whose threads may wait. Blocks run one after another, except where one waits for
-        another block.
+        """Run a kernel whose threads may wait.
 
-        Errors: LaunchError if the system has too few threads for the blocks that must be resident at once.
+        Blocks run one after another, unless a block waits for another one.
         """
         self.fiber_type, pending, live, parked = fiber_type, deque(self.order), deque(), []
         self.context.live = live
         try:
             self.reserve(len(pending) if self.context.cooperative else 1)
             while pending or live or parked:
-                # blocks whose threads another block has woken, at a grid barrier by cooperative_groups.h
+                # every block is parked
                 if self.scheduler.woken:
                     self.scheduler.woken = False
                     live.extend(block for block in parked if block.ready)
@@ -195,7 +200,7 @@ class Grid:
             raise
 
     def start(self, index):
-        """Return a new block whose threads can begin. Errors: LaunchError, as of `reserve`."""
+        """Return a new block whose threads are ready to run."""
         self.reserve(1)
         block = self.new_block(index)
         for thread in block.threads:
@@ -217,8 +222,10 @@ class Grid:
             ] = None
 
     def release(self, parked):
-        """Open the grid barrier if all blocks wait at it, and return them. Otherwise append a finding, end
-        the parked blocks and return an empty list."""
+        """Open the grid barrier if all blocks wait there, and return the blocks.
+
+        Otherwise append a finding, end the parked blocks and return an empty list.
+        """
         if len(parked) == len(self.order) and all(all_wait_for_grid(block) for block in parked):
             for block in parked:
                 self.scheduler.open_barrier(block)

@@ -1,12 +1,14 @@
-"""The finding where threads loop for the end of an mbarrier's phase, which never comes."""
+"""The finding for threads that poll an mbarrier whose phase never completes."""
 
 from sim.events import Finding
 from sim.nouns import plural
 
 
 def failed_waits(context, thread):
-    """Return {thread: (mbarrier, site)} for the threads that loop until a phase of one mbarrier is complete.
-    It is the barrier for which `thread` waits; else that of the first thread that does."""
+    """Return {thread: (mbarrier, site)} for all threads that poll the same mbarrier.
+
+    It is the mbarrier that `thread` polls, or else the one polled by the first such thread.
+    """
     check = context.progress_check
     looping = check.states if check else thread.block.threads
     waits = {one: one.failed_wait for one in looping if one.failed_wait and (one is thread or not one.done)}
@@ -17,13 +19,16 @@ def failed_waits(context, thread):
 
 
 def place(thread):
-    """Return a key that sorts threads by block, then within it."""
+    """Return a sort key for threads: by block, then by linear index."""
     return thread.block.index[::-1], thread.linear
 
 
 def deadlock_finding(context, running, loop, waits):
-    """Return the finding for threads that wait for one mbarrier. `loop` is the site at which the `running`
-    thread loops; `waits` are the failed_waits."""
+    """Return the finding for threads that wait at an mbarrier.
+
+    loop: the site of the loop in the thread `running`.
+    waits: the result of `failed_waits`.
+    """
     seen = {}  # site -> the first thread that waits there
     for thread in sorted(waits, key=place):
         seen.setdefault(waits[thread][1], thread)

@@ -1,5 +1,7 @@
-"""Named barriers: PTX's bar.sync a, b. A block has sixteen of them, by number. Each is for as many threads as
-its calls say, and some threads may arrive without waiting (bar.arrive).
+"""Named barriers: `bar.sync a, b` in PTX.
+
+A block has sixteen, identified by number. The calls state how many threads a barrier is for, and some threads
+may arrive without waiting (bar.arrive).
 
 Source: PTX ISA 9.7.13.1, "bar", "barrier".
 """
@@ -8,16 +10,16 @@ from sim.events import Finding
 from sim.nouns import plural
 
 NAMED_BARRIER = "named barrier"
-BARRIERS = 16  # in a block: PTX ISA, "bar"
+BARRIERS = 16  # per block: PTX ISA, "bar"
 
 
 class NamedBarrier:
-    """A named barrier of a block.
+    """A named barrier in a block.
 
-    count: the number of threads that open it, None until the first arrives.
-    arrivals: the number of threads that have arrived since it last opened.
-    waiting: those of them that wait.
-    openings: how often it has opened.
+    count: the number of threads that open it; None until the first arrival.
+    arrivals: the number of arrivals since it last opened.
+    waiting: the arrived threads that wait.
+    openings: the number of times it has opened.
     """
 
     __slots__ = ("count", "arrivals", "waiting", "openings")
@@ -27,8 +29,7 @@ class NamedBarrier:
 
 
 def arrive_at(scheduler, number, count, frame, waits):
-    """Let the running thread arrive at a named barrier. If `waits`, it waits there until the barrier
-    opens."""
+    """Let the current thread arrive at a named barrier. If `waits`, suspend it until the barrier opens."""
     context, thread = scheduler.context, scheduler.context.thread
     barrier = find_barrier(thread.block.named_barriers, number, count, context.spec.warp_size)
     phase = ("barrier", number), barrier.openings
@@ -40,9 +41,12 @@ def arrive_at(scheduler, number, count, frame, waits):
 
 
 def join_block_barrier(scheduler, block, waiting):
-    """If the threads that wait at the block-wide barrier would complete the named barrier of the same number,
-    count them as arrivals at it. Return whether the barrier opens. (PTX has one barrier per number; without a
-    thread count it waits for the whole block.)"""
+    """Count threads at the block-wide barrier as arrivals at the named barrier with the same number, if they
+    complete it.
+
+    Return whether the barrier opens. In PTX both are the same barrier; without a thread count, it waits for
+    the whole block.
+    """
     for number, barrier in block.named_barriers.items():
         same = [thread for thread in waiting if thread.frame.number == number and thread.payload is None]
         if barrier.arrivals and barrier.count == len(block.threads) == barrier.arrivals + len(same):
@@ -56,7 +60,8 @@ def join_block_barrier(scheduler, block, waiting):
 
 
 def count_arrival(context, block, barrier, phase):
-    """Count the running thread, and open the barrier if it is the last one. Return whether it is."""
+    """Count the current thread's arrival and open the barrier if it is the last one. Return whether it
+    opened."""
     barrier.arrivals += 1
     context.announce_ordering("arrived", phase)
     if barrier.arrivals < barrier.count:
@@ -67,7 +72,7 @@ def count_arrival(context, block, barrier, phase):
 
 
 def find_barrier(barriers, number, count, warp_size):
-    """Return the NamedBarrier of this number. Errors: ValueError for a number or a count that PTX does not
+    """Return the NamedBarrier with this number. Raise ValueError for a number or count that PTX does not
     allow."""
     if not 0 <= number < BARRIERS:
         raise ValueError(f"there are barriers 0 to {BARRIERS - 1}, got {number}")
@@ -84,8 +89,7 @@ def find_barrier(barriers, number, count, warp_size):
 
 
 def incomplete_finding(scheduler, block):
-    """Return the finding for a named barrier at which too few threads have arrived, while no thread can
-    run."""
+    """Return the finding for a named barrier with too few arrivals when no thread can run."""
     number, barrier = next(
         (number, barrier) for number, barrier in sorted(block.named_barriers.items()) if barrier.waiting
     )

@@ -1,4 +1,5 @@
-"""A CUDA thread as an operating-system thread, with a Fiber's interface. Only one of them runs at a time."""
+"""A CUDA thread as an operating-system thread, with the interface of Fiber. Only one of them runs at a
+time."""
 
 import contextvars
 import ctypes
@@ -9,18 +10,18 @@ from sim.errors import Abandoned, LaunchError
 
 
 def throw_into(ident, exception):
-    """Raise `exception` in the operating-system thread `ident`, at its next bytecode."""
+    """Raise `exception` in the operating-system thread `ident`, at its next bytecode instruction."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(exception))
 
 
 class OSThread:
-    """A coroutine on its own operating-system thread: it runs one body after another. Two locks pass
+    """A coroutine with its own operating-system thread, which runs one body after another. Two locks pass
     control."""
 
     def __init__(self):
         self.body = self.error = self.thrown = None
         self.running = self.ended = False
-        # `go` is released to resume the body, `back` to return to the caller of resume()
+        # `go` is released to resume the body, `back` to return from resume()
         self.go, self.back = threading.Lock(), threading.Lock()
         self.go.acquire()
         self.back.acquire()
@@ -75,7 +76,7 @@ class OSThread:
             raise thrown
 
     def abandon(self):
-        """Unwind a suspended body by an exception. The thread can then take another body."""
+        """Unwind a suspended body with an exception. The thread can then run another body."""
         self.thrown = Abandoned
         self.resume()
 

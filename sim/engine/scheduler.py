@@ -1,23 +1,25 @@
-"""The scheduler's loop: it resumes one thread at a time, opens barriers, and reports why no thread can
-run."""
+"""The scheduler's loop: resumes one thread at a time, opens barriers, and reports why no thread can run."""
 
 from sim.engine import barrier, mbarrier, named_barrier, warp
 from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
 from sim.frames import format_none_parameters, site_of_error
 
-MOST_SKIPS = 64  # how often in a row a thread is skipped that would repeat a failed atomic
+MOST_SKIPS = 64  # consecutive times that a thread about to repeat a failed atomic may be skipped
 # results of run_block
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
-# values of Thread.waits: the event that a thread waits for
+# values of Thread.waits: what a thread waits for
 BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
-# One thread waits for other blocks, on behalf of its own block (cooperative_groups.h does so).
+# One thread waits for other blocks on behalf of its own block, as in cooperative_groups.h.
 ONE_OF_BLOCK = "grid.sync, for its block"
 
 
 class Dim3:
-    """The three coordinates x, y, z as a kernel reads them. A launch has one object for each name, whose
-    coordinates change when another thread runs."""
+    """The coordinates x, y, z that a kernel reads.
+
+    A launch has one object per variable (threadIdx, blockIdx, ...), which is updated when another thread
+    runs.
+    """
 
     __slots__ = ("x", "y", "z")
 
@@ -32,19 +34,19 @@ class Dim3:
 
 
 class Scheduler:
-    """The loop over the threads of a block. The context announces every barrier to the observers."""
+    """The loop over the threads of a block. The context reports every barrier to the observers."""
 
     def __init__(self, context):
         self.context = context
-        # Whether a barrier opens once enough threads have arrived by any instruction (PTX), or once all
-        # threads have reached the same call (CUDA C++).
+        # Whether a barrier counts arrivals from any instruction (PTX), rather than requiring all threads to
+        # reach the same call (CUDA C++).
         self.counts_arrivals = False
         self.atomics_yield = (
             False  # whether an atomic lets other threads run: needed if threads spin on memory
         )
-        self.abandoned = 0  # blocks ended early
+        self.abandoned = 0  # number of blocks ended early
         self.woken = False  # whether threads of parked blocks can run again
-        # how often the running thread could have yielded, and up to which number it need not
+        # opportunities to yield since the current thread was resumed, and the number that it may pass up
         self.turns = self.patience = 0
         self.thread_index, self.block_index, self.block = Dim3(), Dim3(), None
 
@@ -54,7 +56,7 @@ class Scheduler:
         """Run `block` until it is FINISHED, PARKED at a grid barrier, or all its threads have YIELDED."""
         try:
             while block.alive:
-                # 1. Every thread that can run does so until it waits, in the order of the schedule.
+                # 1. Each runnable thread runs until it waits, in the order of the schedule.
                 now, block.ready = self.context.schedule.split_ready(block, block.ready)
                 for thread in now:
                     if thread.failed_atomic is not None and self.should_skip(thread):
@@ -64,7 +66,7 @@ class Scheduler:
                     thread.fiber.resume()
                     if thread.done:
                         self.end_thread(thread)
-                # 2. Threads that only let others go first are ready again.
+                # 2. All ready threads have merely yielded, so let other blocks run.
                 if block.ready and all(thread.waits == TURN for thread in block.ready):
                     return YIELDED
                 # 3. No thread can run: a barrier opens, a warp operation completes, or the kernel has a bug.
@@ -73,12 +75,15 @@ class Scheduler:
             self.block_ended(block)
             return FINISHED
         except BaseException:
+            # Accesses after an error are incomplete; no observer may see them.
             del (self.context.log or [])[:]
             raise
 
     def should_skip(self, thread):
-        """Return whether `thread` would repeat a failed atomic on unchanged memory. After MOST_SKIPS times
-        the answer is no, because the thread may do something else between two such atomics."""
+        """Return whether to skip `thread`, because it would repeat a failed atomic on unchanged memory.
+
+        After MOST_SKIPS skips it runs anyway, because it may do something else between two such atomics.
+        """
         failed = thread.failed_atomic
         if not failed.repeated or not failed.would_fail_again() or thread.times_skipped >= MOST_SKIPS:
             thread.times_skipped = 0
@@ -87,7 +92,7 @@ class Scheduler:
         return True
 
     def enter(self, thread):
-        """Make `thread` the running one."""
+        """Make `thread` the current thread."""
         if thread.block is not self.block:
             self.enter_block(thread.block)
         index, context = self.thread_index, self.context
@@ -113,7 +118,8 @@ class Scheduler:
         warp.lane_ended(self.context, thread)
 
     def handle_error(self, thread):
-        """Raise the ThreadError for an exception in `thread`, or append a finding if it made no progress."""
+        """Raise the ThreadError for an exception in `thread`, or append a finding if the thread made no
+        progress."""
         error = thread.error
         if isinstance(error, SimulatorError):
             raise error
@@ -136,8 +142,10 @@ class Scheduler:
         raise error
 
     def report_no_progress(self, thread, site, decided=True):
-        """Append the finding that `thread` makes no progress, at `site` if that is known; or, if not
-        `decided`, that it may make none."""
+        """Append the finding that `thread` makes no progress, at `site` if it is known.
+
+        If not `decided`, the finding states that the loop may be endless.
+        """
         self.context.findings.append(
             Finding(
                 "no-progress",
@@ -157,17 +165,19 @@ class Scheduler:
     # --- waiting --------------------------------------------------------------------------------------------
 
     def wait(self, waits, frame, payload=None):
-        """Suspend the running thread at `frame`. Return the result that was stored when the thread was
-        woken."""
+        """Suspend the current thread at `frame`. Return the result that was set before the thread was
+        resumed."""
         thread = self.context.thread
         thread.waits, thread.frame, thread.payload = waits, frame, payload
         thread.fiber.suspend()
         return thread.result
 
     def yield_turn(self, frame, repeats=False):
-        """Let other threads go before the running one, if the kernel is one in which threads spin on
-        memory. `repeats`: the thread is about to repeat a failed atomic, so that it yields even if the
-        schedule would let it continue."""
+        """Let other threads run before the current one, if threads of this kernel spin on memory.
+
+        repeats: whether the thread is about to repeat a failed atomic. It then yields even if the schedule
+            would let it continue.
+        """
         if not self.atomics_yield or not repeats and self.has_turns_left():
             return
         thread = self.context.thread
@@ -176,34 +186,36 @@ class Scheduler:
             self.wait(TURN, frame)
 
     def yield_before_atomic(self, key, frame):
-        """Let other threads go before an atomic. `key` identifies the atomic and its operands."""
+        """Let other threads run before an atomic. `key` identifies the atomic and its operands."""
         failed = self.context.thread.failed_atomic
         if failed is not None:
             failed.repeated = bool(failed.key == key)
         self.yield_turn(frame, failed is not None and failed.repeated and failed.would_fail_again())
 
     def has_turns_left(self):
-        """Return whether the schedule lets the running thread continue where it could yield."""
+        """Return whether the schedule lets the current thread continue at a point where it could yield."""
         self.turns += 1
         self.context.entered += 1
         return self.turns <= self.patience
 
     def resolve_waits(self, block):
-        """Act when no thread of `block` can run. Return True if threads were woken; False if the block
-        stays parked or has been ended."""
+        """Resolve a state in which no thread of `block` can run.
+
+        Return True if threads were woken. Return False if the block stays parked or was ended.
+        """
         waiting = [thread for thread in block.threads if not thread.done]
         what = {thread.waits for thread in waiting}
         if WARP in what and warp.complete_converged(self.context, block):
             return True
-        # Another block has to run first; until then this one is parked.
+        # Another block has to run first. Until then, this block is parked.
         if ONE_OF_BLOCK in what:
             self.context.flush()
             return False
-        # We count equal positions instead of making a set: Python takes a microsecond to hash a code object.
+        # Count equal positions instead of building a set, because hashing a code object takes a microsecond.
         places = [(thread.frame.f_code, thread.frame.f_lasti, thread.calls) for thread in waiting]
         meet = places.count(places[0]) == len(block.threads)
         together = meet and len({thread.iterations for thread in waiting}) == 1
-        # All threads wait at one grid barrier, which opens once every block is parked (Grid.release).
+        # All threads wait at one grid barrier. It opens once every block is parked there (Grid.release).
         if what == {GRID} and together:
             self.context.flush()
             return False
@@ -219,7 +231,7 @@ class Scheduler:
             barrier.deliver_vote(waiting)
             self.open_barrier(block)
             return True
-        # No barrier can open: report why, the most specific reason first, and end the block.
+        # No barrier can open. Report the most specific reason, and end the block.
         self.context.flush()
         self.context.findings.append(
             barrier.different_iterations_finding(self, block)
@@ -236,7 +248,7 @@ class Scheduler:
         return False
 
     def open_barrier(self, block):
-        """Begin a new epoch: all threads of `block` have arrived."""
+        """Open the barrier at which all threads of `block` wait, and start a new epoch."""
         self.context.flush()
         self.context.collective(block.threads[0].waits, block, block.threads[0].frame)
         self.context.announce("barrier_opened", block.index, block.epoch)
@@ -245,7 +257,7 @@ class Scheduler:
         block.ready = list(block.threads)
 
     def waiting_witness(self, thread):
-        """Return the Access that says in a finding where `thread` waits, or that it has returned."""
+        """Return the Access that shows, in a finding, where `thread` waits or that it has returned."""
         if thread.done:
             return Access("returned", thread.block.index, thread.index)
         return self.context.witness("waits", self.context.sites.of_frame(thread.frame, "call"), thread)
@@ -255,10 +267,10 @@ class Scheduler:
         self.context.announce("block_ended", block.index, block.epoch)
 
     def abandon(self, block):
-        """End a block early: unwind its threads."""
+        """End a block early by unwinding its threads."""
         self.abandoned += 1
         for thread in block.threads:
-            if not thread.done and thread.frame is not None:  # a thread that has never waited has not begun
+            if not thread.done and thread.frame is not None:  # a thread that has never waited has not started
                 thread.fiber.abandon()
             thread.done = True
         block.alive, block.ready = 0, []

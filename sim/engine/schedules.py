@@ -1,31 +1,32 @@
-"""Schedules: the order in which threads and blocks run.
+"""Schedules: the orders in which threads and blocks run.
 
-A launch runs under the schedule of its seed. If threads act on the results of atomics, the order may decide
-which code runs, so that the launch runs again under other schedules. These are adversarial:
+A launch runs under the schedule given by its seed. If threads act on the results of atomics, the order may
+decide which code runs, so the launch is run again under adversarial schedules:
 
-- Some let a thread continue for many turns. The first two do so even if it repeats one atomic, as a thread
-  does that waits for a limited time. Blocks and threads run in ascending or descending order. One block and
+- Some let a thread continue for many turns. The first two do so even while it repeats a failed atomic, like a
+  thread that polls for a limited time. Blocks and threads run in ascending or descending order. One block and
   one thread are held back while others can run, for a bounded number of turns.
-- In others everything is random, so that threads are ahead of each other by various distances.
+- The others are random, so that threads get ahead of each other by various distances.
 
-Code that is right in one order by luck is likely to fail under one of these; it is not certain to.
+Code that is correct under one order only by luck is likely, but not certain, to fail under one of these.
 """
 
 import numpy as np
 
-PATIENCE = 32  # the most turns that a thread of an adversarial schedule takes before it lets others go first
-TURNS = 1 << 14  # the same for all threads in total
-FEW = 15  # the number of schedules that every rerun tries
-SPINS = 512  # how often a thread of the first two schedules may repeat a failed atomic without yielding
-ALL_SPINS = 2048  # the same for all threads in total
-SKIPS = 8  # how many rounds the other threads run before the one that is held back
+PATIENCE = 32  # maximum number of turns that an adversarial schedule gives a thread before it yields
+TURNS = 1 << 14  # the same limit for all threads together
+FEW = 15  # number of schedules that every launch with reruns tries
+# number of times that a thread may repeat a failed atomic without yielding, in the first two schedules
+SPINS = 512
+ALL_SPINS = 2048  # the same limit for all threads together
+SKIPS = 8  # number of rounds that the other threads run before the one held back
 
 
 class Seeded:
-    """Random orders drawn from the launch's seed. Every thread yields whenever it may."""
+    """Random orders drawn from the launch's seed. Threads yield at every opportunity."""
 
-    patience = 0  # how many turns a thread takes before it lets others go first
-    interleaves = False  # whether threads let others go first even where none waits for them
+    patience = 0  # number of opportunities to yield that a thread passes up
+    interleaves = False  # whether threads yield even if no thread waits for them
 
     def __init__(self, random):
         self.random = random
@@ -35,23 +36,24 @@ class Seeded:
         return self.random.permutation(n).tolist()
 
     def split_ready(self, block, ready):
-        """Return (the threads of `ready` that run now, in order; those that are held back)."""
+        """Return (the threads in `ready` that run now, in order; the threads that are held back)."""
         return [ready[position] for position in self.order(len(ready))], []
 
     def keeps_spinning(self, thread):
-        """Return whether a thread continues where it would normally have to yield."""
+        """Return whether a thread may continue where it would normally have to yield."""
         return False
 
     def may_start_block(self, waiting):
-        """Return whether the next block may begin; `waiting` blocks have not begun."""
+        """Return whether the next block may start. `waiting` is the number of blocks that have not
+        started."""
         return True
 
     def rotate(self, blocks):
-        """Bring the block that runs next to the front of a deque."""
+        """Rotate a deque so that the next block to run is in front."""
 
 
 class Erratic(Seeded):
-    """Random orders in which some threads stand still for a while, and others take many turns."""
+    """Random orders in which some threads pause for a while and others take many turns."""
 
     interleaves = True
 
@@ -69,11 +71,12 @@ class Erratic(Seeded):
 
 
 class Adversarial(Seeded):
-    """Ascending or descending orders, in which one block and one thread may be held back.
+    """Ascending or descending orders in which one block and one thread may be held back.
 
     down: whether the order is descending.
-    held_back: which block and thread are held back, as a fraction of all; None for no one.
-    spins: how often threads may repeat a failed atomic without letting others go first, in total.
+    held_back: the position of the block and thread to hold back, as a fraction of their number; None for
+        none.
+    spins: number of times that threads may repeat failed atomics without yielding, in total.
     """
 
     interleaves = True
@@ -91,7 +94,7 @@ class Adversarial(Seeded):
         return positions
 
     def held_back_index(self, n):
-        """Return which of n is held back."""
+        """Return the index of the item to hold back among n."""
         return min(int(self.held_back * n), n - 1)
 
     def split_ready(self, block, ready):
@@ -115,7 +118,7 @@ class Adversarial(Seeded):
 
 
 def adversarial_schedules(threads):
-    """Yield the schedules of reruns for a launch of `threads` threads: the most effective ones first, then
+    """Yield the schedules for reruns of a launch with `threads` threads: the most effective ones first, then
     random ones."""
     yield Adversarial(threads, False, spins=ALL_SPINS)
     yield Adversarial(threads, True, spins=ALL_SPINS)

@@ -1,8 +1,7 @@
-"""Operations of a warp: a lane waits until every lane in the mask has arrived; then all lanes get their
-results at once.
+"""Warp operations: a lane waits until every lane in the mask has arrived. Then all lanes get their results.
 
-A lane that has returned is not waited for (CUDA C++ Programming Guide: "all non-exited threads named in mask
-must execute the same intrinsic with the same mask"), but its value cannot be read.
+A lane that has returned is not waited for, but its value cannot be read. CUDA C++ Programming Guide: "all
+non-exited threads named in mask must execute the same intrinsic with the same mask".
 """
 
 import numpy as np
@@ -14,7 +13,7 @@ from sim.nouns import plural
 
 
 class Group:
-    """The lanes of one warp that have arrived at one operation with one mask."""
+    """The lanes of one warp that have arrived at one operation with the same mask."""
 
     __slots__ = ("operation", "mask", "threads", "bits")
 
@@ -22,13 +21,13 @@ class Group:
         self.operation, self.mask, self.threads, self.bits = operation, mask, {}, 0
 
     def missing(self, block, warp):
-        """Return a mask of the lanes that are in the mask, have not returned, and have not arrived."""
+        """Return the lane mask of those that are in the mask, have not returned and have not arrived."""
         return FULL if self.mask == CONVERGED else self.mask & block.lanes_alive[warp] & ~self.bits
 
 
 def arrive(scheduler, operation, arguments, frame):
-    """Let the running thread take part in an Instruction. Return its result once all lanes of the mask
-    have arrived."""
+    """Let the current thread participate in a warp instruction, and return its result once all lanes in the
+    mask have arrived."""
     thread = scheduler.context.thread
     mask = CONVERGED if operation.mask == CONVERGED else FULL
     if operation.mask == GIVEN:
@@ -37,10 +36,10 @@ def arrive(scheduler, operation, arguments, frame):
     if mask != CONVERGED and not mask >> thread.lane & 1:
         scheduler.context.findings.append(mask_without_caller_finding(scheduler, thread, mask, frame))
         return operation.result_outside_mask(payload)
-    # Lanes may arrive at different syncwarp instructions (PTX ISA, bar.warp.sync); all other operations must
-    # be at the same call.
+    # Lanes may arrive at different syncwarp instructions (PTX ISA, bar.warp.sync). For any other operation,
+    # they must be at the same call.
     place = () if operation.name == "syncwarp" else (id(frame.f_code), frame.f_lasti)
-    # lanes with this key take part in one operation
+    # lanes with equal keys participate in the same operation
     key = (thread.warp, operation.name, mask, *place)
     group = thread.block.warp_groups.get(key)
     if group is None:
@@ -49,7 +48,7 @@ def arrive(scheduler, operation, arguments, frame):
     group.threads[thread.lane] = thread
     group.bits |= 1 << thread.lane
     thread.frame, thread.payload = frame, payload
-    # the last lane completes the operation, and continues without waiting
+    # The last lane completes the operation and continues without waiting.
     if not group.missing(thread.block, thread.warp):
         complete(scheduler.context, thread.block, key, running=thread)
         return thread.result
@@ -57,7 +56,7 @@ def arrive(scheduler, operation, arguments, frame):
 
 
 def complete(context, block, key, running=None):
-    """Compute every lane's result, and wake all lanes but the running thread's."""
+    """Compute each lane's result, and wake all lanes except the current thread."""
     group = block.warp_groups.pop(key)
     lanes = sorted(group.threads)
     payloads = {lane: group.threads[lane].payload for lane in lanes}
@@ -80,7 +79,7 @@ def complete(context, block, key, running=None):
 
 
 def lane_ended(context, thread):
-    """Remove a lane that has returned. Complete the operations that waited for it alone."""
+    """Remove a lane that has returned, and complete the operations that waited only for it."""
     block = thread.block
     block.lanes_alive[thread.warp] &= ~(1 << thread.lane)
     for key, group in list(block.warp_groups.items()):
@@ -89,8 +88,10 @@ def lane_ended(context, thread):
 
 
 def complete_converged(context, block):
-    """Complete operations with the lanes present, for instructions such as activemask that ask which lanes
-    have converged. Called when no thread can run. Return whether a thread was woken."""
+    """Complete operations that report converged lanes, such as activemask, with the lanes that have arrived.
+
+    Called when no thread can run. Return whether a thread was woken.
+    """
     keys = [key for key in block.warp_groups if key[2] == CONVERGED]
     for key in keys:
         complete(context, block, key)
@@ -101,7 +102,7 @@ def complete_converged(context, block):
 
 
 def mask_without_caller_finding(scheduler, thread, mask, frame):
-    """Return the finding for a lane that passes a mask that does not include the lane itself."""
+    """Return the finding for a lane that passes a mask without the lane itself."""
     site = scheduler.context.sites.of_frame(frame, "call")
     return Finding(
         "warp-divergence",
@@ -114,8 +115,11 @@ def mask_without_caller_finding(scheduler, thread, mask, frame):
 
 
 def absent_lane_findings(context, group, payloads):
-    """Yield findings about lanes that take no part (they have returned, do not exist, or are not in the
-    mask): where the instruction needs all lanes, or where another lane reads from one."""
+    """Yield findings about lanes that do not participate: they have returned, do not exist, or are not in the
+    mask.
+
+    There is one if the instruction needs all lanes, and one per lane that reads from such a lane.
+    """
     operation = group.operation
     if operation.mask == ALL and group.bits != FULL:
         first = group.threads[min(group.threads)]
@@ -159,7 +163,7 @@ def reads_from_absent_lanes(operation, payloads):
 
 
 def undefined_like(value, filling):
-    """Return a value of the type of `value`, from memory full of `filling`."""
+    """Return a value with the type of `value`, made from the fill pattern `filling`."""
     if isinstance(value, tuple):  # (value, predicate)
         return undefined_like(value[0], filling), *value[1:]
     dtype = np.asarray(value).dtype
@@ -174,7 +178,7 @@ def format_lanes(lanes):
 
 
 def divergence_finding(scheduler, block):
-    """Return the finding for lanes that wait for lanes which cannot arrive."""
+    """Return the finding for lanes that wait for lanes that cannot arrive."""
     key, group = min(block.warp_groups.items(), key=lambda item: (item[0][0], min(item[1].threads)))
     missing = [lane for lane in range(32) if group.missing(block, key[0]) >> lane & 1]
     first = group.threads[min(group.threads)]

@@ -1,5 +1,5 @@
-"""A watchdog for threads that neither wait nor call the simulator: an endless loop that counts no
-iterations, or one too long."""
+"""A watchdog for threads that neither wait nor call the simulator, such as one in an endless loop without
+`tick`."""
 
 import threading
 
@@ -7,12 +7,12 @@ from sim.context import PATIENCE
 from sim.engine.os_thread import throw_into
 from sim.errors import Stuck
 
-INTERVAL = 0.5  # seconds between two looks
+INTERVAL = 0.5  # seconds between checks
 
 
 class Watchdog:
-    """A context manager around a launch. If nothing has moved for `patience` seconds, it raises Stuck in
-    the running thread."""
+    """A context manager around a launch. If nothing happens for `patience` seconds, it raises Stuck in the
+    current thread."""
 
     def __init__(self, context):
         self.context, self.patience = context, PATIENCE * max(1, (context.max_steps or 0) / 1e6)
@@ -36,7 +36,8 @@ class Watchdog:
                 idle = 0.0
 
     def interrupt(self):
-        # The engine "threads" has an operating-system thread for each CUDA thread; others use the launcher's.
+        # The engine "threads" has an operating-system thread per CUDA thread. All other engines run in the
+        # launcher's thread.
         running = self.context.thread
         thread = getattr(running.fiber, "thread", None) if running else None
         throw_into(thread.ident if thread else self.launcher, Stuck)
