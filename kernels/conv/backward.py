@@ -1,7 +1,7 @@
-"""Convolutional attention, backward: one kernel owns a tile of queries and computes dQ and dW, another owns a
-tile of keys and computes dK and dV.
+"""Convolutional attention, backward: one kernel for dQ and dW, one for dK and dV.
 
-With L, D = rowsum(dO * O), and S0 and T as in conv/forward.py, for one head:
+Each block of the first kernel owns a tile of queries; each block of the second owns a tile of keys. With L, D
+= rowsum(dO * O), and S0 and T as in conv/forward.py, for one head:
 
     P         = exp(T - L), 0 where masked
     dT        = P * (dO·vᵀ - D)
@@ -10,19 +10,19 @@ With L, D = rowsum(dO * O), and S0 and T as in conv/forward.py, for one head:
     dQ, dK    = scale · dS k, scale · dSᵀ q
     dV        = Pᵀ dO
 
-A score contributes to T of the queries below it and of the keys on both sides, so its gradient depends on
-their dT: the halo is on every side. A tile of size × size scores owns size - 2·P_q rows and size - 2·(c_k -
-1) columns:
+A score contributes to T of the queries below it and of the keys on both sides, so its gradient depends on dT
+of all of these. The halo is therefore on every side. A tile of size × size scores owns size - 2·P_q rows and
+size - 2·(c_k - 1) columns:
 
     S0    rows [i0 - P_q, i0 + rows + P_q)    columns [j0 - (c_k - 1), j0 + columns + (c_k - 1))
     dT    rows [i0, i0 + rows + P_q)          columns [j0 - P_r, j0 + columns + P_k)
     dS    rows [i0, i0 + rows)                columns [j0, j0 + columns)
 
-Each of these begins at index (0, 0) of its shared tile. The owned columns of dT begin at P_r, those of dS at
-0. dW, dK and dV sum only over owned scores.
+Each of these starts at index (0, 0) of its shared tile, so the owned columns start at P_r in dT and at 0 in
+dS. Only owned scores are summed into dW, dK and dV.
 Sources: as conv/forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
 
-    grid    (B · H, ⌈N / owned⌉)        block   (size / 4)² threads: 256 for the size 64
+    grid    (B · H, ⌈N / owned⌉)        block   (size / 4)² threads: 256 for size 64
     shared  2 · size · (size + 9) + 2 · size · 12 + 512 + 2 · 16² floats, static: 46.5 KiB
     cost    (3·d + 3·c_q·c_k) and (4·d + 2·c_q·c_k) multiply-adds per score, and more for recomputed halos
 """
@@ -53,7 +53,7 @@ from kernels.conv.tiles import (
 )
 
 SIZE = 64
-CHUNK_WORDS = 8 + GROUP  # words of a chunk's row; larger chunks would exceed 48 KiB of shared memory
+CHUNK_WORDS = 8 + GROUP  # words per row of a chunk; larger chunks would exceed 48 KiB of shared memory
 
 
 # Kernels ----------------------------------------------------------------------------------------------------
@@ -61,8 +61,7 @@ CHUNK_WORDS = 8 + GROUP  # words of a chunk's row; larger chunks would exceed 48
 
 @functools.cache
 def queries_kernel(width, size):
-    """Return the kernel of dQ and dW for rows of at most `width` elements and tiles of `size` × `size`
-    scores."""
+    """Compile the kernel for dQ and dW, for rows of at most `width` elements and tiles of `size` × `size`."""
     step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
     patch_numbers = PATCH * (width // step)
     rows_at_a_time = min(16, 512 // width)
@@ -76,8 +75,8 @@ def queries_kernel(width, size):
         log_sum, d: (B, H, N), L and D.
         extent: kernels.common.extent.Extent.
         d_q: like q.
-        d_w: (R, H, c_q, c_k). Block b of a head adds to d_w[b % R], so R = 1 gives one sum, and R = number of
-            blocks gives deterministic partial sums.
+        d_w: (R, H, c_q, c_k). Block b of a head adds to d_w[b % R]. R = 1 yields one sum; R = the number of
+            blocks yields deterministic partial sums.
         """
         s_tile, g_tile = cuda.shared.array((size, pitch), float32), cuda.shared.array((size, pitch), float32)
         a_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
@@ -95,8 +94,8 @@ def queries_kernel(width, size):
         diagonal = first_key - first_query + owned_diagonal
         rows, columns, right = size - 2 * (c_q - 1), size - 2 * (c_k - 1), c_k - 1 - (c_k - 1) // 2
         i0 = (cuda.gridDim.y - 1 - cuda.blockIdx.y) * rows
-        # 1. load the taps, and choose those whose gradient this thread sums: STRIP of a row, over every
-        # parts-th row of the tile
+        # 1. Load the taps. This thread computes the gradient of STRIP taps of one row, over every parts-th
+        #    row of the tile.
         clear(s_tile)
         clear(g_tile)
         load_taps(taps, w[head], False)
@@ -109,15 +108,15 @@ def queries_kernel(width, size):
             tap_sums[x] = float32(0)
         for x in range(patch_numbers):
             d_q_patch[x] = float32(0)
-        cuda.syncthreads()  # s_tile is clear: step 5 writes there, even if no query sees a key
+        cuda.syncthreads()  # s_tile has been cleared: step 5 writes to it even if no query sees a key
         last_key = min(keys, i0 + rows + diagonal) if causal else keys
         for j0 in range(0, last_key, columns):
-            # 2. S0, dO·vᵀ, and from them dT
+            # 2. compute S0 and dO·vᵀ, and from them dT
             recompute_tile(
                 strip, s_tile, g_tile, taps, q_rows, k_rows, v_rows, d_o_rows, log_sum[batch, head],
                 d[batch, head], i0, j0, scale, causal, extent, c_q, c_k, a_chunk, b_chunk,
             )  # fmt: skip
-            # 3. dW and dS; dS is then stored over S0
+            # 3. compute dW and dS, and store dS over S0
             if a < c_q:
                 add_tap_gradients(
                     tap_sums,
@@ -161,16 +160,17 @@ def queries_kernel(width, size):
 
 @functools.cache
 def keys_kernel(width, size):
-    """Return the kernel of dK and dV for rows of at most `width` elements and tiles of `size` × `size`
-    scores."""
+    """Compile the kernel for dK and dV, for rows of at most `width` elements and tiles of `size` × `size`."""
     step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
     patch_numbers = PATCH * (width // step)
     rows_at_a_time = min(16, 512 // width)
 
     @cuda.jit(max_registers=MOST_REGISTERS)
     def conv_backward_keys_kernel(q, k, v, w, log_sum, d, d_o, scale, causal, extent, d_k, d_v):
-        """Store dK in d_k, like k, and dV in d_v, like v; the other arguments are those of the kernel of
-        dQ and dW."""
+        """Store dK in d_k, shaped like k, and dV in d_v, shaped like v.
+
+        The other arguments are those of the kernel for dQ and dW.
+        """
         s_tile, g_tile = cuda.shared.array((size, pitch), float32), cuda.shared.array((size, pitch), float32)
         a_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
         b_chunk = cuda.shared.array((size, CHUNK_WORDS), float32, alignment=16)
@@ -189,20 +189,20 @@ def keys_kernel(width, size):
         diagonal = first_key - first_query + owned_diagonal
         rows, columns, right = size - 2 * (c_q - 1), size - 2 * (c_k - 1), c_k - 1 - (c_k - 1) // 2
         j0 = cuda.blockIdx.y * columns
-        # 1. the taps
+        # 1. load the taps
         clear(s_tile)
         clear(g_tile)
         load_taps(taps, w[head], False)
         load_taps(flipped, w[head], True)
         for x in range(patch_numbers):
             d_k_patch[x] = d_v_patch[x] = float32(0)
-        # 2. every tile of rows in which a query sees a key of this block
+        # 2. loop over the tiles of rows in which some query sees a key of this block
         for i0 in range(max(0, j0 - diagonal) // rows * rows if causal else 0, n, rows):
             recompute_tile(
                 strip, s_tile, g_tile, taps, q_rows, k_rows, v_rows, d_o_rows, log_sum[batch, head],
                 d[batch, head], i0, j0, scale, causal, extent, c_q, c_k, a_chunk, b_chunk,
             )  # fmt: skip
-            # 3. P is stored over S0, and dS over dT
+            # 3. store P over S0, and dS over dT
             store_strips(s_tile, strip, rows, right, right + columns)
             score_gradients(
                 strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k
@@ -244,20 +244,21 @@ def conv_backward(
     size=SIZE,
     extent=None,
 ):
-    """Return (dQ, dK, dV, dW), the gradients of convolutional attention, shaped like q, k, v and w.
+    """Return (dQ, dK, dV, dW), the gradients of convolutional attention, in the shapes of q, k, v and w.
 
     q, k, v, w, causal, scale: the arguments of `conv_forward`.
-    o, log_sum: its results.
-    d_o: the gradient of o, of the same shape and type.
-    wanted: which of the four gradients are needed. One that is not is None, and a kernel runs only if one of
+    o, log_sum: the results of `conv_forward`.
+    d_o: the gradient of o, with its shape and dtype.
+    wanted: which of the four gradients are needed. The others are None; a kernel is launched only if one of
         its results is needed.
-    deterministic: make dW the same, bit for bit, in each run, for some memory and time. The other gradients
-        always are, and so is dW of 16-bit values.
+    deterministic: make dW reproducible bit for bit, at some cost in memory and time. The other gradients
+        always are, and so is dW of 16-bit tensors.
     size: rows and columns of a tile of float32 scores, 64 or 32.
-    extent: as for `conv_forward`. Then o, log_sum and d_o belong to the owned queries, over all keys of the
-        sequence, and the gradients are those of the owned scores, in rows of the halo too.
+    extent: as for `conv_forward`. Then o, log_sum and d_o belong to the owned queries, computed over all keys
+        of the sequence. The gradients are those of the owned scores; halo rows have gradients, too.
 
-    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
+    Raise TypeError or ValueError for an invalid argument; the message states the actual and the expected
+    value.
     """
     dtypes = FLOAT32 if extent else ANY_FLOAT
     q, k, v, w, scale, d_o, extent = backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent, dtypes)

@@ -1,6 +1,6 @@
-"""Device functions of convolutional attention's backward kernels: P, dT and dS of a tile of scores.
+"""Device functions of the float32 backward kernels of convolutional attention: P, dT and dS of a tile.
 
-The formulas are in `backward.py`, and so is where each of these matrices begins in its shared tile.
+`backward.py` has the formulas, and the position of each of these matrices in its shared tile.
 """
 
 import math
@@ -16,12 +16,12 @@ from kernels.conv.tiles import STRIPS, convolve_strips, products, strip_column, 
 def probabilities_and_gradients(
     strip, s_tile, g_tile, taps, i0, j0, log_sum, d, keys, causal, diagonal, c_q, c_k
 ):
-    """Compute P in this thread's strips and dT in g_tile, from S0 in s_tile and dO·vᵀ in g_tile.
+    """Compute P in this thread's strips, and dT in g_tile, from S0 in s_tile and dO·vᵀ in g_tile.
 
-    Elements that are masked, outside the sequence, or beyond dT's halo become 0.
+    Elements that are masked, outside the sequence, or beyond the halo of dT become 0.
 
-    strip: one STRIP for each of this thread's strips, in the order of `convolve_strips`.
-    i0, j0: the owned query and the owned key at dT's index (0, 0).
+    strip: this thread's strips, STRIP elements each, in the order of `convolve_strips`.
+    i0, j0: the owned query and the owned key at index (0, 0) of dT.
     log_sum, d: (N,), L and D of the owned queries.
     keys: the number of owned keys.
     """
@@ -59,9 +59,9 @@ def recompute_tile(
     strip, s_tile, g_tile, taps, q_rows, k_rows, v_rows, d_o_rows, log_sum, d, i0, j0, scale, causal, extent,
     c_q, c_k, a_chunk, b_chunk,
 ):  # fmt: skip
-    """Recompute S0 of a tile and its halo in s_tile, P in the strips and dT in g_tile.
+    """Recompute S0 of a tile and its halo in s_tile, P in the strips, and dT in g_tile.
 
-    i0, j0: the first owned row and column of the tile, counted with the halos of `extent`.
+    i0, j0: the first owned row and column of the tile, relative to the first rows of q and k, halos included.
     """
     first_query, first_key, diagonal = extent
     i, j = i0 - first_query, j0 - first_key - (c_k - 1 - (c_k - 1) // 2)  # query and key at dT's index (0, 0)
@@ -88,8 +88,10 @@ def recompute_tile(
 
 @cuda.jit(device=True)
 def score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, keys, causal, diagonal, c_q, c_k):
-    """Compute dS in this thread's strips from dT in g_tile; 0 where a score is masked, outside, or not
-    owned."""
+    """Compute dS in this thread's strips from dT in g_tile.
+
+    dS is 0 for scores that are masked, outside the sequence, or not owned.
+    """
     size = g_tile.shape[0]
     turns, strips = turns_and_strips(size)
     counts = cuda.local.array(STRIPS, int32)
@@ -107,7 +109,7 @@ def score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, keys, caus
 
 @cuda.jit(device=True)
 def store_strips(tile, strip, rows, first_column, last_column):
-    """Store this thread's strips in the tile, and 0 outside [0, rows) × [first_column, last_column)."""
+    """Store this thread's strips in the tile, with 0 outside [0, rows) × [first_column, last_column)."""
     size = tile.shape[0]
     turns, strips = turns_and_strips(size)
     for turn in range(turns):

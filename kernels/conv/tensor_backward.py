@@ -1,35 +1,35 @@
-"""Convolutional attention, backward, on tensor cores: bfloat16 or float16 in and out, float32 accumulators.
+"""Convolutional attention, backward kernels on tensor cores: bfloat16 or float16 data, float32 accumulators.
 
-The formulas are those of `conv_backward`. One kernel is compiled twice; it owns rows of the scores and loops
-over their columns:
+The formulas are those of `conv_backward`. One kernel is compiled in two variants. It owns rows of the scores
+and loops over their columns:
 
-    of queries   rows are queries, columns are keys: dQ, and the taps' gradient
-    of keys      rows are keys, columns are queries; all scores and the taps are transposed: dK and dV
+    for queries  rows are queries, columns are keys: dQ, and the gradient of the taps
+    for keys     rows are keys, columns are queries, so scores and taps are transposed: dK and dV
 
-An iteration takes COLUMNS columns through three phases; in each, a warp computes 16 rows:
+An iteration processes COLUMNS columns in three phases. In each phase, a warp computes 16 rows:
 
     1. S0  of new columns, stored in shared memory in 16 bits
     2. T   by products with bands of taps (as in `tensor_forward`), P and dT, which is stored in shared
            memory; dV
-    3. dS  by products with bands of the flipped taps; dQ or dK; the taps' gradient
+    3. dS  by products with bands of the flipped taps; dQ or dK; the gradient of the taps
 
-A row shift is a different address in shared memory, so the halo of rows is computed once per block: row x of
-T needs the rows x to x + row taps - 1 of S0, and row x of dS needs the same rows of dT. The columns of S0 and
-dT that the next window needs stay in a ring buffer, so there is no halo of columns.
+A row shift is merely another address in shared memory, so the halo of rows is computed once per block: row x
+    of T depends on the rows x to x + row_taps - 1 of S0, and row x of dS on the same rows of dT. A ring
+    buffer keeps the columns of S0 and dT that the next window needs, so there is no halo of columns.
 
-The taps' gradient of a row shift a sums S0[i + a, j'] · dT[i, j] over rows i, for eight columns j and the
-window of columns j' around them. This is a matrix product, whose diagonals j' - j are the taps. Each warp
-computes every WARPS-th row shift.
+The gradient of the taps with row shift a sums S0[i + a, j'] · dT[i, j] over rows i, for eight columns j and
+the window of columns j' around them. This is a matrix product, and the taps are sums along its diagonals j' -
+j. Each warp computes every WARPS-th row shift.
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 2 (L and
     D).
 
-    grid    (B · H, ⌈N / owned⌉), owned = WARPS · 16 - 2 · (row taps - 1); blocks with most work first
-    block   WARPS · 32 threads; 128 registers at d = 64, of which some spill (at most 88 bytes), 226 to 247
-            at d = 128 (sm_90)
+    grid    (B · H, ⌈N / owned⌉), owned = WARPS · 16 - 2 · (row_taps - 1); blocks with the most work first
+    block   WARPS · 32 threads; 128 registers at d = 64, with at most 88 bytes of spills, 226 to 247
+            registers at d = 128 (sm_90)
     shared  100 to 113 KiB at d = 64, so that two blocks are resident on a multiprocessor, and more for taps
             above about 11 × 11; 164 to 174 KiB at d = 128
-    cost    multiply-adds per score, before halos: 3 · d of queries, 4 · d of keys; and 16 times the row taps
-            for each of T, dS and dW (24 for more than nine column taps)
+    cost    multiply-adds per score, before halos: 3 · d for queries, 4 · d for keys; and 16 · row_taps for
+            each of T, dS and dW (24 · row_taps for more than nine column taps)
 """
 
 import functools
@@ -69,8 +69,8 @@ from kernels.tensor_cores.tiles import (
     window_of,
 )
 
-WARPS = 8  # warps in a block
-FEW = 16  # up to this many queries, D is computed from the scores
+WARPS = 8  # warps per block
+FEW = 16  # up to this number of queries, D is computed from the scores
 
 
 # The kernel -------------------------------------------------------------------------------------------------
@@ -78,14 +78,16 @@ FEW = 16  # up to this many queries, D is computed from the scores
 
 @functools.cache
 def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=None):
-    """Return the kernel for rows of `width` elements and (c_q, c_k) taps, of queries or of keys.
+    """Compile the kernel for rows of `width` elements and (c_q, c_k) taps.
 
-    The arguments of the kernel:
+    of_keys: compile the variant for dK and dV instead of that for dQ and dW.
+
+    The kernel's arguments:
 
     x, x2: the owned rows of the products S0 and dO·vᵀ: q and d_o, or k and v.
-    y, y2: the rows of their columns: k and v, or q and d_o.
+    y, y2: the rows that correspond to their columns: k and v, or q and d_o.
     first_gradient: dQ or dK.
-    second_gradient: dW, one part for each block, or dV.
+    second_gradient: dW, one part per block, or dV.
     """
     pack, scaled = ARITHMETIC[kind].pack, kind == "float16"
     frame = frame_of(c_q, c_k, of_keys)
@@ -96,11 +98,11 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
     t_offset, s_offset = (
         columns_before - lag,
         column_taps - 1 - 2 * lag,
-    )  # the offsets of dT's and dS's columns from S0's
+    )  # column offsets of dT and dS relative to S0
     d_tiles, two_steps, bands_in_all = width // 8, 2 * COLUMNS, row_taps * window
     ring_rows, d_numbers = rows + halo, d_tiles * 4
     shifts, sums_of_shift = -(-row_taps // warps), SUMS * (window - 1)
-    # arrays that only one of the two kernels needs have one element in the other
+    # arrays that only one variant needs have one element in the other
     v_numbers, sum_numbers = (d_numbers, 1) if of_keys else (1, shifts * sums_of_shift)
     number_columns, scratch_warps = (two_steps, 1) if of_keys else (1, warps)
     copy_rows, copy = tile_copier(rows, width, threads), tile_copier(COLUMNS, width, threads)
@@ -111,34 +113,34 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
 
     @cuda.jit(device=True)
     def masked(row, column):
-        """Return whether a causal mask hides this score."""
+        """Return whether the causal mask hides this score."""
         return row > column if of_keys else column > row
 
     @cuda.jit(device=True)
     def any_masked(row, column):
-        """Return whether a causal mask hides one of 16 rows and COLUMNS columns from here on."""
+        """Return whether the causal mask hides any score in 16 rows and COLUMNS columns from here on."""
         return row + 15 > column if of_keys else column + COLUMNS - 1 > row
 
     @cuda.jit(device=True)
     def row_of(z):
-        """Return the row of a lane's accumulator z, from the warp's first row."""
+        """Return the row of a lane's accumulator z, relative to the warp's first row."""
         return (z >> 1 & 1) * 8 + ((cuda.threadIdx.x & 31) >> 2)
 
     @cuda.jit(device=True)
     def column_of(z):
-        """Return the column of a lane's accumulator z, from the iteration's first column."""
+        """Return the column of a lane's accumulator z, relative to the iteration's first column."""
         return (z >> 2) * 8 + (z & 1) + (cuda.threadIdx.x & 3) * 2
 
     @cuda.jit(device=True)
     def store_scores(tile, x, warp_row, block):
-        """Store a warp's rows of a tile, rounded to 16 bits."""
+        """Store a warp's rows of a tile in shared memory, rounded to 16 bits."""
         for z in range(0, NUMBERS, 2):
             place = place_of(block + (z >> 2)) + (cuda.threadIdx.x & 3)
             tile[warp_row + row_of(z), place] = int32(pack(x[z], x[z + 1]))
 
     @cuda.jit(device=True)
     def copy_numbers(tile, base, log_sum, delta, batch, head, first):
-        """Start to copy L and D of an iteration's columns."""
+        """Start to copy L and D for the columns of an iteration."""
         n = log_sum.shape[2]
         for part in range(cuda.threadIdx.x, two_steps, threads):
             j = first + part % COLUMNS
@@ -173,12 +175,12 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
         n, warp_row = x.shape[2], warp * 16
         tile = cuda.blockIdx.y if of_keys else cuda.gridDim.y - 1 - cuda.blockIdx.y
         i0 = tile * owned
-        t_begin = i0 if of_keys and causal else 0  # the first column of dT that a row sees
+        t_begin = i0 if of_keys and causal else 0  # first column of dT that any owned row sees
         begin = max(0, t_begin - columns_before)
         end = (min(n, i0 + owned) if causal and not of_keys else n) - s_offset
         factor = LOG2E if scaled else scale * LOG2E
-        s_row, t_row = i0 - halo, i0 - rows_after  # the sequence's row that is row 0 of the tile
-        # 0. copy the rows and the first columns, load the taps, clear the rings
+        s_row, t_row = i0 - halo, i0 - rows_after  # the row of the sequence at row 0 of each tile
+        # 0. copy the rows and the first columns, load the taps, and clear the ring buffers
         copy_rows(x_tile, 0, x, batch, head, s_row)
         copy_rows(x2_tile, 0, x2, batch, head, t_row)
         copy(late_y_tiles, 0, y, batch, head, begin + s_offset)
@@ -207,8 +209,8 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
         cp_async_wait_0()
         cuda.syncthreads()
         for first in range(begin, end, COLUMNS):
-            # 1. S0, 0 where masked
-            # every warp computes its 16 rows; neighbouring warps read them as halo
+            # 1. Compute S0, 0 where masked. Every warp computes 16 rows, and adjacent warps read some of them
+            #    as their halo.
             multiply(s, x_tile, warp_row, y_tiles, base)
             row = s_row + warp_row
             if causal and any_masked(row, first):
@@ -220,7 +222,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                     s[z] = clamped(s[z] * scale)
             store_scores(s_tile, s, warp_row, block)
             cuda.syncthreads()
-            # 2. T and dO·vᵀ; then s becomes P and g becomes dT in place
+            # 2. compute T and dO·vᵀ; then replace s by P and g by dT
             convolve(s, s_tile, warp_row, block, bands)
             multiply(g, x2_tile, warp_row, y2_tiles, base)
             for z in range(NUMBERS):
@@ -233,7 +235,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                 if scaled:
                     g[z] = clamped(g[z])
             row, column = t_row + warp_row, first + t_offset
-            # only tiles at an edge of the sequence, the halo or the mask test each element
+            # only test single elements in tiles at an edge of the sequence, the halo or the mask
             edge = column < t_begin or column + COLUMNS > n or row < 0 or row + 16 > n
             if edge or warp_row + 16 > made or causal and any_masked(row, column):
                 for z in range(NUMBERS):
@@ -246,7 +248,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                 add_products(d_x2, s, y2_tiles, base)
             cp_async_wait_0()
             cuda.syncthreads()
-            # copy the next columns: this iteration's buffers of y and y2 are free, and the last one of late y
+            # copy the next columns: the current buffers of y and y2 and the previous one of late_y are free
             following = first + COLUMNS
             if following < end:
                 copy(late_y_tiles, COLUMNS - base, y, batch, head, following + s_offset)
@@ -257,7 +259,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                 if of_keys:
                     copy_numbers(of_columns, base, log_sum, delta, batch, head, following + t_offset)
             cp_async_commit()
-            # 3. dS; then dQ or dK, and dW
+            # 3. compute dS; then add to dQ or dK, and to dW
             convolve(g, g_tile, warp_row, block, flipped)
             row, column = i0 + warp_row, first + s_offset
             if column < 0 or column + COLUMNS > n or causal and any_masked(row, column):
@@ -271,7 +273,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
             add_products(d_x, g, late_y_tiles, base)
             if not of_keys:
                 add_tap_gradients(sums, s_tile, g_tile, block, n - i0)
-                cuda.syncthreads()  # S0 of the next iteration overwrites what was read here
+                cuda.syncthreads()  # the next iteration overwrites S0
             base, block = COLUMNS - base, block + BLOCKS
         # 4. store the rows that the block owns
         for half in range(2):
@@ -282,7 +284,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                 store(second_gradient, batch, head, t_row + x_row, d_x2, half, float32(1))
         if not of_keys:
             part, tap_factor = batch * cuda.gridDim.y + tile, float32(1) if scaled else scale
-            # the sum along each diagonal j' - j = tap: first by columns in shared memory, then over them
+            # sum along each diagonal j' - j = tap: first per column in shared memory, then over the columns
             for shift in range(shifts):
                 a = warp + shift * warps
                 for z in range(sums_of_shift):
@@ -307,16 +309,18 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
 
 
 def registers_of(width):
-    """Return the limit of registers per thread: 128 where shared memory has room for two resident blocks,
-    else None."""
+    """Return the register limit per thread.
+
+    It is 128 if shared memory has room for two resident blocks, and None otherwise.
+    """
     return 128 if width == 64 else None
 
 
 def sums_of_rows(q, k, v, w, o, log_sum, d_o, causal, scale):
     """Return D = Σ_j P · dP of each query, (B, H, N), float32.
 
-    D equals the sum of dO · O. For few queries it matters that O is rounded to 16 bits, so D is computed from
-    P there, with scores rounded as the kernels round them.
+    D equals the row sum of dO · O. For few queries, the rounding of O to 16 bits matters. D is then computed
+    from P, with scores rounded as in the kernels.
     """
     if q.shape[2] > FEW:
         return (d_o * o.detach().float()).sum(-1)
@@ -328,12 +332,12 @@ def sums_of_rows(q, k, v, w, o, log_sum, d_o, causal, scale):
 
 
 def conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run=None, warps=WARPS):
-    """Return (dQ, dK, dV, dW) like `conv_backward`, each in the type of its tensor.
+    """Return (dQ, dK, dV, dW) like `conv_backward`, each in the dtype of its tensor.
 
-    q, k, v, o, d_o: bfloat16 or float16, contiguous and checked.
-    w: taps, rounded to the type of q.
+    q, k, v, o, d_o: bfloat16 or float16, contiguous and already checked.
+    w: the taps, which are rounded to the dtype of q.
 
-    Every sum has a fixed order, so results are equal from run to run.
+    All sums have a fixed order, so the results are reproducible bit for bit.
     """
     check_tensor_cores(q)
     (batch, heads, n, d), width, taps = q.shape, tensor_width(q.shape[3]), w.shape[1:]
@@ -365,6 +369,6 @@ def conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run
             True, k_bits, v_bits, q_bits, d_o_bits, *shared, d_k.view(torch.int32), d_v.view(torch.int32)
         )
         d_k, d_v = cut(d_k), cut(d_v)
-    if n == 1:  # the only key has weight 1 whatever its score, so these are 0; NaN stays NaN
+    if n == 1:  # the weight of the only key is always 1, so these gradients are 0; NaN stays NaN
         d_q, d_k, d_w = (None if gradient is None else gradient * 0 for gradient in (d_q, d_k, d_w))
     return tuple(gradient if want else None for gradient, want in zip((d_q, d_k, d_v, d_w), wanted))

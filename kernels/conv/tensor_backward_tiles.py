@@ -1,6 +1,6 @@
-"""Device functions of convolutional attention's backward kernel on tensor cores, and the sizes of its tiles.
+"""Device functions and tile sizes of the tensor-core backward kernel of convolutional attention.
 
-A warp computes 16 rows of a tile of scores. S0 and dT of the last columns are in shared memory, in ring
+A warp computes 16 rows of a tile of scores. Shared memory holds the latest columns of S0 and dT, in ring
 buffers of RING blocks of eight columns. `tensor_backward.py` describes how the kernel uses these functions.
 """
 
@@ -13,17 +13,17 @@ from numpy import float32, int32, uint32
 from kernels.tensor_cores.instructions import ldmatrix_x2, ldmatrix_x2_trans, ldmatrix_x4, ldmatrix_x4_trans
 from kernels.tensor_cores.tiles import ARITHMETIC, mma_pair, window_of
 
-COLUMNS = 32  # columns of an iteration
-BLOCKS = COLUMNS // 8  # blocks of eight columns in an iteration
-RING = 2 * BLOCKS  # blocks of a row of S0 and dT in shared memory
-PITCH = RING * 4 + 4  # words of such a row, two elements each; the padding separates the banks of eight rows
-NUMBERS = BLOCKS * 4  # accumulators of a lane, for 16 rows and COLUMNS columns
-SUMS = 8  # accumulators of a lane for a product of 16 × 8 elements, in two chains
+COLUMNS = 32  # columns per iteration
+BLOCKS = COLUMNS // 8  # blocks of eight columns per iteration
+RING = 2 * BLOCKS  # blocks per row of the ring buffers of S0 and dT
+# words per row of a ring buffer, two elements each; the padding puts eight rows in different banks
+PITCH = RING * 4 + 4
+NUMBERS = BLOCKS * 4  # accumulators per lane for 16 rows and COLUMNS columns
+SUMS = 8  # accumulators per lane for a 16 × 8 product, in two chains
 
 
 class Frame(NamedTuple):
-    """The taps in the orientation of the kernel: their number by rows and columns, and how many reach to
-    smaller indices."""
+    """The size of the taps in the kernel's orientation, and their reach towards smaller indices."""
 
     row_taps: int
     column_taps: int
@@ -45,7 +45,8 @@ def owned_rows(frame, warps):
 
 @functools.cache
 def product_maker(kind, depth):
-    """Return multiply(c, a_tile, a_row, b_tile, b_row): c = A Bᵀ of 16 rows and COLUMNS rows."""
+    """Create multiply(c, a_tile, a_row, b_tile, b_row), which computes c = A Bᵀ for 16 rows of A and COLUMNS
+    rows of B."""
     add_pair = mma_pair(kind)
 
     @cuda.jit(device=True)
@@ -66,13 +67,13 @@ def product_maker(kind, depth):
 
 @cuda.jit(device=True)
 def place_of(block):
-    """Return the first column of a block in its ring, in pairs of elements."""
+    """Return the first column of a block in its ring buffer, in pairs of elements."""
     return (block & (RING - 1)) * 4
 
 
 @functools.cache
 def window_loader(blocks, transposed):
-    """Return load(x, tile, row, block), which loads 16 rows of `blocks` blocks of columns.
+    """Create load(x, tile, row, block), which loads 16 rows of `blocks` consecutive 8-column blocks.
 
     x[2 b] and x[2 b + 1] are the upper and the lower half of block b.
     """
@@ -94,10 +95,10 @@ def window_loader(blocks, transposed):
 
 @functools.cache
 def convolver(kind, row_taps, column_taps):
-    """Return convolve(t, tile, row, block, bands): t = T of 16 rows from `row` on.
+    """Create convolve(t, tile, row, block, bands), which computes t = T of the 16 rows from `row` on.
 
-    Each row shift multiplies 16 rows of the tile by its band. The window of t's first column begins window -
-    1 blocks before `block`.
+    For each row shift, 16 rows of the tile are multiplied by the band of that shift. The window of t's first
+    column starts window - 1 blocks before `block`.
     """
     mma, mma_k8, _ = ARITHMETIC[kind]
     window = window_of(column_taps)
@@ -113,7 +114,7 @@ def convolver(kind, row_taps, column_taps):
         for a in range(row_taps):
             load(s, tile, row + a, block - (window - 1))
             b0, b1 = bands[a * window, lane], bands[a * window + 1, lane]
-            # the window of block n begins with block n: 16 columns of S0 in four registers
+            # the window of block n starts at block n: 16 columns of S0 in four registers
             for n in range(BLOCKS):
                 x, y = 2 * n, 4 * n
                 t[y], t[y + 1], t[y + 2], t[y + 3] = mma(
@@ -132,13 +133,14 @@ def convolver(kind, row_taps, column_taps):
 
 @functools.cache
 def tap_gradient_adder(kind, row_taps, column_taps, owned, warps):
-    """Return add_tap_gradients(sums, s_tile, g_tile, block, last), which adds to the taps' gradient.
+    """Create add_tap_gradients(sums, s_tile, g_tile, block, last), which accumulates the gradient of the
+    taps.
 
     A warp computes the row shifts warp, warp + WARPS, …, over owned rows before `last`, with SUMS · (window -
     1) accumulators each.
 
-    Each `mma` waits for the previous one on the same accumulators. Two independent chains, for even and odd
-    blocks, halve this wait.
+    Each `mma` must wait for the previous one on the same accumulators. Two independent chains, for even and
+    odd blocks, halve this wait.
     """
     mma = ARITHMETIC[kind].mma
     window, shifts = window_of(column_taps), -(-row_taps // warps)
@@ -153,7 +155,7 @@ def tap_gradient_adder(kind, row_taps, column_taps, owned, warps):
         pair_of_rows, warp = (cuda.threadIdx.x & 3) * 2, cuda.threadIdx.x >> 5
         for row in range(0, min(owned, last), 16):
             load_g(g, g_tile, row, block)
-            if row + 16 > owned:  # rows from `owned` on belong to the next block: zeros here
+            if row + 16 > owned:  # rows from `owned` on belong to the next block: use zeros instead
                 for x in range(g_numbers):
                     if row + pair_of_rows + (x & 1) * 8 >= owned:
                         g[x] = uint32(0)
@@ -161,7 +163,7 @@ def tap_gradient_adder(kind, row_taps, column_taps, owned, warps):
                 a = warp + shift * warps
                 if a < row_taps:
                     load_s(s, s_tile, row + a, block - (window - 1))
-                    # even and odd blocks have accumulators of their own: two independent chains
+                    # separate accumulators for even and odd blocks: two independent chains
                     for n in range(BLOCKS):
                         x, z = 2 * n, shift * step + (n & 1) * 4
                         sums[z], sums[z + 1], sums[z + 2], sums[z + 3] = mma(
@@ -183,17 +185,17 @@ def tap_gradient_adder(kind, row_taps, column_taps, owned, warps):
 
 @functools.cache
 def band_loader(kind, frame, of_keys):
-    """Return load_bands(bands, w, head, flipped), which stores the fragments of the bands of taps, one
-    register per lane.
+    """Create load_bands(bands, w, head, flipped), which stores the fragments of the tap bands, one register
+    per lane.
 
-    The bands are the right operands of `mma` for a window.
+    The bands are right operands of `mma` for a window.
     """
     pack, window = ARITHMETIC[kind].pack, window_of(frame.column_taps)
     row_taps, column_taps = frame.row_taps, frame.column_taps
 
     @cuda.jit(device=True)
     def tap_of(w, head, a, b, flipped):
-        """Return tap (a, b) in the kernel's orientation; 0 outside the taps."""
+        """Return tap (a, b) in the kernel's orientation, and 0 outside the taps."""
         if b < 0 or b >= column_taps:
             return float32(0)
         if flipped:  # the transposed convolution reads the taps in reverse
@@ -213,10 +215,10 @@ def band_loader(kind, frame, of_keys):
 
 @functools.cache
 def gradient_storer(kind, d_tiles):
-    """Return store(out, batch, head, i, o, half, factor), which stores factor · o of this lane's row as row
+    """Create store(out, batch, head, i, o, half, factor), which stores factor · o of this lane's row as row
     i.
 
-    out: (B, H, N, d / 2), int32, two 16-bit values each.
+    out: (B, H, N, d / 2), int32, two 16-bit values per element.
     """
     pack = ARITHMETIC[kind].pack
 

@@ -1,4 +1,4 @@
-"""Checks of the arguments of the latent kernels."""
+"""Argument checks of the latent kernels."""
 
 import torch
 from numpy import float32, integer
@@ -7,21 +7,21 @@ from kernels.common.arguments import ANY_FLOAT, LARGEST, check, check_device, ch
 
 
 def latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale, dtypes=ANY_FLOAT):
-    """Check the arguments of latent attention; return (q, k_latent, v_latent, w_q, w_v, alpha, window,
-    scale).
+    """Check the arguments of latent attention, and convert them for the kernels.
 
-    The tensors are detached and contiguous, alpha is a float32 tensor (1,), window and scale are numbers.
+    Return (q, k_latent, v_latent, w_q, w_v, alpha, window, scale): detached, contiguous tensors, alpha as a
+    float32 tensor (1,), window and scale as numbers.
 
     q: (B, H, M, d), of one of `dtypes`, not empty, d from 1 to 128.
-    k_latent, v_latent: (B, N_k, L), M <= N_k, L from 1 to 128, of the type and on the device of q, as are w_q
-        and w_v.
+    k_latent, v_latent: (B, N_k, L), M <= N_k, L from 1 to 128. Like w_q and w_v, they have the dtype and
+        device of q.
     w_q: (H, d, L).
     w_v: (H, L, d).
     alpha: a number, or a tensor with one element, float32 or 16-bit.
     window: 0 or more.
     scale: a number, or None for 1/sqrt(L).
 
-    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
+    Raise TypeError or ValueError for an invalid argument.
     """
     check_shapes(q, k_latent, v_latent, w_q, w_v, dtypes=dtypes)
     tensors = [tensor.detach().contiguous() for tensor in (q, k_latent, v_latent, w_q, w_v)]
@@ -30,9 +30,9 @@ def latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale, dtyp
 
 
 def check_shapes(q, k_latent, v_latent, w_q, w_v, what="q", dtypes=ANY_FLOAT):
-    """Raise an error unless five tensors of one of `dtypes` fit each other and the kernels.
+    """Raise an error unless the five tensors have one of `dtypes` and sizes that fit each other.
 
-    what: the name of the first argument in messages.
+    what: the name of the first argument, for messages.
     """
     given = {
         what: (q, "B H N d"),
@@ -50,10 +50,10 @@ def check_shapes(q, k_latent, v_latent, w_q, w_v, what="q", dtypes=ANY_FLOAT):
 
 
 def checked_alpha(alpha, q):
-    """Return alpha as a float32 tensor (1,) on q's device; raise an error unless it is a number or a tensor
-    with one element.
+    """Return alpha as a float32 tensor (1,) on q's device.
 
-    The value of a tensor is not checked: the host would have to wait for the GPU.
+    Raise ValueError unless it is a number or a tensor with one element. The value of a tensor is not checked,
+    because the host would have to wait for the GPU.
     """
     if isinstance(alpha, torch.Tensor):
         if alpha.numel() != 1 or alpha.dtype not in ANY_FLOAT:
@@ -70,8 +70,7 @@ def checked_alpha(alpha, q):
 
 
 def checked_window(window, keys):
-    """Return the window, clipped to the number of keys; raise an error unless it is a whole number of at
-    least 0."""
+    """Return the window, clipped to the number of keys; raise an error unless it is an integer >= 0."""
     if isinstance(window, bool) or not isinstance(window, (int, integer)):
         raise TypeError(f"argument window is {window!r}; wanted a whole number")
     if window < 0:
@@ -80,8 +79,8 @@ def checked_window(window, keys):
 
 
 def check_before(q_before, q, k_latent):
-    """Return q_before (B, H, P, d), the queries of the P tokens before those of q; raise an error if it
-    does not fit."""
+    """Return q_before (B, H, P, d), the queries of the P tokens before those of q; raise an error if it does
+    not fit."""
     sizes = dict(zip("BHNd", q.shape))
     given = check({"q_before": (q_before, "B H P d")}, sizes=sizes, like=("q", q))["P"]
     most = k_latent.shape[1] - sizes["N"]

@@ -1,14 +1,15 @@
-"""Reciprocal and latent attention for one new token, in three kernels: project the query by W_q; read the
-latents, split among blocks, once for all heads; merge, and expand the sum by W_v.
+"""Latent attention with a reciprocal term for one new token, in three kernels.
 
-This is the last row of `kernels.reference.latent.latent_attention`. With q the new token's query, at position
-p = N_k - 1, and r = W_q k̃_p for each head:
+The first projects the query by W_q. The second reads the latents, split among blocks, once for all heads. The
+third merges the splits and applies W_v. This computes the last row of
+`kernels.reference.latent.latent_attention`. With q the new token's query, at position p = N_k - 1, and r =
+W_q k̃_p for each head:
 
     S[j] = scale · (q̃·k̃_j + α · [p - j < window] · r·q_j)        O = softmax(S) ṽ W_v
 
-The heads share the latents, so the rows of a block's tile are heads, where latent/forward.py has queries: a
-latent key is read from memory once for all heads. A cache holds 2·L elements per token, whatever the number
-of heads, and the band's queries: H·d elements for each of the last window - 1 tokens.
+The heads share the latents, so the rows of a block's tile are heads, where latent/forward.py has queries:
+each latent key is read from memory once for all heads. A cache holds 2·L elements per token, independent of
+the number of heads, and the queries of the band: H·d elements for each of the last window - 1 tokens.
 Sources: as latent/forward.py; Dao et al. 2023, "Flash-Decoding for long-context inference" (the split).
 
     grid    (H, B) to project; (splits, ⌈H / rows⌉, B) to read the latents; (H, B) to merge
@@ -16,7 +17,7 @@ Sources: as latent/forward.py; Dao et al. 2023, "Flash-Decoding for long-context
     shared  (rows + 32) · (width + 4) + rows · 36 floats in the second kernel, static
     cost    2·d·L multiply-adds per head, then 2·L per head and key, then L·d per head
 
-The latents may be views, such as the filled part of a larger buffer, and are not copied.
+The latents may be views, such as the filled part of a larger buffer; they are not copied.
 """
 
 import functools
@@ -58,13 +59,15 @@ from kernels.latent.tiles import (
     sum_of_row,
 )
 
-THREADS_OF_A_HEAD = MERGING_WARPS * LANES  # threads of a block that projects or merges, one block per head
+# threads per block of the first and the third kernel, which have one block per head
+THREADS_OF_A_HEAD = MERGING_WARPS * LANES
 
 
 @cuda.jit(device=True)
 def add_products_of_warp(sums, row, matrix):
-    """Compute sums[warp] = row matrix, (n,), over every MERGING_WARPS-th element of the row from the warp's
-    index on.
+    """Compute this warp's part of row · matrix in sums[warp].
+
+    The warp sums over every MERGING_WARPS-th element of the row, starting at the warp's index.
 
     matrix: (m, n).
     """
@@ -78,9 +81,9 @@ def add_products_of_warp(sums, row, matrix):
 
 @cuda.jit
 def latent_decode_project_kernel(q, newest, w_q, alpha, scale, q_latent, band):
-    """Compute the scaled latent queries and the reciprocal scores of the new token.
+    """Compute the scaled latent query and the reciprocal scores of the new token.
 
-    q: (B, H, R, d), the window.
+    q: (B, H, R, d), the window of queries.
     newest: (B, L), the latent key of the new token.
     w_q: (H, d, L).
     alpha: (1,).
@@ -93,7 +96,7 @@ def latent_decode_project_kernel(q, newest, w_q, alpha, scale, q_latent, band):
     q_rows, k_row, w = q[batch, head], newest[batch], w_q[head]
     thread, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
     (rows, d), latent, reach = q_rows.shape, k_row.shape[0], band.shape[2]
-    # 1. q̃; then r = W_q k̃, one element per warp at a time
+    # 1. compute q̃; then r = W_q k̃, one element per warp at a time
     add_products_of_warp(sums, q_rows[rows - 1], w)
     cuda.syncthreads()  # every warp's sums are stored
     if thread < latent:
@@ -107,7 +110,7 @@ def latent_decode_project_kernel(q, newest, w_q, alpha, scale, q_latent, band):
             if lane == 0:
                 absorbed[x] = total
         cuda.syncthreads()  # r is stored
-    # 2. r·q_j, one key per warp at a time
+    # 2. compute r·q_j, one key per warp at a time
     for back in range(warp, reach, MERGING_WARPS):
         total = float32(0)
         for x in range(lane, d, LANES):
@@ -119,7 +122,7 @@ def latent_decode_project_kernel(q, newest, w_q, alpha, scale, q_latent, band):
 
 @functools.cache
 def split_kernel(width, rows):
-    """Return the kernel that reads the latents, for rows of at most `width` elements and `rows` heads in a
+    """Compile the kernel that reads the latents, for rows of at most `width` elements and `rows` heads per
     block."""
     pitch, mine = width + GROUP, rows // STEP
     scores, numbers = mine * PATCH, mine * width // ROW_THREADS
@@ -141,7 +144,7 @@ def split_kernel(width, rows):
         k_rows, v_rows = k_latent[batch], v_latent[batch]
         heads, latent, keys, reach = q_latent.shape[1], q_latent.shape[2], k_rows.shape[0], band.shape[2]
         row, column = cuda.threadIdx.x // ROW_THREADS, cuda.threadIdx.x % ROW_THREADS
-        # 1. the latent queries of the heads
+        # 1. load the latent queries of the heads
         load_columns(q_tile, q_latent[batch], first_head, 0)
         clear(sums)
         clear(l)
@@ -149,7 +152,7 @@ def split_kernel(width, rows):
             m[r] = MINUS_INFINITY
         end = min(keys, (split + 1) * length)
         for j0 in range(split * length, end, COLUMNS):
-            # 2. scores, for a thread's heads and keys
+            # 2. compute the scores of this thread's heads and keys
             clear(patch)
             stream_rows(stream, k_rows, j0)
             add_products(patch, q_tile, stream, latent)
@@ -183,27 +186,26 @@ def split_kernel(width, rows):
 
 @cuda.jit
 def latent_decode_merge_kernel(parts, w_v, o):
-    """Merge parts (B, H, splits, L + 2), expand the result by w_v (H, L, d), and store it in o (B, H, 1,
-    d)."""
+    """Merge parts (B, H, splits, L + 2), apply w_v (H, L, d), and store the result in o (B, H, 1, d)."""
     sums = cuda.shared.array((MERGING_WARPS, MAX_HEAD_DIM), float32)
     totals = cuda.shared.array(MERGING_WARPS, float32)
     mixed = cuda.shared.array(MAX_HEAD_DIM, float32)
     batch, head, thread = cuda.blockIdx.y, cuda.blockIdx.x, cuda.threadIdx.x
     latent, d = w_v.shape[1], w_v.shape[2]
-    # 1. Σ P ṽ of all splits
+    # 1. merge Σ P ṽ of all splits
     add_splits(sums, totals, parts[batch, head])
     cuda.syncthreads()  # every warp's sums are stored
     if thread < latent:
         mixed[thread], _ = merged(sums, totals, thread)
     cuda.syncthreads()  # the merged sum is stored
-    # 2. W_v
+    # 2. apply W_v
     add_products_of_warp(sums, mixed, w_v[head])
     cuda.syncthreads()  # every warp's sums are stored
     if thread < d:
         o[batch, head, 0, thread] = sum_of_warps(sums, thread)
 
 
-# Host -------------------------------------------------------------------------------------------------------
+# Host functions ---------------------------------------------------------------------------------------------
 
 
 def latent_attention_decode(
@@ -218,24 +220,24 @@ def latent_attention_decode(
     splits: int | None = None,
     run: Callable[..., Any] | None = None,
 ) -> torch.Tensor:
-    """Return the last row of causal `latent_attention`, (B, H, 1, d), like q_window, for one new token,
-    without gradients.
+    """Compute the last row of causal `latent_attention`, (B, H, 1, d), for one new token. It has no gradient.
 
-    q_window: (B, H, R, d), the queries of the last R tokens, the new one last: R = 1 without a reciprocal
-        term, min(window, N_k) for the whole band. A key whose query is not given has no reciprocal term.
+    q_window: (B, H, R, d), the queries of the last R tokens, the new one last. R = 1 suffices without a
+        reciprocal term; min(window, N_k) covers the whole band. A key whose query is missing has no
+        reciprocal term.
     k_latent, v_latent: (B, N_k, L), of all tokens including the new one.
     w_q: (H, d, L).
     w_v: (H, L, d).
     alpha, window: as for `latent_attention`.
-    scale: 1/sqrt(L) unless given.
-    splits: the number of blocks among which the keys are divided, 1 or more;
-        `kernels.common.splits.choose_splits` chooses it unless given. It changes rounding only.
-    run: how to launch the kernels (`kernels.common.launch`).
+    scale: 1/sqrt(L) by default.
+    splits: the number of blocks among which the keys are divided, 1 or more. By default
+        `kernels.common.splits.choose_splits` chooses it. It affects only rounding.
+    run: the runner that launches the kernels (`kernels.common.launch`).
 
-    All tensors are on one device and of one type, float32, bfloat16 or float16, d and L from 1 to 128. 16-bit
-    latents are read by tensor cores (`kernels.latent.tensor_decode`). The host reads no element of a tensor,
-    so a CUDA graph can record the call. Raise TypeError or ValueError, naming the argument, what it is, and
-    what was wanted.
+    All tensors have one device and one dtype, float32, bfloat16 or float16; d and L are from 1 to 128. Tensor
+    cores process 16-bit latents (`kernels.latent.tensor_decode`). The host does not read any tensor element,
+    so the call can be captured in a CUDA graph. Raise TypeError or ValueError for an invalid argument; the
+    message states the actual and the expected value.
     """
     check_shapes(q_window, k_latent, v_latent, w_q, w_v, "q_window")
     (batch, heads, given, d), (_, keys, latent) = q_window.shape, k_latent.shape
@@ -267,7 +269,7 @@ def latent_attention_decode(
 
 
 def read_latents(q_latent, k_latent, v_latent, band, splits=None, run=None):
-    """Return parts (B, H, splits, L + 2), the results of the blocks of split_kernel."""
+    """Launch the second kernel; return its results, parts (B, H, splits, L + 2)."""
     (batch, heads, latent), keys = q_latent.shape, k_latent.shape[1]
     width, most = sizes_for(latent)
     rows = heads_in_a_block(heads, most)
@@ -291,5 +293,5 @@ def read_latents(q_latent, k_latent, v_latent, band, splits=None, run=None):
 
 
 def heads_in_a_block(heads, most):
-    """Return the smallest of 8, 16 and 32 that is at least min(heads, most)."""
+    """Return the number of heads per block: the smallest of 8, 16, 32 that is at least min(heads, most)."""
     return next(rows for rows in (8, 16, 32) if rows >= min(heads, most))

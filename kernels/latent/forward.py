@@ -1,22 +1,21 @@
-"""Reciprocal and latent attention, forward: one block for each tile of queries, which projects its queries
-and expands its sum of values on the chip.
+"""Latent attention with a reciprocal term, forward kernel: each block owns a tile of queries of one head.
 
-The heads share latent keys and values k̃, ṽ (N_k, L). For one head, with q̃ = q W_q, and p = N_k - N + i the
-position of query i among the keys:
+The block projects its queries, and finally its sum of values, on chip. The heads share latent keys and values
+k̃, ṽ (N_k, L). For one head, with q̃ = q W_q, and p = N_k - N + i the position of query i among the keys:
 
     S[i, j] = scale · (q̃_i·k̃_j + α · [0 <= p - j < window] · q̃_j·k̃_p), -inf where masked
     O       = softmax(S) ṽ W_v
 
-Each projection is applied to the query's side, which stays in shared memory. Only the latents and the raw
-queries are streamed through it:
+All projections are applied to quantities of the owned queries, which stay in shared memory. Only the latents
+and the raw queries are streamed through it:
 
-    q̃_i              replaces a key W_q k̃_j for each key and head
-    r_i = W_q k̃_p    replaces latent queries of all keys in the band, because q̃_j·k̃_p = q_j·r_i
-    Σ_j P_ij ṽ_j     is kept in registers; W_v expands this sum once instead of each value
+    q̃_i              avoids projecting every key for each head
+    r_i = W_q k̃_p    avoids latent queries of all keys in the band, because q̃_j·k̃_p = q_j·r_i
+    Σ_j P_ij ṽ_j     is accumulated in registers; W_v is applied to this sum instead of to each value
 
 (m, l) are updated as in flash/forward.py, and only O and L = m + log l are stored.
-Sources: DeepSeek-AI 2024, arXiv 2405.04434, section 2.1 (shared latents, projections
-    applied to queries and output); Dao 2023, arXiv 2307.08691, Algorithm 1 (the loop).
+Sources: DeepSeek-AI 2024, arXiv 2405.04434, section 2.1 (shared latents, projections applied to queries and
+    output); Dao 2023, arXiv 2307.08691, Algorithm 1 (the loop).
 
     grid    (⌈N / rows⌉, H, B), the last tile of rows first, because under a causal mask it sees the most keys
     block   64 threads for 32 queries (16 if L or d is above 64), 8 threads per query
@@ -58,9 +57,9 @@ from kernels.latent.tiles import (
 
 @cuda.jit(device=True)
 def mask_and_add_band(patch, band, position, j0, keys, causal, window):
-    """Add the reciprocal scores `band` to the scores `patch` in the band, and set hidden scores to -inf.
+    """Add the reciprocal scores `band` to the scores `patch` inside the band, and set hidden scores to -inf.
 
-    position: of the first query.
+    position: the position of the first query.
     j0: the first key.
     """
     row, column = cuda.threadIdx.x // ROW_THREADS, cuda.threadIdx.x % ROW_THREADS
@@ -74,12 +73,12 @@ def mask_and_add_band(patch, band, position, j0, keys, causal, window):
                 patch[r * PATCH + c] += band[r * PATCH + c]
 
 
-@cuda.jit(device=True, forceinline=True)  # as `project`
+@cuda.jit(device=True, forceinline=True)  # for the same reason as `project`
 def keep_queries(
     q_tile, r_tile, q_rows, k_rows, position, w_q, w_q_turned, scale, alpha, window, sums, stream
 ):
-    """Store scale · q̃ of the queries from `position` on in q_tile, and scale · α · r in r_tile if there
-    is a band."""
+    """Store scale · q̃ of the queries from `position` on in q_tile and, if window > 0, scale · α · r in
+    r_tile."""
     load_columns(q_tile, q_rows, position - k_rows.shape[0] + q_rows.shape[0], 0)
     project(q_tile, w_q, scale, sums, stream)
     if window > 0:
@@ -89,8 +88,7 @@ def keep_queries(
 
 @cuda.jit(device=True, forceinline=True)
 def scores(patch, band, q_tile, r_tile, stream, q_rows, k_rows, position, j0, causal, window):
-    """Compute S of the block's queries, from `position` on, and the keys from j0 in patch; band is
-    scratch."""
+    """Compute S in `patch`, for the queries from `position` on and the keys from j0 on; `band` is scratch."""
     clear(patch)
     clear(band)
     stream_rows(stream, k_rows, j0)
@@ -103,7 +101,7 @@ def scores(patch, band, q_tile, r_tile, stream, q_rows, k_rows, position, j0, ca
 
 @functools.cache
 def latent_forward_kernel(width, rows):
-    """Return the kernel for rows of at most `width` elements, `rows` of them in a block."""
+    """Compile the kernel for rows of at most `width` elements, and blocks that own `rows` queries."""
     pitch, mine = width + GROUP, rows // STEP
     places, numbers = mine * PATCH, mine * width // ROW_THREADS
 
@@ -111,11 +109,11 @@ def latent_forward_kernel(width, rows):
     def latent_forward_kernel(
         q, k_latent, v_latent, w_q, w_q_turned, w_v, alpha, window, scale, causal, o, log_sum
     ):
-        """Compute o (B, H, N, d) and log_sum (B, H, N) of the last N queries.
+        """Compute o (B, H, N, d) and log_sum (B, H, N) for the last N queries.
 
         q: (B, H, M, d).
         k_latent, v_latent: (B, N_k, L).
-        w_q: (H, d, L); w_q_turned, its transpose: (H, L, d).
+        w_q: (H, d, L); w_q_turned: its transpose, (H, L, d).
         w_v: (H, L, d).
         alpha: (1,).
         """
@@ -130,8 +128,8 @@ def latent_forward_kernel(width, rows):
         q_rows, k_rows, v_rows = q[batch, head], k_latent[batch], v_latent[batch]
         n, keys = o.shape[2], k_latent.shape[1]
         i0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows
-        position = keys - n + i0  # the position of the block's first query
-        # 1. project the block's queries; the state before the first key
+        position = keys - n + i0  # position of the block's first query among the keys
+        # 1. project the block's queries, and initialise the state
         keep_queries(
             q_tile,
             r_tile,
@@ -151,13 +149,13 @@ def latent_forward_kernel(width, rows):
         for r in range(mine):
             m[r] = MINUS_INFINITY
         for j0 in range(0, min(keys, position + rows) if causal else keys, COLUMNS):
-            # 2. the scores
+            # 2. compute the scores
             scores(patch, band, q_tile, r_tile, stream, q_rows, k_rows, position, j0, causal, window)
             # 3. update the softmax, and add the latent values
             add_softmax(patch, m, l, sums, weights)
             stream_rows(stream, v_rows, j0)
             add_weighted_rows(sums, weights, 0, stream, keys - j0)
-        # 4. one division for each element, then W_v
+        # 4. normalise, then apply W_v
         row = cuda.threadIdx.x // ROW_THREADS & INDEX
         for r in range(mine):
             total = sum_of_row(l[r])
@@ -176,12 +174,12 @@ def latent_forward_kernel(width, rows):
 def latent_forward(
     q, k_latent, v_latent, w_q, w_v, alpha=0.0, window=0, causal=True, scale=None, n=None, run=None
 ):
-    """Return (O, L): latent attention and each query's log-sum-exp, without gradients.
+    """Compute latent attention and each query's log-sum-exp; return (O, L), without gradients.
 
-    Arguments and errors are those of `latent_attention`. O is (B, H, n, d), like q; L is (B, H, n), float32,
-    on q's device.
+    Arguments and errors are those of `latent_attention`. O is (B, H, n, d), with the dtype of q; L is (B, H,
+    n), float32.
 
-    n: the number of last queries with a row of output, all unless given. The queries before them only serve
+    n: the number of last queries for which O is computed; all by default. Earlier queries are used only for
         the reciprocal terms of their keys.
     """
     q, k, v, w_q, w_v, alpha, window, scale = latent_arguments(

@@ -1,4 +1,4 @@
-"""Reciprocal and latent attention with gradients: its kernels as operators for autograd and torch.compile."""
+"""Latent attention as custom operators for autograd and torch.compile."""
 
 import torch
 
@@ -21,34 +21,36 @@ def latent_attention(
     scale: float | None = None,
     q_before: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return attention over latent keys and values that all heads share, with a reciprocal term: O (B, H, N,
-    d), like q.
+    """Compute latent attention with a reciprocal term; return O (B, H, N, d), like q.
 
-    No N×N_k matrix, latent queries or expanded values are stored in memory, forward or backward:
+    All heads share the latent keys and values. No N×N_k matrix, latent query or projected value is stored in
+    global memory, forward or backward:
 
         S[i, j] = scale · (q̃_i·k̃_j + alpha · [0 <= p - j < window] · q̃_j·k̃_p), -inf where masked
         O       = softmax(S) ṽ W_v          with q̃ = q W_q, and p = N_k - N + i the position of query i
 
     q: (B, H, N, d), the queries of the last N of N_k tokens, float32, bfloat16 or float16, not empty, d from
         1 to 128.
-    k_latent, v_latent: (B, N_k, L), L from 1 to 128, of the type and on the device of q, as are w_q and w_v.
+    k_latent, v_latent: (B, N_k, L), L from 1 to 128. Like w_q and w_v, they have the dtype and device of q.
     w_q: (H, d, L).
     w_v: (H, L, d).
-    alpha: the weight of the reciprocal term, a number or a tensor with one element, which gets a gradient.
-    window: the number of last keys, a query's own included, that the reciprocal term reaches.
+    alpha: the weight of the reciprocal term, a number or a tensor with one element. A tensor receives a
+        gradient.
+    window: the number of latest keys, including the query's own, that the reciprocal term covers.
     causal: query i sees the keys j <= p.
-    scale: 1/sqrt(L) unless given.
-    q_before: (B, H, P, d), the queries of the P tokens before q. A key whose query is not given has no
-        reciprocal term.
+    scale: 1/sqrt(L) by default.
+    q_before: (B, H, P, d), the queries of the P tokens before q. A key has no reciprocal term if its token's
+        query is in neither q nor q_before.
 
-    Tensors that are not contiguous are copied. CPU tensors are simulated, CUDA tensors run on their GPU.
-    16-bit tensors are computed on tensor cores with float32 accumulators (`kernels.latent.tensor_forward`),
-    which takes a GPU of compute capability 8.0 or newer; their gradients are computed by the float32 kernels.
+    Non-contiguous tensors are copied. CPU tensors are simulated, and CUDA tensors run on their GPU. The
+    forward pass of 16-bit tensors uses tensor cores with float32 accumulators
+    (`kernels.latent.tensor_forward`), which requires a GPU of compute capability 8.0 or newer; their
+    gradients are computed by the float32 kernels.
 
-    Gradients reach q, q_before, k_latent, v_latent, w_q, w_v and alpha; a second derivative is an error. They
-    are sums over blocks in no fixed order, unless torch.use_deterministic_algorithms is on. Under
-    torch.compile this is one opaque operator; under torch.autocast it computes in autocast's type. Raise
-    TypeError or ValueError, naming the argument, what it is, and what was wanted.
+    The function is differentiable once, with respect to q, q_before, k_latent, v_latent, w_q, w_v and alpha.
+    Gradients are summed over blocks in no fixed order, unless torch.use_deterministic_algorithms is on. Under
+    torch.compile this is one opaque operator. Under torch.autocast it computes in autocast's dtype. Raise
+    TypeError or ValueError for an invalid argument; the message states the actual and the expected value.
     """
     q, k_latent, v_latent, w_q, w_v, q_before = in_autocasts_type(q, k_latent, v_latent, w_q, w_v, q_before)
     *_, window, scale = latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale)
@@ -75,7 +77,7 @@ def latent_forward_operator(
     scale: float,
     n: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (O, L), as `latent_forward`."""
+    """Return (O, L) as `latent_forward` does."""
     return latent_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal, scale, n)
 
 
@@ -101,8 +103,10 @@ def latent_backward_operator(
     scale: float,
     wanted: list[bool],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (dQ, dK̃, dṼ, dW_q, dW_v, dα), as `latent_backward`; a gradient that is not wanted is an
-    empty tensor."""
+    """Return (dQ, dK̃, dṼ, dW_q, dW_v, dα) as `latent_backward` does.
+
+    Gradients that are not wanted are empty tensors.
+    """
     deterministic = torch.are_deterministic_algorithms_enabled()
     tensors = q, k_latent, v_latent, w_q, w_v, alpha
     q, k_latent, v_latent, w_q, w_v = (x.float() for x in tensors[:5])

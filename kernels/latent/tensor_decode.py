@@ -1,9 +1,9 @@
 """Latent attention for one new token on tensor cores: bfloat16 or float16 latents, float32 accumulators.
 
-This replaces the middle kernel of latent/decode.py, with these differences. The 16 rows of `mma` are 16
-heads, whose latent queries stay in registers. A block takes KEYS latents at a time; each warp reads its own
+This replaces the second kernel of latent/decode.py, with these differences. The 16 rows of `mma` are 16
+heads, whose latent queries stay in registers. A block processes KEYS latents at a time. Each warp processes a
 quarter of them and updates its own (m, l, Σ P ṽ), while the next tile is copied. At the end the warps add
-their results one after the other, so that the sum is equal from run to run.
+their results one after the other, so that the order of the sum is fixed.
 Sources: as latent/decode.py and flash/tensor_forward.py.
 
     grid    (splits, ⌈H / 16⌉, B)
@@ -33,15 +33,15 @@ from kernels.tensor_cores.tiles import (
     whole_sum,
 )
 
-WARPS, ROWS = 4, 16  # warps in a block; heads in a block
-KEYS = {64: 128, 128: 64}  # width -> keys in a tile
-BLOCKS = 2  # resident on a multiprocessor
+WARPS, ROWS = 4, 16  # warps per block; heads per block
+KEYS = {64: 128, 128: 64}  # width -> keys per tile
+BLOCKS = 2  # resident blocks per multiprocessor
 THREADS = WARPS * 32
 
 
 @functools.cache
 def split_kernel(width, kind):
-    """Return the kernel that reads the latents, for rows of at most `width` elements."""
+    """Compile the kernel that reads the latents, for rows of at most `width` elements."""
     pack = ARITHMETIC[kind].pack
     keys, pitch, depth, d_tiles = KEYS[width], width + PADDING, width // 16, width // 8
     own, two_tiles = keys // WARPS, 2 * keys
@@ -53,11 +53,12 @@ def split_kernel(width, kind):
 
     @cuda.jit(device=True)
     def hold(qs, q_rows, first):
-        """Load the latent queries q_rows[first : first + ROWS] (H, L) into qs as left operands of `mma`."""
+        """Load the latent queries q_rows[first : first + ROWS] (H, L) into qs, as left operands of `mma`."""
         lane = cuda.threadIdx.x & 31
         heads, latent = q_rows.shape
         for d in range(depth):
-            # register r of a left operand: rows lane / 4 and 8 below, columns 2 (lane % 4) and 8 to the right
+            # Register r of a left operand: row lane / 4, or 8 rows below; columns 2 (lane % 4) and the next,
+            # or 8 to the right.
             for r in range(4):
                 head, c = first + (lane >> 2) + (r & 1) * 8, d * 16 + (lane & 3) * 2 + (r >> 1) * 8
                 low = q_rows[head, c] if head < heads and c < latent else float32(0)
@@ -66,7 +67,8 @@ def split_kernel(width, kind):
 
     @cuda.jit(device=True)
     def mask_and_add_band(s, band, first_head, j0, end, keys):
-        """Add the reciprocal scores, band (H, reach), to s of the keys from j0; -inf from key `end` on."""
+        """Add the reciprocal scores band (H, reach) to s, for the keys from j0 on; set s to -inf from key
+        `end` on."""
         lane = cuda.threadIdx.x & 31
         for x in range(s_numbers):
             head = first_head + (lane >> 2) + (x >> 1 & 1) * 8
@@ -78,8 +80,8 @@ def split_kernel(width, kind):
 
     @cuda.jit(device=True)
     def add_up(sums, totals, largest, m, l, os):
-        """Merge the states of all warps: sums (ROWS, width) = Σ P ṽ, totals (ROWS) = l, and the common m in
-        each warp.
+        """Merge the states of all warps into sums (ROWS, width) = Σ P ṽ and totals (ROWS) = l; m becomes the
+        common maximum.
 
         largest: (WARPS, ROWS), scratch for m.
         """
@@ -87,7 +89,7 @@ def split_kernel(width, kind):
         if lane & 3 == 0:
             for r in range(2):
                 largest[warp, (lane >> 2) + r * 8] = m[r]
-        cuda.syncthreads()  # every warp's m is stored
+        cuda.syncthreads()  # all warps have stored m
         for r in range(2):
             row, top = (lane >> 2) + r * 8, MINUS_INFINITY
             for other in range(WARPS):
@@ -111,7 +113,7 @@ def split_kernel(width, kind):
                         for e in range(2):
                             c, x = tile * 8 + (lane & 3) * 2 + e, tile * 4 + r * 2 + e
                             sums[row, c] = os[x] if turn == 0 else sums[row, c] + os[x]
-            cuda.syncthreads()  # this warp's state is added: the next warp may add its own
+            cuda.syncthreads()  # this warp's state has been added: the next warp may add its own
 
     @cuda.jit
     def latent_decode_tensor_kernel(q_latent, k_latent, v_latent, band, length, parts):
@@ -130,7 +132,7 @@ def split_kernel(width, kind):
         s, os = cuda.local.array(s_numbers, float32), cuda.local.array(o_numbers, float32)
         m, l = cuda.local.array(2, float32), cuda.local.array(2, float32)
         batch, split, first_head = cuda.blockIdx.z, cuda.blockIdx.x, cuda.blockIdx.y * ROWS
-        thread, mine = cuda.threadIdx.x, (cuda.threadIdx.x >> 5) * own  # the warp's first key in a tile
+        thread, mine = cuda.threadIdx.x, (cuda.threadIdx.x >> 5) * own  # this warp's first key in a tile
         heads, latent, n = q_latent.shape[1], q_latent.shape[2], k_latent.shape[2]
         start = split * length
         end = min(n, start + length)
@@ -146,12 +148,13 @@ def split_kernel(width, kind):
         place = 0
         for j0 in range(start, end, keys):
             cp_async_wait_0()
-            cuda.syncthreads()  # the tile has arrived, and all warps have left the previous one
+            cuda.syncthreads()  # the tile has arrived, and all warps have finished with the previous one
             if j0 + keys < end:
                 copy(k_tiles, keys - place, keys, k_latent, batch, 0, j0 + keys)
                 copy(v_tiles, keys - place, keys, v_latent, batch, 0, j0 + keys)
                 cp_async_commit()
-            # 2. scores of the warp's own keys, their softmax, and the latent values, without other warps
+            # 2. compute the scores of this warp's keys and their softmax, and add the latent values; no other
+            #    warp takes part
             add_scores(s, qs, k_tiles, place + mine)
             mask_and_add_band(s, band[batch], first_head, j0 + mine, end, n)
             soften(s, m, l, os, LOG2E)
@@ -174,11 +177,13 @@ def split_kernel(width, kind):
 
 
 def read_latents(q_latent, k_latent, v_latent, band, splits=None, run=None):
-    """Return parts (B, H, splits, L + 2) of bfloat16 or float16 latents (B, N_k, L), which may be views.
+    """Launch the kernel; return its results, parts (B, H, splits, L + 2).
 
     q_latent: (B, H, L), float32.
+    k_latent, v_latent: (B, N_k, L), bfloat16 or float16; they may be views.
     band: (B, H, reach), float32.
-    splits: the largest number of blocks. There may be fewer, because a block has whole tiles.
+    splits: the maximum number of blocks per group of heads. Fewer may be launched, because a block processes
+        whole tiles.
     """
     (batch, heads, latent), keys = q_latent.shape, k_latent.shape[1]
     width, groups = tensor_width(latent), -(-heads // ROWS)

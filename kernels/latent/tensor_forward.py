@@ -1,10 +1,10 @@
-"""Latent attention, forward, on tensor cores: bfloat16 or float16 in and out, float32 accumulators.
+"""Latent attention, forward kernel on tensor cores: bfloat16 or float16 data, float32 accumulators.
 
-As in `latent_forward`, the projections are applied to the query's side, which stays on the chip, and the
-latents are streamed; the loop is that of `flash_tensor_forward`. A warp computes q̃ of its rows once, and
-holds it in registers as operands of `mma`. r = W_q k̃ of the same positions then replaces q in shared memory.
-Only tiles that touch the band load raw queries and multiply them by r. At the end Σ P ṽ, divided by l and
-rounded, replaces r, and W_v expands it.
+As in `latent_forward`, the projections are applied to quantities of the owned queries, which stay on chip,
+and the latents are streamed. The loop is that of `flash_tensor_forward`. A warp computes q̃ of its rows once,
+and keeps it in registers as operands of `mma`. In shared memory, r = W_q k̃ of the same positions then
+replaces q. Only tiles that touch the band load raw queries and multiply them by r. At the end, Σ P ṽ is
+divided by l, rounded to 16 bits and stored in place of r, and W_v is applied to it.
 Sources: as latent/forward.py and flash/tensor_forward.py.
 
     grid    (B · H, tiles of rows), in the order of `kernels.tensor_cores.launch.schedule`
@@ -46,16 +46,16 @@ from kernels.tensor_cores.tiles import (
     whole_sum,
 )
 
-WARPS, PIECES = 4, {64: 2, 128: 1}  # warps in a block; width -> pieces of 16 queries per warp
-KEYS = {64: 64, 128: 32}  # width -> keys in a tile
+WARPS, PIECES = 4, {64: 2, 128: 1}  # warps per block; width -> tiles of 16 queries per warp
+KEYS = {64: 64, 128: 32}  # width -> keys per tile
 
 
 @functools.cache
 def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
-    """Return the kernel for rows of at most `width` elements.
+    """Compile the kernel for rows of at most `width` elements.
 
-    m_tiles: pieces of 16 queries of a warp.
-    keys: in a tile.
+    m_tiles: tiles of 16 queries per warp.
+    keys: keys per tile.
     """
     pack, add_pair = ARITHMETIC[kind].pack, mma_pair(kind)
     rows, pitch, threads, two_tiles = warps * m_tiles * 16, width + PADDING, warps * 32, 2 * keys
@@ -71,14 +71,13 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
 
     @cuda.jit(device=True)
     def project(sums, x_tile, matrix, head, stream):
-        """Compute sums = x_tile matrix[0, head] for the warp's rows; the matrix is copied to `stream`
-        chunk by chunk."""
+        """Compute sums = x_tile matrix[0, head] for the warp's rows; stream the matrix through `stream`."""
         lane, first = cuda.threadIdx.x & 31, (cuda.threadIdx.x >> 5) * (m_tiles * 16)
         row, column = lane & 15, (lane >> 4) * 8
         for x in range(o_numbers):
             sums[x] = float32(0)
         for start in range(0, width, chunk):
-            cuda.syncthreads()  # all warps have read the stream
+            cuda.syncthreads()  # all warps have finished reading `stream`
             copy_matrix(stream, 0, matrix, 0, head, start)
             cp_async_commit()
             cp_async_wait_0()
@@ -94,7 +93,7 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
 
     @cuda.jit(device=True)
     def hold(qs, sums):
-        """Round the sums of the warp's rows to the left operands of `mma`, qs, for each 16 columns."""
+        """Round the sums of the warp's rows to 16 bits, and arrange them in qs as left operands of `mma`."""
         for piece in range(m_tiles):
             for d in range(depth):
                 x, y = (piece * d_tiles + d * 2) * 4, (piece * depth + d) * 4
@@ -103,7 +102,7 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
 
     @cuda.jit(device=True)
     def put(x_tile, sums):
-        """Store sums in the warp's rows of x_tile; no other warp reads them."""
+        """Store the sums in the warp's rows of x_tile, which no other warp reads."""
         lane, first = cuda.threadIdx.x & 31, (cuda.threadIdx.x >> 5) * (m_tiles * 16)
         cuda.syncwarp()  # all lanes have read the old rows
         for piece in range(m_tiles):
@@ -118,13 +117,13 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
 
     @cuda.jit(device=True)
     def add_band(s, band, x_tile, q_tiles, place, back, window, alpha):
-        """Add alpha · r qᵀ to s where a key is 0 to window - 1 tokens before its query.
+        """Add alpha · r qᵀ to s where the distance from key to query is in [0, window).
 
         back: the distance from the tile's first key to the warp's first query.
         """
         lane, first = cuda.threadIdx.x & 31, (cuda.threadIdx.x >> 5) * (m_tiles * 16)
         row, column = place + (lane & 7) + (lane >> 4) * 8, (lane >> 3 & 1) * 8
-        back += (lane >> 2) - (lane & 3) * 2  # the distance of this lane's first accumulator
+        back += (lane >> 2) - (lane & 3) * 2  # distance of this lane's first accumulator
         for pair in range(n_tiles // 2):
             for x in range(b_numbers):
                 band[x] = float32(0)
@@ -137,7 +136,8 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
                     add_pair(band, piece * 8, a0, a1, a2, a3, b0, b1, b2, b3)
             for piece in range(m_tiles):
                 for e in range(8):
-                    # element e: row by e >> 1 & 1, block of eight columns by e >> 2, column by e & 1
+                    # bits of e: bit 1 selects the upper or lower row, bit 2 the 8-column block, bit 0 the
+                    # column
                     steps = back + piece * 16 + (e >> 1 & 1) * 8 - pair * 16 - (e >> 2) * 8 - (e & 1)
                     if 0 <= steps and steps < window:
                         s[(piece * n_tiles + pair * 2) * 4 + e] += alpha * band[piece * 8 + e]
@@ -157,12 +157,12 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
     def latent_tensor_kernel(
         q, k, v, w_q, w_q_turned, w_v, alpha, window, scale, causal, serpentine, o, log_sum
     ):
-        """Compute o (B, H, N, width / 2), int32 with two 16-bit values each, and log_sum (B, H, N), of the
-        last N queries.
+        """Compute o (B, H, N, width / 2), two 16-bit values per int32, and log_sum (B, H, N), for the last N
+        queries.
 
-        q: (B, H, M, width), 16-bit values as int16, as all of the following.
+        q: (B, H, M, width), 16-bit values as int16, like the following tensors.
         k, v: (B, 1, N_k, width).
-        w_q, w_q_turned, w_v: (1, H, width, width); the second is the transpose of the first.
+        w_q, w_q_turned, w_v: (1, H, width, width); w_q_turned is the transpose of w_q.
         alpha: (1,), float32.
         """
         x_tile = cuda.shared.array((rows, pitch), int16, alignment=16)
@@ -179,11 +179,11 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
         n, n_keys = o.shape[2], k.shape[2]
         missing = n_keys - q.shape[2]  # the number of keys without a query
         i0 = row_tile(serpentine) * rows
-        position = n_keys - n + i0  # the position of the block's first query
+        position = n_keys - n + i0  # position of the block's first query among the keys
         my_row, my_column = warp_row + (lane >> 2), (lane & 3) * 2
         seen = min(n_keys, position + rows) if causal else n_keys
         factor = scale * LOG2E
-        # 1. project the block's queries, and in the band its keys, by W_q
+        # 1. project the block's queries and, if there is a band, the keys at their positions, by W_q
         copy_rows(x_tile, 0, q, batch, head, position - missing)
         project(os, x_tile, w_q, head, k_tiles)
         hold(qs, os)
@@ -192,8 +192,8 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
             copy_rows(x_tile, 0, k, batch, 0, position)
             project(os, x_tile, w_q_turned, head, k_tiles)
             put(x_tile, os)
-        cuda.syncthreads()  # all warps have read W_q: the buffer of keys is free
-        # 2. copy the first tiles; raw queries only if their keys have a term in the band
+        cuda.syncthreads()  # all warps have finished reading W_q: k_tiles may be overwritten
+        # 2. copy the first tiles, and raw queries only if the first keys have a reciprocal term
         copy(k_tiles, 0, k, batch, 0, 0)
         copy(v_tiles, 0, v, batch, 0, 0)
         if position < keys - 1 + window:
@@ -227,11 +227,11 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
                             p = position + my_row + piece * 16 + (e >> 1) * 8
                             if j >= n_keys or causal and j > p:
                                 s[(piece * n_tiles + tile) * 4 + e] = MINUS_INFINITY
-            # 4. softmax, and the latent values; P stays in registers
+            # 4. update the softmax, and add the latent values; P stays in registers
             soften(s, m, l, os, factor)
             add_values(os, s, v_tiles, place)
             place = keys - place
-        # 5. one division for each element, then W_v
+        # 5. normalise, then apply W_v
         for r in range(row_numbers):
             i = i0 + my_row + (r >> 1) * 16 + (r & 1) * 8
             total = whole_sum(l[r])
@@ -250,8 +250,10 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
 
 
 def latent_tensor_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal, scale, n, run=None):
-    """Return (O, L) of the last n queries of bfloat16 or float16 tensors, checked by `latent_arguments`; O
-    is like q."""
+    """Launch the kernel, and return (O, L) of the last n queries.
+
+    All tensors are bfloat16 or float16, already checked by `latent_arguments`. O has the dtype of q.
+    """
     check_tensor_cores(q)
     (batch, heads, _, d), width = q.shape, tensor_width(max(q.shape[3], k_latent.shape[2]))
     q, scale = with_positive_scale(q, scale)
@@ -278,5 +280,5 @@ def latent_tensor_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal
 
 
 def square(w, width):
-    """Return (H, m, n) as int16 of shape (1, H, width, width), padded with zeros."""
+    """Return w (H, m, n) as int16 of shape (1, H, width, width), zero-padded."""
     return operand(pad(w, (0, 0, 0, width - w.shape[1]))[None], width)

@@ -1,10 +1,11 @@
 """Device functions of the latent kernels: products of a resident tile in shared memory with streamed tiles.
 
-A block has THREADS threads and `rows` resident rows: 32 of up to 64 elements, or 16 of up to 128. COLUMNS
-other rows are streamed at a time. Thread t has rows t // ROW_THREADS + 8·r, r < rows / 8, and in a tile of
-scores the columns t % ROW_THREADS + ROW_THREADS·c, c < PATCH. So ROW_THREADS neighbours of a warp hold whole
-rows of scores, and shuffles find their maxima. In a tile as wide as a row, thread t has the columns GROUP·(t
-% ROW_THREADS) + 32·g + x, x < GROUP, so that the lanes of a warp use different banks.
+A block has THREADS threads. Its resident tile has 32 rows of up to 64 elements, or 16 rows of up to 128.
+Other rows are streamed through shared memory, COLUMNS at a time. Thread t has rows t // ROW_THREADS + 8·r, r
+< rows / 8. In a tile of scores it has the columns t % ROW_THREADS + ROW_THREADS·c, c < PATCH. So ROW_THREADS
+adjacent lanes hold complete rows of scores, whose maxima they compute by shuffles. In a tile as wide as a
+row, thread t has the columns GROUP·(t % ROW_THREADS) + 32·g + x, x < GROUP, so that the lanes of a warp
+access different banks.
 """
 
 from numba import cuda
@@ -14,34 +15,36 @@ from kernels.common.launch import width_for
 from kernels.common.tiles import GROUP, INDEX, load_columns, weight
 
 THREADS = 64
-COLUMNS = 32  # streamed rows: the columns of a tile of scores
-ROW_THREADS, PATCH = 8, 4  # threads that share a row; columns of scores for each of them
-STEP = THREADS // ROW_THREADS  # the distance between two rows of a thread
-MOST_ROWS = 4  # rows of a thread, at most
-WEIGHTS = COLUMNS + GROUP  # words in a row of a tile of scores, so that four rows lie in different banks
+COLUMNS = 32  # streamed rows per tile: the columns of a tile of scores
+ROW_THREADS, PATCH = 8, 4  # threads per row; columns of scores per thread
+STEP = THREADS // ROW_THREADS  # distance between two consecutive rows of a thread
+MOST_ROWS = 4  # maximum number of rows per thread
+# words per row of a tile of scores: with this padding, four rows lie in different banks
+WEIGHTS = COLUMNS + GROUP
 MINE = MOST_ROWS * GROUP
 WARP = 0xFFFFFFFF
 
 
 def sizes_for(*lengths):
-    """Return (width, rows) of the resident tiles for rows of at most these lengths; three such tiles fit
-    48 KiB."""
+    """Return (width, rows) of the resident tiles for rows of at most these lengths.
+
+    Three such tiles fit in 48 KiB.
+    """
     width = max(32, width_for(max(lengths)))
     return width, 32 if width <= 64 else 16
 
 
 @cuda.jit(device=True)
 def clear(numbers):
-    """Set a thread's own array to 0."""
+    """Set all elements of a local array to 0."""
     for part in range(numbers.size):
         numbers[part] = float32(0)
 
 
 @cuda.jit(device=True)
 def stream_rows(tile, rows, first):
-    """Load the next rows of `rows` (n, d) into the tile, with 0 for rows outside; the barriers before and
-    after are included."""
-    cuda.syncthreads()  # all threads have left the old tile
+    """Load rows[first:] into the tile, with 0 outside `rows` (n, d). Synchronise before and after."""
+    cuda.syncthreads()  # all threads have finished with the old tile
     load_columns(tile, rows, first, 0)
     cuda.syncthreads()  # the tile is loaded
 
@@ -51,8 +54,7 @@ def stream_rows(tile, rows, first):
 
 @cuda.jit(device=True)
 def add_products(patch, resident, stream, length):
-    """Add resident[row r] · stream[column c] to patch[r, c], over the first `length` elements of both
-    rows."""
+    """Add resident[row r] · stream[column c], over the first `length` elements, to patch[r, c]."""
     rows = patch.size // PATCH
     row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS & INDEX
     mine, theirs = cuda.local.array(MINE, float32), cuda.local.array(GROUP, float32)
@@ -74,8 +76,8 @@ def add_weighted_rows(sums, weights, first, stream, count):
     """Add Σ_x weights[row r, first + x] · stream[x, column c] to sums[r, c], over the first `count` rows of
     `stream`.
 
-    At most COLUMNS rows count. The loop takes GROUP rows at a time, so the weights up to the next multiple of
-    GROUP must be 0.
+    At most COLUMNS rows are added. The loop processes GROUP rows at a time, so the weights must be 0 up to
+    the next multiple of GROUP.
     """
     rows, groups = weights.shape[0] // STEP, (stream.shape[1] - GROUP) // (ROW_THREADS * GROUP)
     row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS * GROUP & INDEX
@@ -96,7 +98,7 @@ def add_weighted_rows(sums, weights, first, stream, count):
 
 @cuda.jit(device=True)
 def put(tile, sums, factor):
-    """Store factor · sums in the tile, each thread its own elements."""
+    """Store factor · sums in the tile; each thread stores its own elements."""
     rows, groups = tile.shape[0] // STEP, (tile.shape[1] - GROUP) // (ROW_THREADS * GROUP)
     row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS * GROUP & INDEX
     for r in range(rows):
@@ -107,10 +109,12 @@ def put(tile, sums, factor):
                 )
 
 
-@cuda.jit(device=True, forceinline=True)  # otherwise `sums` would be in local memory
+@cuda.jit(device=True, forceinline=True)  # keeps `sums` in registers instead of local memory
 def project(tile, matrix, factor, sums, stream):
-    """Compute tile = factor · tile matrix in place; the matrix (m, n) in global memory is streamed, `sums`
-    is scratch."""
+    """Replace the tile by factor · tile matrix, in place.
+
+    The matrix (m, n) in global memory is streamed. `sums` is scratch.
+    """
     clear(sums)
     for first in range(0, matrix.shape[0], COLUMNS):
         stream_rows(stream, matrix, first)
@@ -125,16 +129,18 @@ def project(tile, matrix, factor, sums, stream):
 
 @cuda.jit(device=True)
 def touches_band(position, rows, j0, window):
-    """Return whether a query at one of `rows` positions from `position` has a reciprocal term with one of
-    COLUMNS keys from j0."""
+    """Return whether some query has a reciprocal term with some key of a tile.
+
+    The queries are at `rows` positions from `position` on; the tile has the COLUMNS keys from j0 on.
+    """
     return window > 0 and j0 < position + rows and position < j0 + COLUMNS - 1 + window
 
 
 @cuda.jit(device=True)
 def add_softmax(patch, m, l, sums, weights):
-    """Update the online softmax with one more tile of scores, -inf where masked.
+    """Update the online softmax with one more tile of scores, which are -inf where masked.
 
-    m and the thread's share of l are updated, `sums` are rescaled, and P is stored in `weights`.
+    This updates m and the thread's part of l, rescales `sums`, and stores P in `weights`.
     """
     rows, numbers = m.size, sums.size // m.size
     row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS & INDEX
@@ -165,10 +171,10 @@ def sum_of_row(x):
 
 @cuda.jit(device=True)
 def probability(score, log_sum):
-    """Return P = exp(S - L), at most 1; NaN stays NaN.
+    """Return P = exp(S - L), clipped to 1; NaN stays NaN.
 
-    The backward pass computes S in another order than L was computed. For scores near 10⁸, the rounding error
-    of S would make P much larger than 1.
+    The backward pass computes S in a different order of operations than the forward pass, which computed L.
+    For scores near 10⁸, the rounding error of S would make P much larger than 1.
     """
     p = weight(score, log_sum)
     return float32(1) if p > float32(1) else p
@@ -179,9 +185,9 @@ def probability(score, log_sum):
 
 @cuda.jit(device=True)
 def put_weights(weights, patch):
-    """Store the patch in `weights`, each thread its own elements.
+    """Store the patch in `weights`; each thread stores its own elements.
 
-    Only the threads of the same warp read these rows afterwards.
+    Only threads of the same warp read these rows afterwards.
     """
     row, column = cuda.threadIdx.x // ROW_THREADS & INDEX, cuda.threadIdx.x % ROW_THREADS & INDEX
     cuda.syncthreads()  # all threads have read the old weights
@@ -192,8 +198,10 @@ def put_weights(weights, patch):
 
 @cuda.jit(device=True)
 def keep_band(patch, distance, sign, window):
-    """Set the patch to 0 outside the band; query and key are sign · (distance + row - column) tokens
-    apart."""
+    """Set the patch to 0 outside the band, where the distance is not in [0, window).
+
+    The distance from key to query is sign · (distance + row - column).
+    """
     row, column = cuda.threadIdx.x // ROW_THREADS, cuda.threadIdx.x % ROW_THREADS
     for r in range(patch.size // PATCH):
         for c in range(PATCH):
@@ -207,7 +215,7 @@ def keep_band(patch, distance, sign, window):
 
 @cuda.jit(device=True)
 def store_rows(rows, first, tile):
-    """Store the tile in rows[first:], except elements outside `rows` (n, d)."""
+    """Store the tile in rows[first:], skipping elements outside `rows` (n, d)."""
     width = tile.shape[1] - GROUP
     for element in range(cuda.threadIdx.x, tile.shape[0] * width, THREADS):
         i, c = element // width, element % width
@@ -217,7 +225,7 @@ def store_rows(rows, first, tile):
 
 @cuda.jit(device=True)
 def add_rows(rows, first, tile):
-    """Add the tile to rows[first:] atomically, except elements outside `rows` (n, d)."""
+    """Add the tile to rows[first:] atomically, skipping elements outside `rows` (n, d)."""
     width = tile.shape[1] - GROUP
     for element in range(cuda.threadIdx.x, tile.shape[0] * width, THREADS):
         i, c = element // width, element % width
@@ -227,7 +235,7 @@ def add_rows(rows, first, tile):
 
 @cuda.jit(device=True)
 def add_outer(matrix, left, right, sums, rows):
-    """Add Σ_j left[j, r] · right[j, c] over j < rows to matrix[r, c], atomically.
+    """Add Σ_j left[j, r] · right[j, c], over j < rows, to matrix[r, c], atomically.
 
     matrix: (m, n), global memory.
     left, right: tiles in shared memory.

@@ -1,6 +1,6 @@
-"""Decoding with the multi-token layer: the scores T of a new token's window, then the map over heads.
+"""Decoding with the multi-token layer: the scores T for the query window, and the first head map.
 
-These are the first two of the four kernels of `decode.py`, which has the formulas.
+These are the first two of the four kernels that `decode.py` describes, with the formulas.
 """
 
 import functools
@@ -12,16 +12,16 @@ from kernels.common.arguments import MAX_HEAD_DIM, MOST_TAPS
 from kernels.common.splits import LANE, LANES, LARGEST_D, PLACE, UNROLLED, largest_of_warp, sum_of_warp
 from kernels.common.tiles import MINUS_INFINITY, weight
 
-KEYS, COLUMNS = 64, 16  # keys and columns of a piece of K
-PITCH = COLUMNS + 1  # so that a column of a piece lies in 32 different banks
-CARRIED = 16  # scores kept of the previous keys: more than a convolution reads to its left
+KEYS, COLUMNS = 64, 16  # keys and columns per piece of K
+PITCH = COLUMNS + 1  # with this padding, a column of a piece lies in 32 different banks
+CARRIED = 16  # scores kept from the previous keys; a convolution reads fewer to its left
 TILE = CARRIED + KEYS
 WINDOW_WARPS, WINDOW_BLOCKS = (
     2,
     8,
-)  # warps of a block; resident blocks per multiprocessor at 128 registers per thread
+)  # warps per block; resident blocks per multiprocessor at 128 registers per thread
 MIX_WARPS, MIX_THREADS = 4, 128
-PARTS = 64  # the most parts of a row, each with its own m and l
+PARTS = 64  # maximum number of parts of a row, each with its own m and l
 
 
 # Scores and the first convolution ---------------------------------------------------------------------------
@@ -29,7 +29,7 @@ PARTS = 64  # the most parts of a row, each with its own m and l
 
 @functools.cache
 def window_kernel(c_q, after):
-    """Return the kernel for c_q rows of taps and `after` rows of T."""
+    """Compile the kernel for c_q rows of taps and `after` rows of T."""
     rows = c_q + after - 1
     slots, tap_slots = (-(-count // UNROLLED) * UNROLLED for count in (rows, c_q))
     numbers = 2 * slots
@@ -37,8 +37,10 @@ def window_kernel(c_q, after):
 
     @cuda.jit(device=True)
     def load_piece(held, k, place, d, first, low, high, c):
-        """Load held[x] = element c of key first + 2x, or first + 2x + 1 in the second half of the warp; 0
-        outside [low, high)."""
+        """Load element c of 32 keys, with 0 outside [low, high).
+
+        held[x] belongs to key first + 2x in the first half of the warp, and to first + 2x + 1 in the second.
+        """
         first += cuda.threadIdx.x // COLUMNS & 1
         base = place + first * d + min(c, d - 1)
         if low <= first and first + KEYS <= high:
@@ -51,9 +53,9 @@ def window_kernel(c_q, after):
 
     @cuda.jit(device=True)
     def add_scores(scores, q_tile, c0, piece, lane):
-        """Add the product over COLUMNS columns of row a of the window and key `lane` to scores[a].
+        """Add the product of row a of the window and key `lane`, over COLUMNS columns, to scores[a].
 
-        For key LANES + lane, add it to scores[slots + a].
+        scores[slots + a] accumulates the product with key LANES + lane.
         """
         for group in range(0, COLUMNS, UNROLLED):
             for c in range(UNROLLED):
@@ -81,10 +83,10 @@ def window_kernel(c_q, after):
         """Store T of the last queries in t (B, H, after, N_k).
 
         q: (B, H, R, d), the window, R = min(rows, N_k).
-        k: one-dimensional view; key j of head h of batch b begins at k[b · k_strides[0] + h // sharing ·
+        k: one-dimensional view; key j of head h of batch b starts at k[b · k_strides[0] + h // sharing ·
             k_strides[1] + j · d].
         w: (H, c_q, c_k).
-        length: keys of a warp.
+        length: keys per warp.
         """
         pieces = cuda.shared.array((WINDOW_WARPS, KEYS, PITCH), float32)
         tiles = cuda.shared.array((WINDOW_WARPS, rows, TILE), float32)
@@ -97,7 +99,7 @@ def window_kernel(c_q, after):
         keys, c_k, given, d = t.shape[3], w.shape[2], q.shape[2], q.shape[3]
         width = (d + COLUMNS - 1) // COLUMNS * COLUMNS
         piece, tile = pieces[warp], tiles[warp]
-        # 1. the window, the taps, and empty scores of the previous keys
+        # 1. load the window and the taps, and clear the scores of the previous keys
         for element in range(thread, slots * width, WINDOW_WARPS * LANES):
             a, c = element // width, element % width
             i = a - rows + given
@@ -109,7 +111,7 @@ def window_kernel(c_q, after):
         for element in range(lane, rows * CARRIED, LANES):
             tile[element // CARRIED, element % CARRIED] = float32(0)
         cuda.syncthreads()
-        # 2. the keys that this warp owns, [start, end), and those whose scores it needs, [low, high)
+        # 2. this warp owns the keys [start, end), and needs the scores of [low, high)
         start = (cuda.blockIdx.x * WINDOW_WARPS + warp) * length
         end, right = min(keys, start + length), c_k // 2
         low, high = start - (c_k - 1) // 2, end + right
@@ -118,14 +120,14 @@ def window_kernel(c_q, after):
         if start < end:
             load_piece(held, k, place, d, low, first_key, key_end, c)
         for first in range(low, high if start < end else low, KEYS):
-            # 3. scores of two keys per lane with each row of the window
+            # 3. compute the scores of two keys per lane with each row of the window
             for x in range(numbers):
                 scores[x] = float32(0)
             for c0 in range(0, width, COLUMNS):
                 for x in range(LANES):
                     piece[2 * x + lane // COLUMNS, c] = held[x]
                 cuda.syncwarp()  # the piece is stored
-                # load the next columns, or the next keys, meanwhile
+                # meanwhile, load the next columns or the next keys
                 next_c, key = c0 + COLUMNS, first
                 if next_c >= width:
                     next_c, key = 0, first + KEYS
@@ -146,7 +148,7 @@ def window_kernel(c_q, after):
                 if start <= first + x - right < end:
                     for r in range(after):
                         t[batch, head, r, first + x - right] = totals[r]
-            cuda.syncwarp()  # all lanes have read the scores: the last ones may be carried to the front
+            cuda.syncwarp()  # all lanes have read the scores: the last ones may be moved to the front
             for element in range(lane, rows * CARRIED, LANES):
                 a, x = element // CARRIED, element % CARRIED
                 tile[a, x] = tile[a, KEYS + x]
@@ -160,11 +162,11 @@ def window_kernel(c_q, after):
 
 @functools.cache
 def mix_rows_kernel(most):
-    """Return the kernel for maps within groups of at most `most` heads."""
+    """Compile the kernel for maps within groups of at most `most` heads."""
 
     @cuda.jit(device=True)
     def add_part(so_far, values, g, lane):
-        """Update so_far[g] = (m, l) with values[g] of MIX_THREADS keys, by one warp."""
+        """Update so_far[g] = (m, l) with values[g] of MIX_THREADS keys, using one warp."""
         m = so_far[g, 0]
         largest, l = m, float32(0)
         for x in range(MIX_WARPS):
@@ -173,7 +175,7 @@ def mix_rows_kernel(most):
         for x in range(MIX_WARPS):
             l += weight(values[g, lane + x * LANES], largest)
         l = sum_of_warp(l)
-        cuda.syncwarp()  # every lane has read m
+        cuda.syncwarp()  # all lanes have read m
         if lane == 0:
             so_far[g, 0], so_far[g, 1] = largest, weight(m, largest) * so_far[g, 1] + l
 
@@ -182,8 +184,8 @@ def mix_rows_kernel(most):
         """Mix the heads of t (B, H, after, N_k) in place, and store the statistics of each part of a row.
 
         head_map: (H / group, group, group).
-        length: keys of a part.
-        ends: (B, 2, parts, H, after), m and l of the keys that the row's query sees.
+        length: keys per part.
+        ends: (B, 2, parts, H, after), m and l over the keys that the row's query sees.
         """
         shares = cuda.shared.array((most, most), float32, alignment=16)
         values = cuda.shared.array((most, MIX_THREADS), float32)
@@ -200,7 +202,7 @@ def mix_rows_kernel(most):
         if thread < group:
             so_far[thread, 0], so_far[thread, 1] = MINUS_INFINITY, float32(0)
         for first in range(part * length, end, MIX_THREADS):
-            cuda.syncthreads()  # the map is loaded, and all threads have left the last keys
+            cuda.syncthreads()  # the map is loaded, and all threads have finished with the previous keys
             j = first + thread
             for h in range(most):
                 held[h] = t[batch, first_head + h, r, j] if h < group and j < end else float32(0)

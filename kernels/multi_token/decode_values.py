@@ -1,6 +1,6 @@
-"""Decoding with the multi-token layer: the sums over V, then the merge of the splits.
+"""Decoding with the multi-token layer: the sums over V, and the merge of the splits.
 
-These are the last two of the four kernels of `decode.py`, which has the formulas.
+These are the last two of the four kernels that `decode.py` describes, with the formulas.
 """
 
 import functools
@@ -14,10 +14,10 @@ from kernels.common.splits import LANE, LANES, PLACE, sum_of_warp
 from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
 from kernels.reference import EPSILON
 
-SPAN = 48  # P of LANES keys and their halo
-VALUE_WARPS, RESIDENT_WARPS = 8, 16  # warps of a block, at most; resident warps per multiprocessor
+SPAN = 48  # columns of P for LANES keys and their halo
+VALUE_WARPS, RESIDENT_WARPS = 8, 16  # maximum warps per block; resident warps per multiprocessor
 MERGE_THREADS = 512
-AHEAD = 8  # loads that a thread of the last kernel issues before it waits
+AHEAD = 8  # loads that a thread of the merge kernel issues before it waits
 EPSILON_32 = float32(EPSILON)
 
 
@@ -26,12 +26,12 @@ EPSILON_32 = float32(EPSILON)
 
 @functools.cache
 def values_kernel(most, after):
-    """Return the kernel for maps within groups of at most `most` heads and `after` rows of taps."""
+    """Compile the kernel for maps within groups of at most `most` heads and `after` rows of taps."""
     warps = min(VALUE_WARPS, most)
 
     @cuda.jit(device=True)
     def load_rows(held, v, place, d, first, end, c):
-        """Load held[x] = element c of row first + x, 0 from row `end` on."""
+        """Load element c of 32 rows: held[x] comes from row first + x, and is 0 from row `end` on."""
         base = place + first * d + min(c, d - 1)
         if first + LANES <= end:
             for x in range(LANES):
@@ -42,7 +42,7 @@ def values_kernel(most, after):
 
     @cuda.jit(device=True)
     def load_statistics(statistics, ends, first_head, group):
-        """Compute statistics[h, r] = m and 1 / l of each row from its parts, ends (2, parts, H, after)."""
+        """Merge the parts of each row, ends (2, parts, H, after), into statistics[h, r] = (m, 1 / l)."""
         for row in range(cuda.threadIdx.x, group * after, warps * LANES):
             h, r = row // after, row % after
             m, l = MINUS_INFINITY, float32(0)
@@ -56,7 +56,7 @@ def values_kernel(most, after):
     def load_probabilities(p, values, t, statistics, first, c_k, lane):
         """Compute p[r, x] = P of row r and key first - P'_k + x, for LANES keys and their halo.
 
-        values: scratch; all loads precede the first use.
+        values: scratch. All loads are issued before the first use.
         """
         keys = t.shape[1]
         for x in range(lane, LANES + c_k - 1, LANES):
@@ -66,15 +66,15 @@ def values_kernel(most, after):
             for r in range(after):
                 p[r, x] = weight(values[r], statistics[r, 0]) * statistics[r, 1]
 
-    @cuda.jit(max_registers=128)  # so that a multiprocessor holds RESIDENT_WARPS
+    @cuda.jit(max_registers=128)  # for RESIDENT_WARPS per multiprocessor
     def multi_token_values_kernel(t, ends, w, head_map, v, v_strides, sharing, length, parts):
-        """Store Σ_j U'[j] v_j over the split's `length` keys, a multiple of LANES, in parts (B, splits, H,
-        d).
+        """Store Σ_j U'[j] v_j over each split's keys in parts (B, splits, H, d).
 
         t, ends: the results of mix_rows.
         w: (H, after, c_k).
         head_map: (H / group, group, group).
-        v: like k in the window kernel.
+        v: one-dimensional, like k in the window kernel.
+        length: keys per split, a multiple of LANES.
         """
         ps = cuda.shared.array((warps, after, SPAN), float32, alignment=16)
         us = cuda.shared.array((most, LANES), float32)
@@ -90,14 +90,14 @@ def values_kernel(most, after):
         end, v_batch = min(keys, start + length), batch * v_strides[0]
         place = v_batch + (first_head + min(warp, group - 1)) // sharing * v_strides[1]
         load_rows(held, v, place, d, start, end, lane)
-        # 1. m and 1 / l of each row; empty sums
+        # 1. load m and 1 / l of each row, and clear the sums
         load_statistics(statistics, ends[batch], first_head, group)
         for g in range(warp, group, warps):
             for c in range(lane, width, LANES):
                 outputs[g, c] = float32(0)
         for first in range(start, end, LANES):
-            cuda.syncthreads()  # the statistics are stored, and all warps have left the last U
-            # 2. U, one head per warp and one key per lane
+            cuda.syncthreads()  # the statistics are stored, and all warps have finished with the previous U
+            # 2. compute U, one head per warp and one key per lane
             for h in range(warp, group, warps):
                 load_probabilities(p, values, t[batch, first_head + h], statistics[h], first, c_k, lane)
                 cuda.syncwarp()  # P is stored
@@ -108,19 +108,19 @@ def values_kernel(most, after):
                 us[h, lane] = total
                 cuda.syncwarp()  # all lanes have read P
             cuda.syncthreads()  # U of all heads is stored
-            # 3. U' of a head, times the rows of V
+            # 3. compute U' of each head, and multiply it by the rows of V
             for g in range(warp, group, warps):
                 total = float32(0)
                 for h in range(group):
                     total += head_map[cuda.blockIdx.y, g, h] * us[h, lane]
                 p[0, lane] = total
-                cuda.syncwarp()  # every lane's U' is stored
+                cuda.syncwarp()  # all lanes have stored U'
                 for c0 in range(0, width, LANES):
                     total = outputs[g, c0 + lane]
                     for x in range(LANES):
                         total += p[0, x] * held[x]
                     outputs[g, c0 + lane] = total
-                    # load the next columns, the next head, or the next keys, meanwhile
+                    # meanwhile, load the next columns, the next head, or the next keys
                     next_g, c, row = g, c0 + LANES, first
                     if c >= width:
                         next_g, c = g + warps, 0
@@ -141,11 +141,10 @@ def values_kernel(most, after):
 
 @cuda.jit
 def multi_token_merge_kernel(parts, norm, gate, bias, o):
-    """Add up parts (B, splits, H, d), apply norm and gate as `reference.gated_norm` does, and store o (B, H,
-    1, d).
+    """Sum parts (B, splits, H, d), apply norm and gate like `reference.gated_norm`, and store o (B, H, 1, d).
 
-    norm, gate: (d,); empty for none.
-    bias: (1,); empty for none.
+    norm, gate: (d,); empty to omit the operation.
+    bias: (1,); empty like `gate`.
     """
     sums = cuda.shared.array(MERGE_THREADS, float32)
     row = cuda.shared.array(MAX_HEAD_DIM, float32)
@@ -157,19 +156,19 @@ def multi_token_merge_kernel(parts, norm, gate, bias, o):
     total = float32(0)
     if lane < lanes:
         for first in range(lane, splits, AHEAD * lanes):
-            for x in range(AHEAD):  # independent loads
+            for x in range(AHEAD):  # independent loads, all in flight at once
                 split = first + x * lanes
                 held[x] = parts[batch, split, head, c] if split < splits else float32(0)
             for x in range(AHEAD):
                 total += held[x]
     sums[thread] = total
-    cuda.syncthreads()  # every thread's sum is stored
+    cuda.syncthreads()  # all threads have stored their sums
     if thread < d:
         for other in range(1, lanes):
             total += sums[other * d + c]
         row[c] = total
     cuda.syncthreads()  # O is stored
-    # 2. norm and gate, by the first warp
+    # 2. the first warp applies norm and gate
     if thread < LANES:
         factor = float32(1)
         if norm.size > 0:

@@ -1,9 +1,9 @@
-"""Kernels of the multi-token layer, each over a band of scores: convolution, map over heads, softmax, and
-their gradients.
+"""Kernels of the multi-token layer, each for a band of scores: convolution, head map, softmax, and their
+gradients.
 
-A band is (B, H, R, C) float32 in global memory: R neighbouring rows of every head's scores, and the columns
-of the keys 0 to C - 1. Row r is that of query first + r. With `causal`, entries after a row's own key count
-as 0 whatever the memory contains, and kernels write 0 there. Source: Golovneva et al. 2025, arXiv 2504.00927.
+A band is (B, H, R, C) float32 in global memory: R consecutive rows of every head's scores, for the keys 0 to
+C - 1. Row r belongs to query first + r. If `causal`, kernels ignore the contents of the entries after a row's
+own key, treat them as 0, and write 0 there. Source: Golovneva et al. 2025, arXiv 2504.00927.
 
     kernel                computes                 grid                             shared
     convolve              y = x ∗ w, or transposed (⌈R / 64⌉ · ⌈C / 64⌉, H, B)      25.7 KiB
@@ -12,9 +12,9 @@ as 0 whatever the memory contains, and kernels write 0 there. Source: Golovneva 
     softmax_back          x = P ∘ (x - D)          (R, H, B)                        32 bytes
     tap_gradients         dw = Σ g ∘ shifted x     (parts, H, B)                    41.9 KiB
 
-Blocks have 256 threads. A thread of the mix kernel holds the elements of all s heads of a group at e columns,
-at most 64, in registers, so that it can overwrite them. No kernel needs more than 48 KiB of shared memory,
-however many heads mix.
+Blocks have 256 threads. A thread of the mix kernel keeps the elements of all s heads of a group at e columns,
+at most 64 elements, in registers, so that it can overwrite them. No kernel needs more than 48 KiB of shared
+memory, for any number of heads.
 """
 
 import functools
@@ -37,20 +37,21 @@ from kernels.common.tiles import INDEX, MINUS_INFINITY, reciprocal, weight
 
 SIZE = 64  # rows and columns of a tile
 THREADS, WARPS = 256, 8
-HALO_ROWS, HALO_COLUMNS = SIZE + MOST_TAPS - 1, SIZE + TAPS  # sides of a tile with its halo
-PITCH = HALO_COLUMNS + 1  # an odd number of words, for eight rows in different banks
+HALO_ROWS, HALO_COLUMNS = SIZE + MOST_TAPS - 1, SIZE + TAPS  # size of a tile with its halo
+PITCH = HALO_COLUMNS + 1  # an odd number of words, so that eight rows start in different banks
 GRADIENT_PITCH = SIZE + 1
-TURNS = SIZE // STRIP // ROW_THREADS  # strips of a thread in its row
-MOST_GROUP = 32  # largest number of heads in a group
-HELD = 64  # elements that a thread of mix_kernel holds
+TURNS = SIZE // STRIP // ROW_THREADS  # strips per thread, all in one row
+MOST_GROUP = 32  # maximum number of heads per group
+HELD = 64  # elements per thread of mix_kernel
 
 
 @cuda.jit(device=True)
 def load_band(tile, band, first, row, column, rows, columns, causal):
-    """Copy band[row : row + rows, column :] to tile[:rows], with 0 for elements outside, masked, or right of
-    `columns`.
+    """Copy band[row : row + rows, column :] to tile[:rows].
 
-    band: (R, C), whose first row is that of query `first`.
+    Elements outside the band, masked, or right of `columns` become 0.
+
+    band: (R, C), whose row 0 belongs to query `first`.
     """
     width = tile.shape[1]
     for element in range(cuda.threadIdx.x, rows * width, THREADS):
@@ -62,7 +63,7 @@ def load_band(tile, band, first, row, column, rows, columns, causal):
 
 @cuda.jit(device=True)
 def largest_of_block(x, shared):
-    """Return the maximum of x over the block's threads, in each of them; shared: (WARPS,)."""
+    """Return the maximum of x over the block, in every thread; shared: (WARPS,)."""
     x = largest_of_warp(x)
     if cuda.threadIdx.x % 32 == 0:
         shared[cuda.threadIdx.x // 32] = x
@@ -74,7 +75,7 @@ def largest_of_block(x, shared):
 
 @cuda.jit(device=True)
 def sum_of_block(x, shared):
-    """Return the sum of x over the block's threads, in each of them; shared: (WARPS,)."""
+    """Return the sum of x over the block, in every thread; shared: (WARPS,)."""
     x = sum_of_warp(x)
     if cuda.threadIdx.x % 32 == 0:
         shared[cuda.threadIdx.x // 32] = x
@@ -90,13 +91,14 @@ def sum_of_block(x, shared):
 
 @cuda.jit(max_registers=MOST_REGISTERS)
 def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
-    """Compute y = the convolution of x with w (H, c_q, c_k), or if flipped, its transpose.
+    """Convolve x with w (H, c_q, c_k) into y, or apply the transposed convolution if `flipped`.
 
         y[r, c] = Σ_ab w[a, b] · x[r - P_q + a, c - P_k + b]
         y[r, c] = Σ_ab w[a, b] · x[r + P_q - a, c + P_k - b] if flipped
 
-    x and y are bands with the same columns; x has the rows that y needs, except those outside the sequence. A
-    thread has a strip in each of TURNS groups of columns, and ROW_THREADS neighbouring threads share a row.
+    x and y are bands with the same columns; x has the rows on which y depends, except those outside the
+    sequence. A thread has a strip in each of TURNS groups of columns, and ROW_THREADS adjacent threads share
+    a row.
     """
     tile = cuda.shared.array((HALO_ROWS, PITCH), float32)
     taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)
@@ -107,13 +109,13 @@ def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
     r0, c0 = cuda.blockIdx.x // across * SIZE, cuda.blockIdx.x % across * SIZE
     rows, last = min(SIZE, y.shape[2] - r0), min(SIZE, columns - c0)
     above, left = (0, c_k // 2) if flipped else (c_q - 1, (c_k - 1) // 2)
-    # 1. the taps, and x with its halo, unless the whole tile is masked
+    # 1. load the taps, and x with its halo unless the whole tile is masked
     load_taps(taps, w[head], flipped)
     if not (causal and c0 >= y_first + r0 + rows):
         row = y_first + r0 - above - x_first
         load_band(tile, x[batch, head], x_first, row, c0 - left, rows + c_q - 1, SIZE + c_k - 1, causal)
     cuda.syncthreads()
-    # 2. strips of y
+    # 2. compute strips of y
     i = cuda.threadIdx.x // ROW_THREADS & INDEX
     seen = min(last, y_first + r0 + i + 1 - c0) if causal else last
     for turn in range(TURNS):
@@ -127,10 +129,12 @@ def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
 
 @cuda.jit(max_registers=MOST_REGISTERS)
 def multi_token_tap_gradients_kernel(g, x, first, x_first, rows, causal, d_w):
-    """Add the gradient of the taps, Σ_ij g[i, j] · x[i - P_q + a, j - P_k + b], to d_w; each block adds to
-    its own part.
+    """Add the gradient of the taps, Σ_ij g[i, j] · x[i - P_q + a, j - P_k + b], to d_w.
 
-    g: the gradient of the convolution's result; its first `rows` rows count, from query `first` on.
+    Each block adds to its own part of d_w.
+
+    g: the gradient of the convolution's result. Only its first `rows` rows are used; row 0 belongs to query
+        `first`.
     x: the band that was convolved, with the halo rows above.
     d_w: (parts · B, H, c_q, c_k).
     """
@@ -140,14 +144,14 @@ def multi_token_tap_gradients_kernel(g, x, first, x_first, rows, causal, d_w):
     sums = cuda.local.array(STRIP, float32)
     batch, head, thread = cuda.blockIdx.z, cuda.blockIdx.y, cuda.threadIdx.x
     c_q, c_k, columns = d_w.shape[2], d_w.shape[3], g.shape[3]
-    # 1. the taps that this thread sums: STRIP of a row, over every parts-th row of a tile
+    # 1. this thread sums STRIP taps of one row, over every parts-th row of a tile
     strips = (c_k + STRIP - 1) // STRIP
     parts = THREADS // (c_q * strips)
     mine, part = thread // parts, thread % parts
     a, b = mine // strips, mine % strips * STRIP
     for tap in range(STRIP):
         sums[tap] = float32(0)
-    # 2. every gridDim.x-th tile
+    # 2. loop over every gridDim.x-th tile
     across = (columns + SIZE - 1) // SIZE
     for number in range(cuda.blockIdx.x, (rows + SIZE - 1) // SIZE * across, cuda.gridDim.x):
         r0, c0 = number // across * SIZE, number % across * SIZE
@@ -185,13 +189,13 @@ def multi_token_tap_gradients_kernel(g, x, first, x_first, rows, causal, d_w):
 
 
 def places_of(group):
-    """Return the number of columns for which a thread of mix_kernel holds all heads of a group."""
+    """Return the number of columns per thread of mix_kernel."""
     return max(1, min(4, HELD // group))
 
 
 @functools.cache
 def mix_kernel(group):
-    """Return the kernel for maps within groups of `group` heads."""
+    """Compile the kernel for maps within groups of `group` heads."""
     each = places_of(group)
     numbers = group * each
 
@@ -250,10 +254,11 @@ def multi_token_softmax_kernel(x, first, causal):
 
 @cuda.jit
 def multi_token_softmax_back_kernel(x, first, p, p_first, causal):
-    """Compute x = P ∘ (x - D) in place, with D = Σ_j P x of each row.
+    """Replace x by P ∘ (x - D) in place, with D = Σ_j P x for each row.
 
-    This turns the gradient of P into the gradient of the softmax's argument. p: the band of P, from query
-    p_first on, with the rows of x.
+    This turns the gradient of P into the gradient of the softmax's argument.
+
+    p: the band of P, with the rows of x; its row 0 belongs to query p_first.
     """
     sums = cuda.shared.array(WARPS, float32)
     row = x[cuda.blockIdx.z, cuda.blockIdx.y, cuda.blockIdx.x]

@@ -1,5 +1,5 @@
-"""The multi-token layer with gradients, and for one token: checks of the arguments, and operators for
-autograd and torch.compile."""
+"""Public functions of the multi-token layer: argument checks, and custom operators for autograd and
+torch.compile."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,38 +39,38 @@ def multi_token_attention(
     is_causal: bool | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Return the whole multi-token layer between its projections, y (B, H, N, d), like q, without an N×N
-    matrix in memory.
+    """Compute the multi-token layer without its projections: y (B, H, N, d), like q, without N×N matrices in
+    memory.
 
         S_h = scale · q_h k_hᵀ, 0 where masked           T_h = S_h convolved with the taps of head h
         T'_g = Σ_h M1[g, h] T_h                          P_g = softmax(T'_g), 0 where masked
         U_h = P_h convolved with the second taps, 0 where masked
         O_g = Σ_h M2[g, h] U_h v_g                       y = x · sigmoid(x·a + b), where x = RMSNorm(O)
 
-    Source: Golovneva et al. 2025, arXiv 2504.00927. Every part of the layer is optional; None changes
-        nothing.
+    Source: Golovneva et al. 2025, arXiv 2504.00927. Each operation whose parameter is None is omitted.
 
     q, k, v: (B, H, N, d), float32, bfloat16 or float16, on one device, not empty, d <= 128.
-    taps, after_taps: (H, c_q, c_k), each size from 1 to 15; these and the other parts are float32 or of the
-        type of q.
-    head_map, after_head_map: M1 and M2, (H, H) or (H / s, s, s), with at most 32 heads in a group.
+    taps, after_taps: (H, c_q, c_k), each size from 1 to 15. These and the following parameters are float32 or
+        have the dtype of q.
+    head_map, after_head_map: M1 and M2, (H, H) or (H / s, s, s), with at most 32 heads per group.
     norm: (d,), the weight of the RMSNorm.
     gate: a pair (a, b), (d,) and one element.
     causal: query i sees the keys j <= i.
-    scale: 1/sqrt(d) unless given.
-    documents: the first token of each document of a packed sequence. Each document is computed by itself, so
-        many short ones take many launches.
+    scale: 1/sqrt(d) by default.
+    documents: the first token of each document of a packed sequence. Documents are computed one by one, so
+        many short ones need many launches.
     is_causal, enable_gqa: as for `kernels.conv_attention`.
 
-    CPU tensors are simulated, CUDA tensors run on their GPU. Gradients reach every argument; a second
-    derivative is an error. Under torch.compile the layer before norm and gate is one opaque operator. Under
-    torch.autocast q, k, v and y have its type. Scores and accumulators are float32 in any case; 16-bit q and
-    k are multiplied without conversion. Products with q, k and v are PyTorch's, so
+    CPU tensors are simulated, and CUDA tensors run on their GPU. The function is differentiable once, with
+    respect to all tensors. Under torch.compile, the layer up to O is one opaque operator. Under
+    torch.autocast, q, k, v and y have autocast's dtype. Scores and accumulators are always float32; 16-bit q
+    and k are multiplied without conversion. PyTorch computes the products with q, k and v, so
     `torch.set_float32_matmul_precision` applies to them.
 
-    The kernels' sums have a fixed order, so `torch.use_deterministic_algorithms(True)` changes nothing. If
-    PyTorch requires the environment variable CUBLAS_WORKSPACE_CONFIG=:4096:8 for matrix products on a GPU,
-    its error says so. Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
+    The kernels' sums have a fixed order, so `torch.use_deterministic_algorithms(True)` changes nothing. For
+    matrix products on a GPU, PyTorch may require the environment variable CUBLAS_WORKSPACE_CONFIG=:4096:8;
+    its error message says so. Raise TypeError or ValueError for an invalid argument; the message states the
+    actual and the expected value.
     """
     causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, *in_autocasts_type(q, k, v))
     given = {name: (tensor, "B H N d") for name, tensor in (("q", q), ("k", k), ("v", v))}
@@ -100,20 +100,20 @@ def multi_token_attention_decode(
     splits: int | None = None,
     run: Callable[..., Any] | None = None,
 ) -> torch.Tensor:
-    """Return the last row of causal `multi_token_attention`, (B, H, 1, d), like q_window, for one new token,
-    without gradients.
+    """Compute the last row of causal `multi_token_attention`, (B, H, 1, d), for one new token. It has no
+    gradient.
 
     q_window: (B, H, R, d), the queries of the last R = min(c_q + after_c_q - 1, N_k) tokens, the new one
-        last; taps that are None count as c_q = 1.
-    k, v: (B, H_kv, N_k, d), of all tokens including the new one; they may be views, and are not copied. Each
-        head serves H / H_kv neighbouring heads of q.
-    splits: the largest number of blocks among which the sum over a head's keys is divided, 1 or more, chosen
-        unless given. It changes rounding only.
-    run: how to launch the kernels (`kernels.common.launch`).
+        last. Taps that are None count as c_q = 1.
+    k, v: (B, H_kv, N_k, d), of all tokens including the new one. Each head is shared by H / H_kv neighbouring
+        query heads. They may be views; they are not copied.
+    splits: the maximum number of blocks among which the sum over a head's keys is divided, 1 or more; chosen
+        automatically by default. It affects only rounding.
+    run: the runner that launches the kernels (`kernels.common.launch`).
 
-    The other arguments are those of `multi_token_attention`. The host reads no element of a tensor, so a CUDA
-    graph can record the call. Its four kernels (`kernels.multi_token.decode`) are deterministic.
-    torch.autocast has no effect, because a cache has its own type.
+    The other arguments are those of `multi_token_attention`. The host does not read any tensor element, so
+    the call can be captured in a CUDA graph. The four kernels (`kernels.multi_token.decode`) are
+    deterministic. torch.autocast has no effect, because a cache has its own dtype.
     """
     sizes = check_window(q_window, k, v)
     *parts, norm, gate = layer_parts(q_window, taps, head_map, after_taps, after_head_map, norm, gate)
@@ -135,8 +135,10 @@ def multi_token_attention_decode(
 
 
 def check_window(q, k, v):
-    """Return {letter: size} of q_window (B, H, R, d), k and v (B, H_kv, N_k, d); raise an error unless
-    they fit and H_kv divides H."""
+    """Return {letter: size} of q_window (B, H, R, d), k and v (B, H_kv, N_k, d).
+
+    Raise an error unless they fit each other and H_kv divides H.
+    """
     given = {"q_window": (q, "B H R d"), "k": (k, "B H_kv N_k d"), "v": (v, "B H_kv N_k d")}
     sizes = check(given, ANY_FLOAT, filled="B H H_kv")
     if sizes["H"] % sizes["H_kv"]:
@@ -147,7 +149,7 @@ def check_window(q, k, v):
 
 
 def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate):
-    """Return all parts, checked, in float32, with maps in groups."""
+    """Check the parameters of all optional operations; return them in float32, with head maps in groups."""
     if gate is not None and (not isinstance(gate, (tuple, list)) or len(gate) != 2):
         raise TypeError(f"argument gate is a {type(gate).__name__}; wanted a pair of tensors, (d,) and ()")
     parts = {"taps": (taps, "H c_q c_k"), "after_taps": (after_taps, "H c_q c_k"), "norm": (norm, "d")}
@@ -169,8 +171,7 @@ def layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate):
 
 
 def check_part(part, q, name, letters):
-    """Raise an error unless a tensor has these dimensions, is float32 or of the type of q, and is on q's
-    device."""
+    """Raise an error unless a parameter has these dimensions, q's device, and float32 or the dtype of q."""
     check({name: (part, letters, OR_FLOAT32)}, sizes=dict(zip("BHNd", q.shape)), like=("q", q))
 
 
@@ -189,7 +190,7 @@ def check_map(head_map, q, name):
 
 
 def layer_of(parts, causal, scale):
-    """Return the Layer of (taps, head_map, after_taps, after_head_map)."""
+    """Return the Layer for the parameters (taps, head_map, after_taps, after_head_map)."""
     return Layer(*(x if x is None else x.detach().contiguous() for x in parts), float(scale), causal)
 
 
@@ -208,7 +209,7 @@ def multi_token_forward_operator(
     causal: bool,
     scale: float,
 ) -> torch.Tensor:
-    """Return O, float32, as `bands.forward`; parts are float32, maps are in groups."""
+    """Return O, float32, as `bands.forward` does; parameters are float32, and head maps are in groups."""
     layer = layer_of((taps, head_map, after_taps, after_head_map), causal, scale)
     q, k, v = (x.detach().contiguous() for x in (q, k, v))
     with torch.autocast(q.device.type, enabled=False):
@@ -234,8 +235,8 @@ def multi_token_backward_operator(
     scale: float,
     wanted: list[bool],
 ) -> list[torch.Tensor]:
-    """Return the gradient of each of NAMES, as `bands.backward`; a gradient that is not wanted is an empty
-    tensor."""
+    """Return the gradients of NAMES as `bands.backward` does. Gradients that are not wanted are empty
+    tensors."""
     layer = layer_of((taps, head_map, after_taps, after_head_map), causal, scale)
     names = [name for name, want in zip(NAMES, wanted) if want]
     q, k, v = (x.detach().contiguous() for x in (q, k, v))
@@ -245,7 +246,7 @@ def multi_token_backward_operator(
 
 
 def like(sums, given):
-    """Return each gradient in the type of its argument; an empty tensor for a missing one."""
+    """Convert each gradient to the dtype of its argument; replace missing ones by empty tensors."""
     nothing = given[0].new_empty(0, dtype=torch.float32)
     return [sums[name].to(x.dtype) if name in sums else nothing.clone() for name, x in zip(NAMES, given)]
 

@@ -1,13 +1,13 @@
-"""Attention in plain PyTorch, written for clarity: the reference of every kernel.
+"""Reference implementations of all kinds of attention, in plain PyTorch.
 
 Read the files in this order:
 
-    standard.py                  attention, with its N×N matrix in memory
+    standard.py                  attention, with the N×N matrix in memory
     conv.py                      convolutional attention
     multi_token.py               the multi-token layer
     latent.py                    latent attention with a reciprocal term
     multi_token_gradients.py     the backward pass of the multi-token layer
-    tiled.py                     flash attention tile by tile, with a count of the memory traffic
+    tiled.py                     flash attention tile by tile, counting the memory traffic
     conv_tiled.py, latent_tiled.py, multi_token_tiled.py
                                  the other kinds of attention tile by tile
 """

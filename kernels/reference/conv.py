@@ -1,7 +1,7 @@
-"""Convolutional attention in plain PyTorch, with N×N matrices in memory.
+"""Convolutional attention in plain PyTorch, with materialised N×N matrices.
 
-A key-query convolution before the softmax, Golovneva et al. 2025, arXiv 2504.00927. For each head, with
-P_q = c_q - 1 and P_k = (c_k - 1) // 2:
+The scores are convolved over queries and keys before the softmax (Golovneva et al. 2025, arXiv 2504.00927).
+For each head, with P_q = c_q - 1 and P_k = (c_k - 1) // 2:
 
     S0 = scale · q kᵀ, 0 where masked
     T[i, j] = Σ_ab w[a, b] · S0[i - P_q + a, j - P_k + b], -inf where masked
@@ -19,37 +19,39 @@ from kernels.reference.standard import above_diagonal, scores
 
 
 def conv_attention(q, k, v, w, causal=True, scale=None):
-    """Return convolutional attention of each head, O like q, with the N×N matrix in memory.
+    """Compute convolutional attention, O, shaped like q, with materialised N×N matrices.
 
-    q, k, v: (B, H, N, d), any floating type.
+    q, k, v: (B, H, N, d), any floating dtype.
     w: (H, c_q, c_k), the taps of each head, of any size.
-    causal: query i sees the keys j <= i, before the convolution and after it.
-    scale: 1/sqrt(d) unless given.
+    causal: query i sees the keys j <= i, both before and after the convolution.
+    scale: 1/sqrt(d) by default.
     """
     return torch.softmax(conv_scores(q, k, w, causal, scale), dim=-1) @ v
 
 
 def conv_scores(q, k, w, causal=True, scale=None):
-    """Return T, (B, H, N, N), the argument of the softmax; with causal, -inf where j > i."""
+    """Return T, (B, H, N, N), the argument of the softmax. If causal, T is -inf where j > i."""
     t = convolve(masked_scores(q, k, causal, scale), w)
     return t.masked_fill(above_diagonal(t), -math.inf) if causal else t
 
 
 def masked_scores(q, k, causal=True, scale=None):
-    """Return S0 = scale · q kᵀ, (B, H, N, N), 0 where a causal mask hides a score.
+    """Return S0 = scale · q kᵀ, (B, H, N, N), with 0 where the causal mask hides a score.
 
-    The mask is 0, not -inf, so that the convolution adds nothing from the future.
+    The mask value is 0, not -inf, so that the convolution adds nothing from the future.
     """
     s = scores(q, k, False, scale)
     return s.masked_fill(above_diagonal(s), 0.0) if causal else s
 
 
 def convolve(s, w):
-    """The cross-correlation Σ_ab w[a, b] · s[i - P_q + a, j - P_k + b], shaped like s (B, H, N, N), with 0
-    outside; w: (H, c_q, c_k).
+    """Return the cross-correlation of s (B, H, N, N) with the taps w (H, c_q, c_k), zero-padded, shaped like
+    s:
 
-    Row i sees itself and the c_q - 1 rows above it; column j sees P_k columns to its left and c_k - 1 - P_k
-    to its right.
+        t[i, j] = Σ_ab w[a, b] · s[i - P_q + a, j - P_k + b]
+
+    Row i depends on itself and the c_q - 1 rows above it. Column j depends on P_k columns to its left and c_k
+    - 1 - P_k to its right.
     """
     heads, c_q, c_k = w.shape
     left = (c_k - 1) // 2
@@ -63,7 +65,7 @@ def identity_taps(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> torch.Tensor:
-    """Return taps (H, c_q, c_k) that change nothing: 1 for the score itself, 0 for its neighbours.
+    """Return the identity taps (H, c_q, c_k): 1 for the score itself, 0 for its neighbours.
 
     Convolutional attention with these taps is ordinary attention.
     """
@@ -73,8 +75,7 @@ def identity_taps(
 
 
 def conv_attention_backward(q, k, v, w, o, log_sum, d_o, causal=True, scale=None):
-    """Return the gradients (dQ, dK, dV, dW) of convolutional attention, like q, k, v and w, with N×N matrices
-    in memory.
+    """Return the gradients (dQ, dK, dV, dW) of convolutional attention, with materialised N×N matrices.
 
     o: (B, H, N, d), the output.
     log_sum: (B, H, N), the log-sum-exp of each row of T.
@@ -99,7 +100,7 @@ def conv_attention_backward(q, k, v, w, o, log_sum, d_o, causal=True, scale=None
 
 
 def transposed_convolve(d_t, w):
-    """Return the gradient of `convolve` with respect to s, like d_t (B, H, N, N).
+    """Return the gradient of `convolve` with respect to s, shaped like d_t (B, H, N, N).
 
     dS[r, c] = Σ_ab w[a, b] · dT[r + P_q - a, c + P_k - b]
     """
@@ -109,9 +110,9 @@ def transposed_convolve(d_t, w):
 
 
 def tap_gradient(d_t, s, shape):
-    """Return the gradient of `convolve` with respect to w, of `shape` (H, c_q, c_k).
+    """Return the gradient of `convolve` with respect to w, which has `shape` (H, c_q, c_k).
 
-    dW[a, b] = Σ_zij dT_z[i, j] · S_z[i - P_q + a, j - P_k + b], with z over the batch
+    dW[a, b] = Σ_zij dT_z[i, j] · S_z[i - P_q + a, j - P_k + b], where z is the batch index
     """
     _, c_q, c_k = shape
     left = (c_k - 1) // 2
@@ -119,10 +120,10 @@ def tap_gradient(d_t, s, shape):
 
 
 def tap_sums(d_t, s):
-    """Return Σ_ij d_t[i, j] · s[i + a, j + b], summed over the batch too, (H, c_q, c_k).
+    """Return Σ_ij d_t[i, j] · s[i + a, j + b], (H, c_q, c_k), summed over the batch as well.
 
     d_t: (B, H, R, C).
-    s: (B, H, R + c_q - 1, C + c_k - 1), with its halo.
+    s: (B, H, R + c_q - 1, C + c_k - 1), including the halo.
     """
     windows = s.unfold(2, d_t.shape[2], 1).unfold(
         3, d_t.shape[3], 1
@@ -131,14 +132,14 @@ def tap_sums(d_t, s):
 
 
 def conv_attention_part(q, k, v, w, extent, causal=True, scale=None):
-    """Return (O, L) of convolutional attention over some keys, for some queries, of a longer sequence.
+    """Compute convolutional attention for some queries and keys of a longer sequence; return (O, L).
 
-    q: (B, H, N_q, d), with the halo that the convolution reads.
-    k: (B, H, N_k, d), with its halo.
-    v: (B, H, keys, d), of the owned keys only.
-    extent: kernels.common.extent.Extent, which says where the owned rows begin.
+    q: (B, H, N_q, d), including the halo that the convolution reads.
+    k: (B, H, N_k, d), including its halo.
+    v: (B, H, keys, d), for the owned keys only.
+    extent: kernels.common.extent.Extent, the position of the owned rows in q and k.
 
-    O is (B, H, N, d) and L (B, H, N) of the owned queries, N = N_q - first_query. A query that sees no owned
+    O is (B, H, N, d) and L (B, H, N), for the N = N_q - first_query owned queries. A query that sees no owned
     key has O = 0 and L = -inf.
     """
     first_query, first_key, diagonal = extent
@@ -150,7 +151,7 @@ def conv_attention_part(q, k, v, w, extent, causal=True, scale=None):
     )
     hidden = (key > query[:, None] + diagonal) & causal
     s = scores(q, k, False, scale).masked_fill(hidden, 0.0)
-    # zeros replace the halo beyond the end of the sequence, and likewise before its beginning
+    # pad with zeros where the sequence ends before the halo does, and likewise at its beginning
     after = c_k - 1 - left - (k.shape[2] - first_key - keys)
     t = conv2d(pad(s, (left - first_key, after, c_q - 1 - first_query, 0)), w[:, None], groups=heads)
     t = t.masked_fill(hidden[first_query:, first_key : first_key + keys], -math.inf)
@@ -159,7 +160,7 @@ def conv_attention_part(q, k, v, w, extent, causal=True, scale=None):
 
 
 def conv_attention_decode(q_window, k, v, w, scale=None):
-    """Return the last row of causal `conv_attention`, (B, H, 1, d), without computing the rows before it.
+    """Compute only the last row of causal `conv_attention`, (B, H, 1, d).
 
     q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens.
     k, v: (B, H, N_k, d), of all tokens.

@@ -1,12 +1,12 @@
-"""The whole multi-token layer in plain PyTorch, with N×N matrices in memory.
+"""The complete multi-token layer in plain PyTorch, with materialised N×N matrices.
 
-Golovneva et al. 2025, arXiv 2504.00927, as its published training code computes it. For heads g and h:
+This follows the published training code of Golovneva et al. 2025, arXiv 2504.00927. For heads g and h:
 
     S_h = scale · q_h k_hᵀ, 0 where masked
     T_h = S_h convolved with the taps of head h
     T'_g = Σ_h M1[g, h] T_h
     P_g = softmax(T'_g), 0 where masked
-    U_h = P_h convolved with the second taps, 0 where masked: its rows no longer sum to 1
+    U_h = P_h convolved with the second taps, 0 where masked; its rows no longer sum to 1
     O_g = Σ_h M2[g, h] U_h v_g
     y = x · sigmoid(x·a + b), where x = RMSNorm(O)
 """
@@ -38,21 +38,22 @@ def multi_token_attention(
     scale=None,
     documents=None,
 ):
-    """Return the multi-token layer between its projections, y like q, with each head's N×N matrix in memory.
+    """Compute the multi-token layer without its projections; return y, shaped like q. Materialises N×N
+    matrices.
 
-    q, k, v: (B, H, N, d), any floating type, after rotary embedding.
+    q, k, v: (B, H, N, d), any floating dtype, after rotary embedding.
     taps, after_taps: (H, c_q, c_k), the convolutions before and after the softmax.
-    head_map, after_head_map: (H, H), or (H / s, s, s) for maps within groups of s heads; row g has the
-        weights of the heads that are added to output g.
+    head_map, after_head_map: (H, H), or (H / s, s, s) for maps within groups of s heads. Row g contains the
+        weights of the heads that are summed into output g.
     norm: (d,), the weight of an RMSNorm over d, with eps 1e-5.
     gate: a pair (a, b) of shapes (d,) and ().
-    causal: query i sees the keys j <= i, at each of the three masks.
-    scale: 1/sqrt(d) unless given.
-    documents: the start of each document of a packed sequence, as in cu_seqlens: increasing, from 0; a last
-        entry N is allowed. No convolution and no attention crosses a document's border.
+    causal: query i sees the keys j <= i, in all three masks.
+    scale: 1/sqrt(d) by default.
+    documents: the start of each document of a packed sequence, like cu_seqlens: increasing, from 0; a last
+        entry N is allowed. Neither convolutions nor attention cross the boundary of a document.
 
-    With `taps` alone this is `conv_attention`; with no part, `attention`. Raise TypeError or ValueError for
-    documents that are no such list.
+    With only `taps`, this is `conv_attention`; without any optional argument, `attention`. Raise TypeError or
+    ValueError if `documents` is invalid.
     """
     parts = taps, head_map, after_taps, after_head_map, norm, gate, causal, scale
     if documents is not None:
@@ -68,9 +69,9 @@ def multi_token_attention(
 
 
 def document_spans(documents, n):
-    """Return [(start, end), …] of the documents of a sequence of n tokens, from their starts.
+    """Convert the starts of documents to [(start, end), …] for a sequence of n tokens.
 
-    Raise TypeError or ValueError unless these are increasing integers from 0 to below n.
+    Raise TypeError or ValueError unless the starts are increasing integers from 0 to below n.
     """
     try:
         given = list(map(operator.index, documents))
@@ -89,7 +90,7 @@ def document_spans(documents, n):
 
 
 def mixed_scores(q, k, taps, head_map, causal, scale):
-    """Return (S, T, T'), each (B, H, N, N); T' is not masked yet."""
+    """Return (S, T, T'), each (B, H, N, N). T' is not masked."""
     s = masked_scores(q, k, causal, scale)
     t = s if taps is None else convolve(s, taps)
     return s, t, mix_heads(t, head_map)
@@ -107,17 +108,17 @@ def after_weights(p, after_taps, causal):
 
 
 def seen(x, causal):
-    """Return x (B, H, N, N), with 0 where a causal mask hides an entry."""
+    """Return x (B, H, N, N), with hidden entries set to 0 if causal."""
     return x.masked_fill(above_diagonal(x), 0.0) if causal else x
 
 
 def in_groups(head_map):
-    """Return a map over heads as (H / s, s, s); a map (H, H) is one group."""
+    """Return a head map in the shape (H / s, s, s); a map (H, H) is a single group."""
     return head_map if head_map.ndim == 3 else head_map[None]
 
 
 def mix_heads(x, head_map):
-    """Return Σ_h M[g, h] x[h], like x (B, H, N, N); x itself without a map."""
+    """Return Σ_h M[g, h] x[h], shaped like x (B, H, N, N); return x itself if there is no map."""
     if head_map is None:
         return x
     head_map = in_groups(head_map)
@@ -126,21 +127,21 @@ def mix_heads(x, head_map):
 
 
 def gated_norm(o, norm=None, gate=None):
-    """Return y, like o (B, H, N, d): o / sqrt(mean(o²) + 1e-5) · norm, then times sigmoid(o·a + b).
+    """Return y, shaped like o (B, H, N, d): o / sqrt(mean(o²) + 1e-5) · norm, multiplied by sigmoid(o·a + b).
 
-    Without norm or gate, that step is left out.
+    A step whose argument is None is omitted.
     """
     x = o if norm is None else normed(o) * norm
     return x if gate is None else x * torch.sigmoid((x * gate[0]).sum(-1) + gate[1])[..., None]
 
 
 def normed(o):
-    """Return o divided by the root of its mean square over d."""
+    """Return o divided by its root mean square over d."""
     return o * torch.rsqrt(o.square().mean(-1, keepdim=True) + EPSILON)
 
 
 def identity_map(heads, dtype=torch.float32, device=None):
-    """Return the map (H, H) that changes nothing."""
+    """Return the identity map (H, H)."""
     return torch.eye(heads, dtype=dtype, device=device)
 
 
@@ -156,11 +157,10 @@ def multi_token_attention_decode(
     gate=None,
     scale=None,
 ):
-    """Return the last row of causal `multi_token_attention`, (B, H, 1, d), from the queries of the last few
-    tokens.
+    """Compute the last row of causal `multi_token_attention`, (B, H, 1, d), from the latest queries.
 
-    q_window: (B, H, R, d), the last R = min(c_q + after_c_q - 1, N_k) queries: c_q of them for each row of P
-        that the second convolution reads.
+    q_window: (B, H, R, d), the last R = min(c_q + after_c_q - 1, N_k) queries. Each row of P that the second
+        convolution reads depends on c_q of them.
     k, v: (B, H, N_k, d), of all tokens.
     """
     rows, keys = q_window.shape[2], k.shape[2]

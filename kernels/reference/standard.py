@@ -1,4 +1,4 @@
-"""Standard attention in plain PyTorch, with its N×N matrix of scores in memory, and its gradients."""
+"""Standard attention in plain PyTorch with a materialised N×N score matrix, and its gradients."""
 
 import math
 
@@ -16,15 +16,15 @@ def attention(
     scale: float | None = None,
     window: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """Return softmax(scale · q kᵀ) v, (..., N, d_v), with the N×N matrix in memory.
+    """Return softmax(scale · q kᵀ) v, (..., N, d_v), materialising the N×N_k scores.
 
-    q: (..., N, d), any floating type.
+    q: (..., N, d), any floating dtype.
     k: (..., N_k, d).
     v: (..., N_k, d_v).
     causal: query i sees the keys j <= i.
-    scale: 1/sqrt(d) unless given.
-    window: (left, right); query i sees the keys i - left <= j <= i + right, where -1 sets no limit on that
-        side. A query that sees no key gets 0.
+    scale: 1/sqrt(d) by default.
+    window: (left, right); query i sees the keys i - left <= j <= i + right, where -1 removes the limit on
+        that side. The output is 0 for a query that sees no key.
     """
     s = scores(q, k, causal, scale, window)
     p = torch.softmax(s, dim=-1)
@@ -32,7 +32,7 @@ def attention(
 
 
 def scores(q, k, causal=False, scale=None, window=None):
-    """Return scale · q kᵀ, (..., N, N_k): -inf where j > i if causal, and -inf outside the window."""
+    """Return scale · q kᵀ, (..., N, N_k), with -inf for keys hidden by the causal mask or the window."""
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     s = scale * (q @ k.transpose(-1, -2))
     s = s.masked_fill(above_diagonal(s), -math.inf) if causal else s
@@ -47,15 +47,15 @@ def outside(s, window):
 
 
 def blind(s):
-    """Return a mask (..., N, 1) of the queries that see no key, from scores s (..., N, N_k)."""
+    """Return a mask (..., N, 1) of the queries that see no key, given scores s (..., N, N_k)."""
     return (s == -math.inf).all(-1, keepdim=True)
 
 
 def attention_backward(q, k, v, o, log_sum, d_o, causal=False, scale=None, window=None):
-    """Return the gradients (dQ, dK, dV) of attention, like q, k and v, with the N×N matrix in memory.
+    """Return the gradients (dQ, dK, dV) of attention, materialising the N×N_k scores.
 
     o: (..., N, d_v), the output.
-    log_sum: (..., N), L, the log-sum-exp of each row of scores S.
+    log_sum: (..., N), L, the log-sum-exp of each row of the scores S.
     d_o: the gradient of o.
 
     With D = rowsum(dO * O):
