@@ -1,25 +1,24 @@
-"""Convolutional attention over the ranks of torch.distributed, each with a part of the tokens (context
-parallelism): halos from the neighbours, and ring attention.
+"""Context parallelism for convolutional attention: each rank of torch.distributed has a part of the tokens.
 
-A sequence of N tokens is cut into chunks, and a rank holds one ("contiguous") or two ("zigzag": chunks r and
-2·R - 1 - r of 2·R, so that with a causal mask all ranks have equal work). For each of its chunks, a rank
-fetches the halo that the convolution reads: c_q - 1 query rows above it, (c_k - 1) // 2 key rows to the left
-and c_k - 1 - (c_k - 1) // 2 to the right. K/V blocks, keys with their halo and values, then travel around the
-ring of ranks. Each gives a partial (O, L), and these are merged:
+A sequence of N tokens is divided into chunks. A rank holds one chunk ("contiguous"), or two ("zigzag": chunks
+r and 2·R - 1 - r of 2·R, so that all ranks have equal work under a causal mask). For each of its chunks, a
+rank fetches the halo that the convolution reads: c_q - 1 query rows above it, (c_k - 1) // 2 key rows to the
+left and c_k - 1 - (c_k - 1) // 2 to the right. K/V blocks (keys with their halo, and values) then travel
+around the ring of ranks. With each block, a rank computes a partial (O, L), and merges it:
 
     m = log(e^L1 + e^L2)        O = e^(L1 - m) · O1 + e^(L2 - m) · O2        L = m
 
-The backward pass sends the K/V blocks around once more, followed by dK and dV, to which each rank adds. The
-gradients of halo rows return to the ranks that own these rows.
+The backward pass sends the K/V blocks around the ring again, followed by dK and dV, to which each rank adds
+its part. The gradients of halo rows are returned to the ranks that own these rows.
 Sources: Liu et al. 2023, arXiv 2310.01889 (ring attention); Brandon et al. 2023, arXiv 2311.09431 (balanced
-    causal rings); the merge is that of lesson 01.
+    causal rings). The merge is that of lesson 01.
 
     sent per rank    forward 2 · N · d · (R - 1) / R elements per head, backward twice that, and the halos;
                      nothing of size N²
     memory per rank  its own tokens, and two K/V blocks
 
-This file has the public functions; plan.py says which rank holds which tokens, ring.py sends messages, and
-attention.py has the forward and the backward pass.
+This file has the public functions. plan.py computes which rank holds which tokens, ring.py sends messages,
+and attention.py has the forward and the backward pass.
 """
 
 from collections.abc import Callable
@@ -47,22 +46,22 @@ def conv_attention_sharded(
     layout: str = "contiguous",
     run: Callable[..., Any] | None = None,
 ) -> torch.Tensor:
-    """Return this rank's rows of `conv_attention`, like q, for a sequence whose tokens are sharded over the
-    ranks of `group`.
+    """Compute `conv_attention` for a sequence whose tokens are sharded over `group`; return this rank's rows,
+    like q.
 
-    q, k, v: (B, H, n, d), this rank's tokens; other ranks may have more, fewer or none.
-    w: (H, c_q, c_k), the same on every rank.
+    q, k, v: (B, H, n, d), this rank's tokens. Ranks may have different n, and n may be 0.
+    w: (H, c_q, c_k), equal on all ranks.
     group: a process group or a one-dimensional DeviceMesh; None is the default group.
     causal, scale: as for `conv_attention`.
     layout: "contiguous": rank r holds chunk r of the sequence. "zigzag": the first half of its rows (the
-        larger, if n is odd) is chunk r, and the rest chunk 2·R - 1 - r of 2·R chunks. `shard` cuts in this
-        way.
-    run: how to launch the kernels.
+        larger half if n is odd) is chunk r, and the other half is chunk 2·R - 1 - r of 2·R chunks. `shard`
+        divides a sequence in this way.
+    run: the runner that launches the kernels.
 
-    Every rank of the group has to call this function, and the backward pass, too. Gradients reach q, k, v and
-    w; dW is summed over the ranks, and the same on each. Raise the errors of
-    `conv_attention` on the rank whose arguments are wrong, and ValueError on the others, or on all if they
-    disagree; RuntimeError if a rank is lost.
+    This is a collective operation, and so is its backward pass: every rank of the group must call it. It is
+        differentiable with respect to q, k, v and w; dW is summed over the ranks. If the arguments of a rank
+        are invalid, that rank raises the error of `conv_attention`, and the other ranks raise ValueError. All
+        ranks raise ValueError if their arguments disagree, and RuntimeError if a rank is lost.
     """
     ring = Ring(group, q if isinstance(q, torch.Tensor) else torch.empty(0))
     try:
@@ -94,15 +93,15 @@ def conv_attention_decode_sharded(
     splits: int | None = None,
     run: Callable[..., Any] | None = None,
 ) -> torch.Tensor:
-    """Return the new token's row of `conv_attention_decode`, (B, H, 1, d), on every rank, with the cache
-    sharded over the ranks of `group`; no gradients.
+    """Compute `conv_attention_decode`, (B, H, 1, d), on every rank, with the cache sharded over `group`; no
+    gradients.
 
-    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens, the same on every rank.
-    k, v: (B, H, n, d), this rank's chunk of the cache, in the order of the ranks; n may be 0.
+    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens, equal on all ranks.
+    k, v: (B, H, n, d), this rank's chunk of the cache, in rank order; n may be 0.
     w: (H, c_q, c_k).
 
-    Each rank computes attention over its own keys, and one exchange of B·H·(d + 1) elements merges the
-    results. Errors are those of `conv_attention_sharded`.
+    Each rank computes attention over its own keys. One exchange of B·H·(d + 1) elements merges the results.
+    Errors are those of `conv_attention_sharded`.
     """
     ring = Ring(group, q_window if isinstance(q_window, torch.Tensor) else torch.empty(0))
     try:
@@ -113,7 +112,7 @@ def conv_attention_decode_sharded(
         raise
     plan = Plan(ring.agree(facts, k.shape[2]), 1, w.shape[1:])
     ((start, length),) = plan.chunks[ring.rank]
-    # a view without memory of its own: only its shape is checked
+    # an expanded view, which allocates nothing: only its shape is checked
     whole = torch.empty(1, device=k.device).expand(*q_window.shape[:2], plan.length, q_window.shape[3])
     q, _, _, w, scale = decode_arguments(q_window, whole, whole, w, scale)
     (k_part,) = ring.fetch(k.detach(), plan, plan.key_halo)
@@ -135,10 +134,9 @@ def conv_attention_decode_sharded(
 
 
 def shard(x, group=None, layout="zigzag", dim=2):
-    """Return this rank's rows of x along `dim`, as `conv_attention_sharded` needs them; every rank has the
-    whole x.
+    """Return this rank's rows of x along `dim`, in the layout of `conv_attention_sharded`.
 
-    The chunks are as equal as possible.
+    Every rank passes the complete x. Chunks are as equal as possible.
     """
     rank, ranks = Ring(group, x).place
     chunks = x.tensor_split(check_layout(layout) * ranks, dim)
@@ -150,14 +148,13 @@ def shard(x, group=None, layout="zigzag", dim=2):
 
 
 def unshard(x, group=None, layout="zigzag", dim=2):
-    """Return the whole of the ranks' rows, (…, N, …), on every rank, in the order of the sequence; no
-    gradients."""
+    """Gather the rows of all ranks on every rank, (…, N, …), in sequence order; no gradients."""
     ring, chunks = Ring(group, x), check_layout(layout)
     lengths = ring.agree({}, x.shape[dim])
     rows = x.detach().transpose(0, dim)
     padded = torch.cat([rows, rows.new_zeros(max(lengths) - len(rows), *rows.shape[1:])])
     parts = [part[:length] for part, length in zip(ring.gather(padded), lengths)]
-    # sorted by position in the sequence, since a zigzag rank holds two distant chunks
+    # sort by position in the sequence, since a zigzag rank holds two distant chunks
     order = sorted(
         (start, rank, first, length)
         for rank, held in enumerate(Plan(lengths, chunks).chunks)
@@ -169,7 +166,7 @@ def unshard(x, group=None, layout="zigzag", dim=2):
 
 
 def check_shards(q, k, v, w, scale):
-    """Return scale as a float, once this rank's tokens (B, H, n, d) and the taps are checked."""
+    """Check this rank's tokens (B, H, n, d) and the taps; return scale as a float."""
     given = {name: (tensor, "B H n d") for name, tensor in (("q", q), ("k", k), ("v", v))}
     sizes = check(given | {"w": (w, *TAPS)}, filled="B H")
     return float(checked_scale(scale, sizes["d"]))

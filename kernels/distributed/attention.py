@@ -1,4 +1,5 @@
-"""Ring attention, forward and backward: a rank's queries meet the K/V block of every rank in turn."""
+"""Ring attention, forward and backward: each rank's queries are combined with the K/V block of every rank in
+turn."""
 
 import math
 
@@ -9,12 +10,12 @@ from kernels.conv.forward import conv_forward
 
 
 def nothing(q):
-    """Return (O, L) of queries (B, H, n, d) that have seen no key."""
+    """Return the initial (O, L) of queries (B, H, n, d), before any key."""
     return torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_full(q.shape[:3], -math.inf)
 
 
 def merged(parts):
-    """Merge [(O, L)] over some keys each into (O, L) over all of them."""
+    """Merge partial results [(O, L)] over disjoint sets of keys."""
     o, log_sum = parts[0]
     for other_o, other in parts[1:]:
         total = torch.logaddexp(log_sum, other)
@@ -24,13 +25,15 @@ def merged(parts):
 
 
 def weight(log_sum, total):
-    """Return exp(log_sum - total) as a column; 0 if a query has seen no key."""
+    """Return exp(log_sum - total) as a column, and 0 for queries that have seen no key."""
     return torch.where(log_sum == -math.inf, 0.0, torch.exp(log_sum - total))[..., None]
 
 
 def kv_blocks(ring, plan, mine):
-    """Yield (rank, parts) of each rank's K/V block, this rank's first; the next block is received
-    meanwhile."""
+    """Yield (rank, parts) of each rank's K/V block, starting with this rank's own.
+
+    The next block is received while the caller works on the current one.
+    """
     kv_block = mine
     for step in range(ring.ranks):
         owner, following = (ring.rank - step) % ring.ranks, (ring.rank - step - 1) % ring.ranks
@@ -47,7 +50,7 @@ def kv_blocks(ring, plan, mine):
 
 
 class Sharded(torch.autograd.Function):
-    """The forward and the backward pass of `conv_attention_sharded`."""
+    """The autograd function of `conv_attention_sharded`."""
 
     @staticmethod
     def forward(ctx, q, k, v, w, ring, plan, causal, scale, run):
@@ -79,7 +82,7 @@ class Sharded(torch.autograd.Function):
         given = list(zip(o.split(lengths, 2), log_sum.split(lengths, 2), d_o.split(lengths, 2)))
         d_queries, d_w = [torch.zeros_like(part) for part in queries], torch.zeros_like(w)
         deterministic = torch.are_deterministic_algorithms_enabled()
-        # dK and dV of the next K/V block, which the previous rank sends after adding its own part
+        # dK and dV of the next K/V block, sent by the previous rank after adding its own part
         following = None
         for step, (owner, parts) in enumerate(kv_blocks(ring, plan, packed)):
             found = [torch.zeros_like(part) for part in parts]
@@ -108,7 +111,7 @@ class Sharded(torch.autograd.Function):
                 others, wait = following
                 wait()
                 d_kv_block += others
-            # the owner of the gradients that the previous rank passes on now
+            # owner of the gradients that the previous rank is passing on
             expected = (ring.rank - step - 1) % ring.ranks
             following = ring.pass_on(
                 d_kv_block,

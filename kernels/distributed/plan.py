@@ -1,4 +1,4 @@
-"""The plan of a sharded sequence: which rank holds which tokens, and which halo each chunk needs."""
+"""The plan of a sharded sequence: the chunks of each rank, and the halo of each chunk."""
 
 from itertools import accumulate
 from typing import NamedTuple
@@ -9,15 +9,17 @@ LAYOUTS = {"contiguous": 1, "zigzag": 2}  # chunks per rank
 
 
 class Halo(NamedTuple):
-    """The numbers of rows that a chunk needs before and after its own."""
+    """The numbers of halo rows before and after a chunk."""
 
     above: int
     below: int
 
 
 class Plan:
-    """The chunks of all ranks: `chunks[rank]` is [(start, length), …] in the order of its rows;
-    `length` is N."""
+    """The chunks of all ranks.
+
+    `chunks[rank]` is [(start, length), …] in the order of the rank's rows; `length` is N.
+    """
 
     def __init__(self, lengths, chunks, taps=(1, 1)):
         ranks = len(lengths)
@@ -39,7 +41,7 @@ class Plan:
         return min(start, rows)
 
     def extended(self, start, length, halo):
-        """Return [first, last) of a chunk with its halo; an empty chunk needs no halo."""
+        """Return the range [first, last) of a chunk with its halo; an empty chunk needs no halo."""
         return (
             (max(0, start - halo.above), min(self.length, start + length + halo.below))
             if length
@@ -47,7 +49,8 @@ class Plan:
         )
 
     def holders(self, first, last):
-        """Return [(rank, its first row, rows)], which together hold the tokens [first, last), in order."""
+        """Return [(rank, the rank's first row, number of rows)] that cover the tokens [first, last), in
+        order."""
         found = []
         for rank, held in enumerate(self.chunks):
             row = 0
@@ -59,23 +62,23 @@ class Plan:
         return [part for _, *part in sorted(found)]
 
     def sources(self, rank, halo):
-        """Return, for each chunk of `rank`, the holders of the chunk and its halo."""
+        """Return, for each chunk of `rank`, the holders of the chunk with its halo."""
         return [self.holders(*self.extended(start, length, halo)) for start, length in self.chunks[rank]]
 
     def visible(self, queries, keys, causal):
-        """Return whether a query of one chunk sees a key of the other."""
+        """Return whether any query of one chunk sees any key of another."""
         (start, length), (first_key, keys) = queries, keys
         return bool(length and keys) and (not causal or first_key < start + length)
 
     def extent(self, queries, keys):
-        """Return the Extent of one chunk's queries and another's keys, each with its halo."""
+        """Return the Extent for one chunk's queries and another chunk's keys, both with halos."""
         (start, _), (first_key, _) = queries, keys
         return Extent(
             self.above(start, self.query_halo.above), self.above(first_key, self.left), start - first_key
         )
 
     def packed(self, rank):
-        """Return the rows of each part of the K/V block of `rank`: keys with halo, then values, chunk by
+        """Return the number of rows of each part of `rank`'s K/V block: keys with halo, then values, per
         chunk."""
         rows = []
         for start, length in self.chunks[rank]:
@@ -85,7 +88,7 @@ class Plan:
 
 
 def check_layout(layout):
-    """Return the number of chunks that a rank holds in this layout; raise ValueError for an unknown one."""
+    """Return the number of chunks per rank in this layout; raise ValueError for an unknown one."""
     if layout not in LAYOUTS:
         raise ValueError(f"argument layout is {layout!r}; wanted one of {', '.join(map(repr, LAYOUTS))}")
     return LAYOUTS[layout]

@@ -1,4 +1,4 @@
-"""Messages between the ranks of a group: rows of a halo, K/V blocks around the ring, sums over all ranks."""
+"""Communication between the ranks of a group: halo rows, K/V blocks around the ring, sums over all ranks."""
 
 from contextlib import contextmanager
 
@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 
 class Ring:
-    """The ranks of a group, and this rank's neighbours; exchanges tensors on the device of `like`."""
+    """The ranks of a group as a ring. Tensors are exchanged on the device of `like`."""
 
     def __init__(self, group, like):
         self.group = group.get_group() if isinstance(group, DeviceMesh) else group
@@ -29,13 +29,14 @@ class Ring:
         )
 
     def agree(self, facts, length):
-        """Return every rank's `length`, in their order, if all have the same `facts` {name: number}.
+        """Check that all ranks have the same `facts` {name: number}; return every rank's `length`, in rank
+        order.
 
-        Otherwise raise ValueError on all ranks. A rank that has refused its arguments passes None and gets
-        None.
+        Raise ValueError on all ranks if the facts differ. A rank with invalid arguments passes facts = None;
+        it then gets None, and the other ranks raise ValueError.
         """
         mine = torch.tensor([facts is not None, length, *(facts or {}).values()], dtype=torch.float64)
-        mine = torch.cat([mine, mine.new_zeros(16 - len(mine))])  # all_gather needs equal shapes
+        mine = torch.cat([mine, mine.new_zeros(16 - len(mine))])  # all_gather requires equal shapes
         theirs = torch.stack(self.gather(mine.to(self.device))).tolist()
         if facts is None:
             return None
@@ -51,7 +52,7 @@ class Ring:
         return [int(length) for _, length, *_ in theirs]
 
     def gather(self, x):
-        """Return every rank's x, of one shape, in their order."""
+        """Return every rank's x, in rank order; all must have the same shape."""
         with self.explained("all ranks"):
             parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.ranks)]
             distributed.all_gather(parts, x.contiguous(), group=self.group)
@@ -64,11 +65,11 @@ class Ring:
         return x
 
     def pass_on(self, x, receive):
-        """Send x to the next rank, and begin to receive a tensor like `receive` from the previous one.
+        """Send x to the next rank, and start to receive a tensor like `receive` from the previous rank.
 
-        Return that tensor and a function that waits for it. Empty tensors are not sent.
+        Return the received tensor, and a function that waits for it. Empty tensors are not sent.
         """
-        if self.ranks == 1:  # the next rank is this one
+        if self.ranks == 1:  # a ring of one rank
             return x, lambda: None
         after, before = ((self.rank + step) % self.ranks for step in (1, -1))
         messages = [(distributed.isend, x, after)] * bool(x.numel()) + [
@@ -77,7 +78,8 @@ class Ring:
         return receive, self.start(messages)
 
     def start(self, messages):
-        """Begin to exchange [(isend or irecv, tensor, rank)]; return a function that waits for the end."""
+        """Start to exchange [(isend or irecv, tensor, rank)]; return a function that waits until all are
+        done."""
         peers = sorted({rank for _, _, rank in messages})
         with self.explained(f"ranks {peers}"):
             works = (
@@ -92,13 +94,13 @@ class Ring:
             with self.explained(f"ranks {peers}"):
                 for work in works:
                     work.wait()
-            messages.clear()  # it kept the sent tensors alive
+            messages.clear()  # the sent tensors had to stay alive until now
 
         return wait
 
     @contextmanager
     def explained(self, peers):
-        """Raise a RuntimeError that names the ranks if one is lost or does not answer in time."""
+        """Raise a RuntimeError that names the ranks if a rank is lost or times out."""
         try:
             yield
         except RuntimeError as error:
@@ -108,8 +110,11 @@ class Ring:
             ) from error
 
     def exchange(self, sends, shapes):
-        """Send one message to each rank of `sends` {rank: tensor}, and receive one of `shapes` {rank:
-        rows} from each; return {rank: tensor}."""
+        """Send one message to each rank in `sends` {rank: tensor}, and receive one from each in `shapes`
+        {rank: rows}.
+
+        Return {rank: received tensor}.
+        """
         like = next(iter(sends.values()))
         got = {rank: like.new_empty(*like.shape[:2], rows, like.shape[3]) for rank, rows in shapes.items()}
         messages = [
@@ -124,7 +129,8 @@ class Ring:
         return got | {self.rank: sends[self.rank]}
 
     def fetch(self, x, plan, halo):
-        """Return this rank's chunks of x (B, H, n, d), each with its halo from the ranks that hold it."""
+        """Return this rank's chunks of x (B, H, n, d), each with its halo, fetched from the ranks that hold
+        it."""
         sends = {rank: rows_for(x, plan.sources(rank, halo), self.rank) for rank in range(self.ranks)}
         mine = plan.sources(self.rank, halo)
         got = self.exchange(
@@ -146,7 +152,7 @@ class Ring:
     def give_back(self, gradients, plan, halo, like):
         """Return the gradient of the argument of `fetch`, shaped like `like`.
 
-        It adds the gradients of all chunks that have read a row.
+        The gradients of all chunks that read a row are summed.
         """
         sends, mine = {rank: [like[:, :, :0]] for rank in range(self.ranks)}, plan.sources(self.rank, halo)
         for gradient, held in zip(gradients, mine):
@@ -172,8 +178,7 @@ class Ring:
 
 
 def rows_for(x, sources, rank):
-    """Return the rows of x (B, H, n, d) that `rank` holds and another rank's `sources` need, in that
-    order."""
+    """Return the rows of x (B, H, n, d) that `rank` holds and another rank's `sources` need, in order."""
     return torch.cat(
         [
             x[:, :, :0],

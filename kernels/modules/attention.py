@@ -16,7 +16,7 @@ from kernels.reference import identity_taps
 
 
 class SelfAttention(nn.Module):
-    """The base of the layers: projections with parameters named and shaped like those of
+    """Base class of the layers: projections whose parameters have the names and shapes of
     nn.MultiheadAttention."""
 
     def __init__(self, embed_dim: int, num_heads: int, bias: bool) -> None:
@@ -29,10 +29,10 @@ class SelfAttention(nn.Module):
         self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * embed_dim)) if bias else None
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias)
-        nn.init.xavier_uniform_(self.in_proj_weight)  # as nn.MultiheadAttention does
+        nn.init.xavier_uniform_(self.in_proj_weight)  # like nn.MultiheadAttention
 
     def heads(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the queries, keys and values, (3, B, H, N, d), of x (B, N, E)."""
+        """Project x (B, N, E) to queries, keys and values, (3, B, H, N, d)."""
         if x.ndim != 3 or x.shape[2] != self.in_proj_weight.shape[1]:
             raise ValueError(
                 f"argument x has shape {tuple(x.shape)}; wanted (B, N, {self.in_proj_weight.shape[1]})"
@@ -44,15 +44,19 @@ class SelfAttention(nn.Module):
         )
 
     def merged(self, o: torch.Tensor) -> torch.Tensor:
-        """Return (B, N, E): the heads' outputs (B, H, N, d), concatenated and projected."""
+        """Concatenate the heads' outputs (B, H, N, d), and project them to (B, N, E)."""
         return self.out_proj(o.transpose(1, 2).flatten(2))
 
     @classmethod
     def from_multihead_attention(cls, layer: nn.MultiheadAttention, **options: Any) -> Self:
-        """Return a layer with the weights of an nn.MultiheadAttention, on its device.
+        """Create a layer with the weights of an nn.MultiheadAttention, on its device.
 
-        The layer takes x as (B, N, E), whatever batch_first is. options: those of the class. Raise ValueError
-        for features that it lacks: dropout, keys or values of another size, extra keys.
+        The layer expects x as (B, N, E), even if the other layer had batch_first=False.
+
+        options: further arguments of the class.
+
+        Raise ValueError for features that this class does not support: dropout, keys or values of another
+            size, extra keys.
         """
         unlike = {
             "dropout": (layer.dropout, 0.0),
@@ -73,11 +77,11 @@ class SelfAttention(nn.Module):
 
 
 class FusedAttention(SelfAttention):
-    """Self-attention without the N×N matrix; it computes the same as nn.MultiheadAttention.
+    """Self-attention without the N×N matrix, equivalent to nn.MultiheadAttention.
 
     embed_dim: E, a multiple of num_heads; E / num_heads <= 128.
-    bias: give the projections a bias.
-    attention: the kernel's function, `flash_attention` or `warp_attention`.
+    bias: whether the projections have a bias.
+    attention: the attention function, `flash_attention` or `warp_attention`.
     window: as for `flash_attention`.
     """
 
@@ -93,7 +97,7 @@ class FusedAttention(SelfAttention):
         self.attention, self.window = attention, window
 
     def forward(self, x: torch.Tensor, causal: bool = False) -> torch.Tensor:
-        """Return (B, N, E) of x (B, N, E), float32. With causal, token i sees the tokens j <= i."""
+        """Apply the layer to x (B, N, E), float32. If causal, token i sees the tokens j <= i."""
         options = {} if self.window is None else {"window": self.window}
         return self.merged(self.attention(*self.heads(x), causal, **options))
 
@@ -101,17 +105,17 @@ class FusedAttention(SelfAttention):
 class ConvAttention(SelfAttention):
     """Convolutional self-attention (`kernels.reference.conv_attention`).
 
-    The taps of a new layer are the identity, so it begins as ordinary attention. Its parameters are those of
-    nn.MultiheadAttention, and `taps`, (H, c_q, c_k).
+    The taps are initialised to the identity, so a new layer computes ordinary attention. Its parameters are
+    those of nn.MultiheadAttention, and `taps` (H, c_q, c_k).
 
     embed_dim: E, a multiple of num_heads; E / num_heads <= 128.
     kernel_size: (c_q, c_k), each from 1 to 15.
-    bias: give the projections a bias.
+    bias: whether the projections have a bias.
     causal: token i sees only the tokens j <= i.
-    attention: function (q, k, v, w, causal) of all tokens.
-    decode: function (q_window, k, v, w) of one more token.
+    attention: function (q, k, v, w, causal) for many tokens.
+    decode: function (q_window, k, v, w) for one more token.
 
-    Use the functions of `kernels.reference` for float64, and on CPUs, where the kernels would be simulated.
+    Pass the functions of `kernels.reference` for float64, and on CPUs, where the kernels would be simulated.
     """
 
     def __init__(
@@ -138,11 +142,11 @@ class ConvAttention(SelfAttention):
         self.taps = nn.Parameter(identity_taps(num_heads, *kernel_size))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return (B, N, E) of x (B, N, E)."""
+        """Apply the layer to x (B, N, E)."""
         return self.merged(self.attention(*self.heads(x), self.taps, self.causal))
 
     def new_cache(self, batch: int, capacity: int = 64) -> KVCache:
-        """Return an empty cache for `batch` sequences, with the layer's sizes, device and type."""
+        """Create an empty cache for `batch` sequences, with the layer's sizes, device and dtype."""
         like = self.in_proj_weight
         return KVCache(
             batch,
@@ -156,7 +160,7 @@ class ConvAttention(SelfAttention):
 
     @torch.no_grad()
     def prefill(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """Return forward(x), without gradients, and add the tokens of x (B, N, E) to the empty `cache`."""
+        """Return forward(x) without gradients, and append the tokens x (B, N, E) to the empty `cache`."""
         if cache.length:
             raise ValueError(
                 f"argument cache has length {cache.length}; wanted an empty one: make it with new_cache, or"
@@ -169,8 +173,8 @@ class ConvAttention(SelfAttention):
 
     @torch.no_grad()
     def step(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """Return the next row of forward, (B, 1, E), for one more token x (B, 1, E), and add it to
-        `cache`; no gradients."""
+        """Append one token x (B, 1, E) to `cache`, and return its row of forward, (B, 1, E), without
+        gradients."""
         q, k, v = self.heads(x)
         if x.shape[1] != 1:
             raise ValueError(
@@ -181,11 +185,8 @@ class ConvAttention(SelfAttention):
         return self.merged(self.decode(cache.queries, cache.keys, cache.values, self.taps))
 
     def check_cache(self, cache: KVCache, x: torch.Tensor) -> None:
-        """Raise ValueError unless the cache has this layer's sizes, device and type, and as many sequences as
-        x.
-
-        Only a causal layer can have a cache.
-        """
+        """Raise ValueError unless the layer is causal, and the cache matches its sizes, device and dtype and
+        x's batch."""
         if not self.causal:
             raise ValueError(
                 "the layer has causal = False; wanted True, as a token's row must not change when others"

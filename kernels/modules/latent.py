@@ -15,15 +15,15 @@ class LatentAttention(nn.Module):
     """Self-attention whose heads share latent keys and values: `latent_attention` between projections.
 
     embed_dim: E, a multiple of num_heads; E / num_heads <= 128.
-    latent_dim: L, at most 128. A token has L elements in a cache as key, and L as value.
-    window: the number of last keys that the reciprocal term reaches.
-    alpha: the initial weight of the reciprocal term, a parameter if window is above 0.
-    bias: give the projections a bias.
+    latent_dim: L, at most 128. A cache stores 2·L elements per token: L for the key and L for the value.
+    window: the number of latest keys that the reciprocal term covers.
+    alpha: the initial weight of the reciprocal term; it is a parameter if window > 0.
+    bias: whether the projections have a bias.
     causal: token i sees only the tokens j <= i.
-    attention: function (q, k_latent, v_latent, w_q, w_v, alpha, window, causal, q_before=) of many tokens.
-    decode: function (q_window, k_latent, v_latent, w_q, w_v, alpha, window) of one more token.
+    attention: function (q, k_latent, v_latent, w_q, w_v, alpha, window, causal, q_before=) for many tokens.
+    decode: function (q_window, k_latent, v_latent, w_q, w_v, alpha, window) for one more token.
 
-    Use the functions of `kernels.reference` for other types than float32, and on CPUs, where the kernels
+    Pass the functions of `kernels.reference` for dtypes other than float32, and on CPUs, where the kernels
     would be simulated.
     """
 
@@ -62,7 +62,7 @@ class LatentAttention(nn.Module):
         nn.init.normal_(self.w_v, std=latent_dim**-0.5)
 
     def projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the queries (B, H, N, d) and the latents, both (B, N, L), of x (B, N, E)."""
+        """Project x (B, N, E) to queries (B, H, N, d) and two latents, both (B, N, L)."""
         if x.ndim != 3 or x.shape[2] != self.q_proj.in_features:
             raise ValueError(
                 f"argument x has shape {tuple(x.shape)}; wanted (B, N, {self.q_proj.in_features})"
@@ -71,7 +71,7 @@ class LatentAttention(nn.Module):
         return q, *self.latent_proj(x).chunk(2, dim=2)
 
     def merged(self, o: torch.Tensor) -> torch.Tensor:
-        """Return (B, N, E): the heads' outputs (B, H, N, d), concatenated and projected."""
+        """Concatenate the heads' outputs (B, H, N, d), and project them to (B, N, E)."""
         return self.out_proj(o.transpose(1, 2).flatten(2))
 
     @property
@@ -80,25 +80,24 @@ class LatentAttention(nn.Module):
         return self.w_q, self.w_v, self.alpha, self.window
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return (B, N, E) of x (B, N, E)."""
+        """Apply the layer to x (B, N, E)."""
         return self.merged(self.attention(*self.projected(x), *self.shared, self.causal))
 
     def new_cache(self, batch: int, capacity: int = 64) -> LatentCache:
-        """Return an empty cache for `batch` sequences, with the layer's sizes, device and type."""
+        """Create an empty cache for `batch` sequences, with the layer's sizes, device and dtype."""
         heads, head_dim, latent_dim = self.w_q.shape
         sizes = batch, heads, head_dim, latent_dim, self.window, capacity
         return LatentCache(*sizes, self.w_q.device, self.w_q.dtype)
 
     @torch.no_grad()
     def prefill(self, x: torch.Tensor, cache: LatentCache) -> torch.Tensor:
-        """Return the next rows of forward, (B, N, E), and add the tokens x (B, N, E) to `cache`; no
-        gradients.
+        """Append the tokens x (B, N, E) to `cache`, and return their rows of forward, without gradients.
 
-        A prompt may come in one call or in several.
+        A prompt may be split over several calls.
         """
         q, k_latent, v_latent = self.projected(x)
         self.check_cache(cache, x)
-        # the queries before this prompt, for the reciprocal terms of their keys
+        # queries of earlier tokens, for the reciprocal terms of their keys
         before = cache.queries if cache.length else None
         cache.append(q, k_latent, v_latent)
         o = self.attention(q, cache.keys, cache.values, *self.shared, True, q_before=before)
@@ -106,8 +105,8 @@ class LatentAttention(nn.Module):
 
     @torch.no_grad()
     def step(self, x: torch.Tensor, cache: LatentCache) -> torch.Tensor:
-        """Return the next row of forward, (B, 1, E), for one more token x (B, 1, E), and add it to
-        `cache`; no gradients."""
+        """Append one token x (B, 1, E) to `cache`, and return its row of forward, (B, 1, E), without
+        gradients."""
         q, k_latent, v_latent = self.projected(x)
         if x.shape[1] != 1:
             raise ValueError(
@@ -118,11 +117,8 @@ class LatentAttention(nn.Module):
         return self.merged(self.decode(cache.queries, cache.keys, cache.values, *self.shared))
 
     def check_cache(self, cache: LatentCache, x: torch.Tensor) -> None:
-        """Raise ValueError unless the cache has this layer's sizes, device and type, and as many sequences as
-        x.
-
-        Only a causal layer can have a cache.
-        """
+        """Raise ValueError unless the layer is causal, and the cache matches its sizes, device and dtype and
+        x's batch."""
         if not self.causal:
             raise ValueError(
                 "the layer has causal = False; wanted True, as a token's row must not change when others"

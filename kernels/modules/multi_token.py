@@ -1,5 +1,7 @@
-"""MultiTokenAttention: the multi-token layer with projections, rotary embedding and cache, and the
-conversion of published checkpoints."""
+"""MultiTokenAttention: the multi-token layer with projections, rotary embedding and a cache.
+
+`from_published` converts published checkpoints.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,21 +22,22 @@ class MultiTokenAttention(nn.Module):
 
     embed_dim: E, a multiple of num_heads unless head_dim is given.
     kernel_size, after_kernel_size: (c_q, c_k) of the convolutions before and after the softmax, each from 1
-        to 15, or None for none.
-    head_group, after_head_group: the number of neighbouring heads that each map mixes, at most 32: a divisor
-        of num_heads, or None for no map.
-    kv_heads: the number of heads of keys and values, a divisor of num_heads; each serves neighbouring query
-        heads.
+        to 15; None omits the convolution.
+    head_group, after_head_group: the number of neighbouring heads that each map mixes, a divisor of num_heads
+        and at most 32; None omits the map.
+    kv_heads: the number of heads of keys and values, a divisor of num_heads. Each is shared by neighbouring
+        query heads.
     head_dim: d <= 128.
-    norm, gate: apply an RMSNorm and a gate to the output of each head.
-    rotary_base: of the rotary embedding of queries and keys, whose pairs are neighbouring elements, as
-        published; None for none.
-    bias: give the projections a bias.
-    attention: function of all tokens.
-    decode: function of one more token.
+    norm, gate: whether to apply an RMSNorm and a gate to the output of each head.
+    rotary_base: the base of the rotary embedding of queries and keys; None omits it. As in the published
+        code, it rotates pairs of adjacent elements.
+    bias: whether the projections have a bias.
+    attention: function for many tokens.
+    decode: function for one more token.
 
-    The parts start as the identity, the gate half open. Parameters may be float32, bfloat16 or float16. Use
-    the functions of `kernels.reference` for float64, and on CPUs, where the kernels would be simulated.
+    All operations are initialised to the identity, except the gate, which starts half open. Parameters may be
+    float32, bfloat16 or float16. Pass the functions of `kernels.reference` for float64, and on CPUs, where
+    the kernels would be simulated.
     """
 
     def __init__(
@@ -76,13 +79,12 @@ class MultiTokenAttention(nn.Module):
 
     @property
     def window(self) -> int:
-        """The number of queries that the next token's row depends on, including its own: c_q + after_c_q -
-        1."""
+        """The number of queries, c_q + after_c_q - 1, on which a token's row depends, including its own."""
         return 1 + sum(taps.shape[1] - 1 for taps in (self.taps, self.after_taps) if taps is not None)
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The layer's parts, as arguments of `multi_token_attention`."""
+        """The parameters of the layer's operations, as keyword arguments of `multi_token_attention`."""
         return dict(
             taps=self.taps,
             head_map=self.head_map,
@@ -93,7 +95,7 @@ class MultiTokenAttention(nn.Module):
         )
 
     def heads(self, x: torch.Tensor, first: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries (B, H, N, d), keys and values (B, H_kv, N, d) of x (B, N, E).
+        """Project x (B, N, E) to queries (B, H, N, d), keys and values (B, H_kv, N, d).
 
         first: the position of the first token, for the rotary embedding.
         """
@@ -110,11 +112,11 @@ class MultiTokenAttention(nn.Module):
         return rotated(q, first, self.rotary_base), rotated(k, first, self.rotary_base), v
 
     def merged(self, y: torch.Tensor) -> torch.Tensor:
-        """Return (B, N, E): the heads' outputs (B, H, N, d), concatenated and projected."""
+        """Concatenate the heads' outputs (B, H, N, d), and project them to (B, N, E)."""
         return self.out_proj(y.transpose(1, 2).flatten(2))
 
     def forward(self, x: torch.Tensor, documents: Sequence[int] | torch.Tensor | None = None) -> torch.Tensor:
-        """Return (B, N, E) of x (B, N, E).
+        """Apply the layer to x (B, N, E).
 
         documents: the start of each document of a packed sequence, as for `multi_token_attention`.
         """
@@ -128,19 +130,19 @@ class MultiTokenAttention(nn.Module):
         v: torch.Tensor,
         documents: Sequence[int] | torch.Tensor | None = None,
     ) -> torch.Tensor:
-        # a copy for each query head; decoding reads the shared heads without one
+        # expand keys and values for each query head; decoding reads the shared heads without a copy
         k, v = (tensor.repeat_interleave(self.num_heads // self.kv_heads, 1) for tensor in (k, v))
         return self.merged(self.attention(q, k, v, **self.parts, documents=documents))
 
     def new_cache(self, batch: int, capacity: int = 64) -> KVCache:
-        """Return an empty cache for `batch` sequences, with the layer's sizes, device and type."""
+        """Create an empty cache for `batch` sequences, with the layer's sizes, device and dtype."""
         like = self.q_proj.weight
         sizes = batch, self.kv_heads, self.head_dim, self.window, capacity
         return KVCache(*sizes, like.device, like.dtype, query_heads=self.num_heads)
 
     @torch.no_grad()
     def prefill(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """Return forward(x), without gradients, and add the tokens of x (B, N, E) to the empty `cache`."""
+        """Return forward(x) without gradients, and append the tokens x (B, N, E) to the empty `cache`."""
         q, k, v = self.heads(x)
         self.check_cache(cache, x)
         if cache.length:
@@ -153,8 +155,8 @@ class MultiTokenAttention(nn.Module):
 
     @torch.no_grad()
     def step(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """Return the next row of forward, (B, 1, E), for one more token x (B, 1, E), and add it to
-        `cache`; no gradients."""
+        """Append one token x (B, 1, E) to `cache`, and return its row of forward, (B, 1, E), without
+        gradients."""
         if x.ndim != 3 or x.shape[1] != 1:
             raise ValueError(
                 f"argument x has shape {tuple(x.shape)}; wanted (B, 1, E): a step takes one token, and"
@@ -166,8 +168,8 @@ class MultiTokenAttention(nn.Module):
         return self.merged(self.decode(cache.queries, cache.keys, cache.values, **self.parts))
 
     def check_cache(self, cache: KVCache, x: torch.Tensor) -> None:
-        """Raise ValueError unless the cache has this layer's sizes, device and type, and as many sequences
-        as x."""
+        """Raise ValueError unless the cache matches this layer's sizes, device and dtype, and the batch size
+        of x."""
         weight = self.q_proj.weight
         sizes = dict(heads=self.kv_heads, query_heads=self.num_heads, head_dim=self.head_dim)
         like = dict(device=weight.device, dtype=weight.dtype)
@@ -178,7 +180,7 @@ class MultiTokenAttention(nn.Module):
 
 
 def checked_head_dim(embed_dim: int, num_heads: int, kv_heads: int, head_dim: int | None) -> int:
-    """Return d; raise ValueError for heads that do not divide embed_dim, or a d outside 1 to 128."""
+    """Return d; raise ValueError if the head counts do not divide, or d is outside 1 to 128."""
     if num_heads < 1 or (head_dim is None and embed_dim % num_heads):
         raise ValueError(f"argument embed_dim is {embed_dim}; wanted a multiple of num_heads, {num_heads}")
     if kv_heads < 1 or num_heads % kv_heads:
@@ -190,7 +192,7 @@ def checked_head_dim(embed_dim: int, num_heads: int, kv_heads: int, head_dim: in
 
 
 def new_taps(name: str, heads: int, size: tuple[int, int] | None) -> nn.Parameter | None:
-    """Return taps that change nothing, a parameter (H, c_q, c_k); None for the size None."""
+    """Create the identity taps, a parameter (H, c_q, c_k); return None if the size is None."""
     if size is None:
         return None
     pair = isinstance(size, (tuple, list)) and len(size) == 2
@@ -200,7 +202,7 @@ def new_taps(name: str, heads: int, size: tuple[int, int] | None) -> nn.Paramete
 
 
 def new_map(name: str, heads: int, group: int | None) -> nn.Parameter | None:
-    """Return a map that changes nothing, a parameter (H / group, group, group); None for the group None."""
+    """Create the identity map, a parameter (H / group, group, group); return None if the group is None."""
     if group is None:
         return None
     if group not in range(1, MOST_GROUP + 1) or heads % group:
@@ -212,15 +214,15 @@ def new_map(name: str, heads: int, group: int | None) -> nn.Parameter | None:
 
 
 def rotated(x: torch.Tensor, first: int, base: float) -> torch.Tensor:
-    """Return x (B, H, N, d) with each pair of neighbouring elements rotated by the token's position times
-    base^(-2 i / d).
+    """Apply a rotary embedding to x (B, H, N, d).
 
-    i is the index of the pair. Source: Su et al. 2021, arXiv 2104.09864.
+    Pair i of adjacent elements is rotated by the angle position · base^(-2 i / d). Source: Su et al. 2021,
+    arXiv 2104.09864.
     """
     n, d = x.shape[2:]
     place = torch.arange(first, first + n, device=x.device, dtype=torch.float32)
     turns = base ** (-torch.arange(0, d, 2, device=x.device, dtype=torch.float32) / d)
-    # angles in float32 at least: bfloat16 cannot represent positions above 256 exactly
+    # compute angles in float32 or wider: bfloat16 cannot represent positions above 256 exactly
     angle = (place[:, None] * turns).to(torch.promote_types(x.dtype, torch.float32))
     cosine, sine = angle.cos(), angle.sin()
     even, odd = x.unflatten(3, (-1, 2)).unbind(-1)
@@ -240,7 +242,8 @@ PUBLISHED = {
     "wpsm.weight": ("head_map", lambda x: x[None]),
     "mta_kernel_after_sm": ("after_taps", lambda x: x[:, 0]),
     "wposm.weight": ("after_head_map", lambda x: x[None]),
-    "head_kernel": ("after_head_map", lambda x: x.mT),  # (H / s, s, s), which multiplies from the right
+    # (H / s, s, s), transposed because it multiplies from the right
+    "head_kernel": ("after_head_map", lambda x: x.mT),
     "subln.weight": ("norm", lambda x: x),
     "gate.weight": ("gate_weight", lambda x: x[0]),  # (1, d)
     "gate.bias": ("gate_bias", lambda x: x[0]),
@@ -248,24 +251,25 @@ PUBLISHED = {
 
 
 def from_published(state_dict: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
-    """Return the state_dict of a MultiTokenAttention from that of the published `Attention`; tensors are
+    """Convert the state_dict of the published `Attention` to that of a MultiTokenAttention. Tensors are
     shared, not copied.
 
-    prefix: of the published layer's names in `state_dict`, such as "layers.2.attention."
+    prefix: the prefix of the published layer's names in `state_dict`, such as "layers.2.attention."
 
-        wq wk wv wo .weight    q_proj k_proj v_proj out_proj .weight    no bias there
-        mta_kernel             taps                                     (H, 1, c_q, c_k): without the 1
+        published name         name here                                notes
+        wq wk wv wo .weight    q_proj k_proj v_proj out_proj .weight    no bias in the published layer
+        mta_kernel             taps                                     (H, 1, c_q, c_k), the 1 is dropped
         wpsm.weight            head_map                                 one group of all heads
         mta_kernel_after_sm    after_taps
         head_kernel            after_head_map                           transposed; or wposm.weight, one group
         subln.weight           norm
-        gate.weight, .bias     gate_weight, gate_bias                   (1, d) and (1,): without the 1
+        gate.weight, .bias     gate_weight, gate_bias                   (1, d) and (1,), the 1 is dropped
 
     Source: projects/mta/mta_transformer.py of github.com/facebookresearch/RAM, read 2026-11-22. Its
-        layer_norm_rescale is a factor of `norm` that no checkpoint contains: multiply by it.
+        layer_norm_rescale is a factor of `norm` that no checkpoint contains; multiply `norm` by it if needed.
 
-    Raise ValueError for a name that the layer lacks, for two names of the same parameter, if no name begins
-    with `prefix`, and for a gate of d × d (gate_1d off), which MultiTokenAttention does not support.
+    Raise ValueError for an unknown name, for two names of the same parameter, if no name starts with
+    `prefix`, and for a d × d gate (gate_1d off), which MultiTokenAttention does not support.
     """
     if not any(name.startswith(prefix) for name in state_dict):
         raise ValueError(f"argument prefix is {prefix!r}, with which no name of the state_dict begins")
