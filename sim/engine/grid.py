@@ -26,14 +26,14 @@ class Thread:
         self.warp, self.lane = divmod(linear, warp_size)
         self.fiber = self.waits = self.frame = self.payload = self.result = self.error = None
         self.done = False
-        # call_chain and iteration_counts of the frame where it waits; empty if the kernel does not need them
+        # call_chain and iteration_counts of `frame`; empty if the kernel does not need them
         self.calls = self.iterations = ()
-        # asynchronous copies (sim.memory.transfer.Sent): those since the last commit, a list for each commit
+        # asynchronous copies (sim.memory.transfer.Sent): those since the last commit, and a list per commit
         self.sent, self.groups = [], []
-        self.failed_atomic = None  # (mbarrier, site) of its last test of a phase, if the phase was incomplete
-        # (mbarrier, site) of its last test of a phase, if that was not complete
+        self.failed_atomic = None  # its last atomic, if that did not change memory
+        # (mbarrier, site) of its last test of a phase, if the phase was incomplete
         self.failed_wait = None
-        self.times_skipped = 0  # how often others have run instead, as it would fail again
+        self.times_skipped = 0  # consecutive times that it was skipped because its atomic would fail again
 
     def run(self, kernel, arguments):
         """Run the kernel as the body of the fiber. An exception is stored in `error` for the scheduler."""
@@ -73,7 +73,7 @@ def iteration_counts(frame):
 
 
 BEGIN = Thread.run.__code__
-ITERATIONS = "__sim_iterations"  # the variable in which a rewritten function counts its loops' iterations
+ITERATIONS = "__sim_iterations"  # variable in which a rewritten function counts the iterations of its loops
 
 
 class Block:
@@ -82,16 +82,16 @@ class Block:
     def __init__(self, index, shape, warp_size):
         self.index = index
         self.threads = [Thread(one, linear, warp_size, self) for linear, one in enumerate(indices(shape))]
-        # the threads that can run; the number of threads that have not returned
+        # runnable threads; number of threads that have not returned
         self.ready, self.alive = list(self.threads), len(self.threads)
-        # for each warp, a mask of the lanes that have not returned
+        # per warp, a mask of the lanes that have not returned
         self.lanes_alive = [
             (1 << min(warp_size, len(self.threads) - first)) - 1
             for first in range(0, len(self.threads), warp_size)
         ]
-        # the number of barriers passed; declaration -> Array; key -> Group of sim.engine.warp
+        # number of barriers passed; declaration -> Array; key -> Group (sim.engine.warp)
         self.epoch, self.shared, self.warp_groups = 0, {}, {}
-        # number -> NamedBarrier; address -> Barrier of sim.isa.mbarrier
+        # number -> NamedBarrier; address -> Barrier (sim.isa.mbarrier)
         self.named_barriers, self.mbarriers = {}, {}
 
 
@@ -115,8 +115,9 @@ class Grid:
         self.scheduler, self.context = scheduler, scheduler.context
         self.kernel, self.arguments, self.shape, self.resident = kernel, arguments, block, resident
         blocks = indices(grid)
-        self.free = []  # fibers without a body
-        # the LaunchError of a system that has no more threads; `resident` is then lower than the device's
+        self.free = []  # fibers that can be reused
+        # The LaunchError raised when the system ran out of threads; `resident` is then lower than the
+        # device's limit.
         self.refusal = None
         self.order = [blocks[i] for i in self.context.schedule.order(len(blocks))]
 
@@ -137,14 +138,15 @@ class Grid:
     def run(self, fiber_type):
         """Run a kernel whose threads may wait.
 
-        Blocks run one after another, unless a block waits for another one.
+        Blocks run one after another, unless a block waits for another one. Raise LaunchError if the system
+        has too few threads for the blocks that must be resident at the same time.
         """
         self.fiber_type, pending, live, parked = fiber_type, deque(self.order), deque(), []
         self.context.live = live
         try:
             self.reserve(len(pending) if self.context.cooperative else 1)
             while pending or live or parked:
-                # every block is parked
+                # Blocks woken by another block, at a grid barrier of cooperative_groups.h.
                 if self.scheduler.woken:
                     self.scheduler.woken = False
                     live.extend(block for block in parked if block.ready)
@@ -172,7 +174,7 @@ class Grid:
             for block in [*live, *parked]:
                 self.scheduler.abandon(block)
                 self.free.extend(thread.fiber for thread in block.threads)
-            # The blocks that have not begun could have ended the loop.
+            # The blocks that have not started could have ended the loop.
             if isinstance(error, Stuck) and self.refusal and pending:
                 raise self.refusal from None
             raise
@@ -200,7 +202,7 @@ class Grid:
             raise
 
     def start(self, index):
-        """Return a new block whose threads are ready to run."""
+        """Return a new block whose threads are ready to run. Raise LaunchError like `reserve`."""
         self.reserve(1)
         block = self.new_block(index)
         for thread in block.threads:

@@ -1,5 +1,7 @@
-"""A CUDA thread as an operating-system thread, with the interface of Fiber. Only one of them runs at a
-time."""
+"""A CUDA thread as an operating-system thread, with the interface of Fiber.
+
+Only one of these threads runs at a time.
+"""
 
 import contextvars
 import ctypes
@@ -47,9 +49,9 @@ class OSThread:
                 self.suspend()
         except SystemExit:
             pass
-        except BaseException as error:  # raised again in resume(), as a greenlet would
+        except BaseException as error:  # re-raised in resume(), as with a greenlet
             self.error = error
-        # set before `back`: a thread that has released it may count as alive for a moment
+        # Set this before releasing `back`: afterwards, is_alive() may remain true for a moment.
         self.running, self.ended = False, True
         self.back.release()
 
@@ -58,7 +60,8 @@ class OSThread:
         self.go.release()
         try:
             self.back.acquire()
-        except BaseException:  # Ctrl-C arrives in the thread that waits here; the kernel must end too
+        # Ctrl-C is delivered to the thread that waits here. The kernel must end as well.
+        except BaseException:
             if self.running:
                 throw_into(self.thread.ident, Abandoned)
                 self.back.acquire()

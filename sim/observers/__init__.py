@@ -1,24 +1,24 @@
-"""The observers: they watch a launch through the events of `sim.events`, and report findings or counters.
+"""Observers: they receive the events of a launch (`sim.events`) and return findings or counters.
 
-A launch's events enter: accesses in batches, barriers, fences, copies, refused accesses. Findings leave, and
-counters for the launch and for each source line. The observers in DEFAULT look for errors in every launch.
-Those in COUNTERS count what a launch did, and have to be asked for.
+The input is the event stream: batches of accesses, barriers, fences, asynchronous copies, refused accesses.
+The output is findings, and counters for the launch and for each source line. The observers in DEFAULT check
+every launch for errors. Those in COUNTERS measure a launch and must be requested.
 
 Read the files in this order:
 
-    bounds         accesses outside an array, and negative indices
-    misuse         a launch that writes nothing, a value of the wrong type for an atomic
-    uninitialized  reads of memory that nobody has written
-    order          happens-before between threads
-    races          two threads that touch the same byte in no order; cells finds the bytes, copies checks
-                   asynchronous copies
+    bounds         out-of-bounds accesses, and negative indices
+    misuse         a launch without any effect, a value of the wrong type for an atomic
+    uninitialized  reads of memory that was never written
+    order          happens-before between threads, with vector clocks
+    races          unordered accesses to the same byte by two threads; cells groups accesses by byte, and
+                   copies checks asynchronous copies
     advice         the cause and the likely fix of a race: a table of patterns over facts; extents, statements
-                   and tickets find the facts, fixes words the fixes
-    poison         findings that are the consequence of an earlier finding
-    words          the terms of findings in each language
-    epochs         the base of the counters: banks, coalescing, branches
+                   and tickets determine the facts, and fixes words the fixes
+    poison         findings that are consequences of an earlier finding
+    words          the terms of findings in each kernel language
+    epochs         the base class of the counters: banks, coalescing, branches
     traffic        accesses and bytes by array, memory space and line
-    trace          a recording of every event
+    trace          a recording of all events
 """
 
 from sim.observers.banks import Banks

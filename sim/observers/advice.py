@@ -1,9 +1,9 @@
-"""The cause and the fix of a race: a table of patterns, chosen by facts about the two accesses.
+"""The cause and the fix of a race: a table of patterns, selected by facts about the two accesses.
 
-The first row of PATTERNS that fits is used. Each row gives the sentence of the cause (if it has none, the
-general one is used), the sentence of the fix, and the steps of the fix; sim.observers.fixes words them. A
+The first row of PATTERNS that fits is used. A row consists of the sentence of the cause (if missing, the
+general one is used), the sentence of the fix, and the steps of the fix, all worded by sim.observers.fixes. A
 program can apply the steps to the source, as tests/sim/applied.py does. A row without steps suggests what
-usually helps. Terms in braces are keys of sim.observers.words, and are replaced by those of the kernel's
+usually helps. Terms in braces are keys of sim.observers.words and are replaced by the terms of the kernel's
 language.
 """
 
@@ -16,18 +16,19 @@ from sim.observers import fixes
 from sim.observers.facts import Facts
 from sim.observers.words import NUMBA, WORDS
 
-# the causes where no row gives a special one
+# causes for rows without a special one
 BLOCKS = "Blocks run in any order and at the same time, so either may come first."
 EITHER, DEPENDS = "Either may come first.", "Either may come first, and the result depends on which."
 
 
-# patterns of races that may be the consequence of a divergence
+# patterns of races that may be consequences of a divergence
 DIVERGED = "barrier that some threads miss", "mask of some lanes"
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A row of the table: `fits` decides whether it is used, `cause`, `fix` and `steps` word it."""
+    """A row of the table. `fits` decides whether it applies; `cause`, `fix` and `steps` produce the
+    advice."""
 
     name: str
     fits: Callable[[Facts], Any]
@@ -51,7 +52,7 @@ def general(facts):
     return EITHER if facts.replaced else DEPENDS
 
 
-# --- what fits ----------------------------------------------------------------------------------------------
+# --- conditions ---------------------------------------------------------------------------------------------
 
 
 def all_atomic(facts):
@@ -67,8 +68,7 @@ def two_views(facts):
 
 
 def plain_release(facts):
-    """Return whether one access is a plain store to an element on which another thread spins with an
-    atomic."""
+    """Return whether one access is a plain store to an element that another thread polls with an atomic."""
     return facts.spins_on and facts.spins_on.action == "atomic" and STORE in facts.actions
 
 
@@ -89,13 +89,13 @@ def updated(facts):
 
 
 def reads_before(facts):
-    """Return whether the read is on a line above that of the write."""
+    """Return whether the read is on a line above the write."""
     one, other = facts.one, facts.other
     return other.action == "load" and one.function == other.function and other.line < one.line
 
 
 def overwritten(facts):
-    """Return whether several threads store to one element, and the values do not depend on the element."""
+    """Return whether several threads store to one element, with values that do not depend on that element."""
     return facts.actions == {STORE} and facts.same_line and (not facts.in_passes or facts.within)
 
 
@@ -104,15 +104,19 @@ def passes_of_the_grid(facts):
 
 
 def awaited(facts):
-    """Return whether a thread has to wait for a message of another thread. In shared memory a barrier of the
-    block serves as well, unless the lines are in a branch."""
+    """Return whether a thread has to wait for a message from another thread.
+
+    In shared memory, a block barrier is sufficient unless the lines are inside a branch.
+    """
     without_barriers = not facts.block_barriers and facts.space == "global"
     return facts.synchronizes and (without_barriers or facts.branch)
 
 
 def phases(facts):
-    """Return whether blocks write in one phase of the kernel what other blocks read in a later one: on a line
-    below, or in the next iteration of a loop with a barrier."""
+    """Return whether blocks write in one phase of the kernel what other blocks read in a later phase.
+
+    The later phase is on a line below, or in the next iteration of a loop that contains a barrier.
+    """
     if not facts.several_blocks or facts.colliding or facts.actions != {STORE, LOAD}:
         return False
     if facts.branch or facts.one.function != facts.other.function:
@@ -124,7 +128,7 @@ def phases(facts):
 
 
 def in_one_statement(facts):
-    """Return whether one statement both reads and writes, in no loop or in a loop that has a barrier."""
+    """Return whether one statement reads and writes, either outside of loops or in a loop with a barrier."""
     home = facts.outline and facts.outline.function(facts.low)
     if not facts.same_line or home is None or facts.actions != {STORE, LOAD}:
         return False

@@ -1,16 +1,16 @@
-"""banks: the number of wavefronts (passes of the 32 banks) that a warp's requests to shared memory take."""
+"""banks: the number of wavefronts (passes over the 32 banks) per warp request to shared memory."""
 
 from sim.events import ATOMIC, SHARED, Column
 from sim.observers.epochs import EpochCounter
 
 
 class Banks(EpochCounter):
-    """A counter of bank conflicts, for the launch (`counters["banks"]`) and for each source line.
+    """Counts bank conflicts, for the launch (`counters["banks"]`) and for each source line.
 
-    It counts `shared_requests`, the `wavefronts` that they took, the `fewest_wavefronts` possible, and the
-    worst `ways` of conflict (1: no conflict; 32: the lanes are served one after another).
+    The counters are `shared_requests`, their `wavefronts`, the `fewest_wavefronts` possible, and the worst
+    conflict in `ways` (1: no conflict; 32: the lanes are served one after another).
 
-    Each lane that adds atomically to a word counts as one wavefront; a GPU may combine some of them.
+    Each atomic addition to a word counts as one wavefront per lane, although a GPU may combine some of them.
     """
 
     space = SHARED

@@ -1,5 +1,4 @@
-"""bounds: accesses outside their array, and negative indices. Numba wraps a negative index; CUDA C++ does
-not."""
+"""bounds: out-of-bounds accesses, and negative indices, which Numba wraps but CUDA C++ does not."""
 
 from collections import Counter
 
@@ -15,11 +14,11 @@ from sim.events import (
     leading_name,
 )
 
-MAX_REPORTED = 1000  # findings to report for one thread at one site; further ones are only counted
+MAX_REPORTED = 1000  # maximum number of findings per thread and site; further ones are only counted
 
 
 class Bounds(Observer):
-    """An observer that reports `out-of-bounds` (an error) and `negative-index` (a warning)."""
+    """Reports `out-of-bounds` (an error) and `negative-index` (a warning)."""
 
     def launch_started(self, context):
         self.times, self.last = Counter(), {}
@@ -84,7 +83,7 @@ class Bounds(Observer):
 
 
 def names(access, array):
-    """Return (the name of the array at the access, that name with the array of which it is a part).
+    """Return (name of the array on the source line, the same name followed by the array that it is part of).
 
     The first is None if the array has no name there, as in x[i].field.
     """
@@ -95,6 +94,6 @@ def names(access, array):
         return array.name, f"{array.name}{alias(access, array.name)}"
     if here and here != array.name.partition("[")[0]:
         return here, f"{here}, a part of {array.name}"
-    if home[1] > array.dtype.itemsize:  # a field
+    if home[1] > array.dtype.itemsize:  # a field of a record
         return None, f"a part of {array.name}"
     return array.name, array.name

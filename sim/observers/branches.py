@@ -1,5 +1,5 @@
-"""branches: how often the lanes of a warp take different sides of a branch, so that the warp executes
-both."""
+"""branches: the number of branches at which the lanes of a warp diverge, so that the warp executes both
+sides."""
 
 import numpy as np
 
@@ -8,13 +8,13 @@ from sim.observers.epochs import EpochCounter
 
 
 class Branches(EpochCounter):
-    """A counter of branches, for the launch (`counters["branching"]`) and for each source line: the
-    `branches` that warps execute, and the number of `divergent` ones.
+    """Counts branches, for the launch (`counters["branching"]`) and for each source line.
 
-    A branch is an `if`, a conditional expression or the test of a `while` loop. Its k-th executions by the
+    The counters are the `branches` that warps execute, and the number of `divergent` ones.
+
+    A branch is an `if`, a conditional expression or the test of a `while` loop. The k-th executions by the
     lanes of a warp since the last barrier count as one branch. The ends of `for` loops and the short circuits
-    of `and` and `or` are not counted, and a compiler may turn a small branch into instructions that all lanes
-    execute.
+    of `and` and `or` are not counted. A compiler may also turn a small branch into predicated instructions.
     """
 
     accesses = Observer.accesses  # subscribe to branches only

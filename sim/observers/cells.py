@@ -1,5 +1,5 @@
-"""Accesses as parallel columns, and the cells (bytes or elements) that several parties (threads or blocks)
-touch."""
+"""Accesses as parallel columns, grouped into cells (bytes or elements) that several parties (threads or
+blocks) access."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,8 +10,8 @@ from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SITE_BITS, SPACE_SHIFT, STO
 from sim.observers.copies import LINE_SHIFT
 
 FEW_ROWS = 64  # below this number of accesses, filtering costs more than it saves
-ATOMIC_LOAD = 3  # the action of an atomic that only reads: a relaxed or acquiring load
-MOST_CELLS = 64  # racy cells of one pattern to examine; further ones are only counted
+ATOMIC_LOAD = 3  # the action of an atomic that only reads: a relaxed or acquire load
+MOST_CELLS = 64  # maximum number of racy cells examined per pattern; further ones are only counted
 
 
 class Row(NamedTuple):
@@ -28,13 +28,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Rows:
-    """Accesses to shared and global memory as parallel arrays.
+    """Accesses to shared and global memory, as parallel arrays.
 
-    block: the number of the block
-    position: the rank of the access among all accesses of the launch
-    value: the value written, as an object; None for loads
-    action: LOAD, STORE, ATOMIC or ATOMIC_LOAD. Towards other blocks, an atomic of block scope counts as a
-        plain access
+    block: the number of the block.
+    position: the rank of the access among all accesses of the launch.
+    value: the value written, as an object; None for loads.
+    action: LOAD, STORE, ATOMIC or ATOMIC_LOAD. Between blocks, an atomic of block scope counts as a plain
+        access.
     """
 
     block: np.ndarray
@@ -50,8 +50,8 @@ class Rows:
 
     @classmethod
     def of(cls, batch, written, block):
-        """Return the Rows of a batch: its accesses to global memory, and those to `written` lines of
-        shared memory."""
+        """Return the Rows of a batch: its accesses to global memory, and those to `written` lines of shared
+        memory."""
         space = batch.space
         keep = space == GLOBAL
         if len(written) and not keep.all():
@@ -88,8 +88,8 @@ class Rows:
     def of_global_memory(self, once):
         """Return the accesses to global memory.
 
-        With `once`, many accesses to one address from one site are reduced to two: the first one of the
-        lowest thread and the last one of the highest thread, which leaves the final value.
+        With `once`, reduce the accesses to an address from the same site to two: the first one by the lowest
+        thread and the last one by the highest thread, which determines the final value.
         """
         chosen = np.flatnonzero(self.address >> SPACE_SHIFT == GLOBAL)
         if len(chosen) == len(self) <= FEW_ROWS:
@@ -104,13 +104,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells (bytes, or elements where every access covers a whole element) and the accesses to each.
+    """Cells and the accesses to each. A cell is a byte, or an element if every access covers a whole element.
 
     Cell c is accessed by the rows `origin[starts[c]:ends[c]]`, sorted by party and then by thread.
     """
 
     rows: Rows
-    party: np.ndarray  # the party of each row
+    party: np.ndarray  # party of each row
     origin: np.ndarray
     address: np.ndarray
     starts: np.ndarray
@@ -120,15 +120,16 @@ class Cells:
         return self.origin[self.starts[cell] : self.ends[cell]]
 
     def those(self, wanted):
+        """Return the Cells selected by the boolean mask `wanted`."""
         chosen = (column[np.array(wanted, bool)] for column in (self.address, self.starts, self.ends))
         return Cells(self.rows, self.party, self.origin, *chosen)
 
     def patterns(self, always=False):
-        """Yield (a hash of the pattern, its cells) for each pattern of access. Unless `always`, a few cells
-        are not divided by patterns, and the hash is None.
+        """Yield (hash of the access pattern, its cells) for each pattern.
 
-        Two cells have the same pattern if the same sites touch them, the same of these sites are executed by
-        several parties, and the same of them by the lowest party.
+        Unless `always`, a small number of cells is yielded as one group with hash None. Two cells have the
+        same pattern if the same sites access them, the same of these sites are executed by several parties,
+        and the same of them by the lowest party.
         """
         if not len(self.address):
             return
@@ -144,6 +145,8 @@ class Cells:
         low, high = np.minimum.reduceat(party, firsts), np.maximum.reduceat(party, firsts)
         of_cell = np.flatnonzero(np.diff(cell[firsts], prepend=-1))
         lowest = np.repeat(np.minimum.reduceat(low, of_cell), np.diff(of_cell, append=len(firsts)))
+        # Multiplicative hash of (site, several parties, lowest party), summed over the cell's sites so that
+        # order doesn't matter.
         mark = (
             site[firsts].astype(np.uint64) << np.uint64(2)
             | (low != high).astype(np.uint64) << np.uint64(1)
@@ -163,8 +166,10 @@ def spread(cells, most):
 
 
 def distinct(column):
-    """Return the sorted distinct values of an integer array. np.unique uses a hash table, and takes three
-    to ten times as long."""
+    """Return the sorted distinct values of an integer array.
+
+    np.unique uses a hash table and takes three to ten times as long.
+    """
     if len(column) and (column == column[0]).all():
         return column[:1]
     column = np.sort(column)
@@ -172,19 +177,20 @@ def distinct(column):
 
 
 def shared(cell, party):
-    """Return whether several parties touch one cell. May return True wrongly where the numbers overflow 64
-    bits."""
+    """Return whether several parties access one cell. The result may be a false True if the packed numbers
+    exceed 64 bits."""
     bits = int(party.max(initial=0)).bit_length()
-    both = np.sort(cell << bits | party)  # bits beyond 64 are lost, which can only make cells equal
+    # the highest bits may be lost, which can only make different cells equal
+    both = np.sort(cell << bits | party)
     return bool(((both[1:] != both[:-1]) & (both[1:] >> bits == both[:-1] >> bits)).any())
 
 
 def racy_cells(rows, party):
-    """Return the Cells that two parties touch, at least one of them writing, and not both atomically."""
+    """Return the Cells that two parties access, at least one of them writing, and not both atomically."""
     cell, origin = rows.address, np.arange(len(rows.address))
     if (
         len(distinct(rows.size)) > 1 or (rows.address % rows.size).any()
-    ):  # mixed sizes, or unaligned: a cell is a byte
+    ):  # mixed sizes or unaligned accesses: a cell is a byte
         origin = np.repeat(origin, rows.size)
         begins = np.cumsum(rows.size) - rows.size
         cell = rows.address[origin] + np.arange(len(origin)) - begins[origin]
@@ -199,7 +205,7 @@ def racy_cells(rows, party):
     parties = party[origin]
     several = np.minimum.reduceat(parties, starts) != np.maximum.reduceat(parties, starts)
     any_of = {k: np.logical_or.reduceat(action == k, starts) for k in (LOAD, STORE, ATOMIC)}
-    # atomics of different widths are not atomic to each other
+    # Atomics on elements of different widths are not atomic with respect to each other.
     element = rows.address[origin] << 4 | np.frexp(rows.size[origin])[1]
     mixed = np.minimum.reduceat(element, starts) != np.maximum.reduceat(element, starts)
     racy = several & (any_of[STORE] | any_of[ATOMIC] & (any_of[LOAD] | mixed))

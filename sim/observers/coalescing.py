@@ -1,15 +1,15 @@
-"""coalescing: the number of 32-byte sectors of global memory that the lanes of a warp touch together."""
+"""coalescing: the number of 32-byte sectors of global memory accessed per warp request."""
 
 from sim.events import GLOBAL, Column
 from sim.observers.epochs import EpochCounter
 
 
 class Coalescing(EpochCounter):
-    """A counter of sectors, for the launch (`counters["coalescing"]`) and for each source line: `requests`,
-    the `sectors` that they touched, and the `fewest_sectors` possible.
+    """Counts sectors, for the launch (`counters["coalescing"]`) and for each source line.
 
-    A request consists of the k-th executions of one source position by the lanes of a warp since the last
-    barrier, as if the lanes ran in lockstep.
+    The counters are `requests`, the `sectors` accessed, and the `fewest_sectors` possible. A request is the
+    k-th execution of a source location by all lanes of a warp since the last barrier, as if the lanes ran in
+    lockstep.
     """
 
     space = GLOBAL

@@ -1,7 +1,7 @@
 """Asynchronous copies in flight, and the accesses that conflict with them.
 
-An access to the destination of a copy, after the copy was issued but before it was waited for, may see the
-old or the new bytes. A write to the source may come before or after the copy reads it.
+An access to the destination of a copy, after it was issued but before it was waited for, may see the old or
+the new bytes. A write to the source may happen before or after the copy reads it.
 
 Whether an access comes after the issue or the wait is decided as for races: by program order within a thread,
 by barriers, and by sim.observers.order. An access that is not ordered with the issue of the copy is a race.
@@ -16,17 +16,17 @@ import numpy as np
 from sim.events import ATOMIC, LOAD, SITES, STORE, Access, Copy, Finding, Moment, alias
 from sim.observers.order import copies_thread
 
-# The widest access has 16 bytes, so aligned accesses to different 16-byte lines do not overlap.
+# The widest access has 16 bytes, so aligned accesses to different 16-byte lines never overlap.
 LINE_SHIFT = 4
-NEVER = math.inf  # the epoch of an end that is acquired through an mbarrier, not a block barrier
+NEVER = math.inf  # the epoch of an end that threads acquire through an mbarrier rather than a block barrier
 WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
 
 
 @dataclass(eq=False)
 class Flight:
-    """A copy in flight: the index of its block, the Moment of its issue, and the Moments that end it.
+    """A copy in flight: its block's index, the Moment of its issue, and the Moments that end it.
 
-    The block of a Moment is a number here. A copy that an mbarrier tracks ends when the mbarrier's phase
+    Here, the block of a Moment is a number. A copy tracked by an mbarrier ends when the mbarrier's phase
     completes, for the threads that acquired that phase. Its end is a Moment of the pseudo-thread
     `copies_thread(thread)`.
     """
@@ -37,23 +37,23 @@ class Flight:
     ends: list[Moment] = field(default_factory=list)
 
     def byte_ranges(self):
-        """Yield a Place for the bytes that the copy writes, and one for the bytes that it reads, if any."""
+        """Yield the range of bytes that the copy writes, and the range that it reads, if any."""
         yield ByteRange(self.copy.address, self.copy.size, True)
         if self.copy.source is not None:
             yield ByteRange(self.copy.source, self.copy.read, False)
 
     def is_under_way(self, row, order):
-        """Return whether an access is ordered after the issue of the copy, and not after a wait for it."""
+        """Return whether an access is ordered after the issue of the copy, but not after a wait for it."""
         return precedes(self.begin, row, order) and not any(precedes(end, row, order) for end in self.ends)
 
     def is_over(self, order):
-        """Return whether every thread of the block, which is at a barrier now, is ordered after the end of
+        """Return whether all threads of the block, which have reached a barrier, are ordered after the end of
         the copy."""
         return any(end.epoch < NEVER or order.precedes_barrier(end) for end in self.ends)
 
 
 def precedes(at, row, order):
-    """Return whether a Moment is ordered before an access (a Row) of the same block."""
+    """Return whether a Moment is ordered before an access (a Row) in the same block."""
     if row.thread == at.thread:
         return row.segment > at.segment
     return row.epoch > at.epoch or order.active and order.before(at, row)
@@ -87,7 +87,7 @@ class Flights:
     def end(self, at, copies):
         flights = self.under_way.get(at.block, {})
         for copy in copies:
-            if id(copy) in flights:  # otherwise the copy was complete before
+            if id(copy) in flights:  # otherwise the copy was already complete
                 flights[id(copy)].ends.append(at)
 
     def lines(self, block):
@@ -96,8 +96,7 @@ class Flights:
         return np.array([flight.copy.address >> LINE_SHIFT for flight in flights], np.int64)
 
     def epoch_ended(self, block, rows, order):
-        """Return the findings for the accesses of an epoch (Rows, or None), and drop the copies that are
-        complete."""
+        """Return the findings for an epoch's accesses (Rows, or None), and drop completed copies."""
         flights = self.under_way.pop(block, {})
         if left := {key: flight for key, flight in flights.items() if not flight.is_over(order)}:
             self.under_way[block] = left

@@ -1,4 +1,4 @@
-"""epochs: the base class of observers that count the accesses of whole epochs (from barrier to barrier)."""
+"""epochs: the base class of counters that process whole epochs (from barrier to barrier)."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,19 +11,20 @@ if TYPE_CHECKING:
 
 
 class EpochCounter(Observer):
-    """An observer that counts the requests of warps, epoch by epoch. Override `space`, the memory space whose
-    accesses it counts, and `epochs`.
+    """Counts the requests of warps, epoch by epoch. Override `space`, the memory space to count, and
+    `epochs`.
 
-    It counts for the launch (`counters[title]`) and for each source line: the number of requests, and the
-    further `names`. Counts are added up, except that the largest is kept for the names in `worst`.
-    `report.by_line()` shows a column for each name, or `columns` if the class defines them.
+    Counters exist for the launch (`counters[title]`) and for each source line: the number of requests, and
+    the further `names`. Counts are added up, except that names in `worst` keep the maximum.
+    `report.by_line()` shows a column per name, or the class's `columns` if defined.
     """
 
     title: str
     names: tuple[str, ...]
     worst: tuple[str, ...] = ()
     space = GLOBAL
-    lump = 1 << 14  # accesses per call of `epochs`: many enough for numpy, few enough for the CPU's cache
+    # accesses per call of `epochs`: enough for numpy to be efficient, few enough for the CPU's cache
+    lump = 1 << 14
     local = property(lambda self: self.space == LOCAL)
 
     def __init_subclass__(cls) -> None:
@@ -58,8 +59,8 @@ class EpochCounter(Observer):
         self.close(block)
 
     def close(self, block: Index3) -> None:
-        """Close an epoch of a block. Its lanes get unique numbers, so that several epochs can be counted
-        in one call."""
+        """Close an epoch of a block. Its lanes receive unique numbers, so that one call can count several
+        epochs."""
         batches = self.open.pop(block, ())
         for thread, *columns in batches:
             self.closed.append((thread + self.number * self.lanes, *columns))
@@ -75,19 +76,18 @@ class EpochCounter(Observer):
         self.closed, self.number, self.held = [], 0, 0
 
     def epochs(self, lane: np.ndarray, site: np.ndarray, *columns: np.ndarray) -> None:
-        """Count the events of some epochs, given as parallel arrays. For accesses, the columns are address
+        """Count the events of several epochs, given as parallel arrays. For accesses, the columns are address
         and size.
 
-        The events of one lane are in program order. The lanes of a warp are numbered from a multiple of the
-        warp size, and the lanes of each epoch have numbers of their own.
+        The events of each lane are in program order. The lanes of a warp start at a multiple of the warp
+        size. Lane numbers of different epochs are disjoint.
         """
 
     def count(self, site: np.ndarray, request: np.ndarray, *columns: np.ndarray) -> None:
         """Add requests to the counters of their sites.
 
-        site, request: arrays of one length: the site of each access, and the number of the request that it is
-            part of
-        columns: arrays with one entry for each request: the counts for the names after the first
+        site, request: arrays of equal length with the site of each access and the number of its request.
+        columns: arrays with one entry per request, the counts for all names but the first.
         """
         of = np.empty(int(request.max()) + 1, np.int64)
         of[request] = site

@@ -1,4 +1,4 @@
-"""The bytes that accesses touch: of an array by one name, and of one thread."""
+"""The bytes accessed by one thread, or through one name of an array."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +10,13 @@ from sim.events import SITES
 
 @dataclass(frozen=True)
 class Extents:
-    """The bytes that the sites of some accesses (Rows) touch in an array."""
+    """Queries over a set of accesses (Rows): which bytes they touch."""
 
     rows: Any
     space: Any  # the launch's AddressSpace
 
     def touched(self, row, line):
-        """Return the addresses that the thread of a Row accesses at a line of the same function."""
+        """Return the addresses that the thread of a Row accesses on a line of the same function."""
         own = (self.rows.thread == row.thread) & (self.rows.block == row.block)
         place = SITES[row.site].function, line
         numbers = np.unique(self.rows.site[own]).tolist()
@@ -25,8 +25,8 @@ class Extents:
         return set(self.rows.address[here].tolist())
 
     def of(self, address, wanted):
-        """Return (first, end) of the bytes, in the array at `address`, of the accesses at sites that
-        `wanted` accepts."""
+        """Return (first, end), byte offsets in the array at `address`, for accesses at sites that `wanted`
+        accepts."""
         array = self.space.find(address)
         inside = (self.rows.address >= array.base) & (self.rows.address < array.base + array.root.size)
         sites = [number for number in np.unique(self.rows.site[inside]).tolist() if wanted(number)]

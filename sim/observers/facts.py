@@ -1,4 +1,4 @@
-"""Facts about two accesses that race, from the access log and from the source. Advice is chosen by them."""
+"""Facts about two racing accesses, from the access log and from the source. They determine the advice."""
 
 import re
 from dataclasses import dataclass
@@ -31,7 +31,8 @@ WARP_MASK = re.compile(r"syncwarp\(\s*(0[xX][0-9a-fA-F]+|\d+)[uU]?\s*\)")
 
 @dataclass(frozen=True)
 class Facts:
-    """Two accesses to one byte, `a` and `b` (Rows; `a` writes if only one does), and the facts about them."""
+    """Two accesses to one byte, `a` and `b` (Rows), and the facts about them. If only one access writes, it
+    is `a`."""
 
     a: Any
     b: Any
@@ -41,17 +42,17 @@ class Facts:
     colliding: bool  # several threads write the byte
     sites: tuple[int, ...]  # the sites of all accesses that race for the byte
     scoped: bool  # they are in different blocks, and one is an atomic of block scope
-    lacks_fence: bool  # fences before the atomics would order the two accesses
-    synchronizes: bool  # threads act on the results of atomics, or execute fences
-    fenced: bool  # the writer has a fence that reaches the grid before its next atomic
-    meetings: dict[tuple[str, str], set[int]]  # (barrier, function) -> lines where it opened
-    near: int  # 0: in different blocks, 1: in different warps of a block, 2: in one warp
-    outlines: tuple[Any, Any]  # the Outlines of the functions of `a` and `b`, or None
+    lacks_fence: bool  # fences before the atomics would order the accesses
+    synchronizes: bool  # threads use the results of atomics, or execute fences
+    fenced: bool  # the writer executes a grid-wide fence before its next atomic
+    meetings: dict[tuple[str, str], set[int]]  # (barrier, function) -> lines where the barrier opened
+    near: int  # 0: different blocks, 1: different warps of a block, 2: the same warp
+    outlines: tuple[Any, Any]  # Outlines of the functions of `a` and `b`, or None
     kernel: str  # the kernel's name
     language: str
     space: str  # "shared" or "global"
     extents: Extents
-    diverged: frozenset[tuple[str, int]]  # (function, line) of barriers that some threads have not reached
+    diverged: frozenset[tuple[str, int]]  # (function, line) of barriers that some threads missed
 
     # --- the two sites --------------------------------------------------------------------------------------
 
@@ -81,7 +82,7 @@ class Facts:
 
     @property
     def reads(self):
-        """The Sites of the loads that take part in the race for the byte."""
+        """The Sites of the loads that race for the byte."""
         return [SITES[number] for number in self.sites if number & 3 == LOAD]
 
     @property
@@ -103,17 +104,17 @@ class Facts:
 
     @cached_property
     def branch(self):
-        """The branch that has the two accesses in different arms, or None."""
+        """The branch with the accesses in different arms, or None."""
         return self.outline and self.outline.branch(self.one.line, self.other.line)
 
     @cached_property
     def block_barriers(self):
-        """The lines of their function on which a block barrier has opened."""
+        """The lines in the accesses' function where a block barrier opened."""
         return self.lines_of("syncthreads")
 
     @cached_property
     def barriers(self):
-        """The lines of barriers that can order the two accesses: block barriers, or grid barriers between
+        """The lines of barriers that can order the accesses: block barriers, or grid barriers between
         blocks."""
         return self.lines_of("grid.sync") if self.several_blocks else self.block_barriers
 
@@ -126,14 +127,14 @@ class Facts:
 
     @cached_property
     def within(self):
-        """The lines of barriers within the loop that contains both accesses."""
+        """The lines of barriers inside the innermost loop around both accesses."""
         lines = self.barriers | (self.lines_of("syncwarp") if self.near == 2 else set())
         return {line for line in lines if self.loop.first <= line <= self.loop.last}
 
     # --- names ----------------------------------------------------------------------------------------------
 
     def called(self, number):
-        """Return the name by which the access at a site refers to the memory, or None."""
+        """Return the name that the access at a site uses for the memory, or None."""
         site = SITES[number]
         if site.action == "atomic":
             found = ATOMIC_CALL.search(site.source)
@@ -157,7 +158,7 @@ class Facts:
 
     @cached_property
     def views(self):
-        """The two different names by which the accesses refer to one memory, or None. Neither name is ever
+        """The two different names that the accesses use for the same memory, or None. Neither name may be
         reassigned."""
         names = self.called(self.a.site), self.called(self.b.site)
         if self.outline is None or None in names or names[0] == names[1]:
@@ -169,8 +170,7 @@ class Facts:
         return names if max(times) <= 1 else None
 
     def span(self, name):
-        """Return (first, end): the bytes of the array that the function accesses through a name, from the
-        array's start."""
+        """Return (first, end), byte offsets in the array, of the function's accesses through a name."""
         home = self.outline.function(self.low)
 
         def by_name(number):
@@ -180,14 +180,14 @@ class Facts:
 
         return self.extents.of(self.address, by_name)
 
-    # --- what the text shows --------------------------------------------------------------------------------
+    # --- patterns in the source -----------------------------------------------------------------------------
 
     @cached_property
     def update(self):
-        """(line, Assignment, line of the read) of a read-modify-write of one element that an atomic can
+        """(line, Assignment, line of the read) for a read-modify-write of one element that an atomic can
         perform.
 
-        None if there is none, or if it reads other elements of the array.
+        None if there is none, or if the value depends on other elements of the array.
         """
         for site in (SITES[row.site] for row in (self.a, self.b)):
             found = assignment(site.source) if site.action == "store" else None
@@ -207,7 +207,7 @@ class Facts:
 
     @property
     def is_one_atomic(self):
-        """True if one atomic performs the whole `update`."""
+        """True if a single atomic can perform the whole `update`."""
         if not self.update:
             return False
         line, found, read = self.update
@@ -218,13 +218,13 @@ class Facts:
         return any(is_sum_or_extreme(found.value, name) for name in names)
 
     def precedes(self, read, store):
-        """Return whether a read is in the same function as a store, on its line or above it."""
+        """Return whether a read is in the same function as a store, on the same line or above it."""
         return read.function == store.function and read.line <= store.line
 
     @cached_property
     def in_passes(self):
-        """True if a loop updates elements from values that other threads changed in earlier iterations, as
-        in a scan or a sort."""
+        """True if a loop updates elements from values that other threads changed in earlier iterations, as in
+        a scan or a sort."""
         stores = [SITES[row.site] for row in (self.a, self.b) if row.site & 3 == STORE]
         return self.loop is not None and any(
             read.function == store.function and self.loop.first <= read.line <= store.line
@@ -233,14 +233,14 @@ class Facts:
         )
 
     def element_at(self, site):
-        """Return the text of the only element that a line reads from the array of a Site, or None."""
+        """Return the text of the only element of the accessed array that a Site's line reads, or None."""
         name = next((self.called(row.site) for row in (self.a, self.b) if SITES[row.site] is site), None)
         found = set(tickets.elements(site.source, name)) if name else set()
         return found.pop() if len(found) == 1 else None
 
     @cached_property
     def stepped(self):
-        """(text, element, operator) of `x[i]++` on the line of both accesses, if one of them stores; or
+        """(text, element, operator) for `x[i]++` on the line of both accesses if one of them stores, or
         None."""
         fits = self.same_line and self.language == CPP and STORE in self.actions
         return stepped(self.one.source) if fits else None
@@ -259,7 +259,7 @@ class Facts:
 
     @cached_property
     def missed_barrier(self):
-        """The line of a barrier between the two accesses that some threads have not reached, or None."""
+        """The line of a barrier between the accesses that some threads missed, or None."""
         if self.outline is None or self.several_blocks:
             return None
         first, last = (self.loop.first, self.loop.last) if self.loop else (self.low, self.high)
@@ -270,8 +270,10 @@ class Facts:
 
     @cached_property
     def part_of_warp(self):
-        """The line of a syncwarp between the two accesses, which every thread reaches, whose mask does not
-        name both lanes; or None."""
+        """The line of a syncwarp between the accesses whose mask lacks one of the lanes, or None.
+
+        Every thread must reach the syncwarp.
+        """
         if self.outline is None or self.near != 2:
             return None
         for line in sorted(self.lines_of("syncwarp")):
@@ -287,8 +289,11 @@ class Facts:
 
     @cached_property
     def buffers(self):
-        """(name, number of buffers) of an array of buffers, of which a loop fills the one that it still
-        reads; or None. The text shows the number as `% number` in the first index."""
+        """(name, number of buffers) for a multi-buffered array in which a loop refills a buffer that is still
+        being read, or None.
+
+        The source shows the number of buffers as `% number` in the first index.
+        """
         if self.outline is None or self.loop is None or self.actions != {STORE, LOAD} or self.several_blocks:
             return None
         store, load = sorted((self.one, self.other), key=lambda site: site.action != "store")
@@ -305,8 +310,8 @@ class Facts:
         return (found.name, number) if wraps else None
 
     def ring_index(self, element):
-        """Return (position, number of buffers) of an element whose first index is `position % number`, or a
-        variable with that value; or None."""
+        """Return (position, number of buffers) if an element's first index is `position % number` or a
+        variable with that value, or None."""
         first = arguments(element.partition("[")[2].partition("]")[0])[0]
         lines = [text for _, text in self.outline.text(self.outline.function(self.low))]
         values = [found.value for found in map(assignment, lines) if found and found.target == first]
@@ -315,7 +320,7 @@ class Facts:
 
     @cached_property
     def exchange(self):
-        """(i, j) if both threads exchange the same elements [i] and [j] in one statement, or None."""
+        """(i, j) if both threads swap the same elements [i] and [j] in one statement, or None."""
         found = assignment(self.one.source) if self.same_line else None
         targets, values = (arguments(text) for text in (found.target, found.value)) if found else ((), ())
         if self.outline is None or len(targets) != 2 or targets != values[::-1]:
@@ -331,7 +336,7 @@ class Facts:
 
     @cached_property
     def taken_before(self):
-        """The plain read (a Site) of an element that a compare-and-swap in a loop changes, or None."""
+        """The plain read (a Site) of an element that a compare-and-swap loop changes, or None."""
         read = next((SITES[row.site] for row in (self.a, self.b) if row.site & 3 == LOAD), None)
         change = next((SITES[row.site] for row in (self.a, self.b) if row.site & 3 == ATOMIC), None)
         if read is None or change is None or self.outline is None or not CAS.search(change.source):
@@ -340,7 +345,7 @@ class Facts:
 
     @cached_property
     def spins_on(self):
-        """The access (a Site) in the header of a loop that waits for this element, or None."""
+        """The access (a Site) in the header of a loop that polls this element, or None."""
         for site in map(SITES.__getitem__, self.sites):
             outline = self.outlines[0] if site.function == self.one.function else None
             loop = outline and outline.headed(site.line)
@@ -350,10 +355,10 @@ class Facts:
 
     @cached_property
     def fenced_by_one(self):
-        """The line of a fence that covers the writes of one thread only, or None.
+        """The line of a fence that covers only the writes of one thread, or None.
 
         The fence is between a write and the atomic that signals another block. No barrier precedes it, so it
-        does not cover the writes of the other threads of its block.
+        does not cover the writes of the block's other threads.
         """
         if self.outline is None or not self.several_blocks or self.one.line >= self.other.line:
             return None
@@ -371,16 +376,17 @@ class Facts:
 
     @cached_property
     def handing_on(self):
-        """The lines of their function with atomics, except those that wait in the header of a loop."""
+        """The lines with atomics in the accesses' function, except those that poll in the header of a
+        loop."""
         home = self.outline and self.outline.function(self.low)
         lines = self.outline.text(home) if home else []
         return [n for n, text in lines if ATOMIC_CALL.search(text) and not self.outline.headed(n)]
 
     @cached_property
     def lock(self):
-        """(first line, last line) of the section that a lock in their function protects, or None.
+        """(first line, last line) of the critical section of a lock in the accesses' function, or None.
 
-        The section begins after the loop that takes the lock by compare-and-swap, and ends before the line
+        The section starts after the loop that acquires the lock by compare-and-swap, and ends before the line
         that releases it.
         """
         home = self.outline and self.outline.function(self.low)
@@ -397,8 +403,8 @@ class Facts:
 
     @cached_property
     def outside_lock(self):
-        """The one of the two Sites that is outside the lock's section while the other is inside, as a
-        list; or []."""
+        """A list with the access (a Site) outside the critical section if the other access is inside; else
+        []."""
         if self.lock is None:
             return []
         first, last = self.lock

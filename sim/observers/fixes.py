@@ -1,4 +1,4 @@
-"""The fixes of races: their sentences, and their steps for programs. Terms in braces are keys of
+"""The fixes of races, as sentences and as machine-readable steps. Terms in braces are keys of
 sim.observers.words."""
 
 from sim.events import ATOMIC, LOAD, STORE, Step
@@ -13,12 +13,12 @@ def between(facts):
 
 
 def needs_both(facts):
-    """Return whether the two lines are in a loop without any barrier."""
+    """Return whether the two lines are in a loop without a barrier, so that it needs two."""
     return facts.loop is not None and not facts.within
 
 
 def moved_view(facts):
-    """Return (the view that has to move, the other view, the byte at which the first one has to begin)."""
+    """Return (the view to move, the other view, the byte where the first one has to start)."""
     spans = sorted(
         (*facts.span(name), site.line, name) for name, site in zip(facts.views, (facts.one, facts.other))
     )
@@ -49,7 +49,8 @@ def fix_of_views(facts):
 
 
 def usual(facts):
-    """Return the general fix: another launch for a race between blocks, a barrier for one within a block."""
+    """Return the general fix: a second launch for a race between blocks, a barrier for a race within a
+    block."""
     if facts.several_blocks:
         return (
             "let each block write elements of its own, combine them with {atomics}, or end the kernel and"
@@ -59,8 +60,7 @@ def usual(facts):
 
 
 def meet(facts, joint):
-    """Return the fix of one statement by a grid barrier, where the language has one and there is a place for
-    it."""
+    """Return the fix that splits one statement by a grid barrier, or "" if it does not apply."""
     if facts.language == TRITON or not facts.same_line or facts.loop or not steps_of_usual(facts):
         return ""
     return f"{joint}split line {facts.low}: read into a variable, then {{grid_barrier}}, then write"
@@ -78,7 +78,7 @@ def fix_of_phases(facts):
 
 
 def around(facts):
-    """Return what to do with the branches that hold the place of a barrier, or with a return before it."""
+    """Return the advice for branches around the barrier's position, or for a return before it."""
     outline = facts.outline
     node = outline and outline.between(facts.low, facts.high)
     if node is None or outline.all_reach_end(node):
@@ -103,7 +103,7 @@ def fix_of_barrier(facts):
 
 
 def insert(facts, node, what):
-    """Return the Steps that insert `what` after a Node of the outline: one, or none if there is no Node."""
+    """Return the Steps that insert `what` after a Node of the outline: one Step, or none without a Node."""
     return () if node is None else (Step("insert", facts.one.function, node.last, what, node.first),)
 
 
@@ -120,7 +120,8 @@ def steps_of_barrier(facts, what="barrier"):
 
 
 def between_lines(facts, low, high, what):
-    """Return the Steps that put `what` between two lines, where every thread reaches it: one, or none."""
+    """Return the Steps that insert `what` between two lines, where every thread reaches it: one Step or
+    none."""
     node = facts.outline.between(low, high)
     if node is None or facts.outline.all_reach_end(node):
         return insert(facts, node, what)
@@ -236,7 +237,7 @@ def fix_of_statement(facts):
 
 
 def steps_of_statement(facts):
-    """Return the Step that splits a statement, if the branches around it can be divided there."""
+    """Return the Step that splits a statement, if the branches around it can be split there."""
     node = facts.outline and facts.outline.innermost(facts.one.line)
     if node is None or not facts.outline.divisible(node):
         return ()

@@ -1,5 +1,8 @@
-"""misuse: kernels that run without an error and cannot be meant: a launch that writes nothing, a
-floating-point value for an atomic on integers, a variable that is read before it is assigned."""
+"""misuse: kernels that run without an error but cannot be intended.
+
+Examples are a launch that writes nothing, a floating-point value for an integer atomic, and a variable that
+is read before it is assigned.
+"""
 
 from sim.events import GLOBAL, LOAD, Element, Finding, Observer
 
@@ -16,11 +19,11 @@ def unassigned_variable(access, name):
 
 
 class Misuse(Observer):
-    """An observer that reports `misuse` and `unassigned-variable`, both warnings.
+    """Reports `misuse` and `unassigned-variable`, both as warnings.
 
     A `misuse` is an atomic that mixes dtypes, or a launch that wrote to none of its non-empty arrays. The
-    second is reported only if no other observer has found a reason, and if either no thread read an array or
-    the kernel has no store.
+    latter is reported only if there is no other finding, and if either no thread read an array or the kernel
+    contains no store.
     """
 
     local = False
@@ -52,10 +55,10 @@ class Misuse(Observer):
 
     def launch_finished(self, context):
         yield from (finding for _, finding in self.unset.values())
-        # Only the launch's arguments count: a module's variable may belong to a library.
+        # Only the launch's arguments count: a module-level variable may belong to a library.
         allocations = (a for a in context.space.allocations if a.keep is not None)
         arrays = [a.name for a in allocations if a.space == "global" and a.root.size]
-        # The threads read the data, and may correctly have found nothing to write.
+        # A kernel that read its data may correctly have found nothing to write.
         chose = self.read and context.stores
         if arrays and not (self.wrote or context.wrote or chose or context.findings):
             yield Finding(

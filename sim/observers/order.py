@@ -1,4 +1,4 @@
-"""Happens-before between threads, other than by block barriers.
+"""Happens-before between threads, beyond block barriers.
 
 Barriers order the threads of one block. Release and acquire order everything else (PTX ISA, Memory
 Consistency Model):
@@ -7,17 +7,17 @@ Consistency Model):
     acquire   an atomic on the same element that reads the released value, directly or through other
               atomics in between
 
-A release publishes every access that its thread performed, or had acquired, before the fence: to its own
-block after `threadfence_block`, to the whole grid after `threadfence`. Barriers of some threads of a block
-(mbarrier, named barrier) and `syncwarp` release and acquire without a fence.
+A release publishes all accesses that its thread performed or acquired before the fence: to its own block
+after `threadfence_block`, to the whole grid after `threadfence`. Barriers for part of a block (mbarrier,
+named barrier) and `syncwarp` release and acquire without a fence.
 
 An atomic that does not write (a failed compare-and-swap) publishes nothing. An atomic of scope .cta neither
-publishes to other blocks nor acquires from them. An atomic on shared memory orders only the threads of its
-block, because the memory belongs to that block.
+publishes to other blocks nor acquires from them. An atomic on shared memory only orders threads of its block,
+because the memory belongs to that block.
 
-The acquiring side needs no fence here, although PTX's acquire pattern has one. The "last block" example of
-the CUDA C++ Programming Guide (Memory Fence Functions) omits it, and code that NVIDIA recommends must not be
-reported as a race.
+The acquiring side needs no fence here, although PTX's acquire pattern requires one. The "last block" example
+in the CUDA C++ Programming Guide (Memory Fence Functions) omits it, and code that NVIDIA recommends must not
+be reported as a race.
 """
 
 from bisect import bisect_left
@@ -25,42 +25,43 @@ from dataclasses import replace
 
 from sim.events import ATOMIC, LOAD, SHARED, SPACE_SHIFT, Observer
 
-GRID, BLOCK = "grid", "block"  # the reach of a fence
-COLUMNS = "thread", "segment", "position", "site", "address", "size"  # the columns of a Batch
-MOST_UNIONS = 256  # unions of clocks to keep
-MOST_PARTS = 8  # clocks of a thread to keep apart before they are merged
+GRID, BLOCK = "grid", "block"  # reach of a fence
+COLUMNS = "thread", "segment", "position", "site", "address", "size"  # columns of a Batch
+MOST_UNIONS = 256  # maximum number of cached unions of clocks
+MOST_PARTS = 8  # maximum number of separate clocks per thread before they are merged
 
 
 class HappensBefore:
-    """The vector clocks of all threads, updated only once something can order accesses.
+    """Vector clocks of all threads, updated once an event can order accesses.
 
-    A clock is a dict. It maps `block` to the epoch before which all accesses of that block are ordered before
-    now, and `(block, thread)` to the last segment of that thread that is.
+    A clock is a dict with two kinds of entries. `block` maps to an epoch: all accesses of that block in
+    earlier epochs happen before. `(block, thread)` maps to the last segment of that thread that happens
+    before.
 
-    generous: treat every atomic as if a grid-wide fence preceded it. Accesses that are ordered only in this
-    mode lack a fence.
+    generous: treat every atomic as if a grid-wide fence preceded it. Accesses that only this mode orders lack
+        a fence.
     """
 
     def __init__(self, generous=False):
         self.generous = generous
         self.active = False  # whether any event so far could order accesses
-        # (block, thread) -> {where it was acquired: clock}. Each new clock from one place contains the
-        # earlier ones from there, so it replaces them.
+        # (block, thread) -> {source: clock acquired from it}. A new clock from the same source contains the
+        # earlier ones, so it replaces them.
         self.acquired = {}
-        # block -> {thread: {reach: its clock at its last fence}}. The key None has the clocks that any thread
-        # had released before the last barrier.
+        # block -> {thread: {reach: its clock at its last fence}}. The key None holds the clocks that any
+        # thread released before the last barrier.
         self.released = {}
-        # element -> {GRID or a block: the clock that atomics have published there, for all or for that block}
+        # element -> {GRID or a block: the clock that atomics have published to all blocks or to that block}
         self.published = {}
-        # (block, thread, address, reach) -> the clock that the thread acquired there last
+        # (block, thread, address, reach) -> the clock that the thread last acquired there
         self.last_acquired = {}
-        self.history = {}  # (block, thread) -> (segments, the clocks held after each)
-        self.block_clocks = {}  # block -> (epochs, the clocks that all its threads held after each)
-        self.arrival_clocks = {}  # (block, phase of a barrier) -> the clocks of the threads that arrived
+        self.history = {}  # (block, thread) -> (segments, the thread's clocks after each)
+        self.block_clocks = {}  # block -> (epochs, the clocks that all its threads have after each)
+        self.arrival_clocks = {}  # (block, phase of a barrier) -> clocks of the threads that arrived
         self.unions = {}  # ids of clocks -> (the clocks, their union)
 
     def release(self, block, epoch, thread, segment, reach):
-        """Release at a fence: remember the thread's clock for its atomics to publish, as far as the fence
+        """Release at a fence: save the thread's clock, for its atomics to publish as far as the fence
         reaches."""
         self.active = True
         known = self.clock(block, epoch, thread, segment)
@@ -69,26 +70,29 @@ class HappensBefore:
         released[thread] = {**before, BLOCK: known}
 
     def clock(self, block, epoch, thread, segment):
-        """Return the current clock of a thread, its own accesses included."""
+        """Return the current clock of a thread, including its own accesses."""
         return merge(self.clocks_now(block, epoch, thread, segment))
 
     def clocks_now(self, block, epoch, thread, segment):
-        """Return clocks whose union is the current clock of a thread: one that threads share which acquired
-        the same clocks, and its own accesses."""
+        """Return two clocks whose union is the current clock of a thread: all acquired clocks, and the
+        thread's own accesses.
+
+        The first one is shared by all threads that acquired the same clocks.
+        """
         acquired = (*self.block_clocks.get(block, ((), ((),)))[1][-1], *self.thread_clocks(block, thread))
         key = tuple(map(id, acquired))
         if key not in self.unions:
             if len(self.unions) >= MOST_UNIONS:
                 self.unions.clear()
-            # the clocks stay alive, so that their ids stay valid
+            # keep the clocks alive, so that their ids stay valid
             self.unions[key] = acquired, merge(acquired)
         return self.unions[key][1], {block: epoch, (block, thread): segment}
 
     def arrive(self, block, epoch, thread, segment, phase):
-        """Release at a barrier of some threads of the block: add the thread's clock to the barrier's
-        phase."""
+        """Release at a partial barrier: add the thread's clock to the barrier's phase."""
         self.active = True
         barrier, opened = phase
+        # Two phases later, every waiting thread has passed this one.
         self.arrival_clocks.pop((block, (barrier, opened - 2)), None)
         self.arrival_clocks.setdefault((block, phase), []).extend(
             self.clocks_now(block, epoch, thread, segment)
@@ -105,8 +109,8 @@ class HappensBefore:
         self.arrival_clocks[block, phase].append({(block, copies): segment})
 
     def precedes_barrier(self, at):
-        """Return whether a Moment was ordered before the block's last barrier, and so before all its
-        threads."""
+        """Return whether a Moment happens before the block's last barrier, and thus before any later access
+        of the block."""
         known = self.block_clocks.get(at.block, ((), ((),)))[1][-1]
         return any(at.segment <= part.get((at.block, at.thread), -1) for part in known)
 
@@ -117,8 +121,8 @@ class HappensBefore:
         self.acquire(block, thread, segment, {phase: gathered[0]})
 
     def perform_atomic(self, block, epoch, thread, segment, address, wrote, reach):
-        """Acquire the clocks that earlier atomics left at this element; if the atomic wrote, publish the
-        thread's own."""
+        """Acquire the clocks that earlier atomics published at this element. If the atomic wrote, publish the
+        thread's own clock."""
         if self.generous:
             self.release(block, epoch, thread, segment, GRID)
         if not self.active:
@@ -126,6 +130,7 @@ class HappensBefore:
         element = (block, address) if address >> SPACE_SHIFT == SHARED else address
         handed, released = self.published.get(element, {}), self.released.get(block, {})
         homes = {block} if reach == BLOCK else {GRID, block}
+        # An unchanged clock was acquired before; skip it, because spinning threads repeat atomics many times.
         seen = {
             (element, home): handed[home]
             for home in homes & handed.keys()
@@ -143,7 +148,7 @@ class HappensBefore:
             self.acquire(block, thread, segment, seen)
 
     def sync_warp(self, block, threads, segment):
-        """Merge the clocks of the threads that meet at a `syncwarp`."""
+        """Merge the clocks of the threads that arrive at a `syncwarp`."""
         self.active = True
         own = {(block, thread): segment for thread in threads}
         together = merge([own, *(part for thread in threads for part in self.thread_clocks(block, thread))])
@@ -151,13 +156,13 @@ class HappensBefore:
             self.acquire(block, thread, segment, {"warp": together})
 
     def exchange(self, block, threads, segment):
-        """Do nothing: an exchange of values between lanes does not order their accesses to memory."""
+        """Do nothing: exchanging values between lanes does not order their memory accesses."""
 
     def sync_block(self, block, epoch):
-        """Merge the clocks of the block's threads at a block barrier.
+        """Merge the clocks of a block's threads at a block barrier.
 
-        Every thread acquires the clocks of all of them. A grid-wide fence of any thread before the barrier
-        holds for the atomics of every thread after it.
+        Every thread acquires the clocks of all the others. A grid-wide fence by any thread before the barrier
+        is valid for atomics by every thread after it.
         """
         if block in self.released:
             clocks = [part[GRID] for part in self.released[block].values() if GRID in part]
@@ -170,7 +175,7 @@ class HappensBefore:
             before.append((merge([*before[-1], *known]),))
 
     def acquire(self, block, thread, segment, clocks):
-        """Add clocks to those of a thread; `clocks` maps where each was acquired to the clock."""
+        """Add clocks to those of a thread. `clocks` maps each source to its clock."""
         known = {**self.acquired.get((block, thread), {}), **clocks}
         if len(known) > MOST_PARTS:
             known = {"merged": merge(known.values())}
@@ -184,14 +189,14 @@ class HappensBefore:
         return self.acquired.get((block, thread), {}).values()
 
     def before(self, a, b):
-        """Return whether access a is ordered before access b; each has the fields of a Moment."""
+        """Return whether access a happens before access b. Both have the fields of a Moment."""
         return any(
             a.epoch < known.get(a.block, -1) or a.segment <= known.get((a.block, a.thread), -1)
             for known in self.clocks_at(b)
         )
 
     def clocks_at(self, row):
-        """Yield the clocks that the thread of an access had at that time: its own, and those of its block."""
+        """Yield the clocks of an access's thread and block at the time of the access."""
         for (moments, held), now in (
             (self.history.get((row.block, row.thread), NOTHING), row.segment),
             (self.block_clocks.get(row.block, NOTHING), row.epoch),
@@ -203,9 +208,9 @@ class HappensBefore:
 class Invalidation(HappensBefore):
     """The happens-before order of a kernel that invalidates mbarriers.
 
-    An arrival, or a test of a phase, is complete when its result is there. So a lane that votes or matches
-    afterwards has done with the barrier, and the lane that gets the result may invalidate it: the destructor
-    of cuda::pipeline relies on that. Plain accesses to memory are not ordered by such an exchange.
+    An arrival, or a test of a phase, is complete once it returns. A lane that votes or matches afterwards no
+    longer uses the barrier, so a lane that receives the vote's result may invalidate it. The destructor of
+    cuda::pipeline relies on this rule. Such an exchange does not order plain memory accesses.
     """
 
     def __init__(self, context):
@@ -226,7 +231,7 @@ class Invalidation(HappensBefore):
 
 
 def forwarded(name):
-    """Return a method of Invalidation that passes an event to both of its orders."""
+    """Return a method of Invalidation that forwards an event to both of its orders."""
 
     def event(self, *facts):
         getattr(HappensBefore, name)(self, *facts)
@@ -248,8 +253,11 @@ for _name in (
 
 
 class OrderingObserver(Observer):
-    """An observer that keeps an `order` (a HappensBefore) up to date, and examines the accesses of a block
-    when an epoch ends. It ignores local memory. Override `epoch_ended`."""
+    """The base class of observers that need happens-before.
+
+    It keeps `order` (a HappensBefore) up to date and passes the accesses of a block to `epoch_ended`, which
+    subclasses override, when an epoch ends. Local memory is ignored.
+    """
 
     local = False
 
@@ -305,14 +313,16 @@ def copies_thread(thread):
 
 
 def widen(known, clocks):
-    """Return the union of a clock and several others. If they add nothing, return the same dict `known`:
-    while threads spin, this keeps an identity check sufficient."""
+    """Return the union of a clock and several others.
+
+    If they add nothing, return the same object `known`. Identity checks then suffice while threads spin.
+    """
     whole = merge([known, *clocks])
     return known if known == whole else whole
 
 
 def merge(clocks):
-    """Return the union of several clocks: the largest bound of each key."""
+    """Return the union of several clocks: the maximum bound for each key."""
     distinct = sorted({id(part): part for part in clocks}.values(), key=len)
     if len(distinct) < 2:
         return distinct[0] if distinct else {}
@@ -325,8 +335,10 @@ def merge(clocks):
 
 
 def without_reserved(batch, space):
-    """Return a batch without the accesses to memory that the system reserves for libraries. Cooperative
-    groups let all lanes store one value there, and order lanes by shuffles. Neither is a fault of the kernel.
+    """Return a batch without accesses to shared memory that the system reserves for libraries.
+
+    Cooperative groups let all lanes store the same value there, and order lanes by shuffles. Neither is a
+    fault of the kernel.
     """
     for allocation in space.allocations:
         if allocation.reserved:

@@ -1,27 +1,31 @@
-"""Accesses at undefined indices: consequences of earlier findings that left a thread with an undefined value.
+"""Find accesses that are consequences of an earlier finding, which left a thread with an undefined value.
 
-Memory that nobody has written, a shuffle from a lane that takes no part, and an access outside its array all
-give a conspicuous value, the poison. An access at such an index is the consequence of an earlier finding: its
-own finding names that cause and comes after it. The cause is a finding of the thread that makes the access,
-or else of a thread of its block.
+Reading unwritten memory, shuffling from a lane that does not participate, and accessing an array out of
+bounds all return a conspicuous value, the poison. An access at a poisoned index is a consequence. Its finding
+names the cause and follows it in the report. The cause is a finding for the same thread, or else for a thread
+of the same block.
 
-Poison of 32 and 64 bits is far outside of any array. Poison of 8 and 16 bits is an index that a mistake in
-index arithmetic may give as well, so there the thread itself must have an earlier finding.
+Poison of 32 and 64 bits is far outside any array. Poison of 8 and 16 bits is also a plausible result of wrong
+index arithmetic, so it counts only if the thread itself has an earlier finding.
 """
 
 from dataclasses import replace
 
 from sim.events import INTEGER_POISON, UNTYPED_POISON
 
-FAR = 1 << 24  # elements; a mistake in index arithmetic alone does not reach this far
-# bytes of an integer -> the largest offset, in elements, that a kernel is expected to add to a poisoned index
+FAR = 1 << 24  # elements; wrong index arithmetic alone does not reach this far
+# size of an integer in bytes -> largest offset, in elements, that a kernel is expected to add to a poisoned
+# index
 OFFSETS = {1: 16, 2: 1 << 10, 4: 1 << 20, 8: 1 << 20}
 NARROW, WIDE = (1, 2), (4, 8)
 
 
 def near_poison(index, sizes, byte=INTEGER_POISON):
-    """Return whether an index is close to an integer, signed or unsigned, of one of these sizes in bytes,
-    all of whose bytes are `byte`. Untyped poison is -1 where it is signed, so there nothing may be added."""
+    """Return whether an index is close to poison: an integer of one of these sizes whose bytes are all
+    `byte`.
+
+    The integer may be signed or unsigned. Untyped poison is -1 if signed, so no offset is allowed for it.
+    """
     return any(
         abs(index - int.from_bytes(bytes([byte]) * size, "little", signed=signed))
         <= OFFSETS[size] * (byte == INTEGER_POISON)
@@ -31,15 +35,15 @@ def near_poison(index, sizes, byte=INTEGER_POISON):
 
 
 def link_causes(findings):
-    """Return the findings. Those that follow from an undefined value name their cause, and the cause
-    becomes an error."""
+    """Return the findings, with causes added to their consequences. A finding that is a cause becomes an
+    error."""
     consequences = consequences_of(findings)
     if not consequences:
         return findings
     undefined = [finding for finding in findings if finding.undefined and finding.key not in consequences]
-    causes = {}  # key of a consequence -> its cause
+    causes = {}  # key of a consequence -> key of its cause
     for parts in (threads, blocks):
-        first = {}  # thread or block -> the key of its first cause
+        first = {}  # thread or block -> key of its first cause
         for finding in sorted(undefined, key=rank):
             for part in parts(finding):
                 first.setdefault(part, finding.key)
@@ -55,7 +59,7 @@ def link_causes(findings):
 
 
 def consequences_of(findings):
-    """Return the keys of the findings about accesses at undefined indices."""
+    """Return the keys of the findings about accesses at poisoned indices."""
     consequences = {f.key for f in findings if f.kind == "out-of-bounds" and is_far(f)}
     others = [f for f in findings if f.kind in ("out-of-bounds", "negative-index")]
     for byte in (INTEGER_POISON, UNTYPED_POISON):
@@ -69,8 +73,8 @@ def consequences_of(findings):
 
 
 def rank(finding):
-    """Return the sort key by which a cause is chosen: uninitialized reads and shuffles before other
-    findings, then by position."""
+    """Return the sort key for selecting a cause: uninitialized reads and shuffles before other findings, then
+    by position."""
     outside = finding.kind == "out-of-bounds"
     return outside, finding.key[2], [(block[::-1], thread[::-1]) for block, thread in threads(finding)]
 
@@ -88,7 +92,7 @@ def blocks(finding):
 
 
 def with_cause(finding, cause, is_consequence, is_root):
-    """Return a finding with its cause in its reason, or as an error if it is a cause."""
+    """Return a finding with its cause in the reason, or as an error if it is itself a cause."""
     if is_root:
         return replace(finding, severity="error")
     if not is_consequence or cause is None and not is_poison(finding):

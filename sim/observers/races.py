@@ -1,14 +1,14 @@
-"""races: two threads touch the same byte, at least one writes it, the accesses are not both atomic, and
-nothing orders them.
+"""races: data races between two threads.
 
-Two accesses are ordered by any of these:
+Two threads access the same byte, at least one of them writes, the accesses are not both atomic, and nothing
+orders them. Two accesses are ordered by any of these:
 
-    the same thread
+    program order, if they belong to the same thread
     a barrier of their block between them
     a syncwarp between them whose mask contains both lanes
     a grid barrier between them
     release and acquire (sim.observers.order)
-    for one element only: an earlier atomic, and then an atomic of the later thread before its own access
+    for one element only: an earlier atomic, and then an atomic by the later thread before its own access
 
 None of these depends on which thread happens to run first. The values that threads read may depend on it, so
 a launch whose control flow depends on the results of atomics is run under several schedules
@@ -28,19 +28,18 @@ from sim.observers.extents import Extents
 from sim.observers.facts import Facts
 from sim.observers.order import GRID, HappensBefore, OrderingObserver
 
-# Pairs of accesses to try for the lowest threads that race. After that, any racing pair of the cell is used.
+# Pairs of accesses to try in search of the lowest racing threads. After that, any racing pair will do.
 MOST_PAIRS = 4096
-# Racy cells to examine in one block, or between blocks. After that, one cell of each pattern is examined, and
-# later cells of the pattern are only counted: a missing barrier in a loop gives the same races in each epoch.
+# Maximum number of racy cells examined per block, and between blocks. After that, only one cell per pattern
+# is examined, and the others are counted: a missing barrier in a loop causes the same races in each epoch.
 MOST_OF_BLOCK = 512
-MOST_EVENTS = 1 << 12  # events to keep for deciding whether a fence is missing
+MOST_EVENTS = 1 << 12  # maximum number of recorded events, which decide whether a fence is missing
 WARP_SHIFT = 5
-ATOMICS = ATOMIC, ATOMIC_LOAD  # actions
+ATOMICS = ATOMIC, ATOMIC_LOAD  # the actions of atomic accesses
 
 
 class Races(OrderingObserver):
-    """An observer that reports `race-shared` and `race-global`. Writes of equal values are warnings, or
-    are allowed."""
+    """Reports `race-shared` and `race-global`. Writes of equal values are warnings, or can be allowed."""
 
     def __init__(self, allow_equal_writes: bool = False) -> None:
         self.allow_equal_writes = allow_equal_writes
@@ -48,14 +47,14 @@ class Races(OrderingObserver):
     def launch_started(self, context):
         super().launch_started(context)
         self.flights = Flights(context)
-        # the events that `order` received; (how many are replayed, an Order that fences every atomic)
+        # events passed to `order`; (number of events replayed, an order that adds a fence to every atomic)
         self.events, self.generous = [], (0, HappensBefore(generous=True))
-        self.meetings = {}  # ("syncthreads", "syncwarp" or "grid.sync", function) -> their lines
-        self.blocks, self.names = {}, []  # block -> its number, and the blocks by number
+        self.meetings = {}  # ("syncthreads", "syncwarp" or "grid.sync", function) -> lines of the barrier
+        self.blocks, self.names = {}, []  # block -> its number; blocks by number
         self.everywhere = []  # accesses to global memory since the last grid barrier
-        self.examined = Counter()  # block, or None -> number of racy cells examined
-        self.searched, self.diverged = 0, []  # number of findings searched, and those about divergence
-        self.repeated = {}  # (block, pattern) -> the findings of one cell of this pattern
+        self.examined = Counter()  # block, or None between blocks -> number of racy cells examined
+        self.searched, self.diverged = 0, []  # number of findings scanned so far, and those about divergence
+        self.repeated = {}  # (block, pattern) -> the findings for one cell with this pattern
 
     def grid_barrier_opened(self):
         return self.between_blocks()
@@ -84,18 +83,19 @@ class Races(OrderingObserver):
             self.events.append((name, self.number(block), *facts))
 
     def number(self, block):
-        """Return the number of a block, counted from 0 in order of first use."""
+        """Return the number of a block, assigned from 0 in order of first use."""
         if block not in self.blocks:
             self.blocks[block] = len(self.names)
             self.names.append(block)
         return self.blocks[block]
 
-    # --- when to look ---------------------------------------------------------------------------------------
+    # --- collecting accesses --------------------------------------------------------------------------------
 
     def epoch_ended(self, block):
-        """Return the races within one block and epoch. Accesses to global memory are also kept for
+        """Return the races within one block and epoch. Keep accesses to global memory for
         `between_blocks`."""
         batches = self.epoch.pop(block, ())
+        # A line without a write cannot race, so loads of such lines are dropped.
         lines = [batch.address[batch.action != LOAD] >> LINE_SHIFT for batch in batches]
         lines.append(self.flights.lines(self.number(block)))
         written = distinct(np.concatenate(lines))
@@ -109,10 +109,12 @@ class Races(OrderingObserver):
         return findings + self.races(rows, rows.thread, self.number(block)) if several else findings
 
     def between_blocks(self):
+        """Return the races between blocks since the last grid barrier."""
         rows = Rows.joined(self.everywhere) if self.everywhere else None
         self.everywhere = []
         if rows is None or not (rows.action != LOAD).any():
             return []
+        # For other blocks, an atomic of scope .cta is a plain load or store.
         for site, action in self.context.block_scoped.items():
             rows.action[rows.site == site] = action
         ranks = np.empty(len(self.names), np.int64)
@@ -121,14 +123,17 @@ class Races(OrderingObserver):
 
     @property
     def matters(self):
-        """True if the sequence in which accesses happened can order them."""
+        """True if execution order can matter, because atomics, fences or partial barriers may order
+        accesses."""
         return self.order.active or self.context.synchronizes
 
-    # --- what is a race -------------------------------------------------------------------------------------
+    # --- finding races --------------------------------------------------------------------------------------
 
     def races(self, rows, party, block=None):
-        """Return findings for all cells that two parties touch unordered: threads of a `block` (its number),
-        or blocks."""
+        """Return findings for all cells that two parties access without an order.
+
+        party: the party of each row: a thread if `block` (a number) is given, else a block.
+        """
         loads = [site for site, action in self.context.strong.items() if action == LOAD]
         rows.action[np.isin(rows.site, loads) & (rows.action == ATOMIC)] = ATOMIC_LOAD
         cells = racy_cells(rows, party)
@@ -157,8 +162,8 @@ class Races(OrderingObserver):
         return findings
 
     def races_at(self, address, rows, party, known):
-        """Yield one finding for each pair of sites that race for a cell; `known` is a pair of Rows that
-        race, or None."""
+        """Yield one finding per pair of sites that race for a cell. `known` is a racing pair of Rows, or
+        None."""
         sites = {site: np.flatnonzero(rows.site == site) for site in distinct(rows.site).tolist()}
         order, pairs = self.order if self.matters else None, {}
         for one, other in combinations_with_replacement(sites, 2):
@@ -168,8 +173,8 @@ class Races(OrderingObserver):
                     pairs[one, other] = tuple(map(rows.row, pair))
         if not pairs and known:
             pairs[known[0].site, known[1].site] = known
-        # A racy read can change the value that its thread writes, so equal values excuse a race only if all
-        # racing accesses are stores.
+        # A racy read can influence the value that its thread writes. So equal values only excuse a race if
+        # all racing accesses are stores.
         equal = all(one & 3 == other & 3 == STORE for one, other in pairs) and all(
             alike(rows, party, (rows.site == one) | (rows.site == other), order) for one, other in pairs
         )
@@ -177,7 +182,7 @@ class Races(OrderingObserver):
             if not (equal and self.allow_equal_writes):
                 yield self.finding(address, *pair, rows, equal, pairs)
 
-    # --- in words -------------------------------------------------------------------------------------------
+    # --- findings -------------------------------------------------------------------------------------------
 
     def finding(self, address, a, b, rows, equal, pairs):
         if b.site & 3 == STORE and a.site & 3 != STORE:  # name the writer first
@@ -205,8 +210,8 @@ class Races(OrderingObserver):
         )
 
     def facts(self, a, b, address, rows, equal, pairs, space):
-        """Return the Facts of two accesses to one cell; `pairs` has all pairs of sites that race for the
-        cell."""
+        """Return the Facts about two accesses to a cell. `pairs` contains all pairs of sites that race for
+        the cell."""
         return Facts(
             a,
             b,
@@ -237,13 +242,14 @@ class Races(OrderingObserver):
 
     def divergences(self):
         """Return the findings about divergence so far."""
-        new = self.context.findings[self.searched :]  # a launch may have thousands of races
+        # scan only new ones: a launch may have thousands of races
+        new = self.context.findings[self.searched :]
         self.diverged += [finding for finding in new if finding.kind.endswith("-divergence")]
         self.searched += len(new)
         return self.diverged
 
     def word(self, site):
-        """Return the verb for an access: "read", "written" or "changed"."""
+        """Return the participle for an access: "read", "written" or "changed"."""
         return WORDS[self.context.strong.get(site, site & 3)]
 
     def witness(self, row):
@@ -260,7 +266,7 @@ class Races(OrderingObserver):
         return False
 
     def lacks_fence(self, a, b):
-        """Return whether a fence before every atomic would order the two accesses, in a launch that
+        """Return whether fences before all atomics would order the two accesses, in a launch that
         synchronises by atomics."""
         if len(self.events) == MOST_EVENTS or not self.context.synchronizes:
             return False
@@ -272,18 +278,17 @@ class Races(OrderingObserver):
 
 
 def near(a, b):
-    """Return 0 if the threads of two accesses are in different blocks, 1 if in different warps of a block,
-    else 2."""
+    """Return 0 for threads in different blocks, 1 for different warps of a block, and 2 for the same warp."""
     return 0 if a.block != b.block else 1 if a.thread >> WARP_SHIFT != b.thread >> WARP_SHIFT else 2
 
 
 def colliding(pairs):
-    """Return whether two of the racing sites store."""
+    """Return whether two racing sites both store."""
     return any(one & 3 == other & 3 == STORE for one, other in pairs)
 
 
 def replaced(rows, row):
-    """Return whether the thread of a store stores to the cell again later."""
+    """Return whether a store's thread stores to the cell again later."""
     own = (rows.thread == row.thread) & (rows.block == row.block)
     return row.site & 3 == STORE and bool(
         (own & (rows.position > row.position) & (rows.action == STORE)).any()
@@ -291,7 +296,8 @@ def replaced(rows, row):
 
 
 def compete(rows):
-    """Return whether accesses to one byte may race: one writes, and not all are atomics on one element."""
+    """Return whether accesses to one byte may race: at least one writes, and they are not all atomics on one
+    element."""
     actions = set(rows.action.tolist())
     if actions.isdisjoint({STORE, ATOMIC}):
         return False
@@ -299,8 +305,8 @@ def compete(rows):
 
 
 def alike(rows, party, chosen, order):
-    """Return whether all chosen accesses write the same value to the same element, or are ordered where
-    they differ."""
+    """Return whether all chosen accesses write the same value to the same element, or are ordered where they
+    differ."""
     those = np.flatnonzero(chosen)
     if all(same(rows, those[0], i) for i in those):
         return True
@@ -318,7 +324,7 @@ def same(rows, i, j):
 
 
 def atomic(rows):
-    """Return a mask of the accesses that are atomic."""
+    """Return a mask of the atomic accesses."""
     return (rows.action == ATOMICS[0]) | (rows.action == ATOMICS[1])
 
 
@@ -331,7 +337,7 @@ def first_pair(rows, party, ones, others, order):
 
     A pair from different warps is preferred.
     """
-    if order is None:  # all accesses of a thread are equivalent, so keep one of each
+    if order is None:  # Without an order, all accesses of a thread are equivalent: keep one of each.
         ones, others = (
             positions[np.unique(rows.thread[positions] + (party[positions] << 12), return_index=True)[1]]
             for positions in (ones, others)
@@ -349,13 +355,13 @@ def first_pair(rows, party, ones, others, order):
     return None
 
 
-# --- which accesses the program puts in order ---------------------------------------------------------------
+# --- ordering by the program --------------------------------------------------------------------------------
 
 
 def in_order(rows, i, j, order):
-    """Return whether the program orders the accesses at i and j, rather than only this run's schedule.
+    """Return whether the program orders the accesses at i and j, rather than merely this run's schedule.
 
-    `rows` are all accesses to the cell.
+    rows: all accesses to the cell.
     """
     if rows.position[i] > rows.position[j]:
         i, j = j, i
@@ -365,10 +371,10 @@ def in_order(rows, i, j, order):
 
 
 def follows_atomic(rows, i, j):
-    """Return whether an atomic between the atomic i and the access j orders them.
+    """Return whether a later atomic orders the access j after the atomic i.
 
-    It is an atomic of j's own thread, or of another thread before a barrier that precedes j. It observed the
-    effect of i.
+    The later atomic must be executed before j by j's own thread, or by another thread before a barrier that
+    precedes j. It observed the effect of i.
     """
     element = (rows.address == rows.address[i]) & (rows.size == rows.size[i])
     mine = element & atomic(rows) & (rows.block == rows.block[j])
@@ -378,9 +384,10 @@ def follows_atomic(rows, i, j):
 
 
 def unordered_pairs(cells, order):
-    """Return, for each cell, a pair of accesses (Rows) that nothing orders, or None."""
+    """Return, for each cell, an unordered pair of accesses (Rows), or None."""
     rows, known = cells.rows, {}
 
+    # The order only depends on the segments, so cache it per pair of segments.
     def ordered(i, j):
         pair = int(rows.segment[i]), int(rows.segment[j])
         if pair not in known:
@@ -401,7 +408,11 @@ def unordered_pairs(cells, order):
 
 
 def successive(rows, party, members):
-    """Yield pairs of plain accesses to one cell. It is enough to check these, because order is transitive."""
+    """Yield pairs of plain accesses to a cell.
+
+    It suffices to compare each access with the last write, and each write with the reads since then, because
+    the order is transitive.
+    """
     write, reads = None, []
     for i in members:
         if write is not None and party[write] != party[i]:
@@ -414,7 +425,7 @@ def successive(rows, party, members):
 
 
 def with_atomics(rows, party, members):
-    """Yield pairs of accesses to one cell that have to be ordered, where some accesses are atomic."""
+    """Yield the pairs of accesses to a cell that must be ordered, if some accesses are atomic."""
     here = rows[members]
     changing, plain = here.action == ATOMIC, np.flatnonzero(~atomic(here)).tolist()
     yield from successive(rows, party, members[plain].tolist())
@@ -423,6 +434,7 @@ def with_atomics(rows, party, members):
         competing = changing if here.action[j] == LOAD else atomic(here)
         atomics = np.flatnonzero(competing & (party[members] != party[members[j]]))
         before, behind = atomics[atomics < j], atomics[atomics > j]
+        # Per thread, only the last atomic before the access and the first one after it need a check.
         last = before[len(before) - 1 - np.unique(who[before][::-1], return_index=True)[1]]
         first = behind[np.unique(who[behind], return_index=True)[1]]
         yield from ((members[i], members[j]) for i in last if not follows_atomic(here, i, j))
@@ -432,10 +444,10 @@ def with_atomics(rows, party, members):
 
 
 def overlapping_atomics(here, party, members):
-    """Yield pairs of atomics on elements that overlap without being equal; these are not atomic to each
-    other.
+    """Yield pairs of atomics on elements that overlap but are not equal. Such atomics are not atomic with
+    respect to each other.
 
-    For each atomic, the last earlier one of each other thread is enough.
+    For each atomic, the last earlier one by each other thread is sufficient.
     """
     who = here.block.astype(np.int64) << 12 | here.thread
     for j in np.flatnonzero(atomic(here)).tolist():

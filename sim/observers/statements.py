@@ -1,4 +1,7 @@
-"""The statements of a source line in Python or C++: assignments, atomics, and how both name an element."""
+"""Parse source lines in Python or C++: assignments, atomics, and array elements.
+
+Regular expressions are sufficient, because the advice that uses these results has a general fallback.
+"""
 
 import re
 from dataclasses import dataclass
@@ -12,8 +15,8 @@ HEADER = re.compile(r"(?:\}?\s*else\b|(?:if|for|while)\s*(?=\())")
 LVALUE = re.compile(
     r"^(?:const\s+)?(?:[\w:]+[\s&*]+)*?(?P<star>\*?)(?P<name>\w+)\s*(?P<rest>(?:\[.*\]|\.\w+)*)$"
 )
-ATOMIC_OPERATORS = "+-|&^"  # the operators of `target operator= value` that an atomic can perform
-BEHIND_SUM = re.compile(r"[<>=?&|^]|\b(?:if|and|or)\b")  # operators that bind less tightly than a sum
+ATOMIC_OPERATORS = "+-|&^"  # operators of `target operator= value` that an atomic can perform
+BEHIND_SUM = re.compile(r"[<>=?&|^]|\b(?:if|and|or)\b")  # operators with a lower precedence than a sum
 PLACE = r"\(?(\*\s*\w+|\w+\s*\[[^\[\]]+\])\)?"
 STEP = re.compile(rf"{PLACE}\s*(\+\+|--)|(\+\+|--)\s*{PLACE}")
 OPERATORS = ("//", "<<", ">>", "**", *"+-*/|&^%")
@@ -21,17 +24,17 @@ OPERATORS = ("//", "<<", ">>", "**", *"+-*/|&^%")
 
 @dataclass(frozen=True)
 class Assignment:
-    """A statement `target operator= value`; `operator` is "" for a plain assignment."""
+    """A statement `target operator= value`. `operator` is "" for a plain assignment."""
 
     target: str
-    name: str  # the name with which the target begins
+    name: str  # the identifier at the start of the target
     operator: str
     value: str
     is_element: bool  # whether the target is an element in memory rather than a variable
 
 
 def stepped(source):
-    """Return (text, element, operator) of `x[i]++` or the like within a larger expression of C++, or None."""
+    """Return (text, element, operator) for `x[i]++` or similar inside a larger C++ expression, or None."""
     found, text = STEP.search(source), statement(source)
     if found is None or text in (found[0], f"({found[0]})"):
         return None
@@ -39,7 +42,7 @@ def stepped(source):
 
 
 def stored(text):
-    """Return the Assignment that Triton's tl.store(target, value, ...) makes, or None."""
+    """Return the Assignment that corresponds to Triton's tl.store(target, value, ...), or None."""
     found = re.match(r"tl\.store\((.*)\)$", text)
     parts = arguments(found[1]) if found else []
     named = re.match(r"\w+", parts[0]) if len(parts) > 1 else None
@@ -47,7 +50,7 @@ def stored(text):
 
 
 def arguments(text):
-    """Split the text of a call's arguments at its commas, except those within brackets."""
+    """Split the text of a call's arguments at commas outside brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([{") - (letter in ")]}")
@@ -59,8 +62,8 @@ def arguments(text):
 
 
 def statement(source):
-    """Return the statement of a source line, without a leading `if (...)` or the like, and without comment
-    or semicolon."""
+    """Return the statement in a source line without a leading `if (...)` or similar, comment and
+    semicolon."""
     source = re.sub(r"(^|[;{}])\s*//.*$|\s#\s.*$", r"\1", source).strip()  # in Python, // is a division
     while found := HEADER.match(source):
         rest = source[found.end() :]
@@ -69,6 +72,7 @@ def statement(source):
 
 
 def behind_brackets(text):
+    """Return the text after the bracket expression at the start of `text`, or "" if it is not closed."""
     depth = 0
     for at, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
@@ -77,7 +81,7 @@ def behind_brackets(text):
     return ""
 
 
-@lru_cache(maxsize=1024)  # a race for thousands of elements asks about the same few lines
+@lru_cache(maxsize=1024)  # a race for thousands of elements parses the same few lines again
 def assignment(source):
     """Return the Assignment in a line of Python or C++, or None."""
     text = statement(source)
@@ -105,7 +109,7 @@ def element_of(taken):
 
 
 def is_sum_or_extreme(value, name):
-    """Return whether a value is `name + ...`, `max(name, ...)` or `min(name, ...)` and nothing more."""
+    """Return whether a value is exactly `name + ...`, `max(name, ...)` or `min(name, ...)`."""
     if value.startswith((f"max({name}, ", f"min({name}, ")):
         return behind_brackets(value[3:]) == ""
     added = value.removeprefix(f"{name} + ")
@@ -117,5 +121,5 @@ def mentions(text, name):
 
 
 def assigned(name, text):
-    """Return the matches where a text assigns to a name."""
+    """Return the matches in `text` of assignments to a name."""
     return re.findall(rf"\b{re.escape(name)}\s*(?:,\s*\w+\s*)*(?<![=!<>])=(?!=)", text)

@@ -1,7 +1,8 @@
-"""Reads of an element that one atomic on the same element replaces: tickets, claims, checks.
+"""Recognise reads of an element that one atomic on that element would replace: tickets, claims, checks.
 
-A ticket is a counter that threads read and increase in two statements. A claim is a comparison in the header
-of a branch, and a store to the same element in the branch. A check is such a comparison before an atomic.
+A ticket is a counter that threads read and increment in two statements. A claim is a comparison in a branch's
+condition, followed by a store to the same element in the branch. A check is such a comparison before an
+atomic.
 """
 
 import re
@@ -20,18 +21,18 @@ MIRRORED = {"==": "==", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
 
 @dataclass(frozen=True)
 class Ticket:
-    """A counter: `element` is increased at line `line`, and the threads need its value at other lines."""
+    """A counter: `element` is incremented on line `line`, and threads need its value on other lines."""
 
     line: int
-    first: int  # the line of the first of the statements
+    first: int  # line of the first of these statements
     element: str
-    reads: tuple[int, ...]  # the lines that read it
-    added: str  # "+ 1"
+    reads: tuple[int, ...]  # lines that read the element
+    added: str  # such as "+ 1"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A store of `value` at line `line` that a comparison with the element at line `header` precedes."""
+    """A store of `value` on line `line`, guarded by a comparison with the element on line `header`."""
 
     line: int
     header: int
@@ -42,8 +43,8 @@ class Claim:
 
 
 def increased(source):
-    """Return (element, operator, operand) of a statement that adds to an element, plainly or by an atomic;
-    or None."""
+    """Return (element, operator, operand) for a statement that adds to an element, plainly or atomically, or
+    None."""
     found = assignment(source)
     if found and found.is_element and found.operator:
         return (found.target, found.operator, found.value) if found.operator in ATOMIC_OPERATORS else None
@@ -59,7 +60,7 @@ def increased(source):
 
 
 def elements(text, name):
-    """Return the texts `name[...]` that occur in a text."""
+    """Return all substrings `name[...]` in a text, with balanced brackets."""
     found = []
     for match in re.finditer(rf"\b{re.escape(name)}\s*\[", text):
         depth, end = 0, match.end() - 1
@@ -72,14 +73,14 @@ def elements(text, name):
 
 
 def unchanged(outline, first, last, *texts):
-    """Return whether no line from `first` to `last`, without the last one, assigns to a name of the texts."""
+    """Return whether no line from `first` to `last` - 1 assigns to an identifier in the texts."""
     between = "\n".join(outline.lines[line] for line in range(first, last))
     names = {name for text in texts for name in re.findall(r"[A-Za-z_]\w*", text)}
     return not any(assigned(name, between) for name in names)
 
 
 def ticket(facts):
-    """Return the Ticket to which both accesses belong, or None."""
+    """Return the Ticket that contains both accesses, or None."""
     outline = facts.outline
     sites = [SITES[row.site] for row in (facts.a, facts.b) if row.site & 3 in (STORE, ATOMIC)]
     site = next((site for site in sites if increased(site.source)), None)
@@ -88,7 +89,7 @@ def ticket(facts):
     element, operator, operand = increased(site.source)
     name = re.match(r"\w*", element)[0]
     holder = outline.holders(outline.innermost(site.line), outline.root)[-1]
-    # by the text, because a compiler may read an element once for several lines
+    # Search the text rather than the log: a compiler may read the element once for several lines.
     lines = [
         line for line, text in outline.text(holder) if outline.part(holder, line) and takes(text, element)
     ]
@@ -109,7 +110,7 @@ def ticket(facts):
 
 
 def takes(text, element):
-    """Return whether a line reads an element, rather than only assigns to it."""
+    """Return whether a line reads an element, rather than only assigning to it."""
     found = assignment(text)
     assigns = found is not None and found.target == element and not found.operator
     return element in elements(found.value if assigns else text, re.match(r"\w*", element)[0])
@@ -120,8 +121,10 @@ def index(element):
 
 
 def is_number(text, element):
-    """Return whether a line compares an element, or uses it as an index: then the thread needs the value that
-    its own atomic saw, not the final one."""
+    """Return whether a line compares an element or uses it as an index.
+
+    The thread then needs the value returned by its own atomic, and not the final one.
+    """
     at = text.index(element)
     inside = text[:at].count("[") > text[:at].count("]")
     return inside or COMPARISON.search(statement_or_header(text)) is not None
@@ -133,7 +136,7 @@ def statement_or_header(text):
 
 
 def claim(facts):
-    """Return the Claim of a load in the header of a branch and a store in the branch, or None."""
+    """Return the Claim for a load in a branch's condition and a store in the branch, or None."""
     outline, store = facts.outline, of_action(facts, STORE)
     found = assignment(store.source) if outline and store else None
     if found is None or not found.is_element or found.operator:
@@ -161,7 +164,7 @@ def claim(facts):
 
 
 def conjuncts(line):
-    """Return the conditions of a branch's header that all have to hold."""
+    """Return the conditions in a branch's header, all of which must hold."""
     test = HEADER.match(line.strip())
     text = test[1].strip() if test else ""
     text = text.rstrip("{ ").removesuffix(":").strip()
@@ -178,7 +181,7 @@ def conjuncts(line):
 
 
 def headed_branch(outline, header, line):
-    """Return the branch whose header is at line `header` and that holds another line in its first arm."""
+    """Return the branch whose header is on line `header` and whose first arm contains `line`, or None."""
     for node in outline.path(line):
         if node.kind == "branch" and node.first == header and outline.part(node.parts[0], line):
             return node
@@ -191,8 +194,8 @@ def of_action(facts, action):
 
 
 def check(facts):
-    """Return (line, element) of a load in the header of a branch that holds an atomic or a store on the
-    array; or None."""
+    """Return (line, element) for a load in the condition of a branch that contains an atomic or a store on
+    the same array, or None."""
     outline, load = facts.outline, of_action(facts, LOAD)
     change = of_action(facts, ATOMIC) or of_action(facts, STORE)
     if outline is None or load is None or change is None:

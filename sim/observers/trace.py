@@ -1,4 +1,4 @@
-"""trace: an ordered recording of loads, stores, atomics and barriers, for figures and tests."""
+"""trace: a recording of loads, stores, atomics and barriers in order, for figures and tests."""
 
 from collections.abc import Iterable
 
@@ -11,10 +11,10 @@ COLUMNS = ("action", "block", "epoch", "thread", "site", "address")
 
 
 class Trace(Observer):
-    """An observer that leaves a Recording in `report.trace`.
+    """Stores a Recording in `report.trace`.
 
-    blocks: the blocks to record, each (x, y, z) or x; None for all
-    limit: the number of events to record; later ones are only counted
+    blocks: the blocks to record, each (x, y, z) or x; None for all.
+    limit: the maximum number of events to record. Later ones are only counted.
     """
 
     def __init__(self, blocks: Iterable[int | Index3] | None = None, limit: int = 100_000) -> None:
@@ -24,7 +24,7 @@ class Trace(Observer):
 
     @property
     def share(self):
-        """The fraction of the events of the wanted blocks that the Recording has."""
+        """The fraction of the selected blocks' events that the Recording contains."""
         return self.length / max(self.length + self.cut, 1) if self.cut else 1.0
 
     def launch_started(self, context):
@@ -41,7 +41,7 @@ class Trace(Observer):
         self.add(block, 1, BARRIER, epoch, -1, self.barrier_site[block], -1)
 
     def add(self, block, length, action, epoch, thread, site, address):
-        """Add `length` rows, as far as the limit allows."""
+        """Add `length` rows, up to the limit."""
         if self.wanted is not None and block not in self.wanted:
             return
         room = min(length, self.limit - self.length)
@@ -60,8 +60,8 @@ class Trace(Observer):
         context.trace = Recording(*of_launch, cut=self.cut, **columns)
 
     def elements(self, addresses):
-        """Return the arrays in the order of their first access, and for each address its array's number
-        and element."""
+        """Return (arrays in the order of their first access, array number per address, flat element index per
+        address)."""
         homes, array, element = [], np.full(len(addresses), -1), np.full(len(addresses), -1)
         touched = []
         for a in self.space.allocations:

@@ -1,4 +1,4 @@
-"""traffic: accesses and bytes by array and memory space; barriers, shuffles and votes."""
+"""traffic: accesses and bytes by array and memory space, plus barriers, shuffles and votes."""
 
 from collections import Counter
 
@@ -6,19 +6,19 @@ import numpy as np
 
 from sim.events import SITES, Column, Observer
 
-LUMP = 1 << 14  # accesses to count at a time: many enough for numpy, few enough for the CPU's cache
+LUMP = 1 << 14  # accesses per counting step: enough for numpy to be efficient, few enough for the CPU's cache
 BARRIERS = "syncthreads", "grid.sync"
 DONE = {"load": "loads", "store": "stores", "atomic": "atomics"}
 
 
 class Traffic(Observer):
-    """A counter of accesses and bytes. No cache is simulated: every access of every thread counts.
+    """Counts accesses and bytes. No cache is simulated: every access by every thread counts.
 
-    It counts the `loads`, `stores` and `atomics` of elements and their `load_bytes`, `store_bytes` and
-    `atomic_bytes`: for the launch, by memory space (`counters["memory"]`), by array (`counters["arrays"]`,
-    keyed by (space, name)) and by source line.
+    It counts `loads`, `stores` and `atomics` of elements, and `load_bytes`, `store_bytes` and `atomic_bytes`:
+    for the launch, by memory space (`counters["memory"]`), by array (`counters["arrays"]`, keyed by (space,
+    name)) and by source line.
 
-    It counts collective operations by name ("syncthreads", "shfl_down_sync", ...), for the launch
+    It also counts collective operations by name ("syncthreads", "shfl_down_sync", ...), for the launch
     (`counters["together"]`) and by source line.
     """
 
@@ -31,7 +31,7 @@ class Traffic(Observer):
     def __init__(self) -> None:
         # (site, space, name, size) -> accesses; (name, site) -> executions
         self.accessed, self.together = Counter(), Counter()
-        self.batches, self.held = [], 0  # columns to be counted, and their total length
+        self.batches, self.held = [], 0  # columns that are still to be counted, and their total length
 
     def launch_started(self, context):
         self.allocations, self.known, self.order = context.space.allocations, 0, None
@@ -43,20 +43,21 @@ class Traffic(Observer):
             self.count()
 
     def count(self):
-        """Count the accesses of the buffered batches, and empty the buffer."""
+        """Count the buffered batches, and empty the buffer."""
         if not self.batches:
             return
         (site, address, size), (starts, names) = map(np.concatenate, zip(*self.batches)), self.owners()
         self.batches, self.held = [], 0
         owner = np.searchsorted(starts, address, side="right") - 1
         first, bits = int(site.min()), int(size.max()).bit_length()
+        # Pack site, array and size into one integer, which is faster to count than rows.
         key = ((site - first).astype(np.int64) * len(starts) + owner) << bits | size
         for k, n in zip(*counted(key)):
             site, owner = divmod(k >> bits, len(starts))
             self.accessed[(site + first, *names[owner], k & (1 << bits) - 1)] += n
 
     def owners(self):
-        """Return the sorted start addresses of the arrays, and (space, name) of each."""
+        """Return the sorted start addresses of all allocations, and the (space, name) of each."""
         if self.known != len(self.allocations):
             self.known = len(self.allocations)
             ordered = sorted(self.allocations, key=lambda allocation: allocation.base)
@@ -87,7 +88,8 @@ class Traffic(Observer):
 
 
 def counted(keys):
-    """Return (the distinct values of `keys`, how often each occurs) as lists. The keys are integers >= 0."""
+    """Return (distinct values of `keys`, number of occurrences of each) as lists. The keys are non-negative
+    integers."""
     if keys.max() > 4 * LUMP:
         return [column.tolist() for column in np.unique(keys, return_counts=True)]
     times = np.bincount(keys)

@@ -1,13 +1,13 @@
-"""uninitialized: loads of bytes that nobody has written, in shared memory, local memory and global arrays
-made by `sim.empty`.
+"""uninitialized: loads of bytes that were never written, in shared memory, local memory and arrays from
+`sim.empty`.
 
-In local memory, only the running thread's own stores count. Elsewhere, a load is uninitialized if no earlier
-epoch wrote the byte, the thread has not written it before, and no other thread writes it in the same epoch. A
-write by another thread that is ordered after the load does not count; an unordered one is reported as a race.
-So the findings do not depend on the schedule.
+In local memory, only the current thread's stores count. Elsewhere, a load is uninitialized if no earlier
+epoch wrote the byte, its own thread has not written it before, and no other thread writes it in the same
+epoch. A write by another thread that is ordered after the load does not count. An unordered one is reported
+as a race. The findings therefore do not depend on the schedule.
 
-An atomic, except exch, loads the element that it changes. Other threads' atomics in the same epoch do not
-initialize the element for it.
+An atomic other than exch also loads the element that it changes. Atomics by other threads in the same epoch
+do not initialise the element for it.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ from sim.observers.cells import distinct
 from sim.observers.order import OrderingObserver
 from sim.observers.words import LOCAL_VARIABLE, NUMBA
 
-MOST = 256  # loads to report for one site and epoch; further ones are only counted
+MOST = 256  # maximum number of loads reported per site and epoch; further ones are only counted
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 MEMORY = {
@@ -55,18 +55,18 @@ FIX_VARIABLE = (
 
 
 class Uninitialized(OrderingObserver):
-    """An observer that reports `uninitialized-read`. Reads of local memory arrive one by one, at
-    `unwritten`."""
+    """Reports `uninitialized-read`. Reads of local memory are reported individually through `unwritten`."""
 
     def launch_started(self, context):
         super().launch_started(context)
-        # block, or (block, base of an array of sim.empty) -> for each byte, whether an earlier epoch wrote it
+        # block, or (block, base of an array from sim.empty) -> mask of the bytes written in earlier epochs
         self.on_chip = {}
-        self.local_reads = {}  # (site, array) -> ((position, access, address) of the lowest, their number)
+        # (site, array) -> (the lowest read as (position, access, address, use), number of reads)
+        self.local_reads = {}
         self.empty = [a for a in context.space.allocations if a.unwritten is not None]
-        # for sim.empty(): (address, site) -> [(block, thread)] of loads not written before by their block
+        # for sim.empty: (address, site) -> [(block, thread)] of loads without an earlier write by their block
         self.suspects = {}
-        # address -> the blocks that write it; those that write it by an access that does not also read it
+        # address -> blocks that write it; address -> blocks that write it without reading it
         self.writers, self.setters = {}, {}
 
     def block_ended(self, block, epoch):
@@ -75,8 +75,9 @@ class Uninitialized(OrderingObserver):
         return findings
 
     def unwritten(self, access, address, use=None):
-        """Count a read of unwritten local memory. For each site and array, keep the lowest element and
-        thread."""
+        """Count a read of unwritten local memory. Keep the lowest element and thread for each site and
+        array."""
+        # A use on the same line adds no information.
         if use is not None and line_of(use) == line_of(access):
             use = None
         array, index = self.context.space.element(address)
@@ -104,7 +105,7 @@ class Uninitialized(OrderingObserver):
         return findings
 
     def shared_epoch(self, block, epoch, thread, site, address, size, segment):
-        """Return the findings for a block's accesses to its shared memory in one epoch."""
+        """Return the findings for a block's accesses to shared memory in one epoch."""
         offset = self.shared_offsets(address)
         written = self.window(block, int((offset + size).max()))
         suspects = self.unstored(written, offset, size, site, thread, block, epoch, segment)
@@ -113,7 +114,7 @@ class Uninitialized(OrderingObserver):
         return self.findings(block, thread, site, address, suspects)
 
     def findings(self, block, thread, site, address, suspects):
-        """Yield findings for the loads at these positions, at most MOST for a site; the last one counts
+        """Yield findings for the loads at these positions: at most MOST per site, the last of which counts
         the rest."""
         places = {}
         for i in suspects:
@@ -125,10 +126,10 @@ class Uninitialized(OrderingObserver):
                 yield found[-1].with_cases(len(many) - MOST)
 
     def shared_offsets(self, address):
-        """Return the offsets of shared addresses in a block's map of written bytes.
+        """Map shared addresses to offsets in a block's mask of written bytes.
 
-        The map holds the allocations one after another. Their addresses may be far apart, so a map of the
-        whole range would need too much memory.
+        The mask stores the allocations one after another. Their addresses may be far apart, so a mask of the
+        whole address range would need too much memory.
         """
         allocations = [a for a in self.context.space.allocations if a.space == "shared"]
         base = np.array([a.base for a in allocations])
@@ -137,7 +138,7 @@ class Uninitialized(OrderingObserver):
         return address - base[which] + np.concatenate([[0], ends])[which]
 
     def window(self, block, size):
-        """Return the map of written bytes of a block's shared memory, grown to `size`."""
+        """Return the mask of written bytes in a block's shared memory, extended to `size`."""
         written = self.on_chip.get(block, np.zeros(0, bool))
         if len(written) < size:
             written = np.concatenate([written, np.zeros(-(-size // 16) * 16 - len(written), bool)])
@@ -145,10 +146,10 @@ class Uninitialized(OrderingObserver):
         return written
 
     def global_epoch(self, block, epoch, allocation, thread, site, address, size, segment):
-        """Process a block's accesses in one epoch to an array of sim.empty().
+        """Process a block's accesses in one epoch to an array from sim.empty.
 
-        Loads that no earlier write of the block covers are kept until the launch ends. If another block
-        writes the byte, it is a matter for Races.
+        Loads without an earlier write by the block are kept until the launch ends. If another block writes
+        the byte, Races decides whether that is a fault.
         """
         key = block, allocation.base
         written = self.on_chip.setdefault(key, ~allocation.unwritten)
@@ -174,8 +175,8 @@ class Uninitialized(OrderingObserver):
     def unstored(self, written, offset, size, site, thread, block, epoch, segment):
         """Return the positions of uninitialized loads.
 
-        Their bytes are not `written`, their own thread has not stored them before, and no other thread stores
-        them in this epoch except in order after the load.
+        Their bytes are not in `written`, their own thread has not stored them before, and no other thread
+        stores them in this epoch, except in a store ordered after the load.
         """
         sets = self.sets(site)
         loads = np.flatnonzero(~sets)
@@ -195,8 +196,11 @@ class Uninitialized(OrderingObserver):
             return Moment(block, epoch, int(thread[i]), int(segment[i]))
 
         def stored(i, byte):
-            """Return whether a byte has been stored before the load i: earlier by its own thread, or in
-            this epoch by another thread whose store is not ordered after the load."""
+            """Return whether a byte is stored before the load i.
+
+            The store is an earlier one by the same thread, or one by another thread in this epoch that is not
+            ordered after the load.
+            """
             counts = sets if site[i] & 3 == ATOMIC else writes
             return any(
                 j < i
@@ -252,7 +256,7 @@ def all_set(written, offset, width):
     word = WORDS.get(width)
     if word is None or len(written) % width or (offset % width).any():
         return written[offset[:, None] + np.arange(width)].all(1)
-    # compare one whole element at a time
+    # compare a whole element at a time
     return written.view(word)[offset // width] == np.ones(width, bool).view(word)[0]
 
 
@@ -264,10 +268,10 @@ def mark(written, offset, size):
 
 
 def stored_whole(loads, offset, size, site, thread, ordered):
-    """Return a mask of the loads that a plain store to exactly the same bytes covers.
+    """Return a mask of the loads for which a plain store to exactly the same bytes exists.
 
-    The first such store precedes the load, or (if nothing is `ordered`) belongs to another thread. This cheap
-    test settles most loads.
+    The first such store must precede the load or, if nothing is `ordered`, belong to another thread. This
+    cheap test settles most loads.
     """
     stores = np.flatnonzero(site & 3 == STORE)
     if not len(stores):
@@ -281,7 +285,7 @@ def stored_whole(loads, offset, size, site, thread, ordered):
 
 
 def stores_by_byte(offset, size, site, near):
-    """Return {byte: [positions of stores to it]} for the stores that begin within 16 bytes of a byte in
+    """Return {byte: [positions of stores to it]} for stores that start within 16 bytes of a byte in
     `near`."""
     wanted = {byte + shift for byte in near for shift in range(-16, 17)}
     stores = {}

@@ -1,9 +1,11 @@
-"""The terms of findings in each language in which a kernel may be written. Advice is written with these
-terms; other findings are worded for Numba and then translated."""
+"""The terms used in findings, for each kernel language.
+
+Advice is a template over these terms. All other findings are worded for Numba and then translated.
+"""
 
 import re
 
-LOCAL_VARIABLE = "local variable"  # the name of one whose own name the compiler did not keep
+LOCAL_VARIABLE = "local variable"  # stands in where the compiler did not keep the variable's name
 NUMBA, CPP, TRITON = "Numba", "C++", "Triton"
 WORDS = {
     NUMBA: {
@@ -49,7 +51,7 @@ WORDS = {
         "grid_barrier": "a second launch",
     },
 }
-# further terms that occur in findings worded for Numba
+# further terms in findings worded for Numba
 MORE = {
     CPP: {"cuda.ballot_sync": "__ballot_sync", **{f"alignment={n}": f"alignas({n})" for n in (4, 8, 16)}},
     TRITON: {},
@@ -57,7 +59,7 @@ MORE = {
 
 
 def in_language(text: str, language: str) -> str:
-    """Return a sentence that is worded for Numba in the terms of another language."""
+    """Translate a sentence worded for Numba into the terms of another language."""
     numba, other = WORDS[NUMBA], WORDS[language]
     pairs = [
         (numba[term].removesuffix("()"), other[term].removesuffix("()")) for term in ("barrier", "fence")
