@@ -1,12 +1,13 @@
-"""The functions that lowered text calls, and the way in which Numba compiles them.
+"""Runtime library of generated code, and its compilation by Numba and LLVM.
 
 Read the files in this order:
 
-    launch_state, symbols             the state of a launch; the names that lowered text may use
-    int64, linking, cache             the translator for int64 helpers, Numba's compiler, the cache on disk
-    scalars, half_operators, vectors  the types of values
-    arrays, elements, array_attributes, atomics   arrays, and each access to their elements
-    shadow, access_log                the checks of an access, and its entry in the log
+    launch_state, symbols             state of a launch; names that generated code may use
+    int64, linking, cache             translator for int64 helpers, Numba's compiler passes, disk cache
+    scalars, half_operators, vectors  types of values
+    arrays, elements, array_attributes, atomics   arrays, and accesses to their elements
+    shadow, access_log                checks of an access, and its entry in the access log
     isa_functions, lanes              instructions of sim.isa, for one thread and for a warp
-    thread_index, synchronization     the running thread; barriers and loops that count their iterations
+    thread_index, synchronization     current thread; barriers, divergence, loop limits
+    direct                            translation of a PTX kernel's generated code without Numba
 """

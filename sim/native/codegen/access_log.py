@@ -1,9 +1,15 @@
-"""The access log that compiled code writes if an observer subscribes to accesses, branches or barriers.
+"""The access log: a sequence of int64 entries that compiled code appends if an observer subscribes to
+accesses, branches or barriers. sim.native.run.access_log replays it.
 
-One entry is an int64: from the lowest bit, 48 bits of address (of a branch: whether it was taken), 3 bits of
-log2(size in bytes), 12 bits of the site's number. Numbers from PLACES on are marker entries: the running
-thread changes, a barrier opens, lanes of a warp execute an instruction together, part of a value that a store
-or an atomic wrote, a block ends. sim.native.run.access_log replays the log to the observers.
+The fields of an entry, from the lowest bit:
+
+    48 bits   address of the access on the host; for a branch, 1 if it was taken
+     3 bits   log2 of the access size in bytes
+    12 bits   index of the site in `module.sites`
+
+Site numbers from MAX_SITES on denote *marker entries*, whose low bits contain other data: the current thread
+    changes, a barrier opens, the lanes of a warp execute an instruction together, 4 bytes of a written value
+    follow, a block ends.
 """
 
 from numba.core.imputils import impl_ret_borrowed
@@ -15,9 +21,10 @@ from sim.native.codegen.linking import inline_always
 
 EXPORTED = {"with_site", "log_branch", "log_thread", "log_barrier", "log_block", "log_collective", "log_warp"}
 SIZE_SHIFT, SITE_SHIFT = 48, 51
-MAX_SITES = (1 << 12) - 8  # the largest number of sites in a kernel
+MAX_SITES = (1 << 12) - 8  # maximum number of sites in a kernel
 THREAD_SWITCH, BARRIER_OPENS, COLLECTIVE, VALUE, BLOCK_ENDS = range(MAX_SITES, MAX_SITES + 5)
-# A VALUE entry holds 4 bytes of a value, or all of a shorter one, and above them its dtype's position here.
+# A VALUE entry contains up to 4 bytes of a written value, and above them the dtype's index in DTYPES. A value
+# of 8 or 16 bytes takes several entries.
 VALUE_BITS = 32
 DTYPES = tuple(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64"
@@ -27,6 +34,8 @@ DTYPES = tuple(
 
 @int64_helper
 def append(state, entry):
+    """Append an entry if there is room. `log_count` is incremented in any case, so that the launch notices an
+    overflow."""
     length = state.log_count
     if length < state.log_room:
         state.log[length] = entry
@@ -35,27 +44,31 @@ def append(state, entry):
 
 @int64_helper
 def log_thread(state, thread):
+    """Log a change of the current thread."""
     append(state, THREAD_SWITCH << SITE_SHIFT | thread)
 
 
 @int64_helper
 def log_barrier(state, site):
+    """Log that a block-wide barrier opens."""
     append(state, BARRIER_OPENS << SITE_SHIFT | site)
 
 
 @int64_helper
 def log_block(state):
+    """Log the end of the current block."""
     append(state, BLOCK_ENDS << SITE_SHIFT | state.position)
 
 
 @int64_helper
 def log_collective(state, site):
+    """Log an instruction that the lanes of a warp execute together."""
     append(state, COLLECTIVE << SITE_SHIFT | site)
 
 
 @int64_helper
 def log_warp(state, site, warp, threads):
-    """Log an instruction of a warp, if any of its lanes has not returned."""
+    """Log an instruction of a warp, unless all of its lanes have returned."""
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
         if not state.returned[thread]:
             log_collective(state, site)
@@ -71,8 +84,8 @@ def log_branch(state, test, site):
 
 @intrinsic(prefer_literal=True)
 def with_site(typing, x, site):
-    """Return `x` with the site at which its elements are accessed, so that the accesses are logged. A
-    value that is no array is returned unchanged."""
+    """Return `x` with a site attached to its type, so that accesses to its elements are logged. Values other
+    than arrays are returned unchanged."""
 
     def code(context, builder, signature, arguments):
         return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])

@@ -1,5 +1,5 @@
-"""Attributes of arrays and records in compiled code, except elements and parts: shape, size, transpose,
-fields, and the same elements in another shape."""
+"""Attributes and methods of arrays and records in compiled code: shape, size, transpose, record fields,
+reshape."""
 
 from numba import int64, types
 from numba.core.typing.templates import (
@@ -18,40 +18,47 @@ from sim.native.codegen.scalars import dtype_of
 
 
 def int64_type(x):
+    """Return int64, the type of `size`, `ndim` and similar attributes."""
     return int64
 
 
 def extents_type(x):
+    """Return the type of a shape: one int64 per axis."""
     return types.UniTuple(int64, x.ndim)
 
 
 def transposed_type(x):
+    """Return the type of the transposed array."""
     return x.replace(rowwise=False, sizes=x.sizes[::-1])
 
 
 def real_type(x):
+    """Return the type of the real parts. For real numbers, this is the array's own type."""
     return x.replace(dtype=x.dtype.underlying_float) if isinstance(x.dtype, types.Complex) else x
 
 
 def imaginary_type(x):
+    """Return the type of the imaginary parts, or None for real numbers."""
     return real_type(x) if isinstance(x.dtype, types.Complex) else None
 
 
 def itemsize(array):
+    """Return the size of an element in bytes."""
     return I64(dtype_of(array.x.dtype).itemsize)
 
 
 def transpose(array):
+    """Return the transposed array, which shares its memory."""
     extents, strides = array.each_axis(array.extent)[::-1], array.each_axis(array.stride)[::-1]
     return array.subarray(transposed_type(array.x), I64(0), extents, strides).value
 
 
 def strides(array):
-    """Return the strides, in bytes."""
+    """Return the strides in bytes."""
     return [array.builder.mul(stride, I64(array.x.pitch)) for stride in array.each_axis(array.stride)]
 
 
-# name -> (what type it is, of a GuardedType; LLVM's value, of an Array)
+# attribute -> (function GuardedType -> its Numba type, function Array -> its LLVM value)
 ATTRIBUTES = {
     "shape": (extents_type, lambda array: packed(array.builder, array.each_axis(array.extent))),
     "strides": (extents_type, lambda array: packed(array.builder, strides(array))),
@@ -70,6 +77,8 @@ ATTRIBUTES = {
 
 @infer_getattr
 class Attributes(AttributeTemplate):
+    """Typing of attributes and methods of arrays."""
+
     key = GuardedType
 
     def generic_resolve(self, x, name):
@@ -77,7 +86,7 @@ class Attributes(AttributeTemplate):
 
     @bound_function("Guarded.reshape")
     def resolve_reshape(self, x, arguments, keywords):
-        """Return the type of `reshape`, for an array whose rows are contiguous."""
+        """Type `reshape`. Only arrays with contiguous rows are supported."""
         (shape,) = arguments
         if x.rowwise and all(isinstance(part, types.Integer) for part in index_parts(shape)):
             return signature(x.replace(ndim=len(index_parts(shape)), sizes=None), shape)
@@ -85,19 +94,22 @@ class Attributes(AttributeTemplate):
 
 @lower_getattr_generic(GuardedType)
 def attribute(context, builder, x, value, name):
+    """Emit an attribute of an array."""
     array = Array(context, builder, x, value)
     return ATTRIBUTES[name][1](array) if name in ATTRIBUTES else column(array, name).value
 
 
 @lower_builtin("Guarded.reshape", GuardedType, types.Any)
 def reshape(context, builder, signature, arguments):
-    """Return the array with other sizes, one of which may be -1."""
+    """Emit `reshape`. One of the new sizes may be -1. Raise ValueError at run time if the number of elements
+    changes."""
     (x, shape), result = signature.args, signature.return_type
     array = Array(context, builder, x, arguments[0])
     given = zip(index_parts(shape), codes_of(builder, shape, arguments[1]))
     extents = [index_value(context, builder, *part) for part in given]
     for axis, extent in enumerate(extents):
         others = product(builder, extents[:axis] + extents[axis + 1 :])
+        # An empty array must not cause a division by 0.
         others = builder.select(builder.icmp_signed("==", others, I64(0)), I64(1), others)
         left = builder.icmp_signed("<", extent, I64(0))
         extents[axis] = builder.select(left, builder.sdiv(array.size(), others), extent)
@@ -111,17 +123,22 @@ def reshape(context, builder, signature, arguments):
 
 @infer_global(len)
 class Length(AbstractTemplate):
+    """Typing of `len(array)`."""
+
     def generic(self, arguments, keywords):
         return signature(int64, *arguments) if isinstance(arguments[0], GuardedType) else None
 
 
 @lower_builtin(len, GuardedType)
 def length(context, builder, signature, arguments):
+    """Emit `len(array)`."""
     return Array(context, builder, *signature.args, *arguments).extent(0)
 
 
 @infer_getattr
 class Fields(AttributeTemplate):
+    """Typing of a record's fields as attributes."""
+
     key = ReferenceType
 
     def generic_resolve(self, x, name):
@@ -131,4 +148,5 @@ class Fields(AttributeTemplate):
 
 @lower_getattr_generic(ReferenceType)
 def field_of_record(context, builder, x, value, name):
+    """Emit a load of a record's field."""
     return field(context, builder, x, value, name).read()

@@ -1,7 +1,7 @@
-"""Arrays in compiled kernels: an address, a shape and strides, the same for the shadow memory, and the State
-of the launch.
+"""Arrays and records in compiled code: a data address, a shape and strides, the address of shadow memory, and
+the address of the launch state.
 
-No code here owns memory. The launch keeps the memory alive, so compiled code counts no references.
+Compiled code never owns memory. The launch keeps all memory alive, so there is no reference counting.
 sim.native.codegen.shadow defines the checks of an access.
 """
 
@@ -19,8 +19,12 @@ from sim.native.codegen.shadow import BARE, BOUNDED, LOCAL
 
 
 class Guarded:
-    """An ndarray, `array`, for compiled code. `watch` (sim.native.codegen.shadow) is the kind of its
-    checks; `shadow` is the address of its shadow memory: two int64, or one uint8, for each element."""
+    """An ndarray as an argument of compiled code.
+
+    watch: the kind of check (sim.native.codegen.shadow).
+    shadow: address of the shadow memory: two int64 for each element, or one uint8 for local memory.
+    sizes: the size of each dimension that is a compile-time constant, else None.
+    """
 
     __slots__ = ("references", "packed", "_numba_type_")
 
@@ -33,27 +37,28 @@ class Guarded:
 
 
 def array_type(array, watch, sizes=None):
-    """Return the type of a Guarded over an ndarray."""
+    """Return the GuardedType for an ndarray."""
     return guarded_type(array.dtype, array.ndim, array.flags.c_contiguous, watch, sizes)
 
 
 @functools.cache
 def guarded_type(dtype, ndim, rowwise, watch, sizes):
+    """Return the GuardedType with these properties, as one object per combination."""
     return GuardedType(numba_type_of(dtype), ndim, rowwise, watch, sizes)
 
 
-# --- types for Numba ----------------------------------------------------------------------------------------
+# --- Numba types --------------------------------------------------------------------------------------------
 
 
 class GuardedType(types.Type):
     """The Numba type of a Guarded.
 
-    `rowwise`: the strides follow from the shape, because the last axis is contiguous.
-    `sizes`: the size of each dimension if it is a constant, or None.
-    `pitch`: the bytes from one element to the next that strides count. It exceeds the size of an
-        element in a column of records, or in the real parts of complex numbers.
-    `site`: the site at which its elements are accessed, if accesses are logged
-        (sim.native.codegen.access_log). Parts of the array have none.
+    rowwise: the array is C-contiguous, so its strides follow from its shape.
+    sizes: the size of each dimension that is a compile-time constant, else None.
+    pitch: the unit of the strides, in bytes. It exceeds the size of an element if the array is a column of
+        records, or the real parts of complex numbers.
+    site: index of the site where elements are accessed, if accesses are logged
+        (sim.native.codegen.access_log). Subarrays have none.
     """
 
     def __init__(self, dtype, ndim, rowwise, watch, sizes=None, pitch=None, site=None):
@@ -63,7 +68,7 @@ class GuardedType(types.Type):
         super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {watch}, {self.pitch}, {site})")
 
     def replace(self, site=None, **changes):
-        """Return this type with some of its fields changed."""
+        """Return this type with some of its fields changed. The site is dropped unless it is passed."""
         facts = {
             name: getattr(self, name) for name in ("dtype", "ndim", "rowwise", "watch", "sizes", "pitch")
         }
@@ -72,6 +77,8 @@ class GuardedType(types.Type):
 
 @register_model(GuardedType)
 class GuardedModel(models.StructModel):
+    """The members of a Guarded in LLVM code. Addresses are int64."""
+
     def __init__(self, manager, numba_type):
         extents = types.UniTuple(int64, numba_type.ndim)
         members = {"data": int64, "shape": extents, "strides": extents, "shadow": int64, "state": int64}
@@ -80,7 +87,8 @@ class GuardedModel(models.StructModel):
 
 @unbox(GuardedType)
 def unbox_guarded(numba_type, value, c):
-    """Unpack a Python object, whose `packed` is the address of all members in a row, into a structure."""
+    """Convert a Guarded to an LLVM structure. `packed` is the address of an int64 array with all members, so
+    unboxing needs only one Python attribute."""
     structure = cgutils.create_struct_proxy(numba_type)(c.context, c.builder)
     builder, n = c.builder, numba_type.ndim
     held = c.pyapi.object_getattr_string(value, "packed")
@@ -95,11 +103,11 @@ def unbox_guarded(numba_type, value, c):
     return NativeValue(structure._getvalue())
 
 
-# --- in LLVM's values --------------------------------------------------------------------------------------
+# --- code generation ----------------------------------------------------------------------------------------
 
 
 class Array:
-    """An array of type `x`, in LLVM's values."""
+    """Code generation for an array of type `x`. Offsets and sizes are LLVM values."""
 
     def __init__(self, context, builder, x, value=None):
         self.context, self.builder, self.x = context, builder, x
@@ -107,29 +115,34 @@ class Array:
 
     @property
     def value(self):
+        """The structure as one LLVM value."""
         return self.members._getvalue()
 
     def call(self, function, *codes):
+        """Emit a call of an int64 runtime helper."""
         return function.helper.call(self.context, self.builder, *codes)
 
     def extent(self, axis):
+        """Return the size of a dimension."""
         known = self.x.sizes[axis]
         return I64(known) if known is not None else self.builder.extract_value(self.members.shape, axis)
 
     def stride(self, axis):
-        """Return the stride of an axis, in elements."""
+        """Return the stride of a dimension, in elements (units of `pitch`)."""
         if self.x.rowwise:
             return product(self.builder, map(self.extent, range(axis + 1, self.x.ndim)))
         return self.builder.extract_value(self.members.strides, axis)
 
-    def each_axis(self, number):
-        return [*map(number, range(self.x.ndim))]
+    def each_axis(self, function):
+        """Return `[function(0), ..., function(ndim - 1)]`."""
+        return [*map(function, range(self.x.ndim))]
 
     def size(self):
+        """Return the number of elements."""
         return product(self.builder, self.each_axis(self.extent))
 
     def pointer(self, flat):
-        """Return a pointer to the element that is `flat` elements after the first."""
+        """Return a pointer to the element at offset `flat`, in elements."""
         llvm_type = self.context.get_data_type(self.x.dtype)
         if self.x.pitch == dtype_of(self.x.dtype).itemsize:
             return pointer(self.builder, self.members.data, flat, llvm_type)
@@ -137,15 +150,18 @@ class Array:
         return self.builder.inttoptr(address, llvm_type.as_pointer())
 
     def load(self, flat):
+        """Load the element at offset `flat`."""
         return self.context.unpack_value(self.builder, self.x.dtype, self.pointer(flat))
 
     def store(self, flat, value):
+        """Store a value of the element type at offset `flat`."""
         self.context.pack_value(self.builder, self.x.dtype, value, self.pointer(flat))
 
     def subarray(self, result, flat, extents, strides, offset=0):
-        """Return the array of type `result` that begins `flat` elements and `offset` bytes after the first
+        """Return the array of type `result` that begins `flat` elements plus `offset` bytes after the first
         element."""
         part, builder = Array(self.context, self.builder, result), self.builder
+        # bytes of shadow memory per element
         cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(self.x.watch, 16)
         begin = builder.add(builder.mul(flat, I64(self.x.pitch)), I64(offset))
         part.members.data = builder.add(self.members.data, begin)
@@ -155,16 +171,17 @@ class Array:
         return part
 
     def element_parts(self, result, offset):
-        """Return the array of the parts that begin `offset` bytes into each element, such as a column of
-        records."""
+        """Return the array of the parts at byte `offset` of each element, for example a column of records."""
         return self.subarray(result, I64(0), self.each_axis(self.extent), self.each_axis(self.stride), offset)
 
 
 def product(builder, numbers):
+    """Return the product of i64 values."""
     return reduce(builder.mul, numbers, I64(1))
 
 
 def packed(builder, numbers):
+    """Return i64 values as an LLVM array."""
     return cgutils.pack_array(builder, numbers, I64)
 
 
@@ -172,19 +189,19 @@ def packed(builder, numbers):
 
 
 def spill_array_bytes(threads):
-    """Return the bytes of an array over the threads of a block, rounded up to whole warps: 16 for each
-    thread, and one more cache line, so that one thread's entries in many arrays map to different sets of a
-    cache."""
+    """Return the size in bytes of one array in the spill buffer: 16 bytes per thread, rounded up to whole
+    warps, plus a cache line. The extra line makes one thread's entries in different arrays map to different
+    cache sets."""
     return 16 * (-(-threads // 32) * 32) + 64
 
 
-SPILL_ARRAY_BYTES = int64_helper(spill_array_bytes)  # compiled
+SPILL_ARRAY_BYTES = int64_helper(spill_array_bytes)  # the same function as an int64 helper
 
 
 @functools.cache
 def spill_array(name):
-    """Return the intrinsic (kept, position, threads) -> Guarded of the number type called `name`: the
-    array at `position` in the spill buffer, which begins at the address `spill_buffer`."""
+    """Return the intrinsic (spill_buffer, position, threads) -> Guarded: the array at index `position` of the
+    spill buffer, with elements of the dtype called `name`."""
     numba_type = GuardedType(numba_type_of(name), 1, True, BARE)
 
     @intrinsic
@@ -206,7 +223,8 @@ def spill_array(name):
 
 
 class Referenced:
-    """A record (numpy.void), whose memory is `array`, for compiled code."""
+    """A record (numpy.void) as an argument of compiled code. `array` is a view of its memory with no
+    dimensions."""
 
     __slots__ = ("records", "_numba_type_")
 
@@ -216,8 +234,8 @@ class Referenced:
 
 
 class ReferenceType(types.Type):
-    """The type of one element of an array of records: the array and the index. The element's fields are
-    elements of the array's columns."""
+    """The Numba type of a reference to a record: an array of records and an index. Accesses to a field are
+    accesses to an element of the array's column."""
 
     def __init__(self, array):
         self.array = array
@@ -225,12 +243,14 @@ class ReferenceType(types.Type):
 
 
 def is_record(x):
-    """Return whether the elements of a Guarded are records."""
+    """Return whether a type is an array of records."""
     return isinstance(x, GuardedType) and isinstance(x.dtype, types.Record)
 
 
 @register_model(ReferenceType)
 class ReferenceModel(models.StructModel):
+    """The members of a record reference in LLVM code."""
+
     def __init__(self, manager, numba_type):
         index = types.UniTuple(int64, numba_type.array.ndim)
         super().__init__(manager, numba_type, [("records", numba_type.array), ("index", index)])
@@ -238,6 +258,7 @@ class ReferenceModel(models.StructModel):
 
 @unbox(ReferenceType)
 def unbox_reference(numba_type, value, c):
+    """Convert a Referenced to an LLVM structure."""
     reference = cgutils.create_struct_proxy(numba_type)(c.context, c.builder)
     records = c.pyapi.object_getattr_string(value, "records")
     reference.records = c.unbox(numba_type.array, records).value

@@ -1,5 +1,4 @@
-"""Operations on memory that Numba lacks on the CPU: atomics, and loads and stores with a hint for the
-cache."""
+"""Memory operations that Numba lacks on the CPU: atomics, and loads and stores with cache hints."""
 
 from llvmlite import ir
 from numba import int64, types
@@ -14,8 +13,10 @@ from sim.native.codegen.shadow import NARROWED, set_error, watch_atomic
 
 
 def atomic(entry):
-    """Return the compiled form of an atomic, for arrays of any type: a read and a write. Threads run one
-    at a time, so no other access comes between."""
+    """Return the compiled form of an atomic operation, for arrays of any element type.
+
+    It is a plain load and store: compiled threads run one after another, so no other access can intervene.
+    """
     semantics = compiled_copy(entry.native) if entry.native is not SAME else compiled_value(entry.semantics)
 
     def typed(typing, x, *given):
@@ -47,8 +48,8 @@ def atomic(entry):
 
 
 def convert_operand(element, source, value):
-    """Return a number converted to the type of the array's elements. If the number loses its fraction, set
-    an error flag, so that the interpreter reports it."""
+    """Return an operand of an atomic, converted to the element type. Set the flag NARROWED if a float becomes
+    an integer, so that the interpreter reports a lost fraction."""
     if isinstance(element.x.dtype, types.Integer) and isinstance(source, (types.Float, types.Complex)):
         element.array.call(set_error, element.array.members.state, I64(NARROWED))
     return convert(element.context, element.builder, source, element.x.dtype, value)
@@ -56,14 +57,17 @@ def convert_operand(element, source, value):
 
 @inline_always
 def load(x, index):
+    """Load with a cache hint, which has no effect on the result."""
     return x[index]
 
 
 @inline_always
 def store(x, index, value):
+    """Store with a cache hint, which has no effect on the result."""
     x[index] = value
 
 
+# name in generated code -> function that writes to its first argument
 WRITING = {f"atomic_{name}": atomic(entry) for name, entry in ENTRIES.items()}
 WRITING |= dict.fromkeys(("cuda_stcg", "cuda_stcs", "cuda_stwb", "cuda_stwt"), store)
 RUNTIME_FUNCTIONS = WRITING | dict.fromkeys(

@@ -1,10 +1,11 @@
-"""The cache of compiled kernels: a per-user folder. Damaged files are ignored and unused files are removed.
+"""Disk cache of compiled kernels, in a folder per user.
 
-The files are pickles of machine code, so loading one runs code of its author. A folder that another user can
-write or replace is therefore not used.
+A kernel's generated text is stored in a Python file named by a hash of all its inputs. The machine code that
+Numba compiles from it is stored in files next to it, as pickles. Each file begins with a hash of its
+contents; a damaged file is ignored and replaced. Files that have not been used for a long time are removed.
 
-A kernel's text is a file named by a hash of all its inputs. The machine code that Numba compiles from it is
-in files next to it. Each file begins with a hash of itself.
+Loading a pickle can run arbitrary code. A folder that another user can change or replace is therefore not
+used.
 """
 
 import functools
@@ -30,14 +31,15 @@ from numba.core.compiler import CompileResult
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
+# the `sim` package, whose sources are part of every cache key
 ROOT = Path(__file__).parents[2]
-UNUSED = 60 * 24 * 3600  # seconds after which a kernel that has not been launched is removed
-MOST = 1 << 29  # bytes of the whole cache
+MAX_UNUSED_SECONDS = 60 * 24 * 3600  # seconds; older kernels are removed
+MAX_BYTES = 1 << 29  # bytes; limit for the whole cache
 
 
 @functools.cache
 def version():
-    """Return a hash of the compiler and of all sources that compiled code depends on."""
+    """Return a hash of the compiler versions and of all sources on which compiled code depends."""
     sources = (
         path
         for path in sorted(ROOT.rglob("*.py"))
@@ -49,8 +51,11 @@ def version():
 
 @functools.cache
 def folder():
-    """Return the folder: in NUMBA_CACHE_DIR or the user's cache, if only this user can change it.
-    Otherwise warn, and return a folder that is deleted when the process ends."""
+    """Return the cache folder, which is below NUMBA_CACHE_DIR or the user's cache directory.
+
+    If other users could change the folder, warn and use a temporary folder that is deleted when the process
+    ends. Do the same, without a warning, if the folder is not writable.
+    """
     home = (
         os.environ.get("NUMBA_CACHE_DIR")
         or os.environ.get("LOCALAPPDATA")
@@ -60,7 +65,7 @@ def folder():
     path = Path(home) / "sim-native"
     try:
         path.mkdir(0o700, parents=True, exist_ok=True)
-        if found := open_to_others(path):
+        if found := find_permission_problem(path):
             warnings.warn(
                 f"compiled kernels are not kept, and each process compiles again: {found}; loading them runs"
                 " code, so only you may be able to change their folder: close it, or set NUMBA_CACHE_DIR",
@@ -68,6 +73,7 @@ def folder():
                 stacklevel=2,
             )
         else:
+            # check that the folder is writable
             with tempfile.TemporaryFile(dir=path):
                 prune(path)
                 return path
@@ -77,13 +83,16 @@ def folder():
     return Path(folder.temporary.name)
 
 
-def open_to_others(path):
-    """Return how another user may change the contents of `path`, or "" if nobody else can. The folder must
-    belong to this user, be no link, and have no write permission for others. Only this user and the
-    administrator may be able to rename the folders above it, as owner or through a write permission for
-    everyone without the sticky bit."""
+def find_permission_problem(path):
+    """Return how another user could change the contents of `path`, or "" if that is impossible.
+
+    The folder itself must belong to the current user, must not be a link, and must not be writable by others.
+    The folders above it must belong to the current user or the administrator, and must not be world-writable
+    without the sticky bit: otherwise, other users could rename them.
+    """
     if not stat.S_ISDIR(path.lstat().st_mode):
         return f"{path} is no folder"
+    # Windows has no user ids.
     if not hasattr(os, "geteuid"):
         return ""
     mine = path.stat()
@@ -103,131 +112,140 @@ def open_to_others(path):
 
 
 def prune(path):
-    """Remove the kernels that have not been launched for a long time, and the oldest ones if the total
-    exceeds MOST bytes. The compiled runtime functions of one version are a folder."""
+    """Remove kernels that have not been launched for a long time, and the least recently used ones if the
+    cache exceeds its size limit. Files that belong to one kernel have the same name up to the first dot, and
+    are removed together."""
     kernels = {}
     for entry in path.iterdir():
-        kernels.setdefault(entry.name.partition(".")[0], []).append((entry, *extent(entry)))
+        kernels.setdefault(entry.name.partition(".")[0], []).append((entry, *usage(entry)))
     total = 0
     for entries in sorted(kernels.values(), key=lambda entries: -max(used for _, used, _ in entries)):
         total += sum(nbytes for _, _, nbytes in entries)
-        if total > MOST or max(used for _, used, _ in entries) < time.time() - UNUSED:
+        if total > MAX_BYTES or max(used for _, used, _ in entries) < time.time() - MAX_UNUSED_SECONDS:
             for entry, _, _ in entries:
                 shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
 
 
-def extent(entry):
-    """Return when a file or folder was last used, and its bytes; 0 if another process has just removed it."""
+def usage(entry):
+    """Return (time of last use, size in bytes) of a file or folder, or (0, 0) if another process has just
+    removed it."""
     try:
         found = entry.stat()
-        nbytes = sum(extent(file)[1] for file in entry.iterdir()) if entry.is_dir() else found.st_size
+        nbytes = sum(usage(file)[1] for file in entry.iterdir()) if entry.is_dir() else found.st_size
         return found.st_mtime, nbytes
     except FileNotFoundError:
         return 0.0, 0
 
 
 def size():
-    """Return the total bytes of the cache."""
-    return extent(folder())[1]
+    """Return the total size of the cache in bytes."""
+    return usage(folder())[1]
 
 
 # --- files --------------------------------------------------------------------------------------------------
 
 
-def keep(path, data):
-    """Write a file of `data` after a comment with its hash, atomically: another process sees the whole
-    file or none."""
+def write_hashed(path, data):
+    """Write a file: a line with the hash of `data`, then `data`. The write is atomic, so another process
+    never sees a partial file."""
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         file.write(f"# {digest(data)}\n".encode() + data)
     os.replace(file.name, path)
 
 
-def kept(path):
-    """Return the data of a file, or None if the file is missing or damaged."""
+def read_hashed(path):
+    """Return the data of a file written by `write_hashed`, or None if the file is missing or damaged."""
     with suppress(OSError):
         first, _, data = path.read_bytes().partition(b"\n")
         return data if first == f"# {digest(data)}".encode() else None
 
 
 def digest(data):
+    """Return the SHA-256 of bytes, as hexadecimal text."""
     return hashlib.sha256(data).hexdigest()
 
 
-# --- text ---------------------------------------------------------------------------------------------------
+# --- generated text -----------------------------------------------------------------------------------------
 
 
 def path_of(kernel, key):
-    """Return the file of the kernel of this name whose text is determined by `key`."""
+    """Return the path of the file for a kernel of this name. `key` must determine the generated text."""
     return folder() / f"{kernel}_{digest((version() + key).encode())[:20]}.py"
 
 
 def write(path, text):
-    keep(path, text.encode())
+    """Write generated text to a file."""
+    write_hashed(path, text.encode())
 
 
 def read(path):
-    """Return the text of a file, or None if the file is missing or damaged."""
-    data = kept(path)
+    """Return the generated text in a file, or None if the file is missing or damaged."""
+    data = read_hashed(path)
     return data and data.decode()
 
 
 def run_text(text, names, path="<string>"):
-    """Run lowered text in `names`, without Python's warnings about unusual code, such as a call of None
-    after `is not None`."""
+    """Execute generated text in the namespace `names`. Python's syntax warnings are suppressed, because
+    lowering can produce unusual code, such as a call of None in a branch that is never taken."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         exec(compile(text, path, "exec"), names)
 
 
 def load(path, text):
-    """Return the module whose text is in a file. It is registered in sys.modules, so that Numba's cache
-    finds it."""
+    """Return the module for generated text, and execute the text on first use. The module is registered in
+    sys.modules, because Numba's cache looks it up there."""
     if path.stem not in sys.modules:
         module = types.ModuleType(path.stem)
         module.__file__ = str(path)
         run_text(f"\n{text}", vars(module), path)
+        # Numba and inspect read source lines from linecache. The first line of the file is its hash, so lines
+        # are shifted by one.
         linecache.cache[str(path)] = len(text), None, f"\n{text}".splitlines(True), str(path)
         sys.modules[path.stem] = module
         os.utime(path)
     return sys.modules[path.stem]
 
 
-# --- machine code from Numba --------------------------------------------------------------------------------
+# --- machine code -------------------------------------------------------------------------------------------
 
 
-class Kept(NullCache):
-    """A cache of the machine code of a function in a kernel's file: next to that file, one file for each
-    signature, which begins with a hash of itself. A missing or damaged file is compiled again."""
+class MachineCodeCache(NullCache):
+    """The on-disk cache of one function's machine code, in the interface that Numba expects. There is one
+    file per signature."""
 
     def __init__(self, function):
         self.function = function
 
     def folder(self):
+        """Return the folder of the function's source file."""
         return Path(self.function.__code__.co_filename).parent
 
     def path(self, signature):
+        """Return the path of the machine code for a signature on this CPU."""
         function, machine = self.function, cpu_target.target_context.codegen().magic_tuple()
         key = digest(repr((signature, machine)).encode())[:20]
         name = f"{function.__module__}.{function.__qualname__}-{function.__code__.co_firstlineno}"
         return self.folder() / f"{name}.{key}.nbc"
 
     def load_overload(self, signature, context):
+        """Return compiled code for a signature, or None if it is missing or damaged."""
         context.refresh()
-        if data := kept(self.path(signature)):
+        if data := read_hashed(self.path(signature)):
             with suppress(Exception):  # unpickling a damaged file may raise any exception
-                return self.rebuilt(context, *pickle.loads(data))
+                return self.rebuild(context, *pickle.loads(data))
 
     def save_overload(self, signature, result):
-        """Save compiled code, unless it calls an address that is valid in this process only. Numba
-        compiles such calls for a function that calls itself through another function or with other
+        """Save compiled code, unless it refers to an address that is valid in this process only. Numba
+        compiles such references for functions that are recursive through another function, or with different
         argument types."""
-        if not any(name.startswith(RuntimeLinker.PREFIX) for name in names_of(result.library)):
+        if not any(name.startswith(RuntimeLinker.PREFIX) for name in global_names(result.library)):
             with suppress(OSError):
-                keep(self.path(signature), dumps(self.reduced(result)))
+                write_hashed(self.path(signature), dumps(self.reduce(result)))
 
-    reduced, rebuilt = staticmethod(CompileResult._reduce), staticmethod(CompileResult._rebuild)
+    reduce, rebuild = staticmethod(CompileResult._reduce), staticmethod(CompileResult._rebuild)
 
 
-def names_of(library):
+def global_names(library):
     """Return the names of a compiled library's global variables."""
     return [variable.name for variable in library._final_module.global_variables]

@@ -1,9 +1,10 @@
-"""Direct translation of lowered text to LLVM code, for kernels whose types are known: those in PTX.
+"""Direct translation of generated code to LLVM, without Numba, for kernels whose types are known in advance:
+kernels in PTX.
 
-Numba took about 60 ms for each region, and a kernel with shuffles has dozens. The text may contain
-assignments, `if`, `while`, `for` over `range(n)` or `range(m, n)`, `return`, arithmetic and comparisons of
-integers, elements of arrays over threads, and calls of intrinsics. Numba compiles only the function that
-Python calls.
+Numba takes about 60 ms per region, and a kernel with shuffles has dozens of regions. The translator supports
+assignments, `if`, `while`, `for` over `range(n)` or `range(m, n)`, `return`, integer arithmetic and
+comparisons, elements of arrays over threads, and calls of intrinsics. Numba compiles only the grid function,
+which Python calls.
 """
 
 import ast
@@ -23,8 +24,11 @@ TYPES = {"bool": boolean, "float32": float32, "float64": float64}
 
 
 def direct(numba_types):
-    """Return the decorator of a function that compiled code calls. `numba_types`: {variable: the name of
-    its type}, for floats and predicates. Other variables are integers, or have their first value's type."""
+    """Return a decorator for functions that only compiled code calls.
+
+    numba_types: {variable: name of its type} for floats and predicates. Other variables are int64, or have
+        the type of their first value.
+    """
 
     def decorate(function):
         made = Function(function, {name: TYPES[of] for name, of in numba_types.items()})
@@ -35,13 +39,13 @@ def direct(numba_types):
 
 @functools.cache
 def functions_of(path):
-    """Return the trees of the functions in a file by name."""
+    """Return {name: tree} for the functions in a file."""
     tree = ast.parse("".join(linecache.getlines(path)))
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 class Function:
-    """A function of lowered text. A kernel that is loaded from the cache never translates it."""
+    """A function of generated code. It is translated only if its machine code is not in the cache."""
 
     def __init__(self, function, numba_types):
         self.function, self.numba_types = function, numba_types
@@ -49,9 +53,11 @@ class Function:
 
     @property
     def tree(self):
+        """The syntax tree, parsed on first use."""
         return functions_of(self.function.__code__.co_filename)[self.function.__name__]
 
     def typed(self, typing, *given):
+        """Return (signature, code generator) for arguments of these Numba types."""
         nodes = ast.walk(self.tree)
         returns = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)
 
@@ -66,8 +72,12 @@ class Function:
 
 
 def call_emitted(context, builder, symbol, signature, codes, emit, *attributes):
-    """Call a function of the builder's module. Its first call emits it, by `emit(context, builder, signature,
-    codes)`."""
+    """Emit a call of the function called `symbol`. If the current LLVM module does not contain it yet, add
+    it.
+
+    emit: a function (context, builder, signature, arguments) that emits the body.
+    attributes: LLVM function attributes.
+    """
     convention, given = context.call_conv, signature.args
     llvm_type = convention.get_function_type(signature.return_type, given)
     function = cgutils.get_or_insert_function(builder.module, llvm_type, symbol)
@@ -84,13 +94,14 @@ def call_emitted(context, builder, symbol, signature, codes, emit, *attributes):
 
 
 class Body:
-    """The translation of one function. A value is a pair: its Numba type and its code."""
+    """The translation of one function's body. A value is a pair (Numba type, LLVM value)."""
 
     def __init__(self, function, typing, context, builder, signature):
         self.function, self.typing, self.context, self.builder = function, typing, context, builder
         self.signature, self.cells, self.arrays, self.loops = signature, {}, {}, []
 
     def emit(self, codes):
+        """Emit the body for these arguments."""
         for name, *value in zip(self.function.parameters, self.signature.args, codes):
             self.assign_name(name, value)
         self.run(self.function.tree.body)
@@ -98,6 +109,7 @@ class Body:
             self.give_back((int64, I64(0)))
 
     def run(self, statements):
+        """Emit statements, up to the first one that ends the basic block. Later ones are unreachable."""
         for node in statements:
             if self.builder.block.is_terminated:
                 return
@@ -106,6 +118,7 @@ class Body:
     # --- variables ------------------------------------------------------------------------------------------
 
     def cell(self, name, numba_type=int64):
+        """Return (type, stack slot) of a variable."""
         if name not in self.cells:
             numba_type = self.function.numba_types.get(name, numba_type)
             code = cgutils.alloca_once(self.builder, self.context.get_value_type(numba_type), zfill=True)
@@ -147,6 +160,7 @@ class Body:
         self.give_back(self.value(node.value) if node.value else None)
 
     def give_back(self, value):
+        """Emit a return. Functions without a result return a dummy value."""
         returns = self.signature.return_type == int64
         code = self.cast(value, int64) if returns else self.context.get_dummy_value()
         self.context.call_conv.return_value(self.builder, code)
@@ -168,6 +182,8 @@ class Body:
         self.loop(lambda: self.test(node.test), node.body)
 
     def do_for(self, node):
+        """Emit a `for` loop. The iteration count is kept in `following`, because the body may assign the loop
+        variable."""
         start, stop = [I64(0), *(self.value(bound)[1] for bound in node.iter.args)][-2:]
         _, counter = self.cell(node.target.id)
         following = cgutils.alloca_once(self.builder, I64)
@@ -182,6 +198,10 @@ class Body:
         self.loop(goes_on, node.body)
 
     def loop(self, goes_on, statements):
+        """Emit a loop.
+
+        goes_on: a function that emits the loop condition.
+        """
         head, body, end = map(self.builder.append_basic_block, ("head", "body", "end"))
         self.builder.branch(head)
         self.builder.position_at_end(head)
@@ -202,12 +222,15 @@ class Body:
     # --- expressions ----------------------------------------------------------------------------------------
 
     def value(self, node):
+        """Return (Numba type, LLVM value) of an expression."""
         return getattr(self, f"of_{type(node).__name__.lower()}")(node)
 
     def integer(self, node):
+        """Return an expression's value as i64."""
         return self.cast(self.value(node), int64)
 
     def test(self, node):
+        """Return an expression's truth value as i1."""
         numba_type, code = self.value(node)
         return code if code.type == I1 else self.builder.icmp_signed("!=", code, code.type(0))
 
@@ -234,7 +257,7 @@ class Body:
 
     def of_binop(self, node):
         left, right = self.integer(node.left), self.integer(node.right)
-        if isinstance(node.op, ast.FloorDiv):  # of a power of two
+        if isinstance(node.op, ast.FloorDiv):  # generated code divides by powers of two only
             return int64, self.builder.ashr(left, I64(right.constant.bit_length() - 1))
         return int64, getattr(self.builder, OPERATORS[type(node.op)])(left, right)
 
@@ -271,7 +294,8 @@ class Body:
         return signature.return_type, found
 
     def call_shared(self, name, signature, codes, code):
-        """Call an operation of a warp or block, whose code is emitted once for all its calls."""
+        """Emit a call of a warp or block operation, whose body is emitted once per module and shared by all
+        calls."""
 
         def emit(context, builder, signature, codes):
             found = code(context, builder, signature, codes)

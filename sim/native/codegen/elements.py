@@ -1,6 +1,9 @@
-"""Elements of arrays in compiled code: finding one, checking the access (sim.native.codegen.shadow),
-reading and writing it; and parts of arrays. The code is LLVM instructions, because Numba would compile a
-separate function for each type of array and of index."""
+"""Array elements and subarrays in compiled code: resolve an index, check the access
+(sim.native.codegen.shadow), load or store.
+
+The code is emitted as LLVM instructions, because Numba would compile a separate function for each combination
+of array type and index type.
+"""
 
 import operator
 from functools import reduce
@@ -36,11 +39,13 @@ I8, I64 = ir.IntType(8), ir.IntType(64)
 
 
 def index_parts(index):
+    """Return the types of an index's components: one per indexed axis."""
     return tuple(index) if isinstance(index, types.BaseTuple) else (index,)
 
 
 class FromEnd(types.Opaque):
-    """The type of an index that counts from the end of its axis, such as a literal index below 0."""
+    """The Numba type of an index `-back`, which counts from the end of its axis. The index is part of the
+    type."""
 
     def __init__(self, back):
         self.back = back
@@ -52,6 +57,8 @@ register_model(FromEnd)(models.OpaqueModel)
 
 @intrinsic(prefer_literal=True)
 def from_end(typing, back):
+    """Return an index that counts `back` elements from the end of an axis."""
+
     def code(context, builder, signature, arguments):
         return context.get_dummy_value()
 
@@ -59,8 +66,8 @@ def from_end(typing, back):
 
 
 def is_index(x, index, *also):
-    """Return whether `index` selects an element or a part of a Guarded: an integer, or another allowed
-    type, for each of the first dimensions."""
+    """Return whether a type can index a Guarded: at most one component per axis, each an integer, a FromEnd,
+    or one of the types in `also`."""
     parts = index_parts(index)
     return (
         isinstance(x, GuardedType)
@@ -70,15 +77,18 @@ def is_index(x, index, *also):
 
 
 def is_element(x, index):
+    """Return whether an index selects a single element, not a subarray."""
     return is_index(x, index) and len(index_parts(index)) == x.ndim
 
 
 def codes_of(builder, index, code):
+    """Return the LLVM values of an index's components."""
     return cgutils.unpack_tuple(builder, code) if isinstance(index, types.BaseTuple) else [code]
 
 
 def index_value(context, builder, numba_type, code):
-    """Return an index as an int64. An index that is too large stays too large for any array."""
+    """Return an index as i64. A uint64 above the int64 range becomes the largest int64, which is out of range
+    for every array."""
     if numba_type != types.uint64:
         return context.cast(builder, code, numba_type, int64)
     most = I64(2**63 - 1)
@@ -86,10 +96,12 @@ def index_value(context, builder, numba_type, code):
 
 
 def position(array, axis, numba_type, code):
-    """Return the position of an index along an axis. It is out of range if the index is."""
+    """Return the position along an axis that an index component selects. An index out of range results in a
+    position out of range."""
     if not isinstance(numba_type, FromEnd):
         return index_value(array.context, array.builder, numba_type, code)
     extent, back = array.extent(axis), I64(numba_type.back)
+    # For a shorter axis, keep the negative index, so that the check reports it.
     there = array.builder.icmp_signed(">=", extent, back)
     return array.builder.select(there, array.builder.sub(extent, back), I64(-numba_type.back))
 
@@ -98,7 +110,7 @@ def position(array, axis, numba_type, code):
 
 
 def locate_element(context, builder, x, value, index, code):
-    """Return the Element at an index of integers."""
+    """Return the Element that an index selects."""
     array, codes = Array(context, builder, x, value), codes_of(builder, index, code)
     parts = zip(index_parts(index), codes, strict=True)
     given = [position(array, axis, *of) for axis, of in enumerate(parts)]
@@ -106,17 +118,21 @@ def locate_element(context, builder, x, value, index, code):
 
 
 class Element:
-    """An element of an Array, at a `given` position along each axis. The element may not exist."""
+    """Code generation for one element of an Array.
+
+    given: the position along each axis, which may be out of range.
+    """
 
     def __init__(self, array, given):
         self.array, self.given = array, given
         self.context, self.builder, self.x = array.context, array.builder, array.x
 
     def flat_index(self, lost):
-        """Return the number of elements from the first one to this one. Code continues at the block `lost`
-        if there is no such element."""
+        """Return the element's offset from the first element, in elements. Branch to the basic block `lost`
+        if the index is out of range."""
         builder, axes, extents = self.builder, range(self.x.ndim), self.array.each_axis(self.array.extent)
         there = [builder.icmp_unsigned("<", *of) for of in zip(self.given, extents)]
+        # Fast path: every position is in range. The block `odd` handles negative and invalid positions.
         before, odd = builder.block, builder.append_basic_block("odd")
         here = builder.append_basic_block("here")
         builder.cbranch(reduce(builder.and_, there), here, odd).set_weights([99, 1])
@@ -135,11 +151,13 @@ class Element:
         return self.flat(places)
 
     def flat(self, places):
+        """Return the offset of the element at these positions."""
         terms = [self.builder.mul(at, self.array.stride(axis)) for axis, at in enumerate(places)]
         return reduce(self.builder.add, terms, I64(0))
 
     def log(self, flat, writes):
-        """Append the access to the log, followed by the bytes of the element if the access `writes`."""
+        """Append the access to the access log. For a store or atomic (`writes`), append the new contents of
+        the element as well."""
         builder, state, dtype = self.builder, self.array.members.state, dtype_of(self.x.dtype)
         address = builder.ptrtoint(self.array.pointer(flat), I64)
         what = I64(self.x.site << SITE_SHIFT | dtype.itemsize.bit_length() - 1 << SIZE_SHIFT)
@@ -154,8 +172,12 @@ class Element:
             self.array.call(append, state, builder.or_(what, bits))
 
     def access(self, watched, do, otherwise=None):
-        """Return `do(flat)` at the element if it exists, else `otherwise`: a value, or None for accesses
-        without a result. `watched`: watch_load, watch_store or watch_atomic."""
+        """Emit a checked access: call `do(flat)` if the element exists.
+
+        watched: the check of the access: watch_load, watch_store or watch_atomic.
+        do: a function that emits the access at an offset, and returns its result or None.
+        otherwise: the result for an element that does not exist. None for accesses without a result.
+        """
         builder, members = self.builder, self.array.members
         lost = builder.append_basic_block("lost") if self.given else None
         flat = self.flat_index(lost) if self.given else I64(0)
@@ -177,20 +199,22 @@ class Element:
         return result
 
     def read(self):
+        """Emit a checked load. An element out of range reads as poison."""
         return self.access(watch_load, self.array.load, poison_of(self.context, self.x.dtype))
 
     def write(self, numba_type, value):
+        """Emit a checked store, with conversion to the element type."""
         value = convert(self.context, self.builder, numba_type, self.x.dtype, value)
         self.access(watch_store, lambda flat: self.array.store(flat, value))
 
 
 def fresh_byte(numba_type):
-    """Return the byte that fills memory of this type until it is written."""
+    """Return the byte with which uninitialised memory of this type is filled."""
     return int(fresh_bytes(1, dtype_of(numba_type))[0])
 
 
 def poison_of(context, numba_type):
-    """Return the result of a load from an element that does not exist."""
+    """Return the result of an invalid load: the value whose bytes all equal `fresh_byte`."""
     value = context.get_value_type(numba_type)
     if isinstance(numba_type, types.Complex):
         part = poison_of(context, numba_type.underlying_float)
@@ -206,8 +230,8 @@ def poison_of(context, numba_type):
 
 
 def column_type(x, name):
-    """Return the type of the column of a field, or None if there is no such field, or none with a compiled
-    form."""
+    """Return the type of the column for a record field, or None if the field does not exist or has no
+    compiled form (subarrays and nested records)."""
     if is_record(x) and name in dtype_of(x.dtype).names:
         dtype = dtype_of(x.dtype)[name]
         return None if dtype.subdtype or dtype.names else x.replace(dtype=numba_type_of(dtype))
@@ -215,23 +239,24 @@ def column_type(x, name):
 
 
 def column(array, name):
+    """Return the column for a record field, as an Array."""
     return array.element_parts(column_type(array.x, name), dtype_of(array.x.dtype).fields[name][1])
 
 
 def field(context, builder, x, value, name):
-    """Return the Place of a field of a record (of type `x`)."""
+    """Return the Element for a field of a record, which has the ReferenceType `x`."""
     reference = cgutils.create_struct_proxy(x)(context, builder, value)
     records = Array(context, builder, x.array, reference.records)
     return Element(column(records, name), cgutils.unpack_tuple(builder, reference.index))
 
 
-# --- what kernels write: x[...] -----------------------------------------------------------------------------
+# --- subscripts ---------------------------------------------------------------------------------------------
 
 
 @infer_global(operator.getitem)
 class Getitem(AbstractTemplate):
-    """The type of `x[...]`: an element (of records, a reference to it), a part, or a field; for tuples,
-    the elements from the end."""
+    """Typing of `x[...]`. The result is an element, a reference to a record, a subarray, or a field. FromEnd
+    indices also work on tuples."""
 
     def generic(self, arguments, keywords):
         x, index = arguments
@@ -249,8 +274,8 @@ class Getitem(AbstractTemplate):
 
 @infer_global(operator.setitem)
 class Setitem(AbstractTemplate):
-    """The type of `x[...] = value`: write an element, a field, or each element of a part. The value of a
-    part is one number, or an array with at most as many dimensions."""
+    """Typing of `x[...] = value` for an element, a field, or a subarray. A subarray accepts one number, or an
+    array that can be broadcast to it."""
 
     def generic(self, arguments, keywords):
         x, index, value = arguments
@@ -264,21 +289,23 @@ class Setitem(AbstractTemplate):
             fits = is_element(x, index) and isinstance(value, ReferenceType) and x.site is None
         elif is_element(x, index):
             fits = is_number_like(value, x.dtype)
-        else:  # the log would not get an entry for each element
+        # A subarray, which is not supported if accesses are logged: there would be no entry per element.
+        else:
             fits = x.site is None and getattr(value, "ndim", 0) <= subarray_type(x, index).ndim
             fits = fits and is_number_like(number, x.dtype)
         return signature(types.none, x, index, value) if fits else None
 
 
 def is_number_like(value, wanted):
-    """Return whether a value is a number that can be converted to this type, or a type that Numba treats
-    as a number."""
+    """Return whether a value can be converted to the element type `wanted`. Complex values only fit complex
+    elements."""
     known = isinstance(value, (types.Number, types.Boolean, types.IntEnumMember))
     return known and (isinstance(wanted, types.Complex) or not isinstance(value, types.Complex))
 
 
 @lower_builtin(operator.getitem, GuardedType, types.Any)
 def getitem(context, builder, signature, arguments):
+    """Emit `x[...]` for an array."""
     x, index = signature.args
     if isinstance(index, types.StringLiteral):
         return column(Array(context, builder, x, arguments[0]), index.literal_value).value
@@ -294,6 +321,7 @@ def getitem(context, builder, signature, arguments):
 
 @lower_builtin(operator.getitem, types.BaseTuple, FromEnd)
 def getitem_of_tuple(context, builder, signature, arguments):
+    """Emit `t[-back]` for a tuple."""
     x, index = signature.args
     found = builder.extract_value(arguments[0], len(x) - index.back)
     return impl_ret_borrowed(context, builder, signature.return_type, found)
@@ -301,11 +329,13 @@ def getitem_of_tuple(context, builder, signature, arguments):
 
 @lower_builtin(operator.getitem, ReferenceType, types.StringLiteral)
 def getitem_of_record(context, builder, signature, arguments):
+    """Emit a load of `r["name"]`."""
     return field(context, builder, signature.args[0], arguments[0], signature.args[1].literal_value).read()
 
 
 @lower_builtin(operator.setitem, ReferenceType, types.StringLiteral, types.Any)
 def setitem_of_record(context, builder, signature, arguments):
+    """Emit a store to `r["name"]`."""
     x, index, given = signature.args
     field(context, builder, x, arguments[0], index.literal_value).write(given, arguments[2])
     return context.get_dummy_value()
@@ -313,6 +343,7 @@ def setitem_of_record(context, builder, signature, arguments):
 
 @lower_builtin(operator.setitem, GuardedType, types.Any, types.Any)
 def setitem(context, builder, signature, arguments):
+    """Emit `x[...] = value` for an array."""
     x, index, given = signature.args
     array, index_code, value = arguments
     if not is_element(x, index):
@@ -322,23 +353,25 @@ def setitem(context, builder, signature, arguments):
     if not is_record(x):
         element.write(given, value)
         return context.get_dummy_value()
+    # Copy a record field by field, so that each field is checked.
     for name in dtype_of(x.dtype).names:
         source = field(context, builder, given, value, name)
         Element(column(element.array, name), element.given).write(source.x.dtype, source.read())
     return context.get_dummy_value()
 
 
-# --- parts --------------------------------------------------------------------------------------------------
+# --- subarrays ----------------------------------------------------------------------------------------------
 
 
 def subarray_type(x, index):
-    """Return the type of x[index], for an index of integers and slices."""
+    """Return the type of `x[index]`, for an index of integers and slices."""
     is_slice = [isinstance(part, types.SliceType) for part in index_parts(index)]
     sizes = (*[None] * sum(is_slice), *x.sizes[len(is_slice) :])
     return x.replace(ndim=len(sizes), rowwise=x.rowwise and not any(is_slice), sizes=sizes)
 
 
 def subarray(array, index, code):
+    """Return `array[index]`, for an index of integers and slices. `code` contains the LLVM values."""
     builder, flat, extents, strides = array.builder, I64(0), [], []
     for axis, (of, each) in enumerate(zip(index_parts(index), codes_of(builder, index, code), strict=True)):
         extent, stride = array.extent(axis), array.stride(axis)
@@ -356,34 +389,36 @@ def subarray(array, index, code):
 
 
 def slice_bounds(context, builder, numba_type, code, extent):
-    """Return (start, length, step) of a slice of an axis."""
+    """Return (start, length, step) of a slice, clamped to an axis as in Python."""
     found = context.make_helper(builder, numba_type, code)
     slicing.guard_invalid_slice(context, builder, numba_type, found)
     slicing.fix_slice(builder, found, extent)
     length = slicing.get_slice_length(builder, found)
+    # The start of an empty slice may be out of range; use 0.
     some = builder.icmp_signed(">", length, I64(0))
     return builder.select(some, found.start, I64(0)), length, found.step
 
 
 def fill(part, numba_type, value):
-    """Write each element: one number, or the elements of an array, whose axes of length 1 are broadcast."""
+    """Store to every element of a subarray: one number, or the elements of an array, which is broadcast."""
     context, builder = part.context, part.builder
     with cgutils.loop_nest(builder, part.each_axis(part.extent), I64) as places:
         number = value
         if isinstance(numba_type, GuardedType):
             source = Array(context, builder, numba_type, value)
+            # Axes of length 1 are broadcast.
             alone = [builder.icmp_signed("==", extent, I64(1)) for extent in source.each_axis(source.extent)]
             tests = zip(alone, places[part.x.ndim - len(alone) :])
             number = Element(source, [builder.select(test, I64(0), at) for test, at in tests]).read()
         Element(part, places).write(getattr(numba_type, "dtype", numba_type), number)
 
 
-# --- memory that nobody has written -------------------------------------------------------------------------
+# --- uninitialised memory -----------------------------------------------------------------------------------
 
 
 @intrinsic
 def fill_poison(typing, x):
-    """Fill a Guarded with the contents of fresh memory."""
+    """Fill an array with poison, the contents of uninitialised memory."""
 
     def code(context, builder, signature, arguments):
         poison(Array(context, builder, x, arguments[0]))
@@ -393,6 +428,7 @@ def fill_poison(typing, x):
 
 
 def poison(array):
+    """Emit code that fills an array with poison, and marks the elements of a local array as unwritten."""
     x, builder, count = array.x, array.builder, array.size()
     filled = [(array.members.data, dtype_of(x.dtype).itemsize, fresh_byte(x.dtype))]
     filled += [(array.members.shadow, 1, 0)] * (x.watch == LOCAL)
@@ -402,8 +438,11 @@ def poison(array):
 
 
 def make_row_intrinsic(name, is_fresh):
-    """Return the intrinsic (array, thread) -> the local array of a thread, out of one array for all
-    threads. With `is_fresh`, its memory is fresh, as where the thread declares it."""
+    """Return the intrinsic (array, thread) -> the local array of one thread, which is a row of the array for
+    all threads.
+
+    is_fresh: also fill the row with poison, for the statement that declares the array.
+    """
 
     def typed(typing, x, thread):
         def code(context, builder, signature, arguments):

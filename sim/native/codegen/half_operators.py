@@ -1,5 +1,4 @@
-"""The operators of float16 and bfloat16 in compiled code. The table of sim.isa defines them, and computes
-in float64."""
+"""Operators of float16 and bfloat16 in compiled code. sim.isa defines them, and computes in float64."""
 
 import operator
 
@@ -15,8 +14,9 @@ EXPORTED = set(HALVES)
 float16, bfloat16 = HALVES["float16"], HALVES["bfloat16"]
 
 
-def operated(called, entry):
-    """Compile a call of numbers as its entry in sim.isa defines it, if one of the numbers is a Half."""
+def overload_halves(called, entry):
+    """Overload a Python operator or function for operands of which at least one is a Half, with the semantics
+    of an entry of sim.isa."""
     form = function_of(entry)
 
     def of_one(a):
@@ -30,8 +30,12 @@ def operated(called, entry):
     overload(called, **LIKE_CODE)(of_one if entry.count == 1 else of_two)
 
 
-def extreme(name, sign):
-    """Return the operation that Numba's own min and max use."""
+def define_comparison(name, sign):
+    """Define a comparison of two Halves that Numba's min and max use internally.
+
+    name: "lt" or "gt".
+    sign: the comparison operator.
+    """
 
     @lower_builtin(getattr(operator, name), Half, Half)
     def compared(context, builder, signature, arguments):
@@ -41,9 +45,10 @@ def extreme(name, sign):
 
 
 for _name in "neg pos not_ add sub mul truediv floordiv mod pow eq ne lt le gt ge".split():
+    # also the in-place operator: `x += y` calls `iadd`
     for _called in (_name, f"i{_name}"):
         if hasattr(operator, _called):
-            operated(getattr(operator, _called), INSTRUCTIONS[f"operator.{_name}"])
-operated(abs, INSTRUCTIONS["builtins.abs.1"])
-extreme("lt", "<")
-extreme("gt", ">")
+            overload_halves(getattr(operator, _called), INSTRUCTIONS[f"operator.{_name}"])
+overload_halves(abs, INSTRUCTIONS["builtins.abs.1"])
+define_comparison("lt", "<")
+define_comparison("gt", ">")

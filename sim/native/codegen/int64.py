@@ -1,12 +1,16 @@
-"""int64 runtime helpers: the code that runs around a compiled kernel, for shadow memory, barriers, and limits
-of loops.
+"""Translator from a small subset of Python to LLVM, for *int64 runtime helpers*: shadow memory, barriers,
+iteration limits.
 
-The helpers compute with int64 alone, and are translated directly from Python source to LLVM, because Numba
-took 10 to 60 ms for each. They may contain assignments, `if`, `for` over `range(n)` or `range(m, n)`,
-`return`, arithmetic and comparisons, calls of `min`, `max` and each other; `address[i]`, the int64 at index i
-from an address, and `address.epoch`, a field (or the array of a field) of the structure at the address
-(sim.native.codegen.launch_state). Integers wrap around, and a division by 0 is undefined, as in C. A result
-is an int64, or the type in the annotation: `bool`, or an integer or tuple type of Numba.
+Helpers compute with int64 only. They are translated directly, because Numba takes 10 to 60 ms to compile each
+function. The subset:
+
+    statements    assignments, `if`, `return`, `for` over `range(n)` or `range(m, n)`
+    expressions   arithmetic, comparisons, `min`, `max`, calls of other helpers
+    address[i]    int64 at index i from an address
+    address.name  field of the launch state (sim.native.codegen.launch_state) at an address
+
+As in C, integers wrap around and division by 0 is undefined. A helper returns an int64, or the type of its
+return annotation: `bool`, or an integer or tuple type of Numba.
 """
 
 import ast
@@ -27,21 +31,24 @@ I64, I1, I8 = ir.IntType(64), ir.IntType(1), ir.IntType(8)
 
 
 def int64_helper(function=None, *, inline=True):
-    """Make a function an int64 runtime helper (a decorator). `inline`: always inline it into the caller."""
+    """Turn a function into an int64 runtime helper. Use as a decorator.
+
+    inline: force LLVM to inline it into its callers.
+    """
     if function is None:
         return lambda function: int64_helper(function, inline=inline)
     return make_intrinsic(Function(function, inline))
 
 
 def variant(function, suffix, **known):
-    """Return the helper that results from a plain function if some of its parameters are `known`:
-    constants, and other helpers. LLVM decides whether to inline it."""
+    """Return a helper made from a plain function, specialised for known values of some parameters: constants
+    or other helpers. LLVM decides whether to inline it."""
     return make_intrinsic(Function(function, False, f"_{suffix}", known))
 
 
 def make_intrinsic(function):
-    """Return a function that a kernel's text calls by name, with integers of any type. Helpers and LLVM
-    code call its `.int64_helper`."""
+    """Return an intrinsic that generated code calls by name, with integers of any type. Its attribute
+    `helper` is the Function or Primitive, for calls from LLVM code."""
     result = {None: int64, bool: boolean}.get(function.result, function.result)
 
     def code(context, builder, signature, arguments):
@@ -54,7 +61,7 @@ def make_intrinsic(function):
 
 
 def convert_result(context, builder, found, numba_type):
-    """Return a result of LLVM's as a value of a Numba type."""
+    """Convert the int64 results of a helper to a Numba type."""
     if not isinstance(numba_type, types.BaseTuple):
         return context.cast(builder, found, int64, numba_type)
     parts = [builder.extract_value(found, position) for position in range(len(numba_type))]
@@ -64,8 +71,12 @@ def convert_result(context, builder, found, numba_type):
 
 
 class Function:
-    """An int64 runtime helper. `library` contains its code, once a caller needs it. `symbol` is its name
-    there, the same in each process, because kernels cached on disk contain the helpers."""
+    """An int64 runtime helper, translated on first use.
+
+    library: contains its LLVM code, or None before the first use.
+    symbol: its name in LLVM code. It must be the same in each process, because kernels cached on disk refer
+        to it.
+    """
 
     def __init__(self, function, inline, suffix="", known=()):
         self.name, self.inline = function.__name__, inline
@@ -79,16 +90,18 @@ class Function:
         self.library = None
 
     def call(self, context, builder, *codes):
-        """Return LLVM's value of a call, where Numba compiles the caller."""
+        """Emit a call from code that Numba compiles, and link the helper into it."""
         if self.library is None:
             build(self)
         context.active_code_library.add_linking_library(self.library)
         return self.emit(builder, *codes)
 
     def emit(self, builder, *codes):
+        """Emit a call from code in the same library."""
         return builder.call(self.declare(builder.module), codes)
 
     def declare(self, module):
+        """Declare the helper in an LLVM module, and return the declaration."""
         result = I64
         if isinstance(self.result, types.BaseTuple):
             result = ir.LiteralStructType([I64] * len(self.result))
@@ -97,7 +110,8 @@ class Function:
 
 
 def build(wanted):
-    """Translate a function, and the functions it calls that are in no library yet, into one library."""
+    """Translate a helper into a new library, together with all helpers that it calls and that no library
+    contains yet."""
     library = LinkedLibrary(cpu_target.target_context.codegen(), wanted.symbol)
     module, waiting = library.create_ir_module(library.name), [wanted]
     wanted.library = library
@@ -112,11 +126,11 @@ def build(wanted):
     library.finalize()
 
 
-# --- what LLVM does -----------------------------------------------------------------------------------------
+# --- primitives ---------------------------------------------------------------------------------------------
 
 
 class Primitive:
-    """A helper that lowers to a few LLVM instructions."""
+    """A helper that is emitted as a few LLVM instructions at each call."""
 
     result = library = None
 
@@ -130,27 +144,31 @@ class Primitive:
 
 
 def primitive(emit):
+    """Turn an emitter (builder, *operands) into a helper. Use as a decorator."""
     return make_intrinsic(Primitive(emit))
 
 
 def pointer(builder, address, position, llvm_type):
+    """Return a pointer to the element at index `position` of an array of `llvm_type` at an address."""
     return builder.gep(builder.inttoptr(address, llvm_type.as_pointer()), [position])
 
 
 @primitive
 def byte(builder, address, position):
+    """Load the uint8 at index `position` from an address."""
     return builder.zext(builder.load(pointer(builder, address, position, I8)), I64)
 
 
 @primitive
 def set_byte(builder, address, position, value):
+    """Store a uint8 at index `position` from an address."""
     return builder.store(builder.trunc(value, I8), pointer(builder, address, position, I8))
 
 
 @primitive
 def poll_interrupt(builder):
-    """Return whether Ctrl-C has been pressed since the last call. Python's own handler does not get that
-    signal."""
+    """Return whether Ctrl-C has been pressed since the last call. This consumes the signal, so Python's own
+    handler does not run."""
     status = ir.IntType(32)
 
     def python(name, result, *given):
@@ -180,10 +198,9 @@ COMPARISONS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt
 
 
 def emit_boolop(builder, node, test):
-    """Emit `and` or `or`, of which a part is evaluated only if the parts before it have not decided. Return
-    the value.
+    """Emit `and` or `or` with short-circuit evaluation, and return the result as i1.
 
-    test: a function that emits the truth of a part.
+    test: a function that emits an operand and returns it as i1.
     """
     with builder.goto_entry_block():
         holds = builder.alloca(I1)
@@ -199,7 +216,8 @@ def emit_boolop(builder, node, test):
 
 
 class Body(ast.NodeVisitor):
-    """The translation of one function. Variables are stack slots, until LLVM makes them registers."""
+    """The translation of one helper's body. Every variable is a stack slot; LLVM promotes the slots to
+    registers."""
 
     def __init__(self, module, function):
         self.function, self.callees = function, []
@@ -212,13 +230,14 @@ class Body(ast.NodeVisitor):
             self.builder.store(value, self.cell(name))
 
     def cell(self, name):
+        """Return the stack slot of a variable."""
         if name not in self.cells:
             with self.builder.goto_entry_block():
                 self.cells[name] = self.builder.alloca(I64, name=name)
         return self.cells[name]
 
     def translate(self):
-        """Translate the function, and return the functions that it calls."""
+        """Translate the helper, and return the helpers that it calls."""
         self.run(self.function.tree.body)
         if not self.builder.block.is_terminated:
             self.emit_return(I64(0))
@@ -229,13 +248,16 @@ class Body(ast.NodeVisitor):
             self.visit(statement)
 
     def generic_visit(self, node):
-        raise TypeError(f"{self.function.name}: no function of words has {ast.unparse(node)}")
+        """Reject syntax outside the subset."""
+        raise TypeError(f"{self.function.name}: int64 helpers do not support {ast.unparse(node)}")
 
     def int64_value(self, node):
+        """Return an expression's value as i64."""
         value = self.visit(node)
         return self.builder.zext(value, I64) if value.type == I1 else value
 
     def test(self, node):
+        """Return an expression's truth value as i1."""
         value = self.visit(node)
         return value if value.type == I1 else self.builder.icmp_signed("!=", value, I64(0))
 
@@ -245,6 +267,7 @@ class Body(ast.NodeVisitor):
         pairs = [(node.targets[0], node.value)]
         if isinstance(node.value, ast.Tuple):
             pairs = zip(node.targets[0].elts, node.value.elts, strict=True)
+        # Evaluate all values before the first store, for assignments such as `a, b = b, a`.
         for target, value in [(target, self.int64_value(value)) for target, value in pairs]:
             self.builder.store(value, self.pointer_to(target))
 
@@ -308,13 +331,14 @@ class Body(ast.NodeVisitor):
     visit_Subscript = visit_Attribute
 
     def pointer_to(self, node):
-        """Return the pointer to a variable, to a field of a structure, or to an int64 at an index from an
+        """Return a pointer to a variable, to a field of the launch state, or to an int64 at an index from an
         address."""
         if isinstance(node, ast.Name):
             return self.cell(node.id)
         if isinstance(node, ast.Attribute):
             position = I64(FIELDS[node.attr].offset // 8)
             return pointer(self.builder, self.int64_value(node.value), position, I64)
+        # A field of several int64 is an array inside the structure; other fields contain an address.
         if isinstance(node.value, ast.Attribute) and FIELDS[node.value.attr].size > 8:
             return self.builder.gep(self.pointer_to(node.value), [self.int64_value(node.slice)])
         return pointer(self.builder, self.int64_value(node.value), self.int64_value(node.slice), I64)
@@ -326,7 +350,8 @@ class Body(ast.NodeVisitor):
         return self.divide(left, right, isinstance(node.op, ast.Mod))
 
     def divide(self, left, right, wants_rest):
-        """Divide as Python does: the remainder has the sign of the divisor."""
+        """Emit floor division or modulo with Python's semantics: the remainder has the sign of the
+        divisor."""
         builder = self.builder
         quotient, rest = builder.sdiv(left, right), builder.srem(left, right)
         differs = builder.icmp_signed("<", builder.xor(rest, right), I64(0))

@@ -1,5 +1,5 @@
-"""Functions of sim.isa in compiled code: convert the operands, call the form that the entry gives for
-Numba, convert the result."""
+"""Compiled forms of the functions in sim.isa: convert the operands, call the function that the entry declares
+for Numba, convert the result."""
 
 import functools
 import hashlib
@@ -21,19 +21,20 @@ from sim.native.codegen.symbols import in_text, offering
 
 
 def compiles(entry):
-    """Return whether an entry is a Function with a compiled form."""
+    """Return whether an entry of sim.isa is a Function with a compiled form."""
     return isinstance(entry, Function) and entry.native is not None
 
 
 @functools.cache
 def function_of(entry):
-    """Return the function of an entry, for operands of any types that it takes."""
+    """Return the function that generated code calls for an entry. It accepts all operand types that the entry
+    supports."""
 
     def typed(typing, *given):
         scalars = [*map(scalar_of, given)]
         found, plain = None if None in scalars else entry.version(*scalars), [*map(types.unliteral, given)]
         if found and entry.name in DIVISIONS and found.results in INTEGRAL and is_above_zero(given[-1]):
-            plain[-1] = given[-1]  # a Version exists for this literal
+            plain[-1] = given[-1]  # keep the literal type, so that LLVM sees a constant
             found = found._replace(native=DIVISIONS[entry.name])
         return found and typed_call(typing, found, plain)
 
@@ -41,11 +42,12 @@ def function_of(entry):
     return intrinsic_of(in_text(entry.name), parameters, typed, prefer_literal=entry.name in DIVISIONS)
 
 
-# LLVM's own instruction is correct for a literal above 0
+# For a literal divisor above 0, Numba's own operators are correct and faster: division by 0 cannot occur.
 DIVISIONS = {"operator.floordiv": operator.floordiv, "operator.mod": operator.mod}
 
 
 def is_above_zero(numba_type):
+    """Return whether a Numba type is an integer literal greater than 0."""
     return isinstance(numba_type, types.IntegerLiteral) and numba_type.literal_value > 0
 
 
@@ -53,7 +55,8 @@ __getattr__ = offering(__name__, lambda entry, maker: function_of(entry))
 
 
 def typed_call(typing, version, given):
-    """Return (signature, code) of a Version for operands of these types."""
+    """Return (signature, code generator) for a Version of an entry, called with operands of these Numba
+    types."""
     operands = [*map(numba_type_of, version.operands)]
     several = isinstance(version.results, tuple)
     result = tuple(map(numba_type_of, version.results)) if several else numba_type_of(version.results)
@@ -71,9 +74,12 @@ def typed_call(typing, version, given):
 
 
 def resolve_call(typing, function, operands, result=None):
-    """Return the function (context, builder, codes) that calls a compiled function with LLVM values of
-    these types. It converts the result to the type `result`, if one is given."""
-    typing.refresh()  # the function may be newer than Numba's last refresh
+    """Return a function (context, builder, LLVM values) that emits a call of a compiled function.
+
+    operands: Numba types of the arguments.
+    result: the Numba type to which the result is converted, or None to keep the callee's type.
+    """
+    typing.refresh()  # The function may have been registered after Numba's last refresh.
     callee = typing.resolve_value_type(function)
     signature = typing.resolve_function_type(callee, tuple(operands), {})
 
@@ -87,12 +93,12 @@ def resolve_call(typing, function, operands, result=None):
     return call
 
 
-# Numba would take the operands of these for a tuple
+# Numba would type these as min and max of a tuple.
 OF_TWO = {max: inline_always(lambda a, b: max(a, b)), min: inline_always(lambda a, b: min(a, b))}
 
 
 def compiled_form(version, result):
-    """Return the function that compiled code calls with converted operands."""
+    """Return the function that implements a Version for operands that have been converted."""
     if version.native is BITS:
         return reinterpreter(result)
     form = compiled_value(version.semantics if version.native is SAME else version.native)
@@ -104,8 +110,9 @@ def compiled_form(version, result):
 
 @functools.cache
 def compiled_copy(function):
-    """Return a copy of a function, and of the plain functions that it calls, for compiled code.
-    Keyword-only parameters become positional, and come last."""
+    """Return a copy of a function for Numba, in which the functions that it calls are replaced by their
+    compiled forms. Keyword-only parameters become positional parameters at the end, because Numba does not
+    support keyword-only ones."""
     code = function.__code__
     code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
     used = [name for name in code.co_names if name in function.__globals__]
@@ -115,6 +122,8 @@ def compiled_copy(function):
 
 
 def compiled_value(value):
+    """Return the form that compiled code uses for a global variable of a reference implementation: entries,
+    lookup tables and functions are replaced, other values stay."""
     if value is OPAQUE_IDENTITY:
         return opaque_identity
     value = value.function if isinstance(value, LookupTable) else value
@@ -127,7 +136,10 @@ def compiled_value(value):
 
 @functools.cache
 def llvm(form):
-    """Return the LLVM intrinsic called `form`, as a function for compiled code."""
+    """Return an LLVM intrinsic as a function for compiled code.
+
+    form: an LLVM (sim.isa.functions), which contains the intrinsic's name and additional constant operands.
+    """
 
     def code(context, builder, signature, arguments):
         operands = [value.type for value in arguments]
@@ -146,6 +158,8 @@ def llvm(form):
 
 @intrinsic
 def opaque_identity(typing, x):
+    """Return `x` unchanged, through an empty inline-assembly statement that LLVM cannot optimise."""
+
     def code(context, builder, signature, arguments):
         integer = arguments[0].type
         return builder.asm(ir.FunctionType(integer, [integer]), "", "=r,0", arguments, False)
@@ -158,7 +172,7 @@ FLOATS = {"float": "f32", "double": "f64"}
 
 @functools.cache
 def reinterpreter(numba_type):
-    """Return the function that reads the bits of a number as another type's."""
+    """Return the function that reinterprets the bits of a number as this Numba type."""
 
     @intrinsic
     def reinterpreted(typing, x):
@@ -171,14 +185,15 @@ def reinterpreter(numba_type):
 
 
 def digest(entry):
-    """Return the cache key of an entry's machine code, as text."""
+    """Return a hash of everything that an entry's machine code depends on."""
     facts = repr([describe(getattr(entry, fact.name)) for fact in fields(entry)])
-    anywhere = re.sub(" at 0x[0-9a-f]+", "", facts)  # remove addresses: they differ in each process
+    anywhere = re.sub(" at 0x[0-9a-f]+", "", facts)  # Object addresses differ in each process.
     return hashlib.sha256(anywhere.encode()).hexdigest()[:16]
 
 
 def describe(value, seen=frozenset()):
-    """Return a text of a function and of the functions that it calls; of any other value, its text."""
+    """Return nested tuples and strings that identify a value by its content. A function is described by its
+    bytecode and by the values that it refers to, recursively."""
     value = value.function if isinstance(value, LookupTable) else getattr(value, "__wrapped__", value)
     if isinstance(value, FunctionType) and value not in seen:
         names = value.__globals__
@@ -189,7 +204,8 @@ def describe(value, seen=frozenset()):
         return describe(value.func, seen), describe(value.args, seen), sorted(value.keywords.items())
     if isinstance(value, CodeType):
         return value.co_code, value.co_names, value.co_varnames, [describe(part) for part in value.co_consts]
-    if isinstance(value, (set, frozenset, dict)):  # the order of a set differs in each process
+    # the iteration order of a set of strings differs in each process
+    if isinstance(value, (set, frozenset, dict)):
         parts = value.items() if isinstance(value, dict) else value
         return sorted(repr(describe(part, seen)) for part in parts)
     if isinstance(value, (tuple, list)):

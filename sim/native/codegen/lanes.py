@@ -1,8 +1,12 @@
-"""Operations of several threads in compiled code: instructions of a warp, on rows of arrays over threads, and
-votes of a block. sim.isa.table defines their semantics.
+"""Warp-wide and block-wide instructions in compiled code: shuffles, votes, matrix operations. sim.isa.table
+defines their semantics.
 
-The lanes that have not returned must agree on one mask that names them all, or must be all 32. A lane must
-read from lanes that have not returned. Otherwise the block is `stopped`, or an error flag is set.
+Operands and results are arrays over threads. A warp's part of such an array, 32 consecutive elements, is
+called a *row*.
+
+Lanes are *present* if they have not returned. All present lanes must pass the same mask, and the mask must
+include every present lane. Instructions without a mask need all 32 lanes. If these rules are violated, the
+block stops. A lane that reads from an absent lane sets an error flag.
 """
 
 import functools
@@ -25,40 +29,47 @@ from sim.native.codegen.synchronization import diverge
 @int64_helper
 def present_lanes(state, warp, threads):
     """Return the mask of the lanes of a warp that have not returned."""
-    there = 0
+    present = 0
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
         if not state.returned[thread]:
-            there |= 1 << (thread & 31)
-    return there
+            present |= 1 << (thread & 31)
+    return present
 
 
 @int64_helper
-def check_mask(state, there, masks):
-    """Stop the block unless the masks of all present lanes are equal and name every present lane. `masks`:
-    the address of 32 masks."""
+def check_mask(state, present, masks):
+    """Stop the block unless all present lanes pass the same mask, and this mask includes every present lane.
+
+    present: mask of the present lanes.
+    masks: address of 32 int64, the mask that each lane passes.
+    """
     first = -1
     for lane in range(32):
-        if there >> lane & 1:
+        if present >> lane & 1:
             given = masks[lane] & FULL
-            if given & there != there or (first != -1 and first != given):
+            if given & present != present or (first != -1 and first != given):
                 diverge(state)
             first = given
 
 
 @int64_helper
-def check_all(state, there):
-    if there != FULL:
+def check_all(state, present):
+    """Stop the block unless all 32 lanes are present."""
+    if present != FULL:
         diverge(state)
 
 
 @int64_helper
-def check_read(state, there, lane, of):
-    if there >> lane & 1 and 0 <= of < 32 and not there >> of & 1:
+def check_read(state, present, lane, of):
+    """Set an error flag if a present lane reads from lane `of`, which is absent."""
+    if present >> lane & 1 and 0 <= of < 32 and not present >> of & 1:
         set_error(state, DIVERGED)
 
 
 @int64_helper
 def next_segment(state, warp):
+    """Start a new segment of a warp: later accesses of its lanes are ordered after earlier ones. Segments
+    have 16 bits in shadow memory, and wrap around."""
     state.segments[warp] = (state.segments[warp] + 1) & 0xFFFF
 
 
@@ -66,66 +77,76 @@ def next_segment(state, warp):
 
 
 def row_type(numba_type):
+    """Return the type of a row of this Numba type."""
     return GuardedType(numba_type, 1, True, BARE, (32,))
 
 
 def element_type(x):
+    """Return the element type of an array over threads, or the type of a uniform number."""
     return x.dtype if isinstance(x, GuardedType) else x
 
 
 def thread_operand(context, builder, x, value, thread):
-    """Return the operand of a thread: an element of an array over threads, or a number that is the same
-    for all."""
+    """Return a thread's operand: an element of an array over threads, or a uniform number."""
     return Array(context, builder, x, value).load(thread) if isinstance(x, GuardedType) else value
 
 
 class Warp:
-    """The lanes of a running warp, in LLVM's values. Their operands are arrays over threads, or numbers
-    that are the same for all."""
+    """Code generation for one warp. Operands are arrays over threads or uniform numbers; all values are LLVM
+    values."""
 
     def __init__(self, context, builder, state, warp):
         self.context, self.builder, self.state, self.warp = context, builder, state, warp
         self.first = builder.mul(warp, I64(32))
 
     def call(self, function, *codes):
+        """Emit a call of an int64 runtime helper with the launch state as first argument."""
         return function.helper.call(self.context, self.builder, self.state, *codes)
 
     def array(self, numba_type, pointer):
-        """Return the 32 values of this type at an address, as an array."""
+        """Return the 32 values at a pointer as a row."""
         row = Array(self.context, self.builder, row_type(numba_type))
         row.members.data, row.members.state = self.builder.ptrtoint(pointer, I64), self.state
         row.members.shape = packed(self.builder, [I64(32)])
         return row.value
 
     def allocate_row(self, numba_type):
-        """Return an array of 32 values that lives as long as the function runs."""
+        """Return a new row on the stack."""
         room = ir.ArrayType(self.context.get_data_type(numba_type), 32)
         return self.array(numba_type, cgutils.alloca_once(self.builder, room))
 
     def given(self, x, value, first, lane):
+        """Return the operand of the thread at index `first + lane`."""
         return thread_operand(self.context, self.builder, x, value, self.builder.add(first, lane))
 
     def copy(self, source, target):
-        """Copy 32 values with conversion. `source` and `target` are (type, value, position of the first)."""
+        """Copy 32 values, and convert them.
+
+        source, target: (Numba type, value, index of the first element).
+        """
         own, (x, array, first) = element_type(source[0]), target
         with cgutils.for_range(self.builder, I64(32)) as loop:
             value = convert(self.context, self.builder, own, x.dtype, self.given(*source, loop.index))
             Array(self.context, self.builder, x, array).store(self.builder.add(first, loop.index), value)
 
-    def check_mask(self, there, x, value):
+    def check_mask(self, present, x, value):
+        """Emit `check_mask` for the masks that the lanes pass."""
         masks = Array(self.context, self.builder, row_type(int64), self.row(int64, x, value))
-        self.call(check_mask, there, masks.members.data)
+        self.call(check_mask, present, masks.members.data)
 
-    def check_reads(self, there, reads, rows, arrays):
-        """Check that each lane reads from a lane that is present. `reads`: the function that returns the
-        lane it reads from."""
+    def check_reads(self, present, emit_source, rows, arrays):
+        """Emit a check that each lane reads from a present lane.
+
+        emit_source: emits the lane from which a lane reads, given its operands.
+        """
         with cgutils.for_range(self.builder, I64(32)) as loop:
             mine = [self.given(x, array, I64(0), loop.index) for x, array in zip(rows, arrays)]
-            of = reads(self.context, self.builder, [loop.index, *mine])
-            self.call(check_read, there, loop.index, of)
+            of = emit_source(self.context, self.builder, [loop.index, *mine])
+            self.call(check_read, present, loop.index, of)
 
     def row(self, numba_type, x, value):
-        """Return the operands of the lanes as an array of this type: a part of their array, or a copy."""
+        """Return the operands of all lanes as a row of this type: a slice of their array if the types match,
+        otherwise a converted copy."""
         if isinstance(x, GuardedType) and x.dtype == numba_type:
             pointer = Array(self.context, self.builder, x, value).pointer(self.first)
             return self.array(numba_type, pointer)
@@ -134,14 +155,18 @@ class Warp:
         return row
 
 
-# --- instructions of the table ------------------------------------------------------------------------------
+# --- instructions of sim.isa --------------------------------------------------------------------------------
 
 
 @functools.cache
-def lane_intrinsic(entry, carried_out):
-    """Return the intrinsic (state, warp, threads, mask, *operands, *results) of an instruction. Unless
-    `carried_out`, it has no results, and only runs the checks."""
-    masks, results = ["mask"] * (entry.mask == GIVEN), list(entry.results.items()) if carried_out else []
+def lane_intrinsic(entry, has_results):
+    """Return the intrinsic (state, warp, threads, mask, *operands, *results) that executes a warp instruction
+    and stores its results. The mask is missing for instructions that take none.
+
+    has_results: whether any result is used. If not, the intrinsic takes no results, and only performs the
+        checks.
+    """
+    masks, results = ["mask"] * (entry.mask == GIVEN), list(entry.results.items()) if has_results else []
     declared = [*entry.operands.values(), *(None if isinstance(of, Like) else of for _, of in results)]
     names = [*masks, *(f"x_{name}" for name in [*entry.operands, *dict(results)])]
 
@@ -151,27 +176,30 @@ def lane_intrinsic(entry, carried_out):
             element_type(x) if of is None else numba_type_of(of) for x, of in zip(operands, declared)
         ]
         rows, count = [*map(row_type, numba_types)], len(entry.operands)
-        semantics = reads = None
+        semantics = emit_source = None
         if results:
             semantics = resolve_call(typing, compiled_copy(entry.semantics), [int64, *rows])
-        if entry.reads and carried_out:
-            reads = resolve_call(typing, compiled_copy(entry.reads), [int64, *numba_types[:count]], int64)
+        if entry.reads and has_results:
+            emit_source = resolve_call(
+                typing, compiled_copy(entry.reads), [int64, *numba_types[:count]], int64
+            )
 
         def code(context, builder, signature, arguments):
             state, number, threads, *values = arguments
             warp = Warp(context, builder, state, number)
-            there = warp.call(present_lanes, number, threads)
+            present = warp.call(present_lanes, number, threads)
             if masks:
-                warp.check_mask(there, given[3], values.pop(0))
+                warp.check_mask(present, given[3], values.pop(0))
             if entry.mask == ALL:
-                warp.call(check_all, there)
+                warp.call(check_all, present)
             arrays = [warp.row(*of) for of in zip(numba_types, operands, values)] if results else []
-            if reads:
-                warp.check_reads(there, reads, rows[:count], arrays)
+            if emit_source:
+                warp.check_reads(present, emit_source, rows[:count], arrays)
             if entry.orders:
                 warp.call(next_segment, number)
             if semantics:
-                semantics(context, builder, [there, *arrays])
+                semantics(context, builder, [present, *arrays])
+            # A row of another type was a converted copy, so copy the results back.
             for numba_type, row, x, value in [*zip(numba_types, arrays, operands, values)][count:]:
                 if x.dtype != numba_type:
                     warp.copy((row_type(numba_type), row, I64(0)), (x, value, warp.first))
@@ -184,7 +212,8 @@ def lane_intrinsic(entry, carried_out):
 
 @functools.cache
 def vote_intrinsic(entry):
-    """Return the intrinsic (threads, number, result) that gives all threads the result of a vote."""
+    """Return the intrinsic (threads, number, result) that combines the operands of all threads of a block and
+    stores the result for each thread."""
     (operand,), (result,) = entry.operands.values(), entry.results.values()
     kept = numba_type_of(result)
 

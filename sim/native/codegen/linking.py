@@ -1,5 +1,9 @@
-"""Compilation of functions that only compiled code calls. They are linked into their callers, and never
-become machine code by themselves, which took half of the time in LLVM and stayed in memory."""
+"""Numba compiler pipelines for functions that only compiled code calls.
+
+By default, Numba optimises each function to machine code, and links a copy of it into each caller. Functions
+that are compiled here stay LLVM IR until they are linked into the grid function; LLVM then optimises
+everything together, once. This halves the time spent in LLVM, and saves memory.
+"""
 
 import functools
 from types import CodeType, FunctionType
@@ -18,25 +22,26 @@ from numba.core.typed_passes import IRLegalization, NativeLowering, NopythonRewr
 from numba.core.untyped_passes import InlineClosureLikes
 from numba.extending import intrinsic
 
-from sim.native.codegen.cache import Kept
+from sim.native.codegen.cache import MachineCodeCache
 
 
 class NoEnvironment:
-    """A replacement for the code generator of a library that is only linked. Numba records a function's
-    environment there; here the caller that links the function does (`LowerToRun`)."""
+    """Stands in for the code generator of a library that never becomes machine code. Numba registers a
+    function's environment there; LowerToRun registers it for the function that links the library."""
 
     def set_env(self, name, environment):
         pass
 
 
 class LinkedLibrary(JITCodeLibrary):
-    """The LLVM code of a function. The libraries it needs are linked where it becomes machine code."""
+    """The LLVM IR of a function that is not compiled to machine code by itself."""
 
     codegen = NoEnvironment()
 
     def add_ir_module(self, module):
         for function in module.functions:
             if function.blocks:
+                # Several libraries may define the same function; the linker keeps one definition.
                 function.linkage = "linkonce_odr"
         super().add_ir_module(module)
 
@@ -48,15 +53,17 @@ class LinkedLibrary(JITCodeLibrary):
         self._finalized = True
 
     def _get_module_for_linking(self):
-        """Return the module for one of Numba's own libraries."""
+        """Return the IR with everything it needs. Numba calls this for libraries of its own that link this
+        one."""
         return link_needed(self._final_module.clone(), self)
 
     def get_pointer_to_function(self, name):
+        """Return 0: there is no machine code."""
         return 0
 
 
 class RunLibrary(JITCodeLibrary):
-    """The machine code of a function and of all that it needs, each linked once."""
+    """The machine code of a function that Python calls, with everything it needs linked in once."""
 
     def add_llvm_module(self, module):
         self._final_module.link_in(module)
@@ -67,13 +74,14 @@ class RunLibrary(JITCodeLibrary):
         super().finalize()
 
     def _optimize_final_module(self):
+        """Run LLVM's module passes once."""
         passes, builder = self._codegen._module_pass_manager()
         passes.run(self._final_module, builder)
 
 
 def link_needed(module, library):
-    """Return `module` linked with the libraries that `library` needs. A function comes after its callers,
-    because LLVM drops functions that have no caller yet."""
+    """Link all libraries that `library` needs into `module`, and return it. Callers are linked before their
+    callees, because LLVM drops functions that have no caller yet."""
     for other in reversed(collect_libraries(library, {})):
         linked = isinstance(other, LinkedLibrary)
         module.link_in(other._final_module if linked else other._get_module_for_linking(), preserve=True)
@@ -81,8 +89,8 @@ def link_needed(module, library):
 
 
 def collect_libraries(library, found):
-    """Add all libraries that one needs to the dictionary `found`, callees before their callers, and return
-    it."""
+    """Add all libraries that `library` needs, directly or indirectly, to the dictionary `found`, and return
+    it. Callees come before their callers."""
     for other in library._linking_libraries:
         if other not in found:
             if isinstance(other, LinkedLibrary):
@@ -92,24 +100,28 @@ def collect_libraries(library, found):
 
 
 class NonLiteralDispatcher(CPUDispatcher):
-    """A dispatcher that compiles a function once for all numbers of a type, literal or not."""
+    """A Numba dispatcher that ignores literal types. Numba would otherwise compile a function once for each
+    constant that is passed to it."""
 
     def get_call_template(self, arguments, keywords):
         return super().get_call_template([*map(types.unliteral, arguments)], keywords)
 
 
-# --- Numba's compiler ---------------------------------------------------------------------------------------
+# --- Numba's compiler passes --------------------------------------------------------------------------------
 
 
 @functools.cache
 def bytes_of(llvm_type):
+    """Return the size of an LLVM type in bytes."""
     return cpu_target.target_context.get_abi_sizeof(llvm_type)
 
 
 class Lower(lowering.Lower):
-    """Numba's lowering without reference counting, where no variable is counted. (A list in an
-    instruction's reference implementation is counted.) Numba asks LLVM for the size of each variable; this
-    class asks once for each type."""
+    """Numba's lowering to LLVM, with two changes that save time.
+
+    Reference counting is disabled if no variable needs it. (A list in a reference implementation does.) Sizes
+    of types are cached; Numba asks LLVM for the size of every variable.
+    """
 
     def init(self):
         super().init()
@@ -126,6 +138,8 @@ class Lower(lowering.Lower):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class LowerToLink(NativeLowering):
+    """The final pass for functions that only compiled code calls."""
+
     _name = "lower_to_link"
     lowering_class = Lower
 
@@ -136,6 +150,8 @@ class LowerToLink(NativeLowering):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class LowerToRun(NativeLowering):
+    """The final pass for functions that Python calls."""
+
     _name = "lower_to_run"
     lowering_class = Lower
 
@@ -143,6 +159,7 @@ class LowerToRun(NativeLowering):
         library = state.library = RunLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
         library.enable_object_caching()
         changed = super().run_pass(state)
+        # Linked functions refer to environments that must be registered with this library.
         for variable in library._final_module.global_variables:
             environment = lookup_environment(variable.name)
             if environment is not None:
@@ -151,8 +168,8 @@ class LowerToRun(NativeLowering):
 
 
 def remove_dead_code(function):
-    """Run Numba's removal of dead code, but keep stores into arrays that runtime functions returned. Numba
-    would drop those stores."""
+    """Run Numba's dead-code elimination on a function's IR, but keep stores to arrays that runtime functions
+    return. Numba takes these arrays for local objects, and would drop the stores."""
     stored = {
         store.target.name for block in function.blocks.values() for store in block.find_insts(ir.SetItem)
     }
@@ -160,6 +177,8 @@ def remove_dead_code(function):
 
 
 class ClosureInlining(InlineClosureCallPass):
+    """Numba's closure inlining, with `remove_dead_code` in place of its dead-code elimination."""
+
     run = FunctionType(
         InlineClosureCallPass.run.__code__,
         vars(inline_closurecall) | {"dead_code_elimination": remove_dead_code},
@@ -168,7 +187,7 @@ class ClosureInlining(InlineClosureCallPass):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class InlineClosures(InlineClosureLikes):
-    """A pass that skips closure inlining when there is no inner function."""
+    """Runs closure inlining only for functions that contain an inner function."""
 
     _name = "inline_closures"
 
@@ -184,8 +203,8 @@ class InlineClosures(InlineClosureLikes):
 
 
 class CachedTyping:
-    """Numba's typing context with a cache: it resolves a call with the same types once for each function.
-    Numba resolves it in each iteration of type inference."""
+    """Numba's typing context, with a cache for the types of calls. Type inference is iterative, and resolves
+    each call again in every iteration."""
 
     def __init__(self, context):
         self.context, self.known = context, {}
@@ -194,6 +213,7 @@ class CachedTyping:
         return getattr(self.context, name)
 
     def resolve_function_type(self, called, given, named):
+        # Dispatchers compile the callee and cache by themselves.
         if named or isinstance(called, types.Dispatcher):
             return self.context.resolve_function_type(called, given, named)
         key = called, tuple(given)
@@ -204,6 +224,8 @@ class CachedTyping:
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class CachedTypeInference(NopythonTypeInference):
+    """Type inference with CachedTyping."""
+
     _name = "typing"
 
     def run_pass(self, state):
@@ -214,18 +236,22 @@ class CachedTypeInference(NopythonTypeInference):
             state.typingctx = context
 
 
-# Numba's step -> ours, or `lower`
+# Numba's pass -> replacement; None for the final pass, which depends on the compiler
 REPLACED_PASSES = {
     InlineClosureLikes: InlineClosures,
     NopythonTypeInference: CachedTypeInference,
     NativeLowering: None,
 }
-# Skipped passes: array rewrites, and `del`s for reference counts. Kernels have neither.
+# Passes to skip: array-expression rewrites, and `del` statements for reference counting. Kernels need
+# neither.
 SKIPPED_PASSES = {NopythonRewrites, IRLegalization}
 
 
 class Compiler(CompilerBase):
-    """Numba's compiler without the passes that kernels do not need. `lower`: its last pass."""
+    """Numba's compiler without the passes that kernels do not need.
+
+    lower: the final pass.
+    """
 
     def define_pipelines(self):
         passes = PassManager(self.lower._name)
@@ -239,25 +265,36 @@ class Compiler(CompilerBase):
 
 
 class Internal(Compiler):
+    """Compiles functions that only compiled code calls."""
+
     lower = LowerToLink
 
 
 class External(Compiler):
+    """Compiles functions that Python calls."""
+
     lower = LowerToRun
 
 
 def kernel(function):
-    """Compile `function` for calls from Python, and cache it on disk (sim.native.codegen.cache)."""
+    """Compile a function for calls from Python, and cache its machine code on disk
+    (sim.native.codegen.cache)."""
     dispatcher = njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True, pipeline_class=External)(
         function
     )
-    dispatcher._cache = Kept(function)
+    dispatcher._cache = MachineCodeCache(function)
     return dispatcher
 
 
 def intrinsic_of(name, parameters, typed, **options):
-    """Return an intrinsic with these parameters. `typed(typing, *types)` returns its signature and code,
-    or None if it takes no arguments of these types."""
+    """Return a Numba intrinsic.
+
+    parameters: names of its parameters.
+    typed: a function (typing, *types) that returns (signature, code generator), or None for types that the
+        intrinsic does not accept.
+    options: for numba.extending.intrinsic.
+    """
+    # Numba requires a function with explicit parameters.
     names = ", ".join(parameters)
     made = {"typed": functools.partial(typed_without_none, typed)}
     exec(f"def {name}(typing, {names}):\n    return typed(typing, {names})", made)
@@ -265,8 +302,9 @@ def intrinsic_of(name, parameters, typed, **options):
 
 
 def typed_without_none(typed, typing, *given):
-    """Return the signature and code for operands that may be None. Each is converted to its other type,
-    and a None raises TypeError. (Numba tries that too, with a list that its intrinsics cannot hash.)"""
+    """Return `typed(typing, *given)`. If no signature fits operands that may be None, use their non-None
+    types; a None then raises TypeError at run time. (Numba has such a fallback, but it fails for
+    intrinsics.)"""
     found = typed(typing, *given)
     if found is None and any(isinstance(numba_type, types.Optional) for numba_type in given):
         return typed(typing, *(t.type if isinstance(t, types.Optional) else t for t in given))
@@ -279,16 +317,17 @@ INTERNAL = {
     "no_cfunc_wrapper": True,
     "pipeline_class": Internal,
 }
-LIKE_CODE = {"jit_options": INTERNAL}  # for `overload`
+LIKE_CODE = {"jit_options": INTERNAL}  # keyword arguments for numba.extending.overload
 
 
 def linked(**options):
-    """Return the decorator of a function that only compiled code calls."""
+    """Return a decorator for functions that only compiled code calls."""
     targets = {name: value for name, value in INTERNAL.items() if name != "pipeline_class"}
     options = {"nopython": True, "boundscheck": None, **targets, **options}
     return lambda function: NonLiteralDispatcher(function, targetoptions=options, pipeline_class=Internal)
 
 
-compiled = linked()  # for regions and device functions of a kernel
-inline_always = linked(forceinline=True)  # for runtime functions
-recursive = njit(error_model="numpy", pipeline_class=External)  # a recursive function needs an address
+compiled = linked()  # regions and device functions of a kernel
+inline_always = linked(forceinline=True)  # runtime functions
+# a recursive function needs an address, so it is compiled to machine code
+recursive = njit(error_model="numpy", pipeline_class=External)

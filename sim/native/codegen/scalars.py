@@ -1,5 +1,7 @@
-"""Types of numbers in compiled code, among them float16 and bfloat16, which Numba has on a GPU only. A
-value of those is stored as 16 bits, and every conversion goes through float64."""
+"""Numbers in compiled code, including float16 and bfloat16, which Numba supports only on GPUs.
+
+A value of these two types, called a *Half*, is stored as 16 bits. Every conversion goes through float64.
+"""
 
 import ml_dtypes
 import numpy as np
@@ -13,8 +15,8 @@ from sim.isa import promotion
 
 
 class Half(types.Number):
-    """A 16-bit floating-point type. From the lowest bit: `fraction` bits of the fraction, the exponent,
-    the sign."""
+    """The Numba type of a 16-bit float. From the lowest bit: `fraction` bits of fraction, the exponent, the
+    sign."""
 
     def __init__(self, dtype, fraction):
         self.numpy, self.fraction = np.dtype(dtype), fraction
@@ -23,7 +25,8 @@ class Half(types.Number):
         super().__init__(self.numpy.name)
 
     def unify(self, typing, other):
-        """Return the type of a variable that has values of both types. min and max use it too."""
+        """Return the type of a variable that is assigned values of both types. Numba also calls this for min
+        and max."""
         scalar = promotion.unified(scalar_of(self), scalar_of(other)) if scalar_of(other) else None
         return None if scalar is None else numba_type_of(scalar)
 
@@ -32,18 +35,18 @@ HALVES = {half.name: half for half in (Half(np.float16, 10), Half(ml_dtypes.bflo
 
 
 def numba_type_of(dtype):
-    """Return the type, in compiled code, of a scalar type or of the elements of a numpy dtype."""
+    """Return the Numba type for a scalar type or numpy dtype. Python's int becomes int64."""
     dtype = np.dtype(np.int64 if dtype is int else dtype)
     return HALVES.get(dtype.name) or numpy_support.from_dtype(dtype)
 
 
 def dtype_of(numba_type):
-    """Return the numpy dtype for a type of compiled code."""
+    """Return the numpy dtype for a Numba type."""
     return numba_type.numpy if isinstance(numba_type, Half) else numpy_support.as_dtype(numba_type)
 
 
 def scalar_of(numba_type):
-    """Return the scalar type (sim.isa.promotion) of a type of compiled code, or None if it is no number's."""
+    """Return the scalar type (sim.isa.promotion) for a Numba type, or None if it is not a number."""
     numba_type = numba_type.dtype if isinstance(numba_type, types.IntEnumMember) else numba_type
     numba_type = types.unliteral(numba_type)
     if isinstance(numba_type, types.Boolean):
@@ -56,12 +59,14 @@ def scalar_of(numba_type):
 
 @register_model(Half)
 class HalfModel(models.PrimitiveModel):
+    """A Half in LLVM code: an i16."""
+
     def __init__(self, manager, numba_type):
         super().__init__(manager, numba_type, ir.IntType(16))
 
 
 class HalfNumber:
-    """A float16 or bfloat16 scalar of numpy, as an argument for compiled code."""
+    """A float16 or bfloat16 scalar as an argument of compiled code."""
 
     __slots__ = ("packed", "_numba_type_")
 
@@ -73,17 +78,18 @@ HALF_NUMBERS = np.float16, ml_dtypes.bfloat16
 
 
 def type_of_number(value):
-    """Return the type of a number of the host in compiled code. Errors: ValueError if it has none."""
+    """Return the Numba type of a number that the host passes. Raise ValueError if there is none."""
     return HALVES[value.dtype.name] if isinstance(value, HALF_NUMBERS) else typeof(value)
 
 
 def argument_of(value):
-    """Return a number in the form that compiled code takes."""
+    """Return a number in the form that compiled code accepts as an argument."""
     return HalfNumber(value) if isinstance(value, HALF_NUMBERS) else value
 
 
 @unbox(Half)
 def unbox_half(numba_type, value, c):
+    """Convert a HalfNumber to an i16."""
     held = c.pyapi.object_getattr_string(value, "packed")
     bits = c.builder.trunc(c.pyapi.long_as_longlong(held), ir.IntType(16))
     c.pyapi.decref(held)
@@ -96,11 +102,11 @@ I64, DOUBLE = ir.IntType(64), ir.DoubleType()
 
 
 def to_double(builder, half, value):
-    """Return the float64 equal to a Half, as an LLVM value."""
+    """Convert a Half to float64. The conversion is exact."""
     bits, shift = builder.zext(value, I64), I64(52 - half.fraction)
     size = builder.shl(builder.and_(bits, I64(0x7FFF)), shift)
-    # Shifted into place, the exponent is too small by the difference of the biases. Subnormal numbers come
-    # out right as well.
+    # Move the fraction and exponent to their positions in a float64. The exponent is then too small by the
+    # difference of the biases, which the multiplication corrects. This also normalises subnormal numbers.
     finite = builder.fmul(builder.bitcast(size, DOUBLE), DOUBLE(2.0 ** (1023 - half.bias)))
     special = builder.bitcast(builder.or_(size, I64(0x7FF << 52)), DOUBLE)
     is_finite = builder.icmp_unsigned("<", size, I64(half.infinity << 52 - half.fraction))
@@ -110,14 +116,16 @@ def to_double(builder, half, value):
 
 
 def from_double(builder, half, double):
-    """Return the Half nearest to a float64, ties to even."""
-    shift, smallest = 52 - half.fraction, 2.0 ** (1 - half.bias)  # `smallest` is the smallest normal number
-    # numbers of this size are as far apart as subnormal Halves: adding it rounds
+    """Round a float64 to the nearest Half, ties to even."""
+    shift, smallest = 52 - half.fraction, 2.0 ** (1 - half.bias)  # `smallest`: smallest normal Half
+    # Float64 values near `spacer` are as far apart as subnormal Halves, so adding `spacer` rounds to them.
     spacer = smallest * 2.0**shift
     bits = builder.bitcast(double, I64)
     size = builder.and_(bits, I64(2**63 - 1))
     spaced = builder.fadd(builder.bitcast(size, DOUBLE), DOUBLE(spacer))
     subnormal = builder.sub(builder.bitcast(spaced, I64), builder.bitcast(DOUBLE(spacer), I64))
+    # Normal numbers: add just under half a unit in the last place, plus the lowest kept bit for ties to even.
+    # The same addition corrects the exponent's bias.
     tie = builder.and_(builder.lshr(size, I64(shift)), I64(1))
     nearly = I64((1 << shift - 1) - 1 - (1023 - half.bias << 52))
     rounded = builder.lshr(builder.add(builder.add(size, tie), nearly), I64(shift))
@@ -134,6 +142,7 @@ def from_double(builder, half, double):
 @lower_cast(Half, types.Complex)
 @lower_cast(Half, Half)
 def cast_from_half(context, builder, source, target, value):
+    """Emit a conversion from a Half to another float."""
     if source == target:
         return value
     return context.cast(builder, to_double(builder, source, value), float64, target)
@@ -141,8 +150,12 @@ def cast_from_half(context, builder, source, target, value):
 
 @lower_cast(Half, types.Integer)
 def cast_half_to_integer(context, builder, source, target, value):
-    """Convert a Half to an integer: bfloat16 as any float; float16 like Numba on CUDA (`cvt.rni`), to the
-    nearest integer, ties to even, saturated. NaN becomes 0, or in 64 bits only the top bit is set."""
+    """Emit a conversion from a Half to an integer.
+
+    float16 follows Numba on CUDA (`cvt.rni`): round to nearest, ties to even, and saturate. bfloat16 converts
+    like other floats: it truncates. NaN becomes 0, or for 64-bit integers the value with only the top bit
+    set.
+    """
     double = to_double(builder, source, value)
     if source.numpy != np.float16:
         return to_integer(builder, target, double, 64, max(target.bitwidth, 16))
@@ -151,8 +164,8 @@ def cast_half_to_integer(context, builder, source, target, value):
 
 
 def to_integer(builder, target, double, wide, width):
-    """Return a float64 without its fraction as an integer of type `target`, saturated to `width` bits. NaN
-    becomes 0, or the top bit alone if there are `wide` bits."""
+    """Convert an integral float64 to a Numba integer type, saturated to `width` bits. NaN becomes 0 if
+    `width` is less than `wide`, else the value with only the top bit set."""
     integer = ir.IntType(width)
     name = f"llvm.fpto{'si' if target.signed else 'ui'}.sat.i{width}.f64"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(integer, [DOUBLE]), name)
@@ -164,9 +177,9 @@ def to_integer(builder, target, double, wide, width):
 
 
 def convert(context, builder, source, target, value):
-    """Return a number converted to another type, as an LLVM value. A float becomes an integer as in
-    `cvt.rzi`, which Numba emits on CUDA: see sim.isa.conversions.truncated. Of a tuple, convert each
-    element."""
+    """Convert an LLVM value from one Numba type to another. A float becomes an integer as in `cvt.rzi`, which
+    Numba emits on CUDA (see sim.isa.conversions.truncated). The elements of a tuple are converted one by
+    one."""
     if isinstance(target, types.BaseTuple):
         parts = zip(source, target, cgutils.unpack_tuple(builder, value), strict=True)
         return context.make_tuple(builder, target, [convert(context, builder, *part) for part in parts])
@@ -180,15 +193,18 @@ def convert(context, builder, source, target, value):
 @lower_cast(types.Integer, Half)
 @lower_cast(types.Boolean, Half)
 def cast_to_half(context, builder, source, target, value):
+    """Emit a conversion from another number to a Half."""
     return from_double(builder, target, context.cast(builder, value, source, float64))
 
 
 @lower_cast(Half, types.Boolean)
 def cast_half_to_boolean(context, builder, source, target, value):
+    """Emit a test for a Half other than +0 and -0."""
     half = ir.IntType(16)
     return builder.icmp_unsigned("!=", builder.and_(value, half(0x7FFF)), half(0))
 
 
 @lower_builtin(bool, Half)
 def half_is_true(context, builder, signature, arguments):
+    """Emit `bool(x)`."""
     return cast_half_to_boolean(context, builder, *signature.args, signature.return_type, *arguments)

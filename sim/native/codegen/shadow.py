@@ -1,51 +1,63 @@
-"""Checks of an access in compiled code: bounds for every array, and shadow memory for those that need more.
+"""Shadow memory: detects races, uninitialised reads and invalid indices during compiled accesses.
 
-A check only detects an error, and the block continues. The field `errors` of
-sim.native.codegen.launch_state.State collects the error flags, and the interpreter runs the block again to
-explain them. Invalid loads return poison, invalid stores do nothing. A block whose threads diverge at a
-synchronisation point is `stopped`.
+A check only sets an error flag in the field `errors` of the launch state, and the block continues.
+Afterwards, the interpreter runs the block again and produces the findings. An invalid load returns poison; an
+invalid store is dropped. A block whose threads diverge at a synchronisation point stops early.
 
-Each element of a checked array has two shadow entries, for its last write and its last reads. From the lowest
-bit: 10 bits of thread, 6 of flags, 16 of the warp's segment (the number of synchronisations of its lanes), 31
-of the epoch. Epochs count the barriers and blocks of the whole launch, so entries of an earlier block are
-smaller, and nothing is ever reset. In global memory, the entry of an earlier block's reads or atomics is kept
-when later blocks read the element or change it atomically. An access that races with these also races with
-the earlier block, and the entry tells which block that is. A false alarm costs a slow run; a missed error is
-not allowed.
+Each element of a checked array has two *shadow entries* of 64 bits: one for its last write, one for its last
+    reads. The fields of an entry, from the lowest bit:
+
+    10 bits   linear index of the thread in its block
+     6 bits   flags (ATOMIC, MANY, WARPS, PLAIN)
+    16 bits   segment: number of times the warp's lanes have synchronised
+    31 bits   epoch: number of barriers and blocks of the launch so far
+
+Epochs increase throughout a launch, so an entry of an earlier block is always smaller than the current
+block's first epoch, and shadow memory never has to be reset between blocks.
+
+In global memory, entries for reads and atomics of an earlier block are kept when later blocks read the
+element or change it atomically. An access that races with the later blocks also races with the earlier block,
+and the entry identifies that block.
+
+False positives only cost an unnecessary rerun. False negatives are not acceptable.
 """
 
 from sim.native.codegen.int64 import byte, int64_helper, set_byte
 
-# How an array is checked. BARE and BOUNDED: only its bounds (BARE: no observer is subscribed). GLOBAL and
-# EMPTY: global memory, written or not written before the launch. SHARED, LOCAL: of a block, of a thread.
+# Kinds of check. BARE: bounds only, with no observer subscribed. BOUNDED: bounds only. GLOBAL, EMPTY: global
+# memory that was written, or not written, before the launch. SHARED: shared memory of a block. LOCAL: local
+# memory of a thread.
 BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = range(6)
-# error flags, bits of `errors`
+# Error flags, which are bits of the field `errors`. NARROWED: an atomic lost the fraction of its operand.
+# EXHAUSTED: an iteration limit was exceeded.
 NARROWED, BOUNDS, UNWRITTEN, RACE, BLOCK_RACE, DIVERGED, EXHAUSTED = ERROR_FLAGS = tuple(
     1 << bit for bit in range(7)
 )
-# values of `stopped`: what has to end. FULL: the launch pauses until the log is replayed.
+# Values of the field `stopped`: the block has to stop, the launch has to stop, Ctrl-C was pressed, or the
+# launch has to pause until the access log is replayed.
 OF_BLOCK, OF_LAUNCH, INTERRUPTED, FULL = 1, 2, 3, 4
 
 THREAD_BITS, SEGMENT_SHIFT, EPOCH_SHIFT, WARP_SHIFT = 10, 16, 32, 5
 THREAD = (1 << THREAD_BITS) - 1
 WARP = THREAD >> WARP_SHIFT << WARP_SHIFT
 SEGMENT = 0xFFFF << SEGMENT_SHIFT
-# ATOMIC: written by an atomic. MANY: by several threads. WARPS: of several warps in this epoch. PLAIN: by a
-# plain store of this block too.
+# ATOMIC: last written by an atomic. MANY: accessed by several threads of a warp. WARPS: accessed by several
+# warps in this epoch. PLAIN: also written by a plain store of the same block.
 ATOMIC, MANY, WARPS, PLAIN = (1 << bit for bit in range(THREAD_BITS, THREAD_BITS + 4))
 
 
 @int64_helper
 def set_error(state, flag):
-    """Set an error flag (one of TROUBLES) for the running block."""
+    """Set an error flag (one of ERROR_FLAGS) for the current block."""
     state.errors |= flag
 
 
 @int64_helper(inline=False)
 def record_block_race(state, epoch):
-    """Record that the running block races with another block, which had this epoch."""
+    """Record that the current block races with the block to which `epoch` belongs."""
     set_error(state, BLOCK_RACE)
     pairs, length, position = state.pairs, state.pair_count, state.position
+    # Racing blocks usually race at many elements in a row; record the pair once.
     if length > 0 and pairs[2 * length - 2] == position and pairs[2 * length - 1] == epoch:
         return
     if length < state.pair_room:
@@ -59,21 +71,23 @@ def record_block_race(state, epoch):
 
 @int64_helper
 def is_same_epoch(before, own):
+    """Return whether two shadow entries belong to the same epoch."""
     return before >> EPOCH_SHIFT == own >> EPOCH_SHIFT
 
 
 @int64_helper
 def left_before_sync(before, state):
-    """Return whether the thread of a shadow entry (or one of its threads) returned before its warp
-    synchronised again. Later syncwarps then do not order its access before others."""
+    """Return whether the thread of a shadow entry (or, for an entry of several threads, one of them) returned
+    before its warp's next synchronisation. In that case, later `syncwarp` calls do not order its access."""
+    # Fields `returned_at[1024:]` are per warp.
     of = 1024 + ((before & THREAD) >> WARP_SHIFT) if before & MANY else before & THREAD
     return state.returned_at[of] == before >> SEGMENT_SHIFT
 
 
 @int64_helper
 def is_unordered(before, own, state):
-    """Return whether a shadow entry of this epoch is an access by another thread that no syncwarp orders
-    before the running thread's access."""
+    """Return whether a recorded access of the current epoch is by another thread and no `syncwarp` orders it
+    before the current thread's access."""
     if before & WARPS or (before ^ own) & WARP:
         return True
     if (before ^ own) & SEGMENT:
@@ -83,8 +97,10 @@ def is_unordered(before, own, state):
 
 @int64_helper
 def check_order(before, state, between_blocks):
-    """Set an error flag if the recorded access and the running thread's access are unordered.
-    `between_blocks`: the memory outlives a block."""
+    """Set an error flag if the recorded access `before` and the current thread's access are unordered.
+
+    between_blocks: whether the memory is shared between blocks.
+    """
     own = state.own_entry
     if before == 0 or before == own:
         return
@@ -96,7 +112,7 @@ def check_order(before, state, between_blocks):
 
 @int64_helper
 def add_reader(before, state, between_blocks):
-    """Return the shadow entry of an element's readers, with the running thread added."""
+    """Return the shadow entry for the reads of an element, updated with a read by the current thread."""
     own = state.own_entry
     if before == 0:
         return own
@@ -112,12 +128,14 @@ def add_reader(before, state, between_blocks):
 
 @int64_helper
 def is_from_earlier_block(written, state):
-    """Return whether the shadow entry is older than the running block."""
+    """Return whether a shadow entry was written by an earlier block, or never."""
     return written >> EPOCH_SHIFT < state.block_start
 
 
 @int64_helper
 def watch_load(watch, shadow, flat, state):
+    """Check a load of the element at index `flat`, and update the shadow memory. `watch` is the kind of
+    check."""
     if watch == LOCAL:
         watch_local(shadow, flat, state)
         return
@@ -131,6 +149,7 @@ def watch_load(watch, shadow, flat, state):
 
 @int64_helper
 def watch_store(watch, shadow, flat, state):
+    """Check a store to the element at index `flat`, and update the shadow memory."""
     if watch == LOCAL:
         set_byte(shadow, flat, 1)
         return
@@ -143,6 +162,8 @@ def watch_store(watch, shadow, flat, state):
 
 @int64_helper
 def watch_atomic(watch, shadow, flat, state):
+    """Check an atomic operation on the element at index `flat`, and update the shadow memory. Atomics do not
+    race with each other, but they race with unordered plain accesses."""
     if watch == LOCAL:
         watch_local(shadow, flat, state)
         return
@@ -166,7 +187,9 @@ def watch_atomic(watch, shadow, flat, state):
     elif is_same_epoch(written, own):
         if is_unordered(written, own, state):
             set_error(state, RACE)
-        new = own  # one entry for both accesses: keep it as strict as for the plain store
+        # A single entry has to represent both accesses. Treat them as a plain store, which is the stricter
+        # case.
+        new = own
     else:
         new |= PLAIN
     shadow[2 * flat] = new
@@ -176,17 +199,21 @@ def watch_atomic(watch, shadow, flat, state):
 
 @int64_helper
 def watch_local(written, flat, state):
+    """Check a load from local memory, where each element has a byte: 1 if it was written."""
     if byte(written, flat) == 0:
         set_error(state, UNWRITTEN)
 
 
-# --- elements -----------------------------------------------------------------------------------------------
+# --- indices ------------------------------------------------------------------------------------------------
 
 
 @int64_helper(inline=False)
 def resolve_index(position, length, state, wraps):
-    """Return the position counted from the start, or -1 if it is out of range. Set an error flag if it is
-    out of range, or negative although the index does not wrap (`wraps`)."""
+    """Return the index of an element counted from the start, or -1 if it is out of range.
+
+    Set an error flag if the index is out of range, or if it is negative and `wraps` is 0. A GPU does not wrap
+    negative indices.
+    """
     place = position + length if -length <= position < 0 else position if 0 <= position < length else -1
     if place < 0 or place != position and not wraps:
         set_error(state, BOUNDS)
@@ -195,5 +222,6 @@ def resolve_index(position, length, state, wraps):
 
 @int64_helper
 def clamp_index(position, length, state, wraps):
-    """Return the position of an index of a part. An index out of range becomes 0, and sets an error flag."""
+    """Return an index of a subarray as a valid index. An index out of range sets an error flag and becomes
+    0."""
     return position if 0 <= position < length else max(resolve_index(position, length, state, wraps), 0)

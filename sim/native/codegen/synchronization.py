@@ -1,5 +1,5 @@
-"""Functions that a kernel's text calls around its regions: barriers, loops that count iterations, and
-agreement between threads."""
+"""Functions that generated code calls between regions: barriers, iteration limits, and checks that threads
+agree on control flow."""
 
 from numba import int64, types
 from numba.core import cgutils
@@ -24,13 +24,14 @@ EXPORTED = set(
     " barrier is_stopped count_iteration count_range check_interrupt".split()
 )
 
-MUCH = 1 << 16  # log entries after which the log is replayed to the observers
+REPLAY_THRESHOLD = 1 << 16  # log entries after which a launch pauses at the end of a block, to replay the log
 # Exit codes of a region. They begin at 10 because a region that evaluates a test returns 0 or 1 (`is_true`).
 NO_THREAD, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13
 
 
 @int64_helper
 def begin_block(state, threads, position, while_limit, for_limit):
+    """Reset the per-block state before the block at linear index `position` runs."""
     state.epoch += 1
     state.block_start = state.epoch
     state.first_epochs[position] = state.epoch
@@ -46,26 +47,30 @@ def begin_block(state, threads, position, while_limit, for_limit):
 
 @int64_helper
 def end_block(state) -> bool:
-    """Store the block's error flags. Return whether the launch ends here."""
+    """Store the block's error flags. Return True if the launch has to stop or pause."""
     state.block_errors[state.position] = state.errors
+    # Check for Ctrl-C every 64 blocks.
     if state.position & 63 == 63:
         check_interrupt(state)
-    if state.log_count > MUCH and state.stopped < OF_LAUNCH:
+    if state.log_count > REPLAY_THRESHOLD and state.stopped < OF_LAUNCH:
         state.stopped = FULL
     return state.stopped >= OF_LAUNCH
 
 
 @int64_helper
 def diverge(state):
-    """Stop the block, because its threads have diverged."""
+    """Stop the current block, because its threads have diverged."""
     set_error(state, DIVERGED)
     state.stopped = max(state.stopped, OF_BLOCK)
 
 
 @int64_helper
 def barrier(state) -> bool:
-    """Pass a barrier of the block. Return False if the block has to stop. Threads that returned while
-    others wait are diverged, which the interpreter explains."""
+    """Pass a block-wide barrier. Return False if the block has to stop.
+
+    A barrier that some threads can never reach, because they have returned, counts as divergence. The
+    interpreter produces the finding.
+    """
     if state.returned_count:
         diverge(state)
     state.epoch += 1
@@ -75,17 +80,24 @@ def barrier(state) -> bool:
 
 @int64_helper
 def is_stopped(state) -> bool:
+    """Return whether the block or the launch has to stop."""
     return state.stopped != 0
 
 
-# --- threads that must agree --------------------------------------------------------------------------------
+# --- agreement between threads ------------------------------------------------------------------------------
 
 
 @int64_helper
 def agree(state, before, now, thread):
-    """Return the common exit code of the threads so far. END counts only if all threads return it."""
+    """Combine the exit code `now` of a thread with the common exit code `before` of the threads so far, and
+    return the new common code. Threads diverge if two codes other than END differ.
+
+    A returned thread does not participate in later decisions, so the result is END only if every thread
+    returned END.
+    """
     if now == END:
         state.returned[thread] = 1
+        # Record the segment in which the thread returned. Entries from 1024 on are per warp.
         left = state.own_entry >> SEGMENT_SHIFT
         state.returned_at[thread] = left
         state.returned_at[1024 + (thread >> WARP_SHIFT)] = left
@@ -96,6 +108,7 @@ def agree(state, before, now, thread):
 
 @int64_helper
 def agree_warps(state, before, now):
+    """Combine the exit codes of warps, in the same way as `agree` but without recording returned threads."""
     if before != NO_THREAD and before != END and before != now and now != END:
         diverge(state)
     return before if now == END and before != NO_THREAD else now
@@ -103,16 +116,20 @@ def agree_warps(state, before, now):
 
 @int64_helper
 def is_true(state, exit_code) -> bool:
+    """Return whether the threads agreed that a test is true. False if the block has stopped."""
     return exit_code == 1 and state.stopped == 0
 
 
 @inline_always
 def span(start, stop, step):
+    """Return the bounds of a range as int64 values."""
     return int64(start), int64(stop), int64(step)
 
 
 @inline_always
 def agree_span(state, before, now):
+    """Combine the bounds of a thread's range with the bounds of earlier threads. Different bounds diverge. A
+    step of 0 in `before` means that no thread has been seen yet."""
     if before[2] != 0 and before != now:
         diverge(state)
     return now
@@ -120,16 +137,17 @@ def agree_span(state, before, now):
 
 @int64_helper
 def step_of(step):
-    """Return the agreed step of a loop. If no thread is left, the step is 0, and any other number works."""
+    """Return the agreed step of a loop. If all threads have returned, the step is 0, and any other value
+    works, because the loop body then does nothing."""
     return step if step != 0 else 1
 
 
-# --- counted loops ------------------------------------------------------------------------------------------
+# --- iteration limits ---------------------------------------------------------------------------------------
 
 
 @int64_helper(inline=False)
 def check_interrupt(state) -> bool:
-    """Check for Ctrl-C. Return whether the launch ends."""
+    """Stop the launch if the user pressed Ctrl-C. Return whether the launch has to stop."""
     if poll_interrupt():
         state.stopped = INTERRUPTED
     return state.stopped >= OF_LAUNCH
@@ -137,18 +155,19 @@ def check_interrupt(state) -> bool:
 
 @int64_helper
 def exhaust(state):
-    """End the launch, because a loop has exceeded its limit of iterations."""
+    """Stop the launch, because its loops exceeded an iteration limit."""
     set_error(state, EXHAUSTED)
     state.stopped = max(state.stopped, OF_LAUNCH)
 
 
 @int64_helper
 def count_iteration(state) -> bool:
-    """Count an iteration of a `while` loop. Return False when the block has used up its iterations, or has
+    """Count one iteration of a `while` loop. Return False if the limit is exceeded or the block has
     stopped."""
     state.while_left -= 1
     if state.while_left < 0:
         exhaust(state)
+    # Polling costs a call into Python, so poll every 65,536 iterations.
     elif state.while_left & 0xFFFF == 0:
         check_interrupt(state)
     return state.stopped == 0
@@ -156,6 +175,7 @@ def count_iteration(state) -> bool:
 
 @int64_helper
 def range_length(start, stop, step):
+    """Return `len(range(start, stop, step))`, or 0 for a step of 0."""
     if step == 0:
         return 0
     return max(0, (stop - start + step - 1) // step if step > 0 else (stop - start + step + 1) // step)
@@ -163,8 +183,8 @@ def range_length(start, stop, step):
 
 @int64_helper
 def count_iterations(state, count) -> bool:
-    """Return whether a `for` loop may run this many iterations. It may not when the block has used up its
-    iterations, or has stopped."""
+    """Subtract the iterations of a `for` loop from the block's budget. Return False if the budget is exceeded
+    or the block has stopped."""
     before = state.for_left
     state.for_left -= count
     if state.for_left < 0:
@@ -176,13 +196,14 @@ def count_iterations(state, count) -> bool:
 
 @int64_helper
 def limit_stop(state, start, stop, step):
-    """Return the stop of a `for` loop's range: `start`, for an empty range, if the loop may not run."""
+    """Return the `stop` of a `for` loop's range, or `start` if the loop must not run."""
     return stop if count_iterations(state, range_length(start, stop, step)) else start
 
 
 @intrinsic
 def count_range(typing, state, start, stop, step):
-    """Return `range(start, stop, step)`, or an empty range if the loop may not run."""
+    """Return `range(start, stop, step)`, or an empty range if the iteration limit is exceeded or the block
+    has stopped."""
 
     def code(context, builder, signature, arguments):
         state, *bounds = arguments

@@ -1,4 +1,4 @@
-"""Indices of blocks and threads, for lowered text."""
+"""Current thread and block: indices for generated code, and checks of unassigned variables."""
 
 from collections import namedtuple
 
@@ -18,18 +18,19 @@ DIM3 = types.NamedUniTuple(int32, 3, Dim3)
 
 @int64_helper
 def dim3(x, y, z) -> DIM3:
+    """Return a Dim3 of three int32."""
     return x, y, z
 
 
 @int64_helper
 def block_index(position, width, height) -> DIM3:
-    """Return the index of the block at `position` in the grid, x fastest."""
+    """Return blockIdx for a linear block index, x fastest."""
     return position % width, position // width % height, position // (width * height)
 
 
 @int64_helper
 def start_thread(state, thread) -> DIM3:
-    """Make `thread` the running thread, and return its index."""
+    """Make `thread` the current thread, and return its threadIdx."""
     segment = state.segments[thread >> WARP_SHIFT]
     state.own_entry = state.epoch << EPOCH_SHIFT | segment << SEGMENT_SHIFT | thread
     index = state.indices[thread]
@@ -38,24 +39,29 @@ def start_thread(state, thread) -> DIM3:
 
 @int64_helper
 def has_returned(state, thread) -> bool:
+    """Return whether a thread has returned from the kernel."""
     return state.returned[thread]
 
 
 @int64_helper
 def lane_of(thread) -> int32:
+    """Return the lane of a thread within its warp."""
     return thread & 31
 
 
 @int64_helper
 def lanemask_lt(thread) -> uint32:
+    """Return the mask of the lanes below the thread's own lane."""
     return (1 << (thread & 31)) - 1
 
 
-# --- variables ----------------------------------------------------------------------------------------------
+# --- unassigned variables -----------------------------------------------------------------------------------
 
 
 @int64_helper
 def record_unset(state, is_set, slot):
+    """Record the current thread in `unset[slot]` if it reads an unassigned variable. The smallest thread is
+    kept, so findings do not depend on the order of execution."""
     reader = 1 + (state.position << THREAD_BITS | state.own_entry & THREAD)
     if not is_set:
         state.unset[slot] = reader if state.unset[slot] == 0 else min(state.unset[slot], reader)
@@ -63,8 +69,8 @@ def record_unset(state, is_set, slot):
 
 @intrinsic
 def check_assigned(typing, state, value, is_set, slot):
-    """Return the `value` of a variable that a thread may not have assigned. If it has not, record that,
-    and return 0 for a number, because LLVM leaves the value undefined."""
+    """Return the value of a variable, and record the read if the thread has not assigned the variable. An
+    unassigned number reads as 0, because LLVM would leave it undefined."""
 
     def code(context, builder, signature, arguments):
         state, found, is_set, slot = arguments

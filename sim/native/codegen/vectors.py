@@ -1,5 +1,5 @@
-"""CUDA's vector types in compiled code: named tuples such as float4, made of numbers and shorter vectors
-as in sim.isa.vectors."""
+"""CUDA's vector types (float4, int2, ...) in compiled code: named tuples, constructed from numbers and
+shorter vectors as in sim.isa.vectors."""
 
 from collections import namedtuple
 
@@ -14,7 +14,7 @@ EXPORTED = {f"cuda_{name}" for name in VECTORS}
 
 
 def constructor(vector):
-    """Return the function (numbers and shorter vectors) -> named tuple, for a type of sim.isa.vectors."""
+    """Return the constructor of a vector type for compiled code."""
     vector_type, number = namedtuple(vector.__name__, tuple(vector.names)), numba_type_of(vector.dtype)
 
     def construct(*parts):
@@ -25,6 +25,7 @@ def constructor(vector):
         numbers = [f"parts[{i}]{member}" for i, part in enumerate(parts) for member in members(part)]
         if len(numbers) != len(vector.names):
             return None
+        # Numba needs a function with a fixed number of arguments for each combination of types.
         exec(
             f"def made(*parts):\n    return vector_type({', '.join(f'number({text})' for text in numbers)})",
             names := {"vector_type": vector_type, "number": number},
@@ -35,7 +36,8 @@ def constructor(vector):
 
 
 def members(part):
-    """Return the suffixes, as text, that select the numbers in an argument of this type."""
+    """Return the suffixes that select the numbers in a constructor argument of this Numba type: `[0]`, `[1]`,
+    ... for a vector, "" for a number."""
     return [f"[{position}]" for position in range(len(part))] if isinstance(part, types.BaseTuple) else [""]
 
 

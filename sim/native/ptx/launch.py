@@ -1,4 +1,5 @@
-"""A compiled launch of a PTX kernel, with memory laid out as the interpreter does."""
+"""Execution of one launch of a PTX kernel in compiled code. Memory has the same simulated addresses as in the
+interpreter."""
 
 import numpy as np
 
@@ -16,15 +17,17 @@ from sim.native.split.specialize import memoize
 from sim.observers import DEFAULT
 from sim.ptx.run import Run
 
-WHILE_LIMIT = 1 << 31  # of the loops of a block
+WHILE_LIMIT = 1 << 31  # iterations of all loops in one block
 
 
 class PtxAttempt(Attempt):
-    """One launch of a kernel of sim.ptx in compiled code."""
+    """An attempt to run one launch of a PTX kernel in compiled code."""
 
     may_raise = False
 
     def prepare(self):
+        """Compile the kernel and allocate its memory. Raise CannotLower if the launch needs the
+        interpreter."""
         launch = self.launch
         if not self.observer_classes <= set(DEFAULT):
             raise CannotLower("counters of PTX are the interpreter's")
@@ -38,7 +41,8 @@ class PtxAttempt(Attempt):
             raise CannotLower("the heap holds memory of an earlier launch")
 
     def lay_out(self):
-        """Give the launch the same addresses and parameters as the interpreter does."""
+        """Allocate memory and bind parameters as the interpreter does, so that simulated addresses are
+        equal."""
         launch = self.launch
         space, order = launch.function.module.address_space(), Seeded(np.random.default_rng(0))
         context = Context([], launch.spec, space, launch.block, order)
@@ -48,6 +52,8 @@ class PtxAttempt(Attempt):
             if name not in self.source.calls:
                 values[name] = make(self.layout)
         self.values = {name: as_number(values[name], self.source.ptx_types[name]) for name in values}
+        # `fixed` regions exist once per launch: arrays that the host passes (their `keep` is not None) and
+        # variables of the module.
         fixed = [region.allocation for region in self.layout.memory.fixed]
         self.arrays = {a.name: a.root for a in fixed if a.keep is not None}
         self.variables = [a for a in fixed if a.keep is None]
@@ -55,11 +61,12 @@ class PtxAttempt(Attempt):
         self.written = [name for name, root in self.arrays.items() if writes and root.flags.writeable]
 
     def run(self):
-        # the module keeps what a launch stores in its variables
+        """Run the blocks. Save the variables of the module first, because they persist between launches."""
         self.variables_before = [(a.root, a.root.copy()) for a in self.variables if a.writable]
         super().run()
 
     def restore(self):
+        """Restore the arguments and the module's variables to their contents before the launch."""
         super().restore()
         for root, before in self.variables_before:
             root[...] = before
@@ -67,6 +74,8 @@ class PtxAttempt(Attempt):
     # --- memory ---------------------------------------------------------------------------------------------
 
     def arguments(self):
+        """Build the table of memory regions. Return the arguments of the compiled grid function that follow
+        `state`."""
         table = Table(self.source.site_count, self.layout.memory.space, len(self.source.atomic_widths) > 1)
         for name in self.source.local_positions:
             allocation = self.layout.allocations[name]
@@ -80,6 +89,7 @@ class PtxAttempt(Attempt):
         return [self.spill_address(), *(self.values[name] for name in self.program.lowered.parameters)]
 
     def add_fixed(self, table, allocation):
+        """Add a region that exists once per launch: global or constant memory."""
         empty = starts_empty(allocation.unwritten, allocation.name)
         changes = allocation.space == "global" and self.source.stores
         watch = BARE if not self.watched else EMPTY if empty else GLOBAL if changes else BARE
@@ -88,14 +98,18 @@ class PtxAttempt(Attempt):
         table.add(allocation, allocation.root, watch, itemsize, fixed)
 
     def add_own(self, table, allocation, watch, copies, **how):
-        """Add a region that each block, or thread, has for itself."""
+        """Add a region of which each block or thread has its own copy.
+
+        copies: the number of copies to allocate; 1 for shared memory, because blocks run one after another.
+        """
         own = np.full(allocation.root.size * copies, 0xFF, np.uint8)
         itemsize = self.source.narrowest[allocation.space] // 8
         table.add(allocation, own, watch if self.watched else BARE, itemsize, **how)
 
 
 def as_number(value, ptx_type):
-    """Return a number of the launch in the form that compiled code takes."""
+    """Return a per-launch constant in the form that compiled code accepts: integers become the int64 with the
+    same 64 bits."""
     if ptx_type in ("f32", "f64"):
         return value
     return int(np.uint64(int(value) & (1 << 64) - 1).astype(np.int64))

@@ -1,5 +1,5 @@
-"""A lowered PTX kernel: the statements that sim.ptx writes for one thread, prepared for loop fission,
-without code that only the interpreter needs."""
+"""Lowering of a PTX kernel: generates statements for one thread with sim.ptx, omits code that only the
+interpreter needs, and groups statements into runs."""
 
 import ast
 import re
@@ -23,26 +23,30 @@ from sim.ptx.warps import form_of
 
 
 class Lowering(Program):
-    """A Program whose source is for compiled code.
+    """A Program (sim.ptx.program) that generates statements for compilation.
 
-    `calls`: name of a function of memory -> its operation.
-    `sync_points`: name in the source -> (synchronising instruction, types of its operands, types of its
-        results).
-    `ptx_types`: variable -> its PTX type.
+    Memory operations and synchronisation points become calls of named functions. This class records what each
+    name refers to:
+
+    calls: name -> (operation of sim.native.ptx.runs, *its arguments).
+    sync_points: name -> (synchronising instruction, PTX types of its operands, PTX types of its results).
+    ptx_types: variable -> its PTX type.
     """
 
-    passes_origins = False  # no function is called
+    passes_origins = False  # calls of device functions have no compiled form
 
     def __init__(self, text, origin, entry):
         self.calls, self.sync_points, self.ptx_types = {}, {}, {"go": "s64", "carry": "u32"}
-        self.site_count = 0  # accesses to memory, each of which has a number
-        self.fetches = {}  # name of a stop -> what reads its operands from memory
-        self.local_positions = {}  # local variable -> its place among the regions
-        self.narrowest = {"shared": 64, "local": 64}  # bits of the smallest accesses
-        self.atomic_widths = set()  # bits
+        self.site_count = 0  # number of memory accesses; each has an index
+        self.fetches = {}  # sync point -> name of the function that loads its operands from memory
+        self.local_positions = {}  # local variable -> index of its region in the table
+        self.narrowest = {"shared": 64, "local": 64}  # state space -> bits of its narrowest access
+        self.atomic_widths = set()  # widths of the kernel's atomics, in bits
         super().__init__(text, origin, entry, False, True)
 
     def translate(self):
+        """Return the Python source of the kernel, and record the PTX type of each variable. Raise CannotLower
+        for instructions without a compiled form."""
         self.function = self.entry
         writer = Writer(self, self.entry, False)
         lines = writer.write()
@@ -59,17 +63,19 @@ class Lowering(Program):
     # --- names ----------------------------------------------------------------------------------------------
 
     def constant(self, operand, ptx_type):
+        """Return the text of an operand. Floating-point constants become named values."""
         text = super().constant(operand, ptx_type)
         if text in self.factories:
             self.calls[text] = "float", ptx_type, int(text.partition("_")[2], 16)
         return text
 
     def shared_name(self, name, make):
-        """Return the name of a per-launch constant, which is a parameter of the kernel."""
+        """Return the name of a per-launch constant, which becomes a parameter of the kernel."""
         self.ptx_types[name] = "u64"
         return super().shared_name(name, make)
 
     def special(self, name):
+        """Return the text of a special register such as `%tid.x`."""
         stem, _, axis = name.partition(".")
         if f"{stem}_{axis}" in SPECIAL:
             return f"{stem}_{axis}"
@@ -79,11 +85,13 @@ class Lowering(Program):
         return text.replace("thread.lane", "(linear & 31)").replace("thread.warp", "(linear >> 5)")
 
     def argument(self, name, at, ptx_type):
+        """Return the text of a kernel parameter, and record its type."""
         text = super().argument(name, at, ptx_type)
         self.ptx_types[text] = ptx_type
         return text
 
     def push_frame(self, variable):
+        """Return the name of the function that initialises a local variable and returns its address."""
         base = self.shared_name(python_name(variable.name, "at_v"), lambda run: run.address(variable))
         self.ptx_types[python_name(variable.name)] = "u64"
         name = python_name(variable.name, "push_frame_v")
@@ -94,7 +102,7 @@ class Lowering(Program):
     # --- memory ---------------------------------------------------------------------------------------------
 
     def number_access(self, ptx_type, space):
-        """Return the number of an access."""
+        """Return the index of a new memory access, and update the narrowest access of its state space."""
         for of in ("shared", "local"):
             if space in (of, "generic"):
                 self.narrowest[of] = min(self.narrowest[of], WIDTHS[ptx_type])
@@ -102,26 +110,33 @@ class Lowering(Program):
         return self.site_count - 1
 
     def add_call(self, what, *rest):
+        """Return a new name for an operation of sim.native.ptx.runs with these arguments."""
         name = f"{what}_{next(self.counter)}"
         self.calls[name] = what, *rest
         return name
 
     def load(self, ptx_type, space, count):
+        """Return the name of a function that loads `count` elements."""
         return self.add_call("load", ptx_type, space, count, self.number_access(ptx_type, space))
 
     def store(self, ptx_type, space, count):
+        """Return the name of a function that stores `count` elements."""
         return self.add_call("store", ptx_type, space, count, self.number_access(ptx_type, space))
 
     def origin_of_load(self, space, nbytes):
+        """Return the name of a function that tests whether loaded bytes are undefined."""
         return self.add_call("origin", space, nbytes)
 
     def store_undefined(self, space, nbytes):
+        """Return the name of a function that marks stored bytes as undefined."""
         return self.add_call("store_undefined", space, nbytes)
 
     def report_undefined(self):
+        """Return the name of a function that reports the use of an undefined value."""
         return self.add_call("report")
 
     def atomic(self, access):
+        """Return (PTX type, name of a function) for an atomic operation."""
         if access.type not in VIEWS or access.reach == "block" and access.space != "shared":
             raise Missing
         ptx_type, *_ = atomics.atomic_semantics(access)
@@ -130,22 +145,30 @@ class Lowering(Program):
         return ptx_type, self.add_call("atomic", name, ptx_type, access.space, site)
 
     def trap(self):
+        """Return the name of a function for the `trap` instruction."""
         return self.add_call("trap")
 
     def refuse(self, *_):
+        """Decline an operation that has no compiled form."""
         raise Missing
 
     strong = transfer = named_barrier = fence_call = callee_name = pointer_call = refuse
 
-    # --- waiting --------------------------------------------------------------------------------------------
+    # --- synchronisation points -----------------------------------------------------------------------------
 
     def whole_barrier(self, vote, number):
+        """Return the name of a function for a block-wide barrier, with or without a vote."""
         name = f"barrier_{next(self.counter)}"
         given, got = (("pred",), ("s64",)) if vote else ((), ())
         self.sync_points[name] = vote.name if vote else "syncthreads", given, got
         return name
 
     def warp_call(self, entry, space=None):
+        """Return the name of a function for a warp instruction.
+
+        entry: its entry in sim.isa.
+        space: the state space from which it loads its operands (`ldmatrix`), or None.
+        """
         if self.item.names[0] == "wmma":
             raise Missing
         given = dict.fromkeys(entry.operands, "u32")
@@ -163,25 +186,27 @@ class Lowering(Program):
 
 
 def of_register(ptx_type):
-    """Return the type of a register for an operand or result of this type."""
+    """Return the register type for an operand type: untyped bits (b32) become unsigned integers (u32)."""
     return ptx_type.replace("b", "u") if ptx_type[0] == "b" else ptx_type
 
 
 class Statements:
-    """The statements of a Lowering, in the form that loop fission takes."""
+    """The statements of a Lowering, prepared for loop fission: synchronisation points are marked, and all
+    other straight-line code is grouped into runs."""
 
     def __init__(self, source):
         self.source, self.module = source, Parts(set(source.ptx_types) | set(SPECIAL))
         tree = ast.parse(source.source).body[0]
-        self.runs = []  # (statement that calls it, its statements)
-        self.statements = self.suite(tree.body[1:])  # without `thread = current.thread`
-        given = [name for name in source.factories if name not in source.calls]  # numbers of the launch
+        self.runs = []  # (placeholder statement, statements of the run)
+        self.statements = self.suite(tree.body[1:])  # skip `thread = current.thread`
+        given = [name for name in source.factories if name not in source.calls]  # per-launch constants
         self.parameters = ["table", *dict.fromkeys([*source.arguments.values(), *given])]
         self.name_runs()
 
     # --- structure ------------------------------------------------------------------------------------------
 
     def suite(self, nodes):
+        """Return the statements that replace a list of statements, with placeholders for runs."""
         found, run = [], []
         for node in nodes:
             if isinstance(node, (ast.Assign, ast.Expr)):
@@ -201,6 +226,8 @@ class Statements:
         return found + self.run(run)
 
     def run(self, nodes):
+        """Return a placeholder for a run of statements. Return [] for an empty run, and plain jumps
+        unchanged."""
         if not nodes:
             return []
         if all(is_jump(node) for node in nodes):
@@ -210,8 +237,8 @@ class Statements:
         return [statement]
 
     def split_at_sync(self, node):
-        """Return (statements before, the synchronising statement, statements after) of a statement with a
-        synchronisation point."""
+        """Return (statements before, synchronising statement, statement after) for a statement with a
+        synchronisation point, or None for any other statement."""
         calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
         calls = [call for call in calls if getattr(call.func, "id", "") in self.source.sync_points]
         if not calls:
@@ -226,11 +253,13 @@ class Statements:
             before = [f"({', '.join(given)},) = {fetch}({', '.join(arguments)})"]
         to = f"{', '.join(got)} = " if got else ""
         *before, waits = ast.parse("\n".join([*before, f"{to}{what}({', '.join(given)})"])).body
+        # The site is not used, because PTX launches are not logged.
         waits.value.sync, waits.value.site = what, 0
         replace_node(call, ast.parse(f"({', '.join(got)})", mode="eval").body)
         return before, waits, node if got else None
 
     def variable(self, name, ptx_type):
+        """Return a new variable with this PTX type."""
         name = self.module.fresh_name(name)
         self.source.ptx_types[name] = ptx_type
         return name
@@ -238,7 +267,12 @@ class Statements:
     # --- runs -----------------------------------------------------------------------------------------------
 
     def name_runs(self):
-        """Make each run a call of a function, and add its text to the module."""
+        """Replace each placeholder by a call of its run, and define the runs as constants of the generated
+        module.
+
+        Inputs of a run are the variables that it may read before assigning them. Outputs are the variables
+        that it assigns and that any other code may read.
+        """
         wanted = set().union(
             *(exposed_reads(nodes) for _, nodes in self.runs), *map(tested_names, self.statements)
         )
@@ -250,6 +284,7 @@ class Statements:
             inputs |= {v: ptx_types[v] for v in read if v in ptx_types}
             named = {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
             calls = {v: self.source.calls[v] for v in sorted(named & set(self.source.calls))}
+            # `renew` reads the base address, although it is not among its arguments.
             bases = {call[2] for call in calls.values() if call[0] == "renew"}
             inputs |= {v: ptx_types[v] for v in sorted(bases)}
             text = "\n".join(map(ast.unparse, map(ast.fix_missing_locations, nodes)))
@@ -261,11 +296,12 @@ class Statements:
             replace_node(statement, ast.parse(f"{to}{name}({arguments})").body[0])
 
     def numba_types(self):
+        """Return {variable: its Numba type}."""
         return {name: numba_type_of(ptx_type) for name, ptx_type in self.source.ptx_types.items()}
 
 
 def tested_names(node):
-    """Return the names that tests and synchronisation points read."""
+    """Return the names that tests and synchronisation points in a statement read."""
     found = set()
     for part in ast.walk(node):
         if isinstance(part, (ast.If, ast.While)):
@@ -276,16 +312,18 @@ def tested_names(node):
 
 
 def is_tick(node):
+    """Return whether a statement counts a loop iteration, which only the interpreter does."""
     return isinstance(node, ast.Expr) and getattr(getattr(node.value, "func", None), "id", "") == "tick"
 
 
 def is_jump(node):
+    """Return whether a statement assigns a constant to `go`, the index of the next basic block."""
     constant = isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
     return constant and node.targets[0].id == "go"
 
 
 def replace_node(node, other):
-    """Replace a statement by another, in place."""
+    """Turn a syntax-tree node into another one in place, so that its parents refer to the new one."""
     node.__class__ = other.__class__
     node.__dict__.update(other.__dict__)
 
@@ -294,7 +332,8 @@ def replace_node(node, other):
 
 
 def compile_kernel(kernel):
-    """Return (Lowering, Fissioned) of a kernel of load_ptx. Raise CannotLower or LaunchError."""
+    """Return (Lowering, CompiledKernel) of a kernel that was loaded by load_ptx. Raise CannotLower if it has
+    no compiled form, and LaunchError if it is invalid."""
     source = Lowering(kernel.module.text, kernel.module.origin, kernel.function)
     made = Statements(source)
     name = made.module.stem(re.sub(r"\W", "_", kernel.__name__))

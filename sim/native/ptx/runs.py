@@ -1,4 +1,5 @@
-"""A run of PTX instructions without a jump or a synchronisation point, compiled as one function."""
+"""Compilation of a run: a sequence of PTX instructions without a jump or synchronisation point becomes one
+LLVM function."""
 
 import ast
 import functools
@@ -16,24 +17,27 @@ from sim.native.ptx.memory import forget, is_undefined, locator, reset_local, wa
 from sim.native.ptx.values import FLOATS, I64, Integer, Predicate
 from sim.ptx.regions import WINDOWS
 
-# what a value is -> its type in Numba: a float, a predicate, or a whole number, as 64 bits
+# PTX type -> Numba type; integer registers are int64
 NUMBA = {"f32": float32, "f64": float64, "pred": boolean, "index": int32}
+# Special registers: name in the text of a run -> expression in the generated module.
 SPECIAL = {f"{name}_{axis}": f"{operation}.{axis}" for axis in "xyz" for name, operation in (
     ("tid", "threadIdx"), ("ctaid", "blockIdx"), ("ntid", "blockDim"), ("nctaid", "gridDim"))}  # fmt: skip
-SPECIAL |= {"linear": "thread"}  # a name in the text of a run -> the kernel's
+SPECIAL |= {"linear": "thread"}
 
 
 def numba_type_of(ptx_type):
+    """Return the Numba type of a variable with this PTX type."""
     return NUMBA.get(ptx_type, int64)
 
 
 def ptx_run(name, inputs, outputs, calls, text):
-    """Return the function of `inputs` ({name: type}: f32, f64, pred, or an integer type such as u32) that
-    returns the `outputs`: one value, a tuple, or None.
+    """Return the intrinsic that executes a run. It accepts the inputs and returns the outputs: one value, a
+    tuple, or None.
 
-    `text`: statements in Python, as sim.ptx writes them.
-    `calls`: {function of memory that they call: (operation, ...)}. If there are any, the first
-        parameters are the table of memory, the thread and the state.
+    inputs, outputs: {variable: PTX type}. Types are f32, f64, pred, or integer types such as u32.
+    calls: {function that accesses memory: (operation, *arguments)}. If there are any, the intrinsic's first
+        parameters are the table of regions, the thread, and the launch state.
+    text: Python statements, as sim.ptx generates them.
     """
     first = ["table", "thread", "state"] if calls else []
     given = [*map(numba_type_of, inputs.values())]
@@ -57,12 +61,16 @@ def ptx_run(name, inputs, outputs, calls, text):
 
 @functools.lru_cache(maxsize=4096)
 def parse_statements(text):
+    """Return the syntax trees of statements."""
     return ast.parse(text).body
 
 
 class RunCompiler(Evaluator):
-    """An evaluator of a run. `calls`: the operations of its functions of memory. `machine`: the table, the
-    thread, the state."""
+    """An Evaluator for the statements of one run.
+
+    calls: as in `ptx_run`.
+    machine: LLVM values of the table, the thread and the launch state.
+    """
 
     def __init__(self, context, builder, calls, machine):
         super().__init__(context, builder, {}, self.call)
@@ -73,19 +81,21 @@ class RunCompiler(Evaluator):
                 self.names[name] = self.of_bits(self.to_integer(bits), ptx_type)
 
     def call(self, name, given):
+        """Emit a call of a function in `calls`. Return NotImplemented for other names."""
         if name not in self.calls:
             return NotImplemented
         operation, *rest = self.calls[name]
         return getattr(self, f"do_{operation}")(*rest, *given)
 
     def call_helper(self, function, *codes):
-        """Return a call of an int64 runtime helper."""
+        """Emit a call of an int64 runtime helper."""
         return function.helper.call(self.context, self.builder, *codes)
 
     # --- memory ---------------------------------------------------------------------------------------------
 
     def locate(self, watched, ptx_type, space, count, site, address):
-        """Return pointers to the accessed elements."""
+        """Emit the address translation and checks of an access. Return pointers to its `count` elements on
+        the host."""
         size, (table, thread, state) = WIDTHS[ptx_type] // 8, self.machine
         address = self.add(self.to_integer(address), self.to_integer(WINDOWS.get(space, 0)))
         codes = table, I64(site), self.resize(address, 64), thread, state
@@ -95,12 +105,14 @@ class RunCompiler(Evaluator):
         return [self.builder.inttoptr(at, element.as_pointer()) for at in places]
 
     def do_load(self, ptx_type, space, count, site, address):
+        """Emit a load of `count` elements."""
         pointers = self.locate(watch_ptx_load, ptx_type, space, count, site, address)
         values = tuple(self.of_code(self.builder.load(pointer), ptx_type) for pointer in pointers)
         return values[0] if count == 1 else values
 
     def do_row(self, lanes, space, site, address):
-        """Return the running thread's four 32-bit values if its lane is below `lanes`, else zeros."""
+        """Emit the operand load of `ldmatrix`: lanes below `lanes` load a row of four 32-bit values; other
+        lanes get zeros."""
         word, (_, thread, _) = ir.IntType(32), self.machine
         row = cgutils.alloca_once_value(self.builder, ir.Constant(ir.ArrayType(word, 4), None))
         pointers = [self.builder.gep(row, [word(0), word(i)]) for i in range(4)]
@@ -113,11 +125,14 @@ class RunCompiler(Evaluator):
         return tuple(self.of_code(self.builder.load(pointer), "u32") for pointer in pointers)
 
     def do_store(self, ptx_type, space, count, site, address, *values):
+        """Emit a store of one value per element."""
         pointers = self.locate(watch_store, ptx_type, space, count, site, address)
         for pointer, value in zip(pointers, values):
             self.builder.store(self.code_of(value, ptx_type), pointer)
 
     def do_atomic(self, operation, ptx_type, space, site, address, *operands):
+        """Emit an atomic operation, and return the old value. Threads run one after another, so a plain load
+        and store suffice."""
         (pointer,) = self.locate(watch_atomic, ptx_type, space, 1, site, address)
         old = self.of_code(self.builder.load(pointer), ptx_type)
         new = self.apply(by_ptx(operation).semantics, [old, *operands], {})
@@ -125,31 +140,35 @@ class RunCompiler(Evaluator):
         return old
 
     def do_renew(self, position, first, nbytes):
-        """Make the thread's local memory fresh, and return the address of its bytes."""
+        """Fill a thread's local variable with poison, and return its simulated address."""
         table, thread, _ = self.machine
         self.call_helper(reset_local, table, I64(position), thread)
         mine = self.mul(Integer(thread, 0, 1023), self.to_integer(nbytes))
         return self.add(self.names[first], mine)
 
-    # --- undefined values (sim.ptx.undefined): an origin is a predicate here --------------------------------
+    # --- undefined values (sim.ptx.undefined): in compiled code, an origin is a predicate -------------------
 
     def do_origin(self, space, nbytes, address):
+        """Return a predicate: whether loaded bytes are undefined."""
         found = self.call_helper(is_undefined, *self.local(space, nbytes, address))
         return Predicate(self.builder.icmp_signed("!=", found, I64(0)))
 
     def do_store_undefined(self, space, nbytes, address, origin):
+        """Mark stored bytes as undefined if `origin` is true."""
         with self.builder.if_then(self.to_predicate(origin)):
             self.call_helper(forget, *self.local(space, nbytes, address), self.machine[2])
 
     def do_report(self, origin):
+        """Set the flag UNWRITTEN if an undefined value is used."""
         with self.builder.if_then(self.to_predicate(origin)):
             self.call_helper(set_error, self.machine[2], I64(UNWRITTEN))
 
     def local(self, space, nbytes, address):
-        """Return the table, the generic address, the thread and the bytes of an access."""
+        """Return LLVM values for the table, the generic address, the thread and the number of bytes."""
         table, thread, _ = self.machine
         address = self.add(self.to_integer(address), self.to_integer(WINDOWS.get(space, 0)))
         return table, self.resize(address, 64), thread, I64(nbytes)
 
     def do_trap(self):
+        """Emit `trap`: set an error flag, and leave the rest to the interpreter."""
         self.call_helper(set_error, self.machine[2], I64(DIVERGED))
