@@ -74,7 +74,7 @@ def fields_of(dtype):
     return {*names}.union(*(fields_of(dtype.base[name]) for name in names))
 
 
-class Parts:
+class GeneratedModule:
     """The parts of a generated module: everything except the kernel's own statements.
 
     taken: names already in use.
@@ -140,7 +140,7 @@ class Parts:
         return self.sites.index(site)
 
 
-class Module(Parts):
+class Module(GeneratedModule):
     """The generated module of a Python kernel.
 
     dtypes: ((parameter, dtype), ...) for array parameters whose dtype the text depends on.

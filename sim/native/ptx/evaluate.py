@@ -1,7 +1,8 @@
-"""Translation of instructions' text, and of the functions of sim.isa that it calls, to LLVM code.
+"""Symbolic execution of reference implementations, which emits LLVM code.
 
-The evaluator follows the text as Python would run it. Values known while compiling are Python's own (a loop
-over `range(8)`, a shift by a constant); the others become code.
+The evaluator executes Python statements as Python would. Values that are known during compilation stay Python
+values, so a loop over `range(8)` is unrolled and a shift by a constant has a known count. All other values
+become LLVM code.
 """
 
 import ast
@@ -15,6 +16,7 @@ from sim.native.lower.module import CannotLower
 from sim.native.ptx import functions
 from sim.native.ptx.values import Arithmetic, Float, Integer, Predicate
 
+# operator -> (method for integers, LLVM instruction for floats, Python function for known values)
 OPERATORS = {
     ast.Add: ("add", "fadd", operator.add),
     ast.Sub: ("sub", "fsub", operator.sub),
@@ -28,6 +30,7 @@ OPERATORS = {
     ast.FloorDiv: (None, None, operator.floordiv),
     ast.Mod: (None, None, operator.mod),
 }
+# comparison -> (LLVM condition, Python function)
 COMPARISONS = {
     ast.Eq: ("==", operator.eq),
     ast.NotEq: ("!=", operator.ne),
@@ -38,16 +41,21 @@ COMPARISONS = {
     ast.Is: ("==", operator.is_),
     ast.IsNot: ("!=", operator.is_not),
 }
+# function of the operator module -> operator
 PLAIN = {plain: operation for operation, (*_, plain) in (OPERATORS | COMPARISONS).items()}
+# types of values that are not known during compilation
 CODE = (Integer, Predicate, Float)
 # Python builtins that reference implementations may call
 BUILTINS = {known.__name__: known for known in (min, max, abs, int, bool, range, float, type)}
 
 
 class Evaluator(Arithmetic):
-    """An evaluator of statements with `names`: {name: a Python value, or a value of
-    sim.native.ptx.values}. `special(name, arguments)` returns the value of a call that is no
-    instruction's, or NotImplemented."""
+    """An evaluator of Python statements.
+
+    names: {name: a Python value, or a value of sim.native.ptx.values}.
+    special: a function (name, arguments) that returns the value of a call of a function that sim.isa does not
+        define, or NotImplemented.
+    """
 
     def __init__(self, context, builder, names, special=None):
         super().__init__(context, builder)
@@ -56,7 +64,7 @@ class Evaluator(Arithmetic):
     # --- statements -----------------------------------------------------------------------------------------
 
     def run(self, statements):
-        """Evaluate statements, and return the value of a `return`."""
+        """Execute statements. Return the value of a `return` statement, or None."""
         for position, node in enumerate(statements):
             if isinstance(node, ast.Return):
                 return self.value(node.value)
@@ -78,6 +86,11 @@ class Evaluator(Arithmetic):
         return None
 
     def branch(self, node, rest):
+        """Execute an `if` statement and the statements after it.
+
+        If the test is not known during compilation, both paths are emitted, and the results are merged by
+        `select`. This is correct because the statements have no side effects.
+        """
         test = self.value(node.test)
         if not isinstance(test, CODE):
             return self.run([*(node.body if test else node.orelse), *rest])
@@ -93,6 +106,7 @@ class Evaluator(Arithmetic):
         return None
 
     def assign(self, target, value):
+        """Assign a value to a variable, or to a tuple of variables."""
         if isinstance(target, ast.Tuple):
             for part, one in zip(target.elts, value, strict=True):
                 self.assign(part, one)
@@ -102,9 +116,11 @@ class Evaluator(Arithmetic):
     # --- expressions ----------------------------------------------------------------------------------------
 
     def value(self, node):
+        """Return the value of an expression."""
         return getattr(self, f"eval_{type(node).__name__.lower()}", self.unknown)(node)
 
     def unknown(self, node):
+        """Reject an expression that is not supported."""
         raise CannotLower(f"`{ast.unparse(node)}`")
 
     def eval_constant(self, node):
@@ -122,6 +138,8 @@ class Evaluator(Arithmetic):
         return getattr(self.value(node.value), node.attr)
 
     def eval_subscript(self, node):
+        """Return an element of a tuple. An index that is not known during compilation becomes a chain of
+        selects."""
         values, index = self.value(node.value), self.value(node.slice)
         if not isinstance(index, CODE):
             return values[index]
@@ -134,6 +152,7 @@ class Evaluator(Arithmetic):
         return self.binary(type(node.op), self.value(node.left), self.value(node.right))
 
     def binary(self, operation, a, b):
+        """Return the result of a binary operator or comparison."""
         if operation in COMPARISONS:
             return self.compare_values(operation, a, b)
         whole, floating, plain = OPERATORS[operation]
@@ -164,15 +183,18 @@ class Evaluator(Arithmetic):
         return functools.reduce(self.conjunction, tests)
 
     def compare_values(self, operation, a, b):
+        """Return the result of a comparison."""
         sign, plain = COMPARISONS[operation]
         return self.compare(sign, a, b) if isinstance(a, CODE) or isinstance(b, CODE) else plain(a, b)
 
     def conjunction(self, a, b):
+        """Return `a and b`. Both operands are evaluated."""
         if not isinstance(a, CODE) and not isinstance(b, CODE):
             return a and b
         return Predicate(self.builder.and_(self.to_predicate(a), self.to_predicate(b)))
 
     def eval_boolop(self, node):
+        """Return the result of `and` or `or`. There is no short-circuit evaluation."""
         values = [self.value(part) for part in node.values]
         if not any(isinstance(value, CODE) for value in values):
             return all(values) if isinstance(node.op, ast.And) else any(values)
@@ -188,6 +210,7 @@ class Evaluator(Arithmetic):
     # --- calls ----------------------------------------------------------------------------------------------
 
     def eval_call(self, node):
+        """Return the result of a call of a function or method."""
         given = [self.value(part) for part in node.args]
         if isinstance(node.func, ast.Name) and node.func.id not in self.names:
             return self.call_named(node.func.id, given)
@@ -198,7 +221,7 @@ class Evaluator(Arithmetic):
         return self.apply(self.value(node.func), given, {k.arg: self.value(k.value) for k in node.keywords})
 
     def call_named(self, name, given):
-        """Return the value of a call by a name that instructions' text uses."""
+        """Return the result of a call by name, if the name is not a variable."""
         found = self.special(name, given) if self.special else NotImplemented
         if found is not NotImplemented:
             return found
@@ -213,6 +236,10 @@ class Evaluator(Arithmetic):
         return self.apply(BUILTINS[name], given, {})
 
     def apply(self, function, given, more):
+        """Return the result of calling a Python function. Call it directly if all arguments are known.
+
+        more: keyword arguments.
+        """
         if isinstance(function, functools.partial):
             return self.apply(function.func, [*function.args, *given], {**function.keywords, **more})
         known = functions.BUILTIN.get(name_of(function))
@@ -227,7 +254,7 @@ class Evaluator(Arithmetic):
         return self.inline_call(function, given, more)
 
     def inline_call(self, function, given, more):
-        """Return the result of a plain function, whose text is evaluated in place."""
+        """Return the result of a Python function by executing its source with a new evaluator."""
         bound = inspect.signature(function).bind(*given, **more)
         bound.apply_defaults()
         cells = zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ()))
@@ -236,7 +263,13 @@ class Evaluator(Arithmetic):
         return inner.run(body_of(function))
 
     def apply_to_halves(self, text, count, ptx_type, given):
-        """Apply an operation to both halves of registers."""
+        """Apply an operation to both 16-bit halves of packed registers, and return the packed results.
+
+        text: a Python expression in a, b, c.
+        count: number of operands.
+        ptx_type: type of a half.
+        given: the registers.
+        """
         parts = []
         for shift in map(self.to_integer, (0, 16)):
             halves = [self.of_bits(self.shr(self.to_integer(word), shift), ptx_type) for word in given]
@@ -246,17 +279,20 @@ class Evaluator(Arithmetic):
 
 
 def name_of(function):
+    """Return the name of a function, or a text for other objects."""
     return getattr(function, "__name__", str(function))
 
 
 @functools.cache
 def parse_expression(text):
+    """Return the syntax tree of an expression."""
     return ast.parse(text, mode="eval").body
 
 
 @functools.cache
 def body_of(function):
-    """Return the statements of a function, or of a lambda if it is the only one in its lines."""
+    """Return the statements of a function. A lambda becomes a `return` statement; it must be the only one in
+    its source lines."""
     try:
         text = textwrap.dedent(inspect.getsource(function))
     except OSError:
@@ -269,7 +305,11 @@ def body_of(function):
 
 
 def only_lambda(text):
-    """Return the lambda that a text begins with. The text after it may be no valid Python."""
+    """Return the syntax tree of the lambda with which a text begins.
+
+    `inspect` returns whole lines, so other code may follow the lambda. Characters are dropped from the end
+    until the rest is valid Python.
+    """
     try:
         return next(node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Lambda))
     except SyntaxError:

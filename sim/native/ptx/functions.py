@@ -1,8 +1,8 @@
-"""Compiled forms of PTX's float arithmetic, and of the functions that instructions' text calls.
+"""LLVM code for PTX's floating-point instructions, and for functions that reference implementations call.
 
-sim.isa defines the semantics; this file selects LLVM instructions with the same results. An entry without a
-form here whose reference implementation cannot be evaluated (sim.native.ptx.evaluate) is compiled by Numba,
-if it has a form for that.
+sim.isa defines the semantics; this module selects LLVM instructions with identical results. Instructions
+without a form here are compiled by evaluating their reference implementation (sim.native.ptx.evaluate), or by
+Numba if that fails.
 """
 
 import math
@@ -19,7 +19,7 @@ from sim.native.codegen.scalars import numba_type_of, to_integer
 from sim.native.lower.module import CannotLower
 from sim.native.ptx.values import DOUBLE, I64, Arithmetic, Float, Integer, Predicate
 
-# name -> (Evaluator, *operands) -> value
+# function called by reference implementations -> emitter (Evaluator, *operands) -> value
 BUILTIN = {
     "min": Arithmetic.minimum,
     "max": Arithmetic.maximum,
@@ -35,11 +35,12 @@ BUILTIN = {
 
 
 def builtin(function):
+    """Register an emitter for the function of the same name. Use as a decorator."""
     BUILTIN[function.__name__] = function
     return function
 
 
-# --- numbers ------------------------------------------------------------------------------------------------
+# --- floats and bits ----------------------------------------------------------------------------------------
 
 
 TYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "float": "f64"}
@@ -51,6 +52,7 @@ for _name, _type in TYPES.items():
 
 @builtin
 def copysign(e, x, sign):
+    """Emit `x` with the sign of `sign`."""
     x, sign = e.unify_floats(x, sign)
     top = 1 << WIDTHS[x.ptx_type] - 1
     magnitude, its = e.and_(e.bits(x), e.to_integer(top - 1)), e.and_(e.bits(sign), e.to_integer(top))
@@ -59,24 +61,28 @@ def copysign(e, x, sign):
 
 @builtin
 def flush(e, x):
+    """Emit a flush to zero: subnormal f32 become zeros of the same sign (`.ftz`)."""
     tiny = e.compare("<", e.magnitude(x), e.to_float(2.0**-126, "f32"))
     return e.select(tiny, copysign(e, e.to_float(0.0, "f32"), x), x)
 
 
 @builtin
 def saturated(e, x):
+    """Emit a clamp to [0, 1]; NaN becomes +0 (`.sat`)."""
     one, zero = e.to_float(1.0, x.ptx_type), e.to_float(0.0, x.ptx_type)
     return e.select(e.compare(">", x, zero), e.minimum(x, one), zero)
 
 
 @builtin
 def at_least_zero(e, x):
+    """Emit `max(x, 0)` that propagates NaN (`.relu`)."""
     zero = e.to_float(0.0, x.ptx_type)
     return e.select(e.compare(">", x, zero), x, e.select(e.compare("!=", x, x), x, zero))
 
 
 @builtin
 def two_halves(e, high, low, scalar, mode, relu):
+    """Emit a conversion of two floats to a packed pair of 16-bit floats, with `high` in the upper half."""
     if mode != "rn":
         raise CannotLower(f"a conversion to two halves in the direction {mode}")
     parts = [e.to_float(x, {"float16": "f16", "bfloat16": "bf16"}[scalar.__name__]) for x in (high, low)]
@@ -86,23 +92,25 @@ def two_halves(e, high, low, scalar, mode, relu):
 
 @builtin
 def bit_length(e, x):
-    """Return the bit length of a number that is not negative."""
+    """Emit the bit length of a nonnegative integer."""
     zeros = call_external(e, f"llvm.ctlz.i{x.width}", x.code.type, x.code, ir.IntType(1)(0))
     return e.sub(e.to_integer(x.width), Integer(zeros, 0, x.width))
 
 
 def call_external(e, name, result, *codes):
-    """Return a call of a function of LLVM or C, with a result of type `result`."""
+    """Emit a call of an external function: an LLVM intrinsic, or a C function."""
     signature = ir.FunctionType(result, [code.type for code in codes])
     return e.builder.call(cgutils.get_or_insert_function(e.builder.module, signature, name), codes)
 
 
-# --- floats, by what an instruction is called ---------------------------------------------------------------
+# --- floating-point instructions, by their PTX names --------------------------------------------------------
 
-FORMS = []  # (pattern of a name in PTX, (Evaluator, match, *operands) -> value)
+FORMS = []  # (pattern of a PTX name, emitter (Evaluator, match, *operands) -> value)
 
 
 def form(pattern):
+    """Return a decorator that registers an emitter for the PTX names that match a pattern."""
+
     def add_form(function):
         FORMS.append((re.compile(pattern + r"\Z"), function))
         return function
@@ -115,19 +123,25 @@ REAL = r"(?P<ptx_type>f16|bf16|f32|f64)"
 
 @form(rf"rcp\.(rn|approx\.ftz)\.{REAL}")
 def reciprocal(e, found, x):
+    """Emit 1 / x."""
     return e.of_floats("fdiv", e.to_float(1.0, x.ptx_type), x)
 
 
 @form(rf"(fma|mad)\.rn\.{REAL}")
 def multiply_add(e, found, a, b, c):
+    """Emit a fused multiply-add, rounded once."""
     if a.ptx_type in ("f32", "f64"):
         return e.intrinsic("fma", a, b, c)
+    # f16 and bf16: the product is exact in double. Rounding the sum to odd first makes the second rounding
+    # safe.
     total = sum_and_error(e, e.builder.fmul(e.double(a), e.double(b)), e.double(c))
     return e.round_float(round_to_odd(e, *total), a.ptx_type)
 
 
 @form(r"(?P<name>fma|mad|add|sub|mul)\.(?P<mode>rz|rd|ru)\.f32")
 def directed(e, found, a, b, c=None):
+    """Emit an f32 operation with directed rounding (rz, rd, ru), from the double result and its error. A
+    product of two f32 is exact in double."""
     a, b = e.double(a), e.double(b)
     if found["name"] == "mul":
         return round_directed(e, e.builder.fmul(a, b), DOUBLE(0.0), found["mode"])
@@ -137,18 +151,19 @@ def directed(e, found, a, b, c=None):
     result = round_directed(e, *sum_and_error(e, one, other), found["mode"])
     if found["mode"] != "rd":
         return result
-    # downwards a sum of 0 is -0, unless both are +0
+    # When rounding down, a sum that is zero is -0, unless both operands are +0.
     either = e.or_(e.to_integer(top_bit(e, one)), e.to_integer(top_bit(e, other)))
     zero = copysign(e, e.to_float(0.0, "f32"), e.of_bits(e.shl(either, e.to_integer(31)), "f32"))
     return e.select(e.compare("==", result, e.to_float(0.0, "f32")), zero, result)
 
 
 def top_bit(e, double):
+    """Return a predicate: whether the sign bit of a double is set."""
     return e.compare("<", Integer(e.builder.bitcast(double, I64), -(1 << 63), (1 << 63) - 1), 0)
 
 
 def sum_and_error(e, a, b):
-    """Return the rounded sum of two doubles, and its rounding error (Knuth's two-sum)."""
+    """Emit a sum of doubles, and its rounding error (Knuth's two-sum)."""
     add, sub = e.builder.fadd, e.builder.fsub
     total = add(a, b)
     back = sub(total, a)
@@ -156,12 +171,14 @@ def sum_and_error(e, a, b):
 
 
 def round_to_odd(e, total, error):
-    """Return the sum rounded to odd. It can be rounded again without a double-rounding error."""
+    """Emit total + error, rounded to odd: if the sum is inexact, the last bit of the result is 1. Rounding
+    this result again, to a narrower type, causes no double-rounding error (Boldo and Melquiond, 2008)."""
     b = e.builder
     bits = b.bitcast(total, I64)
     same = b.icmp_unsigned(
         "==", b.fcmp_ordered(">", error, DOUBLE(0.0)), b.fcmp_ordered(">", total, DOUBLE(0.0))
     )
+    # The neighbour towards the exact sum: away from zero if error and total have the same sign.
     moved = b.add(bits, b.select(same, I64(1), I64(-1)))
     even = b.icmp_unsigned("==", b.and_(bits, I64(1)), I64(0))
     size = e.builder.call(e.builder.module.declare_intrinsic("llvm.fabs", [DOUBLE]), [total])
@@ -171,7 +188,7 @@ def round_to_odd(e, total, error):
 
 
 def round_directed(e, total, error, mode):
-    """Return total + error as a float32, rounded down (rd), up (ru) or towards zero (rz)."""
+    """Emit total + error as an f32, rounded down (rd), up (ru) or towards zero (rz)."""
     b, single = e.builder, ir.FloatType()
     near = b.fptrunc(total, single)
     back = b.fpext(near, DOUBLE)
@@ -186,7 +203,7 @@ def round_directed(e, total, error, mode):
 
 
 def next_float(b, x, upwards):
-    """Return the next float32."""
+    """Emit the next f32 above or below `x`."""
     word, single = ir.IntType(32), ir.FloatType()
     bits = b.bitcast(x, word)
     grows = b.fcmp_ordered(">" if upwards else "<", x, single(0.0))
@@ -197,6 +214,7 @@ def next_float(b, x, upwards):
 
 @form(rf"(?P<name>sin|cos|lg2|ex2|tanh|rsqrt)\.approx\.{REAL}")
 def approximation(e, found, x):
+    """Emit an approximate instruction, with a result at least as accurate as PTX promises."""
     name, double = found["name"], e.to_float(x, "f64")
     if name == "rsqrt":
         return reciprocal(e, found, e.intrinsic("sqrt", double))
@@ -209,12 +227,14 @@ ROUNDING = {"rn": "rint", "rz": "trunc", "rd": "floor", "ru": "ceil"}
 
 
 @form(rf"cvt\.(?P<mode>rn|rz|rd|ru)i\.{REAL}\.(?P=ptx_type)")
-def whole(e, found, x):
+def round_to_integral(e, found, x):
+    """Emit a rounding of a float to an integral float of the same type (`cvt.rni` etc.)."""
     return e.intrinsic(ROUNDING[found["mode"]], x)
 
 
 @form(rf"cvt\.(?P<mode>rn|rz|rd|ru)i\.(?P<to>[su]\d+)\.{REAL}")
-def to_whole(e, found, x):
+def float_to_integer(e, found, x):
+    """Emit a conversion of a float to an integer, saturated."""
     double = e.intrinsic(ROUNDING[found["mode"]], e.to_float(x, "f64")).code
     signed, bits = found["to"][0] == "s", int(found["to"][1:])
     numba_type = numba_type_of(np.dtype(f"{'i' if signed else 'u'}{bits // 8}"))
@@ -224,11 +244,13 @@ def to_whole(e, found, x):
 
 @form(r"cvt\.(?P<mode>rz|rd|ru)\.f32\.f64")
 def narrow_directed(e, found, x):
+    """Emit a conversion of f64 to f32 with directed rounding."""
     return round_directed(e, x.code, DOUBLE(0.0), found["mode"])
 
 
 @form(rf"cvt\.rn\.{REAL}\.(?P<of>[su]\d+|f16|bf16|f32|f64)")
 def convert_nearest(e, found, x):
+    """Emit a conversion to a float, rounded to nearest even."""
     if isinstance(x, Integer):
         bits = int(found["of"][1:])
         x = e.of_register(e.resize(x, max(bits, 64)), bits, found["of"][0] == "s")
@@ -237,11 +259,11 @@ def convert_nearest(e, found, x):
     return e.to_float(x, found["ptx_type"])
 
 
-# --- entries ------------------------------------------------------------------------------------------------
+# --- entries of sim.isa -------------------------------------------------------------------------------------
 
 
 def of_entry(e, entry, given):
-    """Return the result of an entry of sim.isa."""
+    """Emit an instruction of sim.isa, and return its result. Raise CannotLower if it has no compiled form."""
     for pattern, function in FORMS:
         found = next(filter(None, map(pattern.match, entry.ptx)), None)
         if found:
@@ -256,7 +278,7 @@ def of_entry(e, entry, given):
 
 
 def compile_by_numba(e, entry, given):
-    """Return the result of the code that Numba compiles from an entry."""
+    """Emit an instruction by calling the function that Numba compiles for its entry."""
     call = resolve_call(e.context.typing_context, function_of(entry), map(numba_type_of, entry.operands))
     codes = [e.code_of(x, type_name(dtype)) for x, dtype in zip(given, entry.operands)]
     return e.of_code(call(e.context, e.builder, codes), type_name(entry.results))

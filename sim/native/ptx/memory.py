@@ -1,8 +1,10 @@
-"""Memory of a compiled PTX launch: the regions that contain addresses, and the checks before an access.
+"""Memory of a compiled PTX launch: translation of simulated addresses to host addresses, and checks of
+accesses.
 
-Addresses are the simulated ones (sim.ptx.memory). A table describes each region: its address, its length, the
-address of its bytes in the host's memory, and its shadow memory (sim.native.codegen.shadow), with entries for
-each granule of bytes. Each site of the kernel caches the region of its last access.
+The *table* lists the regions of memory that the launch can access. A region is described by its simulated
+address, size, host address and shadow memory (sim.native.codegen.shadow). Shadow entries cover *granules* of
+1, 2, 4 or 8 bytes, the narrowest access to the region. Each access site caches the region of its last access,
+so that the table is rarely searched.
 """
 
 import functools
@@ -23,22 +25,30 @@ from sim.native.codegen.shadow import (
     watch_load,
 )
 
-# the words of a table, and behind them the region of each place
+# Layout of the table, in int64: address of the regions, number of regions, address of scratch bytes for
+# invalid accesses. From SITE_REGIONS on, the cached region of each site.
 REGIONS, COUNT, SCRATCH, SITE_REGIONS = 0, 1, 2, 8
-# the words of a region: its address, bytes (of one thread, if STRIDE is not 0), the address of its bytes
-# and of its shadow, the binary logarithm of a granule, how it is watched, whether it is fixed (or new for
-# each block), how many bytes lie from one thread's to the next, of what power of two its declaration makes
-# its address a multiple, and the address of the shadow entries of atomics by width (0: all have one width)
+# Fields of a region, in int64:
+# BASE     simulated address
+# SIZE     size in bytes, of one thread's copy if STRIDE is not 0
+# HOST     host address of the bytes
+# SHADOW   host address of the shadow memory
+# SHIFT    log2 of the granule size in bytes
+# WATCH    kind of check (sim.native.codegen.shadow)
+# FIXED    WRITABLE, READ_ONLY, or OF_BLOCK for memory that is new in each block
+# STRIDE   bytes between the copies of consecutive threads, or 0
+# ALIGNED  alignment in bytes that is certain on any GPU, a power of two up to 16
+# WIDTHS   host address of the shadow entries for atomics of each width; 0 if all atomics have one width
 BASE, SIZE, HOST, SHADOW, SHIFT, WATCH, FIXED, STRIDE, ALIGNED, WIDTHS = range(10)
 WRITABLE, READ_ONLY, OF_BLOCK = range(3)
 FIELDS = 10
-ATOMIC_SIZES = 2, 4, 8  # bytes
+ATOMIC_SIZES = 2, 4, 8  # widths of atomics, in bytes
 SIZE_COUNT = len(ATOMIC_SIZES)
 
 
 @int64_helper(inline=False)
 def region_of(table, address, thread):
-    """Return the region that contains an address, or 0."""
+    """Return the host address of the table entry for the region that contains an address, or 0."""
     for position in range(table[COUNT]):
         region = table[REGIONS] + 8 * FIELDS * position
         offset = address - region[BASE] - thread * region[STRIDE]
@@ -48,15 +58,19 @@ def region_of(table, address, thread):
 
 
 def check_granules(shadow, offset, shift, watch, state, size, watched):
+    """Check every granule of an access. `watched` is the check for one granule, known at compile time."""
     for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
         watched(watch, shadow, granule, state)
 
 
 @int64_helper(inline=False)
 def check_widths(region, offset, size, width, state):
-    """Set an error flag if an unordered atomic of another width has changed the same bytes, because the two
-    are not atomic to each other. Each granule has a shadow entry for each of ATOMIC_SIZES. Atomics of one
-    width do not race with each other, so their entry is one of readers."""
+    """Set an error flag if an unordered atomic of another width has changed the same bytes: atomics of
+    different widths are not atomic with respect to each other.
+
+    Each granule has a shadow entry per width in ATOMIC_SIZES. Atomics of one width do not race with each
+    other, so the entry is maintained like an entry for reads.
+    """
     entries, shift, between_blocks = region[WIDTHS], region[SHIFT], region[WATCH] != SHARED
     for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
         first = granule * SIZE_COUNT
@@ -67,6 +81,14 @@ def check_widths(region, offset, size, width, state):
 
 
 def locate(table, site, address, thread, state, size, writes, width, check):
+    """Return the host address of an access, or the address of scratch bytes if the access is invalid. Set
+    error flags.
+
+    site: index of the access in the kernel.
+    size: bytes of the access, known at compile time, as are `writes`, `width` and `check`.
+    width: index into ATOMIC_SIZES for an atomic, else -1.
+    """
+    # Fast path: the region of this site's last access contains the address.
     region = table[SITE_REGIONS + site]
     offset = address - region[BASE] - thread * region[STRIDE]
     if offset < 0 or offset > region[SIZE] - size:
@@ -92,9 +114,10 @@ def locate(table, site, address, thread, state, size, writes, width, check):
 
 @functools.cache
 def locator(watched, size):
-    """Return the function (table, place, address, thread, state) -> the host's address of `size` bytes to
-    access (`watched`: watch_ptx_load, watch_store or watch_atomic). For an invalid access it returns the
-    address of scratch bytes."""
+    """Return the helper (table, site, address, thread, state) -> host address for accesses of `size` bytes.
+
+    watched: the check: watch_ptx_load, watch_store or watch_atomic.
+    """
     name, writes = f"{watched.helper.name}_{size}", watched is not watch_ptx_load
     width = ATOMIC_SIZES.index(size) if watched is watch_atomic else -1
     check = variant(check_granules, name, size=size, watched=watched)
@@ -103,14 +126,15 @@ def locator(watched, size):
 
 @int64_helper
 def watch_ptx_load(watch, shadow, flat, state):
-    """Check a load, unless it is from local memory: there the use of its value is checked."""
+    """Check a load. Loads from local memory are not checked here, because only the use of an undefined value
+    is an error."""
     if watch != LOCAL:
         watch_load(watch, shadow, flat, state)
 
 
 @int64_helper(inline=False)
 def is_undefined(table, address, thread, size):
-    """Return 1 if some byte at an address is in local memory and has no defined value, else 0."""
+    """Return 1 if any of the bytes at an address is in local memory and undefined, else 0."""
     region = region_of(table, address, thread)
     if region == 0 or region[WATCH] != LOCAL:
         return 0
@@ -123,8 +147,9 @@ def is_undefined(table, address, thread, size):
 
 
 @int64_helper(inline=False)
-def forget(table, address, thread, size, state):
-    """Note that a store has written an undefined value. Outside of local memory, it is an error."""
+def mark_undefined(table, address, thread, size, state):
+    """Mark bytes in local memory as undefined. In other memory, storing an undefined value sets an error
+    flag."""
     region = region_of(table, address, thread)
     if region == 0 or region[WATCH] != LOCAL:
         set_error(state, UNWRITTEN)
@@ -137,7 +162,8 @@ def forget(table, address, thread, size, state):
 
 @int64_helper(inline=False)
 def reset_local(table, position, thread):
-    """Make a thread's local memory fresh."""
+    """Fill a thread's local region with poison, and mark it as undefined. `position` is the index of the
+    region."""
     region = table[REGIONS] + 8 * FIELDS * position
     stride, host, shadow = region[STRIDE], region[HOST], region[SHADOW]
     for position in range(thread * stride, thread * stride + region[SIZE]):
@@ -149,7 +175,7 @@ def reset_local(table, position, thread):
 
 @int64_helper(inline=False)
 def reset_shared(table):
-    """Make the shared memory of a block fresh."""
+    """Fill the shared memory of a block with poison."""
     for position in range(table[COUNT]):
         region = table[REGIONS] + 8 * FIELDS * position
         if region[FIXED] == OF_BLOCK:
@@ -159,7 +185,8 @@ def reset_shared(table):
 
 
 def granule_shift(itemsize, size):
-    """Return the binary logarithm of the number of bytes that share an entry of shadow memory."""
+    """Return log2 of the granule size in bytes: at most `itemsize`, at most 8, and a divisor of the region's
+    `size`."""
     shift = min(itemsize, 8).bit_length() - 1
     while size >> shift << shift != size:
         shift -= 1
@@ -167,17 +194,23 @@ def granule_shift(itemsize, size):
 
 
 class Table:
-    """The table of a launch. `references` keeps the memory alive whose addresses it contains.
+    """The table of a launch.
 
-    mixed: whether the kernel's atomics have more than one width.
+    site_count: number of access sites in the kernel.
+    space: the simulated address space.
+    mixed: whether the kernel's atomics have several widths.
+    references: keeps the memory alive to whose addresses the table refers.
     """
 
     def __init__(self, site_count, space, mixed):
         self.rows, self.references, self.site_count, self.space, self.mixed = [], [], site_count, space, mixed
 
     def add(self, allocation, memory, watch, itemsize, fixed=WRITABLE, stride=0):
-        """Add the region of an allocation. `memory`: all its bytes, as uint8. `itemsize`: the bytes of its
-        smallest accesses."""
+        """Add the region of an allocation.
+
+        memory: all its bytes, as a uint8 array.
+        itemsize: bytes of the narrowest access to it.
+        """
         shift = granule_shift(itemsize, allocation.root.size)
         granules, shadow, widths = (memory.size >> shift) + 1, None, None
         if watch != BARE:
@@ -189,18 +222,18 @@ class Table:
         self.rows.append((allocation.base, allocation.root.size, *addresses, *rest))
 
     def address(self, array):
+        """Return the host address of an array, and keep the array alive. Return 0 for None."""
         if array is None:
             return 0
         self.references.append(array)
         return array.__array_interface__["data"][0]
 
     def write(self):
-        """Return the address of the table."""
+        """Return the host address of the finished table."""
         rows = np.array([*self.rows, (0,) * FIELDS], np.int64)
         numbers = np.zeros(SITE_REGIONS + self.site_count, np.int64)
         scratch = np.full(64, 0xFF, np.uint8)
         numbers[[REGIONS, COUNT, SCRATCH]] = self.address(rows), len(self.rows), self.address(scratch)
-        numbers[SITE_REGIONS:] = (
-            numbers[REGIONS] + rows[:-1].nbytes
-        )  # at first each place is in a region of no bytes
+        # Initially, each site caches the last row: an empty region that contains no address.
+        numbers[SITE_REGIONS:] = numbers[REGIONS] + rows[:-1].nbytes
         return self.address(numbers)

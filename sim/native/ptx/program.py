@@ -10,7 +10,7 @@ from sim.isa.registers import WIDTHS, Missing, type_name
 from sim.isa.table import Like
 from sim.native.codegen import cache
 from sim.native.lower.liveness import exposed_reads, names_assigned, names_read
-from sim.native.lower.module import CannotLower, Parts
+from sim.native.lower.module import CannotLower, GeneratedModule
 from sim.native.ptx.runs import SPECIAL, numba_type_of
 from sim.native.split.fission import Fission
 from sim.native.split.program import CompiledKernel, Lowered, kernel_text
@@ -195,7 +195,7 @@ class Statements:
     other straight-line code is grouped into runs."""
 
     def __init__(self, source):
-        self.source, self.module = source, Parts(set(source.ptx_types) | set(SPECIAL))
+        self.source, self.module = source, GeneratedModule(set(source.ptx_types) | set(SPECIAL))
         tree = ast.parse(source.source).body[0]
         self.runs = []  # (placeholder statement, statements of the run)
         self.statements = self.suite(tree.body[1:])  # skip `thread = current.thread`

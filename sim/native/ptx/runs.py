@@ -13,7 +13,7 @@ from sim.isa.table import by_ptx
 from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.shadow import DIVERGED, UNWRITTEN, set_error, watch_atomic, watch_store
 from sim.native.ptx.evaluate import Evaluator
-from sim.native.ptx.memory import forget, is_undefined, locator, reset_local, watch_ptx_load
+from sim.native.ptx.memory import is_undefined, locator, mark_undefined, reset_local, watch_ptx_load
 from sim.native.ptx.values import FLOATS, I64, Integer, Predicate
 from sim.ptx.regions import WINDOWS
 
@@ -156,7 +156,7 @@ class RunCompiler(Evaluator):
     def do_store_undefined(self, space, nbytes, address, origin):
         """Mark stored bytes as undefined if `origin` is true."""
         with self.builder.if_then(self.to_predicate(origin)):
-            self.call_helper(forget, *self.local(space, nbytes, address), self.machine[2])
+            self.call_helper(mark_undefined, *self.local(space, nbytes, address), self.machine[2])
 
     def do_report(self, origin):
         """Set the flag UNWRITTEN if an undefined value is used."""

@@ -1,9 +1,10 @@
-"""Values of compiled PTX: integers, exact as Python's are, and floats of PTX's types.
+"""Values during the compilation of PTX: integers with known bounds, floats, and predicates.
 
-The text that sim.isa.registers gives for an instruction computes with Python's unbounded integers. A Whole
-carries the known bounds of its value, and is computed in 64 bits where that is enough, else in 128. Sums and
-products of two registers fit there; of larger values the low bits are kept, and are correct. LLVM reduces
-these to the machine's 32 and 64 bits, because registers are truncated to their width.
+The reference implementations of sim.isa compute with Python's unbounded integers. An Integer carries bounds
+of its possible values; it is computed in 64 bits if these suffice, otherwise in 128 bits. Sums and products
+of two registers always fit into 128 bits. Of larger values only the low 128 bits are correct, which is
+enough, because registers are truncated to their width. LLVM then narrows the arithmetic to the machine's 32
+and 64 bits.
 """
 
 from dataclasses import dataclass
@@ -18,13 +19,16 @@ I1, I64 = ir.IntType(1), ir.IntType(64)
 FLOATS = {"f32": ir.FloatType(), "f64": ir.DoubleType()}
 DOUBLE = FLOATS["f64"]
 HALF = {"f16": HALVES["float16"], "bf16": HALVES["bfloat16"]}
-MOST = 127  # the bits of the widest number, without its sign
+MAX_MAGNITUDE_BITS = 127  # magnitude bits of a 128-bit signed integer
 
 
 @dataclass(frozen=True)
 class Integer:
-    """An integer: LLVM's signed integer, and its least and greatest possible value (None: unknown, and
-    only the low 128 bits are correct)."""
+    """An integer.
+
+    code: the LLVM value, a signed integer.
+    low, high: smallest and largest possible value. None if unknown; then only the low 128 bits are correct.
+    """
 
     code: object
     low: int | None = None
@@ -37,47 +41,54 @@ class Integer:
 
 @dataclass(frozen=True)
 class Predicate:
-    """A predicate."""
+    """A truth value. `code` is an i1."""
 
     code: object
 
 
 @dataclass(frozen=True)
 class Float:
-    """A float of type f32 or f64, or of f16 or bf16, which are stored as 16 bits."""
+    """A float of type f32, f64, f16 or bf16. The 16-bit types are stored as i16."""
 
     code: object
     ptx_type: str
 
 
 def integer_width(*numbers):
-    """Return the width for integers within these bounds: 64 or 128 bits."""
+    """Return the number of bits (64 or 128) in which to compute integers within these bounds."""
     if None in numbers:
         return 128
     return 64 if -(1 << 63) <= min(numbers) and max(numbers) < 1 << 63 else 128
 
 
 def clip_bounds(low, high):
-    """Return the bounds if 128 bits contain them, signed or unsigned."""
-    if low is None or high is None or low < -(1 << MOST) or high >= 1 << MOST + (low >= 0):
+    """Return the bounds if they fit into 128 bits, signed or unsigned, else (None, None)."""
+    if (
+        low is None
+        or high is None
+        or low < -(1 << MAX_MAGNITUDE_BITS)
+        or high >= 1 << MAX_MAGNITUDE_BITS + (low >= 0)
+    ):
         return None, None
     return low, high
 
 
 def all_ones(number):
-    """Return the least number of the form 2**n - 1 that is not less than `number`."""
+    """Return the smallest number of the form 2**n - 1 that is at least `number`."""
     return (1 << number.bit_length()) - 1
 
 
 class Arithmetic:
-    """Python's operators on these values. Each emits its code with `builder`."""
+    """Python's operators on these values. Each method emits LLVM code with `builder`, and returns the
+    result."""
 
     def __init__(self, context, builder):
         self.context, self.builder = context, builder
 
-    # --- whole numbers --------------------------------------------------------------------------------------
+    # --- integers -------------------------------------------------------------------------------------------
 
     def to_integer(self, value):
+        """Convert a value to an Integer. Python integers become constants."""
         if isinstance(value, Integer):
             return value
         if isinstance(value, Predicate):
@@ -88,7 +99,7 @@ class Arithmetic:
         return Integer(ir.Constant(ir.IntType(integer_width(value)), value), *clip_bounds(value, value))
 
     def resize(self, value, width):
-        """Return LLVM's integer of a Whole, `width` bits wide."""
+        """Return the LLVM value of an Integer, `width` bits wide."""
         code = self.to_integer(value).code
         if code.type.width == width:
             return code
@@ -99,6 +110,7 @@ class Arithmetic:
         return resize(code, integer)
 
     def emit(self, operation, a, b, low, high):
+        """Emit a binary LLVM operation on integers, whose result has these bounds."""
         low, high = clip_bounds(low, high)
         width = integer_width(low, high)
         return Integer(
@@ -115,6 +127,7 @@ class Arithmetic:
         return self.emit("mul", a, b, *result_bounds(a, b, lambda x, y: x * y))
 
     def and_(self, a, b):
+        """Emit a bitwise and. A nonnegative operand bounds the result."""
         masks = [x.high for x in (a, b) if x.low is not None and x.low >= 0]
         return self.emit("and_", a, b, *((0, min(masks)) if masks else signed_bits(a, b)))
 
@@ -125,34 +138,39 @@ class Arithmetic:
         return self.emit("xor", a, b, *bits_of_both(a, b))
 
     def shl(self, a, count):
-        """Shift left as Python does. Bits beyond the 128th are lost."""
+        """Emit a left shift with Python's semantics. Bits above the 128th are lost."""
         if count.high is None:
             raise CannotLower("a shift by an unknown number")
         count = self.maximum(count, self.to_integer(0))
+        # Bounds of 2**count, clipped so that the Python integers stay small.
         factor = Integer(None, 1 << min(count.low, 200), 1 << min(count.high, 200))
         low, high = clip_bounds(*result_bounds(a, factor, lambda x, y: x * y))
         width = integer_width(low, high)
         shifted = self.builder.shl(self.resize(a, width), self.resize(self.clamp_to(count, width - 1), width))
         if count.high >= width:
+            # In LLVM, a shift by the full width or more is undefined.
             beyond = self.builder.icmp_signed(">=", *self.widen_both(count, self.to_integer(width)))
             shifted = self.builder.select(beyond, ir.Constant(ir.IntType(width), 0), shifted)
         return Integer(shifted, low, high)
 
     def shr(self, a, count):
+        """Emit a right shift with Python's semantics."""
         if count.high is None or a.low is None:
             raise CannotLower("a shift of an unknown number")
         count, width = self.maximum(count, self.to_integer(0)), integer_width(a.low, a.high)
-        shift = self.builder.lshr if a.high >= 1 << MOST else self.builder.ashr
+        # A value of 2**127 or more is an unsigned 128-bit integer.
+        shift = self.builder.lshr if a.high >= 1 << MAX_MAGNITUDE_BITS else self.builder.ashr
         code = shift(self.resize(a, width), self.resize(self.clamp_to(count, width - 1), width))
         ends = [end >> min(by, 200) for end in (a.low, a.high) for by in (count.low, count.high)]
         return Integer(code, min(ends), max(ends))
 
     def clamp_to(self, value, most):
-        """Return the smaller of a number and `most`."""
+        """Return the minimum of a number and a constant."""
         return value if value.high <= most else self.minimum(value, self.to_integer(most))
 
     def divide(self, operation, a, b):
-        """Divide numbers that are not negative and fit 64 bits. A division by 0 gives an arbitrary result."""
+        """Emit a division or remainder ("udiv" or "urem") of nonnegative integers of up to 64 bits. Division
+        by 0 returns an arbitrary value."""
         if None in (a.low, b.low) or min(a.low, b.low) < 0 or max(a.high, b.high) >= 1 << 64:
             raise CannotLower("a division of numbers of unknown size")
         by = self.resize(b, 64)
@@ -165,21 +183,25 @@ class Arithmetic:
         return self.sub(self.to_integer(0), a)
 
     def invert(self, a):
+        """Emit a bitwise complement, as -1 - a."""
         return self.sub(self.to_integer(-1), a)
 
     def absolute(self, a):
+        """Emit the absolute value of an integer."""
         found = self.maximum(a, self.negate(a))
         return self.bounded(found, max(0, a.low, -a.high), found.high)
 
     def bounded(self, a, low, high):
+        """Return `a` with tighter bounds."""
         return Integer(self.resize(a, integer_width(low, high)), low, high)
 
     def widen_both(self, a, b):
+        """Return the LLVM values of two integers, in the width that both need."""
         width = max(integer_width(a.low, a.high), integer_width(b.low, b.high))
         return self.resize(a, width), self.resize(b, width)
 
     def of_register(self, code, width, signed=False):
-        """Return the number in a register of `width` bits, which may be narrower than LLVM's integer."""
+        """Return the Integer in a register of `width` bits. The LLVM value may be wider than the register."""
         low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
         if integer_width(low, high) == 128:
             return Integer(self.builder.zext(code, ir.IntType(128)), low, high)
@@ -191,6 +213,7 @@ class Arithmetic:
     # --- floats ---------------------------------------------------------------------------------------------
 
     def double(self, x):
+        """Return a float as an LLVM double."""
         if isinstance(x, float):
             return DOUBLE(x)
         if x.ptx_type == "f64":
@@ -200,7 +223,7 @@ class Arithmetic:
         return to_double(self.builder, HALF[x.ptx_type], x.code)
 
     def to_float(self, value, ptx_type):
-        """Return a number as a float of a type, rounded to nearest."""
+        """Convert a value to a float of this PTX type, rounded to nearest even."""
         if isinstance(value, Float) and value.ptx_type == ptx_type:
             return value
         if isinstance(value, (int, float)):
@@ -221,6 +244,7 @@ class Arithmetic:
         return self.round_float(convert(self.resize(value, 64), DOUBLE), ptx_type)
 
     def round_float(self, double, ptx_type):
+        """Round an LLVM double to a float of this PTX type."""
         if ptx_type == "f64":
             return Float(double, ptx_type)
         if ptx_type == "f32":
@@ -228,8 +252,8 @@ class Arithmetic:
         return Float(from_double(self.builder, HALF[ptx_type], double), ptx_type)
 
     def of_floats(self, operation, a, b):
-        """Emit fadd, fsub, fmul or fdiv, rounded once. A double is wide enough for operations on two
-        halves."""
+        """Emit fadd, fsub, fmul or fdiv, correctly rounded. For f16 and bf16, the double result is exact
+        enough that rounding it again gives the same value."""
         a, b = self.unify_floats(a, b)
         make = getattr(self.builder, operation)
         if a.ptx_type in FLOATS:
@@ -237,13 +261,14 @@ class Arithmetic:
         return self.round_float(make(self.double(a), self.double(b)), a.ptx_type)
 
     def unify_floats(self, a, b):
+        """Convert two operands to one type: the type of the floats if they agree, otherwise f64."""
         ptx_type = next(x.ptx_type for x in (a, b) if isinstance(x, Float))
         if any(isinstance(x, Float) and x.ptx_type != ptx_type for x in (a, b)):
             ptx_type = "f64"
         return self.to_float(a, ptx_type), self.to_float(b, ptx_type)
 
     def intrinsic(self, name, *values):
-        """Return LLVM's function of floats of one type. Halves are computed as doubles."""
+        """Emit an LLVM intrinsic on floats of one type. f16 and bf16 are computed in double."""
         ptx_type = values[0].ptx_type
         codes = [x.code if ptx_type in FLOATS else self.double(x) for x in values]
         of = ir.FunctionType(codes[0].type, [code.type for code in codes])
@@ -257,22 +282,25 @@ class Arithmetic:
         return Float(self.builder.xor(x.code, ir.IntType(16)(0x8000)), x.ptx_type)
 
     def magnitude(self, x):
+        """Emit the absolute value of a float."""
         if x.ptx_type in FLOATS:
             return self.intrinsic("fabs", x)
         return Float(self.builder.and_(x.code, ir.IntType(16)(0x7FFF)), x.ptx_type)
 
     def bits(self, x):
+        """Return the bits of a float as an unsigned Integer."""
         code = x.code if x.ptx_type in HALF else self.builder.bitcast(x.code, ir.IntType(WIDTHS[x.ptx_type]))
         return self.of_register(code, WIDTHS[x.ptx_type])
 
     def of_bits(self, value, ptx_type):
+        """Return the float of this PTX type with these bits."""
         code = self.resize(value, WIDTHS[ptx_type])
         return Float(code if ptx_type in HALF else self.builder.bitcast(code, FLOATS[ptx_type]), ptx_type)
 
-    # --- all ------------------------------------------------------------------------------------------------
+    # --- conversions and comparisons ------------------------------------------------------------------------
 
     def of_code(self, code, ptx_type):
-        """Return the value for an LLVM value of a register or of memory."""
+        """Wrap an LLVM value of a register, or of memory, of this PTX type."""
         if ptx_type in FLOATS or ptx_type in HALF:
             return Float(code, ptx_type)
         if ptx_type == "pred":
@@ -280,22 +308,24 @@ class Arithmetic:
         return self.of_register(code, WIDTHS[ptx_type], ptx_type[0] == "s")
 
     def code_of(self, value, ptx_type):
-        """Return the LLVM value, for a register or memory, of a value."""
+        """Return the LLVM value with which a register, or memory, of this PTX type stores a value."""
         if ptx_type in FLOATS or ptx_type in HALF:
             return self.to_float(value, ptx_type).code
         return self.to_predicate(value) if ptx_type == "pred" else self.resize(value, WIDTHS[ptx_type])
 
     def compare(self, sign, a, b):
+        """Emit a comparison. With a NaN, only "!=" is true."""
         if isinstance(a, Float) or isinstance(b, Float):
             a, b = self.unify_floats(a, b)
             ask = self.builder.fcmp_unordered if sign == "!=" else self.builder.fcmp_ordered
             return Predicate(ask(sign, self.double(a), self.double(b)))
         a, b = self.to_integer(a), self.to_integer(b)
-        if None in (a.low, b.low) or max(a.high, b.high) >= 1 << MOST:
+        if None in (a.low, b.low) or max(a.high, b.high) >= 1 << MAX_MAGNITUDE_BITS:
             raise CannotLower("a comparison of numbers of unknown size")
         return Predicate(self.builder.icmp_signed(sign, *self.widen_both(a, b)))
 
     def to_predicate(self, value):
+        """Return the truth of a value as i1."""
         if isinstance(value, Predicate):
             return value.code
         if isinstance(value, Integer):
@@ -303,9 +333,11 @@ class Arithmetic:
         return I1(bool(value))
 
     def minimum(self, a, b):
+        """Emit Python's `min(a, b)`."""
         return self.select_extreme("<", min, a, b)
 
     def maximum(self, a, b):
+        """Emit Python's `max(a, b)`."""
         return self.select_extreme(">", max, a, b)
 
     def select_extreme(self, sign, pick, a, b):
@@ -316,6 +348,7 @@ class Arithmetic:
         return self.bounded(found, pick(a.low, b.low), pick(a.high, b.high))
 
     def select(self, test, a, b):
+        """Emit `a if test else b`. Both values are evaluated."""
         test = self.to_predicate(test)
         if isinstance(a, Float) or isinstance(b, Float):
             a, b = self.unify_floats(a, b)
@@ -330,12 +363,14 @@ class Arithmetic:
 
 
 def wrap_signed(number, width):
+    """Return a number reduced to `width` bits, as a signed integer."""
     number &= (1 << width) - 1
     return number - (1 << width) if number >> width - 1 else number
 
 
 def result_bounds(a, b, operation):
-    """Return the bounds of an operation's result, which are reached at the operands' bounds."""
+    """Return the bounds of an operation's result. The operation must reach its extremes at the bounds of its
+    operands."""
     if None in (a.low, b.low):
         return None, None
     ends = [operation(x, y) for x in (a.low, a.high) for y in (b.low, b.high)]
@@ -343,6 +378,7 @@ def result_bounds(a, b, operation):
 
 
 def signed_bits(a, b):
+    """Return the bounds of a bitwise operation on operands that may be negative."""
     if None in (a.low, b.low):
         return None, None
     most = max(all_ones(max(end, ~end)) for end in (a.low, a.high, b.low, b.high))
@@ -350,6 +386,7 @@ def signed_bits(a, b):
 
 
 def bits_of_both(a, b):
+    """Return the bounds of a bitwise or, or exclusive or."""
     if None not in (a.low, b.low) and min(a.low, b.low) >= 0:
         return 0, all_ones(max(a.high, b.high))
     return signed_bits(a, b)
