@@ -111,6 +111,7 @@ def reshape(context, builder, signature, arguments):
         others = product(builder, extents[:axis] + extents[axis + 1 :])
         # An empty array must not cause a division by 0.
         others = builder.select(builder.icmp_signed("==", others, I64(0)), I64(1), others)
+        # A negative size is computed from the other sizes.
         left = builder.icmp_signed("<", extent, I64(0))
         extents[axis] = builder.select(left, builder.sdiv(array.size(), others), extent)
     differs = builder.icmp_signed("!=", product(builder, extents), array.size())

@@ -29,8 +29,10 @@ class Guarded:
     __slots__ = ("references", "packed", "_numba_type_")
 
     def __init__(self, array, watch, shadow, state, sizes=None):
+        # zero-sized dtypes would divide by 0
         itemsize = array.itemsize or 1
         data, strides = array.__array_interface__["data"][0], (n // itemsize for n in array.strides)
+        # The order must match `unbox_guarded`.
         members = np.array((data, *array.shape, *strides, shadow, state.address), np.int64)
         self.references, self.packed = (array, members), members.__array_interface__["data"][0]
         self._numba_type_ = array_type(array, watch, sizes)
@@ -91,6 +93,7 @@ def unbox_guarded(numba_type, value, c):
     unboxing needs only one Python attribute."""
     structure = cgutils.create_struct_proxy(numba_type)(c.context, c.builder)
     builder, n = c.builder, numba_type.ndim
+    # `held` is a new reference; release it after use.
     held = c.pyapi.object_getattr_string(value, "packed")
     row = builder.inttoptr(c.pyapi.long_as_longlong(held), I64.as_pointer())
     c.pyapi.decref(held)
@@ -124,6 +127,7 @@ class Array:
 
     def extent(self, axis):
         """Return the size of a dimension."""
+        # A constant extent lets LLVM fold index arithmetic.
         known = self.x.sizes[axis]
         return I64(known) if known is not None else self.builder.extract_value(self.members.shape, axis)
 
@@ -144,6 +148,7 @@ class Array:
     def pointer(self, flat):
         """Return a pointer to the element at offset `flat`, in elements."""
         llvm_type = self.context.get_data_type(self.x.dtype)
+        # The pitch equals the element size, so pointer arithmetic on the element type suffices.
         if self.x.pitch == dtype_of(self.x.dtype).itemsize:
             return pointer(self.builder, self.members.data, flat, llvm_type)
         address = self.builder.add(self.members.data, self.builder.mul(flat, I64(self.x.pitch)))

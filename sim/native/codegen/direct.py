@@ -58,6 +58,7 @@ class Function:
 
     def typed(self, typing, *given):
         """Return (signature, code generator) for arguments of these Numba types."""
+        # Generated functions return an exit code (int64) or nothing.
         nodes = ast.walk(self.tree)
         returns = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)
 
@@ -82,12 +83,14 @@ def call_emitted(context, builder, symbol, signature, codes, emit, *attributes):
     llvm_type = convention.get_function_type(signature.return_type, given)
     function = cgutils.get_or_insert_function(builder.module, llvm_type, symbol)
     if not function.blocks:
+        # Other modules may emit the same function; the linker keeps one definition.
         function.linkage = "linkonce_odr"
         function.attributes.update(attributes)
         convention.decorate_function(function, [f"x{i}" for i in range(len(given))], given)
         inner = ir.IRBuilder(function.append_basic_block("entry"))
         emit(context, inner, signature, convention.decode_arguments(inner, given, function))
     status, found = convention.call_function(builder, function, signature.return_type, given, codes)
+    # Numba's calling convention returns a status, which must be passed on to the caller.
     with cgutils.if_unlikely(builder, status.is_error):
         convention.return_status_propagate(builder, status)
     return found
@@ -121,6 +124,7 @@ class Body:
         """Return (type, stack slot) of a variable."""
         if name not in self.cells:
             numba_type = self.function.numba_types.get(name, numba_type)
+            # zfill: a variable that no path assigned reads as 0.
             code = cgutils.alloca_once(self.builder, self.context.get_value_type(numba_type), zfill=True)
             self.cells[name] = numba_type, code
         return self.cells[name]
@@ -207,6 +211,7 @@ class Body:
         self.builder.position_at_end(head)
         self.builder.cbranch(goes_on(), body, end)
         self.builder.position_at_end(body)
+        # targets of `continue` and `break`
         self.loops.append((head, end))
         self.run(statements)
         self.loops.pop()
@@ -240,6 +245,7 @@ class Body:
     def of_name(self, node):
         if node.id in self.arrays:
             return self.arrays[node.id]
+        # A global name that is not a local variable is an integer constant, such as an exit code.
         names = self.function.function.__globals__
         if node.id in names and node.id not in self.cells:
             return int64, I64(names[node.id])
@@ -287,6 +293,7 @@ class Body:
         called = self.function.function.__globals__[node.func.id]
         signature, code = called._defn(self.typing, *(numba_type for numba_type, _ in given))
         codes = [*map(self.cast, given, signature.args)]
+        # Operands that are arrays mark an operation of a warp or block.
         if any(isinstance(of, GuardedType) for of in signature.args):
             found = self.call_shared(node.func.id, signature, codes, code)
         else:

@@ -31,6 +31,7 @@ from sim.native.codegen.shadow import (
     watch_store,
 )
 
+# names that generated code may use
 EXPORTED = {"declare_local", "local_array", "fill_poison", "from_end"}
 I8, I64 = ir.IntType(8), ir.IntType(64)
 
@@ -131,6 +132,7 @@ class Element:
         """Return the element's offset from the first element, in elements. Branch to the basic block `lost`
         if the index is out of range."""
         builder, axes, extents = self.builder, range(self.x.ndim), self.array.each_axis(self.array.extent)
+        # Compared as unsigned, a negative position exceeds every extent.
         there = [builder.icmp_unsigned("<", *of) for of in zip(self.given, extents)]
         # Fast path: every position is in range. The block `odd` handles negative and invalid positions.
         before, odd = builder.block, builder.append_basic_block("odd")
@@ -144,6 +146,7 @@ class Element:
         self.odd = builder.block
         builder.position_at_end(here)
         for axis in axes:
+            # Both paths meet here: the position as given, or as resolved by the slow path.
             at = builder.phi(I64)
             at.add_incoming(self.given[axis], before)
             at.add_incoming(places[axis], self.odd)
@@ -165,6 +168,7 @@ class Element:
         if not writes:
             return
         what = I64(VALUE << SITE_SHIFT | DTYPES.index(dtype.name) << VALUE_BITS)
+        # One log entry per 4 bytes; smaller elements take one entry.
         some = ir.IntType(8 * min(dtype.itemsize, 4))
         for offset in range(0, dtype.itemsize, 4):
             part = builder.inttoptr(builder.add(address, I64(offset)), some.as_pointer())
@@ -179,11 +183,13 @@ class Element:
         otherwise: the result for an element that does not exist. None for accesses without a result.
         """
         builder, members = self.builder, self.array.members
+        # The element of a 0-dimensional array always exists.
         lost = builder.append_basic_block("lost") if self.given else None
         flat = self.flat_index(lost) if self.given else I64(0)
         if self.x.watch not in (BARE, BOUNDED):
             self.array.call(watched, I64(self.x.watch), members.shadow, flat, members.state)
         value = do(flat)
+        # Log after the access, because entries of stores contain the new value.
         if self.x.site is not None:
             self.log(flat, writes=watched is not watch_load)
         after = builder.block
@@ -219,6 +225,7 @@ def poison_of(context, numba_type):
     if isinstance(numba_type, types.Complex):
         part = poison_of(context, numba_type.underlying_float)
         return ir.Constant(value, [part, part])
+    # Booleans are i1, and 0xFF as a bool is True.
     if numba_type == boolean:
         return value(1)
     size = dtype_of(numba_type).itemsize
@@ -315,6 +322,7 @@ def getitem(context, builder, signature, arguments):
     if not is_record(x):
         return element.read()
     reference = cgutils.create_struct_proxy(signature.return_type)(context, builder)
+    # Only the address is formed; fields are loaded and checked when they are read.
     reference.records, reference.index = arguments[0], packed(builder, element.given)
     return reference._getvalue()
 
@@ -431,6 +439,7 @@ def poison(array):
     """Emit code that fills an array with poison, and marks the elements of a local array as unwritten."""
     x, builder, count = array.x, array.builder, array.size()
     filled = [(array.members.data, dtype_of(x.dtype).itemsize, fresh_byte(x.dtype))]
+    # Local arrays have one shadow byte per element: 0 means unwritten.
     filled += [(array.members.shadow, 1, 0)] * (x.watch == LOCAL)
     for address, each, byte in filled:
         pointer = builder.inttoptr(address, I8.as_pointer())

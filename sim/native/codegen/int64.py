@@ -114,9 +114,11 @@ def build(wanted):
     contains yet."""
     library = LinkedLibrary(cpu_target.target_context.codegen(), wanted.symbol)
     module, waiting = library.create_ir_module(library.name), [wanted]
+    # Set before translation, because helpers can call each other.
     wanted.library = library
     while waiting:
         for callee in Body(module, waiting.pop()).translate():
+            # A helper belongs to the library of its first caller; later callers link that library.
             if callee.library is None:
                 callee.library = library
                 waiting.append(callee)
@@ -175,6 +177,7 @@ def poll_interrupt(builder):
         signature = ir.FunctionType(result, [value.type for value in given])
         return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), given)
 
+    # Kernels run without the GIL, which PyOS_InterruptOccurred needs.
     held = python("PyGILState_Ensure", status)
     answer = python("PyOS_InterruptOccurred", status)
     python("PyGILState_Release", ir.VoidType(), held)
@@ -231,6 +234,7 @@ class Body(ast.NodeVisitor):
 
     def cell(self, name):
         """Return the stack slot of a variable."""
+        # Allocate in the entry block, so that a variable in a loop does not grow the stack.
         if name not in self.cells:
             with self.builder.goto_entry_block():
                 self.cells[name] = self.builder.alloca(I64, name=name)
@@ -290,6 +294,7 @@ class Body(ast.NodeVisitor):
         if result == I64:
             self.builder.ret(parts[0])
             return
+        # LLVM builds a structure by inserting its members into an undefined value.
         found = ir.Constant(result, ir.Undefined)
         for position, part in enumerate(parts):
             found = self.builder.insert_value(found, part, position)
@@ -303,6 +308,7 @@ class Body(ast.NodeVisitor):
                 self.run(node.orelse)
 
     def visit_For(self, node):
+        # `range(n)` has one argument, `range(m, n)` two.
         start, stop = [I64(0), *map(self.int64_value, node.iter.args)][-2:]
         cell, builder = self.cell(node.target.id), self.builder
         head, body, end = map(builder.append_basic_block, ("head", "body", "end"))
@@ -336,6 +342,7 @@ class Body(ast.NodeVisitor):
         if isinstance(node, ast.Name):
             return self.cell(node.id)
         if isinstance(node, ast.Attribute):
+            # Offsets are in bytes, and all fields are int64.
             position = I64(FIELDS[node.attr].offset // 8)
             return pointer(self.builder, self.int64_value(node.value), position, I64)
         # A field of several int64 is an array inside the structure; other fields contain an address.
@@ -345,6 +352,7 @@ class Body(ast.NodeVisitor):
 
     def visit_BinOp(self, node):
         left, right = self.int64_value(node.left), self.int64_value(node.right)
+        # LLVM's division truncates towards zero, Python's rounds down.
         if not isinstance(node.op, (ast.FloorDiv, ast.Mod)):
             return getattr(self.builder, OPERATORS[type(node.op)])(left, right)
         return self.divide(left, right, isinstance(node.op, ast.Mod))

@@ -44,6 +44,7 @@ def check_mask(state, present, masks):
     masks: address of 32 int64, the mask that each lane passes.
     """
     first = -1
+    # -1 means that no present lane has been seen; a valid mask is never negative.
     for lane in range(32):
         if present >> lane & 1:
             given = masks[lane] & FULL
@@ -62,6 +63,7 @@ def check_all(state, present):
 @int64_helper
 def check_read(state, present, lane, of):
     """Set an error flag if a present lane reads from lane `of`, which is absent."""
+    # A source lane outside 0..31 is handled by the reference implementation.
     if present >> lane & 1 and 0 <= of < 32 and not present >> of & 1:
         set_error(state, DIVERGED)
 
@@ -70,6 +72,7 @@ def check_read(state, present, lane, of):
 def next_segment(state, warp):
     """Start a new segment of a warp: later accesses of its lanes are ordered after earlier ones. Segments
     have 16 bits in shadow memory, and wrap around."""
+    # 16 bits, as in a shadow entry
     state.segments[warp] = (state.segments[warp] + 1) & 0xFFFF
 
 
@@ -106,6 +109,7 @@ class Warp:
     def array(self, numba_type, pointer):
         """Return the 32 values at a pointer as a row."""
         row = Array(self.context, self.builder, row_type(numba_type))
+        # A row of BARE kind is not checked: the compiler generated the accesses, so they are valid.
         row.members.data, row.members.state = self.builder.ptrtoint(pointer, I64), self.state
         row.members.shape = packed(self.builder, [I64(32)])
         return row.value
@@ -147,6 +151,7 @@ class Warp:
     def row(self, numba_type, x, value):
         """Return the operands of all lanes as a row of this type: a slice of their array if the types match,
         otherwise a converted copy."""
+        # Equal types: the warp's part of the spill array can be used in place.
         if isinstance(x, GuardedType) and x.dtype == numba_type:
             pointer = Array(self.context, self.builder, x, value).pointer(self.first)
             return self.array(numba_type, pointer)
@@ -166,7 +171,9 @@ def lane_intrinsic(entry, has_results):
     has_results: whether any result is used. If not, the intrinsic takes no results, and only performs the
         checks.
     """
+    # Without results, the checks still run: invalid masks are errors even if nobody uses the value.
     masks, results = ["mask"] * (entry.mask == GIVEN), list(entry.results.items()) if has_results else []
+    # None: the operand has any type, or a result has the type of an operand (Like).
     declared = [*entry.operands.values(), *(None if isinstance(of, Like) else of for _, of in results)]
     names = [*masks, *(f"x_{name}" for name in [*entry.operands, *dict(results)])]
 
@@ -195,6 +202,7 @@ def lane_intrinsic(entry, has_results):
             arrays = [warp.row(*of) for of in zip(numba_types, operands, values)] if results else []
             if emit_source:
                 warp.check_reads(present, emit_source, rows[:count], arrays)
+            # The instruction synchronises the warp's memory accesses, as `syncwarp` does.
             if entry.orders:
                 warp.call(next_segment, number)
             if semantics:
@@ -220,6 +228,7 @@ def vote_intrinsic(entry):
     def typed(typing, threads, number, result):
         own = element_type(number)
         taken = own if operand is None else numba_type_of(operand)
+        # The reference implementation combines two values; the vote is a fold over all threads.
         fold = resolve_call(typing, compiled_copy(entry.semantics), [kept, taken], kept)
 
         def code(context, builder, signature, arguments):

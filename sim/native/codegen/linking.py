@@ -287,7 +287,7 @@ def kernel(function):
 
 
 def intrinsic_of(name, parameters, typed, **options):
-    """Return a Numba intrinsic.
+    """Return a Numba intrinsic called `name`.
 
     parameters: names of its parameters.
     typed: a function (typing, *types) that returns (signature, code generator), or None for types that the

@@ -24,25 +24,41 @@ False positives only cost an unnecessary rerun. False negatives are not acceptab
 
 from sim.native.codegen.int64 import byte, int64_helper, set_byte
 
-# Kinds of check. BARE: bounds only, with no observer subscribed. BOUNDED: bounds only. GLOBAL, EMPTY: global
-# memory that was written, or not written, before the launch. SHARED: shared memory of a block. LOCAL: local
-# memory of a thread.
+# Kinds of check:
+# BARE     bounds only, because no observer is subscribed
+# BOUNDED  bounds only
+# GLOBAL   global memory that was written before the launch
+# EMPTY    global memory that was not written before the launch
+# SHARED   shared memory of a block
+# LOCAL    local memory of a thread
 BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = range(6)
-# Error flags, which are bits of the field `errors`. NARROWED: an atomic lost the fraction of its operand.
-# EXHAUSTED: an iteration limit was exceeded.
+# Error flags, bits of the field `errors`:
+# NARROWED    an atomic may have lost the fraction of its operand
+# BOUNDS      index out of range, or an invalid address
+# UNWRITTEN   read of uninitialised memory
+# RACE        race within a block
+# BLOCK_RACE  race between blocks
+# DIVERGED    threads disagree on control flow at a synchronisation point, or a thread raised
+# EXHAUSTED   an iteration limit was exceeded
 NARROWED, BOUNDS, UNWRITTEN, RACE, BLOCK_RACE, DIVERGED, EXHAUSTED = ERROR_FLAGS = tuple(
     1 << bit for bit in range(7)
 )
-# Values of the field `stopped`: the block has to stop, the launch has to stop, Ctrl-C was pressed, or the
-# launch has to pause until the access log is replayed.
+# Values of the field `stopped`:
+# OF_BLOCK     the block has to stop
+# OF_LAUNCH    the launch has to stop
+# INTERRUPTED  the user pressed Ctrl-C
+# FULL         the launch has to pause until the access log is replayed
 OF_BLOCK, OF_LAUNCH, INTERRUPTED, FULL = 1, 2, 3, 4
 
 THREAD_BITS, SEGMENT_SHIFT, EPOCH_SHIFT, WARP_SHIFT = 10, 16, 32, 5
 THREAD = (1 << THREAD_BITS) - 1
 WARP = THREAD >> WARP_SHIFT << WARP_SHIFT
 SEGMENT = 0xFFFF << SEGMENT_SHIFT
-# ATOMIC: last written by an atomic. MANY: accessed by several threads of a warp. WARPS: accessed by several
-# warps in this epoch. PLAIN: also written by a plain store of the same block.
+# Flags of a shadow entry:
+# ATOMIC  last written by an atomic
+# MANY    accessed by several threads of a warp
+# WARPS   accessed by several warps in this epoch
+# PLAIN   also written by a plain store of the same block
 ATOMIC, MANY, WARPS, PLAIN = (1 << bit for bit in range(THREAD_BITS, THREAD_BITS + 4))
 
 
@@ -102,6 +118,7 @@ def check_order(before, state, between_blocks):
     between_blocks: whether the memory is shared between blocks.
     """
     own = state.own_entry
+    # 0: never accessed. Equal entries: the same thread in the same segment.
     if before == 0 or before == own:
         return
     if between_blocks and is_from_earlier_block(before, state):
@@ -116,6 +133,7 @@ def add_reader(before, state, between_blocks):
     own = state.own_entry
     if before == 0:
         return own
+    # Keep the oldest reader: a later store that races with this read also races with that one.
     if between_blocks and is_from_earlier_block(before, state):
         return before
     if not is_same_epoch(before, own):
@@ -143,6 +161,7 @@ def watch_load(watch, shadow, flat, state):
     if watch != GLOBAL and is_from_earlier_block(written, state):
         set_error(state, UNWRITTEN)
     check_order(written, state, watch != SHARED)
+    # Skip the update for repeated reads by one thread, the most common case.
     if read != state.own_entry:
         shadow[2 * flat + 1] = add_reader(read, state, watch != SHARED)
 

@@ -33,6 +33,7 @@ def start_thread(state, thread) -> DIM3:
     """Make `thread` the current thread, and return its threadIdx."""
     segment = state.segments[thread >> WARP_SHIFT]
     state.own_entry = state.epoch << EPOCH_SHIFT | segment << SEGMENT_SHIFT | thread
+    # Three 16-bit fields, as `indices_of` packs them.
     index = state.indices[thread]
     return index & 0xFFFF, index >> 16 & 0xFFFF, index >> 32
 
@@ -62,6 +63,7 @@ def lanemask_lt(thread) -> uint32:
 def record_unset(state, is_set, slot):
     """Record the current thread in `unset[slot]` if it reads an unassigned variable. The smallest thread is
     kept, so findings do not depend on the order of execution."""
+    # 0 means that no thread has been recorded, so count from 1.
     reader = 1 + (state.position << THREAD_BITS | state.own_entry & THREAD)
     if not is_set:
         state.unset[slot] = reader if state.unset[slot] == 0 else min(state.unset[slot], reader)

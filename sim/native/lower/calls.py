@@ -83,8 +83,10 @@ class Calls(Names):
         """Lower a method call."""
         if not isinstance(node.func, ast.Attribute):
             raise self.cannot_lower(f"a call of {ast.unparse(node.func)} has no compiled form", node)
+        # Python's `int.bit_count` has the semantics of `popc`.
         if node.func.attr == "bit_count":
             return self.call(in_text("popc"), [self.visit(node.func.value)], node)
+        # `x.reshape(a, b)` means `x.reshape((a, b))`.
         if node.func.attr == "reshape" and len(node.args) > 1:
             node.args = [ast.copy_location(ast.Tuple(node.args, ast.Load()), node)]
         node.func.value = self.visit(node.func.value)
@@ -102,6 +104,7 @@ class Calls(Names):
             except TypeError as error:
                 raise self.cannot_lower(str(error), node) from None
         arguments = [*map(self.visit, arguments)]
+        # the default mask: all lanes
         if called == "syncwarp" and not arguments:
             arguments = [ast.Constant(0xFFFFFFFF)]
         function = ast.Name(called.replace(".", "_"), ast.Load())
@@ -215,8 +218,10 @@ class Calls(Names):
             raise self.cannot_lower(f"cuda.{space}.array wants a constant shape and a numeric dtype", node)
         place = self.source.site("call", node)
         name = name_before(place) or space
+        # CUDA declares dynamic shared memory as an array of shape 0.
         shape = None if space == "shared" and shape == (0,) else shape
         array = Declared(space, shape, dtype, name, self.module.site(place))
+        # The same declaration, reached twice through inlining, is one array.
         known = next((known for known, same in self.module.declared.items() if same == array), None)
         known = known or self.module.fresh_name(f"{name}_{space}")
         self.module.declared[known] = array

@@ -35,6 +35,7 @@ class Lowering(Calls):
     def __init__(self, module, function, rename=None, known=()):
         super().__init__(module, module.reachable[function].with_known(known), rename or {})
         self.tree = self.source.tree
+        # Rename local variables that would hide a runtime function.
         for name in self.source.local - set(self.rename):
             if home_of(name) or name in RESERVED:
                 self.rename[name] = module.fresh_name(name)

@@ -76,7 +76,7 @@ class Hoisting:
             )
         after = handler(node, before)
         for part in before + as_list(after):
-            # Findings report line numbers, so new statements get the original's.
+            # New statements keep the line number of the original, which findings report.
             ast.fix_missing_locations(ast.copy_location(part, node) if not hasattr(part, "lineno") else part)
         return before + as_list(after)
 
@@ -174,6 +174,7 @@ class Hoisting:
                 test = test if isinstance(node.op, ast.And) else ast.UnaryOp(ast.Not(), test)
                 before.append(ast.If(test, [*more, assign(name, value)], []))
             return ast.Name(name, ast.Load())
+        # Any other expression: process its operands from left to right, in evaluation order.
         for field, value in ast.iter_fields(node):
             if isinstance(value, list):
                 value[:] = [
@@ -209,6 +210,7 @@ class Hoisting:
         function = node.inlined_function
         if function in self.inlining:
             raise CannotLower(f"{function.__name__} calls itself, and a thread stops in it", node.call_site)
+        # Each inlined copy gets variables of its own.
         own = sorted(self.module.reachable[function].local)
         rename = {name: self.module.fresh_name(f"{name}_{function.__name__}") for name in own}
         lowering = Lowering(self.module, function, rename, node.known_referents)

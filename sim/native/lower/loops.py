@@ -27,6 +27,7 @@ def lower_element_loop(lowering, loop):
         return [], []
     before, lengths, position = [], [], ast.Name(lowering.module.fresh_name("at"), ast.Load())
     first = ast.Assign([lowering.visit(loop.target)], element(lowering, loop.iter, position, before, lengths))
+    # `zip` stops at the shortest iterable.
     ends = lengths[0] if len(lengths) == 1 else ast.Call(ast.Name("min", ast.Load()), lengths, [])
     loop.target = ast.Name(position.id, ast.Store())
     loop.iter = ast.Call(ast.Name("range", ast.Load()), [ends], [])

@@ -91,6 +91,7 @@ class GeneratedModule:
         # operations: index of a site -> name of the synchronising instruction there
         self.sites, self.operations = [], {}
         self.prints, self.unset = False, []
+        # Never shadow names that generated code uses, nor builtins.
         self.taken = {*taken, *RESERVED, *dir(builtins)}
 
     def fresh_name(self, name):

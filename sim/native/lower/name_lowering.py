@@ -130,6 +130,7 @@ class Names(ast.NodeTransformer):
         """Lower a captured value to a literal, or to a constant at the top of the file."""
         value, text = found.value, literal(found.value)
         if isinstance(value, np.generic) and value.dtype.name in HALVES:
+            # Numba cannot type a captured float16, so convert a float at run time.
             plain = self.lower_referent(referent(float(value)), name, node)
             return ast.copy_location(ast.Call(self.dtype(value.dtype, node), [plain], []), node)
         if text is None:
@@ -158,6 +159,7 @@ class Names(ast.NodeTransformer):
             return self.lower_referent(referent(value.value), name, node)
         if isinstance(value, ModuleType) and value.__name__ in MODULES:
             return self.as_name(MODULES[value.__name__], node)
+        # libdevice functions that sim.isa defines have another role; only unsupported ones get here.
         if home == "numba.cuda.libdevice":
             raise self.cannot_lower(f"libdevice.{own} has no compiled form", node)
         if home in MODULES or isinstance(value, np.ufunc):

@@ -96,10 +96,12 @@ class Evaluator(Arithmetic):
             return self.run([*(node.body if test else node.orelse), *rest])
         before = dict(self.names)
         one = self.run([*node.body, *rest])
+        # Both paths start from the same variables.
         after, self.names = self.names, dict(before)
         other = self.run([*node.orelse, *rest])
         if one is not None or other is not None:
             return self.select(test, one, other)
+        # A variable that only one path assigns needs no merge: no valid code reads it afterwards.
         for name in after.keys() & self.names.keys():
             if after[name] is not self.names[name]:
                 self.names[name] = self.select(test, after[name], self.names[name])
@@ -143,6 +145,7 @@ class Evaluator(Arithmetic):
         values, index = self.value(node.value), self.value(node.slice)
         if not isinstance(index, CODE):
             return values[index]
+        # An index out of range selects the last element.
         found = values[-1]
         for position in range(len(values) - 2, -1, -1):
             found = self.select(self.compare("==", index, position), values[position], found)
@@ -214,8 +217,10 @@ class Evaluator(Arithmetic):
         given = [self.value(part) for part in node.args]
         if isinstance(node.func, ast.Name) and node.func.id not in self.names:
             return self.call_named(node.func.id, given)
+        # a method of a value, such as `x.bit_length()`
         if isinstance(node.func, ast.Attribute) and isinstance(owner := self.value(node.func.value), CODE):
             return functions.BUILTIN[node.func.attr](self, owner, *given)
+        # `**options` is not supported.
         if any(k.arg is None for k in node.keywords):
             self.unknown(node)
         return self.apply(self.value(node.func), given, {k.arg: self.value(k.value) for k in node.keywords})
@@ -258,6 +263,7 @@ class Evaluator(Arithmetic):
         bound = inspect.signature(function).bind(*given, **more)
         bound.apply_defaults()
         cells = zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ()))
+        # Python's lookup order: locals, closure, globals, builtins.
         names = {**BUILTINS, **function.__globals__, **dict(cells), **bound.arguments}
         inner = Evaluator(self.context, self.builder, names)
         return inner.run(body_of(function))

@@ -54,6 +54,7 @@ for _name, _type in TYPES.items():
 def copysign(e, x, sign):
     """Emit `x` with the sign of `sign`."""
     x, sign = e.unify_floats(x, sign)
+    # the sign bit
     top = 1 << WIDTHS[x.ptx_type] - 1
     magnitude, its = e.and_(e.bits(x), e.to_integer(top - 1)), e.and_(e.bits(sign), e.to_integer(top))
     return e.of_bits(e.or_(magnitude, its), x.ptx_type)
@@ -190,6 +191,7 @@ def round_to_odd(e, total, error):
 def round_directed(e, total, error, mode):
     """Emit total + error as an f32, rounded down (rd), up (ru) or towards zero (rz)."""
     b, single = e.builder, ir.FloatType()
+    # `near` is the f32 nearest to `total`. Find out on which side of `total + error` it lies.
     near = b.fptrunc(total, single)
     back = b.fpext(near, DOUBLE)
     equal = b.fcmp_ordered("==", back, total)
@@ -206,6 +208,7 @@ def next_float(b, x, upwards):
     """Emit the next f32 above or below `x`."""
     word, single = ir.IntType(32), ir.FloatType()
     bits = b.bitcast(x, word)
+    # Floats of one sign are ordered like their bits, so the next float is one bit pattern away.
     grows = b.fcmp_ordered(">" if upwards else "<", x, single(0.0))
     moved = b.add(bits, b.select(grows, word(1), word(-1)))
     smallest = word(1 if upwards else 0x80000001)
@@ -268,6 +271,7 @@ def of_entry(e, entry, given):
         found = next(filter(None, map(pattern.match, entry.ptx)), None)
         if found:
             return function(e, found, *given)
+    # An LLVM intrinsic is better than the code that evaluation produces.
     if not isinstance(entry.native, LLVM):
         try:
             return e.apply(bind_width(entry.semantics, entry.operands), given, {})

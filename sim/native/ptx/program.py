@@ -206,7 +206,7 @@ class Statements:
     # --- structure ------------------------------------------------------------------------------------------
 
     def suite(self, nodes):
-        """Return the statements that replace a list of statements, with placeholders for runs."""
+        """Return the statements of a block with each run replaced by a placeholder."""
         found, run = [], []
         for node in nodes:
             if isinstance(node, (ast.Assign, ast.Expr)):

@@ -48,8 +48,10 @@ def ptx_run(name, inputs, outputs, calls, text):
     def code(context, builder, signature, arguments):
         run = RunCompiler(context, builder, calls, arguments[: len(first)])
         for (key, ptx_type), found in zip(inputs.items(), arguments[len(first) :]):
+            # Indices such as threadIdx.x are int32 in generated code, and never negative.
             run.names[key] = run.of_code(found, "u32" if ptx_type == "index" else ptx_type)
         run.run(parse_statements(text))
+        # Integers of all widths are passed between runs as int64.
         held = {key: ptx_type if ptx_type in NUMBA else "b64" for key, ptx_type in outputs.items()}
         found = [run.code_of(run.names[key], ptx_type) for key, ptx_type in held.items()]
         if len(found) == 1:
@@ -143,6 +145,7 @@ class RunCompiler(Evaluator):
         """Fill a thread's local variable with poison, and return its simulated address."""
         table, thread, _ = self.machine
         self.call_helper(reset_local, table, I64(position), thread)
+        # The bounds of the thread index keep the arithmetic in 64 bits.
         mine = self.mul(Integer(thread, 0, 1023), self.to_integer(nbytes))
         return self.add(self.names[first], mine)
 

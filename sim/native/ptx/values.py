@@ -104,6 +104,7 @@ class Arithmetic:
         if code.type.width == width:
             return code
         integer = ir.IntType(width)
+        # Fold constants here, because llvmlite's builder does not.
         if isinstance(code, ir.Constant):
             return ir.Constant(integer, wrap_signed(code.constant, width))
         resize = self.builder.sext if code.type.width < width else self.builder.trunc
@@ -111,6 +112,8 @@ class Arithmetic:
 
     def emit(self, operation, a, b, low, high):
         """Emit a binary LLVM operation on integers, whose result has these bounds."""
+        # The result's bounds determine the width; operands are widened or truncated to it. Truncation is
+        # safe, because add, sub, mul and bitwise operations only depend on the low bits.
         low, high = clip_bounds(low, high)
         width = integer_width(low, high)
         return Integer(
@@ -174,9 +177,11 @@ class Arithmetic:
         if None in (a.low, b.low) or min(a.low, b.low) < 0 or max(a.high, b.high) >= 1 << 64:
             raise CannotLower("a division of numbers of unknown size")
         by = self.resize(b, 64)
+        # In LLVM, a division by 0 is undefined.
         by = self.builder.select(self.builder.icmp_unsigned("==", by, I64(0)), I64(1), by)
         code = getattr(self.builder, operation)(self.resize(a, 64), by)
         high = a.high if operation == "udiv" else min(a.high, max(b.high - 1, 0))
+        # Beyond the int64 range, the quotient is an unsigned 64-bit value.
         return self.of_register(code, 64) if high >= 1 << 63 else Integer(code, 0, high)
 
     def negate(self, a):
@@ -184,6 +189,7 @@ class Arithmetic:
 
     def invert(self, a):
         """Emit a bitwise complement, as -1 - a."""
+        # ~a == -1 - a, which keeps the bounds exact
         return self.sub(self.to_integer(-1), a)
 
     def absolute(self, a):
@@ -203,6 +209,7 @@ class Arithmetic:
     def of_register(self, code, width, signed=False):
         """Return the Integer in a register of `width` bits. The LLVM value may be wider than the register."""
         low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
+        # An unsigned 64-bit register does not fit into a signed 64-bit integer.
         if integer_width(low, high) == 128:
             return Integer(self.builder.zext(code, ir.IntType(128)), low, high)
         if code.type.width > width:
@@ -317,6 +324,7 @@ class Arithmetic:
         """Emit a comparison. With a NaN, only "!=" is true."""
         if isinstance(a, Float) or isinstance(b, Float):
             a, b = self.unify_floats(a, b)
+            # Python's `!=` is true for NaN, so it must be the unordered comparison.
             ask = self.builder.fcmp_unordered if sign == "!=" else self.builder.fcmp_ordered
             return Predicate(ask(sign, self.double(a), self.double(b)))
         a, b = self.to_integer(a), self.to_integer(b)
