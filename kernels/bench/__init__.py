@@ -1,14 +1,14 @@
-"""Programs that compare and time the kernels. Each is run as python -m kernels.bench.NAME.
+"""Programs that validate and time the kernels. Run each one as python -m kernels.bench.NAME.
 
-    compare          correctness: every kernel by every engine and on the GPU, against float64
+    compare          correctness: every kernel on every engine and on the GPU, against float64
     languages        correctness of the kernels in CUDA C++ and Triton
-    conv             times of convolutional attention next to PyTorch; also python -m kernels.bench
+    conv             times of convolutional attention compared with PyTorch; also python -m kernels.bench
     latent, multi_token, attention, distributed
                      times of the other kinds of attention
-    tensor_kernels   registers, occupancy and times of the kernels on tensor cores
-    launch           the host's time of a launch
-    plots            the README's figures from the recorded tables
+    tensor_kernels   registers, occupancy and times of the tensor-core kernels
+    launch           host time of a launch
+    plots            the README's figures, from recorded results
 
-`timing.py` has the clocks that these programs share, `counters.py` the simulator's counters next to ncu's.
-`record/` writes the data that lessons show.
+`timing.py` has the timers that these programs share; `counters.py` compares the simulator's counters with
+ncu's. `record/` writes the data that lessons show.
 """

@@ -1,4 +1,5 @@
-"""python -m kernels.bench: time convolutional attention on this GPU, as `kernels.bench.conv` does."""
+"""Entry point of python -m kernels.bench: time convolutional attention on this GPU, as `kernels.bench.conv`
+does."""
 
 from kernels.bench.conv import main
 

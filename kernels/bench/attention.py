@@ -1,5 +1,7 @@
-"""python -m kernels.bench.attention: time the attention kernels on this GPU next to PyTorch's own, and
-a launch on the host."""
+"""Time the attention kernels on this GPU, compared with PyTorch's, and the host time of a launch.
+
+Run python -m kernels.bench.attention.
+"""
 
 import statistics
 import time
@@ -41,12 +43,12 @@ def main():
 
 
 def operations(batch, heads, n, d):
-    """Return the multiplications and additions of causal attention."""
+    """Return the number of multiplications and additions of causal attention."""
     return batch * heads * 4 * d * n * (n + 1) / 2
 
 
 def milliseconds(function, *arguments):
-    """Return the median time of 20 calls on the GPU, after three calls to warm up."""
+    """Return the median GPU time of 20 calls, after three warm-up calls."""
     times = []
     for _ in range(23):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -59,7 +61,7 @@ def milliseconds(function, *arguments):
 
 
 def host_microseconds(function, shape, calls=200):
-    """Return the host's time of one call, with output and checks, without waiting for the GPU."""
+    """Return the host time of one call, with checks and output allocation, not waiting for the GPU."""
     q = torch.randn(shape, device="cuda")
     function(q, q, q)
     torch.cuda.synchronize()

@@ -1,12 +1,12 @@
-"""python -m kernels.bench.compare: compare every kernel, by every engine, with float64 and with the previous
+"""python -m kernels.bench.compare: compare every kernel, on every engine, with float64 and with the previous
 stage.
 
     python -m kernels.bench.compare [NAME ...] [--engines fibers ...] [--json] [--record] [--ncu]
 
-Without names all of `kernels.cases.table`. Exit status 1 if a row fails. With a CUDA GPU the kernels run
-there too. --ncu compares the simulator's counters with the GPU's own (needs `ncu` on the PATH); --record
-writes all of it, with date, GPU and versions, to kernels/data/; --json prints it. --launch NAME ... only
-launches kernels on the GPU, once each, for a profiler or a checker.
+By default, all of `kernels.cases.table` is compared. The exit status is 1 if a row fails. With a CUDA GPU,
+the kernels run there, too. --ncu compares the simulator's counters with the GPU's (`ncu` must be on the
+PATH); --record writes all results, with date, GPU and versions, to kernels/data/; --json prints them.
+--launch NAME ... only launches kernels on the GPU, once each, for a profiler or a checker.
 """
 
 import argparse
@@ -33,14 +33,14 @@ from kernels.common.data import DATA
 from kernels.common.launch import on_gpu, simulated
 
 REFERENCE, PREVIOUS, GPU = "float64", "stage before", "GPU"
-SHARING = 8  # processes on one GPU
+SHARING = 8  # processes that share one GPU
 
 
 @dataclass(frozen=True)
 class Row:
     """A comparison of the outputs of engine `got` with those of `wanted`.
 
-    ulp: the largest distance, in units of the last place of the wanted value.
+    ulp: the largest distance, in units of the last place of the expected value.
     """
 
     case: str
@@ -52,7 +52,7 @@ class Row:
     ulp: float
     tolerance: float
     findings: int
-    error: str = ""  # the reason for missing values
+    error: str = ""  # why values are missing
     refused: bool = False  # the engine declined to run the kernel
 
     @property
@@ -67,7 +67,7 @@ class Row:
 
 
 def engines():
-    """Return the simulator's engines, "fibers" first."""
+    """Return the names of the simulator's engines, "fibers" first."""
     from sim.launch import ENGINES
 
     return tuple(ENGINES)
@@ -77,7 +77,7 @@ def engines():
 
 
 def results(case, size, chosen):
-    """Return ({engine: outputs on the CPU, or an exception}, {engine: number of findings}) of a case.
+    """Run a case; return ({engine: outputs on the CPU, or an exception}, {engine: number of findings}).
 
     chosen: the engines to run.
     """
@@ -98,7 +98,7 @@ def results(case, size, chosen):
 
 
 def attempted(run, *arguments):
-    """Return run(*arguments), or the exception and no findings: an engine that fails affects only its
+    """Return run(*arguments), or (the exception, no findings), so that a failing engine affects only its own
     rows."""
     try:
         return run(*arguments)
@@ -107,20 +107,22 @@ def attempted(run, *arguments):
 
 
 def by_gpu(case, given):
-    """Return (outputs on the CPU, no findings) of a case on the GPU."""
+    """Run a case on the GPU; return (outputs on the CPU, no findings)."""
     return tuple(output.cpu() for output in case.call(*given, run=on_gpu)), 0
 
 
 def refused(broken):
-    """Return whether the only failure is that the native engine declined to compile the kernel; broken:
-    {engine: exception}."""
+    """Return whether the only failure is that the native engine declined to compile the kernel.
+
+    broken: {engine: exception}.
+    """
     from sim.errors import LaunchError
 
     return set(broken) == {"native"} and isinstance(broken["native"], LaunchError)
 
 
 def by_simulator(case, given, engine):
-    """Return (outputs, number of findings) of a case on one of the simulator's engines."""
+    """Run a case on one of the simulator's engines; return (outputs, number of findings)."""
     reports = []
 
     def run(*launched):
@@ -130,8 +132,11 @@ def by_simulator(case, given, engine):
 
 
 def pairs(outputs):
-    """Return the pairs to compare: all but threads with the reference, fibers with the previous stage, all
-    engines and the GPU with fibers, the GPU with native."""
+    """Return the pairs of engines to compare.
+
+    These are every engine but "threads" with the reference, "fibers" with the previous stage, every engine
+    and the GPU with "fibers", and the GPU with "native".
+    """
     for who in outputs:
         if who not in (REFERENCE, "threads"):
             yield who, REFERENCE
@@ -145,7 +150,7 @@ def pairs(outputs):
 
 
 def compared(case, size, chosen=None):
-    """Return the rows of one case and size, by the `chosen` engines (all unless given)."""
+    """Return the rows of one case and size, for the `chosen` engines (all by default)."""
     outputs, findings = results(case, size, chosen or engines())
     for got, wanted in pairs(outputs):
         exact = {got, wanted} == {"fibers", "threads"}  # the same Python arithmetic
@@ -170,10 +175,10 @@ def compared(case, size, chosen=None):
 
 
 def all_rows(work, chosen):
-    """Return the rows of all (name, size) of `work`, in its order.
+    """Return the rows of every (name, size) in `work`, in that order.
 
-    Cases run in parallel, one per core, the last and largest first. On a GPU, where each takes some hundred
-    MiB, SHARING of them run at a time.
+    Cases run in parallel, one per core, and the largest, which are last, start first. On a GPU, where each
+    needs some hundred MiB, SHARING of them run at a time.
     """
     bar = partial(tqdm, desc="compare", total=len(work), disable=None)
     if len(work) == 1:
@@ -191,10 +196,11 @@ def rows_of(name, size, chosen):
 
 
 def distances(got, wanted):
-    """Return (largest error, mean error, largest distance in ulp) of tuples of tensors; NaN if one is NaN.
+    """Return (largest error, mean error, largest distance in ulp) of two tuples of tensors; NaN if any is
+    NaN.
 
-    Only the outputs that both have are compared, since a previous stage may lack the last. An ulp is the
-    distance between neighbouring values of got's type at the wanted value, so it is tiny near 0.
+    Only outputs present in both are compared, since a previous stage may lack the last. An ulp is the
+    distance between adjacent values of got's dtype at the expected value, so it is tiny near 0.
     """
     errors, ulps = [], []
     for one, other in zip(got, wanted):
@@ -215,7 +221,7 @@ def distances(got, wanted):
 
 
 def machine():
-    """Return the date, the GPU and the versions, which every recorded figure has to state."""
+    """Return the date, the GPU and the versions, which every recorded figure must state."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "date": str(date.today()),
@@ -246,14 +252,14 @@ def record(rows, counted):
 
 
 def as_data(row):
-    """Return a row with its verdict; None replaces infinite values and NaN, which JSON lacks."""
+    """Return a row with its verdict as plain data; None replaces NaN and infinities, which JSON lacks."""
     return {name: None if value != value else value for name, value in asdict(row).items()} | {
         "verdict": row.verdict
     }
 
 
 def missing(ncu, chosen):
-    """Return sentences that say what was not compared."""
+    """Return sentences that state what was not compared."""
     if left_out := [engine for engine in engines() if engine not in chosen]:
         yield f"Not compared: {' and '.join(left_out)}."
     if not torch.cuda.is_available():

@@ -1,14 +1,16 @@
-"""Time convolutional attention on this GPU next to PyTorch, and measure its memory: python -m kernels.bench
+"""Time convolutional attention on this GPU compared with PyTorch, and measure its memory: python -m
+kernels.bench
 
-The contestants, in float32 and then, on tensor cores, in bfloat16: the kernels, PyTorch eager
-(`kernels.reference`), the same through torch.compile, and `scaled_dot_product_attention` (SDPA), which has no
-convolution, with the name of the implementation that it chose. In decoding, "split keys" has no convolution
-either: it is the decoding kernels with a single tap of 1, which divide the keys among blocks as usual.
+The contestants, in float32 and then, on tensor cores, in bfloat16, are: the kernels; PyTorch eager
+    (`kernels.reference`); the same through torch.compile; and `scaled_dot_product_attention` (SDPA), which
+    has no convolution, with the name of the backend that it chose. In decoding, "split keys" has no
+    convolution either: it is the decoding kernels with a single tap of 1, which divide the keys among blocks
+    as usual.
 
-Each contestant's values are compared with float64 before it is timed (one head, all batches), and one with
-wrong values gets no time. Times are medians of CUDA events around calls with a cold cache. Those of decoding
-are of replayed CUDA graphs, because a token takes less time on the GPU than a launch takes in Python. Memory
-is the peak above the inputs.
+Before a contestant is timed, its values are compared with float64 (one head, all batches); a contestant with
+wrong values is not timed. Times are medians of CUDA events around calls with a cold cache. Decoding is timed
+with replayed CUDA graphs, because a token takes less time on the GPU than a launch takes in Python. Memory is
+the peak above the inputs.
 """
 
 import argparse
@@ -50,7 +52,7 @@ FLASH = [(4, 16, 4096, 64)]  # without taps, in bfloat16
 CACHES = [(batch, 8, n, 64) for batch in (1, 4, 16) for n in (512, 2048, 8192, 16384, 65536)]
 HALF_CACHES = [(1, 8, 4096, 64), (8, 16, 16384, 64)]
 # the largest error allowed for O and for a gradient, relative to their largest elements; a missing mask, tap
-# or key gives errors of more than 0.1
+# or key causes errors above 0.1
 ALLOWED = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (3e-2, 6e-2)}
 
 
@@ -74,7 +76,7 @@ def main():
 
 
 def errors(got, right):
-    """Return the largest error of each tensor, relative to the largest correct element; infinite if one is
+    """Return the largest error of each tensor relative to its largest correct element; infinite if a value is
     not finite."""
     return [
         error if (error := ((a - b).abs().max() / b.abs().max()).item()) < float("inf") else float("inf")
@@ -83,11 +85,11 @@ def errors(got, right):
 
 
 def timed_if_right(row, results, right, times):
-    """Return `row` with its errors and the times of `times()`, or with the reason for refusing the
-    contestant.
+    """Return `row` with its errors, and with the times of `times()` or the reason why the contestant was
+    rejected.
 
     results: returns the contestant's tensors.
-    right: the correct ones in float64, of one head: O, and gradients if there are any.
+    right: the correct ones in float64, for one head: O, and gradients if there are any.
     """
     found = errors([x[:, :1].double() for x in results()], right)
     allowed = ALLOWED[row["dtype"]]
@@ -101,12 +103,12 @@ def timed_if_right(row, results, right, times):
 
 
 def one_head(*tensors):
-    """Return the first head of tensors (B, H, ...), float64, as leaves of autograd."""
+    """Return the first head of tensors (B, H, ...) in float64, as autograd leaves."""
     return [x.detach()[:, :1].double().requires_grad_() for x in tensors]
 
 
 def right_results(attend, leaves, d_o):
-    """Return O and the gradients of one head, float64."""
+    """Return O and the gradients for one head, in float64."""
     o = attend(*leaves)
     return [o.detach(), *torch.autograd.grad(o, leaves, d_o[:, :1].double())]
 
@@ -125,7 +127,7 @@ def contestants():
 
 
 def measured(shape, taps=TAPS, dtype=torch.float32):
-    """Yield one row for each contestant: milliseconds forward and backward, MiB at the peak of both."""
+    """Yield one row per contestant: milliseconds forward and backward, and the peak MiB of both."""
     q, k, v = (x.requires_grad_() for x in torch.randn(3, *shape, device=DEVICE, dtype=dtype))
     w = (torch.randn(shape[1], *taps, device=DEVICE, dtype=dtype) / 7).requires_grad_()
     d_o = torch.randn(shape, device=DEVICE, dtype=dtype)
@@ -151,20 +153,20 @@ def measured(shape, taps=TAPS, dtype=torch.float32):
 
 
 def both_passes(attend, given, leaves, d_o):
-    """Return O and the gradients of the leaves, (B, H, ...); that of w (1, H, c_q, c_k)."""
+    """Return O and the gradients of the leaves, (B, H, ...); the gradient of w is (1, H, c_q, c_k)."""
     o = attend(*given)
     gradients = torch.autograd.grad(o, leaves, d_o)
     return [o.detach(), *(x if x.ndim == 4 else x[None] for x in gradients)]
 
 
 def sdpa_backend(q, k, v, causal=True):
-    """Return the implementation that `scaled_dot_product_attention` chooses: "flash", "cudnn", …"""
+    """Return the backend that `scaled_dot_product_attention` chooses: "flash", "cudnn", …"""
     choice = torch._fused_sdp_choice(q, k, v, is_causal=causal)
     return SDPBackend(choice).name.lower().removesuffix("_attention")
 
 
 def measured_flash(shape, dtype=torch.bfloat16):
-    """Yield the milliseconds of attention without taps, forward: these kernels and SDPA."""
+    """Yield the forward milliseconds of attention without taps, for these kernels and SDPA."""
     q, k, v = torch.randn(3, *shape, device=DEVICE, dtype=dtype)
     with torch.no_grad():
         right = [attention(*one_head(q, k, v), causal=True)]
@@ -187,7 +189,7 @@ def measured_flash(shape, dtype=torch.bfloat16):
 
 
 def decoders(one_tap):
-    """Return {name: function(q_window, k, v, w) -> O of the last token}; one_tap: (H, 1, 1) of ones."""
+    """Return {name: function(q_window, k, v, w) -> O of the last token}; one_tap: (H, 1, 1), all ones."""
     return {
         "kernels": conv_attention_decode,
         "eager": eager_decode,
@@ -198,7 +200,7 @@ def decoders(one_tap):
 
 
 def measured_decoding(shape, dtype=torch.float32):
-    """Yield one row for each contestant: microseconds for one token with a cache of (B, H, N, d)."""
+    """Yield one row per contestant: microseconds for one token with a cache of (B, H, N, d)."""
     k, v = torch.randn(2, *shape, device=DEVICE, dtype=dtype)
     q_window, w = torch.randn_like(k[:, :, -TAPS[0] :]), torch.randn(shape[1], *TAPS, device=DEVICE) / 7
     w, one_tap = w.to(dtype), torch.ones(shape[1], 1, 1, device=DEVICE, dtype=dtype)
@@ -227,8 +229,11 @@ def measured_decoding(shape, dtype=torch.float32):
 
 
 def measured_languages(shape):
-    """Yield one row for each language: milliseconds of flash attention, and of convolutional attention
-    forward and backward; microseconds of one token, as a graph."""
+    """Yield one row per language: milliseconds of flash attention and of convolutional attention, forward and
+    backward.
+
+    The rows also have the microseconds of one token, in a CUDA graph.
+    """
     q, k, v, w, d_o, window = languages.inputs(Shape(*shape, *TAPS, True), device=DEVICE)
     for name in languages.HOMES:
         functions = languages.language(name)
@@ -243,7 +248,7 @@ def measured_languages(shape):
         }
 
 
-# The tables, each a function that returns its rows
+# one function per table, which returns its rows
 SECTIONS = {
     "training": lambda: [row for shape, taps in FLOATS for row in measured(shape, taps)],
     "halves": lambda: [row for shape, taps in HALVES for row in measured(shape, taps, torch.bfloat16)],

@@ -1,5 +1,4 @@
-"""Memory requests, and the sectors or wavefronts that they take: the simulator's counters next to the
-GPU's (`ncu`)."""
+"""Memory requests, and their sectors or wavefronts: the simulator's counters against the GPU's (`ncu`)."""
 
 import csv
 import io
@@ -10,8 +9,8 @@ from typing import NamedTuple
 from kernels.cases.table import CASES
 from kernels.common.launch import simulated
 
-# counter -> the GPU's counters, whose sum it is compared with: `ldmatrix` has counters of its own. A request
-# is an instruction of a warp, a turn a wavefront of shared memory.
+# counter -> the GPU's counters whose sum must equal it; `ldmatrix` has separate counters. A request is one
+# instruction of a warp; a "turn" is a wavefront of shared memory.
 METRICS = {
     "global load requests": ("l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",),
     "global load sectors": ("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",),
@@ -34,7 +33,7 @@ METRICS = {
     "shared store conflicts": ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",),
     "shared store bytes": ("smsp__sass_data_bytes_mem_shared_op_st.sum",),
 }
-# Known differences of a GPU (compiled for sm_90): its value, and the reason.
+# known differences on a GPU (compiled for sm_90): its value, and the reason
 EXPLAINED = {
     ("matmul_tiled", "shared load requests"): (
         10240,
@@ -73,8 +72,8 @@ EXPLAINED = {
 
 
 class Count(NamedTuple):
-    """One counter of one kernel: the simulator's prediction, the GPU's value, and the reason if they
-    differ."""
+    """One counter of one kernel: the simulator's prediction, the GPU's value, and the reason for a
+    difference."""
 
     case: str
     counter: str
@@ -92,7 +91,7 @@ def counted():
 
 
 def predicted(case):
-    """Return {counter: value} of a case's launch, by the simulator."""
+    """Return {counter: value} for a case's launch, from the simulator."""
     from sim.events import LOAD, STORE
     from sim.observers import Banks, Coalescing, Traffic
 
@@ -121,17 +120,17 @@ def predicted(case):
 
 
 def of_kind(sites, kind, width):
-    """Return the counts of an observer's sites, summed over the loads or over the stores."""
+    """Return the counts of an observer's sites, summed over all loads or all stores."""
     return [sum(counts[i] for site, counts in sites.items() if site & 3 == kind) for i in range(width)]
 
 
 def measured():
-    """Return {case: {counter: value}} by the GPU's counters, one launch each under `ncu`.
+    """Return {case: {counter: value}} from the GPU's counters, with one launch each under `ncu`.
 
     Raise RuntimeError with ncu's message if it fails.
     """
     names = [case.name for case in counted()]
-    # in Numba, the name of a kernel begins with its module
+    # Numba prefixes the name of a kernel with its module
     command = [
         "ncu",
         "--csv",
@@ -162,7 +161,7 @@ def measured():
 
 
 def launches_of(output):
-    """Return [{counter: value}] for each launch in ncu's --csv output, in order."""
+    """Parse ncu's --csv output: return [{counter: value}], one entry per launch, in order."""
     launches = {}
     for row in csv.DictReader(io.StringIO(output[output.find('"ID"') :])):
         launches.setdefault(int(row["ID"]), {})[row["Metric Name"]] = int(
@@ -175,7 +174,7 @@ def launches_of(output):
 
 
 def counts(progress):
-    """Return every counter of every counted case, predicted and measured, as a list of Count."""
+    """Return a Count for every counter of every counted case, predicted and measured."""
     hardware, rows = measured(), []
     for case in progress(counted()):
         for counter, number in predicted(case).items():
@@ -184,6 +183,6 @@ def counts(progress):
 
 
 def compared_count(case, counter, predicted, measured):
-    """Return a Count, with an explanation if the GPU's value is exactly the explained one."""
+    """Return a Count, with an explanation only if the GPU's value is exactly the explained one."""
     number, why = EXPLAINED.get((case, counter), (None, ""))
     return Count(case, counter, predicted, measured, why if predicted != measured == number else "")

@@ -1,11 +1,13 @@
 """Convolutional attention over several GPUs: equality with one GPU, times by sequence length, and exposed
-communication. Writes JSON.
+communication.
+
+The results are written as JSON.
 
     python -m kernels.bench.distributed [--ranks 2] [--lengths 32768 65536 131072]
         [--json kernels/data/sharded.json]
 
-One process per GPU, NCCL; "one GPU" is the same call in a group of one. Communication alone is the same
-exchanges without a kernel. Computation alone is the same kernels without an exchange: each rank uses
+There is one process per GPU, with NCCL; "one GPU" is the same call in a group of one. Communication alone is
+the same exchanges without kernels. Computation alone is the same kernels without exchanges: each rank uses
 uninitialised memory in place of the received tensors.
 """
 
@@ -38,14 +40,15 @@ EQUAL = [
 
 
 class Silent(Ring):
-    """A ring that sends nothing; received tensors are uninitialised memory of the right shape."""
+    """A ring that sends nothing; received tensors are uninitialised memory of the correct shape."""
 
     def start(self, messages):
         return lambda: None
 
 
 def equality(device, group):
-    """Return {layout: largest relative error against one GPU} of O, dQ, dK, dV and dW over EQUAL."""
+    """Return {layout: largest relative error of O, dQ, dK, dV and dW against one GPU}, over the shapes in
+    EQUAL."""
     worst = {}
     for shape in EQUAL:
         q, k, v, w, d_o = inputs(shape, device=device)
@@ -66,7 +69,7 @@ def equality(device, group):
 
 
 def milliseconds(call, repeats):
-    """Return the median time of a call on this rank's GPU, with all ranks starting together."""
+    """Return the median time of a call on this rank's GPU; all ranks start together."""
     times = []
     for _ in range(repeats):
         torch.cuda.synchronize()
@@ -83,7 +86,7 @@ def milliseconds(call, repeats):
 
 
 def times(n, heads, d, layout, group, repeats, kind=Ring):
-    """Return (forward, backward) of one call in milliseconds, of the slowest rank.
+    """Return the (forward, backward) milliseconds of one call, of the slowest rank.
 
     kind: Ring, or Silent for computation alone.
     """
@@ -101,7 +104,7 @@ def times(n, heads, d, layout, group, repeats, kind=Ring):
 
 
 def exchanges(n, heads, d, group, repeats):
-    """Return the milliseconds to send K and V around the ring, and to gather them all at once."""
+    """Return the milliseconds to send K and V around the ring, and those of one all-gather."""
     ring, ranks = Ring(group, torch.empty(0, device="cuda")), distributed.get_world_size(group)
     block = torch.randn(1, heads, 2 * n // ranks, d, device="cuda")
 

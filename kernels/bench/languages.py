@@ -1,7 +1,7 @@
 """Compare the same kernels in three languages with the reference: python -m kernels.bench.languages
 
-On a GPU it prints the largest errors of each language on the shapes of `kernels.cases.conv`, float32. `python
--m kernels.bench --only languages` has their times.
+On a GPU, print the largest float32 errors of each language over the shapes of `kernels.cases.conv`. `python
+-m kernels.bench --only languages` prints their times.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from kernels.cases.conv import SHAPES
 from kernels.cases.tolerances import relative_errors, within_tolerance
 from kernels.reference import attention, conv_attention_decode, scores
 
-# language -> the module of each of its host functions
+# language -> {host function: its module}
 HOMES = {
     "Numba": {
         "flash_forward": "kernels.flash.forward",
@@ -43,7 +43,7 @@ RESULTS = (*conv_cases.RESULTS, "flash O", "flash L", "decode O")
 
 @functools.cache
 def language(name):
-    """Return a language's host functions as attributes; the modules are imported on first use."""
+    """Return a language's host functions as attributes; their modules are imported on first use."""
     return SimpleNamespace(
         **{function: getattr(import_module(home), function) for function, home in HOMES[name].items()}
     )
@@ -58,9 +58,9 @@ def inputs(shape, seed=0, device="cpu"):
 def results(functions, q, k, v, w, d_o, window, causal, only=RESULTS, flash=None, **options):
     """Return {name: result} of a language's functions.
 
-    only: the wanted results.
-    flash: more options of flash attention.
-    options: options of both convolutional passes.
+    only: the results to compute.
+    flash: additional options for flash attention.
+    options: options for both convolutional passes.
     """
     run = {"run": options["run"]} if "run" in options else {}
     flash = run | (flash or {})
@@ -120,7 +120,7 @@ def main():
 
 
 def worst(name, shapes):
-    """Return {result: the largest error of a language on these shapes}, NaN if one is NaN."""
+    """Return {result: largest error of a language over these shapes}, NaN if any is NaN."""
     errors = [errors_of(name, shape, device="cuda") for shape in shapes]
     return {what: max((e[what] for e in errors), key=lambda e: (e != e, e)) for what in RESULTS}
 

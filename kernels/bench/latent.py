@@ -1,13 +1,13 @@
-"""Time latent attention on this GPU next to PyTorch, and measure its memory: python -m kernels.bench.latent
-[--json FILE]. --plot draws kernels/data/latent.png from kernels/data/latent.json.
+"""Time latent attention on this GPU compared with PyTorch, and measure its memory: python -m
+kernels.bench.latent [--json FILE]. --plot draws kernels/data/latent.png from kernels/data/latent.json.
 
-All contestants are causal, with a reciprocal term of 64 keys: the kernels, PyTorch with all matrices in
-memory (`kernels.reference`), the same through torch.compile, PyTorch tile by tile
-(`kernels.reference.latent_tiled`), and `scaled_dot_product_attention` (SDPA), without a reciprocal term, on
-keys and values expanded for every head. The expansion is part of SDPA's time, except in decoding, where a
-cache holds the expanded heads. All run in float32; the kernels, PyTorch and SDPA also in bfloat16. Errors
-against float64 come first. Times are medians of CUDA events, those of decoding of replayed CUDA graphs;
-memory is the peak above the inputs.
+All contestants are causal, with a reciprocal term of 64 keys: the kernels; PyTorch with all matrices in
+    memory (`kernels.reference`); the same through torch.compile; tiled PyTorch
+    (`kernels.reference.latent_tiled`); and `scaled_dot_product_attention` (SDPA), without a reciprocal term,
+    on keys and values expanded for every head. The expansion is included in SDPA's time, except in decoding,
+    where a cache would hold the expanded heads. All run in float32; the kernels, PyTorch and SDPA also in
+    bfloat16. Errors against float64 are computed first. Times are medians of CUDA events, for decoding of
+    replayed CUDA graphs; memory is the peak above the inputs.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from kernels.reference.tiled import Traffic
 
 ALPHA, WINDOW, HEADS, WIDTH, TILE = 0.5, 64, 12, 64, 128
 LENGTHS, CACHES = (512, 1024, 2048, 4096), (512, 2048, 8192, 32768, 65536)
-STYLES = {  # Okabe and Ito's colours, and different markers for print
+STYLES = {  # Okabe and Ito's colours, and distinct markers for print
     "kernels": ("#D55E00", "o", "these kernels"),
     "eager": ("#0072B2", "s", "PyTorch, all matrices"),
     "compile": ("#009E73", "^", "torch.compile"),
@@ -58,7 +58,7 @@ def main():
 
 
 def rows(end):
-    """Yield (kind, row) of every benchmark until the deadline `end`; bfloat16 has its own kinds."""
+    """Yield (kind, row) of every benchmark until the deadline `end`; bfloat16 has separate kinds."""
     for dtype, suffix in [(torch.float32, ""), (torch.bfloat16, " bfloat16")]:
         for batch, n in [*((1, n) for n in CACHES), (8, 8192)]:
             yield from (("decoding" + suffix, row) for row in measured_decoding(batch, n, dtype))
@@ -70,7 +70,7 @@ def rows(end):
 
 
 def contestant(name, v_like):
-    """Return the function (q, k_latent, v_latent, w_q, w_v) -> O of this name."""
+    """Return the contestant of this name, a function (q, k_latent, v_latent, w_q, w_v) -> O."""
 
     def tile_by_tile(q, k_latent, v_latent, *shared):
         return tiled(q[0], k_latent[0], v_latent[0], *shared, ALPHA, WINDOW, TILE, TILE, Traffic())[0][None]
@@ -89,13 +89,12 @@ def contestant(name, v_like):
 
 
 def measured(name, batch, n, dtype):
-    """Return one row: the error, milliseconds forward and backward, MiB at the peak of forward and of
-    both."""
+    """Return one row: the error, milliseconds forward and backward, and the peak MiB of each."""
     shape = Shape(batch, HEADS, 0, n, n, WIDTH, WIDTH, ALPHA, WINDOW)
     *tensors, d_o = (x.to(dtype) for x in inputs(shape, device="cuda"))
     leaves = [x.requires_grad_() for x in tensors]
     torch._dynamo.reset()
-    torch._functorch.config.donated_buffer = False  # a backward pass is timed several times
+    torch._functorch.config.donated_buffer = False  # needed to run a backward pass several times
     attend, repeats = contestant(name, tensors[2]), 3 if name == "tiled" else 10
     with torch.no_grad():
         error = error_of(attend, tensors) if name != "sdpa" and batch == 1 else None
@@ -113,7 +112,7 @@ def error_of(attend, tensors):
 
 
 def measured_decoding(batch, n, dtype):
-    """Yield one row for each contestant: the error, microseconds for one token, bytes of its cache."""
+    """Yield one row per contestant: the error, microseconds for one token, and the bytes of its cache."""
     shape = Shape(batch, HEADS, 0, WINDOW, n, WIDTH, WIDTH, ALPHA, WINDOW)
     q, k, v, w_q, w_v, _ = (x.to(dtype) for x in inputs(shape, device="cuda"))
     torch._dynamo.reset()

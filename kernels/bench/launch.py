@@ -1,5 +1,7 @@
-"""python -m kernels.bench.launch: measure the host's time of a launch on this GPU, and the time that a
-CUDA graph saves."""
+"""Measure the host time of a launch on this GPU, and the time that a CUDA graph saves.
+
+Run python -m kernels.bench.launch.
+"""
 
 import statistics
 import time
@@ -56,14 +58,14 @@ def main():
 
 
 def plain(kernel, grid, block, *tensors):
-    """The runner without its caches."""
+    """A runner like the default one, but without its caches."""
     with cuda.gpus[tensors[0].device.index]:
         stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
         kernel[grid, block, stream](*[cuda.as_cuda_array(tensor, sync=False) for tensor in tensors])
 
 
 def chain(q):
-    """Return attention applied ten times, each time to the last output."""
+    """Apply attention ten times, each time to the previous output."""
     for _ in range(10):
         q = flash_attention(q, q, q)
     return q
@@ -77,7 +79,7 @@ def captured(q):
 
 
 def host(function):
-    """Return the median time of a call without waiting for the GPU, µs."""
+    """Return the median host time of a call in µs, without waiting for the GPU."""
     function()
     times = []
     for _ in range(5):
@@ -90,7 +92,7 @@ def host(function):
 
 
 def whole(function):
-    """Return the median time from the call until the GPU is done, µs."""
+    """Return the median time from the call until the GPU has finished, in µs."""
     times = []
     for _ in range(50):
         torch.cuda.synchronize()

@@ -1,10 +1,10 @@
-"""Time the multi-token layer on this GPU next to PyTorch, and measure its memory and errors: python -m
+"""Time the multi-token layer on this GPU compared with PyTorch, and measure its memory and errors: python -m
 kernels.bench.multi_token
 
 All contestants are float32 and causal, with 6 × 11 taps before and after the softmax and full maps over 16
-heads: the kernels, PyTorch eager (`kernels.reference`) and the same through torch.compile. For one token of a
-cache: the kernels as a replayed CUDA graph, `conv_attention_decode` as a lower bound, and the whole matrix
-computed again, as in the published code. Errors are the largest over all shapes of
+heads: the kernels, PyTorch eager (`kernels.reference`), and the same through torch.compile. The contestants
+for decoding one token are: the kernels as a replayed CUDA graph; `conv_attention_decode`, as a lower bound;
+and recomputing the whole matrix, as the published code does. Errors are the largest over all shapes of
 `kernels.cases.multi_token`.
 """
 
@@ -21,7 +21,7 @@ from kernels.reference import multi_token_attention as eager
 
 HEADS, WIDTH, TAPS = 16, 64, (6, 11)
 LENGTHS, CACHES = (256, 1024, 2048, 4096), (4096, 16384)
-COMPILED = 2048  # the shortest length for torch.compile, which takes 15 s for each length
+COMPILED = 2048  # minimum length for torch.compile, which needs 15 s per length
 
 
 def main():
@@ -53,8 +53,8 @@ def errors():
 
 
 def training():
-    """Yield one row for each length and contestant: milliseconds and peak MiB, forward, and backward after
-    it."""
+    """Yield one row per length and contestant: milliseconds and peak MiB of the forward pass, and of the
+    backward pass."""
     for n in LENGTHS:
         q, k, v, d_o = torch.randn(4, 1, HEADS, n, WIDTH, device="cuda")
         leaves = [leaf.requires_grad_() for leaf in (q, k, v, *parts())]
@@ -68,8 +68,8 @@ def training():
 
 @torch.no_grad()
 def decoding():
-    """Yield one row for each cache and contestant: microseconds for one token; None if memory is too
-    small."""
+    """Yield one row per cache and contestant: microseconds for one token, or None if the GPU has too little
+    memory."""
     for n in CACHES:
         for name, call in decoders(n).items():
             try:

@@ -1,7 +1,7 @@
-"""Draw the figures of the README from the recorded tables: python -m kernels.bench.plots draws
-kernels/data/*.png from kernels/data/bench.json and multi_token_training.json.
+"""Draw the README's figures from recorded results.
 
-Every line of a figure is float32, on one GPU, in one run.
+python -m kernels.bench.plots draws kernels/data/*.png from kernels/data/bench.json and
+multi_token_training.json. All lines of a figure were measured in float32, on one GPU, in one run.
 """
 
 import json
@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 from kernels.bench.timing import least_us
 from kernels.common.data import DATA
 
-STYLES = {  # Okabe and Ito's colours, distinct for colour-blind readers, and different markers for print
+STYLES = {  # Okabe and Ito's colours, distinct for colour-blind readers, and distinct markers for print
     "kernels": ("#D55E00", "o", "these kernels"),
     "eager": ("#0072B2", "s", "PyTorch eager"),
     "compile": ("#009E73", "^", "torch.compile"),
@@ -40,7 +40,8 @@ def main():
 
 
 def figure_with(panels, title, table):
-    """Return (figure, its panels from left to right), with the place and date of the measurement."""
+    """Return (figure, its panels from left to right); the title includes the machine and date of the
+    measurement."""
     figure, axes = plt.subplots(1, panels, figsize=(4.6 * panels + 1, 4), layout="constrained", squeeze=False)
     figure.suptitle(
         f"{title}\n{table['gpu']}, {table['date']}, torch {table['torch']}, float32, taps"
@@ -51,7 +52,7 @@ def figure_with(panels, title, table):
 
 
 def series(rows, name, key, heads):
-    """Return (N, value) of a contestant over the shapes whose batch times heads is `heads`."""
+    """Return (N, value) of a contestant over the shapes with batch · heads = `heads`."""
     chosen = [row for row in rows if row["name"] == name and row["shape"][0] * row["shape"][1] == heads]
     return [row["shape"][2] for row in chosen], [row[key] for row in chosen]
 
@@ -70,7 +71,7 @@ def over_n(axes, label, x):
 
 
 def speedup(table):
-    """Plot the speed-up over eager, forward and backward, by N."""
+    """Plot the speed-up over PyTorch eager, forward and backward, against N."""
     figure, panels = figure_with(2, "Times faster than PyTorch eager · causal, B·H = 8, d = 64", table)
     for axes, key in zip(panels, ("forward_ms", "backward_ms")):
         n, eager = series(table["training"], "eager", key, 8)
@@ -89,7 +90,7 @@ def speedup(table):
 
 
 def training(table):
-    """Plot milliseconds forward and backward, and memory, by N."""
+    """Plot forward and backward milliseconds, and memory, against N."""
     figure, panels = figure_with(3, "Forward, backward, memory · causal, B·H = 8, d = 64", table)
     for axes, (key, label) in zip(
         panels,
@@ -105,7 +106,7 @@ def training(table):
 
 
 def decoding(table):
-    """Plot microseconds per token by the cache's length, next to the time to read the cache once."""
+    """Plot microseconds per token against the cache's length, and the time to read the cache once."""
     figure, panels = figure_with(3, "Decoding one token · d = 64, CUDA graphs", table)
     for axes, heads in zip(panels, (8, 32, 128)):
         for name in dict.fromkeys(row["name"] for row in table["decoding"]):
@@ -125,7 +126,7 @@ def decoding(table):
 
 
 def multi_token_training(book):
-    """Plot the fraction of wrong answers of every run, and the mean of each variant of the layer."""
+    """Plot the fraction of wrong answers of every run, and the mean for each variant of the layer."""
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     variants = list(dict.fromkeys(run["variant"] for run in reversed(book["runs"])))
     for place, variant in enumerate(variants):

@@ -1,7 +1,7 @@
-"""python -m kernels.bench.tensor_kernels: print registers, spills, shared memory, occupancy and time of each
-kernel on tensor cores, in bfloat16, causal.
+"""Print registers, spills, shared memory, occupancy and time of each tensor-core kernel, in bfloat16, causal.
 
-Needs a GPU of compute capability 8.0 or newer. Times are medians of CUDA graphs with a cold cache.
+Run python -m kernels.bench.tensor_kernels on a GPU of compute capability 8.0 or newer. Times are medians of
+CUDA graphs with a cold cache.
 """
 
 import math
@@ -54,7 +54,8 @@ def launches(call, shape, taps):
 
 
 def facts(kernel, grid, block, arguments):
-    """Return (registers, bytes of local and of shared memory, blocks per multiprocessor, milliseconds)."""
+    """Return (registers, bytes of local memory, bytes of shared memory, blocks per multiprocessor,
+    milliseconds)."""
     compiled = list(kernel.overloads.values())[-1]
     function = compiled.library.get_cufunc()
     blocks = get_context().get_active_blocks_per_multiprocessor(function, block, 0)

@@ -1,10 +1,10 @@
-"""The tables of kernels.bench as text."""
+"""Format the tables of kernels.bench as text."""
 
 LANGUAGES = "flash ms", "forward ms", "backward ms", "token µs"
 
 
 def text(table):
-    """Return every section of the table as text, after the place and date of the measurement."""
+    """Return every section of the table as text, after the machine and date of the measurement."""
     sections = [
         ("training", "float32", sequences),
         ("halves", "bfloat16", sequences),
@@ -29,7 +29,7 @@ def shape_of(row):
 
 
 def name_of(row):
-    """Return the contestant's name, with the implementation that PyTorch chose."""
+    """Return the contestant's name, with the backend that PyTorch chose."""
     return " ".join(filter(None, [row["name"], row.get("backend")]))
 
 
@@ -55,7 +55,7 @@ def flash(rows):
 
 
 def tokens(rows):
-    """Return a line for each cache, followed by the reason for each contestant without a time."""
+    """Return a line per cache, followed by the reason for each contestant that was not timed."""
     names = list(dict.fromkeys(row["name"] for row in rows))
     yield f"{'B, H, N, d':>18} {'bytes':>9}" + "".join(f" {name:>10}" for name in names) + "  sdpa is"
     for shape in dict.fromkeys(tuple(row["shape"]) for row in rows):

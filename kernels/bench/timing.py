@@ -1,4 +1,4 @@
-"""Clocks, memory and the name of this GPU, for the programs that time kernels."""
+"""Timers, memory measurement and GPU information for the benchmark programs."""
 
 import datetime
 import functools
@@ -10,14 +10,16 @@ import torch
 import torch._functorch.config
 
 DEVICE = "cuda"
-FLUSH = 2**30  # bytes written between calls
-MOST_MS = 500  # time of the repeats of one measurement, about
+FLUSH = 2**30  # bytes written between calls to flush the L2 cache
+MOST_MS = 500  # approximate total time of one measurement's repeats, in milliseconds
 
 
 def quiet():
-    """Suppress warnings about small grids, which some rows measure on purpose, and those of torch.compile;
-    disable TF32 for float32 convolutions."""
-    torch._functorch.config.donated_buffer = False  # a backward pass is timed many times
+    """Suppress warnings of torch.compile, and those about small grids, which some rows measure on purpose.
+
+    Also disable TF32 for float32 convolutions.
+    """
+    torch._functorch.config.donated_buffer = False  # needed to run a backward pass several times
     torch.backends.cudnn.allow_tf32 = False
     warnings.filterwarnings("ignore", message=".*Grid size .* low occupancy")
     warnings.filterwarnings("ignore", module=r"torch\._inductor")
@@ -34,7 +36,7 @@ def machine():
 
 
 def replay(call):
-    """Capture a call as a CUDA graph; return the function that launches it."""
+    """Capture a call as a CUDA graph; return the function that launches the graph."""
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -46,24 +48,24 @@ def replay(call):
 
 @functools.cache
 def bandwidth():
-    """Return the bytes per second that a copy reads and writes on this GPU."""
+    """Return the bandwidth of a copy on this GPU, reads and writes, in bytes per second."""
     source = torch.empty(2**29, device=DEVICE)
     target = torch.empty_like(source)
     return 2 * source.nbytes / (milliseconds(lambda: target.copy_(source)) / 1000)
 
 
 def least_us(shape, bandwidth, itemsize=4):
-    """Return the microseconds to read K and V once."""
+    """Return the microseconds needed to read K and V once."""
     batch, heads, n, d = shape
     return 2 * itemsize * batch * heads * n * d / bandwidth * 1e6
 
 
 def milliseconds(call, repeats=10):
-    """Return the median time of a call on the GPU, after three calls to warm up.
+    """Return the median GPU time of a call, after three warm-up calls.
 
-    Repeats are reduced, to three at least, if they would take more than MOST_MS. Before each call a buffer
-    larger than the L2 cache is written. The host does not wait for a call to end, so Python launches the next
-    one while the GPU works, as in training.
+    The number of repeats is reduced, but not below three, if they would take more than MOST_MS. Before each
+    call, a buffer larger than the L2 cache is written. The host does not wait for a call to end, so Python
+    launches the next one while the GPU works, as in training.
     """
     buffer = torch.empty(FLUSH, dtype=torch.int8, device=DEVICE)
     pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(3 + repeats)]
@@ -83,7 +85,7 @@ def milliseconds(call, repeats=10):
 
 
 def peak(call):
-    """Return the MiB of GPU memory that a call takes at its peak, above the memory in use before."""
+    """Return the peak GPU memory of a call in MiB, above the memory in use before it."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -98,9 +100,11 @@ def backward_milliseconds(o, leaves, d_o, repeats=10):
 
 
 def time_passes(attend, given, leaves, d_o, repeats=10):
-    """Return {"forward_ms", "backward_ms", "forward_mib", "peak_mib"} of attend(*given); the last is of both.
+    """Return {"forward_ms", "backward_ms", "forward_mib", "peak_mib"} of attend(*given).
 
-    leaves: the tensors that get a gradient.
+    peak_mib covers both passes.
+
+    leaves: the tensors that receive a gradient.
     d_o: the gradient of the output.
     """
     with torch.no_grad():

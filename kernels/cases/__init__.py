@@ -1,11 +1,11 @@
-"""The cases of every kernel: inputs, references, shapes and tolerances.
+"""Test cases for every kernel: inputs, references, shapes and tolerances.
 
-Read `table.py` first. It has one Case for each kernel, with inputs, a call, the reference and the shared
-memory that each launch declares. `kernels.bench.compare`, the PTX tests and compute-sanitizer go through it.
+Read `table.py` first. It has one Case per kernel, with inputs, a call, the reference and the shared memory
+that each launch declares. `kernels.bench.compare`, the PTX tests and compute-sanitizer iterate over it.
 
-    case.py                                  what a Case holds
-    exact.py, attention.py, shared_memory.py the calls, references and shared bytes that the table names
-    tolerances.py                            relative errors, and the largest that is allowed
+    case.py                                  the fields of a Case
+    exact.py, attention.py, shared_memory.py calls, references and shared-memory sizes used in the table
+    tolerances.py                            relative errors, and their limits
     conv.py, latent.py, multi_token.py       many shapes for one kind of attention, with errors_of(shape)
-    memory_patterns.py, matrix_patterns.py   small kernels that only measure memory (lessons 08 and 16)
+    memory_patterns.py, matrix_patterns.py   small kernels that only exercise memory (lessons 08 and 16)
 """

@@ -1,4 +1,5 @@
-"""A case: a host function of kernels, its test data, the reference, and the memory that it declares."""
+"""The Case class: a host function of the package, its test data, its reference, and the memory that it
+declares."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ class Case:
     """A host function, the kernels that it launches, and the data to test them.
 
     A size is a dictionary of keyword arguments for `inputs`, `shared` and `spills`. `shared` and `spills`
-    return one entry for each launch, in order.
+    return one entry per launch, in launch order.
     """
 
     name: str
@@ -20,15 +21,16 @@ class Case:
     call: Callable  # (*tensors, run=None) -> tuple of outputs
     reference: Callable  # (*tensors, floats as float64) -> tuple of correct outputs
     tolerance: str  # one of TOLERANCES
-    sizes: tuple[dict, ...]  # small ones: every engine runs them
-    # one size for each kernel that the host code can choose; if empty, those of `sizes`
+    sizes: tuple[dict, ...]  # small sizes, which every engine runs
+    # one size for each kernel variant that the host code can choose; if empty, those of `sizes`
     compiled: tuple[dict, ...] = ()
     counted: dict | None = None  # the size at which the simulator's counters are compared with the hardware's
     shared: Callable = lambda **size: (0,)  # (**size) -> bytes of static shared memory
-    # (**size) -> True where a local array is in memory instead of registers
+    # (**size) -> whether a local array is in memory instead of registers, per launch
     spills: Callable = lambda **size: (False,)
-    previous: Callable | None = None  # (*tensors) -> the first outputs, by the previous stage of the course
-    oldest: tuple = (7, 5)  # compute capability that the kernels need
+    # (*tensors) -> the first outputs, computed by the previous stage of the course
+    previous: Callable | None = None
+    oldest: tuple = (7, 5)  # minimum compute capability
 
     def tensors(self, size, seed=0, device="cpu"):
         return [tensor.to(device) for tensor in self.inputs(torch.Generator().manual_seed(seed), **size)]

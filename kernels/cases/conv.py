@@ -1,4 +1,4 @@
-"""Shapes that test convolutional attention, and its errors against float64 on each, forward and backward."""
+"""Test shapes for convolutional attention, and its errors against float64 on each, forward and backward."""
 
 import itertools
 from typing import NamedTuple
@@ -29,8 +29,8 @@ class Shape(NamedTuple):
         )
 
 
-# Tap sizes: odd and even, square and oblong, larger than the sequence. Lengths: at and around the borders of
-# tiles. Widths: those that fill a kernel's row, and others.
+# Tap sizes: odd and even, square and oblong, larger than the sequence. Lengths: on both sides of tile
+# boundaries. Widths: those that fill a kernel's row, and others.
 TAPS = [
     (1, 1),
     (1, 7),
@@ -69,11 +69,11 @@ TINY = [
     Shape(1, 1, 9, 2, 1, 3, True),
     Shape(1, 1, 4, 3, 6, 11, False),
     Shape(1, 1, 6, 2, 15, 5, True),
-]  # the last shape takes several tiles of 32 × 32 in the backward pass
+]  # the last shape needs several tiles of 32 × 32 in the backward pass
 
 
 def inputs(shape, seed=0, device="cpu"):
-    """Return (q, k, v, w, d_o) in float32, with taps so large that T is about as large as S0."""
+    """Return (q, k, v, w, d_o) in float32, with taps scaled so that T is about as large as S0."""
     batch, heads, n, d, c_q, c_k, _ = shape
     generator = torch.Generator().manual_seed(seed)
     q, k, v, d_o = torch.randn(4, batch, heads, n, d, generator=generator).to(device)
@@ -88,13 +88,13 @@ def reference(q, k, v, w, d_o, causal):
 
 
 def results(q, k, v, w, d_o, causal, **options):
-    """Return (O, L, dQ, dK, dV, dW) by the kernels; `options` go to `conv_forward` and to `conv_backward`."""
+    """Compute (O, L, dQ, dK, dV, dW) with the kernels; `options` go to `conv_forward` and `conv_backward`."""
     o, log_sum = conv_forward(q, k, v, w, causal, **options)
     return o, log_sum, *conv_backward(q, k, v, w, o, log_sum, d_o, causal, **options)
 
 
 def relative_errors(got, wanted):
-    """Return {name: relative error} of (O, L, dQ, ...), in the order of RESULTS."""
+    """Return {name: relative error} for (O, L, dQ, ...), in the order of RESULTS."""
     return tolerances.relative_errors(dict(zip(RESULTS, got)), dict(zip(RESULTS, wanted)))
 
 

@@ -1,4 +1,4 @@
-"""Kernels whose results are exact: how to launch each one, and its result computed on the CPU."""
+"""Kernels with exact results: how to launch each one, and its result computed on the CPU."""
 
 import torch
 from numba import cuda
@@ -19,8 +19,9 @@ def tiles_of_16_bits(generator, tiles):
 
 @cuda.jit
 def collatz(x, steps):
-    """Store in steps[i], int64, how often n → n / 2 (even) or 3n + 1 (odd) has to be applied to x[i] to reach
-    1.
+    """Store in steps[i], int64, the number of Collatz steps from x[i] to 1.
+
+    A step is n → n / 2 if n is even, and n → 3n + 1 if n is odd.
 
         grid    blocks(n)      block   THREADS
     """
@@ -35,10 +36,9 @@ def collatz(x, steps):
 
 @cuda.jit
 def horner(x, out):
-    """Store ((x - 3)x + 1)x + 0.1 in out[i], float32, with each operation rounded separately (no fused
-    multiply-add).
+    """Store ((x - 3)x + 1)x + 0.1 in out[i], float32, rounding after each operation (no fused multiply-add).
 
-        grid    blocks(n)      block   THREADS
+    grid    blocks(n)      block   THREADS
     """
     i = cuda.grid(1)
     if i < x.shape[0]:
@@ -58,8 +58,7 @@ def horner_by_hand(x):
 
 
 def elementwise(kernel, x, run=None):
-    """Run kernel(x, out), with out shaped like x and filled with -1, a value that none of these kernels
-    writes."""
+    """Run kernel(x, out), with out shaped like x and filled with -1, which none of these kernels writes."""
     out = torch.full_like(x, -1)
     launch(kernel, (blocks(x.numel()),), THREADS, x, out, run=run)
     return (out,)

@@ -1,4 +1,4 @@
-"""Shapes that test latent attention, and its errors against float64 on each, forward and backward."""
+"""Test shapes for latent attention, and its errors against float64 on each, forward and backward."""
 
 import itertools
 from typing import NamedTuple
@@ -23,7 +23,7 @@ RESULTS = ("O", "L", "dQ", "dK", "dV", "dW_q", "dW_v", "dalpha")
 class Shape(NamedTuple):
     batch: int
     heads: int
-    before: int  # queries that are given only for the reciprocal terms of their keys
+    before: int  # number of queries used only for the reciprocal terms of their keys
     n: int  # queries
     keys: int
     d: int
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
         )
 
 
-# Lengths: at and around the borders of tiles, with and without keys before the queries. Windows: none, one,
+# Lengths: on both sides of tile boundaries, with and without keys before the queries. Windows: none, one,
 # odd, even, wider than a tile, wider than the sequence. Widths: those that fill a kernel's row, and others.
 LENGTHS = [
     (2, 3, 0, 1, 1),
@@ -96,15 +96,15 @@ def reference(shape, q, k, v, w_q, w_v, d_o):
 
 
 def results(shape, q, k, v, w_q, w_v, d_o, run=None, **options):
-    """Return (O, L, dQ, dK̃, dṼ, dW_q, dW_v, dα) by the kernels; `options` go to `latent_backward`."""
+    """Compute (O, L, dQ, dK̃, dṼ, dW_q, dW_v, dα) with the kernels; `options` go to `latent_backward`."""
     terms = shape.alpha, shape.window, shape.causal
     o, log_sum = latent_forward(q, k, v, w_q, w_v, *terms, n=shape.n, run=run)
     return o, log_sum, *latent_backward(q, k, v, w_q, w_v, o, log_sum, d_o, *terms, run=run, **options)
 
 
 def relative_errors(got, wanted):
-    """Return {name: relative error} of (O, L, dQ, ...), in the order of RESULTS."""
-    # dalpha is a single sum over the whole band, of terms with either sign
+    """Return {name: relative error} for (O, L, dQ, ...), in the order of RESULTS."""
+    # dalpha is a single sum over the whole band, whose terms have either sign and may cancel
     least_scales = {"dalpha": 1}
     return tolerances.relative_errors(dict(zip(RESULTS, got)), dict(zip(RESULTS, wanted)), least_scales)
 
@@ -129,7 +129,7 @@ def forward_case(*tensors, run=None):
 
 
 def backward_case(*tensors, run=None):
-    """Run the backward pass on O and L of the reference, so that only its kernels are launched."""
+    """Run the backward pass on the reference's O and L, so that only backward kernels are launched."""
     *tensors, d_o = tensors
     o, log_sum = reference_case(*tensors, d_o)[:2]
     return latent_backward(*tensors, o, log_sum, d_o, *TERMS_OF_CASES, run=run)
@@ -141,7 +141,7 @@ def decode_case(q, k, v, w_q, w_v, _, run=None):
 
 
 def reference_case(*tensors):
-    """Return (O, L, dQ, dK, dV, dW_q, dW_v, dα) in the type of the tensors; dα has shape (1,)."""
+    """Return (O, L, dQ, dK, dV, dW_q, dW_v, dα) in the dtype of the tensors; dα has shape (1,)."""
     *tensors, d_o = tensors
     s = latent_scores(tensors[0], tensors[1], tensors[3], d_o.shape[2], *TERMS_OF_CASES)
     o, log_sum = torch.softmax(s, -1) @ (tensors[2][:, None] @ tensors[4]), torch.logsumexp(s, -1)
@@ -155,7 +155,7 @@ def tiled_case(q, k, v, w_q, w_v, _):
 
 
 def shared_bytes(resident, rows, width):
-    """Return the shared bytes of a kernel with `resident` fixed tiles, one streamed tile and one tile of
+    """Return the shared bytes of a kernel with `resident` resident tiles, a streamed tile and a tile of
     scores."""
     return 4 * ((resident * rows + COLUMNS) * (width + GROUP) + rows * WEIGHTS)
 
@@ -173,9 +173,9 @@ def backward_shared(d, latent, **_):
 def decode_shared(heads, latent, **_):
     """Return the shared bytes of the three launches of decoding.
 
-    project   r = W_q k̃ and a partial sum for each warp
+    project   r = W_q k̃ and a partial sum per warp
     split     a tile of heads, a streamed tile and a tile of scores
-    merge     a partial sum and l for each merging warp, and the merged sum
+    merge     a partial sum and l per merging warp, and the merged sum
     """
     width, most = sizes_for(latent)
     rows, row_and_sums = heads_in_a_block(heads, most), (MERGING_WARPS + 1) * MAX_HEAD_DIM

@@ -1,9 +1,9 @@
-"""Load matrices of 16-bit values with `ldmatrix` from rows of two lengths.
+"""A kernel that loads 16-bit matrices with `ldmatrix`, from rows with two different pitches.
 
-The simulator counts the wavefronts (one pass of the 32 banks), and a GPU's own counters confirm them.
-`ldmatrix` loads 8 × 8 matrices, whose rows are 16 bytes long, four banks each. Eight rows take one wavefront
-if together they cover all 32 banks. They do not if the row of a tile is a multiple of 128 bytes long: then
-all eight rows begin in the same bank.
+The simulator predicts the number of wavefronts (passes of the 32 banks), and a GPU's counters confirm it.
+`ldmatrix` loads 8 × 8 matrices, whose rows are 16 bytes long: four banks. Eight rows take one wavefront if
+together they cover all 32 banks. They do not if the pitch is a multiple of 128 bytes, because all eight rows
+then start in the same bank.
 """
 
 import functools
@@ -15,14 +15,15 @@ from kernels.tensor_cores.instructions import ldmatrix_x4
 from kernels.tensor_cores.tiles import PADDING
 
 ROWS, COLUMNS = 32, 64  # rows and columns of a tile
-PITCHES = {"matrices": COLUMNS + PADDING, "matrices_conflict": COLUMNS}  # elements from row to row
-PLACES = ROWS // 16 * (COLUMNS // 16)  # blocks of 16 × 16 elements in a tile, each four matrices
+# pitch in elements: the distance between rows
+PITCHES = {"matrices": COLUMNS + PADDING, "matrices_conflict": COLUMNS}
+PLACES = ROWS // 16 * (COLUMNS // 16)  # blocks of 16 × 16 elements in a tile, each four 8 × 8 matrices
 
 
 @functools.cache
 def matrix_kernel(pitch):
-    """Return the kernel: out (tiles, PLACES, 4, 32), int32 = the registers of each lane; x (tiles, ROWS,
-    COLUMNS), int16.
+    """Compile the kernel: x (tiles, ROWS, COLUMNS), int16 -> out (tiles, PLACES, 4, 32), int32, each lane's
+    registers.
 
         grid    tiles
         block   32 threads

@@ -1,18 +1,20 @@
-"""Six small kernels that access memory in different orders: lesson 08 predicts their cost, the simulator
-counts it, and a GPU's own counters confirm it.
+"""Six small kernels that access memory in different orders.
 
-All arrays are float32. A warp is 32 threads that differ in threadIdx.x, because in a block of TILE × TILE
-threads a warp is a row. So the cost depends on the addresses of neighbouring x: global memory is fetched in
-sectors of 32 bytes, eight elements; shared memory has 32 banks, and words that are 32 elements apart are in
-the same bank.
+Lesson 08 predicts their cost, the simulator counts it, and a GPU's counters confirm it.
+
+All arrays are float32. In a block of TILE × TILE threads, a warp is a row: 32 threads that differ in
+threadIdx.x. So the cost depends on the addresses of threads with adjacent x. Global memory is fetched in
+sectors of 32 bytes, eight elements. Shared memory has 32 banks; words that are 32 elements apart are in the
+same bank.
 """
 
 from numba import cuda
 from numpy import float32
 
-THREADS = 256  # in a block of the two copies
-TILE = 32  # rows and columns of a tile; and threads along each side of a block of the others
-PADDED = TILE + 1  # numbers in a row of a padded tile: a name, for a shared array takes no sums in its shape
+THREADS = 256  # threads per block of the two copy kernels
+TILE = 32  # rows and columns of a tile; also the threads along each side of a block of the other kernels
+# elements per row of a padded tile; a named constant, because a shared array's shape cannot be an expression
+PADDED = TILE + 1
 
 
 def blocks(n):
@@ -28,8 +30,9 @@ def tiles(rows, columns):
 
 @cuda.jit
 def copy(x, out):
-    """Copy x (n,) to out (n,): neighbouring threads copy neighbouring elements. A warp reads and writes 4
-    sectors, the minimum.
+    """Copy x (n,) to out (n,); adjacent threads copy adjacent elements.
+
+    A warp reads and writes 4 sectors, the minimum.
 
         grid    blocks(n)
         block   THREADS
@@ -42,8 +45,9 @@ def copy(x, out):
 
 @cuda.jit
 def strided_copy(x, out, stride):
-    """Copy every stride-th element of x (n · stride,) to out (n,). A warp reads min(4 · stride, 32) sectors
-    and writes 4.
+    """Copy every stride-th element of x (n · stride,) to out (n,).
+
+    A warp reads min(4 · stride, 32) sectors and writes 4.
 
         grid    blocks(n)
         block   THREADS
@@ -56,8 +60,9 @@ def strided_copy(x, out, stride):
 
 @cuda.jit
 def transpose_naive(a, out):
-    """Transpose a (rows, columns) into out (columns, rows). A warp reads a row, 4 sectors, and writes a
-    column, 32 sectors.
+    """Transpose a (rows, columns) into out (columns, rows) without shared memory.
+
+    A warp reads a row, 4 sectors, and writes a column, 32 sectors.
 
         grid    tiles(rows, columns)
         block   (TILE, TILE)
@@ -72,7 +77,8 @@ def transpose_naive(a, out):
 def transpose_tiled(a, out):
     """Transpose through a tile in shared memory.
 
-    A warp reads and writes rows, 4 sectors each, but a column of the tile lies in one bank: 32 wavefronts.
+    A warp reads and writes rows of global memory, 4 sectors each. But a column of the tile lies in a single
+        bank: reading it takes 32 wavefronts.
 
         grid    tiles(rows, columns)
         block   (TILE, TILE)
@@ -90,11 +96,13 @@ def transpose_tiled(a, out):
 
 @cuda.jit
 def transpose_padded(a, out):
-    """Transpose through a tile that is one element wider: a column of it lies in all 32 banks, one wavefront.
+    """Transpose through a tile that is one element wider.
 
-    grid    tiles(rows, columns)
-    block   (TILE, TILE)
-    shared  TILE · PADDED · 4 bytes, static
+    A column of this tile lies in all 32 banks, so reading it takes one wavefront.
+
+        grid    tiles(rows, columns)
+        block   (TILE, TILE)
+        shared  TILE · PADDED · 4 bytes, static
     """
     tile = cuda.shared.array((TILE, PADDED), float32)
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
@@ -108,10 +116,10 @@ def transpose_padded(a, out):
 
 @cuda.jit
 def matmul_tiled(a, b, c):
-    """Compute c (m, n) = a (m, k) b (k, n); each element in shared memory is used by TILE threads.
+    """Compute c (m, n) = a (m, k) b (k, n); TILE threads use each element in shared memory.
 
-    An iteration of the loop reads 2 elements per thread from global memory and 2 · TILE from shared. All
-    lanes of a warp read the same element of `tile_a` (a broadcast) and a row of `tile_b`, without bank
+    An iteration of the loop reads 2 elements per thread from global memory, and 2 · TILE from shared memory.
+    All lanes of a warp read the same element of `tile_a` (a broadcast) and a row of `tile_b`, without bank
     conflicts. Elements outside a or b count as 0.
 
         grid    tiles(m, n)
@@ -126,9 +134,9 @@ def matmul_tiled(a, b, c):
     for first in range(0, a.shape[1], TILE):
         tile_a[y, x] = a[row, first + x] if row < a.shape[0] and first + x < a.shape[1] else float32(0)
         tile_b[y, x] = b[first + y, column] if first + y < b.shape[0] and column < b.shape[1] else float32(0)
-        cuda.syncthreads()  # loaded
+        cuda.syncthreads()  # the tiles are loaded
         for k in range(TILE):
             total += tile_a[y, k] * tile_b[k, x]
-        cuda.syncthreads()  # used up
+        cuda.syncthreads()  # all threads have read the tiles
     if row < c.shape[0] and column < c.shape[1]:
         c[row, column] = total

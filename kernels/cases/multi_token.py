@@ -1,4 +1,4 @@
-"""Shapes that test the multi-token layer, and its errors against float64 on each.
+"""Test shapes for the multi-token layer, and its errors against float64 on each.
 
 The errors are those of the forward pass, of the backward pass and of one decoded token.
 """
@@ -23,7 +23,7 @@ class Shape(NamedTuple):
     n: int
     d: int
     taps: tuple | None
-    group: int | None  # heads in a group of the first map
+    group: int | None  # heads per group of the first map
     after_taps: tuple | None
     after_group: int | None
     causal: bool
@@ -41,8 +41,8 @@ class Shape(NamedTuple):
 
 
 # Tap sizes: odd and even, square and oblong, larger than the sequence, none. Maps: over all heads, over
-# groups, over one head, none. Lengths: at and around the borders of tiles and bands. Heads: every power of
-# two, and others.
+# groups, over one head, none. Lengths: on both sides of tile and band boundaries. Heads: every power of two,
+# and others.
 TAPS = [
     ((1, 1), (1, 1)),
     ((6, 11), (6, 11)),
@@ -56,7 +56,7 @@ TAPS = [
     (None, None),
     ((8, 9), (11, 6)),
 ]
-# batch, heads, N, d, groups of the two maps, rows of a band
+# batch, heads, N, d, groups of the two maps, rows per band
 SIZES = [
     (2, 1, 1, 5, 1, 1, None),
     (1, 2, 3, 16, 2, 1, 2),
@@ -79,8 +79,8 @@ SHAPES = [
 
 
 def inputs(shape, seed=0, device="cpu"):
-    """Return (q, k, v, d_o, layer) in float32, with taps and maps so large that T and U are about as large
-    as S and P."""
+    """Return (q, k, v, d_o, layer) in float32, with taps and maps scaled so that T and U are as large as S
+    and P."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*size, over=1):
@@ -105,7 +105,7 @@ def reference(q, k, v, d_o, layer):
 
 
 def results(q, k, v, d_o, layer, rows=None, splits=3, run=None):
-    """Return {result: tensor} by the kernels, as `reference` does; `splits` is for the decoded token."""
+    """Compute {result: tensor} with the kernels, like `reference`; `splits` applies to the decoded token."""
     answer = {"o": forward(q, k, v, layer, rows, run)}
     if layer.causal:
         window = 1 + layer.above + layer.after_above

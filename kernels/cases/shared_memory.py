@@ -13,18 +13,18 @@ from kernels.multi_token import kernels as multi_token_kernels
 
 
 def conv_forward_shared(d, **_):
-    """Return the shared bytes: scores, a chunk of q and of k, a few rows of v, the taps, and a factor for
-    each row."""
+    """Return the shared bytes: scores, a chunk each of q and k, some rows of v, the taps, and a factor per
+    row."""
     size = conv_forward.SIZE
     chunks = 2 * size * conv_forward.CHUNK_WORDS + conv_forward.ROWS_AT_A_TIME * width_for(d)
     return (4 * (size * (size + PADDING) + chunks + TAPS**2 + size),)
 
 
 def conv_backward_shared(d, **_):
-    """Return the shared bytes, the same for both kernels.
+    """Return the shared bytes, equal for both kernels.
 
-    The tiles are scores and their gradients, a chunk of each factor of both products, a few rows, and the
-    taps in both directions.
+    They hold tiles of scores and of their gradients, a chunk of each factor of both products, some rows, and
+    the taps in both directions.
     """
     size = conv_backward.SIZE
     chunks = 2 * size * conv_backward.CHUNK_WORDS + min(16 * width_for(d), 512)
@@ -34,7 +34,7 @@ def conv_backward_shared(d, **_):
 def conv_decode_shared(d, c_q, **_):
     """Return the shared bytes of both launches.
 
-    split   for each warp a piece of K, its rings, o, weights, m and l; the window of queries and its taps
+    split   per warp a piece of K, its ring buffers, o, weights, m, l; the window of queries and its taps
     merge   o and l of the merging warps
     """
     lanes, warps = conv_decode.LANES, conv_decode.WARPS
@@ -83,5 +83,5 @@ def multi_token_row_shared(heads, c_q, **_):
 
 
 def of_launches(names):
-    """Return a function of the size that gives the shared bytes of the kernels with these names, in order."""
+    """Return a function of the size that lists the shared bytes of the kernels with these names."""
     return lambda **size: tuple(multi_token_shared(**size)[name] for name in names.split())

@@ -1,6 +1,6 @@
 """The table of all kernels: inputs, a call, the reference, and the shared memory that the host code declares.
 
-`kernels.bench.compare`, the PTX tests and compute-sanitizer go through CASES. Add a Case here for each new
+`kernels.bench.compare`, the PTX tests and compute-sanitizer iterate over CASES. Add a Case here for each new
 kernel.
 """
 
@@ -70,7 +70,7 @@ def qkv(generator, heads, n, d):
 
 
 def qkvw(generator, heads, n, d, c_q, c_k):
-    """Return [q, k, v, w], with taps so large that T is about as large as S0."""
+    """Return [q, k, v, w], with taps scaled so that T is about as large as S0."""
     w = torch.randn(heads, c_q, c_k, generator=generator) / (c_q * c_k) ** 0.5
     return [*qkv(generator, heads, n, d), w]
 
@@ -81,7 +81,7 @@ def with_gradient(generator, **size):
 
 
 def multi_token_inputs(generator, heads, n, d, c_q, c_k):
-    """Return q, k, v, and the taps and a full map before the softmax, then those after it."""
+    """Return q, k, v, the taps and a full head map before the softmax, and the same after it."""
     q, k, v = qkv(generator, heads, n, d)
     taps, after_taps = torch.randn(2, heads, c_q, c_k, generator=generator) / (c_q * c_k) ** 0.5
     head_map, after_head_map = torch.randn(2, 1, heads, heads, generator=generator) / heads**0.5
@@ -112,14 +112,14 @@ ATTENTION = dict(
     spills=lambda d, **_: (d > 64,),
     compiled=tuple(dict(heads=1, n=1, d=d) for d in WIDTHS),
 )
-CONVOLUTION = dict(heads=1, n=66, d=16, c_q=4, c_k=5)  # a whole tile and a bit of the next
+CONVOLUTION = dict(heads=1, n=66, d=16, c_q=4, c_k=5)  # one complete tile and a partial one
 ROW_WIDTHS = tuple(CONVOLUTION | dict(d=d) for d in WIDTHS)
 WINDOWS = tuple(CONVOLUTION | dict(d=d, c_q=c_q) for d in (20, 64, 128) for c_q in (4, 8, 12, 15))
-MIXING = dict(heads=2, n=9, d=4, c_q=2, c_k=3)  # small, because a pass launches up to a dozen kernels
+MIXING = dict(heads=2, n=9, d=4, c_q=2, c_k=3)  # small, because one pass launches up to a dozen kernels
 MIXED = tuple(MIXING | dict(heads=heads, n=66) for heads in (16, 32))
 FORWARD = "convolve mix softmax convolve mix"
 
-LATENT = dict(heads=1, n=35, d=5, latent=4)  # a whole tile and a bit of the next
+LATENT = dict(heads=1, n=35, d=5, latent=4)  # one complete tile and a partial one
 LATENT_WIDTHS = tuple(LATENT | dict(d=d) for d in (5, 64, 128))
 LATENT_HEADS = (1, 20), (9, 20), (17, 20), (1, 64), (9, 64), (17, 64), (1, 128), (9, 128)
 
@@ -296,7 +296,7 @@ ALL = (
         sizes=(LATENT,),
         compiled=LATENT_WIDTHS,
         shared=latent_cases.backward_shared,
-        spills=lambda d, **_: (False, d > 64),  # the second kernel holds eight scores in each thread
+        spills=lambda d, **_: (False, d > 64),  # the second kernel keeps eight scores per thread
     ),
     Case(
         "latent_decode",

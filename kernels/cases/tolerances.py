@@ -1,17 +1,18 @@
-"""The error of a kernel's results against float64, and the largest error that a case allows."""
+"""Relative errors of a kernel's results against float64, and the largest error that a case allows."""
 
 # relative to the largest element of the correct result
 FORWARD, BACKWARD = 1e-5, 1e-4
 FORWARD_RESULTS = ("O", "L", "o", "token", "flash O", "flash L")
-LEAST_SCALE = 0.1  # the divisor for a result whose elements are all smaller
+LEAST_SCALE = 0.1  # minimum divisor, for results whose elements are all smaller
 
 
 def relative_errors(got, wanted, least_scales=None):
     """Return {result: largest error / largest element of the correct result}.
 
-    got: {result: tensor}, of some or all results.
-    wanted: {result: tensor}, the correct ones.
-    least_scales: {result: least divisor}, LEAST_SCALE unless given. It keeps a result near zero from failing.
+    got: {result: tensor}, for some or all results.
+    wanted: {result: tensor}, the correct results.
+    least_scales: {result: minimum divisor}, LEAST_SCALE by default. It prevents failures of results near
+        zero.
     """
     errors = {}
     for name, result in got.items():

@@ -1,21 +1,21 @@
-"""Flash attention, forward: one block for each tile of queries, one thread for each query.
+"""Flash attention, forward kernel: one block per tile of queries, one thread per query.
 
-A block loads K and V tile by tile into shared memory. For one head, query i sees the keys j with j <= i if
-causal, those with i - left <= j <= i + right in a window, otherwise all. One pass over these keys updates the
-running maximum m, the sum l and the output o:
+A block loads K and V into shared memory, tile by tile. For one head, query i sees the keys j with j <= i if
+causal, those with i - left <= j <= i + right in a window, and all keys otherwise. One pass over these keys
+updates the running maximum m, the sum l and the output o:
 
     s  = scale · q_i·k_j
     m' = max(m, s)
     l' = l·e^(m-m') + e^(s-m')
     o' = o·e^(m-m') + e^(s-m')·v_j
 
-The state begins as (m, l, o) = (-inf, 0, 0). At the end O_i = o / l. The backward pass needs only L_i = m +
-log l of the row.
+The initial state is (m, l, o) = (-inf, 0, 0). At the end, O_i = o / l. The only statistic that the backward
+pass needs is L_i = m + log l.
 Source: Dao 2023, arXiv 2307.08691, Algorithm 1 (queries in the outer loop, one division at the end, L instead
     of m and l).
 
-    grid    (⌈N / ROWS⌉, H, B). A block reads only tiles that hold a key of its queries: under a causal mask
-            it stops at its own last query, in a window it begins to the left of its first
+    grid    (⌈N / ROWS⌉, H, B). A block reads only tiles that contain a key of its queries: under a causal
+            mask it stops at its last query, and in a window it starts to the left of its first query
     block   ROWS threads. Each thread holds its rows of q and o in registers up to width 64; wider rows spill
             to local memory
     shared  2 · KEYS · width · 4 bytes, static: a tile of K and one of V. All lanes of a warp read the same
@@ -23,8 +23,8 @@ Source: Dao 2023, arXiv 2307.08691, Algorithm 1 (queries in the outer loop, one 
     cost    2 · N · N_k · d multiply-adds per head. K and V are read ⌈N / ROWS⌉ times, q once; O and L are
             written once
 
-Sizes are run-time arguments, except `width`: d rounded up to 16, 32, 64 or 128. Registers cannot be indexed,
-so loops over a row have to be unrolled at compile time.
+All sizes are run-time arguments except `width`, d rounded up to 16, 32, 64 or 128: registers cannot be
+indexed, so loops over a row must be unrolled at compile time.
 """
 
 import functools
@@ -40,23 +40,22 @@ from kernels.common.tiles import MINUS_INFINITY, load_tile, reciprocal, weight
 from kernels.flash.operators import attend, attention_operator, checked, launch_rows
 from kernels.flash.tensor_forward import flash_tensor_forward
 
-ROWS, KEYS = 64, 32  # queries in a block, one for each thread; keys in a tile
+ROWS, KEYS = 64, 32  # queries per block, one per thread; keys per tile
 
 
 @functools.cache
 def flash_forward_kernel(width):
-    """Return the kernel for rows of at most `width` elements."""
+    """Compile the kernel for rows of at most `width` elements."""
 
     @cuda.jit
     def flash_forward_kernel(q, k, v, scale, causal, window, o, log_sum):
-        """Compute attention, o (B, H, N, d), and the log-sum-exp of each row, log_sum (B, H, N), both
-        float32.
+        """Compute attention, o (B, H, N, d), and each query's log-sum-exp, log_sum (B, H, N), both float32.
 
         q: (B, H, N, d), float32.
         k, v: (B, H, N_k, d), float32.
-        window: (left, right), without UNLIMITED.
+        window: (left, right), both finite.
         """
-        # aligned, so that four elements are one load of 16 bytes
+        # aligned for 16-byte loads of four elements
         k_tile = cuda.shared.array((KEYS, width), float32, alignment=16)
         v_tile = cuda.shared.array((KEYS, width), float32, alignment=16)
         q_row = cuda.local.array(width, float32)
@@ -66,13 +65,13 @@ def flash_forward_kernel(width):
         n, d, keys = q.shape[2], q.shape[3], k.shape[2]
         left, right = window
         right = 0 if causal else right
-        # 1. this thread's query, and the state before the first key
+        # 1. load this thread's query, and initialise the state
         for c in range(width):
             q_row[c] = scale * q[batch, head, i, c] if i < n and c < d else float32(0)
             o_row[c] = float32(0)
         m, l = MINUS_INFINITY, float32(0)
-        # 2. every tile with a key that a query of the block sees. Threads without a query (i >= n) load tiles
-        # and arrive at the barriers, too
+        # 2. Loop over all tiles with a key that a query of the block sees. Threads without a query (i >= n)
+        #    still help to load tiles and arrive at the barriers.
         before, seen = i - left, min(keys, i + 1 + right)
         first_of_block = max(0, cuda.blockIdx.x * ROWS - left) // KEYS * KEYS
         seen_by_block = min(keys, (cuda.blockIdx.x + 1) * ROWS + right)
@@ -95,7 +94,7 @@ def flash_forward_kernel(width):
                 for c in range(width):
                     o_row[c] += p * v_tile[j, c]
             cuda.syncthreads()  # all threads have read the tiles: the next ones may overwrite them
-        # 3. one division for each element of the output
+        # 3. normalise and store
         if i < n:
             share = reciprocal(l)
             for c in range(width):
@@ -107,7 +106,7 @@ def flash_forward_kernel(width):
 
 
 def forward(q, k, v, causal, scale, window, run):
-    """Return (O, L) of checked arguments; 16-bit tensors go to the kernel on tensor cores."""
+    """Return (O, L) for checked arguments; 16-bit tensors use the tensor-core kernel."""
     if q.dtype in HALVES:
         return flash_tensor_forward(q, k, v, causal, scale, window, run)
     kernel = flash_forward_kernel(width_for(q.shape[3]))
@@ -115,9 +114,10 @@ def forward(q, k, v, causal, scale, window, run):
 
 
 def flash_forward(q, k, v, causal=True, scale=None, run=None, window=None):
-    """Return (O, L): attention and each query's log-sum-exp, without gradients.
+    """Compute attention and each query's log-sum-exp; return (O, L), without gradients.
 
-    Arguments and errors are those of `flash_attention`. O is like q; L is (B, H, N), float32, on q's device.
+    Arguments and errors are those of `flash_attention`. O has the shape and dtype of q; L is (B, H, N),
+    float32.
     """
     return checked(forward, ANY_FLOAT, q, k, v, causal, scale, window, run)
 
@@ -139,29 +139,29 @@ def flash_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return softmax(scale · q kᵀ) v, (B, H, N, d), computed without the N×N matrix.
 
-    With return_lse, return (O, L), where L (B, H, N) is the log-sum-exp of each query's scores in float32,
+    With return_lse, return (O, L), where L (B, H, N) is the float32 log-sum-exp of each query's scores,
     without gradients.
 
     q: (B, H, N, d), float32, bfloat16 or float16, d <= 128.
-    k, v: (B, H, N_k, d), of the type and on the device of q.
+    k, v: (B, H, N_k, d), with the dtype and device of q.
     causal: query i sees the keys j <= i.
-    scale: 1/sqrt(d) unless given.
-    is_causal: another name for causal, as in `scaled_dot_product_attention`.
+    scale: 1/sqrt(d) by default.
+    is_causal: an alias of causal, as in `scaled_dot_product_attention`.
     enable_gqa: k and v are (B, H_kv, N_k, d), where H_kv divides H. Each of their heads serves H / H_kv
         neighbouring heads of q.
-    return_lse: return L, too.
+    return_lse: also return L.
     window: (left, right), a sliding window like FlashAttention's window_size: query i sees the keys i - left
-        to i + right, and with causal none after i; -1 sets no limit on that side. A block reads only tiles
-        that hold such keys.
+        to i + right, and no key after i if causal; -1 removes the limit on that side. A block reads only
+        tiles that contain such keys.
 
-    A query that sees no key, or whose scores are all -inf, gets O = 0 and L = -inf. Tensors that are not
-    contiguous are copied. CPU tensors are simulated, CUDA tensors run on their GPU. 16-bit tensors are
-    computed on tensor cores with float32 accumulators (`kernels.flash.tensor_forward`), which takes a GPU of
-    compute capability 8.0 or newer.
+    A query that sees no key, or whose scores are all -inf, has O = 0 and L = -inf. Non-contiguous tensors are
+    copied. CPU tensors are simulated, and CUDA tensors run on their GPU. For 16-bit tensors, tensor cores
+    compute with float32 accumulators (`kernels.flash.tensor_forward`), which requires a GPU of compute
+    capability 8.0 or newer.
 
-    Gradients reach q, k and v; a second derivative is an error. The backward pass is plain PyTorch in float32
-    and needs memory for the N×N matrix. Under torch.compile this is one opaque operator. Raise TypeError or
-    ValueError, naming the argument, what it is, and what was wanted.
+    The function is differentiable once, with respect to q, k and v. Its backward pass is plain PyTorch in
+    float32, and needs memory for the N×N matrix. Under torch.compile it is one opaque operator. Raise
+    TypeError or ValueError for an invalid argument; the message states the actual and the expected value.
     """
     return attend(
         flash_forward_operator, ANY_FLOAT, q, k, v, causal, scale, is_causal, enable_gqa, return_lse, window

@@ -1,11 +1,11 @@
-"""The host side of flash attention: check the arguments once, launch a kernel, and define its gradient.
+"""Host side of flash attention: check the arguments once, launch a kernel, and define its gradient.
 
-Each kernel of this package has a host function forward(q, k, v, causal, scale, window, run) -> (O, L), whose
-arguments are already checked. Three functions build the public interface from it:
+Each kernel of this package has a host function forward(q, k, v, causal, scale, window, run) -> (O, L) for
+arguments that are already checked. Three functions build the public interface from it:
 
     checked              check the arguments and call `forward`, without gradients
-    attention_operator   make an operator of torch with gradients
-    attend               call this operator with the names of `scaled_dot_product_attention`
+    attention_operator   create a differentiable custom operator
+    attend               call this operator, with the options of `scaled_dot_product_attention`
 """
 
 import torch
@@ -19,7 +19,7 @@ from kernels.reference import attention_backward
 
 
 def checked(forward, dtypes, q, k, v, causal, scale, window, run):
-    """Check the arguments of a public function and return (O, L) by `forward`, without gradients."""
+    """Check the arguments of a public function, and return (O, L) = forward(…), without gradients."""
     scale, window = check_attention(q, k, v, scale, dtypes), checked_window(window)
     return forward(*(x.detach().contiguous() for x in (q, k, v)), bool(causal), scale, window, run)
 
@@ -27,7 +27,7 @@ def checked(forward, dtypes, q, k, v, causal, scale, window, run):
 def launch_rows(kernel, rows, threads, q, k, v, causal, scale, window, run):
     """Launch a kernel whose blocks own `rows` queries of one head each; return (O, L), float32.
 
-    kernel: its arguments are (q, k, v, scale, causal, window, o, log_sum).
+    kernel: called with (q, k, v, scale, causal, window, o, log_sum).
     """
     batch, heads, n, _ = q.shape
     o, log_sum = output(q.shape, like=q), output(q.shape[:3], like=q)
@@ -37,7 +37,7 @@ def launch_rows(kernel, rows, threads, q, k, v, causal, scale, window, run):
 
 
 def attend(operator, dtypes, q, k, v, causal, scale, is_causal, enable_gqa, return_lse, window):
-    """Return O, or (O, L) with return_lse, by an operator of `attention_operator`."""
+    """Check the arguments and call an operator of `attention_operator`; return O or (O, L)."""
     causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
     scale, window = check_attention(q, k, v, scale, dtypes), checked_window(window)
     o, log_sum = operator(q, k, v, bool(causal), float(scale), list(window))
@@ -45,9 +45,9 @@ def attend(operator, dtypes, q, k, v, causal, scale, is_causal, enable_gqa, retu
 
 
 def attention_operator(name, forward):
-    """Return the operator (q, k, v, causal, scale, window) -> (O, L) of a function `forward`, with gradients.
+    """Create the custom operator (q, k, v, causal, scale, window) -> (O, L) from `forward`, with gradients.
 
-    The backward pass is plain PyTorch, in float32, and needs memory for the N×N matrix.
+    The backward pass is plain PyTorch in float32, and needs memory for the N×N matrix.
     """
 
     @torch.library.custom_op(f"attention_course::{name}_forward", mutates_args=())

@@ -1,22 +1,22 @@
-"""Attention with one warp for each query: five shuffles merge the states of its 32 lanes.
+"""Attention with one warp per query: five shuffles merge the states of its 32 lanes.
 
-Lane t of query i's warp reads the keys t, t + 32, … that the query sees, and updates (m, l, o) as in
-`flash_forward`. Then each lane exchanges its state with the lane 16, 8, 4, 2 and 1 away, and merges both:
+Lane t of query i's warp reads the visible keys t, t + 32, …, and updates (m, l, o) as in `flash_forward`.
+Then each lane exchanges its state with the lanes 16, 8, 4, 2 and 1 away, one after the other, and merges:
 
     m = max(m₁, m₂)      l = l₁·e^(m₁-m) + l₂·e^(m₂-m)      o = o₁·e^(m₁-m) + o₂·e^(m₂-m)
 
-A lane that has read no key holds (-inf, 0, 0), the neutral element of this merge. After five steps every lane
-holds the state of the whole row: O = o / l, L = m + log l.
+A lane that has read no key holds (-inf, 0, 0), the neutral element of this merge. After five steps, every
+lane holds the state of the whole row: O = o / l, L = m + log l.
 Source: Milakov and Gimelshein 2018, arXiv 1805.02867, equation 4, extended by o.
 
     grid    (⌈N / WARPS⌉, H, B)
     block   WARPS · 32 threads. Each lane has a copy of q and o in registers up to width 64; wider rows spill
             to local memory
     shared  none. There is no barrier: warps never wait for each other
-    cost    2 · N · N_k · d multiply-adds per head; each warp reads all of K and V that its query sees
+    cost    2 · N · N_k · d multiply-adds per head; each warp reads all visible rows of K and V
 
-Sizes are run-time arguments, except `width`: d rounded up to 16, 32, 64 or 128. Registers cannot be indexed,
-so loops over a row have to be unrolled at compile time.
+All sizes are run-time arguments except `width`, d rounded up to 16, 32, 64 or 128: registers cannot be
+indexed, so loops over a row must be unrolled at compile time.
 """
 
 import functools
@@ -32,21 +32,20 @@ from kernels.common.splits import ALL_LANES, LANES
 from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight
 from kernels.flash.operators import attend, attention_operator, checked, launch_rows
 
-WARPS = 4  # warps in a block, each with one query
+WARPS = 4  # warps per block, each with one query
 
 
 @functools.cache
 def warp_attention_kernel(width):
-    """Return the kernel for rows of at most `width` elements."""
+    """Compile the kernel for rows of at most `width` elements."""
 
     @cuda.jit
     def warp_attention_kernel(q, k, v, scale, causal, window, o, log_sum):
-        """Compute attention, o (B, H, N, d), and the log-sum-exp of each row, log_sum (B, H, N), both
-        float32.
+        """Compute attention, o (B, H, N, d), and each query's log-sum-exp, log_sum (B, H, N), both float32.
 
         q: (B, H, N, d), float32.
         k, v: (B, H, N_k, d), float32.
-        window: (left, right), without UNLIMITED.
+        window: (left, right), both finite.
         """
         q_row = cuda.local.array(width, float32)
         o_row = cuda.local.array(width, float32)
@@ -57,13 +56,13 @@ def warp_attention_kernel(width):
         left, right = window
         right = 0 if causal else right
         if i >= n:
-            return  # the whole warp returns, and the kernel has no barrier that would wait for it
-        # 1. the query, in every lane, and the state before the first key
+            return  # the whole warp returns, and the kernel has no barrier that other warps would wait at
+        # 1. load the query in every lane, and initialise the state
         for c in range(width):
             q_row[c] = scale * q[batch, head, i, c] if c < d else float32(0)
             o_row[c] = float32(0)
         m, l = MINUS_INFINITY, float32(0)
-        # 2. this lane's keys; neighbouring lanes read neighbouring rows of K
+        # 2. loop over this lane's keys; adjacent lanes read adjacent rows of K
         for j in range(max(0, i - left) + lane, min(keys, i + 1 + right), LANES):
             score = float32(0)
             for c in range(width):
@@ -93,7 +92,7 @@ def warp_attention_kernel(width):
                     o_row[c] = mine * o_row[c] + theirs * cuda.shfl_xor_sync(ALL_LANES, o_row[c], step)
             m = larger
             step //= 2
-        # 4. every lane holds the whole row; each writes every 32nd element
+        # 4. every lane holds the whole row, and stores every 32nd element
         share = reciprocal(l)
         for c in range(width):
             if c % LANES == lane and c < d:
@@ -105,16 +104,16 @@ def warp_attention_kernel(width):
 
 
 def forward(q, k, v, causal, scale, window, run):
-    """Return (O, L) of checked arguments."""
+    """Return (O, L) for checked arguments."""
     kernel = warp_attention_kernel(width_for(q.shape[3]))
     return launch_rows(kernel, WARPS, WARPS * LANES, q, k, v, causal, scale, window, run)
 
 
 def warp_forward(q, k, v, causal=True, scale=None, run=None, window=None):
-    """Return (O, L): attention and each query's log-sum-exp, without gradients.
+    """Compute attention and each query's log-sum-exp; return (O, L), without gradients.
 
-    Arguments and errors are those of `warp_attention`. O is shaped like q, L is (B, H, N), both float32, on
-    q's device.
+    Arguments and errors are those of `warp_attention`. O has the shape of q, L is (B, H, N); both are
+    float32.
     """
     return checked(forward, FLOAT32, q, k, v, causal, scale, window, run)
 
@@ -134,7 +133,7 @@ def warp_attention(
     return_lse: bool = False,
     window: tuple[int, int] | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Return softmax(scale · q kᵀ) v, (B, H, N, d), by one warp for each query; float32 only.
+    """Return softmax(scale · q kᵀ) v, (B, H, N, d), with one warp per query; float32 only.
 
     Arguments, gradients and errors are those of `flash_attention`.
     """

@@ -1,22 +1,23 @@
-"""Reciprocal and latent attention, backward: one kernel owns a tile of queries, another a tile of keys. Both
-compute P again from O's L.
+"""Latent attention with a reciprocal term, backward: one kernel owns tiles of queries, another owns tiles of
+keys.
 
-Each kernel applies the projections to the tile that it owns. With p the position of query i, u_j = W_q k̃_j,
-x_j = ṽ_j W_v, g_i = dO_i W_vᵀ, r_i = W_q k̃_p, D = rowsum(dO * O) and [band] = [0 <= p - j < window]:
+Both kernels recompute P from the forward pass's L, and apply the projections to the tile that they own. With
+p the position of query i, u_j = W_q k̃_j, x_j = ṽ_j W_v, g_i = dO_i W_vᵀ, r_i = W_q k̃_p, D = rowsum(dO * O)
+and [band] = [0 <= p - j < window]:
 
     S_ij = scale · (q̃_i·k̃_j + α [band] r_i·q_j)   dP_ij = g_i·ṽ_j    in the kernel that owns queries
     S_ij = scale · (q_i·u_j + α [band] q̃_j·k̃_p)   dP_ij = dO_i·x_j    in the kernel that owns keys
     P = exp(S - L), 0 where masked                dS = P * (dP - D)
 
-    of a query   h_i = scale Σ_j dS k̃_j             dq_i += h_i W_qᵀ
+    per query    h_i = scale Σ_j dS k̃_j             dq_i += h_i W_qᵀ
                  R_i = scale · α Σ_j [band] dS q_j   dk̃_p += R_i W_q
-    of a key     f_j = scale Σ_i dS q_i              dk̃_j += f_j W_q
+    per key      f_j = scale Σ_i dS q_i              dk̃_j += f_j W_q
                  e_j = Σ_i P dO_i                    dṽ_j += e_j W_vᵀ
                  G_j = scale · α Σ_i [band] dS k̃_p   dq_j += G_j W_qᵀ
-    of all       dW_q = Σ_j (f_j ⊗ k̃_j + q_j ⊗ G_j)      dW_v = Σ_j ṽ_j ⊗ e_j      dα = Σ_j q̃_j·G_j / α
+    per head     dW_q = Σ_j (f_j ⊗ k̃_j + q_j ⊗ G_j)      dW_v = Σ_j ṽ_j ⊗ e_j      dα = Σ_j q̃_j·G_j / α
 
-The heads share k̃ and ṽ, so blocks of all heads add to dk̃ and dṽ atomically. For a result that is equal from
-run to run, each head adds to a part of its own, and the parts are summed afterwards.
+The heads share k̃ and ṽ, so blocks of all heads add to dk̃ and dṽ atomically. For reproducible results, each
+head adds to a separate part, and the parts are summed afterwards.
 Sources: as latent/forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
 
     grid    (⌈N / rows⌉, H, B) and (⌈N_k / rows⌉, H, B)
@@ -55,15 +56,16 @@ def latent_backward(
     """Return (dQ, dK̃, dṼ, dW_q, dW_v, dα) of latent attention in float32, shaped like their arguments; dα is
     (1,).
 
-    q: (B, H, M, d), including the queries before those with a row of output.
-    o, log_sum: the results of `latent_forward`, of the last N queries.
+    q: (B, H, M, d), including the queries before the first row of output.
+    o, log_sum: the results of `latent_forward`, for the last N queries.
     d_o: the gradient of o.
-    wanted: which of the six gradients are needed. The others are None, and a kernel without a needed result
-        does not run.
-    deterministic: make the results equal, bit for bit, from run to run, which takes memory for a part for
-        each head and block.
+    wanted: which of the six gradients are needed. The others are None; a kernel is launched only if one of
+        its results is needed.
+    deterministic: make the results reproducible bit for bit. This needs memory for one part per head and
+        block.
 
-    Raise TypeError or ValueError, naming the argument, what it is, and what was wanted.
+    Raise TypeError or ValueError for an invalid argument; the message states the actual and the expected
+    value.
     """
     q, k, v, w_q, w_v, alpha, window, scale = latent_arguments(
         q, k_latent, v_latent, w_q, w_v, alpha, window, scale, FLOAT32

@@ -1,4 +1,4 @@
-"""The backward kernel of latent attention that owns keys: dṼ, dW_q, dW_v, dα, and the rest of dQ and dK̃."""
+"""The backward kernel of latent attention that owns keys: dṼ, dW_q, dW_v, dα, and parts of dQ and dK̃."""
 
 import functools
 
@@ -31,9 +31,9 @@ from kernels.latent.tiles import (
 def turned_probabilities(patch, band, j0, position, i0, n, keys, alpha, log_sum, causal, window):
     """Compute P from S, with keys as rows and queries as columns.
 
-    patch, band: the two terms of S; P replaces the first.
+    patch, band: the two terms of S; P overwrites `patch`.
     j0, i0: the first key and the first query.
-    position: of query i0 among the keys.
+    position: the position of query i0 among the keys.
     """
     row, column = cuda.threadIdx.x // ROW_THREADS, cuda.threadIdx.x % ROW_THREADS
     for r in range(patch.size // PATCH):
@@ -50,7 +50,7 @@ def turned_probabilities(patch, band, j0, position, i0, n, keys, alpha, log_sum,
 
 @cuda.jit(device=True)
 def turned_score_gradients(patch, d_p, i0, n, d):
-    """Compute dS in patch from patch = P and d_p = dP, with keys as rows."""
+    """Replace patch = P by dS, given d_p = dP, with keys as rows."""
     column = cuda.threadIdx.x % ROW_THREADS
     for r in range(patch.size // PATCH):
         for c in range(PATCH):
@@ -77,7 +77,7 @@ def add_product_of(total, tile, sums):
 
 @functools.cache
 def keys_kernel(width, rows):
-    """Return the kernel that owns keys, for rows of at most `width` elements, `rows` of them in a block."""
+    """Compile the kernel that owns keys, for rows of at most `width` elements and `rows` keys per block."""
     pitch, mine = width + GROUP, rows // STEP
     places, numbers = mine * PATCH, mine * width // ROW_THREADS
 
@@ -104,10 +104,10 @@ def keys_kernel(width, rows):
         d_w_v,
         d_alpha,
     ):
-        """Add G W_qᵀ to d_q, f W_q to d_k, e W_vᵀ to d_v, and the gradients of the weights.
+        """Add G W_qᵀ to d_q, f W_q to d_k, e W_vᵀ to d_v, and the gradients of W_q, W_v and α.
 
         d_k, d_v: (B, parts, N_k, L).
-        d_w_q: (blocks, H, d, L); block b of a head adds to part b % blocks, also of d_w_v and d_alpha.
+        d_w_q: (blocks, H, d, L). Block b of a head adds to part b % blocks of d_w_q, d_w_v and d_alpha.
         d_w_v: (blocks, H, L, d).
         d_alpha: (blocks, H, 1).
 
@@ -126,7 +126,7 @@ def keys_kernel(width, rows):
         d_o_rows, size = d_o[batch, head], q.shape[3]
         n, keys, given, latent = d_o.shape[2], k_latent.shape[1], q.shape[2], k_latent.shape[2]
         j0 = cuda.blockIdx.x * rows
-        # 1. the resident tiles: u, x, and in the band q̃ of the keys
+        # 1. compute the resident tiles: u, x and, if there is a band, q̃ of the keys
         load_columns(u_tile, k_rows, j0, 0)
         project(u_tile, w_q_turned[head], scale, f_sums, stream)
         load_columns(x_tile, v_rows, j0, 0)
@@ -140,7 +140,7 @@ def keys_kernel(width, rows):
         for i0 in range(max(0, j0 - (keys - n)) // COLUMNS * COLUMNS if causal else 0, n, COLUMNS):
             position = keys - n + i0
             in_band = window > 0 and j0 < position + COLUMNS and position < j0 + rows - 1 + window
-            # 2. S and P
+            # 2. compute S and P
             clear(patch)
             clear(band)
             if in_band:
@@ -151,7 +151,7 @@ def keys_kernel(width, rows):
             turned_probabilities(
                 patch, band, j0, position, i0, n, keys, alpha[0], log_sum[batch, head], causal, window
             )
-            # 3. e += Pᵀ dO, and dS
+            # 3. e += Pᵀ dO; then compute dS
             put_weights(weights, patch)
             clear(band)
             stream_rows(stream, d_o_rows, i0)
@@ -181,7 +181,7 @@ def keys_kernel(width, rows):
         add_rows(d_v[batch, head % d_v.shape[1]], j0, x_tile)
         if window > 0:
             add_product_of(d_alpha[block, head], z_tile, g_sums)
-            cuda.syncthreads()  # all threads have read the latent queries
+            cuda.syncthreads()  # all threads have finished reading the latent queries
             put(z_tile, g_sums, scale * alpha[0])
             stream_rows(stream, q_rows, j0 - (keys - given))
             add_outer(d_w_q[block, head], stream, z_tile, g_sums, min(rows, keys - j0))

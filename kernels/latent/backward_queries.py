@@ -1,5 +1,5 @@
-"""The backward kernel of latent attention that owns queries: dQ from all scores, and dK̃ from the
-reciprocal terms."""
+"""The backward kernel of latent attention that owns queries: dQ from all scores, dK̃ from the reciprocal
+terms."""
 
 import functools
 
@@ -30,7 +30,7 @@ from kernels.latent.tiles import (
 
 @cuda.jit(device=True)
 def score_gradients(patch, d_p, i0, n, log_sum, d):
-    """Compute dS in patch from patch = S and d_p = dP, with queries as rows."""
+    """Replace patch = S by dS, given d_p = dP, with queries as rows."""
     row = cuda.threadIdx.x // ROW_THREADS
     for r in range(patch.size // PATCH):
         i = min(i0 + row + r * STEP, n - 1)
@@ -41,7 +41,7 @@ def score_gradients(patch, d_p, i0, n, log_sum, d):
 
 @functools.cache
 def queries_kernel(width, rows):
-    """Return the kernel that owns queries, for rows of at most `width` elements, `rows` of them in a
+    """Compile the kernel that owns queries, for rows of at most `width` elements and `rows` queries per
     block."""
     pitch, mine = width + GROUP, rows // STEP
     places, numbers = mine * PATCH, mine * width // ROW_THREADS
@@ -64,7 +64,7 @@ def queries_kernel(width, rows):
         d_q,
         d_k,
     ):
-        """Add h W_qᵀ to d_q, and R W_q to d_k; a head adds to part head % parts.
+        """Add h W_qᵀ to d_q, and R W_q to d_k; each head adds to part head % parts.
 
         d_q: (B, H, M, d).
         d_k: (B, parts, N_k, L).
@@ -85,7 +85,7 @@ def queries_kernel(width, rows):
         n, keys, given, latent = d_o.shape[2], k_latent.shape[1], q.shape[2], k_latent.shape[2]
         i0 = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows
         position = keys - n + i0
-        # 1. the resident tiles: q̃, in the band r, and g
+        # 1. compute the resident tiles: q̃, g and, if there is a band, r
         keep_queries(
             q_tile,
             r_tile,
@@ -106,7 +106,7 @@ def queries_kernel(width, rows):
         clear(r_sums)
         for j0 in range(0, min(keys, position + rows) if causal else keys, COLUMNS):
             in_band = touches_band(position, rows, j0, window)
-            # 2. S, dP and from them dS
+            # 2. compute S and dP, and from them dS
             scores(patch, band, q_tile, r_tile, stream, q_rows, k_rows, position, j0, causal, window)
             clear(band)
             stream_rows(stream, v_rows, j0)

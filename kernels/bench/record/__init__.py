@@ -1,1 +1,1 @@
-"""Programs that record, on a GPU, the data in kernels/data that lessons show."""
+"""Programs that run on a GPU and record the data in kernels/data that lessons show."""

@@ -1,7 +1,6 @@
-"""Record the data of lesson 07 on a GPU: print the JSON of kernels/data/lesson07.json on stdout, and nothing
-else.
+"""Record the data of lesson 07 on a GPU: print the JSON of kernels/data/lesson07.json, and nothing else.
 
-    python -m kernels.bench.record.lesson07 > lesson07.json
+python -m kernels.bench.record.lesson07 > lesson07.json
 """
 
 import json
@@ -50,7 +49,10 @@ def relu(zero):
 
 
 def rms_norm(real):
-    """Return the kernel. real: float32, or float for the version that computes in float64 by mistake."""
+    """Return the kernel.
+
+    real: float32, or float for the variant that accidentally computes in float64.
+    """
     zero, tiny = real(0), real(1e-6)
 
     @cuda.jit
@@ -108,8 +110,7 @@ def five_arguments(q, k, v, scale, out):
 
 
 def device_us(work, repeats=30):
-    """Return the microseconds of one call on the GPU: the median between events, after three calls to warm
-    up."""
+    """Return the GPU time of one call in microseconds: the median between events, after three warm-ups."""
     for _ in range(3):
         work()
     times = []
@@ -124,8 +125,8 @@ def device_us(work, repeats=30):
 
 
 def host_us(work, calls=200, rounds=7):
-    """Return the microseconds of one call on the host, without waiting for the GPU: the best mean of
-    several rounds."""
+    """Return the host time of one call in microseconds, without waiting for the GPU: the best mean of several
+    rounds."""
     work()
     best = math.inf
     for _ in range(rounds):
@@ -139,7 +140,7 @@ def host_us(work, calls=200, rounds=7):
 
 
 def rounded(value):
-    """Return three significant digits; a whole number from 100 on."""
+    """Return the value with three significant digits; an integer from 100 on."""
     return float(f"{value:.3g}") if value < 100 else round(value)
 
 
@@ -215,14 +216,14 @@ def stopwatch_us():
 
 
 def numba(kernel, grid, block, *arguments):
-    """Launch like Numba itself, on the default stream."""
+    """Launch as Numba itself does, on the default stream."""
     kernel[grid, block](*arguments)
 
 
 def unseen_by_kernel(run, wrap):
-    """Return how many results of `scale` are wrong if torch's stream waits and then fills x.
+    """Return the number of wrong results of `scale` if torch's stream waits and then fills x.
 
-    wrap: makes the kernel's argument from a tensor.
+    wrap: converts a tensor to a kernel argument.
     """
     kernel, n = scale_kernel(), 100_000
     grid = (-(-n // 256),)
@@ -231,7 +232,7 @@ def unseen_by_kernel(run, wrap):
     run(kernel, grid, 256, *arguments)  # compiled
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        torch.cuda._sleep(200_000_000)  # clock cycles of idling
+        torch.cuda._sleep(200_000_000)  # idle for this number of clock cycles
         x.fill_(1)
         run(kernel, grid, 256, *arguments)
     torch.cuda.synchronize()
@@ -239,7 +240,7 @@ def unseen_by_kernel(run, wrap):
 
 
 def unseen_by_torch(run):
-    """Return how many sums of `row_sums`, which takes milliseconds, are missing in a copy made on torch's
+    """Return the number of sums of `row_sums`, a slow kernel, that are missing in a copy made on torch's
     stream."""
     kernel, n = row_sums(float32(0)), 2**16
     q, k = 0.1 * torch.randn(n, 64, device=DEVICE), 0.1 * torch.randn(1024, 64, device=DEVICE)

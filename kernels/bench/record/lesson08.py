@@ -1,10 +1,10 @@
-"""Record the data of lesson 08, on a machine with an H200 and ncu: print the JSON of
+"""Record the data of lesson 08 on a machine with an H200 and ncu: print the JSON of
 kernels/data/lesson08.json.
 
     python -m kernels.bench.record.lesson08 > lesson08.json
 
-It runs itself under ncu for the counters (--launch), then times without ncu. Progress is printed on stderr.
-It needs about 11 GiB of GPU memory.
+The program runs itself under ncu for the counters (--launch), then measures times without ncu. It prints
+progress on stderr, and needs about 11 GiB of GPU memory.
 """
 
 import csv
@@ -82,7 +82,7 @@ def add_twice(x, y):
 
 
 def five(n):
-    """Return {label: (kernel, configuration, arguments)} of the five patterns."""
+    """Return {label: (kernel, configuration, arguments)} for the five patterns."""
     line, square = (blocks(n * n), THREADS), (tiles(n, n), (TILE, TILE))
     long, out = cuda.device_array(STRIDE * n * n, float32), cuda.device_array(n * n, float32)
     x, a, turned = long[: n * n], long[: n * n].reshape(n, n), out.reshape(n, n)
@@ -94,8 +94,7 @@ def five(n):
 
 
 def every_launch():
-    """Return {label: (kernel, configuration, arguments)} in the order in which they are profiled. No other
-    kernel is launched."""
+    """Return {label: (kernel, configuration, arguments)} in profiling order. No other kernel is launched."""
     rng = np.random.default_rng(8)
     counted, _ = five(SMALL)
     timed, (x, out) = five(BIG)
@@ -131,7 +130,7 @@ def launch_all():
 
 
 def microseconds(kernel, configuration, arguments, times=20, batches=5):
-    """Return the median over batches of the mean time of a launch."""
+    """Return the median, over batches, of the mean time per launch."""
     launch, found = kernel[configuration], []
     launch(*arguments)
     for _ in range(batches):
@@ -159,7 +158,7 @@ def ncu():
 
 
 def profile():
-    """Return [(mangled name, {metric: value})] of every launch, in order."""
+    """Return [(mangled name, {metric: value})] for every launch, in order."""
     command = [
         ncu(),
         "--csv",
@@ -185,7 +184,7 @@ def profile():
 
 
 def parsed(text):
-    """Return [(name, {metric: value})] from ncu's --csv output."""
+    """Parse ncu's --csv output: return [(name, {metric: value})]."""
     launches = {}
     for row in csv.DictReader(io.StringIO(text[text.index('"ID"') :])):
         name, metrics = launches.setdefault(int(row["ID"]), (row["Kernel Name"], {}))
@@ -215,12 +214,12 @@ def block(metrics):
 
 
 def assemble(machine, found, times, threads):
-    """Return the JSON's data.
+    """Return the data of the JSON file.
 
     machine: the GPU and versions.
     found: {label: metrics}.
     times: {label: microseconds}.
-    threads: {label: threads of a block}.
+    threads: {label: threads per block}.
     """
     rounded = {label: round(time, 2) for label, time in times.items()}
     resident = {
@@ -280,7 +279,7 @@ def assemble(machine, found, times, threads):
 
 
 def by_label(labels, names, profiled):
-    """Return {label: metrics}; raise an error unless every launch is the kernel of its label."""
+    """Return {label: metrics}; raise an error unless every launch is of the kernel of its label."""
     for label, name, (got, _) in zip(labels, names, profiled, strict=True):
         if name not in got:
             sys.exit(f"{label}: wanted kernel {name}, ncu saw {got}")

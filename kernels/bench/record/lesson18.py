@@ -1,12 +1,11 @@
-"""Record the data of lesson 18, on a GPU of compute capability 9.0 or newer: print the JSON of
-kernels/data/lesson18.json.
+"""Record the data of lesson 18 on a GPU of compute capability 9.0 or newer: print kernels/data/lesson18.json.
 
     python -m kernels.bench.record.lesson18 > lesson18.json
 
-The data are the driver's facts about the 16-bit kernels (registers, bytes spilled, shared memory, resident
+The data are the driver's figures for the 16-bit kernels (registers, bytes spilled, shared memory, resident
 blocks), the times of the backward pass and of one token in a CUDA graph with a cold cache, and PyTorch's
-times. Each variant of the backward kernels is compiled in a process of its own: they compile at the same
-time, and are timed one after the other. It takes about half a minute, and 10 GiB of GPU memory.
+times. Each variant of the backward kernels is compiled in a separate process. They compile in parallel, and
+are timed one after the other. The program needs about half a minute, and 10 GiB of GPU memory.
 """
 
 import json
@@ -28,18 +27,18 @@ from kernels.reference import conv_attention as eager
 
 TAPS, BF16 = (7, 7), torch.bfloat16
 BACKWARD = [(1, 8, 4096, 64), (4, 16, 2048, 64)]
-# (True for the kernel of keys, warps of a block, limit of registers per thread)
+# (True for the variant that owns keys, warps per block, register limit per thread)
 BUILT = [
     (of_keys, warps, most)
     for of_keys in (False, True)
     for warps, most in [(8, None), (8, 128), (8, 80), (4, 128), (4, 168)]
 ]
-CACHES = {  # shape of a cache -> splits tried
+CACHES = {  # shape of a cache -> numbers of splits to time
     (1, 8, 4096, 64): (1, 2, 4, 8, 16, 24, 32),
     (1, 8, 16384, 64): (1, 2, 4, 8, 16, 32, 64, 128),
     (8, 16, 16384, 64): (1, 2, 4, 6, 8, 16, 32),
 }
-COLD = 2**27  # bytes that one graph reads at least: more than the L2 cache holds
+COLD = 2**27  # minimum bytes read per graph: more than the L2 cache holds
 
 
 def main():
@@ -65,7 +64,7 @@ def note(*words):
 
 
 def inputs(shape):
-    """Return (q, k, v, w, o, L, dO) for a backward pass; their values do not affect its time."""
+    """Return (q, k, v, w, o, L, dO) for a backward pass. Their values do not affect its time."""
     torch.manual_seed(18)
     q, k, v, o, d_o = torch.randn(5, *shape, device="cuda", dtype=BF16)
     w, log_sum = torch.randn(shape[1], *TAPS, device="cuda") / 7, torch.full(shape[:3], 8.0, device="cuda")
@@ -73,15 +72,15 @@ def inputs(shape):
 
 
 def passes(given, wanted, warps=conv_tensor_backward.WARPS):
-    """Return a function that runs the backward pass: the gradients `wanted` of (dQ, dK, dV, dW)."""
+    """Return a function that runs the backward pass for the `wanted` gradients of (dQ, dK, dV, dW)."""
     q, k, v, w, o, log_sum, d_o = given
     rest = d_o, True, float32(q.shape[3] ** -0.5), wanted, None, warps
     return lambda: conv_tensor_backward.conv_tensor_backward(q, k, v, w, o, log_sum, *rest)
 
 
 def backward_kernel(of_keys, warps, most, turn):
-    """Return the driver's facts about one of the two kernels in this variant, and its time on BACKWARD's
-    last shape."""
+    """Return the driver's figures for one variant of a backward kernel, and its time on BACKWARD's last
+    shape."""
     shape = BACKWARD[-1]
     kernel = conv_tensor_backward.gradient_kernel(shape[3], "bfloat16", *TAPS, of_keys, warps, most)
     conv_tensor_backward.registers_of = lambda width: most
@@ -98,7 +97,7 @@ def backward_kernel(of_keys, warps, most, turn):
 
 
 def driver_facts(kernel, threads):
-    """Return the driver's facts about a compiled kernel."""
+    """Return the driver's figures for a compiled kernel."""
     (made,) = kernel.overloads.values()
     function, context = made._codelibrary.get_cufunc(), cuda.current_context()
     return {
@@ -111,9 +110,9 @@ def driver_facts(kernel, threads):
 
 
 def backward(shape):
-    """Return a row for each contestant, bfloat16: milliseconds of a backward pass.
+    """Return one row per contestant, bfloat16: milliseconds of a backward pass.
 
-    Ours is a graph; the others are launched one after the other by autograd.
+    Ours is a CUDA graph; autograd launches the others one after the other.
     """
     given = inputs(shape)
     yield {"shape": shape, "name": "kernels", "ms": milliseconds(replay(passes(given, (True,) * 4)))}
@@ -129,17 +128,18 @@ def backward(shape):
 
 
 def caches(shape, dtype):
-    """Return [(window, k, v)]: as many as it takes to read COLD bytes, at least two."""
+    """Return [(window, k, v)]: enough caches to read COLD bytes, and at least two."""
     count = max(2, COLD // (2 * math.prod(shape) * dtype.itemsize))
     made = [torch.randn(2, *shape, device="cuda", dtype=dtype) for _ in range(count)]
     return [(both[0, :, :, -TAPS[0] :].clone(), both[0], both[1]) for both in made]
 
 
 def decoding(shape, tried):
-    """Return a row for each decoder: microseconds of a token in a graph that reads one cache after the other,
-    and launched from Python.
+    """Return one row per decoder: microseconds per token.
 
-    tried: numbers of splits to time, in a graph.
+    They are measured in a graph that reads one cache after the other, and launched from Python.
+
+    tried: the numbers of splits to time, in a graph.
     """
     for name, dtype in [("float32", torch.float32), ("kernels", BF16), ("sdpa", BF16)]:
         given, w = caches(shape, dtype), torch.randn(shape[1], *TAPS, device="cuda") / 7
@@ -164,7 +164,7 @@ def decoding(shape, tried):
 
 
 def decoder():
-    """Return the driver's facts about the 16-bit decoder for d = 64."""
+    """Return the driver's figures for the 16-bit decoder with d = 64."""
     return driver_facts(decode_tensor.decode_tensor_kernel(64, "bfloat16", *TAPS), decode_tensor.THREADS)
 
 
