@@ -281,8 +281,8 @@ def test_a_block_whose_log_has_no_room_is_said_not_to_be_watched(monkeypatch):
     launch = simulate(last_block_is_long, engine="native", observers=[*DEFAULT, *COUNTERS])
     report = launch[600, 32](np.zeros(600 * 32))
     assert report.notes[1:] == (
-        "Banks, Branches, Coalescing, Traffic watched 599 of 600 blocks: the log of the others has no room for"
-        " their accesses",
+        "Banks, Branches, Coalescing, Traffic watched 599 of 600 blocks: the accesses of the others did not fit"
+        " into the log",
     )
     assert report.counters["loads"] == 599 * 32
     small = simulate(last_block_is_long, engine="native", observers=COUNTERS)[1, 32](np.zeros(32))

@@ -590,15 +590,15 @@ def unknown_to_numba(x):
     [
         (
             barrier_in_try,
-            "a thread stops within a `try` statement",
+            "threads synchronise within a `try` statement",
             "barrier_in_try line 3  cuda.syncthreads()",
         ),
         (
             recursion_with_a_barrier,
-            "recursive calls itself, and a thread stops in it",
+            "recursive calls itself, and its threads synchronise",
             "recursive line 4  recursive(n - 1)",
         ),
-        (two_that_call_each_other, "even calls itself by way of odd", "odd line 2  return 0 if n == 0"),
+        (two_that_call_each_other, "even calls itself through odd", "odd line 2  return 0 if n == 0"),
         (unknown_to_numba, " has no compiled form", "unknown_to_numba line 2  x[0] = libdevice.erfinv(x[0])"),
     ],
 )

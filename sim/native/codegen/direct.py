@@ -130,7 +130,8 @@ class Body:
         return self.cells[name]
 
     def assign_name(self, name, value):
-        if isinstance(value[0], GuardedType):  # which no text assigns twice
+        # arrays are parameters or spill arrays, which generated code assigns once
+        if isinstance(value[0], GuardedType):
             self.arrays[name] = value
             return
         numba_type, cell = self.cell(name, value[0])

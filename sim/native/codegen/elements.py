@@ -146,7 +146,7 @@ class Element:
         self.odd = builder.block
         builder.position_at_end(here)
         for axis in axes:
-            # Both paths meet here: the position as given, or as resolved by the slow path.
+            # Merge the position as given with the position that the slow path resolved.
             at = builder.phi(I64)
             at.add_incoming(self.given[axis], before)
             at.add_incoming(places[axis], self.odd)

@@ -142,9 +142,7 @@ class Calls(Names):
         """Return a call of a Device, with the names that it needs as first arguments."""
         if device.tree is None:  # recursion: this function is being lowered right now
             if self.source.function is not function:
-                raise self.cannot_lower(
-                    f"{function.__name__} calls itself by way of {self.source.name}", node
-                )
+                raise self.cannot_lower(f"{function.__name__} calls itself through {self.source.name}", node)
             device.recursive = True
         self.needs |= device.needs
         needs = [ast.Name(name, ast.Load()) for name in sorted(device.needs)]
@@ -215,7 +213,7 @@ class Calls(Names):
         dtype = self.dtype_given(given) or referent_of(given).dtype
         shape = self.versions.shape(node.declares.shape)
         if dtype is None or shape is None or not is_number(dtype) or any(size < 0 for size in shape):
-            raise self.cannot_lower(f"cuda.{space}.array wants a constant shape and a numeric dtype", node)
+            raise self.cannot_lower(f"cuda.{space}.array requires a constant shape and a numeric dtype", node)
         place = self.source.site("call", node)
         name = name_before(place) or space
         # CUDA declares dynamic shared memory as an array of shape 0.

@@ -70,8 +70,8 @@ class Hoisting:
         handler = getattr(self, "of_" + type(node).__name__.lower(), None)
         if handler is None:
             raise CannotLower(
-                f"a thread stops within a `{type(node).__name__.lower()}` statement, which has no compiled"
-                " form",
+                f"threads synchronise within a `{type(node).__name__.lower()}` statement, which has no"
+                " compiled form",
                 site_in(node, self.module),
             )
         after = handler(node, before)
@@ -151,7 +151,7 @@ class Hoisting:
             return ast.parse(names, mode="eval").body
         if isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
             raise CannotLower(
-                "a thread stops within a lambda or a comprehension, which has no compiled form",
+                "threads synchronise within a lambda or a comprehension, which has no compiled form",
                 site_in(node, self.module),
             )
         # Only the selected branch may execute its synchronisation point.
@@ -209,7 +209,9 @@ class Hoisting:
         CannotLower for recursion."""
         function = node.inlined_function
         if function in self.inlining:
-            raise CannotLower(f"{function.__name__} calls itself, and a thread stops in it", node.call_site)
+            raise CannotLower(
+                f"{function.__name__} calls itself, and its threads synchronise", node.call_site
+            )
         # Each inlined copy gets variables of its own.
         own = sorted(self.module.reachable[function].local)
         rename = {name: self.module.fresh_name(f"{name}_{function.__name__}") for name in own}
@@ -266,8 +268,8 @@ def remove_returns(statements, result, site):
             continue
         if not isinstance(statement, ast.If):
             raise CannotLower(
-                "a device function in which threads stop returns from within a loop, which has no compiled"
-                " form",
+                "a device function in which threads synchronise returns from within a loop, which has no"
+                " compiled form",
                 site,
             )
         rest = statements[position + 1 :]

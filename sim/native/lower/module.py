@@ -170,7 +170,7 @@ class Module(GeneratedModule):
             import_fp16()
         tree = tree_of(function) or tree_of_lambda(function)
         if tree is None:
-            raise CannotLower(f"{function.__name__} has no source text")
+            raise CannotLower(f"{function.__name__} has no source code")
         source = self.reachable[function] = Source(function, tree)
         for found in source.referents():
             self.used |= set(found.in_cuda.split(".")) - {""}

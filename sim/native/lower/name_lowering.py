@@ -16,7 +16,7 @@ from sim.native.codegen.scalars import HALVES
 from sim.native.codegen.symbols import GEOMETRY, MODULES, SPECIAL, home_of, in_text
 from sim.native.lower.module import CannotLower, literal
 
-FIELDS = "accesses to fields of records are counted by the interpreter"
+FIELDS = "only the interpreter logs accesses to fields of records"
 PLAIN = {*ATTRIBUTES, "dtype"}  # attributes of arrays that a record field cannot shadow
 
 
@@ -111,7 +111,7 @@ class Names(ast.NodeTransformer):
         """Lower a function that sim.isa defines."""
         if not compiles(found.entry):
             raise self.cannot_lower(
-                f"{found.entry.name} has no compiled form; its entry in sim.isa may be given one, native=...",
+                f"{found.entry.name} has no compiled form; its entry in sim.isa may declare one: native=...",
                 node,
             )
         return self.as_name(self.module.library(in_text(found.entry.name)), node)
@@ -148,7 +148,9 @@ class Names(ast.NodeTransformer):
         """Lower a device function that is used as a value."""
         device = self.device(found.function)
         if device.needs:
-            raise self.cannot_lower(f"{name} is passed on as a value and needs to know its thread", node)
+            raise self.cannot_lower(
+                f"{name} is used as a value, and depends on the thread that calls it", node
+            )
         return self.as_name(device.name, node)
 
     def of_object(self, found, name, node):
@@ -174,7 +176,7 @@ class Names(ast.NodeTransformer):
     def dtype(self, dtype, node):
         """Return the name of the function that converts to a dtype."""
         if not is_number(dtype):
-            raise self.cannot_lower(f"{dtype} is no number", node)
+            raise self.cannot_lower(f"{dtype} is not a numeric type", node)
         return self.as_name(self.module.library(in_text(f"numpy.{dtype.name}")), node)
 
     def dtype_given(self, node):

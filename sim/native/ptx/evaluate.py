@@ -82,7 +82,7 @@ class Evaluator(Arithmetic):
             elif isinstance(node, ast.If):
                 return self.branch(node, statements[position + 1 :])
             else:
-                raise CannotLower(f"a statement like `{ast.unparse(node)}`")
+                raise CannotLower(f"the statement `{ast.unparse(node)}` has no compiled form")
         return None
 
     def branch(self, node, rest):
@@ -123,7 +123,7 @@ class Evaluator(Arithmetic):
 
     def unknown(self, node):
         """Reject an expression that is not supported."""
-        raise CannotLower(f"`{ast.unparse(node)}`")
+        raise CannotLower(f"the expression `{ast.unparse(node)}` has no compiled form")
 
     def eval_constant(self, node):
         return node.value
@@ -131,7 +131,7 @@ class Evaluator(Arithmetic):
     def eval_name(self, node):
         if node.id in self.names or node.id in HELPERS:
             return self.names[node.id] if node.id in self.names else HELPERS[node.id]
-        raise CannotLower(f"`{node.id}`")
+        raise CannotLower(f"the name `{node.id}` has no compiled form")
 
     def eval_tuple(self, node):
         return tuple(self.value(part) for part in node.elts)
@@ -255,7 +255,7 @@ class Evaluator(Arithmetic):
         if function in PLAIN:
             return self.binary(PLAIN[function], *given)
         if not inspect.isfunction(function):
-            raise CannotLower(f"a call of {name_of(function)}")
+            raise CannotLower(f"a call of {name_of(function)} has no compiled form")
         return self.inline_call(function, given, more)
 
     def inline_call(self, function, given, more):
@@ -306,7 +306,7 @@ def body_of(function):
     if function.__name__ != "<lambda>" and text:
         return ast.parse(text).body[0].body
     if text.count("lambda") != 1:
-        raise CannotLower(f"{name_of(function)} has no text that could be compiled")
+        raise CannotLower(f"{name_of(function)} has no source code to compile")
     return [ast.Return(only_lambda(text[text.index("lambda") :]).body)]
 
 

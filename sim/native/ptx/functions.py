@@ -85,7 +85,7 @@ def at_least_zero(e, x):
 def two_halves(e, high, low, scalar, mode, relu):
     """Emit a conversion of two floats to a packed pair of 16-bit floats, with `high` in the upper half."""
     if mode != "rn":
-        raise CannotLower(f"a conversion to two halves in the direction {mode}")
+        raise CannotLower(f"a conversion to two 16-bit floats with rounding mode {mode} has no compiled form")
     parts = [e.to_float(x, {"float16": "f16", "bfloat16": "bf16"}[scalar.__name__]) for x in (high, low)]
     upper, lower = (e.bits(at_least_zero(e, x) if relu else x) for x in parts)
     return e.or_(e.shl(upper, e.to_integer(16)), lower)
@@ -191,7 +191,7 @@ def round_to_odd(e, total, error):
 def round_directed(e, total, error, mode):
     """Emit total + error as an f32, rounded down (rd), up (ru) or towards zero (rz)."""
     b, single = e.builder, ir.FloatType()
-    # `near` is the f32 nearest to `total`. Find out on which side of `total + error` it lies.
+    # `near` is the f32 nearest to `total`. Determine whether it lies above or below `total + error`.
     near = b.fptrunc(total, single)
     back = b.fpext(near, DOUBLE)
     equal = b.fcmp_ordered("==", back, total)
@@ -258,7 +258,7 @@ def convert_nearest(e, found, x):
         bits = int(found["of"][1:])
         x = e.of_register(e.resize(x, max(bits, 64)), bits, found["of"][0] == "s")
     if found["ptx_type"] == "bf16" and isinstance(x, Integer):
-        raise CannotLower("a bfloat16 of a whole number")
+        raise CannotLower("a conversion from integer to bfloat16 has no compiled form")
     return e.to_float(x, found["ptx_type"])
 
 

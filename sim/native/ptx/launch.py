@@ -30,7 +30,9 @@ class PtxAttempt(Attempt):
         interpreter."""
         launch = self.launch
         if not self.observer_classes <= set(DEFAULT):
-            raise CannotLower("counters of PTX are the interpreter's")
+            raise CannotLower(
+                "only the interpreter supports observers of PTX kernels other than the default checks"
+            )
         launch.function.check(launch)
         self.while_limit = launch.max_steps or WHILE_LIMIT
         self.source, self.program = memoize(
@@ -38,7 +40,7 @@ class PtxAttempt(Attempt):
         )
         self.lay_out()
         if not all(piece.freed for piece in self.layout.heap.pieces.values()):
-            raise CannotLower("the heap holds memory of an earlier launch")
+            raise CannotLower("an earlier launch has not freed all of its heap memory")
 
     def lay_out(self):
         """Allocate memory and bind parameters as the interpreter does, so that simulated addresses are

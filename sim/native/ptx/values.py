@@ -1,4 +1,4 @@
-"""Values during the compilation of PTX: integers with known bounds, floats, and predicates.
+"""Representation of values while PTX is compiled: integers with known bounds, floats, and predicates.
 
 The reference implementations of sim.isa compute with Python's unbounded integers. An Integer carries bounds
 of its possible values; it is computed in 64 bits if these suffice, otherwise in 128 bits. Sums and products
@@ -94,7 +94,9 @@ class Arithmetic:
         if isinstance(value, Predicate):
             return Integer(self.builder.zext(value.code, I64), 0, 1)
         if not isinstance(value, int):
-            raise CannotLower(f"a number is wanted, and not {type(value).__name__}")
+            raise CannotLower(
+                f"an instruction computes with a {type(value).__name__}, which has no compiled form"
+            )
         value = int(value)
         return Integer(ir.Constant(ir.IntType(integer_width(value)), value), *clip_bounds(value, value))
 
@@ -143,7 +145,7 @@ class Arithmetic:
     def shl(self, a, count):
         """Emit a left shift with Python's semantics. Bits above the 128th are lost."""
         if count.high is None:
-            raise CannotLower("a shift by an unknown number")
+            raise CannotLower("a shift by a count without known bounds has no compiled form")
         count = self.maximum(count, self.to_integer(0))
         # Bounds of 2**count, clipped so that the Python integers stay small.
         factor = Integer(None, 1 << min(count.low, 200), 1 << min(count.high, 200))
@@ -159,7 +161,7 @@ class Arithmetic:
     def shr(self, a, count):
         """Emit a right shift with Python's semantics."""
         if count.high is None or a.low is None:
-            raise CannotLower("a shift of an unknown number")
+            raise CannotLower("a right shift of an integer that may exceed 128 bits has no compiled form")
         count, width = self.maximum(count, self.to_integer(0)), integer_width(a.low, a.high)
         # A value of 2**127 or more is an unsigned 128-bit integer.
         shift = self.builder.lshr if a.high >= 1 << MAX_MAGNITUDE_BITS else self.builder.ashr
@@ -175,7 +177,9 @@ class Arithmetic:
         """Emit a division or remainder ("udiv" or "urem") of nonnegative integers of up to 64 bits. Division
         by 0 returns an arbitrary value."""
         if None in (a.low, b.low) or min(a.low, b.low) < 0 or max(a.high, b.high) >= 1 << 64:
-            raise CannotLower("a division of numbers of unknown size")
+            raise CannotLower(
+                "a division of integers that may be negative or exceed 64 bits has no compiled form"
+            )
         by = self.resize(b, 64)
         # In LLVM, a division by 0 is undefined.
         by = self.builder.select(self.builder.icmp_unsigned("==", by, I64(0)), I64(1), by)
@@ -242,10 +246,12 @@ class Arithmetic:
             return self.round_float(self.double(value), ptx_type)
         value = self.to_integer(value)
         if value.low is None or value.low < -(1 << 63) or value.high >= 1 << 64:
-            raise CannotLower("a float of a number of unknown size")
+            raise CannotLower(
+                "a conversion to float of an integer that may exceed 64 bits has no compiled form"
+            )
         convert = self.builder.sitofp if value.high < 1 << 63 else self.builder.uitofp
         if value.high >= 1 << 63 and value.low < 0:
-            raise CannotLower("a float of a number of 65 bits")
+            raise CannotLower("a conversion to float of a 65-bit integer has no compiled form")
         if ptx_type in FLOATS:
             return Float(convert(self.resize(value, 64), FLOATS[ptx_type]), ptx_type)
         return self.round_float(convert(self.resize(value, 64), DOUBLE), ptx_type)
@@ -329,7 +335,7 @@ class Arithmetic:
             return Predicate(ask(sign, self.double(a), self.double(b)))
         a, b = self.to_integer(a), self.to_integer(b)
         if None in (a.low, b.low) or max(a.high, b.high) >= 1 << MAX_MAGNITUDE_BITS:
-            raise CannotLower("a comparison of numbers of unknown size")
+            raise CannotLower("a comparison of integers that may exceed 127 bits has no compiled form")
         return Predicate(self.builder.icmp_signed(sign, *self.widen_both(a, b)))
 
     def to_predicate(self, value):

@@ -113,7 +113,7 @@ class Replay:
             return ()
         tools = ", ".join(type(observer).__name__ for observer in self.observers)
         blocks = f"{self.blocks - self.skipped:,} of {self.blocks:,} blocks"
-        return (f"{tools} watched {blocks}: the log of the others has no room for their accesses",)
+        return (f"{tools} watched {blocks}: the accesses of the others did not fit into the log",)
 
     @property
     def share(self):

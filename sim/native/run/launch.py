@@ -58,7 +58,7 @@ class Attempt(Memory):
             and launch.blocks * launch.threads <= MAX_RERUN_THREADS
         ):
             raise CannotLower(
-                "its threads act on what atomics tell them, which is judged under several schedules"
+                "its threads act on the results of atomics, so it has to run under several schedules"
             )
         # Compiled code writes these arrays through raw addresses in the State, so they must stay alive.
         self.first_epochs, self.block_errors = np.zeros((2, launch.blocks), np.int64)
@@ -79,7 +79,7 @@ class Attempt(Memory):
         self.program = compiled_program(launch.function, numba_types, is_logged(launch.observers))
         lowered = self.program.lowered
         if lowered.module.prints:
-            raise CannotLower("it prints, and a block that has a finding runs again")
+            raise CannotLower("it prints, and would print twice if a block with errors is run again")
         check_declared(lowered.module, launch)
         self.written = [name for name in self.arrays if name.partition("[")[0] in lowered.writes]
         check_writable(self.arrays, lowered.writes)

@@ -62,7 +62,7 @@ class Memory:
             offsets = {name: first_byte(a) - low for name, a in group.items()}
             distances = [*offsets.values(), *(stride for a in group.values() for stride in a.strides)]
             if any(a.itemsize != size for a in group.values()) or any(d % size for d in distances):
-                raise CannotLower(f"arguments {', '.join(names)} overlap and their elements do not")
+                raise CannotLower(f"arguments {', '.join(names)} overlap, and their elements do not coincide")
             # Two int64 entries per element: last write and last reads. The factor 16 below is their size in
             # bytes.
             shadow = self.keep_alive(np.zeros(2 * -(-(high - low) // size), np.int64))
@@ -99,7 +99,7 @@ class Memory:
         declared = self.program.lowered.module.declared.values()
         sizes = {array.dtype.itemsize for array in declared if array.shape is None} or {1}
         if len(sizes) > 1:
-            raise CannotLower("the dynamic shared memory holds elements of different sizes")
+            raise CannotLower("the kernel views dynamic shared memory with elements of different sizes")
         count = self.launch.shared // sizes.pop()
         return np.zeros(self.launch.shared, np.uint8), np.zeros(2 * count, np.int64)
 
@@ -170,5 +170,5 @@ def starts_empty(unwritten, name):
     unwritten: a mask of unwritten bytes, or None if all bytes are written.
     """
     if unwritten is not None and not unwritten.all():
-        raise CannotLower(f"{name} is an array of sim.empty, of which a part has been written")
+        raise CannotLower(f"{name} is an array of sim.empty that has been written only in part")
     return unwritten is not None

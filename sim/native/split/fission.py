@@ -179,7 +179,7 @@ class Fission(Rematerializer):
                 body = [*ast.parse(f"{ast.unparse(node.target)} = {counter}").body, *body]
             inner = [*check, *self.lower_sequence(body, at, depth + 1)]
             return [*before, f"for {counter} in {iteration}:", *indent(inner)]
-        raise CannotLower(f"a thread stops within a `{type(node).__name__.lower()}` statement")
+        raise CannotLower(f"threads synchronise within a `{type(node).__name__.lower()}` statement")
 
     def uniform_test(self, test, at):
         """Return (lines, expression) for a test that must be uniform across the block or warp: the lines
@@ -197,8 +197,8 @@ class Fission(Rematerializer):
             return self.rematerialize(names_read(iteration)), ast.unparse(iteration)
         if not is_range(iteration):
             raise CannotLower(
-                f"threads stop in a loop over {ast.unparse(iteration)}, which is no range and not the same"
-                " for all"
+                f"threads synchronise in a loop over {ast.unparse(iteration)}, which is not a range and may"
+                " differ between threads"
             )
         parts = [ast.unparse(part) for part in iteration.args]
         start, stop, step = ["0", *parts, "1"] if len(parts) == 1 else [*parts, "1"][:3]

@@ -114,10 +114,10 @@ def lower_kernel(function, dtypes=(), logs=False):
         for function, source in module.reachable.items()
     )
     synchronizes = any(source.acts_on_atomics for source in module.reachable.values())
-    module.reachable = None  # else the cache would keep the functions alive
+    module.reachable = None  # frees the functions, which the cached module would keep alive
     writes = Writes(module).of(statements)
     if logs and len(module.sites) > MAX_SITES:
-        raise CannotLower(f"it has {len(module.sites):,} places to log, and a log numbers {MAX_SITES:,}")
+        raise CannotLower(f"it has {len(module.sites):,} sites to log, and the log supports {MAX_SITES:,}")
     if writes & set(module.arrays):
         raise CannotLower("a global array is constant, and the kernel may write to it")
     writes &= {*parameters, *module.declared}

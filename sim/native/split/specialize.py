@@ -50,8 +50,8 @@ def argument_type(argument):
         return ReferenceType(numba_type) if argument.is_record else numba_type
     except (NumbaError, ValueError) as error:
         raise CannotLower(
-            f"argument {argument.name} is a {type(argument.value).__name__} that Numba does not know on the"
-            f" CPU: {first_line(error)}"
+            f"argument {argument.name} is a {type(argument.value).__name__}, which Numba does not support on"
+            f" the CPU: {first_line(error)}"
         ) from error
 
 
@@ -64,7 +64,7 @@ def example_type(argument):
         return value
     if argument.parts is not None:
         return types.BaseTuple.from_types([*map(example_type, argument.parts)], type(value))
-    if isinstance(value, list):  # Numba would copy a list, which a GPU does not support
+    if isinstance(value, list):  # Numba would copy a list to the kernel and back; GPUs do not support lists
         raise CannotLower(f"argument {argument.name} is a list")
     return argument_type(argument)
 
