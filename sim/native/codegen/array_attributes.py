@@ -105,19 +105,19 @@ def reshape(context, builder, signature, arguments):
     changes."""
     (x, shape), result = signature.args, signature.return_type
     array = Array(context, builder, x, arguments[0])
-    given = zip(index_parts(shape), codes_of(builder, shape, arguments[1]))
-    extents = [index_value(context, builder, *part) for part in given]
+    components = zip(index_parts(shape), codes_of(builder, shape, arguments[1]))
+    extents = [index_value(context, builder, *part) for part in components]
     for axis, extent in enumerate(extents):
         others = product(builder, extents[:axis] + extents[axis + 1 :])
         # An empty array must not cause a division by 0.
         others = builder.select(builder.icmp_signed("==", others, I64(0)), I64(1), others)
         # A negative size is computed from the other sizes.
-        left = builder.icmp_signed("<", extent, I64(0))
-        extents[axis] = builder.select(left, builder.sdiv(array.size(), others), extent)
+        is_inferred = builder.icmp_signed("<", extent, I64(0))
+        extents[axis] = builder.select(is_inferred, builder.sdiv(array.size(), others), extent)
     differs = builder.icmp_signed("!=", product(builder, extents), array.size())
     with builder.if_then(differs, likely=False):
-        what = "reshape to a shape with another number of elements"
-        context.call_conv.return_user_exc(builder, ValueError, (what,))
+        message = "reshape to a shape with another number of elements"
+        context.call_conv.return_user_exc(builder, ValueError, (message,))
     strides = [product(builder, extents[axis + 1 :]) for axis in range(len(extents))]
     return array.subarray(result, I64(0), extents, strides).value
 

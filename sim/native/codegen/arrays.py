@@ -93,10 +93,10 @@ def unbox_guarded(numba_type, value, c):
     unboxing needs only one Python attribute."""
     structure = cgutils.create_struct_proxy(numba_type)(c.context, c.builder)
     builder, n = c.builder, numba_type.ndim
-    # `held` is a new reference; release it after use.
-    held = c.pyapi.object_getattr_string(value, "packed")
-    row = builder.inttoptr(c.pyapi.long_as_longlong(held), I64.as_pointer())
-    c.pyapi.decref(held)
+    # `packed_address` is a new reference; release it after use.
+    packed_address = c.pyapi.object_getattr_string(value, "packed")
+    row = builder.inttoptr(c.pyapi.long_as_longlong(packed_address), I64.as_pointer())
+    c.pyapi.decref(packed_address)
     members = [builder.load(builder.gep(row, [I64(position)])) for position in range(2 * n + 3)]
     structure.data, structure.shadow, structure.state = members[0], members[-2], members[-1]
     structure.shape, structure.strides = (
@@ -128,8 +128,8 @@ class Array:
     def extent(self, axis):
         """Return the size of a dimension."""
         # A constant extent lets LLVM fold index arithmetic.
-        known = self.x.sizes[axis]
-        return I64(known) if known is not None else self.builder.extract_value(self.members.shape, axis)
+        constant = self.x.sizes[axis]
+        return I64(constant) if constant is not None else self.builder.extract_value(self.members.shape, axis)
 
     def stride(self, axis):
         """Return the stride of a dimension, in elements (units of `pitch`)."""

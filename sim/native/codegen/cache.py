@@ -65,10 +65,10 @@ def folder():
     path = Path(home) / "sim-native"
     try:
         path.mkdir(0o700, parents=True, exist_ok=True)
-        if found := find_permission_problem(path):
+        if problem := find_permission_problem(path):
             warnings.warn(
-                f"compiled kernels are not kept, and each process compiles again: {found}; loading them runs"
-                " code, so only you may be able to change their folder: close it, or set NUMBA_CACHE_DIR",
+                f"compiled kernels are not kept, and each process compiles again: {problem}; loading them"
+                " runs code, so only you may be able to change their folder: close it or set NUMBA_CACHE_DIR",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -95,18 +95,18 @@ def find_permission_problem(path):
     # Windows has no user ids.
     if not hasattr(os, "geteuid"):
         return ""
-    mine = path.stat()
-    if mine.st_uid != os.geteuid():
+    own = path.stat()
+    if own.st_uid != os.geteuid():
         return f"{path} belongs to another user"
-    if mine.st_mode & 0o022:
+    if own.st_mode & 0o022:
         return f"others may write in {path}"
     # The owner of / is the administrator; in a container its user id is not always 0.
     trusted = {0, os.geteuid(), Path("/").stat().st_uid}
     for above in path.resolve().parents:
-        found = above.stat()
-        if found.st_uid not in trusted:
+        info = above.stat()
+        if info.st_uid not in trusted:
             return f"{above} belongs to another user"
-        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
             return f"everyone may write in {above}, which has no sticky bit"
     return ""
 
@@ -130,9 +130,9 @@ def usage(entry):
     """Return (time of last use, size in bytes) of a file or folder, or (0, 0) if another process has just
     removed it."""
     try:
-        found = entry.stat()
-        nbytes = sum(usage(file)[1] for file in entry.iterdir()) if entry.is_dir() else found.st_size
-        return found.st_mtime, nbytes
+        info = entry.stat()
+        nbytes = sum(usage(file)[1] for file in entry.iterdir()) if entry.is_dir() else info.st_size
+        return info.st_mtime, nbytes
     except FileNotFoundError:
         return 0.0, 0
 

@@ -31,8 +31,8 @@ def direct(numba_types):
     """
 
     def decorate(function):
-        made = Function(function, {name: TYPES[of] for name, of in numba_types.items()})
-        return intrinsic_of(function.__name__, made.parameters, made.typed)
+        translated = Function(function, {name: TYPES[of] for name, of in numba_types.items()})
+        return intrinsic_of(function.__name__, translated.parameters, translated.typed)
 
     return decorate
 
@@ -79,21 +79,21 @@ def call_emitted(context, builder, symbol, signature, codes, emit, *attributes):
     emit: a function (context, builder, signature, arguments) that emits the body.
     attributes: LLVM function attributes.
     """
-    convention, given = context.call_conv, signature.args
-    llvm_type = convention.get_function_type(signature.return_type, given)
+    convention, argument_types = context.call_conv, signature.args
+    llvm_type = convention.get_function_type(signature.return_type, argument_types)
     function = cgutils.get_or_insert_function(builder.module, llvm_type, symbol)
     if not function.blocks:
         # Other modules may emit the same function; the linker keeps one definition.
         function.linkage = "linkonce_odr"
         function.attributes.update(attributes)
-        convention.decorate_function(function, [f"x{i}" for i in range(len(given))], given)
+        convention.decorate_function(function, [f"x{i}" for i in range(len(argument_types))], argument_types)
         inner = ir.IRBuilder(function.append_basic_block("entry"))
-        emit(context, inner, signature, convention.decode_arguments(inner, given, function))
-    status, found = convention.call_function(builder, function, signature.return_type, given, codes)
+        emit(context, inner, signature, convention.decode_arguments(inner, argument_types, function))
+    status, result = convention.call_function(builder, function, signature.return_type, argument_types, codes)
     # Numba's calling convention returns a status, which must be passed on to the caller.
     with cgutils.if_unlikely(builder, status.is_error):
         convention.return_status_propagate(builder, status)
-    return found
+    return result
 
 
 class Body:
@@ -138,8 +138,8 @@ class Body:
         self.builder.store(self.cast(value, numba_type), cell)
 
     def cast(self, value, numba_type):
-        own, code = value
-        return code if own == numba_type else self.context.cast(self.builder, code, own, numba_type)
+        source, code = value
+        return code if source == numba_type else self.context.cast(self.builder, code, source, numba_type)
 
     # --- statements -----------------------------------------------------------------------------------------
 
@@ -194,15 +194,15 @@ class Body:
         following = cgutils.alloca_once(self.builder, I64)
         self.builder.store(start, following)
 
-        def goes_on():
+        def emit_condition():
             position = self.builder.load(following)
             self.builder.store(position, counter)
             self.builder.store(self.builder.add(position, I64(1)), following)
             return self.builder.icmp_signed("<", position, stop)
 
-        self.loop(goes_on, node.body)
+        self.loop(emit_condition, node.body)
 
-    def loop(self, goes_on, statements):
+    def loop(self, emit_condition, statements):
         """Emit a loop.
 
         goes_on: a function that emits the loop condition.
@@ -210,7 +210,7 @@ class Body:
         head, body, end = map(self.builder.append_basic_block, ("head", "body", "end"))
         self.builder.branch(head)
         self.builder.position_at_end(head)
-        self.builder.cbranch(goes_on(), body, end)
+        self.builder.cbranch(emit_condition(), body, end)
         self.builder.position_at_end(body)
         # targets of `continue` and `break`
         self.loops.append((head, end))
@@ -283,8 +283,8 @@ class Body:
         return boolean, emit_boolop(self.builder, node, self.test)
 
     def of_ifexp(self, node):
-        one, other = self.integer(node.body), self.integer(node.orelse)
-        return int64, self.builder.select(self.test(node.test), one, other)
+        then, otherwise = self.integer(node.body), self.integer(node.orelse)
+        return int64, self.builder.select(self.test(node.test), then, otherwise)
 
     def of_call(self, node):
         given = [*map(self.value, node.args)]
@@ -296,18 +296,18 @@ class Body:
         codes = [*map(self.cast, given, signature.args)]
         # Operands that are arrays mark an operation of a warp or block.
         if any(isinstance(of, GuardedType) for of in signature.args):
-            found = self.call_shared(node.func.id, signature, codes, code)
+            result = self.call_shared(node.func.id, signature, codes, code)
         else:
-            found = code(self.context, self.builder, signature, codes)
-        return signature.return_type, found
+            result = code(self.context, self.builder, signature, codes)
+        return signature.return_type, result
 
     def call_shared(self, name, signature, codes, code):
         """Emit a call of a warp or block operation, whose body is emitted once per module and shared by all
         calls."""
 
         def emit(context, builder, signature, codes):
-            found = code(context, builder, signature, codes)
-            context.call_conv.return_value(builder, found)
+            result = code(context, builder, signature, codes)
+            context.call_conv.return_value(builder, result)
 
         symbol = f"{self.function.function.__module__}.{name}.{signature}"
         return call_emitted(self.context, self.builder, symbol, signature, codes, emit, "noinline")

@@ -103,8 +103,8 @@ def position(array, axis, numba_type, code):
         return index_value(array.context, array.builder, numba_type, code)
     extent, back = array.extent(axis), I64(numba_type.back)
     # For a shorter axis, keep the negative index, so that the check reports it.
-    there = array.builder.icmp_signed(">=", extent, back)
-    return array.builder.select(there, array.builder.sub(extent, back), I64(-numba_type.back))
+    is_inside = array.builder.icmp_signed(">=", extent, back)
+    return array.builder.select(is_inside, array.builder.sub(extent, back), I64(-numba_type.back))
 
 
 # --- elements -----------------------------------------------------------------------------------------------
@@ -114,8 +114,8 @@ def locate_element(context, builder, x, value, index, code):
     """Return the Element that an index selects."""
     array, codes = Array(context, builder, x, value), codes_of(builder, index, code)
     parts = zip(index_parts(index), codes, strict=True)
-    given = [position(array, axis, *of) for axis, of in enumerate(parts)]
-    return Element(array, given)
+    positions = [position(array, axis, *of) for axis, of in enumerate(parts)]
+    return Element(array, positions)
 
 
 class Element:
@@ -128,34 +128,34 @@ class Element:
         self.array, self.given = array, given
         self.context, self.builder, self.x = array.context, array.builder, array.x
 
-    def flat_index(self, lost):
-        """Return the element's offset from the first element, in elements. Branch to the basic block `lost`
-        if the index is out of range."""
+    def flat_index(self, missing):
+        """Return the element's offset from the first element, in elements. If the index is out of range,
+        branch to the basic block `missing`."""
         builder, axes, extents = self.builder, range(self.x.ndim), self.array.each_axis(self.array.extent)
         # Compared as unsigned, a negative position exceeds every extent.
-        there = [builder.icmp_unsigned("<", *of) for of in zip(self.given, extents)]
-        # Fast path: every position is in range. The block `odd` handles negative and invalid positions.
-        before, odd = builder.block, builder.append_basic_block("odd")
-        here = builder.append_basic_block("here")
-        builder.cbranch(reduce(builder.and_, there), here, odd).set_weights([99, 1])
-        builder.position_at_end(odd)
+        is_inside = [builder.icmp_unsigned("<", *of) for of in zip(self.given, extents)]
+        # Fast path: every position is in range. The block `slow_path` handles negative and invalid positions.
+        before, slow_path = builder.block, builder.append_basic_block("slow_path")
+        merge = builder.append_basic_block("merge")
+        builder.cbranch(reduce(builder.and_, is_inside), merge, slow_path).set_weights([99, 1])
+        builder.position_at_end(slow_path)
         state, wraps = self.array.members.state, I64(int(self.x.watch == BARE))
-        places = [self.array.call(resolve_index, *of, state, wraps) for of in zip(self.given, extents)]
-        negative = [builder.icmp_signed("<", at, I64(0)) for at in places]
-        builder.cbranch(reduce(builder.or_, negative), lost, here)
-        self.odd = builder.block
-        builder.position_at_end(here)
+        positions = [self.array.call(resolve_index, *of, state, wraps) for of in zip(self.given, extents)]
+        negative = [builder.icmp_signed("<", at, I64(0)) for at in positions]
+        builder.cbranch(reduce(builder.or_, negative), missing, merge)
+        self.slow_path = builder.block
+        builder.position_at_end(merge)
         for axis in axes:
             # Merge the position as given with the position that the slow path resolved.
             at = builder.phi(I64)
             at.add_incoming(self.given[axis], before)
-            at.add_incoming(places[axis], self.odd)
-            places[axis] = at
-        return self.flat(places)
+            at.add_incoming(positions[axis], self.slow_path)
+            positions[axis] = at
+        return self.flat(positions)
 
-    def flat(self, places):
+    def flat(self, positions):
         """Return the offset of the element at these positions."""
-        terms = [self.builder.mul(at, self.array.stride(axis)) for axis, at in enumerate(places)]
+        terms = [self.builder.mul(at, self.array.stride(axis)) for axis, at in enumerate(positions)]
         return reduce(self.builder.add, terms, I64(0))
 
     def log(self, flat, writes):
@@ -163,45 +163,45 @@ class Element:
         the element as well."""
         builder, state, dtype = self.builder, self.array.members.state, dtype_of(self.x.dtype)
         address = builder.ptrtoint(self.array.pointer(flat), I64)
-        what = I64(self.x.site << SITE_SHIFT | dtype.itemsize.bit_length() - 1 << SIZE_SHIFT)
-        self.array.call(append, state, builder.or_(what, address))
+        header = I64(self.x.site << SITE_SHIFT | dtype.itemsize.bit_length() - 1 << SIZE_SHIFT)
+        self.array.call(append, state, builder.or_(header, address))
         if not writes:
             return
-        what = I64(VALUE << SITE_SHIFT | DTYPES.index(dtype.name) << VALUE_BITS)
+        header = I64(VALUE << SITE_SHIFT | DTYPES.index(dtype.name) << VALUE_BITS)
         # One log entry per 4 bytes; smaller elements take one entry.
-        some = ir.IntType(8 * min(dtype.itemsize, 4))
+        part_type = ir.IntType(8 * min(dtype.itemsize, 4))
         for offset in range(0, dtype.itemsize, 4):
-            part = builder.inttoptr(builder.add(address, I64(offset)), some.as_pointer())
+            part = builder.inttoptr(builder.add(address, I64(offset)), part_type.as_pointer())
             bits = builder.zext(builder.load(part, align=1), I64)
-            self.array.call(append, state, builder.or_(what, bits))
+            self.array.call(append, state, builder.or_(header, bits))
 
-    def access(self, watched, do, otherwise=None):
+    def access(self, check, do, otherwise=None):
         """Emit a checked access: call `do(flat)` if the element exists.
 
-        watched: the check of the access: watch_load, watch_store or watch_atomic.
+        check: the check of the access: watch_load, watch_store or watch_atomic.
         do: a function that emits the access at an offset, and returns its result or None.
         otherwise: the result for an element that does not exist. None for accesses without a result.
         """
         builder, members = self.builder, self.array.members
         # The element of a 0-dimensional array always exists.
-        lost = builder.append_basic_block("lost") if self.given else None
-        flat = self.flat_index(lost) if self.given else I64(0)
+        missing = builder.append_basic_block("missing") if self.given else None
+        flat = self.flat_index(missing) if self.given else I64(0)
         if self.x.watch not in (BARE, BOUNDED):
-            self.array.call(watched, I64(self.x.watch), members.shadow, flat, members.state)
+            self.array.call(check, I64(self.x.watch), members.shadow, flat, members.state)
         value = do(flat)
         # Log after the access, because entries of stores contain the new value.
         if self.x.site is not None:
-            self.log(flat, writes=watched is not watch_load)
+            self.log(flat, writes=check is not watch_load)
         after = builder.block
-        if lost is None:
+        if missing is None:
             return value
-        builder.branch(lost)
-        builder.position_at_end(lost)
+        builder.branch(missing)
+        builder.position_at_end(missing)
         if otherwise is None:
             return None
         result = builder.phi(value.type)
         result.add_incoming(value, after)
-        result.add_incoming(otherwise, self.odd)
+        result.add_incoming(otherwise, self.slow_path)
         return result
 
     def read(self):
@@ -306,8 +306,8 @@ class Setitem(AbstractTemplate):
 def is_number_like(value, wanted):
     """Return whether a value can be converted to the element type `wanted`. Complex values only fit complex
     elements."""
-    known = isinstance(value, (types.Number, types.Boolean, types.IntEnumMember))
-    return known and (isinstance(wanted, types.Complex) or not isinstance(value, types.Complex))
+    is_number = isinstance(value, (types.Number, types.Boolean, types.IntEnumMember))
+    return is_number and (isinstance(wanted, types.Complex) or not isinstance(value, types.Complex))
 
 
 @lower_builtin(operator.getitem, GuardedType, types.Any)
@@ -331,8 +331,8 @@ def getitem(context, builder, signature, arguments):
 def getitem_of_tuple(context, builder, signature, arguments):
     """Emit `t[-back]` for a tuple."""
     x, index = signature.args
-    found = builder.extract_value(arguments[0], len(x) - index.back)
-    return impl_ret_borrowed(context, builder, signature.return_type, found)
+    element = builder.extract_value(arguments[0], len(x) - index.back)
+    return impl_ret_borrowed(context, builder, signature.return_type, element)
 
 
 @lower_builtin(operator.getitem, ReferenceType, types.StringLiteral)
@@ -344,8 +344,8 @@ def getitem_of_record(context, builder, signature, arguments):
 @lower_builtin(operator.setitem, ReferenceType, types.StringLiteral, types.Any)
 def setitem_of_record(context, builder, signature, arguments):
     """Emit a store to `r["name"]`."""
-    x, index, given = signature.args
-    field(context, builder, x, arguments[0], index.literal_value).write(given, arguments[2])
+    x, index, source = signature.args
+    field(context, builder, x, arguments[0], index.literal_value).write(source, arguments[2])
     return context.get_dummy_value()
 
 
@@ -398,27 +398,29 @@ def subarray(array, index, code):
 
 def slice_bounds(context, builder, numba_type, code, extent):
     """Return (start, length, step) of a slice, clamped to an axis as in Python."""
-    found = context.make_helper(builder, numba_type, code)
-    slicing.guard_invalid_slice(context, builder, numba_type, found)
-    slicing.fix_slice(builder, found, extent)
-    length = slicing.get_slice_length(builder, found)
+    bounds = context.make_helper(builder, numba_type, code)
+    slicing.guard_invalid_slice(context, builder, numba_type, bounds)
+    slicing.fix_slice(builder, bounds, extent)
+    length = slicing.get_slice_length(builder, bounds)
     # The start of an empty slice may be out of range; use 0.
-    some = builder.icmp_signed(">", length, I64(0))
-    return builder.select(some, found.start, I64(0)), length, found.step
+    is_nonempty = builder.icmp_signed(">", length, I64(0))
+    return builder.select(is_nonempty, bounds.start, I64(0)), length, bounds.step
 
 
 def fill(part, numba_type, value):
     """Store to every element of a subarray: one number, or the elements of an array, which is broadcast."""
     context, builder = part.context, part.builder
-    with cgutils.loop_nest(builder, part.each_axis(part.extent), I64) as places:
+    with cgutils.loop_nest(builder, part.each_axis(part.extent), I64) as positions:
         number = value
         if isinstance(numba_type, GuardedType):
             source = Array(context, builder, numba_type, value)
             # Axes of length 1 are broadcast.
-            alone = [builder.icmp_signed("==", extent, I64(1)) for extent in source.each_axis(source.extent)]
-            tests = zip(alone, places[part.x.ndim - len(alone) :])
+            is_single = [
+                builder.icmp_signed("==", extent, I64(1)) for extent in source.each_axis(source.extent)
+            ]
+            tests = zip(is_single, positions[part.x.ndim - len(is_single) :])
             number = Element(source, [builder.select(test, I64(0), at) for test, at in tests]).read()
-        Element(part, places).write(getattr(numba_type, "dtype", numba_type), number)
+        Element(part, positions).write(getattr(numba_type, "dtype", numba_type), number)
 
 
 # --- uninitialised memory -----------------------------------------------------------------------------------

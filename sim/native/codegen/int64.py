@@ -109,13 +109,13 @@ class Function:
         return cgutils.get_or_insert_function(module, signature, self.symbol)
 
 
-def build(wanted):
+def build(helper):
     """Translate a helper into a new library, together with all helpers that it calls and that no library
     contains yet."""
-    library = LinkedLibrary(cpu_target.target_context.codegen(), wanted.symbol)
-    module, waiting = library.create_ir_module(library.name), [wanted]
+    library = LinkedLibrary(cpu_target.target_context.codegen(), helper.symbol)
+    module, waiting = library.create_ir_module(library.name), [helper]
     # Set before translation, because helpers can call each other.
-    wanted.library = library
+    helper.library = library
     while waiting:
         for callee in Body(module, waiting.pop()).translate():
             # A helper belongs to the library of its first caller; later callers link that library.
@@ -178,10 +178,10 @@ def poll_interrupt(builder):
         return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), given)
 
     # Kernels run without the GIL, which PyOS_InterruptOccurred needs.
-    held = python("PyGILState_Ensure", status)
-    answer = python("PyOS_InterruptOccurred", status)
-    python("PyGILState_Release", ir.VoidType(), held)
-    return builder.zext(answer, I64)
+    gil_state = python("PyGILState_Ensure", status)
+    occurred = python("PyOS_InterruptOccurred", status)
+    python("PyGILState_Release", ir.VoidType(), gil_state)
+    return builder.zext(occurred, I64)
 
 
 # --- translation --------------------------------------------------------------------------------------------
@@ -295,10 +295,10 @@ class Body(ast.NodeVisitor):
             self.builder.ret(parts[0])
             return
         # LLVM builds a structure by inserting its members into an undefined value.
-        found = ir.Constant(result, ir.Undefined)
+        structure = ir.Constant(result, ir.Undefined)
         for position, part in enumerate(parts):
-            found = self.builder.insert_value(found, part, position)
-        self.builder.ret(found)
+            structure = self.builder.insert_value(structure, part, position)
+        self.builder.ret(structure)
 
     def visit_If(self, node):
         with self.builder.if_else(self.test(node.test)) as (then, otherwise):
@@ -357,15 +357,15 @@ class Body(ast.NodeVisitor):
             return getattr(self.builder, OPERATORS[type(node.op)])(left, right)
         return self.divide(left, right, isinstance(node.op, ast.Mod))
 
-    def divide(self, left, right, wants_rest):
+    def divide(self, left, right, wants_remainder):
         """Emit floor division or modulo with Python's semantics: the remainder has the sign of the
         divisor."""
         builder = self.builder
-        quotient, rest = builder.sdiv(left, right), builder.srem(left, right)
-        differs = builder.icmp_signed("<", builder.xor(rest, right), I64(0))
-        below = builder.and_(differs, builder.icmp_signed("!=", rest, I64(0)))
-        if wants_rest:
-            return builder.select(below, builder.add(rest, right), rest)
+        quotient, remainder = builder.sdiv(left, right), builder.srem(left, right)
+        differs = builder.icmp_signed("<", builder.xor(remainder, right), I64(0))
+        below = builder.and_(differs, builder.icmp_signed("!=", remainder, I64(0)))
+        if wants_remainder:
+            return builder.select(below, builder.add(remainder, right), remainder)
         return builder.sub(quotient, builder.zext(below, I64))
 
     def visit_UnaryOp(self, node):

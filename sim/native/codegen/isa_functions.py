@@ -32,11 +32,12 @@ def function_of(entry):
 
     def typed(typing, *given):
         scalars = [*map(scalar_of, given)]
-        found, plain = None if None in scalars else entry.version(*scalars), [*map(types.unliteral, given)]
-        if found and entry.name in DIVISIONS and found.results in INTEGRAL and is_above_zero(given[-1]):
-            plain[-1] = given[-1]  # keep the literal type, so that LLVM sees a constant
-            found = found._replace(native=DIVISIONS[entry.name])
-        return found and typed_call(typing, found, plain)
+        version = None if None in scalars else entry.version(*scalars)
+        operand_types = [*map(types.unliteral, given)]
+        if version and entry.name in DIVISIONS and version.results in INTEGRAL and is_above_zero(given[-1]):
+            operand_types[-1] = given[-1]  # keep the literal type, so that LLVM sees a constant
+            version = version._replace(native=DIVISIONS[entry.name])
+        return version and typed_call(typing, version, operand_types)
 
     parameters = [f"x{position}" for position in range(entry.count)]
     return intrinsic_of(in_text(entry.name), parameters, typed, prefer_literal=entry.name in DIVISIONS)
@@ -58,9 +59,9 @@ def typed_call(typing, version, given):
     """Return (signature, code generator) for a Version of an entry, called with operands of these Numba
     types."""
     operands = [*map(numba_type_of, version.operands)]
-    several = isinstance(version.results, tuple)
-    result = tuple(map(numba_type_of, version.results)) if several else numba_type_of(version.results)
-    result = types.BaseTuple.from_types(result) if several else result
+    is_tuple = isinstance(version.results, tuple)
+    result = tuple(map(numba_type_of, version.results)) if is_tuple else numba_type_of(version.results)
+    result = types.BaseTuple.from_types(result) if is_tuple else result
     call = version.native is not VALUE and resolve_call(
         typing, compiled_form(version, result), operands, result
     )
@@ -87,8 +88,8 @@ def resolve_call(typing, function, operands, result=None):
         called = context.get_function(callee, signature)
         for library in getattr(called, "libs", ()):
             context.active_code_library.add_linking_library(library)
-        found = called(builder, codes)
-        return found if result is None else convert(context, builder, signature.return_type, result, found)
+        value = called(builder, codes)
+        return value if result is None else convert(context, builder, signature.return_type, result, value)
 
     return call
 

@@ -47,10 +47,10 @@ def check_mask(state, present, masks):
     # -1 means that no present lane has been seen; a valid mask is never negative.
     for lane in range(32):
         if present >> lane & 1:
-            given = masks[lane] & FULL
-            if given & present != present or (first != -1 and first != given):
+            mask = masks[lane] & FULL
+            if mask & present != present or (first != -1 and first != mask):
                 diverge(state)
-            first = given
+            first = mask
 
 
 @int64_helper
@@ -61,10 +61,10 @@ def check_all(state, present):
 
 
 @int64_helper
-def check_read(state, present, lane, of):
-    """Set an error flag if a present lane reads from lane `of`, which is absent."""
+def check_read(state, present, lane, source):
+    """Set an error flag if a present lane reads from lane `source`, which is absent."""
     # A source lane outside 0..31 is handled by the reference implementation.
-    if present >> lane & 1 and 0 <= of < 32 and not present >> of & 1:
+    if present >> lane & 1 and 0 <= source < 32 and not present >> source & 1:
         set_error(state, DIVERGED)
 
 
@@ -128,9 +128,9 @@ class Warp:
 
         source, target: (Numba type, value, index of the first element).
         """
-        own, (x, array, first) = element_type(source[0]), target
+        source_type, (x, array, first) = element_type(source[0]), target
         with cgutils.for_range(self.builder, I64(32)) as loop:
-            value = convert(self.context, self.builder, own, x.dtype, self.given(*source, loop.index))
+            value = convert(self.context, self.builder, source_type, x.dtype, self.given(*source, loop.index))
             Array(self.context, self.builder, x, array).store(self.builder.add(first, loop.index), value)
 
     def check_mask(self, present, x, value):
@@ -144,9 +144,9 @@ class Warp:
         emit_source: emits the lane from which a lane reads, given its operands.
         """
         with cgutils.for_range(self.builder, I64(32)) as loop:
-            mine = [self.given(x, array, I64(0), loop.index) for x, array in zip(rows, arrays)]
-            of = emit_source(self.context, self.builder, [loop.index, *mine])
-            self.call(check_read, present, loop.index, of)
+            operands = [self.given(x, array, I64(0), loop.index) for x, array in zip(rows, arrays)]
+            source = emit_source(self.context, self.builder, [loop.index, *operands])
+            self.call(check_read, present, loop.index, source)
 
     def row(self, numba_type, x, value):
         """Return the operands of all lanes as a row of this type: a slice of their array if the types match,
@@ -223,24 +223,26 @@ def vote_intrinsic(entry):
     """Return the intrinsic (threads, number, result) that combines the operands of all threads of a block and
     stores the result for each thread."""
     (operand,), (result,) = entry.operands.values(), entry.results.values()
-    kept = numba_type_of(result)
+    result_type = numba_type_of(result)
 
     def typed(typing, threads, number, result):
-        own = element_type(number)
-        taken = own if operand is None else numba_type_of(operand)
+        element = element_type(number)
+        operand_type = element if operand is None else numba_type_of(operand)
         # The reference implementation combines two values; the vote is a fold over all threads.
-        fold = resolve_call(typing, compiled_copy(entry.semantics), [kept, taken], kept)
+        fold = resolve_call(typing, compiled_copy(entry.semantics), [result_type, operand_type], result_type)
 
         def code(context, builder, signature, arguments):
             threads, value, results = arguments
-            found = cgutils.alloca_once_value(builder, context.get_constant(kept, entry.start))
+            found = cgutils.alloca_once_value(builder, context.get_constant(result_type, entry.start))
             with cgutils.for_range(builder, threads) as loop:
                 given = thread_operand(context, builder, number, value, loop.index)
-                given = convert(context, builder, own, taken, given)
+                given = convert(context, builder, element, operand_type, given)
                 builder.store(fold(context, builder, [builder.load(found), given]), found)
             array = Array(context, builder, result, results)
             with cgutils.for_range(builder, threads) as loop:
-                array.store(loop.index, convert(context, builder, kept, result.dtype, builder.load(found)))
+                array.store(
+                    loop.index, convert(context, builder, result_type, result.dtype, builder.load(found))
+                )
             return context.get_dummy_value()
 
         return types.void(threads, number, result), code

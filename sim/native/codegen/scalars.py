@@ -90,9 +90,9 @@ def argument_of(value):
 @unbox(Half)
 def unbox_half(numba_type, value, c):
     """Convert a HalfNumber to an i16."""
-    held = c.pyapi.object_getattr_string(value, "packed")
-    bits = c.builder.trunc(c.pyapi.long_as_longlong(held), ir.IntType(16))
-    c.pyapi.decref(held)
+    packed = c.pyapi.object_getattr_string(value, "packed")
+    bits = c.builder.trunc(c.pyapi.long_as_longlong(packed), ir.IntType(16))
+    c.pyapi.decref(packed)
     return NativeValue(bits)
 
 

@@ -96,8 +96,8 @@ def left_before_sync(before, state):
     """Return whether the thread of a shadow entry (or, for an entry of several threads, one of them) returned
     before its warp's next synchronisation. In that case, later `syncwarp` calls do not order its access."""
     # Fields `returned_at[1024:]` are per warp.
-    of = 1024 + ((before & THREAD) >> WARP_SHIFT) if before & MANY else before & THREAD
-    return state.returned_at[of] == before >> SEGMENT_SHIFT
+    position = 1024 + ((before & THREAD) >> WARP_SHIFT) if before & MANY else before & THREAD
+    return state.returned_at[position] == before >> SEGMENT_SHIFT
 
 
 @int64_helper
@@ -233,10 +233,10 @@ def resolve_index(position, length, state, wraps):
     Set an error flag if the index is out of range, or if it is negative and `wraps` is 0. A GPU does not wrap
     negative indices.
     """
-    place = position + length if -length <= position < 0 else position if 0 <= position < length else -1
-    if place < 0 or place != position and not wraps:
+    resolved = position + length if -length <= position < 0 else position if 0 <= position < length else -1
+    if resolved < 0 or resolved != position and not wraps:
         set_error(state, BOUNDS)
-    return place
+    return resolved
 
 
 @int64_helper

@@ -98,9 +98,9 @@ def agree(state, before, now, thread):
     if now == END:
         state.returned[thread] = 1
         # Record the segment in which the thread returned. Entries from 1024 on are per warp.
-        left = state.own_entry >> SEGMENT_SHIFT
-        state.returned_at[thread] = left
-        state.returned_at[1024 + (thread >> WARP_SHIFT)] = left
+        segment = state.own_entry >> SEGMENT_SHIFT
+        state.returned_at[thread] = segment
+        state.returned_at[1024 + (thread >> WARP_SHIFT)] = segment
         state.returned_count += 1
         return END if before == NO_THREAD else before
     return agree_warps(state, before, now)

@@ -126,8 +126,8 @@ class Calls(Names):
         # A declared signature converts the arguments, so their known values must not be substituted.
         known = {} if signature else self.known_arguments(function, given)
         inlines = any(part.in_cuda for part in known.values()) or self.module.must_inline(function)
-        left = [part for name, part in given.items() if not (inlines and name in known)]
-        arguments = [self.argument(part, node) for part in left]
+        remaining = [part for name, part in given.items() if not (inlines and name in known)]
+        arguments = [self.argument(part, node) for part in remaining]
         if signature:
             arguments = [*map(self.convert, signature.args, arguments)]
         if inlines:
@@ -209,18 +209,18 @@ class Calls(Names):
     def call_declaration(self, node):
         """Lower the declaration of a shared or local array. Shared arrays become parameters of the kernel. A
         local array is a row of a parameter that holds the arrays of all threads."""
-        space, given = node.declares.space, node.declares.dtype
-        dtype = self.dtype_given(given) or referent_of(given).dtype
+        space, dtype_node = node.declares.space, node.declares.dtype
+        dtype = self.dtype_given(dtype_node) or referent_of(dtype_node).dtype
         shape = self.versions.shape(node.declares.shape)
         if dtype is None or shape is None or not is_number(dtype) or any(size < 0 for size in shape):
             raise self.cannot_lower(f"cuda.{space}.array requires a constant shape and a numeric dtype", node)
-        place = self.source.site("call", node)
-        name = name_before(place) or space
+        site = self.source.site("call", node)
+        name = name_before(site) or space
         # CUDA declares dynamic shared memory as an array of shape 0.
         shape = None if space == "shared" and shape == (0,) else shape
-        array = Declared(space, shape, dtype, name, self.module.site(place))
+        array = Declared(space, shape, dtype, name, self.module.site(site))
         # The same declaration, reached twice through inlining, is one array.
-        known = next((known for known, same in self.module.declared.items() if same == array), None)
+        known = next((known for known, declared in self.module.declared.items() if declared == array), None)
         known = known or self.module.fresh_name(f"{name}_{space}")
         self.module.declared[known] = array
         name = self.as_name(known, node)

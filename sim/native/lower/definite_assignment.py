@@ -71,8 +71,8 @@ def decode_unassigned(unset, module):
 
     unset: the array of records in the launch's State.
     """
-    for slot, (place, name) in enumerate(module.unset):
+    for slot, (site, name) in enumerate(module.unset):
         if unset[slot]:
             position, thread = divmod(unset[slot] - 1, THREADS)
             unset[slot] = 0
-            yield module.sites[place], name, position, thread
+            yield module.sites[site], name, position, thread

@@ -213,8 +213,8 @@ class Hoisting:
                 f"{function.__name__} calls itself, and its threads synchronise", node.call_site
             )
         # Each inlined copy gets variables of its own.
-        own = sorted(self.module.reachable[function].local)
-        rename = {name: self.module.fresh_name(f"{name}_{function.__name__}") for name in own}
+        local = sorted(self.module.reachable[function].local)
+        rename = {name: self.module.fresh_name(f"{name}_{function.__name__}") for name in local}
         lowering = Lowering(self.module, function, rename, node.known_referents)
         body = lowering.body()
         for name, argument in zip(lowering.parameters(), node.args, strict=True):

@@ -43,38 +43,38 @@ def analyze(statements, before):
 
     Return (upward-exposed reads, names definitely assigned at the end or EVERYTHING).
     """
-    seen, sure = set(), set(before)
+    all_exposed, definite = set(), set(before)
     for statement in statements:
-        more, sure = analyze_statement(statement, sure)
-        seen |= more
-        if sure is EVERYTHING:
+        exposed, definite = analyze_statement(statement, definite)
+        all_exposed |= exposed
+        if definite is EVERYTHING:
             break
-    return seen, sure
+    return all_exposed, definite
 
 
-def analyze_statement(node, sure):
-    """Analyse one statement, as `analyze` does for a list. `sure` contains the names assigned before it."""
+def analyze_statement(node, definite):
+    """Analyse one statement, as `analyze` does for a list. `definite` contains the names assigned before the
+    statement."""
     if isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise)):
-        return names_read(node) - sure, EVERYTHING
+        return names_read(node) - definite, EVERYTHING
     if isinstance(node, ast.If):
-        one, other = analyze(node.body, sure), analyze(node.orelse, sure)
-        return names_read(node.test) - sure | one[0] | other[0], intersect(one[1], other[1])
+        then, otherwise = analyze(node.body, definite), analyze(node.orelse, definite)
+        return names_read(node.test) - definite | then[0] | otherwise[0], intersect(then[1], otherwise[1])
     # A loop body may run zero times, so its assignments are not definite.
     if isinstance(node, ast.While):
-        return names_read(node.test) - sure | analyze(node.body, sure)[0] | analyze(node.orelse, sure)[
-            0
-        ], sure
+        inner = analyze(node.body, definite)[0] | analyze(node.orelse, definite)[0]
+        return names_read(node.test) - definite | inner, definite
     if isinstance(node, ast.For):
-        inner = analyze(node.body, sure | names_assigned([ast.Expr(node.target)]))
-        return names_read(node.iter) - sure | inner[0] | analyze(node.orelse, sure)[0], sure
+        inner = analyze(node.body, definite | names_assigned([ast.Expr(node.target)]))
+        return names_read(node.iter) - definite | inner[0] | analyze(node.orelse, definite)[0], definite
     if isinstance(node, (ast.FunctionDef, ast.With, ast.Try)):
-        return names_read(node) - sure, sure
-    return names_read(node) - sure, sure | names_assigned([node])
+        return names_read(node) - definite, definite
+    return names_read(node) - definite, definite | names_assigned([node])
 
 
-def intersect(one, other):
+def intersect(a, b):
     """Return the names that are assigned on both of two paths."""
-    return other if one is EVERYTHING else one if other is EVERYTHING else one & other
+    return b if a is EVERYTHING else a if b is EVERYTHING else a & b
 
 
 def escaping_exits(statements):

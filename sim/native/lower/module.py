@@ -106,8 +106,8 @@ class GeneratedModule:
     def constant(self, name, text):
         """Return the name of a constant with the value `text`. Reuse an existing constant if one has this
         value and a similar name."""
-        for known, same in self.constants.items():
-            if same == text and known.startswith(name):
+        for known, value in self.constants.items():
+            if value == text and known.startswith(name):
                 return known
         name = self.fresh_name(name)
         self.constants[name] = text

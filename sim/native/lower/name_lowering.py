@@ -63,12 +63,12 @@ class Names(ast.NodeTransformer):
     # --- nodes ----------------------------------------------------------------------------------------------
 
     def visit_Name(self, node):
-        found = getattr(node, "referent", None)
-        if found is None:  # inserted by an earlier lowering step
+        ref = getattr(node, "referent", None)
+        if ref is None:  # inserted by an earlier lowering step
             return node
-        if found.role == VARIABLE:
+        if ref.role == VARIABLE:
             return ast.copy_location(ast.Name(self.rename.get(node.id, node.id), node.ctx), node)
-        return self.lower_referent(found, node.id, node)
+        return self.lower_referent(ref, node.id, node)
 
     def visit_arg(self, node):
         node.arg, node.annotation = self.rename.get(node.arg, node.arg), None
@@ -77,17 +77,17 @@ class Names(ast.NodeTransformer):
     def visit_Attribute(self, node):
         return self.lower_referent(node.referent, node.attr, node)
 
-    def lower_referent(self, found, name, node):
+    def lower_referent(self, ref, name, node):
         """Return the expression that replaces a Referent called `name` in the kernel."""
-        return getattr(self, f"of_{found.role}")(found, name, node)
+        return getattr(self, f"of_{ref.role}")(ref, name, node)
 
     # --- one method per role of a Referent (sim.frontend.resolve) -------------------------------------------
 
-    def of_axis(self, found, name, node):
+    def of_axis(self, ref, name, node):
         """Lower an axis of a geometry object, such as `threadIdx.x`."""
-        return ast.copy_location(ast.Attribute(self.as_name(found.name, node), name, node.ctx), node)
+        return ast.copy_location(ast.Attribute(self.as_name(ref.name, node), name, node.ctx), node)
 
-    def of_member(self, found, name, node):
+    def of_member(self, ref, name, node):
         """Lower an attribute of a value: a dtype, a record field, or an attribute of an array."""
         if isinstance(referent_of(node.value).value, ModuleType):
             raise self.cannot_lower(f"{ast.unparse(node)} has no compiled form", node)
@@ -99,63 +99,63 @@ class Names(ast.NodeTransformer):
             return self.generic_visit(node)
         raise self.cannot_lower(FIELDS, node)
 
-    def of_geometry(self, found, name, node):
+    def of_geometry(self, ref, name, node):
         """Lower a name for the position of a thread, such as `threadIdx` or `laneid`."""
-        if found.name in GEOMETRY:
-            return self.as_name(found.name, node)
-        if found.name == "warpsize":
+        if ref.name in GEOMETRY:
+            return self.as_name(ref.name, node)
+        if ref.name == "warpsize":
             return ast.copy_location(ast.Constant(32), node)
         return self.call("lane_of", [self.as_name("thread", node)], node)
 
-    def of_function(self, found, name, node):
+    def of_function(self, ref, name, node):
         """Lower a function that sim.isa defines."""
-        if not compiles(found.entry):
+        if not compiles(ref.entry):
             raise self.cannot_lower(
-                f"{found.entry.name} has no compiled form; its entry in sim.isa may declare one: native=...",
+                f"{ref.entry.name} has no compiled form; its entry in sim.isa may declare one: native=...",
                 node,
             )
-        return self.as_name(self.module.library(in_text(found.entry.name)), node)
+        return self.as_name(self.module.library(in_text(ref.entry.name)), node)
 
-    def of_dtype(self, found, name, node):
+    def of_dtype(self, ref, name, node):
         """Lower a dtype to the function that converts to it."""
-        return self.dtype(found.dtype, node)
+        return self.dtype(ref.dtype, node)
 
-    def of_cuda(self, found, name, node):
+    def of_cuda(self, ref, name, node):
         """Lower another function of numba.cuda, if the runtime library defines it."""
-        if not home_of(f"cuda_{found.name}"):
-            raise self.cannot_lower(f"cuda.{found.name} has no compiled form", node)
-        return self.as_name(self.module.library(f"cuda_{found.name}"), node)
+        if not home_of(f"cuda_{ref.name}"):
+            raise self.cannot_lower(f"cuda.{ref.name} has no compiled form", node)
+        return self.as_name(self.module.library(f"cuda_{ref.name}"), node)
 
-    def of_constant(self, found, name, node):
+    def of_constant(self, ref, name, node):
         """Lower a captured value to a literal, or to a constant at the top of the file."""
-        value, text = found.value, literal(found.value)
+        value, text = ref.value, literal(ref.value)
         if isinstance(value, np.generic) and value.dtype.name in HALVES:
             # Numba cannot type a captured float16, so convert a float at run time.
             plain = self.lower_referent(referent(float(value)), name, node)
             return ast.copy_location(ast.Call(self.dtype(value.dtype, node), [plain], []), node)
         if text is None:
-            return self.of_object(found, name, node)
+            return self.of_object(ref, name, node)
         if type(value) in (bool, str, type(None)):
             return ast.copy_location(ast.Constant(value), node)
         return self.as_name(self.module.constant(name, text), node)
 
-    def of_builtin(self, found, name, node):
+    def of_builtin(self, ref, name, node):
         """Lower a Python builtin. Its name stays the same."""
-        self.module.prints |= found.name == "print"
-        return self.as_name(found.name, node)
+        self.module.prints |= ref.name == "print"
+        return self.as_name(ref.name, node)
 
-    def of_device(self, found, name, node):
+    def of_device(self, ref, name, node):
         """Lower a device function that is used as a value."""
-        device = self.device(found.function)
+        device = self.device(ref.function)
         if device.needs:
             raise self.cannot_lower(
                 f"{name} is used as a value, and depends on the thread that calls it", node
             )
         return self.as_name(device.name, node)
 
-    def of_object(self, found, name, node):
+    def of_object(self, ref, name, node):
         """Lower a module, an enum member, a global array, or a function of math or numpy."""
-        value, home = found.value, getattr(found.value, "__module__", None)
+        value, home = ref.value, getattr(ref.value, "__module__", None)
         own = getattr(value, "__name__", name)
         if isinstance(value, enum.Enum):
             return self.lower_referent(referent(value.value), name, node)
@@ -182,6 +182,7 @@ class Names(ast.NodeTransformer):
     def dtype_given(self, node):
         """Return the dtype of `x` for an expression `x.dtype`, if `x` is an array parameter of the kernel.
         Otherwise return None."""
-        asks = isinstance(node, ast.Attribute) and node.attr == "dtype" and isinstance(node.value, ast.Name)
+        is_name = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        is_dtype = is_name and node.attr == "dtype"
         of_kernel = self.source.function is self.module.kernel
-        return self.module.dtypes.get(node.value.id) if asks and of_kernel else None
+        return self.module.dtypes.get(node.value.id) if is_dtype and of_kernel else None

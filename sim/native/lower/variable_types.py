@@ -95,8 +95,8 @@ def sync_stub(entry):
         results = [
             of[given] if isinstance(given, Like) else numba_type_of(given) for given in entry.results.values()
         ]
-        several = types.BaseTuple.from_types(results) if results else types.none
-        return (results[0] if len(results) == 1 else several)(*given), None
+        result_type = types.BaseTuple.from_types(results) if results else types.none
+        return (results[0] if len(results) == 1 else result_type)(*given), None
 
     return intrinsic_of(entry.name, entry.parameters, typed)
 

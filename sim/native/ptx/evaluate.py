@@ -95,12 +95,12 @@ class Evaluator(Arithmetic):
         if not isinstance(test, CODE):
             return self.run([*(node.body if test else node.orelse), *rest])
         before = dict(self.names)
-        one = self.run([*node.body, *rest])
+        then = self.run([*node.body, *rest])
         # Both paths start from the same variables.
         after, self.names = self.names, dict(before)
-        other = self.run([*node.orelse, *rest])
-        if one is not None or other is not None:
-            return self.select(test, one, other)
+        otherwise = self.run([*node.orelse, *rest])
+        if then is not None or otherwise is not None:
+            return self.select(test, then, otherwise)
         # A variable that only one path assigns needs no merge: no valid code reads it afterwards.
         for name in after.keys() & self.names.keys():
             if after[name] is not self.names[name]:

@@ -56,8 +56,8 @@ def copysign(e, x, sign):
     x, sign = e.unify_floats(x, sign)
     # the sign bit
     top = 1 << WIDTHS[x.ptx_type] - 1
-    magnitude, its = e.and_(e.bits(x), e.to_integer(top - 1)), e.and_(e.bits(sign), e.to_integer(top))
-    return e.of_bits(e.or_(magnitude, its), x.ptx_type)
+    magnitude, sign_bit = e.and_(e.bits(x), e.to_integer(top - 1)), e.and_(e.bits(sign), e.to_integer(top))
+    return e.of_bits(e.or_(magnitude, sign_bit), x.ptx_type)
 
 
 @builtin
@@ -176,11 +176,11 @@ def round_to_odd(e, total, error):
     this result again, to a narrower type, causes no double-rounding error (Boldo and Melquiond, 2008)."""
     b = e.builder
     bits = b.bitcast(total, I64)
-    same = b.icmp_unsigned(
+    grows = b.icmp_unsigned(
         "==", b.fcmp_ordered(">", error, DOUBLE(0.0)), b.fcmp_ordered(">", total, DOUBLE(0.0))
     )
     # The neighbour towards the exact sum: away from zero if error and total have the same sign.
-    moved = b.add(bits, b.select(same, I64(1), I64(-1)))
+    moved = b.add(bits, b.select(grows, I64(1), I64(-1)))
     even = b.icmp_unsigned("==", b.and_(bits, I64(1)), I64(0))
     size = e.builder.call(e.builder.module.declare_intrinsic("llvm.fabs", [DOUBLE]), [total])
     finite = b.fcmp_ordered("<", size, DOUBLE(float("inf")))

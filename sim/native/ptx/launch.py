@@ -104,9 +104,9 @@ class PtxAttempt(Attempt):
 
         copies: the number of copies to allocate; 1 for shared memory, because blocks run one after another.
         """
-        own = np.full(allocation.root.size * copies, 0xFF, np.uint8)
+        memory = np.full(allocation.root.size * copies, 0xFF, np.uint8)
         itemsize = self.source.narrowest[allocation.space] // 8
-        table.add(allocation, own, watch if self.watched else BARE, itemsize, **how)
+        table.add(allocation, memory, watch if self.watched else BARE, itemsize, **how)
 
 
 def as_number(value, ptx_type):

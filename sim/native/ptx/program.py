@@ -109,10 +109,10 @@ class Lowering(Program):
         self.site_count += 1
         return self.site_count - 1
 
-    def add_call(self, what, *rest):
+    def add_call(self, operation, *arguments):
         """Return a new name for an operation of sim.native.ptx.runs with these arguments."""
-        name = f"{what}_{next(self.counter)}"
-        self.calls[name] = what, *rest
+        name = f"{operation}_{next(self.counter)}"
+        self.calls[name] = operation, *arguments
         return name
 
     def load(self, ptx_type, space, count):
@@ -159,8 +159,8 @@ class Lowering(Program):
     def whole_barrier(self, vote, number):
         """Return the name of a function for a block-wide barrier, with or without a vote."""
         name = f"barrier_{next(self.counter)}"
-        given, got = (("pred",), ("s64",)) if vote else ((), ())
-        self.sync_points[name] = vote.name if vote else "syncthreads", given, got
+        operands, results = (("pred",), ("s64",)) if vote else ((), ())
+        self.sync_points[name] = vote.name if vote else "syncthreads", operands, results
         return name
 
     def warp_call(self, entry, space=None):
@@ -244,19 +244,19 @@ class Statements:
         if not calls:
             return None
         (call,) = calls
-        what, operands, results = self.source.sync_points[call.func.id]
+        instruction, operands, results = self.source.sync_points[call.func.id]
         arguments = [*map(ast.unparse, call.args)]
-        given = [self.variable("given", ptx_type) for ptx_type in operands]
-        got = [self.variable("got", ptx_type) for ptx_type in results]
-        before = [f"{name} = {argument}" for name, argument in zip(given, arguments)]
+        inputs = [self.variable("given", ptx_type) for ptx_type in operands]
+        outputs = [self.variable("got", ptx_type) for ptx_type in results]
+        before = [f"{name} = {argument}" for name, argument in zip(inputs, arguments)]
         if fetch := self.source.fetches.get(call.func.id):
-            before = [f"({', '.join(given)},) = {fetch}({', '.join(arguments)})"]
-        to = f"{', '.join(got)} = " if got else ""
-        *before, waits = ast.parse("\n".join([*before, f"{to}{what}({', '.join(given)})"])).body
+            before = [f"({', '.join(inputs)},) = {fetch}({', '.join(arguments)})"]
+        target = f"{', '.join(outputs)} = " if outputs else ""
+        *before, sync = ast.parse("\n".join([*before, f"{target}{instruction}({', '.join(inputs)})"])).body
         # The site is not used, because PTX launches are not logged.
-        waits.value.sync, waits.value.site = what, 0
-        replace_node(call, ast.parse(f"({', '.join(got)})", mode="eval").body)
-        return before, waits, node if got else None
+        sync.value.sync, sync.value.site = instruction, 0
+        replace_node(call, ast.parse(f"({', '.join(outputs)})", mode="eval").body)
+        return before, sync, node if outputs else None
 
     def variable(self, name, ptx_type):
         """Return a new variable with this PTX type."""

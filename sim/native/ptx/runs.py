@@ -42,8 +42,8 @@ def ptx_run(name, inputs, outputs, calls, text):
     first = ["table", "thread", "state"] if calls else []
     given = [*map(numba_type_of, inputs.values())]
     results = [*map(numba_type_of, outputs.values())]
-    returns = results[0] if len(results) == 1 else types.Tuple(results) if results else types.void
-    signature = returns(*[int64] * len(first), *given)
+    result_type = results[0] if len(results) == 1 else types.Tuple(results) if results else types.void
+    signature = result_type(*[int64] * len(first), *given)
 
     def code(context, builder, signature, arguments):
         run = RunCompiler(context, builder, calls, arguments[: len(first)])
@@ -52,11 +52,11 @@ def ptx_run(name, inputs, outputs, calls, text):
             run.names[key] = run.of_code(found, "u32" if ptx_type == "index" else ptx_type)
         run.run(parse_statements(text))
         # Integers of all widths are passed between runs as int64.
-        held = {key: ptx_type if ptx_type in NUMBA else "b64" for key, ptx_type in outputs.items()}
-        found = [run.code_of(run.names[key], ptx_type) for key, ptx_type in held.items()]
+        ptx_types = {key: ptx_type if ptx_type in NUMBA else "b64" for key, ptx_type in outputs.items()}
+        found = [run.code_of(run.names[key], ptx_type) for key, ptx_type in ptx_types.items()]
         if len(found) == 1:
             return found[0]
-        return context.make_tuple(builder, returns, found) if found else context.get_dummy_value()
+        return context.make_tuple(builder, result_type, found) if found else context.get_dummy_value()
 
     return intrinsic_of(name, [*first, *inputs], lambda typing, *given: (signature, code))
 
@@ -101,10 +101,10 @@ class RunCompiler(Evaluator):
         size, (table, thread, state) = WIDTHS[ptx_type] // 8, self.machine
         address = self.add(self.to_integer(address), self.to_integer(WINDOWS.get(space, 0)))
         codes = table, I64(site), self.resize(address, 64), thread, state
-        where = self.call_helper(locator(watched, size * count), *codes)
-        places = [where, *(self.builder.add(where, I64(size * i)) for i in range(1, count))]
+        first = self.call_helper(locator(watched, size * count), *codes)
+        addresses = [first, *(self.builder.add(first, I64(size * i)) for i in range(1, count))]
         element = FLOATS.get(ptx_type) or ir.IntType(8 * size)
-        return [self.builder.inttoptr(at, element.as_pointer()) for at in places]
+        return [self.builder.inttoptr(at, element.as_pointer()) for at in addresses]
 
     def do_load(self, ptx_type, space, count, site, address):
         """Emit a load of `count` elements."""
@@ -146,8 +146,8 @@ class RunCompiler(Evaluator):
         table, thread, _ = self.machine
         self.call_helper(reset_local, table, I64(position), thread)
         # The bounds of the thread index keep the arithmetic in 64 bits.
-        mine = self.mul(Integer(thread, 0, 1023), self.to_integer(nbytes))
-        return self.add(self.names[first], mine)
+        offset = self.mul(Integer(thread, 0, 1023), self.to_integer(nbytes))
+        return self.add(self.names[first], offset)
 
     # --- undefined values (sim.ptx.undefined): in compiled code, an origin is a predicate -------------------
 

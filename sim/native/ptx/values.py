@@ -284,8 +284,8 @@ class Arithmetic:
         """Emit an LLVM intrinsic on floats of one type. f16 and bf16 are computed in double."""
         ptx_type = values[0].ptx_type
         codes = [x.code if ptx_type in FLOATS else self.double(x) for x in values]
-        of = ir.FunctionType(codes[0].type, [code.type for code in codes])
-        function = self.builder.module.declare_intrinsic(f"llvm.{name}", [codes[0].type], of)
+        signature = ir.FunctionType(codes[0].type, [code.type for code in codes])
+        function = self.builder.module.declare_intrinsic(f"llvm.{name}", [codes[0].type], signature)
         result = self.builder.call(function, codes)
         return Float(result, ptx_type) if ptx_type in FLOATS else self.round_float(result, ptx_type)
 
@@ -370,8 +370,8 @@ class Arithmetic:
         if all(isinstance(x, (Predicate, bool)) for x in (a, b)):
             return Predicate(self.builder.select(test, self.to_predicate(a), self.to_predicate(b)))
         a, b = self.to_integer(a), self.to_integer(b)
-        known = None not in (a.low, b.low)
-        low, high = clip_bounds(min(a.low, b.low), max(a.high, b.high)) if known else (None, None)
+        has_bounds = None not in (a.low, b.low)
+        low, high = clip_bounds(min(a.low, b.low), max(a.high, b.high)) if has_bounds else (None, None)
         width = integer_width(low, high)
         return Integer(self.builder.select(test, self.resize(a, width), self.resize(b, width)), low, high)
 

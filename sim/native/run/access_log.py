@@ -76,11 +76,11 @@ class Replay:
         self.operations, self.index_of = module.operations, index_of
         # Lookup tables for the action, site and access size in bytes. The index is the upper 16 bits of an
         # entry, which encode site and size.
-        places = np.arange(1 << 16) >> SITE_SHIFT - SIZE_SHIFT
+        kinds = np.arange(1 << 16) >> SITE_SHIFT - SIZE_SHIFT
         actions, sites = np.full(1 << 13, MARKER, np.int8), np.zeros(1 << 13, np.int32)
         actions[: len(module.sites)] = [ACTIONS[site.action] for site in module.sites]
         sites[: len(module.sites)] = self.sites = [SITES.add(site) for site in module.sites]
-        self.action, self.site = actions[places], sites[places]
+        self.action, self.site = actions[kinds], sites[kinds]
         self.size = (1 << np.arange(1 << 16) % (1 << SITE_SHIFT - SIZE_SHIFT)).astype(np.int32)
         homes = sorted((low, allocation.base) for low, allocation in homes.items())
         # Host addresses are translated by adding `moved[i]`, where `low[i]` is the last array start at or
@@ -102,10 +102,10 @@ class Replay:
         with np.errstate(all="ignore"):
             self.start()
             self.context.announce("launch_finished", self.context)
-        own = "threads", "blocks", "barriers"
-        counters = {name: count for name, count in self.context.counters.items() if name not in own}
-        found, shown = self.context.findings, self.context.columns()
-        return Outcome(found, counters, self.notes(), trace=self.context.trace, columns=shown)
+        computed = "threads", "blocks", "barriers"
+        counters = {name: count for name, count in self.context.counters.items() if name not in computed}
+        found, columns = self.context.findings, self.context.columns()
+        return Outcome(found, counters, self.notes(), trace=self.context.trace, columns=columns)
 
     def notes(self):
         """Return a note if some blocks were not replayed because their log overflowed."""
@@ -254,7 +254,9 @@ class Values(Sequence):
             dtypes = self.entries >> VALUE_BITS & 255
             borders = np.flatnonzero(np.diff(dtypes)) + 1
             runs = zip(np.split(self.entries, borders), np.split(dtypes, borders))
-            self.decoded = [value for bits, of in runs if len(of) for value in values_of(bits, DTYPES[of[0]])]
+            self.decoded = [
+                value for bits, dtype in runs if len(dtype) for value in values_of(bits, DTYPES[dtype[0]])
+            ]
         return self.decoded
 
 

@@ -124,15 +124,15 @@ class Memory:
             *((CONSTANT, "const") for _ in module.arrays),
             *((declared.name or declared.space, declared.space) for declared in module.declared.values()),
         ]
-        for (name, where), guarded in zip(named, self.compiled_arguments):
+        for (name, space_name), guarded in zip(named, self.compiled_arguments):
             array, copies = guarded.references[0], 1
-            if where == "local":
+            if space_name == "local":
                 array, copies = array[0], len(array)
             # Views of dynamic shared memory all begin at the same byte, and share one allocation.
             if array.size and first_byte(array) not in homes:
                 home = 0, array.itemsize, array.shape, array.strides
                 root = array.reshape(-1).view(np.uint8)
-                homes[first_byte(array)] = space.add(name, where, root, home, copies)
+                homes[first_byte(array)] = space.add(name, space_name, root, home, copies)
         return space, homes
 
 

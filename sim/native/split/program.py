@@ -210,19 +210,19 @@ def split_by_type(module, statements, parameters, types_of):
     types_of: a function (statements) -> {variable: set of types that Numba infers}.
     """
     found = types_of(statements)
-    several = {name for name, types_ in found.items() if len(types_) > 1}
+    mixed = {name for name, types_ in found.items() if len(types_) > 1}
     statements = copy.deepcopy(statements)
-    if several:
-        how = several, module.fresh_name, lambda node, _: node
+    if mixed:
+        options = mixed, module.fresh_name, lambda node, _: node
         # Trial run: give each SSA version a name of its own, to learn which versions share a type.
         trial = copy.deepcopy(statements)
         versions = Versions(parameters, trial, module.value)
-        names = SplitByType(trial, versions, lambda version: version, *how).names
+        names = SplitByType(trial, versions, lambda version: version, *options).names
         found = types_of(trial)
         names = [names.get((version.name, version.settled())) for version in versions.all]
         numba_types = [variable_types.unify_types(found[name]) if name in found else None for name in names]
         versions = Versions(parameters, statements, module.value)
-        SplitByType(statements, versions, dict(zip(versions.all, numba_types, strict=True)).get, *how)
+        SplitByType(statements, versions, dict(zip(versions.all, numba_types, strict=True)).get, *options)
         found = types_of(statements)
     return statements, {name: variable_types.unify_types(types_) for name, types_ in found.items()}
 

@@ -63,9 +63,9 @@ class Rematerializer:
                 continue
             # Empty the body for a moment, to see whether any other statement reads the counter.
             name, body, node.body = node.target.id, node.body, [ast.Pass()]
-            elsewhere = name in exposed_reads(self.statements)
+            is_read_elsewhere = name in exposed_reads(self.statements)
             node.body = body
-            if not elsewhere and self.is_uniform_iteration(node.iter, set()):
+            if not is_read_elsewhere and self.is_uniform_iteration(node.iter, set()):
                 fresh = self.module.fresh_name(name) if self.assignments()[name] > 1 else name
                 for part in ast.walk(node):
                     if isinstance(part, ast.Name) and part.id == name:
@@ -87,12 +87,12 @@ class Rematerializer:
         The assignments are in program order."""
         rematerialized, times = {}, self.assignments()
         shared = [name for name, declared in self.module.declared.items() if declared.space == "shared"]
-        same = {*self.parameters, *self.module.arrays, *shared, *UNIFORM}
+        uniform = {*self.parameters, *self.module.arrays, *shared, *UNIFORM}
         for node in [part for statement in self.statements for part in ast.walk(statement)]:
             if not isinstance(node, ast.Assign) or len(node.targets) != 1 or hasattr(node.value, "sync"):
                 continue
-            names, of_part = names_assigned([node]), has(node.targets[0], ast.Subscript, ast.Attribute)
-            if not names or of_part or any(times[name] > 1 for name in names):
+            names, is_partial = names_assigned([node]), has(node.targets[0], ast.Subscript, ast.Attribute)
+            if not names or is_partial or any(times[name] > 1 for name in names):
                 continue
             types_ = [self.numba_types.get(name) for name in names]
             arrays = all(isinstance(of, (GuardedType, ReferenceType)) for of in types_)
@@ -103,9 +103,9 @@ class Rematerializer:
                 found.value.func.id = "local_array"
             elif self.is_pure(node.value, self.fixed | set(rematerialized), arrays, calls):
                 rematerialized |= dict.fromkeys(names, node)
-                if self.is_pure(node.value, same, arrays, calls):
-                    same |= names
-        return rematerialized, same
+                if self.is_pure(node.value, uniform, arrays, calls):
+                    uniform |= names
+        return rematerialized, uniform
 
     def is_pure(self, node, known, array=False, calls=CHEAP):
         """Return whether an expression has the same value wherever it is evaluated: it consists of constants

@@ -26,16 +26,16 @@ PROGRAMS = weakref.WeakKeyDictionary()
 def memoize(function, key, make):
     """Return `make()`, which is called once for each function and key. A CannotLower is cached as well, and
     raised again."""
-    known = PROGRAMS.setdefault(function, {})
-    if key not in known:
+    programs = PROGRAMS.setdefault(function, {})
+    if key not in programs:
         try:
             with pause_collector():
-                known[key] = make()
+                programs[key] = make()
         except CannotLower as error:
-            known[key] = error
-    if isinstance(known[key], CannotLower):
-        raise known[key]
-    return known[key]
+            programs[key] = error
+    if isinstance(programs[key], CannotLower):
+        raise programs[key]
+    return programs[key]
 
 
 def argument_type(argument):
@@ -100,11 +100,11 @@ def compiled_program(function, numba_types, logs=False):
 def dtypes_of(function, numba_types):
     """Return ((parameter, dtype), ...) for the array arguments whose dtypes appear in the lowered text:
     arrays of records, and all arrays if the kernel reads a `dtype` attribute."""
-    asks = "dtype" in names_in(function.__code__)
+    reads_dtype = "dtype" in names_in(function.__code__)
     names = positional(function) or inspect.signature(function).parameters
     arrays = [
         (name, dtype_of(numba_type.dtype))
         for name, numba_type in zip(names, numba_types)
         if isinstance(numba_type, GuardedType)
     ]
-    return tuple((name, dtype) for name, dtype in arrays if asks or dtype.names)
+    return tuple((name, dtype) for name, dtype in arrays if reads_dtype or dtype.names)
