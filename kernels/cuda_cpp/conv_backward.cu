@@ -1,12 +1,12 @@
-// Convolutional attention, backward, float32: one kernel keeps a tile of queries and gives dQ and dW, one keeps a tile
-// of keys and gives dK and dV. Algorithm, names and launches are those of kernels/conv/backward.py.
+// Convolutional attention backward pass, float32: one kernel owns tiles of queries and computes dQ and dW, the other
+// owns tiles of keys and computes dK and dV. Algorithm, names and launches are those of kernels/conv/backward.py.
 #include "conv_tiles.cuh"
 
-constexpr int CHUNK_WORDS = 8 + GROUP;  // of a row of q, k, v or dO, in a product over d: all must fit 48 KiB
+constexpr int CHUNK_WORDS = 8 + GROUP;  // words per row of a chunk: larger chunks would exceed 48 KiB of shared memory
 constexpr int ROWS_AT_A_TIME = WIDTH > 32 ? 512 / WIDTH : 16;
 
-// strip = P and g_tile = dT, of this thread's strips, from s_tile = S0 and g_tile = dO·vᵀ; 0 for what is masked,
-// outside, or beyond dT's halo. i0, j0: the query and the key at dT's index (0, 0). log_sum, delta: (n), L and D.
+// Compute P in this thread's strips and dT in g_tile, from S0 in s_tile and dO·vᵀ in g_tile; 0 for masked elements and
+// beyond the halo of dT. i0, j0: the query and the key at index (0, 0) of dT. log_sum, delta: (n), L and D.
 __device__ void probabilities_and_gradients(Strip& strip, const Tile& s_tile, Tile& g_tile, const Taps& taps, int i0,
                                             int j0, const float* log_sum, const float* delta, int n, bool causal,
                                             int c_q, int c_k) {
@@ -31,7 +31,7 @@ __device__ void probabilities_and_gradients(Strip& strip, const Tile& s_tile, Ti
     }
 }
 
-// strip = dS, of this thread's strips of what the tile owns, from g_tile = dT; 0 for what is masked, outside, or not
+// Compute dS in this thread's strips from dT in g_tile; 0 for scores that are masked, outside the sequence, or not
 // owned.
 __device__ void score_gradients(Strip& strip, const Tile& g_tile, const Taps& flipped, int i0, int j0, int rows,
                                 int columns, int n, bool causal, int c_q, int c_k) {
@@ -47,7 +47,7 @@ __device__ void score_gradients(Strip& strip, const Tile& g_tile, const Taps& fl
     }
 }
 
-// tile = this thread's strips, with 0 outside [0, rows) × [first_column, last_column).
+// Store this thread's strips in the tile, with 0 outside [0, rows) × [first_column, last_column).
 __device__ void store_strips(Tile& tile, const Strip& strip, int rows, int first_column, int last_column) {
     for (int turn = 0; turn < TURNS; turn++)
         for (int s = 0; s < STRIPS; s++)
@@ -58,7 +58,7 @@ __device__ void store_strips(Tile& tile, const Strip& strip, int rows, int first
             }
 }
 
-// sums[x] += Σ_ij dT[i, j] · S0[i + a, j + b + x], over the rows part, part + parts, … < rows and the columns
+// Add Σ_ij dT[i, j] · S0[i + a, j + b + x] to sums[x], over the rows part, part + parts, … < rows and the columns
 // [first, last).
 __device__ void add_tap_gradients(float (&sums)[STRIP], const Tile& g_tile, const Tile& s_tile, int a, int b, int part,
                                   int parts, int rows, int first, int last) {
@@ -76,8 +76,8 @@ __device__ void add_tap_gradients(float (&sums)[STRIP], const Tile& g_tile, cons
     }
 }
 
-// d_q, like q, = dQ and d_w += dW; q, k, v, d_o (B, H, n, d), w (H, c_q, c_k), log_sum, delta (B, H, n). d_w
-// (parts, H, c_q, c_k): block number b of a head adds to d_w[b % parts].
+// Store dQ in d_q and add dW to d_w; q, k, v, d_o (B, H, n, d), w (H, c_q, c_k), log_sum, delta (B, H, n). d_w:
+// (parts, H, c_q, c_k); block b of a head adds to d_w[b % parts].
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_backward_queries_kernel(const float* q, const float* k, const float* v, const float* w, const float* log_sum,
                                  const float* delta, const float* d_o, float scale, int causal, float* d_q, float* d_w,
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     log_sum += head * n, delta += head * n, w += blockIdx.y * c_q * c_k;
     int rows = SIZE - 2 * (c_q - 1), columns = SIZE - 2 * (c_k - 1), right = c_k - 1 - (c_k - 1) / 2;
     int i0 = (gridDim.x - 1 - blockIdx.x) * rows;
-    // 1. the taps, and which of them this thread sums: STRIP of a row of them, over every parts-th row of the tile
+    // 1. load the taps; this thread sums the gradient of STRIP taps of one row, over every parts-th row of the tile
     clear(s_tile);
     clear(g_tile);
     load_taps(taps, w, c_q, c_k, false);
@@ -105,13 +105,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     int a = mine / strips_of_taps, b = mine % strips_of_taps * STRIP;
     int last_key = causal ? min(n, i0 + rows) : n;
     for (int j0 = 0; j0 < last_key; j0 += columns) {
-        // 2. S0, dO·vᵀ, and from them dT
+        // 2. compute S0 and dO·vᵀ, and from them dT
         products(s_tile, q, k, i0 - (c_q - 1), j0 - (c_k - 1), scale, causal, n, d, a_chunk, b_chunk);
         products(g_tile, d_o, v, i0, j0 - right, 1.0f, causal, n, d, a_chunk, b_chunk);
         __syncthreads();
         probabilities_and_gradients(strip, s_tile, g_tile, taps, i0, j0 - right, log_sum, delta, n, causal, c_q, c_k);
         __syncthreads();
-        // 3. dW, and dS, which then takes the place of S0
+        // 3. compute dW and dS, and store dS over S0
         if (a < c_q)
             add_tap_gradients(tap_sums, g_tile, s_tile, a, b, part, parts, min(rows, n - i0), right,
                               right + min(columns, n - j0));
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         }
     }
     store_rows(d_q, i0, rows, scale, d_q_patch, n, d);
-    // 5. the sums of all threads of a tap, in a fixed order, then one addition for each tap
+    // 5. add the partial sums of each tap in a fixed order, then add one total per tap to d_w
     for (int x = 0; x < STRIP; x++) {
         if (a < c_q) s_tile[threadIdx.x / SIZE][threadIdx.x % SIZE] = tap_sums[x];
         __syncthreads();
@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
 }
 
-// d_k, like k, = dK and d_v, like v, = dV; q, k, v, d_o (B, H, n, d), w (H, c_q, c_k), log_sum, delta (B, H, n).
+// Store dK in d_k and dV in d_v; q, k, v, d_o (B, H, n, d), w (H, c_q, c_k), log_sum, delta (B, H, n).
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_backward_keys_kernel(const float* q, const float* k, const float* v, const float* w, const float* log_sum,
                               const float* delta, const float* d_o, float scale, int causal, float* d_k, float* d_v,
@@ -158,19 +158,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     log_sum += head * n, delta += head * n, w += blockIdx.y * c_q * c_k;
     int rows = SIZE - 2 * (c_q - 1), columns = SIZE - 2 * (c_k - 1), right = c_k - 1 - (c_k - 1) / 2;
     int j0 = blockIdx.x * columns;
-    // 1. the taps
+    // 1. load the taps
     clear(s_tile);
     clear(g_tile);
     load_taps(taps, w, c_q, c_k, false);
     load_taps(flipped, w, c_q, c_k, true);
-    // 2. every tile of rows of which one sees a key of this block
+    // 2. loop over the tiles of rows in which some query sees a key of this block
     for (int i0 = causal ? j0 / rows * rows : 0; i0 < n; i0 += rows) {
         products(s_tile, q, k, i0 - (c_q - 1), j0 - (c_k - 1), scale, causal, n, d, a_chunk, b_chunk);
         products(g_tile, d_o, v, i0, j0 - right, 1.0f, causal, n, d, a_chunk, b_chunk);
         __syncthreads();
         probabilities_and_gradients(strip, s_tile, g_tile, taps, i0, j0 - right, log_sum, delta, n, causal, c_q, c_k);
         __syncthreads();
-        // 3. P takes the place of S0, dS that of dT
+        // 3. store P over S0, and dS over dT
         store_strips(s_tile, strip, rows, right, right + columns);
         score_gradients(strip, g_tile, flipped, i0, j0, rows, columns, n, causal, c_q, c_k);
         __syncthreads();

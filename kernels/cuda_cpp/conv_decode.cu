@@ -1,15 +1,15 @@
-// Convolutional attention for one new token, float32: the keys split among warps, then a second kernel that merges
-// what each block found. Algorithm, names and launches are those of kernels/conv/decode.py; D, of a row, and SLOTS,
-// for the rows of the window, 4, 8, 12 or 16, are given to the compiler: -DD=64 -DSLOTS=8.
+// Convolutional attention for one new token, float32: the keys are split among warps, and a second kernel merges the
+// results of the blocks. Algorithm, names and launches are those of kernels/conv/decode.py. D, the head size, and
+// SLOTS, the number of window rows rounded up to 4, 8, 12 or 16, are macros: -DD=64 -DSLOTS=8.
 #include "tiles.cuh"
 
 constexpr int LANES = 32, WARPS = 4, ALL_LANES = 0xFFFFFFFF;
-constexpr int PITCH = LANES + 1;  // of a piece of K, so that a column lies in 32 banks
-constexpr int RING = 2 * LANES;   // scores kept of each window row: a power of two, as & finds the place
+constexpr int PITCH = LANES + 1;  // words per row of a piece of K: a column lies in 32 different banks
+constexpr int RING = 2 * LANES;   // scores kept per window row; a power of two, so that & wraps the index
 constexpr int MERGING_WARPS = 8, MOST_TAPS = 15;
 constexpr int WIDTH = (D + LANES - 1) / LANES * LANES;
 
-// The largest x of the warp's 32 lanes, in each of them; and their sum.
+// Return the maximum, or the sum, of x over the 32 lanes of the warp, in every lane.
 __device__ float largest_of_warp(float x) {
     for (int bit = 1; bit < LANES; bit *= 2) x = max(x, __shfl_xor_sync(ALL_LANES, x, bit));
     return x;
@@ -19,8 +19,8 @@ __device__ float sum_of_warp(float x) {
     return x;
 }
 
-// q_tile[c][a] = scale · number c of the query in row a of the window, taps[b][a] = w[a, b], with 0 where there is
-// none. q: (rows, D), the last of them the window's last; w: (c_q, c_k).
+// Load the window and the taps, transposed: q_tile[c][a] = scale · q_a[c], and taps[b][a] = w[a, b], with 0 where there
+// is no query or tap. q: (rows, D), whose last row is the window's last; w: (c_q, c_k).
 __device__ void load_window(float (&q_tile)[WIDTH][SLOTS], float (&taps)[MOST_TAPS][SLOTS], const float* q,
                             const float* w, float scale, int rows, int c_q, int c_k) {
     for (int element = threadIdx.x; element < SLOTS * WIDTH; element += WARPS * LANES) {
@@ -33,7 +33,7 @@ __device__ void load_window(float (&q_tile)[WIDTH][SLOTS], float (&taps)[MOST_TA
     }
 }
 
-// held[r] = number c of row first + r of `rows`, a lane a column, for the rows in [low, high), else 0.
+// Load held[r] = element c of row first + r, with 0 outside [low, high). Each lane passes its own column c.
 __device__ void load_piece(float (&held)[LANES], const float* rows, int first, int low, int high, int c) {
     rows += (long long)first * D + min(c, D - 1);
     if (low <= first && first + LANES <= high)
@@ -42,7 +42,7 @@ __device__ void load_piece(float (&held)[LANES], const float* rows, int first, i
         for (int r = 0; r < LANES; r++) held[r] = low <= first + r && first + r < high ? rows[r * D] : 0.0f;
 }
 
-// part (D + 2) = o, m and l of the block, from each warp's m and l, ends, and o, outputs.
+// Merge the states of the block's warps, `ends` (m and l) and `outputs` (o), into part (D + 2): o, m and l.
 __device__ void merge_warps(float* part, const float (&ends)[WARPS][2], const float (&outputs)[WARPS][WIDTH]) {
     float m = MINUS_INFINITY, l = 0.0f, total = 0.0f;
     for (int warp = 0; warp < WARPS; warp++) m = max(m, ends[warp][0]);
@@ -55,8 +55,8 @@ __device__ void merge_warps(float* part, const float (&ends)[WARPS][2], const fl
     if (threadIdx.x == 0) part[D] = m, part[D + 1] = l;
 }
 
-// parts (B, H, splits, D + 2) = each block's o, m and l. q: (B, H, rows, D), the window; k and v: key j of head h of
-// batch b at k[b · k_batch + h · k_head + j · D]; w: (H, c_q, c_k); n: keys, length: keys per warp.
+// Store o, m and l of each block in parts (B, H, splits, D + 2). q: (B, H, rows, D), the window; key j of head h of
+// batch b is at k[b · k_batch + h · k_head + j · D], and likewise in v; w: (H, c_q, c_k); n: keys, length: keys per warp.
 extern "C" __global__ void __launch_bounds__(WARPS* LANES, 4)
     conv_decode_split_kernel(const float* q, const float* k, long long k_batch, long long k_head, const float* v,
                              long long v_batch, long long v_head, const float* w, float scale, int rows, int n, int c_q,
@@ -76,44 +76,44 @@ extern "C" __global__ void __launch_bounds__(WARPS* LANES, 4)
     auto& ring = rings[warp];
     auto& share = shares[warp];
     auto& o = outputs[warp];
-    // 1. the window and the taps; no score yet
+    // 1. load the window and the taps, and clear the ring buffers
     load_window(q_tile, taps, q + head_of_block() * rows * D, w + blockIdx.y * c_q * c_k, scale, rows, c_q, c_k);
     for (int c = lane; c < WIDTH; c += LANES) o[c] = 0.0f;
     for (int a = 0; a < SLOTS; a++) ring[a][lane] = ring[a][LANES + lane] = 0.0f;
     float m = MINUS_INFINITY, l = 0.0f;
-    __syncthreads();  // window and taps are there
-    // 2. the keys that this warp owns, [start, end), and those whose scores it needs, [low, high)
+    __syncthreads();  // the window and the taps are loaded
+    // 2. this warp owns the keys [start, end), and needs the scores of [low, high)
     int start = (blockIdx.x * WARPS + warp) * length, end = min(n, start + length);
     int right = c_k / 2, low = start - (c_k - 1) / 2, high = end + right;
     int first_key = max(0, low), key_end = min(n, high);
     if (start < end) load_piece(held, k, low, first_key, key_end, lane);
     for (int first = low; first < (start < end ? high : low); first += LANES) {
-        // 3. a lane a key, its scores with each row of the window; the score of key j completes T of key j - right
+        // 3. scores of one key per lane with each row of the window; the score of key j completes T of key j - right
         for (int a = 0; a < SLOTS; a++) scores[a] = 0.0f;
         for (int c0 = 0; c0 < WIDTH; c0 += LANES) {
             for (int r = 0; r < LANES; r++) piece[r][lane] = held[r];
-            __syncwarp();  // the piece is there
+            __syncwarp();  // the piece is stored
             if (c0 + LANES < WIDTH)
                 load_piece(held, k, first, first_key, key_end, c0 + LANES + lane);
             else
                 load_piece(held, v, first - right, start, end, lane);
             for (int c = 0; c < LANES; c++)
                 for (int a = 0; a < SLOTS; a++) scores[a] += q_tile[c0 + c][a] * piece[lane][c];
-            __syncwarp();  // the piece is used up
+            __syncwarp();  // all lanes have read the piece
         }
-        // 4. masked and convolved
+        // 4. mask the scores, then convolve them
         int j = first + lane, place = first - low + lane;
         for (int a = 0; a < SLOTS; a++) ring[a][place & RING - 1] = 0 <= j && j <= n - c_q + a ? scores[a] : 0.0f;
-        __syncwarp();  // the scores are there
+        __syncwarp();  // the scores are stored
         float t = 0.0f;
         for (int b = 0; b < c_k; b++)
             for (int a = 0; a < SLOTS; a++) t += taps[b][a] * ring[a][place - c_k + 1 + b & RING - 1];
-        // 5. the softmax, and the rows of V
+        // 5. update the softmax, and accumulate the rows of V
         if (!(start <= j - right && j - right < end)) t = MINUS_INFINITY;
         float larger = max(m, largest_of_warp(t)), shrink = weight(m, larger), p = weight(t, larger);
         m = larger, l = shrink * l + p;
         share[lane] = p;
-        __syncwarp();  // every lane's share is there
+        __syncwarp();  // all lanes have stored their weights
         for (int c0 = 0; c0 < WIDTH; c0 += LANES) {
             float total = shrink * o[c0 + lane];
             for (int r = 0; r < LANES; r++) total += share[r] * held[r];
@@ -124,25 +124,25 @@ extern "C" __global__ void __launch_bounds__(WARPS* LANES, 4)
                 load_piece(held, k, first + LANES, first_key, key_end, lane);
         }
     }
-    // 6. what the block's warps found, merged
+    // 6. merge the states of the block's warps
     l = sum_of_warp(l);
     if (lane == 0) ends[warp][0] = m, ends[warp][1] = l;
-    __syncthreads();  // all warps are done
+    __syncthreads();  // all warps have stored their states
     merge_warps(parts + (head_of_block() * gridDim.x + blockIdx.x) * (D + 2), ends, outputs);
 }
 
-// o (B, H, 1, D) and log_sum (B, H, 1) = the merged parts (B, H, splits, D + 2): a warp adds up every
-// MERGING_WARPS-th split, a lane every 32nd number. grid: (H, B).
+// Merge parts (B, H, splits, D + 2) into o (B, H, 1, D) and log_sum (B, H, 1). Each warp adds every MERGING_WARPS-th
+// split, and each lane every 32nd element. grid: (H, B).
 extern "C" __global__ void conv_decode_merge_kernel(const float* parts, float* o, float* log_sum, int splits) {
     __shared__ float sums[MERGING_WARPS][WIDTH];
     __shared__ float totals[MERGING_WARPS];
     int head = blockIdx.y * gridDim.x + blockIdx.x, lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
     parts += (long long)head * splits * (D + 2);
-    // 1. the largest m, found by every warp
+    // 1. every warp computes the maximum m
     float m = MINUS_INFINITY;
     for (int s = lane; s < splits; s += LANES) m = max(m, parts[s * (D + 2) + D]);
     m = largest_of_warp(m);
-    // 2. this warp's splits
+    // 2. add this warp's splits
     float l = 0.0f;
     for (int s = warp; s < splits; s += MERGING_WARPS)
         l += weight(parts[s * (D + 2) + D], m) * parts[s * (D + 2) + D + 1];
@@ -153,8 +153,8 @@ extern "C" __global__ void conv_decode_merge_kernel(const float* parts, float* o
             total += weight(parts[s * (D + 2) + D], m) * parts[s * (D + 2) + c];
         sums[warp][c] = total;
     }
-    __syncthreads();  // every warp's sums are there
-    // 3. their sum, and the one division
+    __syncthreads();  // all warps have stored their sums
+    // 3. add the sums of the warps, and normalise
     if (threadIdx.x < D) {
         float l = 0.0f, total = 0.0f;
         for (int other = 0; other < MERGING_WARPS; other++) l += totals[other], total += sums[other][threadIdx.x];

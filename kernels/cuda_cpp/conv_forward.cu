@@ -1,11 +1,11 @@
-// Convolutional attention, forward, float32: a block for each tile of queries; the scores of a key tile are made,
-// convolved and used up on the chip. Algorithm, names and launch are those of kernels/conv/forward.py.
+// Convolutional attention forward pass, float32: one block per tile of queries. The scores of a tile of keys are
+// computed, convolved and consumed on chip. Algorithm, names and launch are those of kernels/conv/forward.py.
 #include "conv_tiles.cuh"
 
-constexpr int CHUNK_WORDS = 32 + GROUP;  // of a row of q or k, in a product over d
-constexpr int ROWS_AT_A_TIME = 16;       // of v
+constexpr int CHUNK_WORDS = 32 + GROUP;  // words per row of a chunk of q or k
+constexpr int ROWS_AT_A_TIME = 16;       // rows of v in shared memory at a time
 
-// o (B, H, n, d) and log_sum (B, H, n) from q, k, v (B, H, n, d) and w (H, c_q, c_k).
+// Compute o (B, H, n, d) and log_sum (B, H, n) from q, k, v (B, H, n, d) and w (H, c_q, c_k).
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     conv_forward_kernel(const float* q, const float* k, const float* v, const float* w, float scale, int causal, float* o,
                         float* log_sum, int n, int d, int c_q, int c_k) {
@@ -20,25 +20,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     float m[TURNS], l[TURNS];
     long long head = head_of_block();
     q += head * n * d, k += head * n * d, v += head * n * d, o += head * n * d, log_sum += head * n;
-    int rows = SIZE - (c_q - 1), keys = SIZE - (c_k - 1);  // what a tile owns
+    int rows = SIZE - (c_q - 1), keys = SIZE - (c_k - 1);  // rows and columns that a tile owns
     int i0 = (gridDim.x - 1 - blockIdx.x) * rows;
     int lane = threadIdx.x % LANES, patch_row = patch_place().row;
-    // 1. the taps; no key read yet
+    // 1. load the taps, and initialise the state
     clear(s_tile);
     load_taps(taps, w + blockIdx.y * c_q * c_k, c_q, c_k, false);
     for (int turn = 0; turn < TURNS; turn++) m[turn] = MINUS_INFINITY, l[turn] = 0.0f;
     int last_key = causal ? min(n, i0 + rows) : n;
     for (int j0 = 0; j0 < last_key; j0 += keys) {
-        // 2. S0, with its halo
+        // 2. compute S0 with its halo
         products(s_tile, q, k, i0 - (c_q - 1), j0 - (c_k - 1) / 2, scale, causal, n, d, q_chunk, k_chunk);
         __syncthreads();
-        // 3. T and then P in strips, the largest score and the sum of a row by its LANES threads together
+        // 3. compute T and then P in strips; the LANES threads of a row share its maximum and sum by shuffles
         for (int turn = 0; turn < TURNS; turn++) {
             int i = strip_row(turn);
             float largest = m[turn];
             for (int s = 0; s < STRIPS; s++) {
                 int first = strip_column(s), place = (turn * STRIPS + s) * STRIP;
-                int last = min(min(keys, n - j0), causal ? i0 + i + 1 - j0 : keys);  // columns that count
+                int last = min(min(keys, n - j0), causal ? i0 + i + 1 - j0 : keys);  // owned and visible columns
                 bool inside = i < rows && i0 + i < n;
                 if (inside && first < last) convolve_strip(strip, place, s_tile, taps, i, first, c_q, c_k);
                 for (int x = 0; x < STRIP; x++) {
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             m[turn] = largest, l[turn] = l[turn] * shrink + total;
             if (lane == 0) row_factor[i] = shrink;
         }
-        __syncthreads();  // every strip is made: P may take the place of S0
+        __syncthreads();  // all strips are convolved: P may overwrite S0
         for (int turn = 0; turn < TURNS; turn++)
             for (int s = 0; s < STRIPS; s++)
                 for (int x = 0; x < STRIP; x++)
@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             __syncthreads();
         }
     }
-    // 5. one division for each number of the output
+    // 5. normalise and store
     for (int turn = 0; turn < TURNS; turn++) {
         int i = strip_row(turn);
         if (lane == 0) {

@@ -1,33 +1,33 @@
-// Device functions of the convolutional kernels: products of tiles, the convolution of a strip, and which thread does
-// what. As in kernels/conv/tiles.py; SIZE, of a tile of scores, and WIDTH, of a row, are given to the compiler:
-// -DSIZE=64 -DWIDTH=64.
+// Device functions of the convolution kernels: products of tiles, convolutions of strips, and the mapping of threads to
+// elements. They correspond to kernels/conv/tiles.py. SIZE, the side of a tile of scores, and WIDTH, the row width, are
+// macros: -DSIZE=64 -DWIDTH=64.
 #include "tiles.cuh"
 
-constexpr int PATCH = 4, STRIP = 8, LANES = 4;  // a thread's part of a tile; the threads of a row of strips
-constexpr int PADDING = 9;                      // how far a strip with all of its taps may reach beyond the tile
-constexpr int GROUP = 4;                        // taps and columns that come in one load of 16 bytes
-constexpr int TAPS = 16;                        // the largest kernel, 15 × 15, in whole groups
-constexpr int SECTOR = 8;                       // numbers in a sector of global memory
+constexpr int PATCH = 4, STRIP = 8, LANES = 4;  // elements of a tile per thread; threads per row of strips
+constexpr int PADDING = 9;                      // columns that a strip and its taps may read beyond the tile
+constexpr int GROUP = 4;                        // floats per 16-byte load
+constexpr int TAPS = 16;                        // rows and columns of taps: 15, rounded up to a multiple of GROUP
+constexpr int SECTOR = 8;                       // floats per sector (32 bytes) of global memory
 constexpr int STEP = SIZE / PATCH, PITCH = SIZE + PADDING, THREADS = STEP * STEP;
-constexpr int PATCH_NUMBERS = PATCH * PATCH, COLUMNS = WIDTH / STEP;  // COLUMNS: of an output, a thread
-constexpr int TURNS = LANES * PATCH_NUMBERS / SIZE, STRIPS = SIZE / (STRIP * LANES);  // rows a thread convolves; strips
+constexpr int PATCH_NUMBERS = PATCH * PATCH, COLUMNS = WIDTH / STEP;  // COLUMNS: output columns per thread
+constexpr int TURNS = LANES * PATCH_NUMBERS / SIZE, STRIPS = SIZE / (STRIP * LANES);  // rows per thread; strips per row
 
-typedef float Tile[SIZE][PITCH];    // scores, with columns of zeros to their right
-typedef float Taps[TAPS][TAPS];     // of a head, with zeros to their right and below
-typedef float Strip[PATCH_NUMBERS]; // TURNS · STRIPS strips of a thread
-typedef float Patch[PATCH * COLUMNS];  // a thread's part of an output
+typedef float Tile[SIZE][PITCH];    // scores, with padding columns of zeros
+typedef float Taps[TAPS][TAPS];     // the taps of a head, zero-padded
+typedef float Strip[PATCH_NUMBERS]; // a thread's TURNS · STRIPS strips
+typedef float Patch[PATCH * COLUMNS];  // a thread's elements of an output
 
 struct Place {
     int row, column;
 };
 
-// The first of this thread's patch; the lanes of a warp are 8 rows by 4 columns.
+// Return the first element of this thread's patch; the lanes of a warp form 8 rows by 4 columns.
 __device__ Place patch_place() {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, across = STEP / 4;
     return {warp / across * 8 + lane / 4, warp % across * 4 + lane % 4};
 }
 
-// The row of this thread's strips in this turn, and the first column of its strip s.
+// Return the row of this thread's strips in iteration `turn`, and the first column of its strip s.
 __device__ int strip_row(int turn) { return threadIdx.x / LANES + turn * (THREADS / LANES); }
 __device__ int strip_column(int s) { return (threadIdx.x % LANES + s * LANES) * STRIP; }
 
@@ -38,7 +38,7 @@ __device__ void clear(Tile& tile) {
         tile[element / PITCH][element % PITCH] = 0.0f;
 }
 
-// taps = w (c_q, c_k), in both directions reversed if `flipped`, with 0 to its right and below.
+// Load w (c_q, c_k) into taps with zero padding; reverse both dimensions if `flipped`.
 __device__ void load_taps(Taps& taps, const float* w, int c_q, int c_k, bool flipped) {
     for (int element = threadIdx.x; element < TAPS * TAPS; element += THREADS) {
         int a = element / TAPS, b = element % TAPS;
@@ -48,8 +48,8 @@ __device__ void load_taps(Taps& taps, const float* w, int c_q, int c_k, bool fli
     }
 }
 
-// chunk[:, :width] = rows[first :, start :], with 0 for what lies outside `rows` (n, d). SECTOR neighbouring threads
-// share a row: 32 bytes a time.
+// Copy rows[first :, start :] to chunk[:, :width], with 0 outside `rows` (n, d). SECTOR adjacent threads copy one row,
+// so that each request reads 32 contiguous bytes.
 template <int ROWS, int WORDS>
 __device__ void copy_rows(float (&chunk)[ROWS][WORDS], int width, const float* rows, int first, int start, int n, int d) {
     for (int i = threadIdx.x / SECTOR; i < ROWS; i += THREADS / SECTOR) {
@@ -61,7 +61,7 @@ __device__ void copy_rows(float (&chunk)[ROWS][WORDS], int width, const float* r
     }
 }
 
-// chunk = rows[first : first + ROWS], with 0 for what lies outside `rows` (n, d).
+// Copy rows[first : first + ROWS] to the chunk, with 0 outside `rows` (n, d).
 template <int ROWS>
 __device__ void load_rows(float (&chunk)[ROWS][WIDTH], const float* rows, int first, int n, int d) {
     copy_rows(chunk, WIDTH, rows, first, 0, n, d);
@@ -69,7 +69,7 @@ __device__ void load_rows(float (&chunk)[ROWS][WIDTH], const float* rows, int fi
 
 // Products, in patches -------------------------------------------------------------------------------------------------
 
-// patch[r, c] += a_chunk[row + r · STEP] · b_chunk[column + c · STEP], GROUP columns at a time.
+// Add a_chunk[row + r · STEP] · b_chunk[column + c · STEP] to patch[r, c], GROUP columns at a time.
 template <int WORDS>
 __device__ void add_products(Strip& patch, const float (&a_chunk)[SIZE][WORDS], const float (&b_chunk)[SIZE][WORDS]) {
     auto [row, column] = patch_place();
@@ -85,16 +85,16 @@ __device__ void add_products(Strip& patch, const float (&a_chunk)[SIZE][WORDS], 
     }
 }
 
-// tile[i, j] = factor · a[first_a + i] · b[first_b + j]; 0 where a row is outside `a` or `b` (n, d), and with causal
-// where first_b + j > first_a + i. All threads of the block call it; the caller puts a barrier before others read the
-// tile.
+// Compute tile[i, j] = factor · a[first_a + i] · b[first_b + j], with 0 for rows outside `a` or `b` (n, d) and, if
+// causal, where first_b + j > first_a + i. All threads of the block must call this function. The caller must
+// synchronise the block before other threads read the tile.
 template <int WORDS>
 __device__ void products(Tile& tile, const float* a, const float* b, int first_a, int first_b, float factor, bool causal,
                          int n, int d, float (&a_chunk)[SIZE][WORDS], float (&b_chunk)[SIZE][WORDS]) {
     auto [row, column] = patch_place();
     Strip patch = {};
     for (int start = 0; start < d; start += WORDS - GROUP) {
-        __syncthreads();  // the chunks may be overwritten, and what the caller had in the tile
+        __syncthreads();  // all threads have finished reading the chunks and the tile
         copy_rows(a_chunk, WORDS - GROUP, a, first_a, start, n, d);
         copy_rows(b_chunk, WORDS - GROUP, b, first_b, start, n, d);
         __syncthreads();
@@ -107,8 +107,8 @@ __device__ void products(Tile& tile, const float* a, const float* b, int first_a
         }
 }
 
-// patch[r, c] += Σ_x weights[row r, first + x] · chunk[x, column c]: what P V is made of. Rows are those of this
-// thread's patch; its columns of the output are COLUMNS neighbours.
+// Add Σ_x weights[row r, first + x] · chunk[x, column c] to patch[r, c], as part of P V. The rows are those of this
+// thread's patch; the columns are COLUMNS adjacent columns of the output.
 template <int ROWS>
 __device__ void add_weighted_rows(Patch& patch, const Tile& weights, int first, const float (&chunk)[ROWS][WIDTH]) {
     auto [row, column] = patch_place();
@@ -124,7 +124,7 @@ __device__ void add_weighted_rows(Patch& patch, const Tile& weights, int first, 
     }
 }
 
-// patch[r, c] += Σ_x weights[first + x, shift + row r] · chunk[x, column c]: what Pᵀ dO is made of.
+// Add Σ_x weights[first + x, shift + row r] · chunk[x, column c] to patch[r, c], as part of Pᵀ dO.
 template <int ROWS>
 __device__ void add_weighted_columns(Patch& patch, const Tile& weights, int first, int shift,
                                      const float (&chunk)[ROWS][WIDTH]) {
@@ -141,7 +141,7 @@ __device__ void add_weighted_columns(Patch& patch, const Tile& weights, int firs
     }
 }
 
-// rows[first : first + count] = factor · patch, without what lies outside `rows` (n, d); every thread its part.
+// Store factor · patch in rows[first : first + count], skipping elements outside `rows` (n, d).
 __device__ void store_rows(float* rows, int first, int count, float factor, const Patch& patch, int n, int d) {
     auto [row, column] = patch_place();
     for (int r = 0; r < PATCH; r++)
@@ -153,8 +153,8 @@ __device__ void store_rows(float* rows, int first, int count, float factor, cons
 
 // Convolution, in strips -----------------------------------------------------------------------------------------------
 
-// strip[place + x] = Σ_ab taps[a, b] · tile[i + a, j + x + b] for x < STRIP. Each number of the tile is loaded once a
-// row, and used STRIP times from a window of registers that moves on by GROUP columns.
+// Compute strip[place + x] = Σ_ab taps[a, b] · tile[i + a, j + x + b] for x < STRIP. Each element of the tile is loaded
+// once per row of taps, and used STRIP times from a window of registers that advances by GROUP columns.
 __device__ void convolve_strip(Strip& strip, int place, const Tile& tile, const Taps& taps, int i, int j, int c_q,
                                int c_k) {
     float window[STRIP + GROUP], sums[STRIP] = {};

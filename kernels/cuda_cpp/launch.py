@@ -1,8 +1,8 @@
-"""A kernel of a .cu file, compiled by NVRTC: for a GPU and launched there by cuda.core, or to PTX, without a
-GPU, and run by the simulator.
+"""Compile and launch the kernels of a .cu file.
 
-Both come with numba-cuda's CUDA parts. Where NVRTC is missing, the simulator runs the PTX recorded in
-kernels/data/cuda_cpp.zip by `python -m kernels.cuda_cpp.record`.
+For a GPU, NVRTC compiles a cubin and cuda.core launches it. Without a GPU, NVRTC compiles PTX and the
+simulator runs it. NVRTC and cuda.core are dependencies of numba-cuda. Where NVRTC is missing, the simulator
+runs the PTX recorded in kernels/data/cuda_cpp.zip by `python -m kernels.cuda_cpp.record`.
 """
 
 import functools
@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 
 
 class Kernel(NamedTuple):
-    """A kernel `name` of `file`, for which the compiler is given macros: (("WIDTH", 64), ...)."""
+    """The kernel `name` of `file`, compiled with macros such as (("WIDTH", 64), ...)."""
 
     file: str
     name: str
@@ -31,14 +31,17 @@ class Kernel(NamedTuple):
 
     @property
     def record(self):
-        """The name of the record of its file with these macros."""
+        """The name under which the file's PTX with these macros is recorded."""
         return "-".join([self.path.stem, *(f"{n}{v}" for n, v in self.macros)])
 
 
 def launch(kernel, grid, block, *arguments, run=None):
-    """kernel<<<grid, block>>>(*arguments), by `run` or where the first argument, a tensor, is; a grid without
-    a block runs nothing. Tensors are pointers, ints are int, numpy's
-    numbers of their own type."""
+    """Launch kernel<<<grid, block>>>(*arguments) with `run`, or with the runner for the first argument's
+    device.
+
+    An empty grid is a no-op. Tensors are passed as pointers, Python ints as int, and NumPy scalars with their
+    own type.
+    """
     if 0 not in grid:
         (run or RUNNERS[arguments[0].device.type])(kernel, grid, block, *arguments)
 
@@ -47,9 +50,10 @@ def launch(kernel, grid, block, *arguments, run=None):
 
 
 def simulated(kernel, grid, block, *arguments, engine="fibers", **options):
-    """The runner for CPU tensors; returns sim's Report. Raises sim.KernelBug for a bug found.
+    """Run a kernel on CPU tensors in the simulator, and return its Report. Raise sim.KernelBug if it has a
+    bug.
 
-    engine, options: those of sim.simulate.
+    engine, options: arguments of sim.simulate.
     """
     from sim import simulate
 
@@ -58,7 +62,7 @@ def simulated(kernel, grid, block, *arguments, engine="fibers", **options):
 
 @functools.cache
 def module(kernel):
-    """The Module of the kernel's file, compiled by NVRTC, or without it as recorded."""
+    """Return the Module of the kernel's file, compiled by NVRTC if it is installed, or recorded."""
     from sim import load_ptx
 
     ptx = ptx_of(kernel) if have_compiler() else recorded(kernel)
@@ -66,7 +70,7 @@ def module(kernel):
 
 
 def ptx_of(kernel):
-    """The PTX of the kernel's file by NVRTC, for sm_80, with line numbers."""
+    """Compile the kernel's file to PTX for sm_80 with NVRTC, including line numbers."""
     from sim.ptx.nvrtc import compile_ptx
 
     macros = (f"-D{name}={value}" for name, value in kernel.macros)
@@ -83,7 +87,7 @@ def have_compiler():
 
 
 def recorded(kernel):
-    """The PTX as it was recorded. Errors: LookupError that lists what is."""
+    """Return the recorded PTX. Raise LookupError, listing the recordings, if there is none."""
     if kernel.record not in recorded_ptx("cuda_cpp"):
         remedy = "install NVRTC (pip install cuda-bindings nvidia-cuda-nvrtc) to compile it"
         raise not_recorded("cuda_cpp", kernel.record, remedy)
@@ -94,8 +98,7 @@ def recorded(kernel):
 
 
 def on_gpu(kernel, grid, block, *arguments):
-    """The runner for CUDA tensors: on the device of the first argument and torch's current stream there; does
-    not wait for the end."""
+    """Launch asynchronously on the first argument's device, in torch's current stream there."""
     from cuda.core import LaunchConfig
     from cuda.core import launch as enqueue
 
@@ -108,7 +111,7 @@ def on_gpu(kernel, grid, block, *arguments):
 
 @functools.cache
 def stream_of(device, handle):
-    """torch's stream on a device as cuda.core's."""
+    """Return torch's stream on a device as a cuda.core stream."""
     from cuda.core import Device, Stream
 
     Device(device).set_current()
@@ -117,7 +120,7 @@ def stream_of(device, handle):
 
 @functools.cache
 def built(kernel, device):
-    """The kernel compiled for a device, cuda.core's."""
+    """Compile the kernel for a device; return the cuda.core kernel."""
     from cuda.core import Program, ProgramOptions
 
     major, minor = torch.cuda.get_device_capability(device)
@@ -134,7 +137,7 @@ def built(kernel, device):
 
 
 def as_argument(value):
-    """A tensor as its address, a Python int as CUDA C++'s int, numpy's numbers as what they are."""
+    """Return a tensor as its address, a Python int as a C++ int, and a NumPy scalar unchanged."""
     if isinstance(value, torch.Tensor):
         return value.data_ptr()
     return np.int32(value) if isinstance(value, int) else value

@@ -1,4 +1,4 @@
-"""Host functions of the CUDA C++ kernels: arguments checked, outputs made, launches."""
+"""Host functions of the CUDA C++ kernels: check arguments, allocate outputs, launch."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from kernels.flash.forward import ROWS
 
 
 def flash_forward(q, k, v, causal=True, scale=None, run=None):
-    """(O, L): as `kernels.flash.forward.flash_forward`, float32."""
+    """Return (O, L) like `kernels.flash.forward.flash_forward`, float32 only."""
     q, k, v, scale = attention_arguments(q, k, v, scale)
     batch, heads, n, d = q.shape
     o, log_sum = output(q.shape, like=q), output(q.shape[:3], like=q)
@@ -25,7 +25,7 @@ def flash_forward(q, k, v, causal=True, scale=None, run=None):
 
 
 def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE):
-    """(O, L): as `kernels.conv.forward.conv_forward` of whole sequences, float32."""
+    """Return (O, L) like `kernels.conv.forward.conv_forward`, for whole sequences, float32 only."""
     check_size(size)
     q, k, v, w, scale, _ = conv_arguments(q, k, v, w, scale)
     (batch, heads, n, d), (_, c_q, c_k) = q.shape, w.shape
@@ -38,14 +38,14 @@ def conv_forward(q, k, v, w, causal=True, scale=None, run=None, size=SIZE):
 
 
 def conv_macros(d, size):
-    """What the compiler is given for conv_tiles.cuh."""
+    """Return the macros that conv_tiles.cuh requires."""
     return ("WIDTH", width_for(d)), ("SIZE", size)
 
 
 def conv_backward(
     q, k, v, w, o, log_sum, d_o, causal=True, scale=None, deterministic=False, run=None, size=SIZE
 ):
-    """(dQ, dK, dV, dW): as `kernels.conv.backward.conv_backward` of whole sequences, all four."""
+    """Return (dQ, dK, dV, dW) like `kernels.conv.backward.conv_backward`, for whole sequences."""
     q, k, v, w, scale, d_o, _ = backward_arguments(q, k, v, w, o, log_sum, d_o, scale)
     check_size(size)
     (batch, heads, n, d), (_, c_q, c_k) = q.shape, w.shape
@@ -66,8 +66,10 @@ def conv_backward(
 
 
 def conv_attention_decode(q_window, k, v, w, scale=None, splits=None, run=None):
-    """The last row of causal convolutional attention, (B, H, 1, d): as
-    `kernels.conv.decode.conv_attention_decode`, float32."""
+    """Return the last row of causal convolutional attention, (B, H, 1, d), float32 only.
+
+    Otherwise this is like `kernels.conv.decode.conv_attention_decode`.
+    """
     q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale)
     (batch, heads, keys, d), (_, c_q, c_k) = k.shape, w.shape
     splits = splits_for(splits, batch * heads, keys, k.device)

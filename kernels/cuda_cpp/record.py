@@ -1,5 +1,7 @@
-"""python -m kernels.cuda_cpp.record: compile the kernels by NVRTC, with no GPU, for small launches, and keep
-their PTX, which then runs in the simulator where NVRTC is missing."""
+"""Record the PTX of small launches in kernels/data/cuda_cpp.zip: python -m kernels.cuda_cpp.record
+
+NVRTC compiles the kernels without a GPU. The simulator runs the recorded PTX where NVRTC is not installed.
+"""
 
 import torch
 
@@ -9,7 +11,7 @@ from kernels.cuda_cpp.operators import conv_attention_decode, conv_backward, con
 
 
 def calls(run):
-    """Every host function, small, by a runner; what they return is nothing to rely on."""
+    """Call every host function with small arguments and the runner `run`; ignore the results."""
     q, k, v, d_o = torch.randn(4, 1, 1, 20, 5)
     w = torch.randn(1, 3, 4)
     flash_forward(q, k, v, run=run)
@@ -19,7 +21,7 @@ def calls(run):
 
 
 def recorder(texts):
-    """A runner that runs nothing, and puts the PTX into `texts`."""
+    """Return a runner that launches nothing, and stores the PTX of each kernel in `texts`."""
 
     def record(kernel, *launch):
         texts[kernel.record] = ptx_of(kernel)

@@ -1,7 +1,9 @@
-"""The part of Triton's language that the course uses, in numpy: tiles, pointers into watched arrays, `tl`.
+"""The subset of Triton's language that the course uses, in NumPy: tiles, pointers into monitored arrays, and
+`tl`.
 
-What Triton refuses is refused here: a tile has no index, no truth and no numpy; its sizes are powers of two.
-Where Triton is undefined, this is poison: NaN for a load that is masked and has no `other`.
+It rejects what Triton rejects: a tile cannot be indexed, used as a truth value or passed to NumPy, and its
+    sizes are powers of two. Values that are undefined in Triton are poisoned: a masked load without `other`
+    returns NaN.
 """
 
 import functools
@@ -15,9 +17,9 @@ NO_INDEX = "a tile has no index: its new axes are tile[:, None] and tile[None, :
 
 
 class Tile:
-    """A value of a program: one number or an array, float32, int32, int64 or bool."""
+    """A value in a program: a scalar or an array of float32, int32, int64 or bool."""
 
-    __array_ufunc__ = None  # numpy's functions refuse it
+    __array_ufunc__ = None  # NumPy functions raise TypeError for a Tile
 
     def __init__(self, values):
         values = np.asarray(values)
@@ -56,7 +58,7 @@ class Tile:
         raise TypeError("numpy and PyTorch cannot see a tile: a kernel has tl's functions alone")
 
     def __getattr__(self, name):
-        """Many of tl's functions are a tile's methods too."""
+        """Look up a function of tl as a method of the tile."""
         if name.startswith("_") or not hasattr(Language, name):
             raise AttributeError(f"this interpreter knows no .{name} of a tile")
         return functools.partial(getattr(NO_LAUNCH, name), self)
@@ -73,7 +75,7 @@ class Tile:
 
 
 class Pointer(Tile):
-    """Places in an array of global memory: what x + i is."""
+    """Pointers to elements of an array in global memory, such as x + i."""
 
     def __init__(self, array, at):
         self.array, self.values = array, at
@@ -88,7 +90,7 @@ class Pointer(Tile):
 
 
 def values_of(x):
-    """What numpy computes with. A Python number takes the type of its partner."""
+    """Return the NumPy value of an operand. A Python number takes the dtype of the other operand."""
     if isinstance(x, Tile):
         return x.values
     if isinstance(x, (bool, int, float)):
@@ -97,7 +99,7 @@ def values_of(x):
 
 
 def elementwise(function, *operands):
-    """The tile of function(*operands), broadcast as numpy does."""
+    """Return function(*operands) as a Tile, with NumPy's broadcasting."""
     try:
         with np.errstate(all="ignore"):
             return Tile(function(*map(values_of, operands)))
@@ -107,7 +109,7 @@ def elementwise(function, *operands):
 
 
 def quotient(a, b):
-    """As C divides whole numbers: towards 0."""
+    """Divide integers as C does, rounding towards 0."""
     a, b = (np.asarray(x, np.result_type(a, b)) for x in (a, b))
     return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
 
@@ -136,7 +138,7 @@ for name, function in (OPERATORS | {"floordiv": quotient, "mod": remainder}).ite
 
 
 class Found(Exception):
-    """(kind, what the program does, the likely fix): the interpreter adds program and line."""
+    """A bug in a program: (kind, description, likely fix). The interpreter adds the program and the line."""
 
 
 DOES = {"loads": "loads", "stores": "stores to", "atomics": "adds to"}
@@ -145,22 +147,26 @@ NOBODY = -1
 
 
 class Array:
-    """An array in global memory, watched: how often each element is loaded, stored to and added to."""
+    """An array in global memory that counts the loads, stores and atomic adds of each element."""
 
     def __init__(self, name, shape, numbers):
-        self.name, self.shape, self.numbers = name, shape, numbers  # numbers: flat
-        self.counts = {what: np.zeros(numbers.size, int) for what in DOES}  # by all programs
-        self.most = {what: np.zeros(numbers.size, int) for what in DOES}  # by the program with most
-        self.now = {what: np.zeros(numbers.size, int) for what in DOES}  # by the program that runs
-        self.by = {what: np.full((2, numbers.size), NOBODY) for what in DOES}  # first and last program
-        self.tiles = {what: [] for what in DOES}  # (program, numbers in the tile) of each access
+        self.name, self.shape, self.numbers = name, shape, numbers  # numbers: the elements, flattened
+        self.counts = {what: np.zeros(numbers.size, int) for what in DOES}  # totals over all programs
+        self.most = {what: np.zeros(numbers.size, int) for what in DOES}  # maximum over programs
+        self.now = {what: np.zeros(numbers.size, int) for what in DOES}  # counts of the current program
+        # first and last program that accessed each element
+        self.by = {what: np.full((2, numbers.size), NOBODY) for what in DOES}
+        self.tiles = {what: [] for what in DOES}  # (program, elements in the tile) for each access
 
     def element(self, at):
         return f"{self.name}[{', '.join(map(str, np.unravel_index(at, self.shape)))}]"
 
     def touch(self, what, places, mask, language):
-        """The program that runs loads, stores to or adds to the elements places[mask], a tile. Raises Found
-        for one that is not there, or that another program touches in an order that nothing fixes."""
+        """Record that the current program loads, stores to or adds to the elements places[mask] of a tile.
+
+        Raise Found for an element out of bounds, and for one that another program accesses without a defined
+        order.
+        """
         at = places[mask]
         if at.size:
             self.tiles[what].append((language.number, places.size))
@@ -195,21 +201,22 @@ class Array:
 
 
 def constant(value, what):
-    """A number that is known when the kernel is compiled."""
+    """Return a value that must be known at compile time; raise TypeError for a Tile."""
     if isinstance(value, Tile):
         raise TypeError(f"{what} must be known when the kernel is compiled: a tl.constexpr, or a number")
     return value
 
 
 def unit(size, what="a tile's side"):
-    """The size of a tile: known when the kernel is compiled, a power of two."""
+    """Return the size of a tile; raise TypeError unless it is a compile-time power of two."""
     if constant(size, what) < 1 or size & (size - 1):
         raise TypeError(f"{what} must be a power of two, and not {size}")
     return size
 
 
 def known(given, names, function):
-    """Refuse arguments that `function` does not have. `names`: those that change no result here."""
+    """Raise TypeError for an argument that `function` lacks. `names`: arguments that are accepted and
+    ignored."""
     if unknown := sorted(set(given) - names):
         raise TypeError(f"{function} has no argument {unknown[0]}")
 
@@ -222,13 +229,17 @@ def sides(shape):
 
 
 def eleven_bits(x):
-    """float32 rounded as tensor cores round it (TF32: 11 bits of the mantissa, ties to even)."""
+    """Round float32 to TF32, as tensor cores do: an 11-bit significand, ties to even."""
     bits = np.ascontiguousarray(x, np.float32).view(np.int32)
     return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(np.float32)
 
 
 class Language:
-    """`tl` for one launch. grid: programs in each direction; number and place: of the program that runs."""
+    """The object `tl` of one launch.
+
+    grid: the number of programs in each dimension. number and place: the index and coordinates of the current
+        program.
+    """
 
     float32, int32, int64, int1 = np.float32, np.int32, np.int64, np.bool_
     constexpr = staticmethod(lambda value: value)
@@ -249,18 +260,18 @@ class Language:
         return Tile(np.int32(self.grid[axis]))
 
     def starts(self, number):
-        """From now on program `number` runs."""
+        """Make program `number` the current one."""
         self.number, self.place = number, np.unravel_index(number, self.grid[::-1])[::-1]
 
     def named(self, number):
-        """A program's number; in a grid of several directions its place."""
+        """Return a program's index, or its coordinates in a grid of several dimensions, as text."""
         place = np.unravel_index(number, self.grid[::-1])[::-1]
         return str(number) if max(self.grid[1:]) == 1 else f"({', '.join(map(str, place))})"
 
     # memory
 
     def places(self, pointer, mask, *others):
-        """(flat places, which of them, other values), all of one shape."""
+        """Return (flat positions, mask, other values), broadcast to one shape."""
         if not isinstance(pointer, Pointer):
             raise TypeError("a pointer is wanted: the array's name plus whole numbers")
         mask = True if mask is None else values_of(mask)
@@ -300,9 +311,9 @@ class Language:
         return Tile(before)
 
     def debug_barrier(self):
-        """A program is one flow here; it has nothing to wait for."""
+        """Do nothing: a program runs as a single thread here."""
 
-    # making tiles
+    # creation of tiles
 
     def arange(self, start, end):
         unit(end - start if not isinstance(start, Tile) else start, "a range's length")
@@ -330,8 +341,11 @@ class Language:
         return Tile(np.take_along_axis(x.values, index.values, axis))
 
     def dot(self, a, b, acc=None, input_precision=None, allow_tf32=None, out_dtype=None):
-        """The product of two matrices. Without input_precision="ieee" its operands have 11 bits; with
-        "tf32x3" twice 11."""
+        """Return the product of two matrices.
+
+        The operands are rounded to 11 bits, unless input_precision is "ieee". "tf32x3" splits each operand
+        into two 11-bit parts.
+        """
         precision = input_precision or ("ieee" if allow_tf32 is False else "tf32")
         if precision not in ("ieee", "tf32", "tf32x3"):
             raise TypeError(f"input_precision is ieee, tf32 or tf32x3, and not {precision!r}")
@@ -388,7 +402,7 @@ class Language:
     device_print = staticmethod(print)
 
 
-NO_LAUNCH = Language((1, 1, 1))  # for the methods of a tile
+NO_LAUNCH = Language((1, 1, 1))  # implements the methods of tiles
 
 
 def of_numpy(function):

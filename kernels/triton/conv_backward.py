@@ -1,8 +1,8 @@
-"""Convolutional attention, backward, in Triton: one kernel keeps a tile of queries and gives dQ and dW, one
-keeps a tile of keys and gives dK and dV.
+"""Convolutional attention backward pass in Triton: one kernel owns tiles of queries and computes dQ and dW,
+the other owns tiles of keys and computes dK and dV.
 
-The algorithm, the names, the grids and where each tile begins are those of `kernels/conv/backward.py`. What
-is masked or not owned is a 0 in a tile that a product then adds up.
+Algorithm, names, grids and the origin of each tile are those of `kernels/conv/backward.py`. Elements that are
+masked or not owned are set to 0 in a tile before a product sums over them.
 """
 
 from kernels.common.arguments import backward_arguments
@@ -20,8 +20,8 @@ from kernels.triton.tiles import (
     store_rows,
 )
 
-SIZE = 32  # smaller than in CUDA: a tile that moves is in registers
-TAPS = 16  # the largest kernel, 15 × 15, as a tile
+SIZE = 32  # smaller than in CUDA, because a tile that is shifted stays in registers
+TAPS = 16  # side of a tile that holds the largest taps, 15 × 15
 
 
 @triton.jit
@@ -44,10 +44,10 @@ def gradient_tiles(
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """(S0, P, dT, dS) of the tile that owns rows i0 … and columns j0 …; P and dT of what it owns, from index
-    (0, right) on.
+    """Return (S0, P, dT, dS) of the tile that owns rows i0 … and columns j0 …; owned entries of P and dT
+    start at (0, right).
 
-    S0 begins at (i0 - P_q, j0 - (c_k - 1)), P and dT at (i0, j0 - right), dS at (i0, j0).
+    S0 starts at (i0 - P_q, j0 - (c_k - 1)), P and dT at (i0, j0 - right), dS at (i0, j0).
     """
     row, column = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
     rows, columns, right = SIZE - 2 * (c_q - 1), SIZE - 2 * (c_k - 1), c_k // 2
@@ -77,7 +77,7 @@ def gradient_tiles(
 
 @triton.jit
 def tap_gradients(d_t, s, c_q, c_k, TAPS: tl.constexpr):
-    """Σ_ij dT[i, j] · S0[i + a, j + b] for each tap: (TAPS, TAPS)."""
+    """Return Σ_ij dT[i, j] · S0[i + a, j + b] for each tap: (TAPS, TAPS)."""
     a_of, b_of = tl.arange(0, TAPS)[:, None], tl.arange(0, TAPS)[None, :]
     sums = tl.zeros((TAPS, TAPS), tl.float32)
     for a in range(c_q):
@@ -110,8 +110,8 @@ def conv_backward_queries_kernel(
     WIDTH: tl.constexpr,
     TAPS: tl.constexpr,
 ):
-    """d_q, like q, = dQ and d_w += dW; q, k, v, d_o (B, H, n, d), w (H, c_q, c_k), log_sum, delta (B, H, n).
-    d_w (parts, H, c_q, c_k): program number b of a head adds to d_w[b % parts]."""
+    """Store dQ in d_q, add dW to d_w; q, k, v, d_o (B, H, n, d), w (H, c_q, c_k), log_sum, delta (B, H, n).
+    d_w: (parts, H, c_q, c_k); program b of a head adds to d_w[b % parts]."""
     head, taps = head_of_program(), w + tl.program_id(1) * c_q * c_k
     q_rows, k_rows, v_rows, d_o_rows = (
         q + head * n * d,
@@ -173,7 +173,7 @@ def conv_backward_keys_kernel(
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """d_k, like k, = dK and d_v, like v, = dV; q, k, v, d_o (B, H, n, d), w (H, c_q, c_k), log_sum, delta (B,
+    """Store dK in d_k and dV in d_v; q, k, v, d_o (B, H, n, d), w (H, c_q, c_k), log_sum, delta (B,
     H, n)."""
     head, taps = head_of_program(), w + tl.program_id(1) * c_q * c_k
     q_rows, k_rows, v_rows, d_o_rows = (
@@ -228,7 +228,7 @@ def conv_backward(
     size=SIZE,
     num_warps=4,
 ):
-    """(dQ, dK, dV, dW): as `kernels.conv.backward.conv_backward` of whole sequences, all four."""
+    """Return (dQ, dK, dV, dW) like `kernels.conv.backward.conv_backward`, for whole sequences."""
     q, k, v, w, scale, d_o, _ = backward_arguments(q, k, v, w, o, log_sum, d_o, scale)
     check_size(size)
     (batch, heads, n, d), (_, c_q, c_k) = q.shape, w.shape

@@ -1,8 +1,8 @@
-"""Convolutional attention for one new token, in Triton: the keys split among programs, then a second kernel
-that merges what each of them found.
+"""Convolutional attention for one new token in Triton: the keys are split among programs, and a second kernel
+merges their results.
 
-The algorithm is that of `kernels/conv/decode.py`, with a program where that has a warp. The convolution is a
-product and one move: U[b, j] = Σ_a w[a, b] · S0[a, j], then T[j] = Σ_b U[b, j + b].
+The algorithm is that of `kernels/conv/decode.py`, with a program in place of each warp. The convolution is a
+product and one shift: U[b, j] = Σ_a w[a, b] · S0[a, j], then T[j] = Σ_b U[b, j + b].
 """
 
 from kernels.common.launch import output, width_for
@@ -12,8 +12,8 @@ from kernels.triton.launch import launch
 from kernels.triton.optional import tl, triton
 from kernels.triton.tiles import head_of_program, load_rows, products, reciprocal, weight
 
-KEYS, TAPS = 64, 16  # keys in a tile, with their halo; rows of a window, and taps in a row, as a tile
-SPLITS = 16  # merged at a time
+KEYS, TAPS = 64, 16  # keys per tile, with their halo; rows of a window, and taps per row, padded to a tile
+SPLITS = 16  # splits merged at a time
 
 
 @triton.jit(do_not_specialize=["window", "n", "c_q", "c_k", "length"])
@@ -38,13 +38,13 @@ def conv_decode_split_kernel(
     WIDTH: tl.constexpr,
     TAPS: tl.constexpr,
 ):
-    """parts (B, H, splits, d + 2) = each program's o, m and l. q: (B, H, window, d); k and v: key j of head h
-    of batch b at k[b · k_batch + h · k_head + j · d]; w: (H, c_q, c_k); n: keys, length: those of a split."""
+    """Store each program's o, m and l in parts (B, H, splits, d + 2). q: (B, H, window, d). Key j of head h
+    of batch b is at k[b · k_batch + h · k_head + j · d]; w: (H, c_q, c_k); n keys, `length` per split."""
     head, split = head_of_program(), tl.program_id(0)
     k_rows = k + tl.program_id(2).to(tl.int64) * k_batch + tl.program_id(1).to(tl.int64) * k_head
     v_rows = v + tl.program_id(2).to(tl.int64) * v_batch + tl.program_id(1).to(tl.int64) * v_head
     tap, column = tl.arange(0, TAPS)[:, None], tl.arange(0, KEYS)[None, :]
-    # 1. the window, whose last row is row c_q - 1 of the tile, and the taps, (b, a); no key read yet
+    # 1. load the window, whose last row is row c_q - 1 of the tile, and the taps (b, a); initialise the state
     q_tile = scale * load_rows(q + head * window * d, window - c_q, window, d, TAPS, WIDTH)
     a = tl.arange(0, TAPS)[None, :]
     w_place = tl.program_id(1) * c_q * c_k + a * c_k + tap
@@ -53,13 +53,13 @@ def conv_decode_split_kernel(
     start, owned = split * length, KEYS - (c_k - 1)
     end = tl.minimum(n, start + length)
     for j0 in range(start, end, owned):
-        # 2. scores with each row of the window, masked, and convolved
+        # 2. compute the scores with each row of the window, mask and convolve them
         j = j0 - (c_k - 1) // 2 + column
         s = products(q_tile, load_rows(k_rows, j0 - (c_k - 1) // 2, n, d, KEYS, WIDTH))
         s = tl.where(j <= n - c_q + tap, s, 0.0)
         u = tl.dot(w_tile, s, input_precision="ieee")
         t = tl.sum(tl.gather(u, (column + tap) % KEYS, 1), 0)
-        # 3. the softmax, and the rows of V
+        # 3. update the softmax, and accumulate the rows of V
         place = tl.arange(0, KEYS)
         t = tl.where((place < owned) & (j0 + place < end), t, float("-inf"))
         larger = tl.maximum(m, tl.max(t, 0))
@@ -74,7 +74,7 @@ def conv_decode_split_kernel(
 
 @triton.jit(do_not_specialize=["splits"])
 def conv_decode_merge_kernel(parts, o, log_sum, splits, d, SPLITS: tl.constexpr, WIDTH: tl.constexpr):
-    """o (B, H, 1, d) and log_sum (B, H, 1) = the merged parts (B, H, splits, d + 2). Grid (1, H, B)."""
+    """Merge parts (B, H, splits, d + 2) into o (B, H, 1, d) and log_sum (B, H, 1). Grid: (1, H, B)."""
     head, c = head_of_program(), tl.arange(0, WIDTH)
     total, m, l = tl.zeros((WIDTH,), tl.float32), float("-inf"), 0.0
     for first in range(0, splits, SPLITS):
@@ -93,8 +93,8 @@ def conv_decode_merge_kernel(parts, o, log_sum, splits, d, SPLITS: tl.constexpr,
 
 
 def conv_attention_decode(q_window, k, v, w, scale=None, splits=None, run=None, num_warps=4):
-    """The last row of causal convolutional attention, (B, H, 1, d): as
-    `kernels.conv.decode.conv_attention_decode`, float32."""
+    """Return the last row of causal convolutional attention, (B, H, 1, d), float32 only, like
+    `kernels.conv.decode.conv_attention_decode`."""
     q, k, v, w, scale = decode_arguments(q_window, k, v, w, scale)
     (batch, heads, keys, d), (_, c_q, c_k) = k.shape, w.shape
     splits = splits_for(splits, batch * heads, keys, k.device)

@@ -1,8 +1,8 @@
-"""Flash attention, forward, in Triton: a program for each tile of queries, the keys tile by tile.
+"""Flash attention forward pass in Triton: one program per tile of queries, looping over tiles of keys.
 
-The algorithm, the names and the grid are those of `kernels/flash/forward.py`. What it says of threads is
-gone: a row of o is a row of a tile, K and V are loaded where they are used, and there is no barrier. Whether
-they pass through shared memory, in which order, and where a barrier must stand, is the compiler's to decide.
+Algorithm, names and grid are those of `kernels/flash/forward.py`, without threads: a row of o is a row of a
+tile, K and V are loaded where they are used, and there are no barriers. The compiler decides whether tiles
+pass through shared memory, in which order, and where barriers are needed.
 """
 
 from kernels.common.arguments import attention_arguments
@@ -11,7 +11,7 @@ from kernels.triton.launch import launch
 from kernels.triton.optional import tl, triton
 from kernels.triton.tiles import head_of_program, load_rows, products, reciprocal, store_rows, weight
 
-ROWS, KEYS = 64, 32  # queries of a program; keys in a tile
+ROWS, KEYS = 64, 32  # queries per program; keys per tile
 
 
 @triton.jit(do_not_specialize=["n", "keys"])
@@ -30,16 +30,16 @@ def flash_forward_kernel(
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """o (B, H, n, d) = attention of q (B, H, n, d), k and v (B, H, keys, d), and log_sum (B, H, n) = L, all
-    float32."""
+    """Compute attention o (B, H, n, d) of q (B, H, n, d), k and v (B, H, keys, d), and its log-sum-exp
+    log_sum (B, H, n), all float32."""
     head, i0 = head_of_program(), tl.program_id(0) * ROWS
     k_rows, v_rows = k + head * keys * d, v + head * keys * d
     i = i0 + tl.arange(0, ROWS)
-    # 1. the queries; no key read yet
+    # 1. load the queries, and initialise the state
     q_tile = scale * load_rows(q + head * n * d, i0, n, d, ROWS, WIDTH)
     o_tile = tl.zeros((ROWS, WIDTH), tl.float32)
     m, l = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
-    # 2. every tile of which some query sees a key
+    # 2. loop over every tile with a key that some query sees
     last_key = tl.minimum(keys, i0 + ROWS) if CAUSAL else keys
     for j0 in range(0, last_key, KEYS):
         j = j0 + tl.arange(0, KEYS)[None, :]
@@ -51,14 +51,14 @@ def flash_forward_kernel(
         m, l = larger, l * shrink + tl.sum(p, 1)
         v_tile = load_rows(v_rows, j0, keys, d, KEYS, WIDTH)
         o_tile = o_tile * shrink[:, None] + tl.dot(p, v_tile, input_precision="ieee")
-    # 3. one division for each row of the output
+    # 3. normalise and store
     store_rows(o + head * n * d, i0, ROWS, n, d, o_tile * reciprocal(l)[:, None])
     tl.store(log_sum + head * n + i, m + tl.log(l), mask=i < n)
 
 
 def flash_forward(q, k, v, causal=True, scale=None, run=None, rows=ROWS, keys=KEYS, num_warps=4):
-    """(O, L): as `kernels.flash.forward.flash_forward`, float32. rows, keys: of a tile, powers of two,
-    keys at least 16."""
+    """Return (O, L) like `kernels.flash.forward.flash_forward`, float32 only.
+    rows, keys: tile sizes, powers of two; keys at least 16."""
     q, k, v, scale = attention_arguments(q, k, v, scale)
     batch, heads, n, d = q.shape
     o, log_sum = output(q.shape, like=q), output(q.shape[:3], like=q)

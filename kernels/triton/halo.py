@@ -1,8 +1,8 @@
-"""A halo in Triton: y[i] = t[i - 1] + t[i] + t[i + 1] of a tile t that a program has made.
+"""A halo in Triton: y[i] = t[i - 1] + t[i] + t[i + 1] for a tile t that a program has computed.
 
-CUDA puts t into shared memory and reads it at three places. Triton has no shared memory to index: a program
-that wants a neighbour's number moves the whole tile (`tiles.moved_left`), or writes it to global memory and
-reads it there, as here. Then the order of its own threads is its concern again: without BARRIER they race.
+CUDA stores t in shared memory and reads it at three places. Triton's shared memory cannot be indexed: to read
+a neighbour, a program either shifts the whole tile (`tiles.moved_left`), or stores it in global memory and
+loads it again, as this kernel does. Then the order of its threads matters: without BARRIER they race.
 """
 
 import torch
@@ -13,7 +13,7 @@ from kernels.triton.optional import tl, triton
 
 @triton.jit
 def neighbour_sums_kernel(x, scratch, y, N: tl.constexpr, BARRIER: tl.constexpr):
-    """y (N,) = the sums of neighbours of x², through scratch (N,); one program."""
+    """Store the sums of adjacent squares of x in y (N,), through scratch (N,); one program."""
     i = tl.arange(0, N)
     t = tl.load(x + i) * tl.load(x + i)
     tl.store(scratch + i, t)
@@ -25,8 +25,8 @@ def neighbour_sums_kernel(x, scratch, y, N: tl.constexpr, BARRIER: tl.constexpr)
 
 
 def neighbour_sums(x, barrier=True, run=None):
-    """y (N,) of x (N,), float32, N a power of two: y[i] = x[i - 1]² + x[i]² + x[i + 1]², 0 outside. Without
-    the barrier, wrong at times."""
+    """Return y (N,), float32, N a power of two: y[i] = x[i - 1]² + x[i]² + x[i + 1]², with 0 outside x.
+    Without the barrier, the result is sometimes wrong."""
     scratch, y = torch.empty_like(x), torch.empty_like(x)
     constants = dict(N=len(x), BARRIER=barrier, num_warps=2)
     launch(neighbour_sums_kernel, (1, 1, 1), x, scratch, y, **constants, run=run)

@@ -1,8 +1,8 @@
-"""The map over heads of the multi-token layer, in Triton: x[g] = Σ_h M[g, h] x[h] within groups of heads, in
+"""The head map of the multi-token layer in Triton: x[g] = Σ_h M[g, h] x[h] within groups of heads, in
 place.
 
-In `kernels/multi_token/kernels.py` a thread holds the numbers of all heads of a group at its places. Here a
-program holds a tile, heads × places, and the map is a product of two tiles.
+In `kernels/multi_token/kernels.py`, a thread holds the elements of all heads of a group at some positions.
+Here, a program holds a tile, heads × positions, and the map is a product of two tiles.
 """
 
 import torch
@@ -10,14 +10,14 @@ import torch
 from kernels.triton.launch import launch
 from kernels.triton.optional import tl, triton
 
-PLACES = 64  # of a tile
-FEWEST_HEADS = 16  # of a tile: tl.dot multiplies no fewer; those beyond the group are 0
+PLACES = 64  # positions per tile
+FEWEST_HEADS = 16  # minimum heads per tile: tl.dot requires 16; heads beyond the group are 0
 
 
 @triton.jit(do_not_specialize=["places"])
 def head_map_kernel(x, head_map, places, GROUP: tl.constexpr, HEADS: tl.constexpr, PLACES: tl.constexpr):
-    """x (B, H, places) = its heads mixed, in place: x[g] = Σ_h head_map[g, h] x[h] within each group;
-    head_map: (H / GROUP, GROUP, GROUP). Grid (⌈places / PLACES⌉, H / GROUP, B)."""
+    """Mix the heads of x (B, H, places) in place: x[g] = Σ_h head_map[g, h] x[h] within each group.
+    head_map: (H / GROUP, GROUP, GROUP). Grid: (⌈places / PLACES⌉, H / GROUP, B)."""
     group = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     g, h = tl.arange(0, HEADS)[:, None], tl.arange(0, HEADS)[None, :]
     place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)[None, :]
@@ -30,8 +30,8 @@ def head_map_kernel(x, head_map, places, GROUP: tl.constexpr, HEADS: tl.constexp
 
 
 def mix_heads(x, head_map, run=None, num_warps=4):
-    """x (B, H, R, C), contiguous float32, with its heads mixed in place by head_map (H / group, group,
-    group); returns x. Raises TypeError or ValueError that says what is not so."""
+    """Mix the heads of x (B, H, R, C), contiguous float32, in place by head_map (H / group, group, group).
+    Return x. Raise TypeError or ValueError for invalid arguments."""
     if x.dtype != torch.float32 or head_map.dtype != torch.float32:
         raise TypeError(f"x is {x.dtype} and head_map {head_map.dtype}; wanted torch.float32")
     (batch, heads, *_), (groups, group, _) = x.shape, head_map.shape

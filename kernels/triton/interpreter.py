@@ -1,9 +1,9 @@
-"""Runs Triton kernels on any machine, without Triton: one program after the other, in numpy, each access of
-an array watched.
+"""An interpreter for Triton kernels that runs without Triton, in NumPy, and checks every access to an array.
 
-`interpreted` is a runner, as those of `kernels.triton.launch`: flash_forward(q, k, v, run=interpreted). It
-finds what programs do: accesses outside of an array, and elements that two programs touch in an order that
-nothing fixes. What the threads of a program do is the compiler's affair: that, only `simulated` sees.
+Programs run one after the other. `interpreted` is a runner, like those of `kernels.triton.launch`:
+    flash_forward(q, k, v, run=interpreted). It reports the bugs of programs: accesses out of bounds, and
+    elements that two programs access without a defined order. It does not model the threads of a program;
+    `simulated` does.
 """
 
 import ast
@@ -33,24 +33,27 @@ REFUSED = tuple(getattr(ast, name) for name in REFUSED.split())
 
 
 class ProgramBug(Exception):
-    """What a program may not do. A notebook shows the message alone."""
+    """A bug in a program. A notebook shows only the message."""
 
     def _render_traceback_(self):
         return [f"ProgramBug: {self}"]
 
 
 class Launch(NamedTuple):
-    """What a launch did. arrays: {name: blocks.Array}, with counts per element."""
+    """The result of a launch. arrays: {name: blocks.Array}, with counts per element."""
 
     programs: int
     arrays: dict
 
 
 def interpreted(kernel, grid, *arguments, num_warps=4, order=None, **constants):
-    """The runner; returns a Launch. arguments: contiguous tensors and arrays, and numbers; order: the numbers
-    of the programs in the order in which they run.
+    """Run a kernel in the interpreter, and return a Launch.
 
-    Raises ProgramBug, and TypeError for much of what Triton would refuse. num_warps changes nothing here.
+    arguments: contiguous tensors and arrays, and numbers.
+    order: the program indices in the order in which they run.
+
+    Raise ProgramBug for a bug, and TypeError for many constructs that Triton rejects. num_warps has no
+    effect.
     """
     grid = (*grid, 1, 1)[:3]
     arrays, language = {}, Language(grid)
@@ -65,7 +68,7 @@ def interpreted(kernel, grid, *arguments, num_warps=4, order=None, **constants):
 
 
 def taken(name, value, arrays):
-    """An argument as a kernel sees it: a pointer to an array, or a number."""
+    """Convert an argument to what the kernel receives: a pointer to an array, or a scalar."""
     if isinstance(value, torch.Tensor):
         value = value.detach().numpy()
     if not isinstance(value, np.ndarray):
@@ -77,7 +80,7 @@ def taken(name, value, arrays):
 
 
 class Program:
-    """A kernel and those that it calls as plain functions, with `language` for tl."""
+    """A kernel and the kernels that it calls as plain Python functions, with `language` in place of tl."""
 
     def __init__(self, kernel, language):
         self.language, self.functions, self.loops = language, {}, {}
@@ -87,7 +90,8 @@ class Program:
     def plain(self, kernel):
         function = kernel.fn
         if function not in self.functions:
-            self.functions[function] = None  # while its own names are looked up
+            # a placeholder while its names are resolved, in case of recursion
+            self.functions[function] = None
             self.loops[function.__code__] = loops(function)
             names = {name: self.seen(name, function) for name in globals_of(function.__code__)}
             names["__builtins__"] = self.builtins
@@ -100,7 +104,7 @@ class Program:
         return self.functions[function]
 
     def seen(self, name, function):
-        """What a global name of a kernel is."""
+        """Return the value of a global name in a kernel."""
         value = function.__globals__.get(name, self.builtins.get(name))
         meant = self.meant(value)
         if meant is value and name not in self.builtins:
@@ -131,14 +135,14 @@ class Program:
         finally:
             sys.settrace(usual)
 
-    # Triton gives each variable of a loop one type: what a variable is before the loop, it stays
+    # Triton gives each variable of a loop a single type, so a loop must not change the type of a variable.
 
     def enters(self, frame, event, argument):
         return Types(self.loops[frame.f_code]) if frame.f_code in self.loops else None
 
 
 class Types:
-    """Called at each line of a function that runs; refuses a variable whose type a loop changes."""
+    """A trace function, called at each line, that rejects variables whose type changes in a loop."""
 
     def __init__(self, lines):
         self.lines, self.before = lines, {}
@@ -156,14 +160,14 @@ class Types:
 
 
 def type_of(value):
-    """A type as Triton sees it, in words."""
+    """Return a type as Triton sees it, as text."""
     if isinstance(value, Tile):
         return repr(value)
     return {bool: "one bool", int: "one int32", float: "one float32"}.get(type(value))
 
 
 def extreme(function):
-    """min or max of a kernel: of numbers and tiles, element by element."""
+    """Return Python's min or max for a kernel, applied element by element to scalars and tiles."""
 
     def of_two(a, b):
         made = function(a, b)
@@ -173,13 +177,15 @@ def extreme(function):
 
 
 def globals_of(code):
-    """The global names that a function uses."""
+    """Return the names of the globals that a function uses."""
     return {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
 
 
 def loops(function):
-    """The lines of its loops, but for those that Triton unrolls. Raises TypeError for what Triton's grammar
-    lacks."""
+    """Return the line numbers of a function's loops, except those that Triton unrolls.
+
+    Raise TypeError for syntax that Triton does not support.
+    """
     try:
         lines, first = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -200,8 +206,10 @@ def loops(function):
 
 
 def line_of(error, codes):
-    """The innermost line of a kernel in an exception's traceback: "halo.py line 19  tl.store(...)"; in a
-    notebook, which has no lines of its own, counted from the function's def."""
+    """Return the innermost kernel line in an exception's traceback, such as "halo.py line 19  tl.store(...)".
+
+    In a notebook, which has no file, lines are counted from the function's def.
+    """
     steps = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code in codes]
     frame, line = steps[-1]
     file, source = frame.f_code.co_filename, linecache.getline(frame.f_code.co_filename, line).strip()

@@ -1,7 +1,9 @@
-"""Where a Triton kernel runs: CUDA tensors on their GPU; CPU tensors in the simulator, from the PTX that
-Triton compiles for sm_80 without a GPU; with TRITON_INTERPRET=1 in Triton's own interpreter.
+"""Runners for Triton kernels.
 
-A runner is a function run(kernel, grid, *arguments, num_warps, **constants). Without Triton the simulator
+CUDA tensors run on their GPU. CPU tensors run in the simulator, from PTX that Triton compiles for sm_80
+without a GPU, or in Triton's own interpreter if TRITON_INTERPRET=1.
+
+A runner is a function run(kernel, grid, *arguments, num_warps, **constants). Without Triton, the simulator
 runs the PTX recorded in kernels/data/triton.zip by `python -m kernels.triton.record`.
 """
 
@@ -23,15 +25,18 @@ LANES = 32
 
 
 class Compiled(NamedTuple):
-    """A kernel as PTX, and the bytes of shared memory that a launch of it gives."""
+    """A kernel's PTX, and the shared memory of a launch in bytes."""
 
     ptx: str
     shared: int
 
 
 def launch(kernel, grid, *arguments, run=None, num_warps=4, **constants):
-    """kernel[grid](*arguments, **constants) by `run`, or where the first argument, a tensor, is; a grid
-    without a program runs nothing."""
+    """Launch kernel[grid](*arguments, **constants) with `run`, or with the runner for the first argument's
+    device.
+
+    An empty grid is a no-op.
+    """
     if 0 not in grid:
         (run or runner(arguments[0]))(kernel, grid, *arguments, num_warps=num_warps, **constants)
 
@@ -42,17 +47,20 @@ def runner(tensor):
 
 
 def direct(kernel, grid, *arguments, **constants):
-    """The runner by Triton itself: on the GPU of the first argument, or in its interpreter."""
+    """The runner that calls Triton, on the GPU of the first argument or in Triton's interpreter."""
     numbers = [value.item() if isinstance(value, np.generic) else value for value in arguments]
     with torch.cuda.device(arguments[0].device) if arguments[0].is_cuda else nullcontext():
         kernel[grid](*numbers, **constants)
 
 
 def simulated(kernel, grid, *arguments, num_warps, compiled=None, options=(), **constants):
-    """The runner in the simulator; returns sim's Report. Raises sim.KernelBug for a bug found.
+    """Run a kernel in the simulator, and return its Report. Raise sim.KernelBug if it has a bug.
 
-    compiled: the function that makes the PTX, `ptx_of`. options: a dict of sim.simulate's. Where several
-    threads hold the same number of a tile, Triton has all of them store it: such writes are no finding.
+    compiled: the function that returns the PTX, `ptx_of` by default.
+    options: a dict of options for sim.simulate.
+
+    If several threads hold the same element of a tile, Triton lets all of them store it. Such equal writes
+    are not reported as races.
     """
     from sim import load_ptx, simulate
     from sim.observers import Bounds, Misuse, Races, Uninitialized
@@ -62,14 +70,14 @@ def simulated(kernel, grid, *arguments, num_warps, compiled=None, options=(), **
     types = tuple(type_of(argument) for argument in arguments)
     ptx, shared = (compiled or ptx_of)(kernel, types, num_warps, **constants)
     loaded = load_ptx(ptx)[kernel.__name__]
-    scratch = len(loaded.names) - len(arguments)  # that Triton's runtime adds
+    scratch = len(loaded.names) - len(arguments)  # parameters that Triton's runtime appends
     names = list(kernel.arg_names)[: len(arguments)] + ["scratch"] * scratch
     run = simulate(loaded.named(names), **{"observers": tools, **dict(options)})
     return run[grid, num_warps * LANES, 0, shared](*arguments, *[0] * scratch)
 
 
 def type_of(argument):
-    """Triton's name of an argument's type."""
+    """Return Triton's name of an argument's type."""
     if isinstance(argument, torch.Tensor):
         return {torch.float32: "*fp32"}[argument.dtype]
     if isinstance(argument, int):
@@ -79,12 +87,13 @@ def type_of(argument):
 
 @functools.cache
 def ptx_of(kernel, types, num_warps, **constants):
-    """The Compiled kernel for arguments of these types: by Triton for sm_80, else recorded."""
+    """Return the Compiled kernel for arguments of these types, compiled by Triton for sm_80 if it is
+    installed, or recorded."""
     return (fresh if triton.__version__ else recorded)(kernel, types, num_warps, **constants)
 
 
 def fresh(kernel, types, num_warps, **constants):
-    """Compiled by Triton, without a GPU."""
+    """Compile the kernel with Triton, which needs no GPU."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -100,8 +109,10 @@ def fresh(kernel, types, num_warps, **constants):
 
 
 def beside(folder, ptx):
-    """The PTX with each file that it names where it is now: in `folder` or here. Triton keeps what it
-    compiles by its text alone, and with it the folder of a clone that may be gone."""
+    """Replace the path of each file that the PTX names by its current path, in `folder` or in this package.
+
+    Triton caches a kernel by its source text, so cached PTX may contain the folder of another clone.
+    """
 
     def found(match):
         places = (place / match[2] for place in (folder, HERE))
@@ -111,13 +122,13 @@ def beside(folder, ptx):
 
 
 def recorded(kernel, types, num_warps, **constants):
-    """As it was recorded. Errors: LookupError that lists what is."""
+    """Return the recorded Compiled kernel. Raise LookupError, listing the recordings, if there is none."""
     first, text = recorded_text(kernel, num_warps, **constants).split("\n", 1)
     return Compiled(beside(HERE, text), int(first.split()[-1]))
 
 
 def recorded_text(kernel, num_warps, **constants):
-    """The recorded PTX of a kernel with these constants. Errors: LookupError that lists what is recorded."""
+    """Return the recorded text of a kernel with these constants. Raise LookupError if there is none."""
     name = record_name(kernel, num_warps, **constants)
     if name not in recorded_ptx("triton"):
         raise not_recorded(
@@ -130,6 +141,6 @@ def recorded_text(kernel, num_warps, **constants):
 
 
 def record_name(kernel, num_warps, **constants):
-    """The name of the record of a kernel with these constants."""
+    """Return the name under which a kernel with these constants is recorded."""
     what = [f"{name}{int(value)}" for name, value in constants.items()]
     return "-".join([kernel.__name__, *what, f"warps{num_warps}"])

@@ -1,5 +1,8 @@
-"""`triton` and `tl`; where Triton is missing (it has wheels for Linux only), what kernels need to be named
-and run from recorded PTX."""
+"""`triton` and `tl`, or substitutes if Triton is not installed; it has wheels for Linux only.
+
+The substitutes let modules define kernels, which then run from recorded PTX or in
+`kernels.triton.interpreter`.
+"""
 
 from types import SimpleNamespace
 
@@ -9,7 +12,7 @@ try:
 except ImportError:
 
     class Kernel:
-        """A kernel that only has a name, and names of its parameters; `interpreted` can run it."""
+        """A kernel that is only a name and parameter names. `interpreted` can run it."""
 
         def __init__(self, function):
             self.fn, self.__name__ = function, function.__name__
@@ -19,7 +22,7 @@ except ImportError:
         return Kernel if function is None else Kernel(function)
 
     class constexpr:
-        """The type of a parameter that is known when a kernel is compiled, and of such a global number."""
+        """The type of compile-time parameters and global constants."""
 
         def __init__(self, value):
             self.value = value

@@ -1,5 +1,7 @@
-"""python -m kernels.triton.record: compile the kernels by Triton for small launches, with no GPU, and keep
-their PTX, which then runs in the simulator where Triton is missing."""
+"""Record the PTX of small launches in kernels/data/triton.zip: python -m kernels.triton.record
+
+Triton compiles the kernels without a GPU. The simulator runs the recorded PTX where Triton is not installed.
+"""
 
 import hashlib
 import re
@@ -19,7 +21,7 @@ from kernels.triton.small import convolve, doubled, planted, softmax_row
 
 FILES = sorted(Path(__file__).parent.glob("*.py"))
 TILES = Path(__file__).parent / "tiles.py"
-# how small launches are compiled, so that a simulator runs them in seconds
+# tile sizes small enough that a simulator runs the launches in seconds
 FLASH = dict(rows=16, keys=16, num_warps=1)
 CONV = dict(size=32, num_warps=4)
 ROWS = [
@@ -36,7 +38,7 @@ ROWS = [
 
 
 def calls(run):
-    """Every host function, small, by a runner; what they return is nothing to rely on."""
+    """Call every host function with small arguments and the runner `run`; ignore the results."""
     q, k, v, d_o = torch.randn(4, 1, 1, 20, 5)
     w = torch.randn(1, 3, 4)
     flash_forward(q, k, v, **FLASH, run=run)
@@ -57,8 +59,7 @@ def calls(run):
 
 
 def trimmed(ptx):
-    """The text without debug sections, which sim does not read, and with the places of files in this
-    project."""
+    """Remove the debug sections, which sim does not read, and shorten paths to those within the project."""
     ptx = ptx[: ptx.find("\t.section\t.debug")]
     ptx = re.sub(r'"[^"]*/(kernels/triton/\w+\.py)"', r'"\1"', ptx)
     ptx = re.sub(r'"[^"]*/(triton/language/\w+\.py)"', r'"\1"', ptx)
@@ -66,13 +67,13 @@ def trimmed(ptx):
 
 
 def sources(name):
-    """A short digest of what a kernel is compiled from: its file and tiles.py."""
+    """Return a short digest of the sources of a kernel: its file and tiles.py."""
     text = next(text for text in map(Path.read_text, FILES) if f"def {name}(" in text)
     return hashlib.sha256((text + TILES.read_text()).encode()).hexdigest()[:12]
 
 
 def recorder(texts):
-    """A runner that runs nothing, and puts the PTX into `texts`."""
+    """Return a runner that launches nothing, and stores the PTX of each kernel in `texts`."""
 
     def record(kernel, grid, *arguments, num_warps, **constants):
         ptx, shared = fresh(kernel, tuple(type_of(a) for a in arguments), num_warps, **constants)

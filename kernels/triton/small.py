@@ -1,5 +1,5 @@
-"""Small kernels of lesson 21: what the compiler makes of a row, three ways to convolve a tile, and kernels of
-which some have a bug."""
+"""Small kernels of lesson 21: elementwise and row kernels, three ways to convolve a tile, and kernels that
+may contain a bug."""
 
 import torch
 
@@ -10,7 +10,7 @@ from kernels.triton.tiles import convolved, load_rows, store_rows
 
 @triton.jit
 def twice(x, y, n, BLOCK: tl.constexpr):
-    """y = 2 x, n numbers; tiles of BLOCK numbers."""
+    """Store y = 2 x, n elements, in tiles of BLOCK elements."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     t = tl.load(x + i, mask=i < n)
     tl.store(y + i, 2 * t, mask=i < n)
@@ -18,19 +18,19 @@ def twice(x, y, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def softmax_row_kernel(x, y, n, WIDTH: tl.constexpr):
-    """y (rows, n) = softmax of each row of x; a program for each row, n at most WIDTH."""
+    """Store the softmax of each row of x in y (rows, n), n <= WIDTH; one program per row."""
     row, j = tl.program_id(0), tl.arange(0, WIDTH)
     s = tl.load(x + row * n + j, mask=j < n, other=float("-inf"))
     e = tl.exp(s - tl.max(s, 0))
     tl.store(y + row * n + j, e / tl.sum(e, 0), mask=j < n)
 
 
-# A tile convolved -------------------------------------------------------------------------------------------
+# Convolution of a tile --------------------------------------------------------------------------------------
 
 
 @triton.jit
 def through_memory(s, taps, c_q, c_k, scratch, SIZE: tl.constexpr):
-    """Σ_ab taps[a, b] · s[i + a, j + b] by way of global memory; 0 outside of the tile."""
+    """Return Σ_ab taps[a, b] · s[i + a, j + b] by way of global memory; 0 outside the tile."""
     i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
     tl.store(scratch + i * SIZE + j, s)
     tl.debug_barrier()
@@ -45,7 +45,7 @@ def through_memory(s, taps, c_q, c_k, scratch, SIZE: tl.constexpr):
 
 @triton.jit
 def by_products(s, taps, c_q, c_k, SIZE: tl.constexpr):
-    """The same as products with matrices made of taps."""
+    """Return the same result, computed as products with matrices made of taps."""
     i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
     total = tl.zeros_like(s)
     for a in range(c_q):
@@ -60,7 +60,7 @@ def by_products(s, taps, c_q, c_k, SIZE: tl.constexpr):
 
 @triton.jit
 def convolve_kernel(x, taps, scratch, y, c_q, c_k, WAY: tl.constexpr, SIZE: tl.constexpr):
-    """y (SIZE, SIZE) from x (SIZE, SIZE) and taps (c_q, c_k). WAY: 0 moves, 1 products, 2 memory."""
+    """Convolve x (SIZE, SIZE) with taps (c_q, c_k) into y. WAY: 0 shifts, 1 products, 2 memory."""
     s = load_rows(x, 0, SIZE, SIZE, SIZE, SIZE)
     if WAY == 0:
         t = convolved(s, taps, c_q, c_k, False)
@@ -71,12 +71,12 @@ def convolve_kernel(x, taps, scratch, y, c_q, c_k, WAY: tl.constexpr, SIZE: tl.c
     store_rows(y, 0, SIZE, SIZE, SIZE, t)
 
 
-# Which of them is right? ------------------------------------------------------------------------------------
+# Which of these kernels are correct? ------------------------------------------------------------------------
 
 
 @triton.jit
 def differences_a(x, y, n, BLOCK: tl.constexpr):
-    """y[i] = x[i + 1] - x[i], n - 1 numbers."""
+    """Store y[i] = x[i + 1] - x[i], n - 1 elements."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = tl.load(x + i, mask=i < n)
     there = tl.load(x + i + 1, mask=i < n)
@@ -85,7 +85,7 @@ def differences_a(x, y, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def sums_b(x, y, n, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """y[c] = the sum of column c of x (n, columns), y being 0 before."""
+    """Store the sum of column c of x (n, columns) in y[c], where y is initially 0."""
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     c = tl.arange(0, WIDTH)
     inside = (i < n) & (c < columns)[None, :]
@@ -96,7 +96,7 @@ def sums_b(x, y, n, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def smooth_c(x, n, BLOCK: tl.constexpr):
-    """x[i] = the mean of x[i] and x[i + 1], in place; the last stays."""
+    """Replace x[i] by the mean of x[i] and x[i + 1], in place; the last element is unchanged."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = tl.load(x + i, mask=i < n)
     there = tl.load(x + i + 1, mask=i + 1 < n, other=0.0)
@@ -105,7 +105,7 @@ def smooth_c(x, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def halves_d(x, y, n, BLOCK: tl.constexpr):
-    """y[i] = the mean of x[i] and x[i + 1]; the last as it is."""
+    """Store y[i] = the mean of x[i] and x[i + 1]; the last element is copied."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = tl.load(x + i, mask=i < n)
     there = tl.load(x + i + 1, mask=i + 1 < n, other=0.0)
@@ -114,7 +114,7 @@ def halves_d(x, y, n, BLOCK: tl.constexpr):
 
 @triton.jit
 def steps_e(x, scratch, y, BLOCK: tl.constexpr):
-    """y[i] = x[i]² - x[i - 1]², by way of scratch; one program."""
+    """Store y[i] = x[i]² - x[i - 1]², by way of scratch; one program."""
     i = tl.arange(0, BLOCK)
     square = tl.load(x + i) * tl.load(x + i)
     tl.store(scratch + i, square)
@@ -126,21 +126,21 @@ def steps_e(x, scratch, y, BLOCK: tl.constexpr):
 
 
 def doubled(x, run=None):
-    """2 x (n,), 64 numbers per program of one warp."""
+    """Return 2 x (n,), computed by programs of one warp with 64 elements each."""
     y = torch.empty_like(x)
     launch(twice, (-(-len(x) // 64), 1, 1), x, y, len(x), BLOCK=64, num_warps=1, run=run)
     return y
 
 
 def softmax_row(x, num_warps, run=None):
-    """softmax of each row of x (rows, a power of two)."""
+    """Return the softmax of each row of x (rows, n), n a power of two."""
     y, (rows, n) = torch.empty_like(x), x.shape
     launch(softmax_row_kernel, (rows, 1, 1), x, y, n, WIDTH=n, num_warps=num_warps, run=run)
     return y
 
 
 def convolve(x, taps, way, run=None):
-    """x (32, 32) convolved with taps (c_q, c_k), right where all that it reads is inside."""
+    """Convolve x (32, 32) with taps (c_q, c_k); the result is valid where all inputs are inside x."""
     scratch, y, size = torch.empty_like(x), torch.empty_like(x), len(x)
     constants = dict(WAY=way, SIZE=size, num_warps=4)
     launch(convolve_kernel, (1, 1, 1), x, taps, scratch, y, *taps.shape, **constants, run=run)
@@ -148,7 +148,7 @@ def convolve(x, taps, way, run=None):
 
 
 def planted(name, run=None):
-    """The kernel A, C or D on 100 numbers, B on 40 rows of 12, or E on 64 numbers, with two warps."""
+    """Run kernel A, C or D on 100 elements, B on 40 rows of 12, or E on 64 elements with two warps."""
     x, y = torch.arange(100.0) % 7, torch.zeros(100)
     blocks = dict(BLOCK=32, num_warps=1)
     if name == "A":

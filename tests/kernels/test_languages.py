@@ -182,8 +182,8 @@ def test_without_nvrtc_recorded_ptx_runs(monkeypatch):
 VALUE = r"value \S+"
 README = Path(triton_launch.__file__).with_name("README.md"), cuda_launch.FOLDER / "README.md"
 MISSING_BARRIERS = {
-    "flash_forward.cu": "        __syncthreads();  // used up: the next tile may overwrite it\n",
-    "conv_forward.cu": "        __syncthreads();  // every strip is made: P may take the place of S0\n",
+    "flash_forward.cu": "        __syncthreads();  // all threads have read the tiles\n",
+    "conv_forward.cu": "        __syncthreads();  // all strips are convolved: P may overwrite S0\n",
 }
 ADDED, STORED = (
     "    tl.atomic_add(d_w + place, d_w_tile, mask=(a < c_q) & (b < c_k))",
