@@ -23,8 +23,8 @@ EXPORTED = {"with_site", "log_branch", "log_thread", "log_barrier", "log_block",
 SIZE_SHIFT, SITE_SHIFT = 48, 51
 MAX_SITES = (1 << 12) - 8  # maximum number of sites in a kernel
 THREAD_SWITCH, BARRIER_OPENS, COLLECTIVE, VALUE, BLOCK_ENDS = range(MAX_SITES, MAX_SITES + 5)
-# A VALUE entry contains up to 4 bytes of a written value, and above them the dtype's index in DTYPES. A value
-# of 8 or 16 bytes takes several entries.
+# A VALUE entry contains up to 4 bytes of a written value, and above them the dtype's index in DTYPES.
+# A value of 8 or 16 bytes takes several VALUE entries.
 VALUE_BITS = 32
 DTYPES = tuple(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64"

@@ -118,7 +118,7 @@ class Array:
 
     @property
     def value(self):
-        """The structure as one LLVM value."""
+        """The array's structure as one LLVM value."""
         return self.members._getvalue()
 
     def call(self, function, *codes):

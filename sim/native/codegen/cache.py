@@ -199,8 +199,8 @@ def load(path, text):
         module = types.ModuleType(path.stem)
         module.__file__ = str(path)
         run_text(f"\n{text}", vars(module), path)
-        # Numba and inspect read source lines from linecache. The first line of the file is its hash, so lines
-        # are shifted by one.
+        # Numba and inspect read source lines from linecache.
+        # The first line of the file is its hash, so line numbers of the text are shifted by one.
         linecache.cache[str(path)] = len(text), None, f"\n{text}".splitlines(True), str(path)
         sys.modules[path.stem] = module
         os.utime(path)

@@ -20,8 +20,8 @@ FIELD_SIZES = {
     "while_left": 1,  # remaining iterations of `while` loops in the current block
     "for_left": 1,  # remaining iterations of `for` loops in the current block
     "returned_count": 1,  # number of threads of the current block that have returned
-    "barriers": 1,
-    "epoch": 1,
+    "barriers": 1,  # number of block-wide barriers that opened so far, in all blocks
+    "epoch": 1,  # current epoch: increases with each block and each barrier
     "position": 1,  # linear index of the current block in the grid, x fastest
     "first_epochs": 1,  # address of an array over blocks: first epoch of each block
     "block_errors": 1,  # address of an array over blocks: `errors` at the end of each block
@@ -29,15 +29,13 @@ FIELD_SIZES = {
     "pair_count": 1,  # number of pairs recorded so far
     "pair_room": 1,  # capacity of `pairs`
     "log": 1,  # address of the access log (sim.native.codegen.access_log)
-    "log_count": 1,
-    "log_room": 1,
+    "log_count": 1,  # number of entries, including those that did not fit
+    "log_room": 1,  # capacity of `log`, in entries
     "segments": WARPS,  # number of synchronisations within each warp so far, modulo 2**16
     "indices": THREADS,  # threadIdx of each thread, as x | y << 16 | z << 32
-    # For each checked read (sim.native.lower.definite_assignment): 0, or 1 + 1024 * block + thread for the
-    # smallest such value whose thread read an unassigned variable.
+    # For each checked read: 0, or 1 + 1024 * block + thread of the first read without a value.
     "unset": MAX_UNSET,
-    # For each thread, and after the threads for each warp: epoch and segment at the return of the thread, or
-    # of the warp's last thread to return. Packed as in a shadow-memory entry.
+    # For each thread, then for each warp (its last thread): epoch and segment when it returned.
     "returned_at": THREADS + WARPS,
     "returned": THREADS,  # 1 for each thread that has returned
 }

@@ -242,8 +242,7 @@ REPLACED_PASSES = {
     NopythonTypeInference: CachedTypeInference,
     NativeLowering: None,
 }
-# Passes to skip: array-expression rewrites, and `del` statements for reference counting. Kernels need
-# neither.
+# Passes to skip, because kernels need neither array-expression rewrites nor reference counting.
 SKIPPED_PASSES = {NopythonRewrites, IRLegalization}
 
 

@@ -105,8 +105,9 @@ def to_double(builder, half, value):
     """Convert a Half to float64. The conversion is exact."""
     bits, shift = builder.zext(value, I64), I64(52 - half.fraction)
     size = builder.shl(builder.and_(bits, I64(0x7FFF)), shift)
-    # Move the fraction and exponent to their positions in a float64. The exponent is then too small by the
-    # difference of the biases, which the multiplication corrects. This also normalises subnormal numbers.
+    # Move the fraction and exponent to their positions in a float64.
+    # The exponent is then too small by the difference of the biases, which the multiplication corrects.
+    # The multiplication also normalises subnormal numbers.
     finite = builder.fmul(builder.bitcast(size, DOUBLE), DOUBLE(2.0 ** (1023 - half.bias)))
     special = builder.bitcast(builder.or_(size, I64(0x7FF << 52)), DOUBLE)
     is_finite = builder.icmp_unsigned("<", size, I64(half.infinity << 52 - half.fraction))
@@ -124,8 +125,8 @@ def from_double(builder, half, double):
     size = builder.and_(bits, I64(2**63 - 1))
     spaced = builder.fadd(builder.bitcast(size, DOUBLE), DOUBLE(spacer))
     subnormal = builder.sub(builder.bitcast(spaced, I64), builder.bitcast(DOUBLE(spacer), I64))
-    # Normal numbers: add just under half a unit in the last place, plus the lowest kept bit for ties to even.
-    # The same addition corrects the exponent's bias.
+    # For normal numbers, add just under half a unit in the last place, plus the lowest kept bit for ties.
+    # The same addition corrects the bias of the exponent.
     tie = builder.and_(builder.lshr(size, I64(shift)), I64(1))
     nearly = I64((1 << shift - 1) - 1 - (1023 - half.bias << 52))
     rounded = builder.lshr(builder.add(builder.add(size, tie), nearly), I64(shift))

@@ -146,7 +146,7 @@ def add_reader(before, state, between_blocks):
 
 @int64_helper
 def is_from_earlier_block(written, state):
-    """Return whether a shadow entry was written by an earlier block, or never."""
+    """Return whether a shadow entry is older than the current block. An empty entry counts as older."""
     return written >> EPOCH_SHIFT < state.block_start
 
 
@@ -206,8 +206,7 @@ def watch_atomic(watch, shadow, flat, state):
     elif is_same_epoch(written, own):
         if is_unordered(written, own, state):
             set_error(state, RACE)
-        # A single entry has to represent both accesses. Treat them as a plain store, which is the stricter
-        # case.
+        # A single entry has to represent both accesses: keep the plain store, which is the stricter case.
         new = own
     else:
         new |= PLAIN
@@ -218,7 +217,8 @@ def watch_atomic(watch, shadow, flat, state):
 
 @int64_helper
 def watch_local(written, flat, state):
-    """Check a load from local memory, where each element has a byte: 1 if it was written."""
+    """Set an error flag for a load of an unwritten element of local memory. Its shadow memory has one byte
+    per element, which is 1 if the element has been written."""
     if byte(written, flat) == 0:
         set_error(state, UNWRITTEN)
 

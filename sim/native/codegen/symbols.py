@@ -47,8 +47,7 @@ def homes():
     return {name: home for home in HOMES for name in importlib.import_module(home).EXPORTED}
 
 
-# Prefix of a name in generated code -> module that creates the function on first access from an entry of
-# sim.isa (a module-level __getattr__).
+# prefix of a name in generated code -> module whose __getattr__ creates the function from an entry of sim.isa
 MAKERS = {
     "isa": "sim.native.codegen.isa_functions",
     "warp": "sim.native.codegen.lanes",

@@ -45,7 +45,7 @@ class Calls(Names):
         return getattr(self, f"call_{getattr(node, 'calls', '')}", self.generic_visit)(node)
 
     def call_same(self, node):
-        """Lower a call that returns its first argument unchanged."""
+        """Lower a call that returns its first argument unchanged, by omitting the call."""
         return self.visit(first_argument(node))
 
     def call_position(self, node):

@@ -15,8 +15,8 @@ from sim.native.lower.loops import LoopCounter, lower_element_loop
 from sim.native.lower.module import Device
 from sim.native.lower.name_lowering import FIELDS, as_item
 
-# operator -> literal right operands for which the LLVM instruction has Python's semantics; with any other
-# operand, the operator calls a runtime function
+# operator -> literal right operands for which the LLVM instruction has Python's semantics
+# With any other right operand, these operators call a runtime function.
 SAFE = {ast.LShift: range(64), ast.RShift: range(64), **dict.fromkeys((ast.FloorDiv, ast.Mod, ast.Pow), ())}
 
 
@@ -79,7 +79,7 @@ class Lowering(Calls):
                 needs={"state"} if self.module.logs else set(),
             )
             device.tree = Lowering(self.module, function).function(device)
-            # The first pass did not know all needs when it reached the recursive call. The second pass does.
+            # The first pass reached the recursive call before `needs` was complete, so lower it again.
             if device.recursive and device.needs:
                 device.tree = Lowering(self.module, function).function(device)
         return devices[function]

@@ -63,7 +63,7 @@ class Hoisting:
         return [part for statement in statements for part in self.statement(statement)]
 
     def statement(self, node):
-        """Return the list of statements that replaces one statement."""
+        """Return the statements that replace one statement."""
         if not contains_sync(node):
             return [node]
         before = []

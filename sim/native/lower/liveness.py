@@ -3,8 +3,8 @@ that they assign."""
 
 import ast
 
-# Definitely assigned variables after a statement that never completes normally, such as `return`. Stands for
-# the set of all names, the neutral element of intersection.
+# EVERYTHING represents the set of all names, the neutral element of intersection.
+# It is the result of `analyze` for statements that never complete normally, such as `return`.
 EVERYTHING = None
 
 

@@ -133,8 +133,8 @@ def multiply_add(e, found, a, b, c):
     """Emit a fused multiply-add, rounded once."""
     if a.ptx_type in ("f32", "f64"):
         return e.intrinsic("fma", a, b, c)
-    # f16 and bf16: the product is exact in double. Rounding the sum to odd first makes the second rounding
-    # safe.
+    # For f16 and bf16, the product is exact in double, so only the sum is rounded.
+    # Rounding the sum to odd makes the second rounding, to 16 bits, safe.
     total = sum_and_error(e, e.builder.fmul(e.double(a), e.double(b)), e.double(c))
     return e.round_float(round_to_odd(e, *total), a.ptx_type)
 

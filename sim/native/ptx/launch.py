@@ -54,8 +54,7 @@ class PtxAttempt(Attempt):
             if name not in self.source.calls:
                 values[name] = make(self.layout)
         self.values = {name: as_number(values[name], self.source.ptx_types[name]) for name in values}
-        # `fixed` regions exist once per launch: arrays that the host passes (their `keep` is not None) and
-        # variables of the module.
+        # Fixed regions exist once per launch: host arrays (`keep` is not None) and module variables.
         fixed = [region.allocation for region in self.layout.memory.fixed]
         self.arrays = {a.name: a.root for a in fixed if a.keep is not None}
         self.variables = [a for a in fixed if a.keep is None]

@@ -25,8 +25,11 @@ from sim.native.codegen.shadow import (
     watch_load,
 )
 
-# Layout of the table, in int64: address of the regions, number of regions, address of scratch bytes for
-# invalid accesses. From SITE_REGIONS on, the cached region of each site.
+# Layout of the table, in int64:
+# REGIONS       address of the array of regions
+# COUNT         number of regions
+# SCRATCH       address of scratch bytes, to which invalid accesses are redirected
+# SITE_REGIONS  first of the cached regions, one per access site
 REGIONS, COUNT, SCRATCH, SITE_REGIONS = 0, 1, 2, 8
 # Fields of a region, in int64:
 # BASE     simulated address

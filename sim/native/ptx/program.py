@@ -33,7 +33,7 @@ class Lowering(Program):
     ptx_types: variable -> its PTX type.
     """
 
-    passes_origins = False  # calls of device functions have no compiled form
+    passes_origins = False  # not needed, because calls have no compiled form
 
     def __init__(self, text, origin, entry):
         self.calls, self.sync_points, self.ptx_types = {}, {}, {"go": "s64", "carry": "u32"}

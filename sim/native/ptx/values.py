@@ -114,8 +114,8 @@ class Arithmetic:
 
     def emit(self, operation, a, b, low, high):
         """Emit a binary LLVM operation on integers, whose result has these bounds."""
-        # The result's bounds determine the width; operands are widened or truncated to it. Truncation is
-        # safe, because add, sub, mul and bitwise operations only depend on the low bits.
+        # The result's bounds determine the width, to which the operands are extended or truncated.
+        # Truncation is safe, because the low bits of these results depend only on low bits of the operands.
         low, high = clip_bounds(low, high)
         width = integer_width(low, high)
         return Integer(
@@ -265,8 +265,8 @@ class Arithmetic:
         return Float(from_double(self.builder, HALF[ptx_type], double), ptx_type)
 
     def of_floats(self, operation, a, b):
-        """Emit fadd, fsub, fmul or fdiv, correctly rounded. For f16 and bf16, the double result is exact
-        enough that rounding it again gives the same value."""
+        """Emit fadd, fsub, fmul or fdiv, correctly rounded. f16 and bf16 are computed in double and rounded
+        again; double is wide enough to make this safe."""
         a, b = self.unify_floats(a, b)
         make = getattr(self.builder, operation)
         if a.ptx_type in FLOATS:

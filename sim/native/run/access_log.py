@@ -74,8 +74,8 @@ class Replay:
         self.context = Context(observers, launch.spec, space, launch.block, None)
         self.listeners, self.local = self.context.listeners, self.context.enabled.local
         self.operations, self.index_of = module.operations, index_of
-        # Lookup tables for the action, site and access size in bytes. The index is the upper 16 bits of an
-        # entry, which encode site and size.
+        # Lookup tables for the action, the site and the access size in bytes of an entry.
+        # The index consists of the upper 16 bits of the entry, which encode its site and size.
         kinds = np.arange(1 << 16) >> SITE_SHIFT - SIZE_SHIFT
         actions, sites = np.full(1 << 13, MARKER, np.int8), np.zeros(1 << 13, np.int32)
         actions[: len(module.sites)] = [ACTIONS[site.action] for site in module.sites]
@@ -83,8 +83,7 @@ class Replay:
         self.action, self.site = actions[kinds], sites[kinds]
         self.size = (1 << np.arange(1 << 16) % (1 << SITE_SHIFT - SIZE_SHIFT)).astype(np.int32)
         homes = sorted((low, allocation.base) for low, allocation in homes.items())
-        # Host addresses are translated by adding `moved[i]`, where `low[i]` is the last array start at or
-        # below.
+        # The array that starts at host address `low[i]` is simulated at address `low[i] + moved[i]`.
         self.low, base = np.array(homes or [(0, 0)], np.int64).T
         self.moved = base - self.low
         self.segments = self.accesses = 0  # totals of all chunks so far

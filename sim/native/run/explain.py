@@ -14,8 +14,7 @@ from sim.native.codegen.shadow import BLOCK_RACE, DIVERGED, ERROR_FLAGS
 from sim.nouns import plural
 from sim.observers import DEFAULT
 
-# A launch with errors and at most this many threads is rerun as a whole. Of a larger launch, only blocks with
-# this many threads in total are rerun.
+# Maximum number of threads that a rerun interprets. A larger launch is rerun in part.
 MAX_RERUN_THREADS = 1 << 13
 
 
@@ -37,8 +36,8 @@ def explain(attempt):
     diverged = np.flatnonzero(attempt.block_errors & DIVERGED).tolist()
     outcome = interpret_blocks(attempt, blocks)
     if passes_divergent_barrier(outcome) and not set(diverged) <= set(blocks):
-        # The interpreter lets threads pass this barrier, but compiled code stopped there. Every diverged
-        # block must therefore be interpreted, or its results would be incomplete.
+        # The interpreter lets threads pass this barrier, but compiled code stopped the diverged blocks there.
+        # Interpret all diverged blocks, because otherwise their results would be incomplete.
         blocks = sorted({*blocks, *diverged})
         outcome = interpret_blocks(attempt, blocks)
     note = f"compiled; {count:,} of {plural(launch.blocks, 'block')} {'has' if count == 1 else 'have'} errors"
@@ -71,7 +70,7 @@ def interpret_blocks(attempt, blocks):
         attempt.advance(launch.blocks)
     outcome.findings = [
         finding for finding in outcome.findings if finding.kind != "unassigned-variable"
-    ] + attempt.unassigned  # compiled code has checked all blocks for these
+    ] + attempt.unassigned  # compiled code finds unassigned variables in all blocks
     outcome.findings += attempt.logged.findings
     outcome.notes, outcome.trace = (*outcome.notes, *attempt.logged.notes), attempt.logged.trace
     outcome.watched, outcome.columns = attempt.logged.watched, attempt.logged.columns

@@ -63,8 +63,7 @@ class Memory:
             distances = [*offsets.values(), *(stride for a in group.values() for stride in a.strides)]
             if any(a.itemsize != size for a in group.values()) or any(d % size for d in distances):
                 raise CannotLower(f"arguments {', '.join(names)} overlap, and their elements do not coincide")
-            # Two int64 entries per element: last write and last reads. The factor 16 below is their size in
-            # bytes.
+            # Each element has two int64 entries, 16 bytes in total: last write and last reads.
             shadow = self.keep_alive(np.zeros(2 * -(-(high - low) // size), np.int64))
             watch = EMPTY if empty else GLOBAL
             shadows |= {name: (watch, shadow + 16 * offset // size) for name, offset in offsets.items()}

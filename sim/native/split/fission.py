@@ -54,8 +54,8 @@ class Fission(Rematerializer):
 
     def __init__(self, module, name, parameters, statements, numba_types):
         super().__init__(module, parameters, statements, numba_types)
-        # Operands and results of synchronisation points are spilled even if they could be rematerialised: the
-        # instruction reads the values of all lanes from an array over threads.
+        # Operands and results of synchronisation points are spilled even if they could be rematerialised.
+        # The instruction reads the values of all lanes from an array over threads.
         self.name, self.sync_operands, self.suffix = name, set(), "_of"
         # Choose a suffix for spill arrays that no variable name ends with.
         while any(known.endswith(self.suffix) for known in module.taken):
@@ -64,8 +64,7 @@ class Fission(Rematerializer):
             isinstance(part, ast.Return) for statement in self.statements for part in ast.walk(statement)
         )
         self.spilled = {}
-        # Lower twice: the first pass finds the variables that live across regions, the second one spills
-        # them.
+        # The first pass finds the variables that live across regions. The second pass spills them.
         for _ in range(2):
             self.functions, self.needed = [], set()
             self.lines = self.lower_sequence(self.statements, BLOCK, 0)
@@ -141,8 +140,7 @@ class Fission(Rematerializer):
             joined = f"agree_warps(state, exit_code, {call})"
         lines = ["exit_code = NO_THREAD", *loop, f"    exit_code = {joined}"]
         for name in sorted(exits):
-            # A warp's code is a function by itself, so an exit from a block-wide loop has to be returned to
-            # the block.
+            # A warp's code is a separate function, so it returns exits from block-wide loops.
             leaves_warp = at == WARP and (name == "return" or not depth)
             leave = f"return {CODES[name]}" if leaves_warp else name
             lines += [f"if exit_code == {CODES[name]}:", f"    {leave}"]
@@ -152,8 +150,7 @@ class Fission(Rematerializer):
         """Return the lines for a statement that contains a synchronisation point at level `at`."""
         if find_sync_call(node):
             return self.lower_sync_point(node, at)
-        # Inside block-wide control flow, a stopped block must leave at once: later barriers would diverge
-        # again.
+        # A stopped block must leave its loops at once, because later barriers would diverge again.
         check = ["if is_stopped(state):", f"    return{' END' if at == WARP else ''}"]
         if isinstance(node, ast.If):
             before, test = self.uniform_test(node.test, at)
@@ -172,8 +169,7 @@ class Fission(Rematerializer):
             before, iteration = self.uniform_iterable(node.iter, at)
             body, counter = node.body, ast.unparse(node.target)
             if counter not in self.loops:
-                # The loop of the block counts with a variable of its own, because each thread may assign the
-                # original.
+                # The block-wide loop has its own counter, because threads may assign the original.
                 counter = self.module.fresh_name("counter")
                 self.loops.add(counter)
                 body = [*ast.parse(f"{ast.unparse(node.target)} = {counter}").body, *body]
@@ -243,8 +239,7 @@ class Fission(Rematerializer):
         """
         wanted = exposed_reads(group) | names_read(expression)
         changed = names_assigned(group)
-        # A variable that is assigned on some paths only must be loaded, because it is stored at the end of
-        # the region on all paths.
+        # Load variables that only some paths assign, because the region stores them on all paths.
         needed = wanted | changed - certain_assignments(group)
         self.needed |= wanted
         loads = [v for v in self.spilled if v in needed]

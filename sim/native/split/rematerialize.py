@@ -50,7 +50,7 @@ class Rematerializer:
 
     def private_counters(self, statements):
         """Return the counters of loops that contain a synchronisation point and run the same iterations in
-        all threads. Only counters that no code outside the loop reads qualify. A counter with other
+        all threads. A counter that code outside the loop reads is excluded. A counter that has other
         assignments is renamed within its loop."""
         found = set()
         for node in [part for statement in statements for part in ast.walk(statement)]:

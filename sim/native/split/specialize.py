@@ -18,8 +18,8 @@ from sim.native.codegen.shadow import BARE
 from sim.native.lower.module import CannotLower
 from sim.native.split.program import compile_kernel, first_line, lower_kernel
 
-# function -> {cache key: Lowered, CompiledKernel, or the CannotLower that was raised}. Weak keys, so that a
-# kernel can be garbage-collected.
+# function -> {cache key: Lowered, CompiledKernel, or the CannotLower that was raised}
+# The weak keys let a kernel be garbage-collected.
 PROGRAMS = weakref.WeakKeyDictionary()
 
 
