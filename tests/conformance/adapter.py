@@ -1,6 +1,8 @@
-"""Numba-cuda's own tests without a GPU: a kernel is still typed and compiled to PTX by Numba, so that a test
-which expects a typing error or reads PTX finds what it would on a GPU; the driver and the launches are
-simulated (sim.host). `install` changes the process for good, so run it in one of its own.
+"""Run numba-cuda's own tests without a GPU.
+
+Numba still types kernels and compiles them to PTX, so tests that expect a typing error or read PTX work as on
+a GPU. Only the driver and the launches are simulated (sim.host). `install` changes the process permanently,
+so use a separate process.
 """
 
 import importlib
@@ -12,16 +14,18 @@ from sim.host import Host, Options
 
 
 def install(engine):
-    """Put a simulated GPU in place; returns the list that holds the Report of every launch, or None where the
-    host got an exception."""
+    """Replace the GPU by a simulated one; return a list to which every launch appends its Report.
+
+    The entry is None if the launch raised an exception.
+    """
     host = Host(Options(engine), compiled=True)
     host.install()
     return host.launches
 
 
 def import_small(module):
-    """Import a module of tests as it is for Numba's own simulator: with smaller problems, chosen by a flag in
-    Numba's configuration."""
+    """Import a test module as under Numba's own simulator: a flag in Numba's configuration selects smaller
+    problems."""
     config.ENABLE_CUDASIM = True
     imported = importlib.import_module(module)
     config.ENABLE_CUDASIM = False

@@ -1,10 +1,10 @@
-"""Numba-cuda's own tests on the native engine, which has fibers run what it does not compile.
+"""Run numba-cuda's own tests on the native engine, which falls back to "fibers" for what it does not compile.
 
     python tests/conformance/native.py [test_sm test_sync ...]
 
-Without names all modules run, which takes seven minutes on two cores when nothing has been compiled before.
-The last line is the count. An error ends it if a test fails, or if the findings are not those of fibers
-(FINDINGS in test_conformance.py).
+By default all modules run, which takes seven minutes on two cores with an empty cache. The last line of the
+output is a summary. The program ends with an error if a test fails, or if the findings differ from those of
+"fibers" (FINDINGS in test_conformance.py).
 """
 
 import os
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from test_conformance import FINDINGS, INAPPLICABLE, MODULES, run
 
-# more than a minute each: processes share them evenly
+# modules that take more than a minute each; they are distributed evenly over the processes
 SLOW = "test_cache_hints test_atomics test_math test_vector_type".split()
 
 
@@ -27,7 +27,7 @@ def outcomes(modules):
 
 
 def mistakes(found):
-    """Return the deviations from what is expected, as sentences."""
+    """Return sentences that describe the deviations from the expected results."""
     for test, (word, _, kinds, why) in found.items():
         if word != "passed":
             yield f"{test} {word}\n{why}"
@@ -36,7 +36,7 @@ def mistakes(found):
 
 
 def summary(found):
-    """The last line."""
+    """Return the last line of the output."""
     return (
         f"conformance, native: {sum(what[0] == 'passed' for what in found.values())} of {len(found)}"
         " applicable numba-cuda tests pass"

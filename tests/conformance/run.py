@@ -1,10 +1,11 @@
-"""Runs modules of numba-cuda's own test suite in this process and prints one JSON object: {test: [outcome,
-launches, kinds of findings, why]}.
+"""Run modules of numba-cuda's test suite in this process, and print one JSON object.
+
+The object is {test: [outcome, launches, kinds of findings, reason]}.
 
     python tests/conformance/run.py [--numba | --native] [--quick] test_sm test_sync ...
 
-By default on our simulator, through the adapter, with the engine "fibers" or, with --native, "native"; with
---numba on Numba's own; with --quick without LONG.
+By default the tests run on our simulator, through the adapter, with the engine "fibers", or "native" with
+--native. With --numba they run on Numba's simulator. --quick skips LONG.
 """
 
 import json
@@ -13,13 +14,13 @@ import sys
 import unittest
 import warnings
 
-SMALL = {"test_laplace"}  # 65,000,000 threads otherwise
+SMALL = {"test_laplace"}  # 65,000,000 threads without the flag
 TOO_LARGE = {"test_intrinsics.TestCudaIntrinsic.test_issue_9229": "launches 5,663,031,296 threads"}
 LONG = {"test_cooperative_groups.TestCudaCooperativeGroups.test_sync_at_matrix_row"}  # 18 s
 
 
 class Outcomes(unittest.TestResult):
-    """The result of each test, how many kernels it launched, the findings in them, and why it did not
+    """The result of each test, the number of kernels that it launched, their findings, and why it did not
     pass."""
 
     def __init__(self, launches):
@@ -35,7 +36,7 @@ class Outcomes(unittest.TestResult):
         super().stopTest(test)
         word, why = self.trouble or ("passed", "")
         kinds = {finding.kind for report in self.launches if report for finding in report.errors}
-        kinds -= {"exception"}  # what these kernels raise, they raise on purpose
+        kinds -= {"exception"}  # these kernels raise exceptions on purpose
         self.outcome[name_of(test)] = word, len(self.launches), sorted(kinds), why
 
     def blame(self, word, why):

@@ -1,8 +1,7 @@
-"""Numba-cuda's own tests, which come with its package, run on the simulator; Numba's own simulator runs them
-next to it.
+"""Numba-cuda's own tests, which are part of its package, on our simulator and on Numba's.
 
-Each push runs some modules (QUICK), on the native engine fewer (NATIVE); with --all fibers and Numba's own
-simulator run all. `python tests/conformance/native.py` runs all on the native engine.
+Each CI run covers some modules (QUICK), and on the native engine fewer (NATIVE). With --all, "fibers" and
+Numba's simulator run all modules. `python tests/conformance/native.py` runs all modules on the native engine.
 """
 
 import importlib.util
@@ -48,19 +47,19 @@ NOT_APPLICABLE = {
     "launches 5,663,031,296 threads": ["test_intrinsics.TestCudaIntrinsic.test_issue_9229"],
 }
 
-# Mistakes in kernels of Numba's tests, which pass on a GPU all the same.
+# mistakes in the kernels of Numba's tests, which pass on a GPU nevertheless
 FINDINGS = {
-    # a shared array that nobody has written is summed
+    # sums an uninitialised shared array
     "test_sm.TestSharedMemoryIssue.test_issue_2393": ["uninitialized-read"],
-    # outx = np.array((10,)) has one element, where np.zeros((10,)) was meant
+    # outx = np.array((10,)) has one element; np.zeros((10,)) was intended
     "test_localmem.TestCudaLocalMem.test_struct_model_type_arr": ["out-of-bounds"],
-    # ary[i] = ary[0], and thread 0 writes the ary[0] that the others read
+    # ary[i] = ary[0] races with thread 0, which writes ary[0]
     "test_warp_ops.TestCudaWarpOperations.test_useful_syncwarp": ["race-global"],
 }
 
 RUN = Path(__file__).with_name("run.py")
 WORDS = ("passed", "failed", "skipped")
-# Quick ones that between them hold shared, local and constant memory, barriers, warps, grids, device
+# Quick modules that together cover shared, local and constant memory, barriers, warps, grids, device
 # functions and loops.
 QUICK = (
     "test_sm test_constmem test_localmem test_cooperative_groups test_warp_ops test_device_func test_globals"
@@ -74,12 +73,12 @@ NATIVE = {
     "test_enums": 7,
 }  # tests
 PARTS = 4  # processes; each imports Numba again
-TIMEOUT = 1800  # seconds for one process, on a busy machine too
+TIMEOUT = 1800  # seconds per process, generous enough for a busy machine
 INAPPLICABLE = {test: reason for reason, tests in NOT_APPLICABLE.items() for test in tests}
 
 
 def run(modules, *options):
-    """{test: [outcome, launches, kinds of findings, why]} of some modules, in a process of their own."""
+    """Run some modules in a separate process; return {test: [outcome, launches, kinds of findings, reason]}."""
     done = subprocess.run(
         [sys.executable, RUN, *options, *modules], capture_output=True, text=True, timeout=TIMEOUT
     )
@@ -109,8 +108,7 @@ def everything(request):
 
 @pytest.fixture(scope="module")
 def outcomes(packages, everything):
-    """Return the result of every test, or of the quick ones: on our simulator, and on Numba's own if all
-    run."""
+    """Return the result of every test, or of the quick ones, on our simulator; and on Numba's if all run."""
     if not everything:
         return run(QUICK, "--quick"), {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -121,7 +119,7 @@ def outcomes(packages, everything):
 
 
 def of(tests, outcomes):
-    """Return those of `tests` that were selected to run."""
+    """Return the tests in `tests` that were selected to run."""
     modules = {test.split(".")[0] for test in outcomes}
     return [test for test in tests if test.split(".")[0] in modules]
 
@@ -155,8 +153,8 @@ def test_findings_are_the_known_mistakes(outcomes):
 
 
 def test_table(outcomes, everything, capsys, record_property):
-    """Prints, for each module, how many tests passed, failed and were skipped: ours, then Numba's own; and
-    all of it in a line."""
+    """Print, for each module, how many tests passed, failed and were skipped: ours, then Numba's; and a
+    total."""
     ours, numbas = outcomes
     passed = sum(what[0] == "passed" for what in ours.values())
     launched = sum(what[0] == "passed" and what[1] > 0 for what in ours.values())
@@ -184,7 +182,8 @@ def test_table(outcomes, everything, capsys, record_property):
 
 
 def test_native(packages, few, record_property):
-    """On the native engine these modules pass; what it does not compile runs by fibers."""
+    """These modules must pass on the native engine, which falls back to "fibers" for what it does not
+    compile."""
     modules = few(NATIVE, 3)
     done = subprocess.run(
         [sys.executable, RUN.with_name("native.py"), *modules],

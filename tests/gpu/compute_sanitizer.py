@@ -1,15 +1,19 @@
-"""The corpus and the course's own kernels under NVIDIA's compute-sanitizer: which of its four tools finds
-which bug, next to what the simulator finds; and that none finds anything in kernels/. Prints Markdown tables;
-exit status 1 if a tool finds something in a kernel of the course, or does not come to an end.
+"""Run the bug corpus and the course's kernels under NVIDIA's compute-sanitizer, and compare it with the
+simulator.
+
+The program shows which of the four tools finds which bug, next to the simulator's findings, and checks that
+no tool finds anything in kernels/. It prints Markdown tables. The exit status is 1 if a tool finds something
+in a kernel of the course, or does not finish.
 
     python tests/gpu/compute_sanitizer.py [--tools memcheck racecheck] [--jobs 12] [--timeout 60] [--within
     540] [NAME ...]
 
-Needs a GPU and `compute-sanitizer` on the PATH. NAME is a file of the corpus (`fences`), a case of it
-(`fences.SpinLockWithoutFence`), or `kernels`. Every buggy kernel runs in a process of its own, since an error
-may end the context; the fixed twins of a file share one, and their results are compared with numpy's. Kernels
-that may never come back are left out, and listed. A process that outlasts `--timeout` seconds (three times
-that for the twins of a file) is ended; after `--within` seconds no further one starts.
+This needs a GPU, and `compute-sanitizer` on the PATH. NAME is a file of the corpus (`fences`), a case of it
+(`fences.SpinLockWithoutFence`), or `kernels`. Every buggy kernel runs in a separate process, since an error
+may destroy the CUDA context. The fixed twins of a file share a process, and their results are compared with
+NumPy's. Kernels that may not terminate are omitted, and listed. A process that takes longer than `--timeout`
+seconds (three times that for the twins of a file) is killed; after `--within` seconds, no further process
+starts.
 """
 
 import argparse
@@ -39,7 +43,7 @@ OURS = "kernels"
 
 
 def corpus():
-    """{file: {case: its class's namespace}}."""
+    """Return {file: {case: its class's namespace}}."""
     files = [path for path in sorted(CORPUS.glob("*.py")) if path.stem not in ("conftest", "test_corpus")]
     return {
         path.stem: {
@@ -53,8 +57,10 @@ def corpus():
 
 
 def launch(case, twin):
-    """Run one kernel on the GPU; its arguments by name, arrays on the device. One array passed twice stays
-    one."""
+    """Run one kernel on the GPU; return its arguments by name, with arrays on the device.
+
+    An array that is passed twice remains a single array.
+    """
     kernel, configuration = case[twin], case.get(f"{twin}_launch", case["launch"])
     given, device = case.get(f"{twin}_arguments", case["arguments"])(), {}
     for argument in given:
@@ -71,7 +77,7 @@ def launch(case, twin):
 
 
 def run_fixed(cases):
-    """All fixed twins of a file, and whether they compute on the GPU what numpy says."""
+    """Run all fixed twins of a file; return whether their results on the GPU match NumPy's."""
     for name, case in cases.items():
         left = launch(case, "fixed")
         for argument, wanted in case["wanted"](*case.get("fixed_arguments", case["arguments"])()).items():
@@ -84,8 +90,10 @@ def run_fixed(cases):
 
 
 def examine(tool, target, twin, limits):
-    """Return what `tool` reports on a case's buggy kernel, a file's fixed twins, or a kernel of the course:
-    (number of errors or TIME_OUT, NOT_RUN, FAILED; the output)."""
+    """Run a case's buggy kernel, a file's fixed twins, or a kernel of the course under `tool`.
+
+    Return (number of errors, or TIME_OUT, NOT_RUN or FAILED; the output).
+    """
     if time.monotonic() > limits.deadline:
         return NOT_RUN, ""
     program = (
@@ -94,12 +102,12 @@ def examine(tool, target, twin, limits):
         else [__file__, "--run", twin, target]
     )
     command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", sys.executable, *program]
-    with tempfile.TemporaryFile("w+") as log:  # a pipe could be held open by what cannot be ended
+    with tempfile.TemporaryFile("w+") as log:  # a process that cannot be killed could keep a pipe open
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             process.wait(limits.timeout * (3 if twin == "fixed" else 1))
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # the tool and the program under it
+            os.killpg(process.pid, signal.SIGKILL)  # kill the tool and the program that it runs
         log.seek(0)
         output = log.read()
     if process.poll() is None or process.returncode == -signal.SIGKILL:
@@ -115,7 +123,7 @@ def table(rows, columns):
 
 
 def ours(case):
-    """The kinds that the simulator finds, as tests/corpus/test_corpus.py proves."""
+    """Return the kinds of findings of the simulator, which tests/corpus/test_corpus.py verifies."""
     return ", ".join(
         sorted({kind + " (warning)" * (severity == "warning") for kind, severity, *_ in case["findings"]})
     )
@@ -133,7 +141,7 @@ def main(options):
 
 
 def kernels_table(options):
-    """The kernels of the course under every tool; returns 1 unless all are clean."""
+    """Run the kernels of the course under every tool; return 1 unless all are clean."""
     with ThreadPoolExecutor(options.jobs) as pool:
         asked = {
             (name, tool): pool.submit(examine, tool, name, OURS, options)
@@ -154,7 +162,7 @@ def kernels_table(options):
 
 
 def corpus_table(options):
-    """The bugs of the corpus under every tool, and its fixed twins."""
+    """Run the bugs of the corpus under every tool, and their fixed twins."""
     chosen = {
         f"{file}.{name}": case
         for file, cases in corpus().items()

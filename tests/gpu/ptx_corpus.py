@@ -1,11 +1,13 @@
-"""The CUDA C++ corpus of tests/sim/ptx on a GPU, by NVRTC and the driver: the fixed kernels give the values
-that they give in the simulator; and what compute-sanitizer says of both, next to the simulator's findings.
-Prints a Markdown table; exit status 1 if a value differs.
+"""Run the CUDA C++ corpus of tests/sim/ptx on a GPU, with NVRTC and the driver.
+
+The fixed kernels must compute the same values as in the simulator. The verdicts of compute-sanitizer on the
+buggy and the fixed kernels are shown next to the simulator's findings. The program prints a Markdown table.
+The exit status is 1 if a value differs.
 
     python tests/gpu/ptx_corpus.py [--seconds 20] [--jobs 12] [--values]
 
-Needs a GPU, cuda.bindings with NVRTC, and for the verdicts `compute-sanitizer` on the PATH. Every kernel runs
-in a process of its own. `--launch NAME KERNEL OUTPUT` runs one: the tool's target.
+This needs a GPU, cuda.bindings with NVRTC and, for the verdicts, `compute-sanitizer` on the PATH. Every
+kernel runs in a separate process. `--launch NAME KERNEL OUTPUT` runs one kernel, as the target of a tool.
 """
 
 import argparse
@@ -39,7 +41,7 @@ def triple(extent):
 
 
 def launch(name, kernel):
-    """Run one kernel on the GPU; its arguments as it leaves them."""
+    """Run one kernel on the GPU; return its arguments after the launch."""
     from cuda.bindings import driver
 
     def checked(result):
@@ -75,7 +77,7 @@ def launch(name, kernel):
 
 
 def process(command, seconds):
-    """(exit status or None where it took too long, output)."""
+    """Run a command; return (exit status, or None after a timeout; output)."""
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -84,7 +86,7 @@ def process(command, seconds):
 
 
 def on_gpu(name, kernel, seconds):
-    """Return what a kernel leaves in its output, or the word for what happened instead."""
+    """Return the output of a kernel on the GPU, or a word that states what went wrong."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output.npy"
         status, text = process([sys.executable, __file__, "--launch", name, kernel, str(output)], seconds)
@@ -98,7 +100,7 @@ def on_gpu(name, kernel, seconds):
 
 
 def in_simulator(name, kernel):
-    """(what a kernel leaves in its output, the kinds of findings)."""
+    """Return (the output of a kernel, the kinds of findings) from the simulator."""
     from sim import load_ptx, simulate
 
     case, given = CASES[name], arguments_of(CASES[name], kernel)
@@ -108,7 +110,8 @@ def in_simulator(name, kernel):
 
 
 def sanitized(name, kernel, tool, seconds):
-    """Return how many errors a tool of compute-sanitizer counts, or the word for what happened instead."""
+    """Return the number of errors that a tool of compute-sanitizer reports, or a word that states what went
+    wrong."""
     if (name, kernel) in ENDLESS:
         return "not run"
     command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", sys.executable, __file__]
@@ -171,7 +174,7 @@ def agreement(name, theirs):
     ours, _ = in_simulator(name, "mended")
     if np.array_equal(ours, theirs):
         return "equal"
-    if name == "stack_aba":  # which node a block takes depends on the order
+    if name == "stack_aba":  # the node that a block takes depends on the order of blocks
         return "any order" if ours.sum() == theirs.sum() else "DIFFERS"
     return "equal to 1e-6" if np.allclose(ours, theirs, rtol=1e-6) else "DIFFERS"
 

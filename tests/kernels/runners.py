@@ -1,4 +1,4 @@
-"""Runners of kernels that fail on any finding of the simulator."""
+"""Runners that fail on any finding of the simulator."""
 
 import functools
 
@@ -6,7 +6,8 @@ from kernels.common.launch import simulated
 
 
 def checked(*launch, **options):
-    """Simulate a launch. Any finding fails, warnings included, and so does a kernel that native declines."""
+    """Simulate a launch. Fail on any finding, including warnings, and if the native engine declines the
+    kernel."""
     report = simulated(*launch, **options)
     assert not report.findings, report.findings
     assert report.engine != "native" or report.notes == ("compiled",)

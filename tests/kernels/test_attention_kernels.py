@@ -1,5 +1,5 @@
-"""flash_attention and warp_attention: against the oracle, on hard inputs, in every order of threads; on a GPU
-too, where there is one."""
+"""flash_attention and warp_attention against the float64 reference: difficult inputs, every thread order, and
+a GPU if available."""
 
 import functools
 import itertools
@@ -32,7 +32,7 @@ def normal(seed, *shapes, device="cpu"):
 
 
 def right(o, log_sum, q, k, v, causal, scale=None, tolerance=1e-5):
-    """Return whether (O, L) equal those of the reference in float64."""
+    """Return whether (O, L) match those of the reference in float64."""
     q, k, v = (tensor.double() for tensor in (q, k, v))
     wanted = torch.logsumexp(scores(q, k, causal, scale), -1)
     return worst(o, attention(q, k, v, causal, scale)) <= tolerance and worst(log_sum, wanted) <= tolerance
@@ -42,8 +42,10 @@ def right(o, log_sum, q, k, v, causal, scale=None, tolerance=1e-5):
 
 
 def sizes():
-    """Every length with every head size; interpreted, the kernel of warps takes one head size of a length on
-    each push."""
+    """Return every combination of length and head size.
+
+    The interpreted warp kernel runs with only one head size per length in each CI run.
+    """
     for forward, n, d in itertools.product((flash_forward, warp_forward), LENGTHS, HEAD_SIZES):
         yield pytest.param(forward, n, d, "cuda", marks=pytest.mark.gpu)
         rare = forward is warp_forward and (LENGTHS.index(n) + HEAD_SIZES.index(d)) % len(HEAD_SIZES) != 1
@@ -84,7 +86,7 @@ def test_the_widest_head(forward, device):
 @DEVICE
 @ATTENTION
 def test_agrees_with_pytorch_on_strided_heads(kernel, device):
-    """Heads as a layer makes them: a permuted view of one tensor (B, N, 3, H, d)."""
+    """The inputs are permuted views of one tensor (B, N, 3, H, d), as a layer computes them."""
     (projected,) = normal(4, (2, 9, 3, 2, 4), device=device)
     q, k, v = projected.permute(2, 0, 3, 1, 4)
     assert not q.is_contiguous()
@@ -112,8 +114,8 @@ def test_no_query_no_output(kernel):
 @CAUSAL
 @pytest.mark.parametrize("sign", [1, -1])
 def test_scores_near_ten_thousand(forward, causal, sign, device):
-    """Scores are 10000 ± a few; float32 holds them to 0.0005, so the weights, e to the score, can only be
-    right to that order."""
+    """Scores are 10000 ± a few. float32 resolves them to 0.0005, so exp(score) is accurate only to that
+    order."""
     q, k, v = normal(5, *[(1, 1, 33, 8)] * 3, device=device)
     q, k = q / 30, k / 30
     q[..., 0], k[..., 0] = 100, 100 * sign
@@ -125,15 +127,15 @@ def test_scores_near_ten_thousand(forward, causal, sign, device):
 @DEVICE
 @FORWARD
 def test_masked_rows_are_zero_and_masked_keys_are_ignored(forward, device):
-    """Scores of -inf, as from a mask put into k: query 0, causal, sees masked keys alone; the next ones a
-    masked key first."""
+    """Scores of -inf, as from a mask stored in k. Query 0 sees only masked keys; for later queries, a masked
+    key comes first."""
     q, k, v = normal(6, *[(1, 1, 40, 2)] * 3, device=device)
     q[..., 0], k[..., 0], k[..., [0, 5, 33], 0] = 1, 0, -math.inf
     o, log_sum = forward(q, k, v, causal=True)
     assert (o[0, 0, 0].tolist(), log_sum[0, 0, 0].item()) == ([0, 0], -math.inf)
     seen = attention(q, k, v, causal=True)[:, :, 1:]
     assert worst(o[:, :, 1:], seen) <= 1e-5
-    # the mask does matter here
+    # without the mask the result differs
     assert right(o[:, :, 1:], log_sum[:, :, 1:], q[:, :, 1:], k, v, causal=False) is False
 
 
@@ -160,7 +162,8 @@ def test_nan_is_not_hidden(kernel, device):
 @FORWARD
 @pytest.mark.parametrize("engine", ["fibers", "threads"])
 def test_no_order_of_threads_changes_anything(forward, engine, few):
-    """Several blocks, a ragged tile: no finding, not even a warning, and the same bits each time."""
+    """Run several blocks with a partial tile: there must be no finding, not even a warning, and the results
+    must be equal bit for bit."""
     n = 65 if forward is flash_forward else 5
     q, k, v = normal(8, (1, 1, n, 1), (1, 1, 34, 1), (1, 1, 34, 1))
     reports = []
@@ -193,7 +196,7 @@ def test_gradients_are_those_of_the_oracle(kernel, causal, device):
 
 
 def test_the_written_out_gradient_is_autograds():
-    """In float64, with more keys than queries and a default scale."""
+    """Compare in float64, with more keys than queries and the default scale."""
     inputs = [t.double().requires_grad_() for t in normal(11, (2, 4, 3), (2, 6, 3), (2, 6, 3))]
     d_o = normal(12, (2, 4, 3))[0].double()
     o = attention(*inputs, causal=True)

@@ -1,5 +1,5 @@
-"""conv_attention_decode: against the last row of the oracle, for every way to split; in every order of
-threads; on a GPU too, where there is one."""
+"""conv_attention_decode against the last row of the reference: every split, every thread order, and a GPU if
+available."""
 
 import functools
 import itertools
@@ -22,14 +22,14 @@ def worst(got, wanted):
 
 
 def inputs(seed, batch, heads, n, d, c_q, c_k, device="cpu"):
-    """q, k and v (B, H, n, d) of all tokens, and taps."""
+    """Return q, k and v (B, H, n, d) of all tokens, and taps."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, batch, heads, n, d, generator=generator).to(device)
     return q, k, v, (torch.randn(heads, c_q, c_k, generator=generator) / math.sqrt(c_q * c_k)).to(device)
 
 
 def last_row(q, k, v, w, scale=None):
-    """The last row of the whole forward pass, in float64."""
+    """Return the last row of the complete forward pass, in float64."""
     return reference.conv_attention(*(tensor.double() for tensor in (q, k, v, w)), scale=scale)[:, :, -1:]
 
 
@@ -67,7 +67,8 @@ def test_every_split_on_a_gpu(n):
 
 
 def lengths():
-    """Cache lengths around the window, the tile and two tiles, with taps of each kind."""
+    """Return cache lengths around the size of the window, of one tile and of two tiles, with taps of each
+    kind."""
     taps = [(1, 1), (6, 11), (15, 15), (2, 4)]
     for place, n in enumerate([1, 2, 5, 6, 14, 15, 16, 31, 32, 33, 63, 64, 65, 97]):
         yield pytest.param(n, *taps[place % 4], "cpu", marks=[pytest.mark.nightly] if place % 3 else [])
@@ -130,7 +131,7 @@ def test_identity_taps_are_ordinary_attention(device):
 @pytest.mark.parametrize("n", [512, 16384, 65536])
 @pytest.mark.parametrize("heads", [8, 128])
 def test_long_caches(n, heads):
-    """Against the eager last row, as the whole N×N matrix would not fit."""
+    """Compare with the PyTorch decoding reference, because the complete N×N matrix would not fit."""
     q, k, v, w = inputs(6, 1, heads, n, 64, 6, 11, "cuda")
     wanted = torch.cat(
         [
@@ -150,7 +151,8 @@ def test_long_caches(n, heads):
 
 @DEVICE
 def test_a_cache_is_read_where_it_is(device):
-    """Decode from filled parts of larger buffers: not one element is copied, and none of the rest is read."""
+    """Decode from the filled parts of larger buffers: no element may be copied, and the rest must not be
+    read."""
     q, k, v, w = inputs(7, 2, 2, 11, 4, 3, 3, device)
     buffer = torch.full((2, 2, 2, 50, 4), math.nan, device=device)
     buffer[0, :, :, :11], buffer[1, :, :, :11] = k, v
@@ -167,7 +169,7 @@ def test_a_cache_is_read_where_it_is(device):
 
 @DEVICE
 def test_heads_as_a_layer_makes_them(device):
-    """A permuted view of one tensor (B, N, 3, H, d)."""
+    """The inputs are permuted views of one tensor (B, N, 3, H, d)."""
     q, k, v, w = inputs(8, 2, 2, 9, 4, 3, 3, device)
     permuted = torch.stack([q, k, v]).permute(1, 3, 0, 2, 4).contiguous().permute(2, 0, 3, 1, 4)
     assert not permuted[1].is_contiguous()
@@ -186,8 +188,7 @@ def test_nothing_in_nothing_out(shape):
 @DEVICE
 @pytest.mark.parametrize("sign", [1, -1])
 def test_scores_near_ten_thousand(sign, device):
-    """float32 holds such scores to 0.0005, so the weights, e to the score, can only be right to that
-    order."""
+    """float32 resolves such scores to 0.0005, so exp(score) is accurate only to that order."""
     q, k, v, _ = inputs(9, 1, 1, 40, 4, 1, 1, device)
     q, k = q / 30, k / 30
     q[..., 0], k[..., 0] = 100, 100 * sign
@@ -198,7 +199,7 @@ def test_scores_near_ten_thousand(sign, device):
 @DEVICE
 @pytest.mark.parametrize("splits", [3, 9])
 def test_a_split_without_keys_adds_nothing(splits, device):
-    """Two keys among more blocks, one of which could also have none."""
+    """Divide two keys among more blocks, so that some blocks have none."""
     q, k, v, w = inputs(10, 1, 1, 2, 4, 3, 3, device)
     assert torch.equal(decoded(q, k, v, w, splits=splits), decoded(q, k, v, w, splits=2))
 
@@ -229,8 +230,8 @@ def test_nan_is_not_hidden(device):
     ],
 )
 def test_no_order_of_threads_changes_anything(n, c_q, c_k, splits, engine, few):
-    """Several tiles, a ragged one, an empty split: no finding, not even a warning, and the same bits each
-    time."""
+    """Several tiles, a partial one, and an empty split: there must be no finding, not even a warning, and the
+    results must be equal bit for bit."""
     arguments, reports = inputs(13, 1, 1, n, 2, c_q, c_k), []
 
     def run(*launch, seed):
@@ -249,7 +250,7 @@ def test_no_order_of_threads_changes_anything(n, c_q, c_k, splits, engine, few):
 def test_a_cuda_graph_replays_it():
     q, k, v, w = inputs(14, 1, 2, 300, 64, 6, 11, "cuda")
     window = q[:, :, -6:].contiguous()
-    conv_attention_decode(window, k, v, w)  # compiled
+    conv_attention_decode(window, k, v, w)  # compile before the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         o = conv_attention_decode(window, k, v, w)
@@ -267,11 +268,11 @@ def test_a_cuda_graph_replays_it():
 @pytest.mark.parametrize(
     ("sequences", "keys", "processors", "splits"),
     [
-        (8, 65536, 132, 60),  # 480 of the 528 blocks of a wave
+        (8, 65536, 132, 60),  # 480 of the 528 blocks that fit in a wave
         (32, 65536, 132, 15),
-        (128, 65536, 132, 4),  # 512; five splits would begin a second wave
+        (128, 65536, 132, 4),  # 512 blocks; five splits would need a second wave
         (528, 65536, 132, 1),
-        # 1590 of 2112 in four waves; one split would leave the second wave to two blocks
+        # 1590 of the 2112 blocks of four waves; one split would leave two blocks for the second wave
         (530, 65536, 132, 3),
         (5000, 65536, 132, 1),
         (8, 512, 132, 8),  # 64 keys each

@@ -1,5 +1,4 @@
-"""Convolutional attention by pieces: owned queries and keys with their halos, each pair of pieces a launch,
-merged into the whole."""
+"""Convolutional attention by chunks with halos: one launch per pair of chunks, then a merge."""
 
 import itertools
 import math
@@ -28,21 +27,23 @@ SHAPES = [
 
 
 def strictly(*launch):
-    """A runner that simulates; any finding, a warning too, fails."""
+    """Return a runner that simulates, and fails on any finding, including warnings."""
     report = simulated(*launch, engine="native")
     assert not report.findings, report.findings
 
 
 def pieces(n, count):
-    """[(first, last)] of `count` pieces of n tokens."""
+    """Return [(first, last)] for n tokens divided into `count` chunks."""
     borders = [round(i * n / count) for i in range(count + 1)]
     return list(itertools.pairwise(borders))
 
 
 @pytest.mark.parametrize("shape, count", SHAPES, ids=str)
 def test_pieces_make_the_whole(shape, count):
-    """Every pair of pieces, those that no query sees too; a block whose queries see no key once raced with
-    its own clearing of the tile."""
+    """Compute every pair of chunks, including those without a visible key.
+
+    A block whose queries see no key once raced with its own clearing of the tile.
+    """
     q, k, v, w, d_o = inputs(shape)
     left = (shape.c_k - 1) // 2
     launches = []
@@ -97,7 +98,7 @@ def test_pieces_make_the_whole(shape, count):
     ],
 )
 def test_decoding_by_pieces(n, c_q, c_k, count, splits):
-    """A push takes sizes and types of test_distributed.py and test_native_kernels.py: one kernel."""
+    """A CI run uses sizes and dtypes that other tests use too, so that only one kernel is compiled."""
     q, k, v, w, _ = inputs(Shape(1, 2, n, 5, c_q, c_k, True))
     left, parts = (c_k - 1) // 2, []
     for a, b in pieces(n, count):

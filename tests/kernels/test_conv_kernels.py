@@ -1,5 +1,5 @@
-"""The convolutional kernels against the float64 reference: interpreted, on tiny shapes; their inputs,
-gradients and memory."""
+"""The interpreted convolution kernels against the float64 reference on tiny shapes; their inputs, gradients
+and memory."""
 
 import functools
 import math
@@ -35,7 +35,7 @@ SMALL = 32  # tiles of 32 × 32: a block of 64 threads
 # In the simulator -------------------------------------------------------------------------------------------
 
 
-ON_A_PUSH = {0: "fibers", 2: "fibers", 5: "threads"}  # which of TINY, and how
+ON_A_PUSH = {0: "fibers", 2: "fibers", 5: "threads"}  # index in TINY -> engine
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ ON_A_PUSH = {0: "fibers", 2: "fibers", 5: "threads"}  # which of TINY, and how
     ids=str,
 )
 def test_tiny_shapes_under_every_seed(shape, engine, few):
-    """20 seeds (2 without --all), no finding, and one answer: threads and blocks may run in
-    any order."""
+    """Under 20 seeds (2 without --all), which change the order of threads and blocks: no finding, and equal
+    results."""
     answers = []
     for seed in few(range(20), 2):
         tensors = inputs(shape)
@@ -68,12 +68,12 @@ SMALL_SHAPES = [shape for shape in SHAPES if shape.n <= 33 and shape.d <= 16]
 INTERPRETED = [
     pytest.param(shape, marks=[pytest.mark.nightly] if place % 14 else [])
     for place, shape in enumerate(SMALL_SHAPES)
-]  # compiled, each push has others (test_conv_shapes.py)
+]  # each CI run compiles other shapes (test_conv_shapes.py)
 
 
 @pytest.mark.parametrize("shape", INTERPRETED, ids=str)
 def test_small_shapes(shape):
-    """Heads are blocks of their own, so that where tokens are many one head tells as much as three."""
+    """Heads are computed by separate blocks, so for long sequences one head is enough."""
     if shape.n > 7:
         shape = shape._replace(heads=1)
     errors = errors_of(shape, size=SMALL, run=checked)
@@ -102,7 +102,7 @@ def test_identity_taps_are_ordinary_attention(c_q, c_k, causal):
 
 
 def extremes():
-    """Inputs that tempt a kernel into NaN, (what, q, k, v, w)."""
+    """Return inputs that are likely to cause NaN: (description, q, k, v, w)."""
     q, k, v, w, _ = inputs(Shape(1, 1, 7, 4, 3, 3, True))
     lone = torch.zeros_like(w)
     lone[:, 1, 1] = 1
@@ -146,8 +146,10 @@ def test_the_reproducible_tap_gradient():
 
 @gpu
 def test_memory_grows_linearly():
-    """Four times the length, four times the memory; an N×N matrix of one head would be 16 times as large, and
-    64 MiB at N = 4096."""
+    """At 4 times the length, memory must be at most 4 times as large.
+
+    An N×N matrix of one head would be 16 times as large, and 64 MiB at N = 4096.
+    """
 
     def peak(n):
         leaves = [x.requires_grad_() for x in inputs(Shape(1, 1, n, 64, 7, 7, True), device="cuda")[:4]]
@@ -312,7 +314,7 @@ def test_bad_statistics():
 
 
 def test_a_call_checks_its_arguments_once(monkeypatch):
-    """The public function checks; the operators and the backward pass rely on it."""
+    """Only the public function checks its arguments; the operators and the backward pass rely on that."""
     checked, original = [], arguments.check
     monkeypatch.setattr(
         arguments,

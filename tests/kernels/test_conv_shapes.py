@@ -1,4 +1,4 @@
-"""The convolutional kernels on every shape, and on random ones, against the float64 reference: compiled and
+"""The convolution kernels against the float64 reference on all shapes and on random ones: compiled and
 checked by the simulator, and on a GPU."""
 
 import math
@@ -18,17 +18,18 @@ gpu, nightly = pytest.mark.gpu, pytest.mark.nightly
 
 
 def sizes(d):
-    """Shapes of any size, with d as it is drawn."""
+    """Generate shapes of any size, with d drawn from the given strategy."""
     heads, taps = st.integers(1, 3), st.integers(1, 15)
     return st.builds(Shape, heads, heads, st.integers(1, 300), d, taps, taps, st.booleans())
 
 
-# Compiling takes longest. There is a kernel for each width: each push compiles the narrowest.
+# Compilation dominates the time, and there is a kernel for each width: each CI run compiles only the
+# narrowest.
 WIDTH = 16
 FEW_SIZES, SIZES = sizes(st.integers(1, WIDTH)), sizes(st.integers(1, 128))
 SAMPLE = [
     shape if shape.d <= WIDTH else shape._replace(d=13) for shape in SHAPES[::5]
-]  # has every length and all taps
+]  # together they have every length and all taps
 ON_A_CPU = [*SAMPLE, *(pytest.param(shape, marks=nightly) for shape in SHAPES if shape not in SAMPLE)]
 
 
@@ -57,8 +58,10 @@ def test_random_shapes_of_every_width_compiled(shape):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_keys_divided_among_blocks(causal):
-    """As without splits: with fewer and with more of them than tiles of keys, where rows of some see no key;
-    a NaN stays in its rows."""
+    """Compare with the result without splits, for fewer and for more splits than key tiles.
+
+    Some splits contain no visible key for some rows. A NaN must stay in its rows.
+    """
     q, k, v, w, _ = inputs(Shape(1, 2, 150, 13, 3, 4, causal))
     q[0, 1, 70] = math.nan
     whole = conv_forward(q, k, v, w, causal, run=native)

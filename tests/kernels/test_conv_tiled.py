@@ -1,5 +1,5 @@
-"""Convolutional attention: the reference against loops, PyTorch and autograd; the tiles, with their halos,
-against the reference; float64."""
+"""The reference of convolutional attention against loops, PyTorch and autograd, and the tiled version against
+the reference; float64."""
 
 import math
 
@@ -36,7 +36,7 @@ def example(n, c_q, c_k, batch=1, heads=1, d=4, seed=0):
 
 
 def by_loops(q, k, v, w, causal, scale):
-    """Section 2 of the mathematics, index by index, for one head."""
+    """Compute convolutional attention of one head index by index, from its definition."""
     n, (c_q, c_k) = len(q), w.shape
     left = (c_k - 1) // 2
     s = [[scale * (q[i] @ k[j]) if j <= i or not causal else 0.0 for j in range(n)] for i in range(n)]
@@ -133,8 +133,11 @@ def test_backward_tiles(n, c_q, c_k, causal):
 
 
 def test_bytes_of_one_tile():
-    """N = 4, one tile: q, k, v (4 × 2 each) and w (3 × 3) are read once, O and L written once; what is
-    outside costs nothing."""
+    """With N = 4 and one tile, q, k, v (4 × 2 each) and w (3 × 3) are read once, and O and L are written
+    once.
+
+    Elements outside the sequence cause no traffic.
+    """
     q, k, v, w, _ = example(4, 3, 3, d=2)
     traffic = Traffic()
     conv_tiled.forward(q[0, 0], k[0, 0], v[0, 0], w[0], (6, 6), traffic)

@@ -1,4 +1,4 @@
-"""Convolutional attention over ranks: processes with gloo on this machine, the kernels simulated, against one
+"""Convolutional attention over ranks, which are processes with gloo and simulated kernels, against one
 process."""
 
 import pytest
@@ -27,7 +27,7 @@ DECODED = Shape(1, 2, 40, 5, 6, 11, True)
 
 
 def native(*launch):
-    """Simulate by compiled code; any finding fails the rank."""
+    """Return a runner for the native engine; any finding fails the rank."""
     from kernels.common.launch import simulated
 
     report = simulated(*launch, engine="native")
@@ -36,8 +36,10 @@ def native(*launch):
 
 @pytest.fixture(scope="module")
 def compiled():
-    """The kernels, compiled once by this process: the ranks then find them on disk, where each would compile
-    for a minute next to the others."""
+    """Compile the kernels once in this process, so that the ranks find them in the disk cache.
+
+    Otherwise each rank would compile for about a minute, at the same time as the others.
+    """
     q, k, v, w, d_o = inputs(SHAPES[0])
     conv_backward(q, k, v, w, *conv_forward(q, k, v, w, run=native), d_o, run=native)
     q, k, v, w, _ = inputs(DECODED)
@@ -45,8 +47,10 @@ def compiled():
 
 
 def errors_of_all(shapes, lengths_of):
-    """On every rank: [(shape, layout, lengths, {result: relative error})]; dW of all ranks is bit for bit the
-    same."""
+    """Return [(shape, layout, lengths, {result: relative error})] on every rank.
+
+    Also check that dW is equal on all ranks, bit for bit.
+    """
     from torch import distributed
 
     from kernels.cases.conv import reference
@@ -85,8 +89,11 @@ def errors_of_all(shapes, lengths_of):
 
 
 def equal_and_odd(n, ranks):
-    """Layouts and shard sizes: as equal as can be, one rank with nothing, one with nearly all, shards shorter
-    than a halo."""
+    """Return layouts and shard sizes.
+
+    The shards are as equal as possible, or one rank has none, or one has nearly all, or they are shorter than
+    a halo.
+    """
     equal = [n // ranks + (rank < n % ranks) for rank in range(ranks)]
     first = [
         n - min(n - 1, ranks - 1),
@@ -96,7 +103,7 @@ def equal_and_odd(n, ranks):
 
 
 def decoded(shape, lengths_of_each):
-    """The token that each way to share the keys gives."""
+    """Return the decoded token for each way to divide the keys among ranks."""
     from torch import distributed
 
     from kernels.distributed import conv_attention_decode_sharded
@@ -114,7 +121,7 @@ def decoded(shape, lengths_of_each):
 
 
 def disagreeing(what):
-    """Rank 1 does `what`; the others are right."""
+    """Call with invalid arguments, of the kind `what`, on rank 1 and with valid ones on the other ranks."""
     import os
 
     from torch import distributed
@@ -153,7 +160,7 @@ SAID = {
 
 
 def refused(kinds):
-    """Return the error's text for each disagreement; the group outlives them."""
+    """Return the error message for each kind of disagreement. The group must remain usable."""
     said = []
     for what in kinds:
         with pytest.raises((ValueError, TypeError)) as error:
@@ -174,8 +181,7 @@ def in_turn(shapes, lengths_of_each, kinds):
 
 @pytest.fixture(scope="module")
 def three(compiled):
-    """Return the results of three ranks (`in_turn`), for all tests at once: each rank is a process that
-    imports PyTorch."""
+    """Run `in_turn` on three ranks, once for all tests, as each rank is a process that imports PyTorch."""
     lengths = [13, 14, 13], [1, 0, 39], [38, 1, 1]
     return list(zip(*run_ranks(in_turn, 3, SHAPES[:2], lengths, KINDS, timeout=600)))
 
@@ -241,7 +247,7 @@ def batches():
 
 
 def one_step(kind):
-    """The gradients of one step, each of two ranks having half of the batch."""
+    """Return the gradients of one training step, where each of two ranks has half of the batch."""
     from torch import distributed
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel

@@ -1,4 +1,4 @@
-"""Tensor-core instructions and asynchronous copies in the simulator: products against numpy's, bit for bit,
+"""Tensor-core instructions and asynchronous copies in the simulator: products equal to NumPy's bit for bit,
 and planted bugs."""
 
 from types import SimpleNamespace
@@ -39,7 +39,8 @@ def small_integers(seed, *shape):
 
 
 def product(kind, transposed):
-    """A kernel: out = a b + c for a (16, 16), b (8, 16) as columns, or (16, 8) as rows if transposed."""
+    """Return a kernel that computes out = a b + c for a (16, 16) and b (8, 16) by columns, or (16, 8) by rows
+    if transposed."""
     mma, load_b = getattr(isa, f"mma_{kind}"), isa.ldmatrix_x2_trans if transposed else isa.ldmatrix_x2
 
     def kernel(a, b, c, out):
@@ -129,8 +130,11 @@ def test_the_map_of_ldmatrix(count, transposed):
 
 @pytest.mark.parametrize("pitch, turns", [(72, [4, 2, 1, 4]), (64, [32, 16, 8, 32])])
 def test_ldmatrix_is_counted_as_an_h200_counts_it(pitch, turns):
-    """Rows of 128 bytes begin in one bank: each matrix takes eight turns; of 144 bytes: one. ncu counted 11
-    and 88 wavefronts of these four instructions, 0 and 77 conflicts, 1408 bytes."""
+    """With rows of 128 bytes, all rows start in one bank, and each matrix takes eight wavefronts; with 144
+    bytes, one.
+
+    For these four instructions, ncu counted 11 and 88 wavefronts, 0 and 77 conflicts, and 1408 bytes.
+    """
 
     def kernel(out):
         tile = cuda.shared.array((32, pitch), int16, alignment=16)
@@ -386,7 +390,7 @@ def test_behind_the_wait_a_source_may_be_overwritten(engine):
         cuda.syncthreads()
         cp_async_16(tile, (lane, 0), x, (lane, 0), 8)
         cp_async_commit()
-        x[lane, 4] = -1  # beyond the eight bytes
+        x[lane, 4] = -1  # past the eight copied bytes
         cp_async_wait_0()
         x[lane, 0] = -1
         cuda.syncthreads()
@@ -455,7 +459,8 @@ def test_an_old_gpu_is_refused(monkeypatch):
         cuda.dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(7, 5))
     )
 
-    # Numba types a call once per process, and other tests compile calls for newer GPUs: a type of its own
+    # Numba types a call once per process, and other tests compile calls for newer GPUs; so use a type that no
+    # other test uses.
     def kernel(x, out):
         tile = cuda.shared.array((32, 8), float64, alignment=16)
         cp_async_16(tile, (0, 0), x, (0, 0), int32(16))

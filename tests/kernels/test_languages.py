@@ -1,5 +1,8 @@
-"""The kernels in CUDA C++ and Triton: right and without a finding in the simulator, from fresh and from
-recorded PTX; in Triton's interpreter; on a GPU on every shape; and races planted in both, found by line."""
+"""The kernels in CUDA C++ and Triton.
+
+They are checked in the simulator, with fresh and with recorded PTX; in Triton's interpreter; and on a GPU on
+every shape. Planted races must be found in both languages, with the correct line.
+"""
 
 import importlib.metadata
 import importlib.util
@@ -31,7 +34,7 @@ from kernels.triton.head_map import mix_heads
 from sim import KernelBug
 
 OTHERS = [pytest.param("Triton", marks=pytest.mark.triton), "CUDA C++"]
-# several tiles of 32 × 32 in each pass; and one with fewer keys than taps
+# several tiles of 32 × 32 in each pass; and a shape with fewer keys than taps
 SMALL = [Shape(1, 1, 9, 5, 3, 4, True), Shape(1, 1, 4, 3, 6, 11, False)]
 FORWARD = ("O", "L", "flash O", "flash L", "decode O")
 
@@ -76,7 +79,8 @@ def numba_run(*launch):
     ids=str,
 )
 def test_cuda_cpp_gives_what_numba_gives(shape, only):
-    """Directly, where each may be as far from what is right as the tolerances say: some roundings apart."""
+    """Compare the two languages directly: they may differ only by some roundings, less than the tolerances
+    allow."""
     given = inputs(shape)
     wanted = results(language("Numba"), *given, shape.causal, only, run=numba_run)
     got = results(language("CUDA C++"), *given, shape.causal, only, **OPTIONS["CUDA C++"])
@@ -95,7 +99,7 @@ print(json.dumps([errors_of("Triton", shape) for shape in SHAPES[{first}:50:13]]
 @pytest.mark.triton
 @pytest.mark.parametrize("first", [3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (0, 7, 10))])
 def test_triton_in_its_interpreter(first):
-    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
+    """Run in a separate process, because Triton reads TRITON_INTERPRET when it is imported."""
     command = [sys.executable, "-W", "ignore", "-c", IN_THE_INTERPRETER.format(first=first)]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -138,14 +142,14 @@ def test_head_map(group):
 
 
 def test_without_triton_recorded_ptx_runs():
-    """As on macOS and Windows, with Triton too where it is installed."""
+    """Run recorded PTX, as on macOS and Windows, even if Triton is installed."""
     assert head_map_error(2, run=partial(triton_run, compiled=triton_launch.recorded)) < 1e-5
     with pytest.raises(LookupError, match="GROUP3.* is not among the PTX recorded .*install Triton"):
         head_map_error(3, run=partial(triton_run, compiled=triton_launch.recorded))
 
 
 def test_recorded_triton_is_of_the_sources_that_are_here():
-    """So that findings name the right lines."""
+    """The recorded PTX must match the current sources, so that findings name the correct lines."""
     texts = recorded_ptx("triton")
     assert len(texts) == 28
     for name, text in texts.items():
@@ -153,7 +157,7 @@ def test_recorded_triton_is_of_the_sources_that_are_here():
 
 
 def test_recorded_cuda_is_what_the_compiler_gives():
-    """Apart from the compiler's version, which may be another one here."""
+    """Skip the comparison if the installed compiler has another version."""
     if not cuda_launch.have_compiler():
         pytest.skip("NVRTC is not installed")
     kernels = []
@@ -193,14 +197,14 @@ ADDED, STORED = (
 
 
 def planted(path, old, new):
-    """Replace the one place where it says `old`."""
+    """Replace the only occurrence of `old` in a file."""
     text = path.read_text()
     assert text.count(old) == 1
     path.write_text(text.replace(old, new))
 
 
 def first_finding(call, of=""):
-    """The message of the first finding, whole, that names `of`."""
+    """Return the complete message of the first finding that mentions `of`."""
     torch.manual_seed(0)
     with pytest.raises(KernelBug) as raised:
         call()
@@ -208,7 +212,7 @@ def first_finding(call, of=""):
 
 
 def shown(message):
-    """Return whether one of the READMEs shows a text completely, except for the digits of values."""
+    """Return whether one of the READMEs contains a text, ignoring the digits of values."""
     wanted = re.sub(VALUE, "", f"KernelBug: {message}\n```")
     return any(wanted in re.sub(VALUE, "", path.read_text()) for path in README)
 
@@ -260,5 +264,5 @@ def test_a_sum_without_an_atomic_is_found(tmp_path):
     message = first_finding(call, of="d_w[0, 0, 0, 0]")
     assert f"conv_backward.py line {line}" in message
     assert "tl.atomic_add" in message
-    # another version lays tiles out otherwise
+    # other versions of Triton lay out tiles differently
     assert shown(message) or not importlib.metadata.version("triton").startswith("3.6"), message

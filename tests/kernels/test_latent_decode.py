@@ -1,5 +1,5 @@
-"""latent_attention_decode against the last row of the oracle, and LatentAttention token by token; on a GPU
-too, where there is one."""
+"""latent_attention_decode against the last row of the reference, LatentAttention token by token, and a GPU if
+available."""
 
 import functools
 import math
@@ -18,7 +18,7 @@ def worst(got, wanted):
 
 
 def inputs(seed, batch, heads, rows, keys, d, latent, device="cpu"):
-    """q_window, k_latent, v_latent, w_q, w_v: scores of about 1."""
+    """Return q_window, k_latent, v_latent, w_q, w_v, with scores of about 1."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*sizes, over=1):
@@ -34,7 +34,7 @@ def inputs(seed, batch, heads, rows, keys, d, latent, device="cpu"):
 
 
 def right(tensors, *terms, **options):
-    """Return whether the last row equals that of the whole forward pass in float64."""
+    """Return whether the last row matches that of the complete forward pass in float64."""
     wanted = reference.latent_attention_decode(*(x.double() for x in tensors), *terms)
     return worst(latent_attention_decode(*tensors, *terms, **options), wanted) <= 1e-5
 
@@ -53,14 +53,14 @@ def test_the_eager_last_row_is_the_last_row():
         assert worst(got, whole) <= 1e-14
 
 
-# the newest key is then a whole array, another type: one more kernel to compile
+# then the newest key is a complete array, which has another Numba type and needs another kernel
 ONE_KEY = pytest.param(1, 1, marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 9])
 @pytest.mark.parametrize(("keys", "window"), [ONE_KEY, (33, 0), (50, 3), (70, 40), (96, 1000)])
 def test_every_split(splits, keys, window):
-    """Splits without a key too."""
+    """Some splits have no keys."""
     assert right(
         inputs(keys, 2, 3, min(keys, max(1, window)), keys, 5, 4), 0.7, window, splits=splits, run=on_cpu
     )
@@ -96,7 +96,8 @@ def test_no_order_of_threads_changes_anything(engine):
 
 @DEVICE
 def test_a_cache_is_read_where_it_is(device):
-    """Decode from filled parts of larger buffers: not one element is copied, and none of the rest is read."""
+    """Decode from the filled parts of larger buffers: no element may be copied, and the rest must not be
+    read."""
     q, k, v, *shared = inputs(3, 2, 2, 3, 11, 4, 3, device)
     buffer = torch.full((2, 2, 50, 3), math.nan, device=device)
     buffer[0, :, :11], buffer[1, :, :11] = k, v
@@ -157,7 +158,7 @@ def layer_and_input(device="cpu", tokens=9, **options):
 
 @pytest.mark.parametrize("pieces", [[9], [1] * 9, [4, 1, 3, 1]])
 def test_with_a_cache_as_without(pieces):
-    """Decode after a prefill and step by step, whole and in pieces, past the capacity."""
+    """Decode after a prefill and step by step, in one piece and in several, beyond the initial capacity."""
     layer, x = layer_and_input(**EAGER)
     cache, wanted, rows = layer.new_cache(2, capacity=2), layer(x), []
     for piece in x.split(pieces, dim=1):
@@ -223,7 +224,7 @@ def test_another_layers_cache_is_refused():
 
 
 def tokens(n):
-    """Queries and latents of n tokens for the cache below."""
+    """Return the queries and latents of n tokens for the cache of the following tests."""
     return torch.randn(1, 2, n, 3), torch.randn(1, n, 4), torch.randn(1, n, 4)
 
 

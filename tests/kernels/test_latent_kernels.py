@@ -1,5 +1,8 @@
-"""The kernels of latent attention against the float64 reference: interpreted, on tiny shapes; their inputs
-and gradients; compiled by the simulator, and on a GPU, on every shape."""
+"""The latent kernels against the float64 reference.
+
+Tiny shapes are interpreted; all shapes are compiled by the simulator, and run on a GPU if available. Inputs
+and gradients are tested, too.
+"""
 
 import functools
 import math
@@ -18,7 +21,7 @@ from kernels.latent.forward import latent_forward
 from runners import checked, native
 
 gpu = pytest.mark.gpu
-# of one width, so that one kernel is compiled
+# all of one width, so that only one kernel is compiled
 SAMPLE = [shape for shape in SHAPES if max(shape.d, shape.latent) <= 32][::2]
 
 
@@ -31,7 +34,7 @@ def is_right(shape, **options):
 
 
 def test_the_grid_is_as_large_as_it_should_be():
-    """Every kind of shape that the kernels must serve, and 60 shapes at least."""
+    """The shapes must include every kind that the kernels support, and at least 60 in total."""
     assert len(SHAPES) >= 60
     assert {shape.heads for shape in SHAPES} >= {1, 2, 3, 16} and {shape.n for shape in SHAPES} >= {1, 130}
     assert {shape.window for shape in SHAPES} >= {0, 1, 7, 1000} and {shape.alpha for shape in SHAPES} >= {
@@ -58,8 +61,7 @@ def test_the_grid_is_as_large_as_it_should_be():
     ids=str,
 )
 def test_tiny_shapes_under_every_seed(shape, engine, few):
-    """6 seeds (2 without --all, and fibers), no finding, and one answer where blocks do not add to each
-    other's sums."""
+    """Under 6 seeds (2 without --all): no finding, and equal results unless blocks add to shared sums."""
     answers = []
     for seed in few(range(6), 2):
         run = functools.partial(checked, engine=engine, seed=seed)
@@ -77,7 +79,7 @@ def test_the_forward_pass_compiled(shape):
     assert within_tolerance(errors), errors
 
 
-@pytest.mark.nightly  # the kernels of the backward pass take 20 CPU s to compile
+@pytest.mark.nightly  # compiling the backward kernels takes 20 s of CPU time
 @pytest.mark.parametrize("shape", [*TINY, *SHAPES], ids=str)
 def test_compiled(shape):
     is_right(shape, run=native)
@@ -91,7 +93,7 @@ def test_random_shapes_compiled(data):
 
 
 def any_shape(draw):
-    """A shape of at most 90 keys and any widths."""
+    """Draw a shape with at most 90 keys and any widths."""
     n = draw(st.integers(1, 70))
     before = draw(st.integers(0, 20))
     keys = n + before + draw(st.integers(0, 20))
@@ -132,7 +134,7 @@ def test_without_alpha_the_window_says_nothing():
 
 
 def test_deterministic_gradients_are_the_same():
-    """Blocks of several heads and tiles, which otherwise add to the same numbers."""
+    """Several heads and tiles, whose blocks would otherwise add to the same elements."""
     shape = Shape(1, 2, 0, 70, 70, 5, 4, 0.5, 9)
     is_right(shape, run=native, deterministic=True)
 
@@ -145,7 +147,7 @@ def test_scores_near_ten_thousand():
 
 
 def test_no_weight_exceeds_1():
-    """Scores near 10⁸, of which rounding errors are more than an exponential bears: dV was near 10²⁷."""
+    """For scores near 10⁸, rounding errors are too large for an exponential; dV once was near 10²⁷."""
     q, k, v, w_q, w_v, d_o = inputs(Shape(1, 1, 0, 40, 40, 4, 4, 0.5, 9))
     o, log_sum = latent_forward(1e4 * q, 1e4 * k, v, w_q, w_v, 0.5, 9, run=native)
     only_d_v = [place == 2 for place in range(6)]
@@ -195,7 +197,7 @@ def test_gradients_reach_the_queries_before():
 
 @pytest.mark.parametrize("alpha", [0.0, torch.tensor([0.0])])
 def test_the_gradient_at_alpha_0(alpha, leaves):
-    """A number costs no reciprocal scores; a tensor has a gradient there too."""
+    """With a number, no reciprocal scores are computed; a tensor has a gradient at 0, too."""
     alpha = alpha.clone().requires_grad_() if isinstance(alpha, torch.Tensor) else alpha
     o = latent_attention(*leaves[:5], alpha, 2)
     wanted = reference(SMALL._replace(alpha=0.0), *inputs(SMALL))
@@ -269,8 +271,10 @@ def test_reproducible_gradients():
 
 @gpu
 def test_memory_grows_linearly():
-    """Four times the length, four times the memory; a matrix of one head would be 64 MiB at N = 4096, and
-    expanded values of all heads 16."""
+    """At 4 times the length, memory must be at most 4 times as large.
+
+    At N = 4096, a matrix of one head would be 64 MiB, and the expanded values of all heads 16 MiB.
+    """
 
     def peak(n):
         *leaves, _ = [x.requires_grad_() for x in inputs(Shape(1, 16, 0, n, n, 64, 64, 0, 0), device="cuda")]

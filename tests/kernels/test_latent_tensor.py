@@ -1,5 +1,8 @@
-"""Latent attention of bfloat16 and float16 on simulated tensor cores: no finding, and at most 1.5 times the
-error of PyTorch eager in the same type; on a GPU every shape."""
+"""16-bit latent attention on simulated tensor cores: no finding, and at most 1.5 times the error of PyTorch
+eager.
+
+On a GPU, every shape is tested.
+"""
 
 import copy
 import math
@@ -23,7 +26,7 @@ def relative(got, wanted):
 
 
 def is_right(shape, dtype, device="cpu", scale=None, run=None):
-    """O and L against float64, O's error against that of eager in this type."""
+    """Compare O and L with float64; O's error is limited by that of PyTorch eager in the same dtype."""
     tensors = [x.to(dtype) for x in inputs(shape, device=device)[:5]]
     terms = shape.alpha, shape.window, shape.causal, scale
 
@@ -107,7 +110,7 @@ def a_layer():
     return LatentAttention(8, 2, 4, window=3, alpha=0.5), torch.randn(1, 4, 8)
 
 
-@pytest.mark.nightly  # what a layer under autocast does too, 16 s
+@pytest.mark.nightly  # the layer under autocast covers this as well; 16 s
 def test_a_layer_in_bfloat16():
     layer, x = a_layer()
     layer, x = layer.bfloat16(), x.bfloat16()
@@ -124,7 +127,7 @@ def by_eager(layer, x):
 
 
 def test_a_layer_under_autocast():
-    """The layer computes in bfloat16, and gradients have their parameters' types."""
+    """The layer computes in bfloat16, and gradients have the dtypes of their parameters."""
     layer, x = a_layer()
     with torch.autocast("cpu", torch.bfloat16):
         o = layer(x)
@@ -135,7 +138,7 @@ def test_a_layer_under_autocast():
 
 @pytest.mark.nightly
 def test_tokens_of_a_layer_under_autocast():
-    """The layer computes in bfloat16, and the cache keeps its own type."""
+    """The layer computes in bfloat16, and the cache keeps its dtype."""
     layer, x = a_layer()
     with torch.autocast("cpu", torch.bfloat16):
         cache = layer.new_cache(1)
@@ -145,13 +148,13 @@ def test_tokens_of_a_layer_under_autocast():
 
 
 def test_alpha_has_a_type_of_its_own():
-    """As that of a bfloat16 layer under float16's autocast."""
+    """Alpha may have another dtype than q, as in a bfloat16 layer under float16 autocast."""
     tensors, alpha = [x.half() for x in inputs(SMALL)[:5]], torch.tensor(0.5, dtype=torch.bfloat16)
     assert torch.equal(latent_attention(*tensors, alpha, 2), latent_attention(*tensors, 0.5, 2))
 
 
 def test_nan_goes_in_and_comes_out():
-    """NaN in a query: in its own row, and in those that it is a reciprocal query of."""
+    """A NaN in a query affects its own row, and the rows in which it is a reciprocal query."""
     q, *shared = (x.bfloat16() for x in inputs(Shape(1, 1, 0, 24, 24, 8, 8, 0, 0))[:5])
     q[0, 0, 9, 3] = math.nan
     nan = torch.isnan(latent_attention(q, *shared, 0.5, 3)[0, 0]).all(-1)
@@ -159,7 +162,7 @@ def test_nan_goes_in_and_comes_out():
 
 
 def test_what_begins_anywhere_is_copied():
-    """Copies of 16 bytes need addresses that are a multiple of 16."""
+    """Copies of 16 bytes require addresses that are multiples of 16."""
     buffer = torch.arange(1 + 2 * 8, dtype=torch.bfloat16)[1:]
     for x in (buffer.view(1, 1, 2, 8), buffer.view(1, 1, 8, 2).mT):
         for rows in (aligned(x), operand(x, 8)):

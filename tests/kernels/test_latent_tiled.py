@@ -1,4 +1,4 @@
-"""Latent attention tile by tile against the whole, and the numbers that it moves."""
+"""Tiled latent attention against the reference, and its memory traffic."""
 
 import itertools
 
@@ -39,8 +39,11 @@ def test_gradients_flow():
 
 
 def test_what_crosses():
-    """Not causal, 6 queries by twos, 8 keys by fours, 2 heads: q and O once, W_q and W_v for each tile of
-    queries, the latents of all keys too; with a window a tile's own latent keys once more."""
+    """Count the traffic of 6 queries in tiles of two, 8 keys in tiles of four, and 2 heads, not causal.
+
+    q and O move once, W_q, W_v and the latents of all keys once per tile of queries. With a window, the
+    latent keys at the tile's own positions move once more.
+    """
     for window in (0, 3):
         traffic = Traffic()
         shape = Shape(1, 2, 0, 6, 8, 3, 4, 0.7, window, False)

@@ -1,4 +1,4 @@
-"""FusedAttention and ConvAttention against nn.MultiheadAttention and the oracle; and token by token, with a
+"""FusedAttention and ConvAttention against nn.MultiheadAttention and the reference, and token by token with a
 cache."""
 
 import pytest
@@ -91,7 +91,7 @@ def test_refuses_another_input(shape):
 
 
 def conv_layer(kernel_size=(3, 3), seed=2, device="cpu", tokens=7, batch=1, embed=4, heads=2, **options):
-    """A layer whose taps are not the identity, and an input."""
+    """Return a layer whose taps are not the identity, and an input."""
     torch.manual_seed(seed)
     layer = ConvAttention(embed, heads, kernel_size, **options)
     with torch.no_grad():
@@ -100,7 +100,7 @@ def conv_layer(kernel_size=(3, 3), seed=2, device="cpu", tokens=7, batch=1, embe
 
 
 def oracle(layer):
-    """The same layer through the oracle, in float64 on the CPU."""
+    """Return the same layer with the reference functions, in float64 on the CPU."""
     twin = ConvAttention(
         layer.in_proj_weight.shape[1],
         layer.num_heads,
@@ -119,7 +119,7 @@ def worst(got, wanted):
 
 
 def decode(layer, x, prefilled=0, capacity=64):
-    """The layer's output for x, token by token, the first ones at once."""
+    """Return the layer's output for x, decoded token by token after a prefill of the first ones."""
     cache = layer.new_cache(x.shape[0], capacity)
     rows = [layer.prefill(x[:, :prefilled], cache)] if prefilled else []
     return torch.cat(rows + [layer.step(x[:, i : i + 1], cache) for i in range(prefilled, x.shape[1])], dim=1)
@@ -169,7 +169,7 @@ def test_gradients_reach_a_conv_layers_parameters(device):
 @DEVICE
 @pytest.mark.parametrize("prefilled", [0, pytest.param(1, marks=pytest.mark.nightly), 5])
 def test_steps_are_the_rows_of_forward(prefilled, device):
-    """From an empty cache and from prefilled ones, through the kernels."""
+    """Decode with the kernels, from an empty cache and from prefilled ones."""
     layer, x = conv_layer((3, 4), device=device)
     assert worst(decode(layer, x, prefilled), oracle(layer)(x.double().cpu())) <= 1e-5
 
@@ -177,7 +177,7 @@ def test_steps_are_the_rows_of_forward(prefilled, device):
 @pytest.mark.parametrize("prefilled", [0, 1, 2, 30, 64, 65])
 @pytest.mark.parametrize("kernel_size", [(1, 1), (6, 11), (15, 15), (2, 4)])
 def test_steps_with_any_taps_through_a_growing_cache(kernel_size, prefilled):
-    """In float64 through the oracle: what is tested here is the cache."""
+    """Use the reference in float64, because this tests the cache."""
     layer, x = conv_layer(kernel_size, tokens=70, batch=2)
     layer, x = oracle(layer), x.double()
     assert worst(decode(layer, x, prefilled, capacity=3), layer(x)) <= 1e-12

@@ -1,5 +1,8 @@
-"""The multi-token layer's public functions: gradients, documents, one token, the compiler, memory and bad
-input; and its kernels interpreted, under many seeds."""
+"""The public functions of the multi-token layer: gradients, documents, decoding, torch.compile, memory, and
+invalid input.
+
+Its kernels are also interpreted under many seeds.
+"""
 
 import math
 import os
@@ -28,12 +31,12 @@ TINY = [
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
-    """On the CPU the kernels are compiled, also for the smallest inputs: here most calls launch a dozen."""
+    """Compile the kernels on the CPU even for the smallest inputs, as most calls launch a dozen of them."""
     monkeypatch.setitem(launch.RUNNERS, "cpu", partial(launch.simulated, engine="native"))
 
 
 def example(heads=2, n=5, d=4, taps=(3, 2), after_taps=(2, 3), batch=1, seed=0, device="cpu"):
-    """q, k, v and every part of a layer, float32, by name."""
+    """Return {name: q, k, v or a parameter of the layer}, float32."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*size):
@@ -78,12 +81,13 @@ def without_findings(*launched, **options):
     [
         (TINY[1], "fibers", 20),
         pytest.param(TINY[1], "threads", 20, marks=nightly),
-        pytest.param(TINY[0], "fibers", 3, marks=nightly),  # half a minute each
+        pytest.param(TINY[0], "fibers", 3, marks=nightly),  # each takes half a minute
     ],
     ids=str,
 )
 def test_tiny_shapes_under_every_seed(shape, engine, seeds, few):
-    """Many seeds (1 without --all), no finding, and one answer: threads and blocks may run in any order."""
+    """Under many seeds (1 without --all), which change the order of threads and blocks: no finding, and equal
+    results."""
     tensors, answers = inputs(shape), []
     wanted = in_float64(*tensors)
     for seed in few(range(seeds), 1):
@@ -116,7 +120,7 @@ def test_one_token_with_fewer_heads_of_keys():
 
 
 def extremes():
-    """Inputs that tempt a kernel into NaN, (what, a layer's arguments)."""
+    """Return inputs that are likely to cause NaN: (description, arguments of the layer)."""
     given = example()
     rows = {name: given[name][:, :, :1].expand_as(given[name]) for name in "qkv"}
     return [
@@ -196,7 +200,8 @@ def of_type(given, dtype, names):
 
 
 def errors_in(dtype, attend, given, d_y):
-    """{argument or y: largest error relative to the largest number} against float64 of the same inputs."""
+    """Return {argument or y: largest error relative to the largest element} against float64 with the same
+    inputs."""
     answers = []
     for function, these in ((attend, given), (reference.multi_token_attention, double(given))):
         leaves = [leaf.detach().requires_grad_() for leaf in leaves_of(these)]

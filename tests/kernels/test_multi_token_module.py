@@ -1,5 +1,5 @@
-"""MultiTokenAttention: against its parts by hand, token by token with a cache, and from a checkpoint of the
-published layer."""
+"""MultiTokenAttention against its operations by hand, token by token with a cache, and loaded from a
+published checkpoint."""
 
 import cmath
 from functools import partial
@@ -18,7 +18,7 @@ ORACLE = dict(attention=reference.multi_token_attention, decode=reference.multi_
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
-    """On the CPU the kernels are compiled, also for the smallest inputs."""
+    """Compile the kernels on the CPU even for the smallest inputs."""
     monkeypatch.setitem(launch.RUNNERS, "cpu", partial(launch.simulated, engine="native"))
 
 
@@ -30,7 +30,7 @@ LAYERS = [
 
 
 def layer_and_input(options, tokens=6, device="cpu", **more):
-    """A layer whose parts are no identities, and an input."""
+    """Return a layer whose parameters are not identities, and an input."""
     torch.manual_seed(2)
     layer = MultiTokenAttention(16, 4, **options, **more)
     with torch.no_grad():
@@ -85,7 +85,8 @@ def test_token_by_token(options, first, device):
 
 @DEVICE
 def test_in_bfloat16_and_under_autocast(device):
-    """Forward, gradients and tokens of a cache are of the layer's type; autocast keeps the parameters'."""
+    """The forward pass, gradients and decoded tokens have the layer's dtype; under autocast, gradients keep
+    the parameters' dtype."""
     exact, x = layer_and_input(LAYERS[0], tokens=7, device=device)
     wanted = exact(x)
     low = layer_and_input(LAYERS[0], device=device)[0].bfloat16()
@@ -103,7 +104,7 @@ def test_in_bfloat16_and_under_autocast(device):
 
 
 def test_documents_are_each_alone():
-    """Rotary embedding tells distances alone, so that a document may begin at any place."""
+    """A rotary embedding depends only on distances, so a document may start at any position."""
     layer, x = layer_and_input(LAYERS[0], tokens=9, **ORACLE)
     got = layer(x, documents=[0, 4])
     assert worst(got, torch.cat([layer(x[:, :4]), layer(x[:, 4:])], 1)) <= 1e-5
@@ -123,7 +124,7 @@ def test_rotation_by_hand():
 
 
 def published(generator, heads=4, d=4, embed=16, group=None):
-    """A checkpoint with the published names and shapes."""
+    """Return a checkpoint with the published names and shapes."""
 
     def normal(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64) / 3
@@ -138,8 +139,8 @@ def published(generator, heads=4, d=4, embed=16, group=None):
 
 
 def by_hand(state, x, base):
-    """Compute the published layer's output for one text from its parameters alone, by an implementation of
-    its own."""
+    """Compute the published layer's output for one text from its parameters, with an independent
+    implementation."""
     d, n = state["subln.weight"].shape[0], x.shape[0]
     places = torch.arange(n, dtype=torch.float64)[:, None] * base ** (-torch.arange(0, d, 2).double() / d)
     turn = torch.polar(torch.ones_like(places), places)[:, None]

@@ -1,5 +1,8 @@
-"""The multi-token layer: the reference against loops, ordinary and convolutional attention and autograd; the
-gradients by hand; documents; the two passes over tiles; float64."""
+"""The reference of the multi-token layer, in float64.
+
+It is compared with loops, with ordinary and convolutional attention, and with autograd; the gradients by
+hand, documents, and the two passes over tiles are tested, too.
+"""
 
 import math
 
@@ -22,7 +25,7 @@ from kernels.reference.tiled import Traffic
 
 PARTS = ("taps", "head_map", "after_taps", "after_head_map", "norm", "gate")
 NAMES = ("q", "k", "v", *PARTS)
-# heads, N, taps, size of the groups before, taps after, size of the groups after
+# heads, N, taps, group size before, taps after, group size after
 CASES = [
     (1, 1, (3, 3), 1, (2, 4), 1),
     (2, 7, (3, 2), 2, (2, 5), 1),
@@ -42,7 +45,7 @@ def numbers(generator, *shape):
 
 
 def example(heads, n, taps, group, after_taps, after_group, batch=2, d=4, seed=0):
-    """q, k, v, and every part, by name. A map of one group is (H, H)."""
+    """Return {name: q, k, v or a parameter of the layer}. A map with a single group is (H, H)."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = numbers(generator, 3, batch, heads, n, d)
     head_maps = [numbers(generator, heads // s, s, s) for s in (group, after_group)]
@@ -65,7 +68,7 @@ def example(heads, n, taps, group, after_taps, after_group, batch=2, d=4, seed=0
 
 
 def element(m, g, h):
-    """M[g, h] of a map in either form."""
+    """Return M[g, h] of a map in either form."""
     if m.ndim == 2:
         return m[g, h]
     s = m.shape[1]
@@ -73,7 +76,8 @@ def element(m, g, h):
 
 
 def convolved_by_loops(x, w, document, causal):
-    """Index by index: rows above, columns to both sides, none of another document, none that is masked."""
+    """Convolve index by index: rows above, columns on both sides, none of another document, none that is
+    masked."""
     heads, n, _ = x.shape
     (c_q, c_k), y = w.shape[1:], torch.zeros_like(x)
     for h in range(heads):
@@ -94,7 +98,8 @@ def mixed_by_loops(x, m):
 
 
 def by_loops(q, k, v, taps, head_map, after_taps, after_head_map, norm, gate, causal, scale, document):
-    """Section 9 of the mathematics for one sequence, (H, N, d); document[i]: which one token i is in."""
+    """Compute the layer for one sequence, (H, N, d), from its definition; document[i] is the document of
+    token i."""
     heads, n, _ = q.shape
     visible = torch.tensor(
         [[document[i] == document[j] and (j <= i or not causal) for j in range(n)] for i in range(n)]
@@ -128,7 +133,7 @@ def test_documents_are_each_alone():
     for start, end in [(0, 1), (1, 9), (9, n)]:
         alone = given | {name: given[name][:, :, start:end] for name in "qkv"}
         assert worst(got[:, :, start:end], multi_token_attention(**alone)) <= 1e-12
-    assert worst(got, multi_token_attention(**given)) > 0.1  # it does matter
+    assert worst(got, multi_token_attention(**given)) > 0.1  # without documents the result differs
     assert worst(got, multi_token_attention(**given, documents=[0, 1, 9])) == 0
 
 
@@ -227,8 +232,11 @@ def test_two_passes_over_tiles(case, causal):
 
 
 def test_bytes_of_one_tile():
-    """N = 4, one tile: q and k (2 heads of 4 × 2 each) are read once in each pass, v and L once; L and O are
-    written once; what is outside costs nothing."""
+    """With N = 4 and one tile, q and k (2 heads of 4 × 2 each) are read once per pass, v and L once; L and O
+    are written once.
+
+    Elements outside the sequence cause no traffic.
+    """
     given = example(2, 4, (3, 3), 2, (3, 3), 2, batch=1, d=2)
     parts = multi_token_tiled.Parts(*(given[name] for name in PARTS[:4]))
     traffic = Traffic()

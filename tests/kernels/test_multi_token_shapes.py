@@ -1,5 +1,5 @@
-"""The multi-token layer by kernels on every shape, and on random ones, against the float64 reference:
-compiled and checked by the simulator, and on a GPU."""
+"""The multi-token kernels against the float64 reference on all shapes and on random ones: compiled and
+checked by the simulator, and on a GPU."""
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +11,9 @@ from runners import native
 
 gpu = pytest.mark.gpu
 SIDE = st.integers(1, 15)
-# rows are few, as decoding has a kernel of its own for each number of them
+# few values of c_q, because decoding compiles a kernel for each
 TAPS = st.none() | st.tuples(st.sampled_from([1, 2, 6, 15]), SIDE)
-# A push compiles the kernels of decoding, which causal shapes call, for one number of rows and of heads.
+# Causal shapes also call the decoding kernels. A CI run compiles them for one number of rows and of heads.
 SAMPLE = [shape for shape in SHAPES if not shape.causal][::3] + [
     shape
     for shape in SHAPES
@@ -24,7 +24,7 @@ ON_A_CPU = [shape if shape in SAMPLE else pytest.param(shape, marks=pytest.mark.
 
 @st.composite
 def shapes(draw, most=128, heads=(1, 2, 3, 4, 6), groups=None, taps=TAPS):
-    """Shapes of any size, with d of at most `most`."""
+    """Generate shapes of any size, with d at most `most`."""
     heads = draw(st.sampled_from(heads))
     divisors = [group for group in range(1, heads + 1) if heads % group == 0]
     groups = st.sampled_from(groups) if groups else st.none() | st.sampled_from(divisors)

@@ -1,5 +1,5 @@
-"""Every kernel of kernels/cases/table.py compiled to PTX with no GPU: what float64, shared memory and local
-memory it uses."""
+"""Compile every kernel of kernels/cases/table.py to PTX without a GPU, and check its use of float64, shared
+memory and local memory."""
 
 import re
 import warnings
@@ -25,7 +25,7 @@ from kernels.latent.decode import latent_attention_decode
 from kernels.latent.forward import latent_forward
 
 ARCHITECTURES = [(7, 5), *(pytest.param(newer, marks=pytest.mark.nightly) for newer in [(8, 0), (9, 0)])]
-# what a kernel is built around
+# compile-time properties of a kernel
 INSTRUCTIONS = {"flash_forward": "ld.shared.v4", "warp_forward": "shfl.sync", "conv_decode": "shfl.sync"}
 
 
@@ -40,7 +40,7 @@ def compiler():
 
 
 def type_of(argument):
-    """The type that Numba gives a kernel's argument, a tensor or a number."""
+    """Return the type that Numba assigns to a kernel argument, a tensor or a number."""
     if isinstance(argument, torch.Tensor):
         return types.Array(
             from_dtype(numpy_dtype(argument.dtype)), argument.ndim, "C" if argument.is_contiguous() else "A"
@@ -49,7 +49,10 @@ def type_of(argument):
 
 
 def ptx_of(kernel, signature, architecture, monkeypatch):
-    """The PTX of a @cuda.jit kernel. A device function asks which GPU it is for: the stand-in answers."""
+    """Return the PTX of a @cuda.jit kernel.
+
+    Device functions may query the GPU during compilation; a stand-in answers.
+    """
     monkeypatch.setattr(
         dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=architecture)
     )
@@ -69,8 +72,10 @@ LONG = {
 
 
 def variants():
-    """Every kernel that a host function of the course can choose: (case, size), a push's the first of each
-    case that does not take long."""
+    """Return every kernel variant that a host function can choose, as (case, size).
+
+    A CI run compiles the first variant of each case that does not take long.
+    """
     for case in CASES.values():
         for place, size in enumerate(case.compiled or case.sizes):
             name = "-".join([case.name, *(f"{what}{number}" for what, number in size.items())])
@@ -97,7 +102,7 @@ def test_kernels(compiler, monkeypatch, case, size, architecture):
 
 
 def rows(count, d):
-    """(1, 1, count, d) of bfloat16."""
+    """Return a bfloat16 tensor (1, 1, count, d)."""
     return torch.zeros(1, 1, count, d, dtype=torch.bfloat16)
 
 
@@ -131,7 +136,7 @@ def latent(size, run):
     latent_attention_decode(*tensors, 0.5, 3, run=run)
 
 
-TENSOR_CORES = [  # each on a push with the first of its sizes
+TENSOR_CORES = [  # in a CI run, each with the first of its sizes
     (flash, [(64,), (128,)]),
     (windowed, [(64,), (128,)]),
     (conv, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)]),
@@ -145,7 +150,7 @@ TENSOR_CORES = [  # each on a push with the first of its sizes
 
 @pytest.mark.parametrize(("call", "every_size"), TENSOR_CORES)
 def test_kernels_on_tensor_cores(compiler, monkeypatch, few, call, every_size):
-    """From sm_80 on; every array is registers, none in local memory."""
+    """Compile for sm_80 and newer; every local array must be in registers."""
     for size in few(every_size, 1):
         launched = []
         call(*size, run=lambda *launch, launched=launched: launched.append(launch))
@@ -158,7 +163,8 @@ def test_kernels_on_tensor_cores(compiler, monkeypatch, few, call, every_size):
 
 
 def test_the_test_sees_what_it_looks_for(compiler, monkeypatch):
-    """A bare 0.0 makes float64; a shared array counts; an array indexed at run time is local memory."""
+    """A bare 0.0 causes float64 arithmetic, a shared array is counted, and an array indexed at run time is in
+    local memory."""
 
     @cuda.jit
     def careless(out, i):

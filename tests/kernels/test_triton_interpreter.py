@@ -1,5 +1,8 @@
-"""The interpreter of Triton kernels: the package's are right in it; what programs do wrong is found by line;
-what Triton refuses is refused; small kernels give what Triton's PTX gives in the simulator."""
+"""The interpreter for Triton kernels.
+
+It must compute the results of the package's kernels, report bugs with their lines, reject what Triton
+rejects, and agree with Triton's PTX in the simulator.
+"""
 
 import re
 from functools import partial
@@ -151,7 +154,7 @@ def unrolled(x, n):
         tl.store(x + i, 1.0)
 
 
-REFUSED = [  # Triton's kernels have no hash until they compile
+REFUSED = [  # Triton kernels cannot be hashed before they are compiled
     (indexes, "a tile has no index"),
     (asks, "a tile has no truth"),
     (uneven, "must be a power of two, and not 3"),
@@ -184,7 +187,7 @@ def test_triton_refuses_it(kernel, why):
 
 @triton.jit
 def arithmetic(x, n, y):
-    """Whole numbers, their quotients and remainders, mixed types, NaN, sums, a masked load, an atomic."""
+    """Exercise integers, quotients and remainders, mixed types, NaN, sums, a masked load, and an atomic."""
     i = tl.arange(0, 16)
     k = i - 8
     t = tl.load(x + i)
@@ -211,7 +214,8 @@ def test_small_kernels_give_what_their_ptx_gives():
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-PRECISIONS = {0: (0, 1e-5), 1: (1e-4, 1e-1), 2: (0, 1e-5)}  # IEEE, TF32, three TF32: the errors between
+# IEEE, TF32, three TF32 products: (smallest, largest) allowed error
+PRECISIONS = {0: (0, 1e-5), 1: (1e-4, 1e-1), 2: (0, 1e-5)}
 
 
 @pytest.mark.parametrize("how, least, most", [(how, *errors) for how, errors in PRECISIONS.items()])

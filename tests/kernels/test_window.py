@@ -1,5 +1,7 @@
-"""Sliding windows of flash attention: every kernel and type against a banded mask of PyTorch's own,
-gradients, one token, the layer, and errors; on a GPU too, where there is one."""
+"""Sliding windows of flash attention against PyTorch's attention with a banded mask.
+
+This covers every kernel and dtype, gradients, decoding, the layer, and error messages, on a GPU if available.
+"""
 
 from functools import partial
 
@@ -18,7 +20,7 @@ CAUSAL = pytest.mark.parametrize("causal", [False, True])
 FORWARD = pytest.mark.parametrize("forward", [flash_forward, warp_forward])
 ATTENTION = pytest.mark.parametrize("kernel", [flash_attention, warp_attention])
 WINDOWS = [(0, 0), (3, 0), (2, 5), (-1, 1), (40, -1), (500, 500)]
-# queries and keys: one, ragged, more of either, several blocks
+# queries and keys: one, a partial tile, more of either, several blocks
 SIZES = [(1, 1), (1, 40), (37, 37), (70, 33), (20, 100)]
 ALLOWED = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
@@ -29,7 +31,7 @@ def normal(seed, *shapes, device="cpu", dtype=torch.float32):
 
 
 def band(n, keys, window, causal, device="cpu"):
-    """Return where a query sees a key, (n, keys)."""
+    """Return a mask (n, keys) of the keys that each query sees."""
     left, right = window
     seen = torch.ones(n, keys, dtype=torch.bool, device=device)
     seen = seen if left < 0 else seen.triu(-left)
@@ -38,14 +40,16 @@ def band(n, keys, window, causal, device="cpu"):
 
 
 def right(o, log_sum, q, k, v, causal, window, scale=None):
-    """Return whether (O, L) equal those of PyTorch's own attention with a banded mask, in float64; 0 and -inf
-    for a query that sees no key."""
+    """Return whether (O, L) match PyTorch's attention with a banded mask, in float64.
+
+    A query that sees no key must have O = 0 and L = -inf.
+    """
     allowed, (q, k, v) = ALLOWED[q.dtype], (x.double() for x in (q, k, v))
     seen = band(q.shape[2], k.shape[2], window, causal, q.device)
     wanted = scaled_dot_product_attention(q, k, v, seen, scale=scale)
     wanted = torch.where(seen.any(1)[:, None], wanted, 0)
     sums = scores(q, k, scale=scale).masked_fill(~seen, -torch.inf).logsumexp(-1)
-    same = torch.where(sums == log_sum, 0, sums - log_sum)  # -inf are equal
+    same = torch.where(sums == log_sum, 0, sums - log_sum)  # -inf - -inf would be NaN
     return (o.double() - wanted).abs().max() <= allowed and same.abs().max() <= max(1e-5, allowed)
 
 
@@ -62,8 +66,10 @@ def test_equals_a_banded_mask(forward, n, keys, window, causal, device):
 
 
 def sixteen_bits():
-    """Sizes around blocks of 128 queries and tiles of 64 keys, or 32 where d > 64. Without a GPU a push takes
-    bfloat16 alone."""
+    """Return sizes around blocks of 128 queries and tiles of 64 keys, or 32 for d > 64.
+
+    Without a GPU, a CI run tests only bfloat16.
+    """
     for n, keys, d, window, causal in (
         (1, 1, 8, (0, 0), True),
         (140, 140, 64, (3, 0), True),
@@ -102,7 +108,7 @@ def test_a_negative_scale(dtype, device):
     ],
 )
 def test_a_block_reads_only_tiles_that_it_sees(forward, dtype, first):
-    """Queries from `first` on are of blocks that see none of the first 32 keys, and these are NaN."""
+    """The blocks of the queries from `first` on see none of the first 32 keys, which are NaN."""
     q, k, v = normal(8, *[(1, 1, first + 10, 8)] * 3, dtype=dtype)
     k[:, :, :32], v[:, :, :32] = torch.nan, torch.nan
     o, log_sum = forward(q, k, v, window=(2, 0), run=partial(simulated, engine="native"))
@@ -123,7 +129,7 @@ def test_no_window_and_a_window_without_limits_are_the_same():
 @ATTENTION
 @pytest.mark.parametrize("window", [(0, 0), (3, 2), (-1, 1)])
 def test_gradients_equal_those_of_a_banded_mask(kernel, causal, window, device):
-    """With more queries than keys, so that some see none."""
+    """There are more queries than keys, so that some queries see no key."""
     shapes = (1, 2, 9, 4), (1, 2, 5, 4), (1, 2, 5, 4), (1, 2, 9, 4)
     *leaves, d_o = (x.requires_grad_() for x in normal(10, *shapes, device=device))
     got = torch.autograd.grad(kernel(*leaves, causal, window=window), leaves, d_o)
@@ -143,7 +149,7 @@ def test_the_operator_is_one_that_torch_compile_can_trace():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("keys", "left"), [(1, 0), (50, 0), (50, 6), (50, 49), (50, 500), (50, -1)])
 def test_one_token(keys, left, dtype, device):
-    """It equals the last row of the whole sequence; keys outside the window are not read."""
+    """The token equals the last row of the complete sequence; keys outside the window are not read."""
     q, k, v = normal(12, *[(1, 2, keys, 8)] * 3, device=device, dtype=dtype)
     wanted = attention(*(x.double() for x in (q, k, v)), causal=True, window=(left, 0))[:, :, -1:]
     if left >= 0:
