@@ -1,4 +1,4 @@
-"""Corpus: barriers that some threads of the block never reach, or reach elsewhere."""
+"""Corpus: barriers that some threads of the block never reach, or reach at another call."""
 
 import numpy as np
 from numba import cuda, float32, float64
@@ -6,7 +6,7 @@ from numba import cuda, float32, float64
 
 @cuda.jit(device=True)
 def exchanged(tile, t, value):
-    """`value` of the thread across the tile; all threads of the block must call."""
+    """Return the `value` of the thread across the tile. All threads of the block must call this."""
     tile[t] = value
     cuda.syncthreads()
     return tile[tile.shape[0] - 1 - t]
@@ -14,13 +14,13 @@ def exchanged(tile, t, value):
 
 @cuda.jit(device=True)
 def passed(times):
-    """All threads of the block wait for each other so often."""
+    """Pass a block barrier this many times."""
     for _ in range(times):
         cuda.syncthreads()
 
 
 class BarrierInABranch:
-    """Half of the block goes through the barrier."""
+    """Only half of the block passes the barrier."""
 
     launch = 1, 8
     findings = {("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits"))}
@@ -87,7 +87,7 @@ class EarlyReturn:
 
 
 class LoopsOfUnequalLength:
-    """A loop with a barrier in it, which some threads go round more often than others."""
+    """A loop contains a barrier, and some threads run more iterations than others."""
 
     hangs = True
     launch = 1, 4
@@ -116,7 +116,8 @@ class LoopsOfUnequalLength:
 
 
 class BarrierInDifferentRounds:
-    """Some threads skip rounds of a loop by `continue`, and meet the others at its barrier in later ones."""
+    """Some threads skip iterations with `continue` and meet the others at the loop's barrier in later
+    iterations."""
 
     launch = 2, 8
     findings = {("barrier-divergence", "error", None, ("cuda.syncthreads()", "waits"))}
@@ -136,7 +137,7 @@ class BarrierInDifferentRounds:
     @cuda.jit
     def fixed(out, n):
         i = cuda.grid(1)
-        for k in range(i, i + n):  # each thread counts from elsewhere, and all go round equally often
+        for k in range(i, i + n):  # threads start at different values but run the same number of iterations
             if n % 2:
                 continue
             for j in range(i + 3):
@@ -151,7 +152,8 @@ class BarrierInDifferentRounds:
 
 
 class InnerLoopsOfUnequalLength:
-    """A loop with a barrier, in a function, goes round once or twice: as often in all, at different times."""
+    """A loop with a barrier, inside a function, runs once or twice: the total is equal, but not each
+    iteration."""
 
     launch = 1, 8
     findings = {("barrier-divergence", "error", None, ("cuda.syncthreads()", "waits"))}
@@ -182,7 +184,7 @@ class InnerLoopsOfUnequalLength:
 
 
 class BarrierInBothArms:
-    """Both arms have a barrier, and they are two."""
+    """Both arms of a branch contain a barrier, but these are two different barriers."""
 
     launch = 1, 8
     findings = {
@@ -190,8 +192,8 @@ class BarrierInBothArms:
             "barrier-divergence",
             "error",
             None,
-            ("cuda.syncthreads()  # of the even ones", "waits"),
-            ("cuda.syncthreads()  # of the odd ones", "waits"),
+            ("cuda.syncthreads()  # even elements", "waits"),
+            ("cuda.syncthreads()  # odd elements", "waits"),
         )
     }
 
@@ -204,10 +206,10 @@ class BarrierInBothArms:
         t = cuda.threadIdx.x
         if t % 2 == 0:
             tile[t] = x[t]
-            cuda.syncthreads()  # of the even ones
+            cuda.syncthreads()  # even elements
         else:
             tile[t] = -x[t]
-            cuda.syncthreads()  # of the odd ones
+            cuda.syncthreads()  # odd elements
         out[t] = tile[7 - t]
 
     @cuda.jit
@@ -226,7 +228,8 @@ class BarrierInBothArms:
 
 
 class StrideLoopWithBarrier:
-    """Threads stride through the data, a barrier in every round; the last round is not everyone's."""
+    """Threads stride through the data with a barrier per iteration; not all threads run the last
+    iteration."""
 
     launch = 1, 4
     findings = {("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits"))}
@@ -261,7 +264,7 @@ class StrideLoopWithBarrier:
 
 
 class BreakBeforeTheBarrier:
-    """Threads leave the loop as soon as they have converged, each for itself. Fixed: when all have."""
+    """Each thread leaves the loop once it has converged. Fixed: all leave once all have converged."""
 
     launch = 1, 4
     findings = {("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits"))}
@@ -296,7 +299,7 @@ class BreakBeforeTheBarrier:
 
 
 class BarrierInAHelper:
-    """A device function with a barrier in it, called by some threads."""
+    """Only some threads call a device function that contains a barrier."""
 
     launch = 1, 8
     findings = {("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits"))}
@@ -324,7 +327,7 @@ class BarrierInAHelper:
 
 
 class BarrierOfOneWarp:
-    """A barrier is for the whole block; the lanes of one warp have syncwarp."""
+    """A barrier is for the whole block; the lanes of one warp should use syncwarp."""
 
     launch = 1, 64
     findings = {("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits"))}
@@ -355,7 +358,7 @@ class BarrierOfOneWarp:
 
 
 class CountingBarrierInABranch:
-    """A barrier that counts is a barrier too."""
+    """A counting barrier is still a barrier."""
 
     launch = 1, 8
     findings = {
@@ -395,7 +398,7 @@ def published(values, t, value):
 
 
 class HelperCalledInBothArms:
-    """Both arms call one function with a barrier in it, and each call is another barrier."""
+    """Both arms call a function that contains a barrier, and each call is a separate barrier."""
 
     launch = 1, 8
     findings = {("barrier-divergence", "error", None, ("cuda.syncthreads()", "waits"))}

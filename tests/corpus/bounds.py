@@ -1,11 +1,11 @@
-"""Corpus: guards and indices that reach outside an array, or wrap at its front."""
+"""Corpus: guards and indices that exceed an array, or wrap at its front."""
 
 import numpy as np
 from numba import cuda, uint32
 
 
 def windows(x):
-    """x[i - 1] + x[i] + x[i + 1] with zeros beyond both ends."""
+    """Return x[i - 1] + x[i] + x[i + 1], with zeros beyond both ends."""
     padded = np.pad(x, 1)
     return padded[:-2] + padded[1:-1] + padded[2:]
 
@@ -38,7 +38,7 @@ class NoGuard:
 
 
 class GuardOffByOne:
-    """`<=` where `<` belongs."""
+    """The guard uses `<=` instead of `<`."""
 
     launch = 2, 8
     findings = {
@@ -94,7 +94,7 @@ class SwappedAxes:
 
 
 class StencilBothEnds:
-    """A stencil whose neighbours are missing at both ends; at the front the index wraps."""
+    """A stencil lacks neighbours at both ends; at the front, the index wraps."""
 
     launch = 1, 8
     findings = {
@@ -124,7 +124,7 @@ class StencilBothEnds:
 
 
 class ReversedByOneTooFar:
-    """Counting from the end starts at n - 1; from n - 2 the last index is -1, which wraps."""
+    """Reversed indices start at n - 1. Starting at n - 2, the last index is -1, which wraps."""
 
     launch = 1, 8
     findings = {("negative-index", "warning", "x", ("out[i] = x[x.shape[0] - 2 - i]", "read"))}
@@ -171,7 +171,7 @@ class NegativeStore:
 
 
 class GridStrideOneTooFar:
-    """The loop that strides through the array ends one element late."""
+    """The grid-stride loop ends one element too late."""
 
     launch = 2, 4
     findings = {
@@ -201,7 +201,7 @@ class GridStrideOneTooFar:
 
 
 class TileOfTheNextBlock:
-    """The first block is number 0."""
+    """Block numbers start at 0, not at 1."""
 
     launch = 3, 4
     findings = {
@@ -227,7 +227,7 @@ class TileOfTheNextBlock:
 
 
 class RowsForColumns:
-    """A matrix flattened by rows: a row is as long as there are columns."""
+    """A matrix is flattened by rows; the length of a row is the number of columns."""
 
     launch = 1, (4, 8)
     findings = {
@@ -255,7 +255,7 @@ class RowsForColumns:
 
 
 class UnsignedUnderflow:
-    """An unsigned index minus one is huge at zero, not negative."""
+    """An unsigned zero minus one is a huge index, not a negative one."""
 
     launch = 1, 8
     findings = {("out-of-bounds", "error", "x", ("out[i] = x[i] - x[i - uint32(1)]", "read"))}
@@ -278,7 +278,7 @@ class UnsignedUnderflow:
 
 
 class RowBehindTheLast:
-    """A row that a thread takes is only an address; one that it reads must be there."""
+    """A view of a row past the end is only an address, but reading it is out of bounds."""
 
     launch = 2, 4
     findings = {

@@ -1,4 +1,4 @@
-"""Corpus: indices outside shared, local and constant arrays, and those that come from data."""
+"""Corpus: indices outside shared, local and constant arrays, and indices read from data."""
 
 import itertools
 
@@ -9,13 +9,13 @@ TAPS = np.array([0.25, 0.5, 0.25])
 
 
 def windows(x):
-    """x[i - 1] + x[i] + x[i + 1] with zeros beyond both ends."""
+    """Return x[i - 1] + x[i] + x[i + 1], with zeros beyond both ends."""
     padded = np.pad(x, 1)
     return padded[:-2] + padded[1:-1] + padded[2:]
 
 
 class SharedTooSmall:
-    """The tile is as long as a warp's half, the block is longer."""
+    """The tile has 16 elements, but the block has more threads."""
 
     launch = 1, 16
     findings = {
@@ -47,7 +47,7 @@ class SharedTooSmall:
 
 
 class SharedHaloTooShort:
-    """A tile with a halo of one on each side has two cells more than the block has threads, not one."""
+    """A tile with a halo of one on each side needs two extra cells, not one."""
 
     launch = 1, 8
     findings = {
@@ -87,7 +87,7 @@ class SharedHaloTooShort:
 
 
 class LocalArrayTooShort:
-    """A window of five elements in an array of four."""
+    """A window of five elements is stored in an array of four."""
 
     launch = 1, 4
     findings = {("out-of-bounds", "error", "window", ("window[k] = x[i + k]", "written"))}
@@ -116,7 +116,7 @@ class LocalArrayTooShort:
 
 
 class TapsOfConstantMemory:
-    """A filter in constant memory, read once too often."""
+    """A loop reads one element too many from a filter in constant memory."""
 
     launch = 1, 8
     findings = {("out-of-bounds", "error", "a global array", ("total += taps[k] * x[i + k]", "read"))}
@@ -147,7 +147,7 @@ class TapsOfConstantMemory:
 
 
 class RowView:
-    """A row taken as a view, walked one element too far: the bytes behind it are the next row's."""
+    """A loop over a row view runs one element too far; the bytes after it belong to the next row."""
 
     launch = 1, 3
     findings = {("out-of-bounds", "error", "a", ("total += row[j]", "read"))}
@@ -178,7 +178,7 @@ class RowView:
 
 
 class GatherFromOne:
-    """The table of indices counts from one, as another language wrote it."""
+    """The index table is one-based, as if written for another language."""
 
     launch = 1, 8
     findings = {("out-of-bounds", "error", "x", ("out[i] = x[places[i]]", "read"))}
@@ -201,7 +201,7 @@ class GatherFromOne:
 
 
 class OneVertexTooMany:
-    """A graph in compressed rows: the row after the last has a beginning and no end."""
+    """In a graph in compressed sparse row format, the row after the last has a start but no end."""
 
     launch = 1, 8
     findings = {("out-of-bounds", "error", "rows", ("end = rows[vertex + 1]", "read"))}
@@ -237,7 +237,7 @@ class OneVertexTooMany:
 
 
 class HistogramOfTheLargest:
-    """The largest value belongs to the last bin, and lands one behind it."""
+    """The largest value belongs in the last bin, but is counted one bin further."""
 
     launch = 1, 16
     findings = {("out-of-bounds", "error", "bins", ("cuda.atomic.add(bins, int(x[i] * 4), 1)", "changed"))}

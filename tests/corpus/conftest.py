@@ -1,5 +1,5 @@
-"""The corpus as one line: how many bugs are found exactly as expected, and how many fixed twins raise a false
-alarm."""
+"""Print one line about the corpus: the number of bugs found exactly as expected, and of fixed twins with a
+false alarm."""
 
 
 def pytest_terminal_summary(terminalreporter):

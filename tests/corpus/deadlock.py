@@ -5,7 +5,7 @@ from numba import cuda
 
 
 class GridBarrierOfSomeBlocks:
-    """The first block has nothing to wait for, and does not go through the barrier."""
+    """The first block does not need the grid barrier and skips it."""
 
     launch = 3, 2
     hangs = True
@@ -67,7 +67,7 @@ class BlockReturnsEarly:
 
 
 class GridBarrierUnequallyOften:
-    """Each block goes round as often as its number says, a grid barrier in every round."""
+    """Each block passes the grid barrier in a loop, and the number of iterations depends on the block."""
 
     launch = 3, 2
     hangs = True
@@ -96,7 +96,7 @@ class GridBarrierUnequallyOften:
 
 
 class BarriersOfTwoKinds:
-    """One thread of the block waits for the grid, the others for the block."""
+    """One thread of the block waits for the grid, and the others wait for the block."""
 
     launch = 2, 4
     hangs = True
@@ -130,7 +130,7 @@ class BarriersOfTwoKinds:
 
 
 class GridBarrierOfSomeThreads:
-    """One thread speaks for its block: a grid barrier is for every thread of every block."""
+    """One thread waits on behalf of its block, but every thread must reach a grid barrier."""
 
     launch = 2, 4
     hangs = True

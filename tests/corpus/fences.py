@@ -1,12 +1,12 @@
-"""Corpus: tickets and locks: what was written, a fence, then the atomic that tells of it."""
+"""Corpus: tickets and locks, which need a fence between the write and the atomic that publishes it."""
 
 import numpy as np
 from numba import cuda, float32
 
 
 class LastBlockWithoutFence:
-    """The block that comes last adds up what all have written; without a fence it may see the ticket before
-    the sums."""
+    """The last block adds up the sums of all blocks. Without a fence, it may see the ticket before the
+    sums."""
 
     launch = 3, 4
     findings = {
@@ -56,8 +56,8 @@ class LastBlockWithoutFence:
 
 
 class FenceOfOneThread:
-    """All threads of a block write; the one that fences and takes the ticket must do so behind a barrier, or
-    vouches for itself alone."""
+    """All threads of a block write, and one thread fences and takes the ticket. Without a barrier before it,
+    the fence covers only that thread's writes."""
 
     launch = 3, 4
     findings = {
@@ -105,8 +105,8 @@ class FenceOfOneThread:
 
 
 class FencesBehindTheTicket:
-    """Every thread fences what it wrote before the barrier behind which the ticket is taken; after the ticket
-    is too late."""
+    """Every thread must fence its writes before the barrier that precedes the ticket, and not after the
+    ticket."""
 
     launch = 3, 4
     findings = {
@@ -155,7 +155,7 @@ class FencesBehindTheTicket:
 
 
 class SpinLockWithoutFence:
-    """A lock keeps others out; only fences make what was written inside visible to the next owner."""
+    """A lock provides exclusion, but only fences make the writes visible to the next owner."""
 
     launch = 4, 1
     findings = {
@@ -220,7 +220,7 @@ class SpinLockFencedTooLate:
 
 
 class ReleasedByAStore:
-    """A lock released by a plain store: the store races with the others' atomics."""
+    """A lock is released by a plain store, which races with the atomics of the other threads."""
 
     launch = 4, 1
     findings = {

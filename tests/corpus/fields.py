@@ -7,7 +7,7 @@ POINT = np.dtype([("x", np.float64), ("hits", np.int32)])
 
 
 class OneFieldOfAll:
-    """Every thread writes one field of one record."""
+    """All threads write the same field of the same record."""
 
     launch = 1, 4
     findings = {("race-global", "error", "points", ("points[0].x = cuda.threadIdx.x", "written"))}
@@ -28,7 +28,7 @@ class OneFieldOfAll:
 
 
 class FieldReadByTheNext:
-    """One thread writes a field, its neighbour reads it."""
+    """One thread writes a field that its neighbour reads."""
 
     launch = 2, 2
     findings = {
@@ -96,7 +96,7 @@ class WholeRecordAndField:
 
 
 class TwoFieldsOfOneRecord:
-    """Two fields of one record are two places; the same field is one."""
+    """Writes to two fields of a record do not conflict; writes to the same field do."""
 
     launch = 2, 1
     findings = {
@@ -126,7 +126,7 @@ class TwoFieldsOfOneRecord:
 
 
 class RecordBehindTheLast:
-    """Counting down begins at the length, not one below: a record that is not there is read, and changed."""
+    """A countdown starts at the length instead of one below it, and changes a record that does not exist."""
 
     launch = 1, 4
     findings = {

@@ -1,11 +1,11 @@
-"""Corpus: sums, counters and lists in global memory, which many threads change."""
+"""Corpus: sums, counters and lists in global memory that many threads change."""
 
 import numpy as np
 from numba import cuda
 
 
 class EveryoneAddsToOneElement:
-    """`+=` on one element from all blocks loses additions."""
+    """`+=` on one element by all blocks loses additions."""
 
     launch = 2, 8
     findings = {
@@ -35,7 +35,7 @@ class EveryoneAddsToOneElement:
 
 
 class HistogramWithoutAtomics:
-    """Equal values, in one block or in two, count in the same bin."""
+    """Equal values, in one block or in two, are counted in the same bin."""
 
     launch = 2, 8
     findings = {
@@ -65,7 +65,8 @@ class HistogramWithoutAtomics:
 
 
 class PushToNeighbours:
-    """Every vertex of a ring adds its value to both neighbours: each is pushed to twice. Fixed by pulling."""
+    """Every vertex of a ring adds its value to both neighbours, so each receives two additions. Fixed by
+    pulling."""
 
     launch = 1, 8
     findings = {
@@ -100,7 +101,7 @@ class PushToNeighbours:
 
 
 class WorklistWithoutAtomics:
-    """Threads take places in a list from a counter that is read and written plainly."""
+    """Threads reserve slots in a list through a counter that is read and written without atomics."""
 
     launch = 1, 8
     findings = {
@@ -127,7 +128,7 @@ class WorklistWithoutAtomics:
 
 
 class MaximumWithoutAtomic:
-    """`max` of what is there and one's own, written back plainly."""
+    """Each thread writes the maximum of the stored value and its own, without an atomic."""
 
     launch = 2, 4
     findings = {
@@ -157,7 +158,7 @@ class MaximumWithoutAtomic:
 
 
 class ResetBesideAtomics:
-    """One thread sets the counter to zero while others already count. Fixed: the host does."""
+    """One thread resets the counter while others already count. Fixed: the host resets it."""
 
     launch = 2, 4
     findings = {
@@ -188,8 +189,8 @@ class ResetBesideAtomics:
 
 
 class PlainReadBesideAtomics:
-    """Every thread adds atomically and then looks at the total plainly. What it looked for is what the atomic
-    returns."""
+    """Every thread adds atomically and then reads the total plainly. It should use the result of the
+    atomic."""
 
     launch = 2, 4
     findings = {
@@ -221,8 +222,8 @@ class PlainReadBesideAtomics:
 
 
 class BytesPacked:
-    """Eight flags in a byte: two threads that set different bits write the same byte. Fixed: a byte for
-    each."""
+    """Eight flags share a byte, so threads that set different bits write the same byte. Fixed: one byte per
+    flag."""
 
     launch = 1, 16
     findings = {
@@ -256,7 +257,7 @@ class BytesPacked:
 
 
 class SecondPhaseWithoutWaiting:
-    """One block adds up the partial sums of all, in the launch that computes them. Fixed by atomics."""
+    """One block adds up the partial sums of all blocks in the launch that computes them. Fixed by atomics."""
 
     launch = 3, 4
     findings = {

@@ -1,4 +1,4 @@
-"""Corpus: threads of one block or of several that write, or write and read, the same elements of global
+"""Corpus: threads of one or several blocks that write, or write and read, the same elements of global
 memory."""
 
 import numpy as np
@@ -6,8 +6,8 @@ from numba import cuda
 
 
 class PathCompression:
-    """Every node jumps to its parent's parent while others change their parents. Fixed by writing
-    elsewhere."""
+    """Every node jumps to its grandparent while others change their parents. Fixed by writing to another
+    array."""
 
     launch = 1, 8
     findings = {
@@ -41,7 +41,7 @@ class PathCompression:
 
 
 class TilesOverlap:
-    """Each block writes its tile and the halo around it, which is the neighbour's tile."""
+    """Each block writes its tile and the halo around it, which belongs to neighbouring tiles."""
 
     launch = 2, 6
     findings = {("race-global", "error", "out", ("out[i] = x[i] + cuda.blockIdx.x", "written"))}
@@ -67,7 +67,8 @@ class TilesOverlap:
 
 
 class TilesOverlapEqually:
-    """Each block writes its tile and the halo around it; both compute the same there: a warning."""
+    """Each block writes its tile and the halo around it, with the same values as its neighbours: a
+    warning."""
 
     launch = 2, 6
     findings = {("race-global", "warning", "out", ("out[i] = 2 * x[i]", "written"))}
@@ -92,8 +93,8 @@ class TilesOverlapEqually:
 
 
 class EqualAndUnequalWrites:
-    """Two elements written twice each, one with equal values, one with different ones: an error, whichever
-    comes first."""
+    """Two elements are written twice, one with equal and one with different values: an error in either
+    order."""
 
     launch = 2, 2
     findings = {("race-global", "error", "out", ("out[t] = t * cuda.blockIdx.x", "written"))}
@@ -117,7 +118,7 @@ class EqualAndUnequalWrites:
 
 
 class StencilInPlace:
-    """A stencil that writes where its neighbours read. Fixed by a second array."""
+    """A stencil writes where its neighbours read. Fixed by a second array."""
 
     launch = 2, 4
     findings = {
@@ -148,7 +149,7 @@ class StencilInPlace:
 
 
 class AliasedArguments:
-    """A shift that is right between two arrays and races when both are the same."""
+    """A shift is correct between two arrays, but races if both arguments are the same array."""
 
     launch = 2, 4
     findings = {
@@ -204,8 +205,8 @@ class TransposeInPlace:
 
 
 class PrefixSumsInALoop:
-    """Each element needs the one before, which another thread computes: a loop-carried dependence. Fixed by
-    one thread."""
+    """Each element needs the previous one, which another thread computes: a loop-carried dependence. Fixed by
+    using one thread."""
 
     launch = 1, 8
     findings = {
@@ -237,7 +238,7 @@ class PrefixSumsInALoop:
 
 
 class ChunksOverlap:
-    """Each thread fills a chunk, one element longer than the distance between chunks."""
+    """Each thread fills a chunk that is one element longer than the distance between chunks."""
 
     launch = 1, 4
     findings = {("race-global", "error", "out", ("out[k] = i", "written"))}
@@ -262,7 +263,7 @@ class ChunksOverlap:
 
 
 class BlockForgotten:
-    """The index leaves out the block, so all blocks write the same elements."""
+    """The index ignores the block, so all blocks write the same elements."""
 
     launch = 3, 4
     findings = {("race-global", "error", "out", ("out[i] = x[i] + cuda.blockIdx.x", "written"))}

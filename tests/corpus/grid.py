@@ -1,4 +1,4 @@
-"""Corpus: phases of one launch between which the whole grid must wait."""
+"""Corpus: phases of one launch that a grid barrier must separate."""
 
 import numpy as np
 from numba import cuda, float32
@@ -39,7 +39,7 @@ class PhasesWithoutGridBarrier:
 
 
 class BlockBarrierForTheGrid:
-    """syncthreads waits for the own block only."""
+    """syncthreads only waits for its own block."""
 
     launch = 3, 4
     findings = {
@@ -74,7 +74,7 @@ class BlockBarrierForTheGrid:
 
 
 class RelaxationInPlace:
-    """A grid barrier a step does not keep reads from writes of the same step."""
+    """One grid barrier per step does not separate the reads and writes of that step."""
 
     launch = 2, 4
     findings = {
@@ -114,7 +114,7 @@ class RelaxationInPlace:
 
 
 class RelaxationInTwoArrays:
-    """From one array into the other and back: the grid barrier between the steps is still needed."""
+    """Even with two alternating arrays, a grid barrier is needed between the steps."""
 
     launch = 2, 4
     findings = {
@@ -157,7 +157,7 @@ class RelaxationInTwoArrays:
 
 
 class MeanOfAllBlocks:
-    """Every block takes the mean of all blocks' sums off its elements."""
+    """Every block subtracts the mean of all blocks' sums from its elements."""
 
     launch = 3, 4
     findings = {

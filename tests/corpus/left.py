@@ -1,11 +1,11 @@
-"""Corpus: lanes that have returned; a race that comes after many cells in order."""
+"""Corpus: lanes that have returned, and a race that follows many ordered cells."""
 
 import numpy as np
 from numba import cuda, float64
 
 
 class ReturnedBeforeTheSyncwarp:
-    """Lanes that write and return take no part in the syncwarp behind which others read."""
+    """Lanes that write and return do not participate in the syncwarp after which other lanes read."""
 
     launch = 1, 32
     findings = {("race-shared", "error", "s", ("out[t] = s[t + 16]", "read"), ("s[t] = x[t]", "written"))}
@@ -39,7 +39,8 @@ class ReturnedBeforeTheSyncwarp:
 
 
 class ReaderThatReturned:
-    """A lane reads and returns; another writes behind a later syncwarp, which does not wait for the first."""
+    """A lane reads and returns. Another lane writes after a later syncwarp, which does not wait for the
+    first."""
 
     launch = 1, 32
     findings = {("race-shared", "error", "s", ("out[31] = s[0]", "read"), ("s[0] = 8", "written"))}
@@ -82,7 +83,7 @@ class ReaderThatReturned:
 
 
 class RaceInCellSixThousand:
-    """Six thousand cells are handed over in order, by fence and ticket; one more is not."""
+    """Six thousand cells are handed over in order by a fence and a ticket; one more cell is not."""
 
     launch = 2, 1
     findings = {

@@ -1,4 +1,4 @@
-"""Corpus: shuffles, votes and syncwarps whose mask does not say who takes part."""
+"""Corpus: shuffles, votes and syncwarps whose mask does not match the participating lanes."""
 
 import numpy as np
 from numba import cuda, float32
@@ -7,7 +7,7 @@ FULL = 0xFFFFFFFF
 
 
 class ShuffleInABranch:
-    """The mask names all lanes, and half of them wait at the barrier behind the branch."""
+    """The mask names all lanes, but half of them wait at the barrier after the branch."""
 
     launch = 1, 32
     hangs = True
@@ -47,7 +47,7 @@ class ShuffleInABranch:
 
 
 class ShuffleInADataBranch:
-    """The lanes that take the branch depend on data: a ballot before it gives the mask."""
+    """The lanes that take the branch depend on data; a ballot before the branch returns their mask."""
 
     launch = 1, 32
     hangs = True
@@ -84,7 +84,7 @@ class ShuffleInADataBranch:
 
 
 class VoteInABranch:
-    """A vote of all lanes that only some of them attend."""
+    """Only some lanes reach a vote with a full mask."""
 
     launch = 1, 32
     hangs = True
@@ -122,7 +122,7 @@ class VoteInABranch:
 
 
 class SyncwarpInALoop:
-    """Lanes go round the loop unequally often, and a syncwarp stands in it."""
+    """A loop contains a syncwarp, and its lanes run different numbers of iterations."""
 
     launch = 1, 32
     hangs = True
@@ -155,7 +155,7 @@ class SyncwarpInALoop:
 
 
 class MaskOmitsTheCaller:
-    """All lanes call, and the mask names the lower half. What the upper half gets is undefined."""
+    """All lanes call with a mask that names the lower half. The upper half receives undefined values."""
 
     launch = 1, 32
     hangs = True
@@ -181,7 +181,7 @@ class MaskOmitsTheCaller:
 
 
 class SyncwarpOmitsTheCaller:
-    """Lanes that a syncwarp does not name are not ordered by it either."""
+    """A syncwarp does not order lanes that its mask omits."""
 
     launch = 1, 32
     hangs = True
@@ -220,7 +220,7 @@ class SyncwarpOmitsTheCaller:
 
 
 class ReturnedBeforeTheShuffle:
-    """Lanes without data have returned, and the others read from them: undefined values in the sum."""
+    """Lanes without data have returned, so the other lanes add undefined values to their sums."""
 
     launch = 1, 32
     findings = {
@@ -259,8 +259,8 @@ class ReturnedBeforeTheShuffle:
 
 
 class LanesThatDoNotExist:
-    """A block of 24 threads: the lanes 24 to 31 do not exist, and their partners read from them. Fixed by a
-    mask and steps that fit."""
+    """In a block of 24 threads, lanes 24 to 31 do not exist, but other lanes read from them. Fixed by a
+    matching mask and steps."""
 
     launch = 1, 24
     findings = {
@@ -285,8 +285,8 @@ class LanesThatDoNotExist:
 
 
 class TreeOfSixteenLanes:
-    """A sum of 16 lanes begins with steps of 8: with 16, it adds what lanes give that do not exist. In the
-    right tree some lanes read from such lanes, too, and nobody needs what they get."""
+    """A sum over 16 lanes starts with steps of 8; a step of 16 adds values from lanes that do not exist. In
+    the correct tree, some lanes also read from such lanes, but no lane uses their results."""
 
     launch = 1, 16
     findings = {

@@ -1,11 +1,11 @@
-"""Corpus: messages between blocks: what was written, a fence, then the atomic that tells of it."""
+"""Corpus: messages between blocks, which need a fence between the write and the atomic that announces it."""
 
 import numpy as np
 from numba import cuda, float32
 
 
 class MessageWithoutFence:
-    """One block sends a message and raises a flag; another waits for the flag."""
+    """One block sends a message and sets a flag; another block waits for the flag."""
 
     launch = 2, 1
     findings = {
@@ -43,7 +43,7 @@ class MessageWithoutFence:
 
 
 class FlagBeforeMessage:
-    """The flag is raised before the message is there; the fence does not help."""
+    """The flag is set before the message is written; the fence does not help."""
 
     launch = 2, 1
     findings = {
@@ -82,8 +82,8 @@ class FlagBeforeMessage:
 
 
 class RelayOfThreeBlocks:
-    """Each block waits for the one before and hands on; the last reads what the first wrote. Every link needs
-    its fence."""
+    """Each block waits for the previous one and signals the next; the last reads what the first wrote. Each
+    link needs a fence."""
 
     launch = 3, 2
     findings = {
@@ -131,7 +131,7 @@ class RelayOfThreeBlocks:
 
 
 class ChainedScan:
-    """Prefix sums over blocks in one launch: each block waits for the sum of all before it."""
+    """Prefix sums over blocks in one launch: each block waits for the sum of all previous blocks."""
 
     launch = 4, 4
     findings = {

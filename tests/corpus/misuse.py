@@ -1,11 +1,11 @@
-"""Corpus: launches that end well and cannot have been meant."""
+"""Corpus: launches that end normally but cannot be intended."""
 
 import numpy as np
 from numba import cuda
 
 
 class GuardTheWrongWayRound:
-    """The guard lets only those threads through that have no element, and there are none."""
+    """The guard only admits threads without an element, and there are none."""
 
     launch = 2, 4
     findings = {("misuse", "warning", None)}
@@ -30,7 +30,7 @@ class GuardTheWrongWayRound:
 
 
 class NameInsteadOfElement:
-    """The result goes to a variable, not to the array."""
+    """The result is assigned to a variable instead of the array."""
 
     launch = 2, 4
     findings = {("misuse", "warning", None)}
@@ -54,7 +54,7 @@ class NameInsteadOfElement:
 
 
 class FloatsIntoIntegers:
-    """Halves added atomically to integers: each is converted first, to nothing."""
+    """Halves are added atomically to integers; each is first converted to zero."""
 
     launch = 1, 4
     findings = {("misuse", "warning", "total", ("cuda.atomic.add(total, 0, x[cuda.threadIdx.x])", "changed"))}

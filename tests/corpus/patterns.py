@@ -1,4 +1,4 @@
-"""Corpus: the patterns of races for which advice once was wrong or for which there was no case."""
+"""Corpus: patterns of races whose advice was once wrong, or that had no case."""
 
 import numpy as np
 from numba import cuda, float32, int32
@@ -43,7 +43,7 @@ class ViewsOfDifferentLength:
 
 
 class OppositeArms:
-    """One half of the block writes in one arm of a branch, the other half reads in the other arm."""
+    """Half of the block writes in one arm of a branch, and the other half reads in the other arm."""
 
     launch = 1, 64
     findings = {
@@ -77,7 +77,7 @@ class OppositeArms:
 
 
 class ShiftInOneStatement:
-    """Every thread reads its neighbour's element and writes its own, in one statement and no loop."""
+    """Every thread reads its neighbour's element and writes its own in one statement, outside a loop."""
 
     launch = 1, 64
     findings = {("race-global", "error", "x", ("x[i] = x[i + 1]", "read"), ("x[i] = x[i + 1]", "written"))}
@@ -102,7 +102,7 @@ class ShiftInOneStatement:
 
 
 class UpSweepWithoutBarrier:
-    """The up-sweep of a scan: different threads change one element in different iterations."""
+    """The up-sweep of a scan: different threads change an element in different iterations."""
 
     launch = 1, 16
     findings = {
@@ -213,7 +213,7 @@ class BitonicSortOfAGrid:
 
 
 class ReadAfterALock:
-    """A total is changed under a lock, and read by all threads when they have given the lock back."""
+    """A total is changed under a lock, and all threads read it after they release the lock."""
 
     launch = 1, 64
     findings = {
@@ -253,7 +253,7 @@ class ReadAfterALock:
 
 
 class CasLoopFromAPlainRead:
-    """A maximum by compare-and-swap, whose first value is taken by a plain read."""
+    """A maximum by compare-and-swap whose initial value is a plain read."""
 
     launch = 2, 32
     findings = {

@@ -1,4 +1,4 @@
-"""Corpus: loops that never end. `max_steps` keeps the search for them short."""
+"""Corpus: loops that never end. `max_steps` keeps the detection fast."""
 
 import numpy as np
 from numba import cuda
@@ -7,7 +7,8 @@ from sim import DeviceSpec
 
 
 class FlagWithoutAtomics:
-    """Each thread raises its flag and waits for the other's. A plain load may be done once and for all."""
+    """Each thread sets its flag and waits for the other one. A compiler may hoist the plain load out of the
+    loop."""
 
     launch = 1, 2
     options = {"max_steps": 500}
@@ -38,7 +39,7 @@ class FlagWithoutAtomics:
 
 
 class LockNeverReleased:
-    """The first owner of the lock keeps it."""
+    """The first owner never releases the lock."""
 
     launch = 4, 1
     options = {"max_steps": 500}
@@ -69,7 +70,7 @@ class LockNeverReleased:
 
 
 class ReleasedToTheWrongValue:
-    """The lock is free at 0, and its owner leaves a 2."""
+    """The lock is free at 0, but its owner stores a 2."""
 
     launch = 4, 1
     options = {"max_steps": 500}
@@ -142,7 +143,7 @@ class LockTakenTwice:
 
 
 class LoopWithoutAStep:
-    """A stride loop that never strides."""
+    """A stride loop never advances."""
 
     launch = 1, 4
     options = {"max_steps": 500}
@@ -170,7 +171,7 @@ class LoopWithoutAStep:
 
 
 class SearchThatStopsNarrowing:
-    """A binary search whose lower end stays where it is when two elements are left."""
+    """A binary search does not move its lower end when two elements are left."""
 
     launch = 1, 8
     options = {"max_steps": 500}
@@ -209,7 +210,7 @@ class SearchThatStopsNarrowing:
 
 
 class CountdownPastZero:
-    """Steps of two never meet zero from an odd number."""
+    """A countdown in steps of two from an odd number never equals zero."""
 
     launch = 1, 4
     options = {"max_steps": 500}
@@ -240,8 +241,8 @@ class CountdownPastZero:
 
 
 class BlocksWaitForBlocksToCome:
-    """A barrier between blocks, made of atomics: the blocks that wait leave no room for those they wait
-    for."""
+    """A barrier between blocks, built from atomics: the waiting blocks leave no room for the blocks that they
+    wait for."""
 
     launch = 4, 1
     fixed_launch = 2, 1
@@ -273,7 +274,7 @@ class BlocksWaitForBlocksToCome:
 
 
 class WaitingForMoreThanCome:
-    """One thread of each block reports, and all wait for as many reports as there are threads."""
+    """One thread per block reports, but all wait for as many reports as there are threads."""
 
     launch = 2, 4
     options = {"max_steps": 500}

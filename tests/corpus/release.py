@@ -1,12 +1,12 @@
-"""Corpus: what a thread does with what an atomic tells it. In most of these one run in one order shows
-nothing."""
+"""Corpus: control flow that depends on the result of an atomic. For most cases, a single run under one
+schedule shows nothing."""
 
 import numpy as np
 from numba import cuda, float64, int32
 
 
 class FlagLookedAtOnce:
-    """The reader looks at the flag and goes on whatever it says."""
+    """The reader tests the flag once and continues regardless of its value."""
 
     launch = 2, 1
     findings = {
@@ -44,8 +44,8 @@ class FlagLookedAtOnce:
 
 
 class FailedSwapAsRelease:
-    """A compare-and-swap that fails writes nothing, so nobody learns anything from it: the count says only
-    who has begun."""
+    """A failed compare-and-swap writes nothing and so publishes nothing: the count only shows which threads
+    have started."""
 
     launch = 2, 1
     findings = {
@@ -84,7 +84,7 @@ class FailedSwapAsRelease:
 
 
 class BarrierOfAtomicsOneTooEarly:
-    """A barrier between blocks made of atomics, which opens when all but one have come."""
+    """A barrier between blocks, built from atomics, opens one arrival too early."""
 
     launch = 5, 1
     findings = {
@@ -127,7 +127,7 @@ class BarrierOfAtomicsOneTooEarly:
 
 
 class BarrierOfAtomicsUsedTwice:
-    """A counting barrier is used again without a new target: the second time it stands open."""
+    """A counting barrier is reused without a new target, so it is already open the second time."""
 
     launch = 4, 1
     findings = {
@@ -174,7 +174,7 @@ class BarrierOfAtomicsUsedTwice:
 
 
 class LockOfEvenBlocks:
-    """Even blocks take the lock; odd ones wait until it is free, and write without it."""
+    """Even blocks take the lock. Odd blocks wait until it is free, and then write without it."""
 
     launch = 2, 1
     findings = {
@@ -215,7 +215,7 @@ class LockOfEvenBlocks:
 
 
 class TriedLockTakenForGranted:
-    """One attempt at the lock, and its answer is not looked at."""
+    """A thread tries to take the lock once and ignores the result."""
 
     launch = 3, 1
     findings = {
@@ -254,7 +254,7 @@ class TriedLockTakenForGranted:
 
 
 class SecondPartBehindTheFlag:
-    """Of two parts of a message one is stored behind the flag."""
+    """One of the two parts of a message is stored after the flag."""
 
     launch = 2, 1
     findings = {
@@ -302,7 +302,7 @@ class SecondPartBehindTheFlag:
 
 
 class CountOfPartsThatComesTooSoon:
-    """The writer counts up after each part; the reader waits for the first and reads both."""
+    """The writer increments a counter after each part; the reader waits for the first and reads both."""
 
     launch = 2, 1
     findings = {
@@ -349,7 +349,7 @@ class CountOfPartsThatComesTooSoon:
 
 
 class TicketComparedWithTooFew:
-    """The block that takes the last ticket but one acts as if all had arrived."""
+    """The block with the second-to-last ticket acts as if all blocks had arrived."""
 
     launch = 4, 1
     findings = {
@@ -390,8 +390,8 @@ class TicketComparedWithTooFew:
 
 
 class RingOfOneSlotTooFew:
-    """One block fills a ring of two slots, the other empties it; the writer is one slot ahead of what the
-    reader has let go."""
+    """One block fills a ring of two slots and another empties it; the writer runs one slot ahead of the
+    reader's releases."""
 
     launch = 2, 1
     findings = {
@@ -448,8 +448,8 @@ class RingOfOneSlotTooFew:
 
 
 class LookBackAtAPartThatIsNotThere:
-    """Decoupled look-back: a block adds up what the blocks before it have; it must wait until their state
-    says that there is something."""
+    """Decoupled look-back: a block adds up the sums of the previous blocks, but must first wait until their
+    state marks them as available."""
 
     launch = 4, 1
     findings = {("race-global", "error", "own", ("before += own[at]", "read"), ("own[b] = x[b]", "written"))}
@@ -504,7 +504,7 @@ class LookBackAtAPartThatIsNotThere:
 
 
 class LastBlockWithoutTheReset:
-    """The last block resets the counter, as in the programming guide; another block must not do it."""
+    """The last block resets the counter, as in the programming guide; any other block must not."""
 
     launch = 4, 2
     findings = {
@@ -548,8 +548,8 @@ class LastBlockWithoutTheReset:
 
 
 class ResetBehindTheBarrier:
-    """As before, and the counter is reset by another thread of the last block, behind the barrier that tells
-    it; before it, that is a race."""
+    """Another thread of the last block resets the counter. After the barrier that identifies the last block,
+    this is correct; before it, it is a race."""
 
     launch = 3, 4
     findings = {
@@ -598,7 +598,7 @@ class ResetBehindTheBarrier:
 
 
 class FirstComeWritesTheHeader:
-    """The first to come writes the header; the others must wait until it has."""
+    """The first thread to arrive writes the header; the others must wait until it is written."""
 
     launch = 3, 1
     findings = {
@@ -639,7 +639,7 @@ class FirstComeWritesTheHeader:
 
 
 class WarpsHandOver:
-    """Producer and consumer are warps of one block, and the flag is in shared memory."""
+    """Producer and consumer are warps of one block, with the flag in shared memory."""
 
     launch = 1, 64
     findings = {("race-shared", "error", "box", ("box[0] = 4", "written"), ("out[0] = box[0]", "read"))}

@@ -1,11 +1,11 @@
-"""Corpus: what few schedules show, and the first dozen of most seeds does not."""
+"""Corpus: bugs that only few schedules expose, and that the first dozen seeds mostly miss."""
 
 import numpy as np
 from numba import cuda
 
 
 class TicketNotAwaited:
-    """One block takes a ticket for the lock, and goes on without its turn having come."""
+    """One block takes a ticket for the lock, but does not wait for its turn."""
 
     launch = 4, 1
     findings = {
@@ -42,7 +42,7 @@ class TicketNotAwaited:
 
 
 class WaitsForALimitedTime:
-    """One block looks at the flag a hundred times, and reads the message whether it was raised or not."""
+    """One block polls the flag a hundred times and then reads the message regardless."""
 
     launch = 2, 1
     findings = {

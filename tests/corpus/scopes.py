@@ -1,11 +1,11 @@
-"""Corpus: how far a fence or an atomic reaches."""
+"""Corpus: the scope of fences and atomics."""
 
 import numpy as np
 from numba import cuda, float64, int32
 
 
 class FenceOfTheBlockBeforeATicket:
-    """threadfence_block orders for its own block; the ticket is read by others."""
+    """threadfence_block only orders for its own block, but other blocks read the ticket."""
 
     launch = 3, 1
     findings = {
@@ -42,7 +42,7 @@ class FenceOfTheBlockBeforeATicket:
 
 
 class LockWithFencesOfTheBlock:
-    """A lock that blocks share, with fences that reach one block."""
+    """Blocks share a lock whose fences only reach one block."""
 
     launch = 3, 1
     findings = {
@@ -76,7 +76,7 @@ class LockWithFencesOfTheBlock:
 
 
 class SharedTicketBetweenBlocks:
-    """The ticket lies in shared memory, of which each block has its own."""
+    """The ticket is in shared memory, so each block has a separate one."""
 
     launch = 2, 1
     findings = {
@@ -118,8 +118,8 @@ class SharedTicketBetweenBlocks:
 
 
 class RelayThroughABlockFence:
-    """Block 0 tells a thread of block 1 by a full fence; that thread tells another block by a fence that does
-    not reach it."""
+    """Block 0 signals a thread of block 1 with a grid-wide fence. That thread signals another block with a
+    fence that does not reach it."""
 
     launch = 3, 1
     findings = {
@@ -162,7 +162,7 @@ class RelayThroughABlockFence:
 
 
 class SharedLockOfABlock:
-    """A lock in shared memory keeps threads of one block apart; the sum is the whole grid's."""
+    """A lock in shared memory excludes threads of the same block, but the sum belongs to the whole grid."""
 
     launch = 2, 2
     findings = {

@@ -1,4 +1,4 @@
-"""Corpus: views of the same bytes of shared memory, and what threads that share a word may do."""
+"""Corpus: views of the same bytes of shared memory, and threads that share a word."""
 
 import numpy as np
 from numba import cuda, float32, float64, int32, int64, uint8
@@ -6,7 +6,8 @@ from numba.types import float16
 
 
 class DynamicArraysOverlap:
-    """Every dynamic shared array begins at the first byte; a second one must be cut out behind the first."""
+    """Every dynamic shared array starts at the first byte; a second one must be sliced out after the
+    first."""
 
     launch = 1, 8, 0, 64
     findings = {
@@ -41,7 +42,7 @@ class DynamicArraysOverlap:
 
 
 class HalvesOfOneWord:
-    """Two float16 share four bytes. Writing one each is no race, writing the same one is."""
+    """Two float16 share four bytes. Writing different halves is not a race; writing the same half is."""
 
     launch = 1, 8
     findings = {("race-shared", "error", "tile", ("tile[t // 2 * 2] = x[t]", "written"))}
@@ -74,7 +75,7 @@ class HalvesOfOneWord:
 
 
 class WordsMadeOfBytes:
-    """Four threads write a byte each, one reads the word that the four make up."""
+    """Four threads write a byte each, and one thread reads the word that they form."""
 
     launch = 1, 16, 0, 16
     findings = {
@@ -114,7 +115,7 @@ class WordsMadeOfBytes:
 
 
 class BitsOfOneWord:
-    """Bits cannot be written one by one: `|=` reads and writes the whole word."""
+    """Bits cannot be written individually: `|=` reads and writes the whole word."""
 
     launch = 1, 16
     findings = {
@@ -156,7 +157,7 @@ class BitsOfOneWord:
 
 
 class AtomicsOfTwoWidths:
-    """An atomic on eight bytes is not atomic towards one on four of them."""
+    """An atomic on eight bytes is not atomic with respect to one on four of them."""
 
     launch = 1, 8, 0, 64
     findings = {
@@ -211,7 +212,7 @@ class AtomicsOfTwoWidths:
 
 
 class TicketsBesideATotal:
-    """Atomics of 32 and 64 bits change the same bytes, and threads act on what the narrow ones return."""
+    """Atomics of 32 and 64 bits change the same bytes, and threads use the results of the narrow ones."""
 
     launch = 1, 8, 0, 16
     findings = {

@@ -1,11 +1,11 @@
-"""Corpus: counters, flags and histograms in shared memory, which many threads change."""
+"""Corpus: counters, flags and histograms in shared memory that many threads change."""
 
 import numpy as np
 from numba import cuda, float32, int32
 
 
 class EveryoneAddsToOneTotal:
-    """`+=` reads and writes: without an atomic, additions get lost."""
+    """`+=` reads and writes; without an atomic, additions are lost."""
 
     launch = 1, 8
     findings = {
@@ -45,7 +45,7 @@ class EveryoneAddsToOneTotal:
 
 
 class FlagSetByMany:
-    """Threads that all write the same value race, harmlessly: a warning."""
+    """Threads that all write the same value race harmlessly: a warning."""
 
     launch = 1, 8
     findings = {("race-shared", "warning", "found", ("found[0] = 1", "written"))}
@@ -118,7 +118,7 @@ class SharedHistogramWithoutAtomics:
 
 
 class HistogramZeroedTooLate:
-    """Bins are counted in while others still set them to zero."""
+    """Some threads count in bins that others are still setting to zero."""
 
     launch = 1, 16
     findings = {
@@ -162,7 +162,7 @@ class HistogramZeroedTooLate:
 
 
 class HistogramReadTooEarly:
-    """Atomics among themselves do not race; a plain read next to them does."""
+    """Atomics do not race with each other, but a plain read races with them."""
 
     launch = 1, 16
     findings = {
@@ -206,7 +206,7 @@ class HistogramReadTooEarly:
 
 
 class GuardBeforeAtomic:
-    """A plain look at the minimum, meant to save an atomic, races with the others' atomics."""
+    """A plain read of the minimum, intended to save an atomic, races with the atomics of other threads."""
 
     launch = 1, 8
     findings = {

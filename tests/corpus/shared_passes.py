@@ -1,11 +1,11 @@
-"""Corpus: reductions and scans in shared memory, whose every pass reads what the pass before wrote."""
+"""Corpus: reductions and scans in shared memory, in which each pass reads the results of the previous one."""
 
 import numpy as np
 from numba import cuda, float32
 
 
 class ReductionWithoutBarrier:
-    """A tree of sums: every pass reads what the pass before wrote."""
+    """A tree reduction: each pass reads the results of the previous one."""
 
     launch = 1, 16
     findings = {
@@ -107,7 +107,7 @@ class ReductionWithoutGuard:
 
 
 class SumReadTooEarly:
-    """One thread adds up for all, and all read the sum at once."""
+    """One thread computes the sum for all, and all threads read it immediately."""
 
     launch = 1, 8
     findings = {
@@ -150,7 +150,7 @@ class SumReadTooEarly:
 
 
 class ScanInOneBuffer:
-    """Prefix sums in place: one barrier a pass does not keep a read from a write of the same pass."""
+    """In-place prefix sums: one barrier per pass does not separate its reads and writes."""
 
     launch = 1, 8
     findings = {
@@ -200,7 +200,7 @@ class ScanInOneBuffer:
 
 
 class ScanInTwoBuffers:
-    """Prefix sums from one buffer into the other: the barrier between the passes is still needed."""
+    """Even with two alternating buffers, prefix sums need a barrier between the passes."""
 
     launch = 1, 8
     findings = {

@@ -1,11 +1,13 @@
-"""Corpus: tiles in shared memory, read before they are loaded or overwritten while still read."""
+"""Corpus: tiles in shared memory that are read before they are loaded, or overwritten while still being
+read."""
 
 import numpy as np
 from numba import cuda, float32, float64
 
 
 class ReverseWithoutBarrier:
-    """The barrier after the load is missing: a thread reads what another is still to write."""
+    """The barrier after the load is missing, so a thread reads an element that another thread has yet to
+    write."""
 
     launch = 1, 16
     findings = {
@@ -117,7 +119,7 @@ class BroadcastReused:
 
 
 class StencilWithoutBarrier:
-    """A tile with a halo on both sides, read before the neighbours have loaded their part."""
+    """A tile with a halo on both sides is read before the neighbours have loaded their part."""
 
     launch = 2, 8
     findings = {
@@ -166,7 +168,7 @@ class StencilWithoutBarrier:
 
 
 class HaloLoadedBehindTheBarrier:
-    """The tile is loaded before the barrier, its halo behind it."""
+    """The tile is loaded before the barrier, but its halo after it."""
 
     launch = 1, 8
     findings = {
@@ -243,7 +245,7 @@ class TransposeWithoutBarrier:
 
 
 class MatmulWithoutFirstBarrier:
-    """A tiled product that multiplies before both tiles are loaded."""
+    """A tiled product multiplies before both tiles are loaded."""
 
     launch = (2, 2), (2, 2)
     findings = {
@@ -302,7 +304,7 @@ class MatmulWithoutFirstBarrier:
 
 
 class MatmulWithoutSecondBarrier:
-    """A tiled product whose fast threads load the next tiles while slow ones still multiply."""
+    """In a tiled product, fast threads load the next tiles while slow ones still multiply."""
 
     launch = (2, 2), (2, 2)
     findings = {
@@ -361,8 +363,8 @@ class MatmulWithoutSecondBarrier:
 
 
 class SharedArrayOfTwoPhases:
-    """One array serves two phases, with no barrier between the last read of the first and the first write of
-    the second."""
+    """One array serves two phases, without a barrier between the last read of the first and the first write
+    of the second."""
 
     launch = 1, 8
     findings = {
@@ -406,7 +408,7 @@ class SharedArrayOfTwoPhases:
 
 
 class SecondAxisForgotten:
-    """A block of two dimensions indexed by one: every row of threads writes the same cells."""
+    """A two-dimensional block uses only one index, so every row of threads writes the same cells."""
 
     launch = 1, (4, 2)
     findings = {("race-shared", "error", "tile", ("tile[x] = a[y, x]", "written"))}

@@ -1,11 +1,17 @@
-"""Every kernel of the corpus under seeds and engines (with --all compiled, and 20 seeds of both interpreted
-engines): the buggy one gives exactly its findings; its fixed twin gives none, and numpy's result.
+"""Run every kernel of the corpus under several seeds and engines.
 
-A case is a class: its docstring names the bug, `launch` is what stands in the brackets, `arguments()` makes
-    fresh arguments, `wanted(*arguments)` gives {argument: what the fixed kernel leaves in it}, and `findings`
-    holds (kind, severity, array, *(source line, what was done there)) of each finding. `options` go to
-    `simulate`; `hangs` says that a GPU may not come back from the buggy kernel. Where the twins need
-    different ones, `fixed_launch` and the like take precedence.
+The buggy kernel must produce exactly its findings. Its fixed twin must produce none, and numpy's result. With
+--all, every case also runs compiled and with 20 seeds on both interpreted engines.
+
+A case is a class, and its docstring names the bug:
+
+    launch: the launch configuration in the brackets
+    arguments(): makes fresh arguments
+    wanted(*arguments): returns {argument: its value after the fixed kernel}
+    findings: (kind, severity, array, *(source line, action)) per finding
+    options: passed to `simulate`
+    hangs: whether the buggy kernel may hang a GPU
+    fixed_launch etc.: take precedence for the fixed twin
 """
 
 import numpy as np
@@ -22,7 +28,7 @@ KINDS = set(
     "out-of-bounds negative-index race-shared race-global uninitialized-read barrier-divergence"
     " warp-divergence deadlock no-progress misuse".split()
 )
-LONG = {"left.RaceInCellSixThousand"}  # half a minute
+LONG = {"left.RaceInCellSixThousand"}  # about half a minute
 EVERY = [pytest.param(name, marks=[pytest.mark.nightly] if name in LONG else []) for name in CASES]
 EQUAL_WRITES = [
     name
@@ -32,8 +38,11 @@ EQUAL_WRITES = [
 
 
 def runs(name, twin):
-    """RUNS, those of each push first, and how many those are: by fibers; and of each tenth case one twin is
-    compiled, the other by threads."""
+    """Return RUNS, with those of a push first, and the number of those.
+
+    On a push, all cases run on fibers. For each tenth case, one twin also runs compiled and the other on
+    threads.
+    """
     place = list(CASES).index(name)
     compiled = (place + (twin == "fixed")) % 2
     first = [("fibers", 0), ("native" if compiled else "threads", 0)]
@@ -41,7 +50,7 @@ def runs(name, twin):
 
 
 def key(finding):
-    """A finding as the corpus writes it: both parties by what stands on their line."""
+    """Return a finding in the corpus's form, which identifies both parties by the text of their lines."""
     parties = {(access.site.source if access.site else "", access.what) for access in finding.accesses}
     return finding.kind, finding.severity, finding.array, *sorted(parties)
 
@@ -82,7 +91,7 @@ def test_equal_writes_can_be_allowed(name):
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_equal_writes_may_change_from_round_to_round_in_order(ordered):
-    """One line, as often as a compiler unrolls it."""
+    """The same line, repeated as often as a compiler would unroll the loop."""
 
     @cuda.jit
     def rounds(x, ordered):

@@ -1,4 +1,4 @@
-"""Corpus: reads of shared memory that nobody has written."""
+"""Corpus: reads of shared memory that was never written."""
 
 import numpy as np
 from numba import cuda, float32, int32
@@ -7,7 +7,7 @@ FOUND = 7
 
 
 class HaloNeverLoaded:
-    """The tile has a halo on both sides, and only the middle is loaded."""
+    """The tile has a halo on both sides, but only the middle is loaded."""
 
     launch = 1, 8
     findings = {
@@ -40,7 +40,7 @@ class HaloNeverLoaded:
 
 
 class RaggedTile:
-    """The guard keeps the last threads from loading; the sum takes their cells in."""
+    """The guard keeps the last threads from loading, but the sum includes their cells."""
 
     launch = 2, 8
     findings = {("uninitialized-read", "error", "tile", ("total += tile[k]", "read"))}
@@ -80,7 +80,7 @@ class RaggedTile:
 
 
 class SharedBinsNotZeroed:
-    """An atomic addition reads what it adds to."""
+    """An atomic addition reads the element that it changes."""
 
     launch = 1, 8
     findings = {("uninitialized-read", "error", "bins", ("cuda.atomic.add(bins, x[t], 1)", "changed"))}
@@ -114,7 +114,7 @@ class SharedBinsNotZeroed:
 
 
 class ReadBeforeTheFirstLoad:
-    """A loop that uses a tile before it loads it."""
+    """A loop uses a tile before loading it."""
 
     launch = 1, 8
     findings = {("uninitialized-read", "error", "tile", ("total += tile[7 - t]", "read"))}
@@ -151,7 +151,7 @@ class ReadBeforeTheFirstLoad:
 
 
 class OtherHalfOfTheBuffer:
-    """Two buffers in turn, and the first read takes the one that is still empty."""
+    """Of two alternating buffers, the first read uses the one that is still empty."""
 
     launch = 1, 8
     findings = {("uninitialized-read", "error", "buffers", ("out[t] = buffers[1 - current, 7 - t]", "read"))}
@@ -182,7 +182,7 @@ class OtherHalfOfTheBuffer:
 
 
 class SharedMemoryOfTheBlockBefore:
-    """Shared memory lives as long as its block: what the first block stored is not there for the second."""
+    """Shared memory lives as long as its block: the second block cannot read what the first one stored."""
 
     launch = 2, 4
     findings = {("uninitialized-read", "error", "cache", ("out[cuda.grid(1)] = cache[3 - t]", "read"))}
@@ -212,7 +212,7 @@ class SharedMemoryOfTheBlockBefore:
 
 
 class MoreDynamicThanLoaded:
-    """A sum over all of the dynamic shared memory, of which the block has loaded half."""
+    """A sum over the whole dynamic shared memory, of which the block has loaded only half."""
 
     launch = 1, 8, 0, 64
     findings = {("uninitialized-read", "error", "tile", ("total += tile[k]", "read"))}
@@ -249,7 +249,7 @@ class MoreDynamicThanLoaded:
 
 
 class BytesOfAnotherType:
-    """Half of each word is written, and the whole of it is read."""
+    """Half of each word is written, but all of it is read."""
 
     launch = 1, 4, 0, 16
     findings = {("uninitialized-read", "error", "low", ("out[t] = words[t]", "read"))}
@@ -279,7 +279,7 @@ class BytesOfAnotherType:
 
 
 class FlagNeverCleared:
-    """A flag is set where something is found, and never cleared: only a branch depends on it."""
+    """A flag is set when something is found, but never cleared; only a branch depends on it."""
 
     launch = 1, 8
     findings = {("uninitialized-read", "error", "state", ("if state[0] == FOUND:", "read"))}

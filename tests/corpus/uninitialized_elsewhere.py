@@ -1,4 +1,4 @@
-"""Corpus: reads of local memory, and of global arrays made by `sim.empty`, that nobody has written."""
+"""Corpus: reads of unwritten local memory, and of unwritten global arrays from `sim.empty`."""
 
 import numpy as np
 from numba import cuda, float32
@@ -7,7 +7,7 @@ from sim import empty
 
 
 class LocalSumsNotZeroed:
-    """An accumulator in a local array begins with whatever was there."""
+    """An accumulator in a local array starts with arbitrary contents."""
 
     launch = 1, 4
     findings = {
@@ -44,7 +44,7 @@ class LocalSumsNotZeroed:
 
 
 class LocalArrayHalfFilled:
-    """A window filled from its second element on, and read from its first."""
+    """A window is filled from its second element on, but read from its first."""
 
     launch = 1, 4
     findings = {("uninitialized-read", "error", "window", ("total += window[k]", "read"))}
@@ -79,7 +79,7 @@ class LocalArrayHalfFilled:
 
 
 class OutputAddedTo:
-    """`+=` on an output that nobody has set to zero."""
+    """`+=` on an output that was never set to zero."""
 
     launch = 1, 8
     findings = {("uninitialized-read", "error", "out", ("out[i] += x[i]", "read"))}
@@ -102,7 +102,7 @@ class OutputAddedTo:
 
 
 class OutputCountedIn:
-    """Atomics on an output that nobody has set to zero. Fixed by the host."""
+    """Atomics on an output that was never set to zero. Fixed by the host."""
 
     launch = 2, 4
     findings = {
@@ -128,7 +128,7 @@ class OutputCountedIn:
 
 
 class ScratchWithAGap:
-    """Scratch memory of which every other element is written and every element read."""
+    """Every other element of a scratch array is written, but every element is read."""
 
     launch = 1, 8
     findings = {("uninitialized-read", "error", "scratch", ("out[i] = scratch[7 - i]", "read"))}

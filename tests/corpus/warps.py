@@ -1,4 +1,4 @@
-"""Corpus: lanes of a warp that trust in lockstep."""
+"""Corpus: lanes of a warp that rely on lockstep execution."""
 
 import numpy as np
 from numba import cuda, float32, int32
@@ -7,8 +7,8 @@ FULL = 0xFFFFFFFF
 
 
 class WarpReductionWithoutSyncwarp:
-    """The last steps of a reduction without barriers, as before 2017: lanes of a warp need not run in
-    lockstep."""
+    """The last steps of a reduction omit barriers, as was common before 2017: the lanes of a warp need not
+    run in lockstep."""
 
     launch = 1, 32
     findings = {
@@ -58,7 +58,7 @@ class WarpReductionWithoutSyncwarp:
 
 
 class WarpScanWithoutSecondSyncwarp:
-    """Prefix sums within a warp: a read and a write of the same pass need a syncwarp between them too."""
+    """Prefix sums within a warp: a read and a write of the same pass also need a syncwarp between them."""
 
     launch = 1, 32
     findings = {
@@ -108,7 +108,7 @@ class WarpScanWithoutSecondSyncwarp:
 
 
 class NeighbourWithoutSyncwarp:
-    """One instruction after another is no order between lanes."""
+    """Consecutive instructions do not order different lanes."""
 
     launch = 1, 32
     findings = {
@@ -144,7 +144,7 @@ class NeighbourWithoutSyncwarp:
 
 
 class SyncwarpOfHalfAWarp:
-    """Each half synchronises among itself and reads what the other half wrote."""
+    """Each half synchronises only among its own lanes and reads what the other half wrote."""
 
     launch = 1, 32
     findings = {
@@ -181,7 +181,7 @@ class SyncwarpOfHalfAWarp:
 
 
 class ShuffleIsNoFence:
-    """A shuffle exchanges a register; it does not order what lanes did to memory."""
+    """A shuffle exchanges registers; it does not order memory accesses."""
 
     launch = 1, 32
     findings = {
@@ -219,7 +219,7 @@ class ShuffleIsNoFence:
 
 
 class WarpsNeedABarrier:
-    """Sums of two warps meet in shared memory: a syncwarp orders the lanes of one warp only."""
+    """Sums of two warps are combined in shared memory, but a syncwarp only orders the lanes of one warp."""
 
     launch = 1, 64
     findings = {
@@ -270,8 +270,8 @@ class WarpsNeedABarrier:
 
 
 class AtomicsWithinAWarp:
-    """Lanes of one warp that count plainly in one element race as any other threads do. Fixed: one lane
-    counts the ballot."""
+    """Lanes of one warp that increment an element without atomics race like any other threads. Fixed: one
+    lane counts the ballot."""
 
     launch = 1, 32
     findings = {

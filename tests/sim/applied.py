@@ -1,4 +1,4 @@
-"""Applies a finding's advice to the source of a kernel: what its steps say, and nothing else."""
+"""Apply the steps of a finding's advice to a kernel's source, and make no other change."""
 
 import ast
 import inspect
@@ -16,17 +16,17 @@ LINES = {
     "fence": "cuda.threadfence()",
 }
 NUMBER = itertools.count()
-MOST_ROUNDS = 4  # the fix of one race may uncover another
+MOST_ROUNDS = 4  # fixing one race may reveal another
 
 
 def source_of(kernel):
-    """Return the text of a kernel, whose `def` line is line 1."""
+    """Return a kernel's source lines, starting at its `def` line."""
     lines = textwrap.dedent(inspect.getsource(kernel)).splitlines()
     return lines[next(i for i, line in enumerate(lines) if line.startswith("def")) :]
 
 
 def compiled(lines, kernel):
-    """Return the function of a text, with the globals of a kernel."""
+    """Compile source lines to a function with the globals of `kernel`."""
     name = f"<advice {next(NUMBER)}>"
     text = "\n".join(lines) + "\n"
     linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
@@ -37,10 +37,11 @@ def compiled(lines, kernel):
 
 
 def applied(lines, steps):
-    """Return the lines of a kernel with steps done, the lowest lines last, so that numbers stay right.
+    """Return the lines of a kernel with the steps applied, from the bottom up so that line numbers stay
+    valid.
 
-    Steps of one ticket are one edit, which comes first. Of two edits whose lines overlap, one waits: the
-    findings of the edited kernel say whether it is still needed.
+    All steps of one ticket form a single edit, which is applied first. If two edits overlap, only one is
+    applied; the findings for the edited kernel show whether the other is still needed.
     """
     steps = sorted(set(steps), key=lambda step: (step.line, step.action, step.what), reverse=True)
     groups = {}
@@ -60,9 +61,9 @@ def applied(lines, steps):
 
 
 def improved(kernel, findings_of):
-    """Return (kernel, its lines) with the steps of its advice applied until there are none.
+    """Apply advice until no finding has steps left. Return (kernel, its lines).
 
-    findings_of(kernel): return the findings of its launch.
+    findings_of(kernel): returns the findings of its launch.
     """
     lines = source_of(kernel)
     for _ in range(MOST_ROUNDS):
@@ -76,7 +77,7 @@ def improved(kernel, findings_of):
 
 
 def lines_of(lines, step):
-    """Return the lines that an edit rewrites, from which it takes its text, or behind which it inserts."""
+    """Return the lines that an edit rewrites, copies text from, or inserts after."""
     first, last = min(step.line, step.at or step.line), max(step.line, step.at)
     if step.action in ("widen", "buffers"):
         return {0}
@@ -94,7 +95,7 @@ def indent(line):
 
 
 def insert(lines, step):
-    """Add a line after another statement, as deep as that begins."""
+    """Insert a line after a statement, with the statement's indentation."""
     new = indent(lines[step.at - 1]) + LINES[step.what]
     return [*lines[: step.line], new, *lines[step.line :]]
 
@@ -108,13 +109,13 @@ def before(lines, step):
 
 
 def divide(lines, step):
-    """Put a barrier behind a statement, and divide the branches that hold it."""
+    """Insert a barrier after a statement, and split the branches around it."""
     return divided(lines, step.at, LINES.get(step.what))
 
 
 def divided(lines, at, barrier):
-    """Return lines with `barrier` behind the statement that begins at line `at`, outside of all branches up
-    to the next loop or function. Without one, that statement is itself the barrier."""
+    """Return lines with `barrier` after the statement that starts at line `at`, outside all branches up to
+    the enclosing loop or function. If `barrier` is None, that statement is the barrier."""
     tree = ast.parse("\n".join(lines))
     (function,) = tree.body
     body = body_of(function, at)
@@ -140,14 +141,14 @@ def body_start(function):
 
 
 def body_of(function, at):
-    """Return the statements of the innermost loop, or of the function, that hold a line."""
+    """Return the statements of the innermost loop, or of the function, that contains a line."""
     nodes = (n for n in ast.walk(function) if isinstance(n, (ast.FunctionDef, ast.For, ast.While)))
     return max((n for n in nodes if n.lineno < at <= n.end_lineno), key=lambda node: node.lineno).body
 
 
 def without_returns(body, at):
-    """Return the statements of a function in which `if c: ...; return` before line `at` is a branch around
-    what follows."""
+    """Return a function's statements, with each `if c: ...; return` before line `at` turned into a branch
+    around the code that follows."""
     for i, node in enumerate(body):
         if node.lineno >= at or not isinstance(node, ast.If) or node.end_lineno >= at:
             continue
@@ -164,7 +165,7 @@ def without_returns(body, at):
 
 
 def cut(node, at):
-    """Return (statements before, a statement up to the one at line `at`, what follows), as lists."""
+    """Return (statements before, the statement up to line `at`, the rest), as lists."""
     if not isinstance(node, ast.If) or node.lineno == at:
         return [], [node], []
     guard = f"guard_{node.lineno}"
@@ -172,7 +173,7 @@ def cut(node, at):
     i = next(i for i, part in enumerate(arm) if part.lineno <= at <= part.end_lineno)
     made, first, second = cut(arm[i], at)
     first, second = [*arm[:i], *first], [*second, *arm[i + 1 :]]
-    inner = [part for part in made if part.value.__class__ is ast.Call]  # evaluated within the arm
+    inner = [part for part in made if part.value.__class__ is ast.Call]  # evaluated inside the arm
     defaults = [ast.parse(f"{part.targets[0].id} = False").body[0] for part in inner]
     first = [*first[: len(arm[:i])], *inner, *first[len(arm[:i]) :]]
     test = ast.Assign(
@@ -187,7 +188,7 @@ def cut(node, at):
 
 
 def drop(nodes, at):
-    """Remove the statement at line `at` from within nodes, and return it."""
+    """Remove the statement at line `at` from nested nodes, and return it."""
     for node in nodes:
         for field in ("body", "orelse"):
             for part in getattr(node, field, []):
@@ -207,7 +208,7 @@ def split(lines, step):
 
 
 def split_statement(lines, step):
-    """`x[i] = value` becomes a read, a barrier for all threads, and the write."""
+    """Replace `x[i] = value` by a read, a barrier for all threads, and the write."""
     at = step.line - 1
     found, space = assignment(lines[at]), indent(lines[at])
     value = f"{found.target} {found.operator} ({found.value})" if found.operator else found.value
@@ -216,7 +217,8 @@ def split_statement(lines, step):
 
 
 def split_branch(lines, step):
-    """`if c: A else: B` becomes `if c: A`, a barrier, `if not c: B`; or B first, if line `at` is there."""
+    """Replace `if c: A else: B` by `if c: A`, a barrier, `if not c: B`; B comes first if it contains line
+    `at`."""
     tree = ast.parse("\n".join(lines))
     node = next(n for n in ast.walk(tree) if isinstance(n, ast.If) and n.lineno == step.line)
     space, name = indent(lines[step.line - 1]), f"guard_{step.line}"
@@ -243,13 +245,13 @@ ATOMICS = {"+": "add", "-": "sub", "|": "or_", "&": "and_", "^": "xor", "max": "
 
 
 def element(target):
-    """Return (array, index) of x[index]."""
+    """Return (array, index) for the text x[index]."""
     found = re.fullmatch(r"(\w+)\[(.*)\]", target)
     return found[1], found[2]
 
 
 def operation(found, read):
-    """Return (name of the atomic, operand) of an update; `read` has the old value."""
+    """Return (name of the atomic, operand) for an update. `read` holds the old value."""
     if found.operator:
         return ATOMICS[found.operator], found.value
     value = found.value.replace(found.target, read)
@@ -282,8 +284,8 @@ def atomic(lines, step):
 
 
 def claim(lines, step, found):
-    """`if x[i] == a: ...; x[i] = b` becomes one compare-and-swap in the header; `if x[i] > b: x[i] = b` a
-    minimum."""
+    """Replace `if x[i] == a: ...; x[i] = b` by a compare-and-swap in the header, and `if x[i] > b: x[i] = b`
+    by an atomic minimum."""
     array, index = element(step.element)
     tree = ast.parse("\n".join(lines))
     node = next(n for n in ast.walk(tree) if isinstance(n, ast.If) and n.lineno == step.at)
@@ -301,7 +303,7 @@ def claim(lines, step, found):
 
 
 def tickets(lines, steps):
-    """Put one atomic before the first of the statements, and let the reads use what it returns."""
+    """Insert one atomic before the first of the statements, and let the reads use its result."""
     (ticket,) = (step for step in steps if step.what == "ticket")
     source = lines[ticket.line - 1]
     _, operator, operand = increased(source)
@@ -326,7 +328,7 @@ SIZES = {"float32": 4, "int32": 4, "float64": 8, "int64": 8, "uint8": 1, "float1
 
 
 def widen(lines, step):
-    """Let a view of dynamic shared memory begin at another byte."""
+    """Start a view of dynamic shared memory at another byte."""
     for at, line in enumerate(lines):
         if found := re.match(rf"\s*{step.what} = (cuda\.shared\.array\(0, (\w+)\))", line):
             begin = -(-step.at // SIZES[found[2]])
@@ -335,7 +337,8 @@ def widen(lines, step):
 
 
 def buffers(lines, step):
-    """Give an array of buffers one more: in its shape, in its indices, and in variables that are indices."""
+    """Add a buffer to a multi-buffered array: in its shape, in its indices, and in variables used as
+    indices."""
     shape = re.compile(rf"(\s*{step.what} = cuda\.shared\.array\(\(?){step.at}\b")
     names = set(re.findall(rf"\b{step.what}\[(\w+)\b", "\n".join(lines)))
     places = "|".join([rf"\b{step.what}\[[^,\]]*", *(rf"^\s*{name} = .*" for name in names)])

@@ -1,9 +1,10 @@
 """Time a million PTX instructions in the simulator: python tests/sim/bench_ptx.py
 
-Kernels as Numba's own PTX for sm_80, which needs no GPU. Prints a Markdown table: the instructions that all
-threads of a launch carry out (a guarded one counts in any case), for each engine the seconds for a million of
-them, with the default tools and without any, and how much longer the first compiled launch took. Seconds of
-this process's CPU, the best of several launches, a first one not counted.
+The kernels are Numba's own PTX for sm_80, which needs no GPU. The script prints a Markdown table with the
+number of instructions executed by all threads of a launch (a predicated-off one counts too) and, per engine,
+the seconds per million instructions with the default observers and without any. It also lists how much longer
+the first compiled launch took. Times are CPU seconds of this process: the best of several launches after a
+warm-up.
 """
 
 import inspect
@@ -29,7 +30,7 @@ COUNT = [0]
 
 
 class Counting(Writer):
-    """Writes a kernel that counts the instructions of each block of its graph when it is entered."""
+    """A code generator whose kernel counts the instructions of each basic block on entry."""
 
     def emit_contents(self, block, around):
         counter = self.module.shared_name("instructions", lambda run: COUNT)
@@ -40,7 +41,7 @@ class Counting(Writer):
 
 @cuda.jit
 def products(a, b, out):
-    """Sixteen products on tensor cores, one behind the other."""
+    """Compute sixteen dependent tensor-core products."""
     lane = cuda.threadIdx.x
     c0 = c1 = c2 = c3 = float32(0)
     for step in range(16):
@@ -50,7 +51,7 @@ def products(a, b, out):
 
 
 def launches():
-    """(name, kernel, grid, block, arguments)."""
+    """Return [(name, kernel, grid, block, arguments)]."""
     for name, kernel, grid, block, arguments, _ in cases():
         yield name, kernel, grid, block, arguments
     words = np.random.default_rng(0).integers(0, 2**14, (2, 16, 32)).astype(np.uint32)
@@ -58,7 +59,7 @@ def launches():
 
 
 def by_ptx(kernel, arguments):
-    """(a function that loads the kernel's PTX again, the arguments of its launch)."""
+    """Return (a function that loads the kernel's PTX again, the arguments of its launch)."""
     types = tuple(map(cuda.typing.typeof.typeof, arguments))
     ptx, _ = cuda.compile(kernel.py_func, types, device=False, abi="numba", output="ptx", cc=(8, 0))
     values, names = flattened(arguments, list(inspect.signature(kernel.py_func).parameters))
@@ -71,7 +72,7 @@ def by_ptx(kernel, arguments):
 
 
 def instructions(fresh, grid, block, values):
-    """Return how many instructions all threads execute."""
+    """Return the number of instructions that all threads execute."""
     COUNT[0], program.Writer = 0, Counting
     try:
         simulate(fresh(), observers=())[grid, block](*values)
@@ -81,7 +82,7 @@ def instructions(fresh, grid, block, values):
 
 
 def seconds(launch, runs):
-    """(the best of `runs`, how much longer the first one took)."""
+    """Return (the best of `runs`, the extra time of the first launch)."""
     times = []
     for _ in range(runs + 1):
         began = time.process_time()

@@ -1,10 +1,10 @@
-"""The simulator's speed compared with Numba's own (NUMBA_ENABLE_CUDASIM=1), on the same kernels in one run:
+"""Compare the simulator's speed with Numba's own (NUMBA_ENABLE_CUDASIM=1) on the same kernels:
 `make bench-sim`.
 
-Prints one Markdown table: seconds for Numba's simulator, and for each way to run ours the seconds, how many
-    times faster that is, nanoseconds per access of an array, and how many seconds longer the first launch
-    took (the native engine compiles then; it is given an empty cache). Times are the best of several runs, a
-    first one not counted; Numba's simulator checks nothing.
+Prints a Markdown table with the seconds for Numba's simulator and, for each configuration of ours, the
+seconds, the speed-up, the nanoseconds per array access, and the extra seconds of the first launch (the native
+engine compiles then, with an empty cache). Times are the best of several runs after a warm-up. Numba's
+simulator performs no checks.
 """
 
 import json
@@ -47,7 +47,7 @@ def elementwise(x, y, out):
 
 
 def cases():
-    """(name, kernel, grid, block, arguments, what the last argument must then be)."""
+    """Return [(name, kernel, grid, block, arguments, expected value of the last argument)]."""
     random = np.random.default_rng(0)
     a, b = random.random((2, 64, 64)).astype(np.float32)
     x, y = random.random((2, 4096)).astype(np.float32)
@@ -57,7 +57,8 @@ def cases():
 
 
 def seconds(launch, arguments, wanted, runs):
-    """(the best time of `runs` launches, how much longer a first one took, which must be right)."""
+    """Return (the best time of `runs` launches, the extra time of the first launch, whose result is
+    checked)."""
     times = []
     for _ in range(runs + 1):
         began = time.perf_counter()
@@ -68,7 +69,7 @@ def seconds(launch, arguments, wanted, runs):
 
 
 def of_numba():
-    """Numba's simulator, in this process, which must have been started with NUMBA_ENABLE_CUDASIM=1."""
+    """Time Numba's simulator in this process, which must have been started with NUMBA_ENABLE_CUDASIM=1."""
     return [
         seconds(kernel[grid, block], arguments, wanted, runs=1)[0]
         for _, kernel, grid, block, arguments, wanted in cases()
@@ -76,7 +77,7 @@ def of_numba():
 
 
 def of_ours():
-    """[{way: (seconds, seconds more for the first)}, accesses] for each case."""
+    """Return [{configuration: (seconds, extra seconds of the first launch)}, accesses] for each case."""
     from sim import simulate
     from sim.events import Observer
     from sim.observers import COUNTERS, DEFAULT, Trace

@@ -1,4 +1,4 @@
-"""Fixtures that the tests of kernels share: a launch on each engine, and a run of the plug-in for pytest."""
+"""Fixtures shared by the kernel tests: a launch on each engine, and a run of the pytest plug-in."""
 
 import os
 import sys
@@ -11,7 +11,8 @@ from sim.native.codegen import cache
 
 @pytest.fixture(params=["fibers", "threads"])
 def launch(request):
-    """launch(kernel, grid, block, *arguments, shared=0) on one engine; returns the report."""
+    """Return launch(kernel, grid, block, *arguments, shared=0), which runs on one engine and returns the
+    report."""
 
     def launch(kernel, grid, block, *arguments, shared=0):
         return simulate(kernel, engine=request.param)[grid, block, 0, shared](*arguments)
@@ -21,8 +22,10 @@ def launch(request):
 
 @pytest.fixture
 def run(pytester, monkeypatch):
-    """run(*options): pytest with this plug-in alone in a new process, where nothing of ours was imported
-    before; what was compiled before is found."""
+    """Return run(*options), which runs pytest with only this plug-in in a new process.
+
+    Nothing of this project is imported there, but compiled code is found in the cache.
+    """
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(cache.folder().parent))

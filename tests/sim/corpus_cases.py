@@ -1,4 +1,4 @@
-"""The cases of tests/corpus by name, and their launches."""
+"""The cases of tests/corpus by name, and a function that launches them."""
 
 import inspect
 import runpy
@@ -17,8 +17,8 @@ CASES = {
 
 
 def launched(case, twin, kernel=None, **options):
-    """Launch a case's `twin`, or another `kernel` in its place; return the report, and the arguments by name,
-    as the launch has left them."""
+    """Launch a case's `twin`, or another `kernel` in its place. Return the report, and the arguments by name
+    after the launch."""
     kernel = kernel or case[twin].py_func
     launch = case.get(f"{twin}_launch", case["launch"])
     arguments = case.get(f"{twin}_arguments", case["arguments"])()

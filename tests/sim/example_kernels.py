@@ -1,11 +1,11 @@
-"""Kernels that several tests and benches launch."""
+"""Kernels used by several tests and benchmarks."""
 
 from numba import cuda, float32
 
 
 def tiled_matmul(TILE):
-    """Return a kernel for c = a b. The matrices are square, of a multiple of TILE rows; blocks of TILE × TILE
-    threads that share tiles of a and b."""
+    """Return a kernel for c = a b with shared tiles. The matrices are square with a multiple of TILE rows,
+    and a block has TILE × TILE threads."""
 
     @cuda.jit
     def matmul(a, b, c):
@@ -28,7 +28,7 @@ def tiled_matmul(TILE):
 
 @cuda.jit
 def grid_wide(x, y):
-    """Read in each step what another block has written before a barrier of the grid."""
+    """Read in each step what another block has written before a grid barrier."""
     group = cuda.cg.this_grid()
     i = cuda.grid(1)
     for step in range(3):

@@ -1,5 +1,5 @@
-"""Random kernels: variables assigned again with other types, branches, loops, narrow integers, barriers, warp
-operations, tuples. Every one is right, and decides nothing by chance."""
+"""Generate random kernels with variables that change type, branches, loops, narrow integers, barriers, warp
+operations and tuples. All of them are correct and deterministic."""
 
 import random
 
@@ -19,7 +19,7 @@ CONVERSIONS = {
     "whole": ["int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "int"],
     "float": ["float32", "float64", "float"],
 }
-WHOLE, ANY = ("i", "j", "k"), ("x", "y", "z", "w")  # variables: of integers only, and of any number
+WHOLE, ANY = ("i", "j", "k"), ("x", "y", "z", "w")  # integer variables, and variables of any numeric type
 HEAD = """from numba import cuda, float32, float64, int8, int16, int32, int64, uint8, uint32, uint64
 
 
@@ -37,11 +37,11 @@ def kernel(f32, f64, i8, i16, i32, i64, u8, u32, u64, as_float, as_whole, n):
 
 
 class Text:
-    """Writes one kernel; `together`: whether all threads come to where it writes now."""
+    """Generates one kernel. `together`: whether all threads reach the current position."""
 
     def __init__(self, seed):
         self.choose, self.lines, self.counters = random.Random(seed), [], 0
-        self.loops = []  # of the loops around: whether all threads must stay in it
+        self.loops = []  # per enclosing loop: whether all threads must stay in it
 
     def kernel(self):
         known = set()
@@ -150,7 +150,7 @@ class Text:
         return self.one(*names * 2, *loads, *LITERALS[kind], *(("t", "n") if kind == "whole" else ()))
 
     def whole(self, known, depth=0):
-        """An integer."""
+        """Return a random integer expression."""
         if depth > 2 or self.choose.random() < 0.35:
             return self.leaf("whole", known)
         a, b = self.whole(known, depth + 1), self.whole(known, depth + 1)
@@ -168,7 +168,7 @@ class Text:
         )
 
     def number(self, known, depth=0):
-        """Any number."""
+        """Return a random numeric expression."""
         if depth > 2 or self.choose.random() < 0.3:
             return self.leaf(self.one("whole", "float"), known)
         a, b = self.number(known, depth + 1), self.number(known, depth + 1)

@@ -1,5 +1,5 @@
-"""The types that Numba, on its CUDA target, gives to the variables of a kernel, next to those that the front
-end infers. Needs no GPU."""
+"""Compare the types that Numba's CUDA target infers for a kernel's variables with those of the front end. No
+GPU is needed."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ from sim.memory.spaces import AddressSpace, bind_arguments
 
 
 class Typed(Exception):
-    """Ends a compilation that has come as far as types."""
+    """Raised to end a compilation after type inference."""
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
@@ -51,8 +51,11 @@ class OnlyTypes(CUDACompiler):
 
 
 def numba_types(function, arguments):
-    """[(variable, whether several assignments meet, type)] of a kernel called with `arguments` (Numba types).
-    Numbers as dtypes, all else as None."""
+    """Return [(variable, whether several assignments merge, type)] for a kernel with `arguments` (Numba
+    types).
+
+    Numbers are dtypes; any other type is None.
+    """
     flags = CUDAFlags()
     flags.error_model, flags.compute_capability, flags.no_compile = "numpy", (8, 0), True
     try:
@@ -94,7 +97,7 @@ def as_dtype(kind):
 
 
 def type_of_argument(kind):
-    """The front end's type for a Numba type."""
+    """Return the front end's type for a Numba type."""
     if not isinstance(kind, types.Array):
         return type_of_value(np.zeros((), str(kind))[()])
     array = np.zeros((4,) * kind.ndim, str(kind.dtype))
@@ -103,8 +106,10 @@ def type_of_argument(kind):
 
 
 def inferred(function, arguments):
-    """{(variable, whether several assignments meet): the set of its types, as numpy dtypes; None for what is
-    no number, ANY where the front end does not know}."""
+    """Return {(variable, whether several assignments merge): set of its types as numpy dtypes}.
+
+    The type is None for anything but numbers, and ANY if the front end does not know it.
+    """
     found = {}
     front = Types(source_of(function), {name: type_of_argument(kind) for name, kind in arguments.items()})
     for version in front.versions.all:
@@ -125,8 +130,8 @@ def inferred(function, arguments):
 
 
 def compare(function, arguments):
-    """Assert that Numba and the front end agree. Numba keeps phis that nothing reads, which the front end
-    drops."""
+    """Assert that Numba and the front end agree. Numba keeps phis that are never read; the front end drops
+    them."""
     wanted = {}
     for name, meets, dtype in numba_types(function, arguments.values()):
         wanted.setdefault((name, meets), set()).add(dtype)

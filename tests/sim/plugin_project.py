@@ -1,4 +1,4 @@
-"""A project that knows nothing of the simulator, and what the plug-in says of it."""
+"""A project that does not use the simulator, and the plug-in's output for it."""
 
 import re
 
@@ -46,11 +46,11 @@ RACE = (
 
 
 def total(result):
-    """Return the number of launches on the last line."""
+    """Return the number of launches in the last line."""
     return int(re.search(r"^cuda-sim: ([\d,]+) launch", result.stdout.str(), re.M)[1].replace(",", ""))
 
 
 def parts(result):
-    """Return the numbers of launches with each outcome, which must add up to the total."""
+    """Return the number of launches per outcome, after checking that they add up to the total."""
     sums = re.search(r"^cuda-sim: [\d,]+ launch(?:es)? = (.*?), in", result.stdout.str(), re.M)
     return [int(part.split()[0].replace(",", "")) for part in sums[1].split(" + ")]

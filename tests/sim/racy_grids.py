@@ -1,4 +1,4 @@
-"""Racy kernels of several blocks, and of counters: as in racy_kernels."""
+"""Racy kernels with several blocks, and with counters, in the format of racy_kernels."""
 
 import numpy as np
 from numba import cuda, float32, int32
@@ -7,7 +7,7 @@ from racy_kernels import X64, F, case
 
 
 def graph():
-    """Two vertices of level 0 point to each vertex of level 1."""
+    """Return a graph in which two vertices of level 0 point to each vertex of level 1."""
     edges, levels = (32 + np.arange(32) // 2).astype(np.int32), np.full(64, -1, np.int32)
     levels[:32] = 0
     return edges, levels, np.zeros(64, np.int32), np.zeros(1, np.int32)

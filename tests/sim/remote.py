@@ -1,4 +1,4 @@
-"""Launches for another process to make: tests/sim/test_pickling.py sends these functions to a worker."""
+"""Launches for another process: tests/sim/test_pickling.py sends these functions to a worker."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def mirrored(t):
 def reverse(x):
     s = cuda.shared.array(32, int32)
     t = cuda.threadIdx.x
-    s[t] = x[t]  # integers: poison of floats is NaN, which equals nothing
+    s[t] = x[t]  # integers, because the poison of floats is NaN, which compares unequal to itself
     x[mirrored(t)] = s[mirrored(t)]
     x[t + 1] = 0
 
@@ -62,19 +62,19 @@ def cuda_cpp(engine):
 
 
 def report(make, engine, observers=TOOLS):
-    """Return the report of one launch, with everything that it can hold."""
+    """Return the report of one launch, with all optional parts."""
     kernel, configuration, arguments, engine = make(engine)
     how = simulate(kernel, engine=engine, on_finding="report", observers=observers)
     return how[configuration](*arguments)
 
 
 def pictures(found):
-    """Return all that a report shows, as text."""
+    """Return everything that a report displays, as text."""
     return str(found), found._repr_html_(), str(found.by_line())
 
 
 def shown(make, engine):
-    """Return a report and all that it shows in the process that ran the launch."""
+    """Return a report and everything that it displays in the process that ran the launch."""
     found = report(make, engine)
     return found, pictures(found)
 
@@ -95,7 +95,7 @@ def bug_and_text(make, engine):
 
 
 def refused():
-    """Raise the LaunchError of a block that is too large."""
+    """Raise the LaunchError for a block that is too large."""
     simulate(reverse)[1, 2048](np.ones(32, np.int32))
 
 

@@ -1,4 +1,4 @@
-"""The access log of compiled code: any observer gets from it what it gets from interpreted threads."""
+"""The access log of compiled code: an observer receives the same events as from interpreted threads."""
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +13,7 @@ from sim.observers import COUNTERS, DEFAULT, Trace
 
 
 class Everything(Observer):
-    """Keeps, block by block, everything that a log can tell an observer."""
+    """An observer that records everything in the log, block by block."""
 
     def __init__(self):
         self.blocks, self.started, self.finished = {}, 0, 0
@@ -169,7 +169,7 @@ def local_sums(x, out):
 
 
 class WithoutLocal(Observer):
-    """Does not want accesses to local memory."""
+    """An observer that does not subscribe to local memory."""
 
     local = False
 
@@ -230,7 +230,7 @@ def test_a_large_launch_is_observed_whole_and_once_while_some_blocks_are_explain
 
 
 class Finder(Observer):
-    """Finds an error in each atomic."""
+    """An observer that reports an error for each atomic."""
 
     def accesses(self, batch):
         for site in batch.site[batch.action == ATOMIC]:

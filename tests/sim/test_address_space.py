@@ -1,5 +1,7 @@
-"""The limits of the simulated address space: a launch whose last allocation just fits is checked as any other,
-and one whose last allocation does not fit is refused."""
+"""The limits of the simulated address space.
+
+A launch whose last allocation just fits is checked like any other. If it does not fit, the launch is refused.
+"""
 
 import itertools
 
@@ -131,10 +133,10 @@ PTX = [
 
 
 def ptx_kernel(space, fault):
-    """A kernel that has one fault in its last variable, which is in a state space."""
+    """Return a kernel with one fault in its last variable, which is in the given state space."""
     declaration = f".{space} .align 4 .b8 v[{NBYTES}]" + (" = {1}" if space == "const" else "") + ";"
     access = ACCESS[fault].replace("ARRAY", "v")
-    if space == "const":  # which no thread can store to
+    if space == "const":  # threads cannot store to it
         access = access.replace("st.SPACE.u32 [%at], %t", "ld.SPACE.u32 %v, [%at]")
     text = MODULE.replace("ACCESS", access.replace("SPACE", space))
     text = text.replace("LOCAL", declaration if space == "local" else "")
@@ -142,7 +144,7 @@ def ptx_kernel(space, fault):
 
 
 def start_before_the_end(monkeypatch, space, room):
-    """Let each launch begin its allocations in a state space `room` bytes before the end of its window."""
+    """Let each launch start its allocations in a state space `room` bytes before the end of the window."""
     original = AddressSpace.__init__
 
     def begin(self):
@@ -153,8 +155,8 @@ def start_before_the_end(monkeypatch, space, room):
 
 
 def check_at_the_limit(monkeypatch, run, space, room, wanted):
-    """Run at the limit and one step below it, where findings have to be as elsewhere, and one step above it,
-    where the launch has to be refused."""
+    """Run at the limit and one step below it, where findings must be the usual ones, and one step above it,
+    where the launch must be refused."""
     assert {finding.kind for finding in run().findings} == {wanted}
     for spare in (0, ALIGNMENT):
         with monkeypatch.context() as patch:
@@ -187,7 +189,7 @@ def test_ptx_kernels_at_the_limit(space, fault, engine, monkeypatch):
     copies = THREADS if space == "local" else 1
 
     def run():
-        # a module keeps the addresses of its variables, so each run has a module of its own
+        # A module keeps the addresses of its variables, so each run loads a new module.
         kernel, x = ptx_kernel(space, fault), np.zeros(LENGTH, np.uint32)
         return simulate(kernel, engine=engine, on_finding="report")[1, THREADS](x)
 

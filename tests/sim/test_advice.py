@@ -1,5 +1,5 @@
-"""Advice about races is true: a program applies the steps of each finding's advice to the buggy kernels of the
-corpus; then the findings are gone and the values are right, by fibers and by the native engine."""
+"""Advice about races is correct: a program applies its steps to the buggy kernels of the corpus. Afterwards,
+fibers and the native engine report no findings and compute correct values."""
 
 from dataclasses import fields
 
@@ -22,7 +22,7 @@ RACES = [
     name for name, case in CASES.items() if any(found[0].startswith("race") for found in case["findings"])
 ]
 LONG = {"left.RaceInCellSixThousand"}  # half a minute
-# patterns without steps, and why no edit is known
+# patterns without steps, and the reason
 OPEN = {
     "overwritten": "which elements the threads were to write",
     "equal writes": "whether it is meant",
@@ -33,7 +33,7 @@ OPEN_CASES = {
     "left.ReaderThatReturned": "a thread has returned before the place for a barrier",
     "release.LockOfEvenBlocks": "the work without the lock is in another arm",
 }
-# cases whose fixed twin computes something else than the buggy kernel, and so than that kernel without races
+# cases whose fixed twin computes something other than the buggy kernel would without races
 OTHER_VALUES = {
     "fields.FieldReadByTheNext": "reads another field",
     "global_counts.BytesPacked": "has a flag for each element, not eight in one",
@@ -271,7 +271,7 @@ def test_an_update_that_one_atomic_does(store, read, known):
 
 
 def of_sources(store, read):
-    """The Facts of a store, and of a read on the same line or the one above it."""
+    """Return the Facts for a store and a read on the same line or the line above it."""
     sites = [
         SITES.add(Site("store", "kernel", 3, 0, store)),
         SITES.add(Site("load", "kernel", 3 if read == store else 2, 0, read)),

@@ -1,5 +1,4 @@
-"""Advice applied literally to kernels that are not in the corpus: no finding is left, and the values are
-right."""
+"""Advice applied literally to kernels outside the corpus: no finding is left, and the values are correct."""
 
 import inspect
 

@@ -1,5 +1,5 @@
-"""Numbers, dtypes, arguments of every sort, and what no device takes, on both engines. Results are compared
-with numpy's."""
+"""Numbers, dtypes, all kinds of arguments, and launches that no device accepts, on both engines. Results are
+compared with numpy's."""
 
 import linecache
 import math
@@ -366,7 +366,7 @@ def shares_much(x):
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_declared_and_dynamic_memory_share_48_kib(engine):
-    """As on an H200: declared memory alone may be more."""
+    """As on an H200; declared memory alone may be larger."""
     x = np.zeros(1, np.int8)
     simulate(shares_much, engine=engine)[1, 1](x)
     simulate(shares, engine=engine)[1, 1, 0, 19_152](x)
@@ -382,7 +382,7 @@ def returns_nothing(x):
 
 
 def test_a_kernel_that_returns_a_value():
-    """`return`, `return None`, and what a function without a value gives, are none."""
+    """`return`, `return None` and the result of a function without a value are allowed."""
 
     def early(x):
         if x[0] > 0:
@@ -415,7 +415,7 @@ def test_a_kernel_that_returns_a_value():
     ],
 )
 def test_a_shape_that_numba_does_not_take(line, part):
-    """numba-cuda 0.30 refuses each of these: a sum of names is no literal for its type inference."""
+    """numba-cuda 0.30 rejects all of these: its type inference does not treat a sum of names as a literal."""
     names = {"cuda": cuda, "float64": float64, "TILE": 8}
     text = f"def kernel(x):\n    s = {line}\n    s[0] = x[0]\n"
     linecache.cache["<computed shape>"] = len(text), None, text.splitlines(True), "<computed shape>"
@@ -557,7 +557,7 @@ NO_DIMENSIONS = np.array(3.0)
 )
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_what_is_no_number_is_named(kernel, x, said, engine):
-    """Whole arrays were a raw error of "quick line 11", or went through numpy's own product."""
+    """Whole arrays once caused a raw error, "quick line 11", or went through numpy's own product."""
     with pytest.raises(ThreadError) as caught:
         simulate(kernel, engine=engine)[1, 1](np.zeros(1), x)
     message = str(caught.value)
@@ -576,7 +576,7 @@ def test_an_array_compared_with_none_is_not_none():
 
 
 def test_a_kernel_that_imports_goes_by_fibers():
-    """Natively Numba's error of an unsupported opcode came through."""
+    """The native engine once passed on Numba's error about an unsupported opcode."""
 
     def kernel(out):
         from math import sqrt as root
@@ -612,7 +612,7 @@ def test_a_field_of_several_records(engine):
 
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 def test_each_argument_is_classified_once(engine, monkeypatch):
-    """A launch looks for the array of each of its arguments once, in every engine."""
+    """A launch looks up the array of each argument only once, on every engine."""
 
     @cuda.jit
     def kernel(x, pair, scale):

@@ -1,4 +1,5 @@
-"""The columns of `report.by_line()`: observers declare them, and no counter is shown under another one's name."""
+"""The columns of `report.by_line()`: observers declare them, and no counter is displayed under another one's
+name."""
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from sim.observers.epochs import EpochCounter
 
 
 class WarpLoads(EpochCounter):
-    """Counts loads of warps."""
+    """Counts the loads of each warp."""
 
     title = "loads of mine"
     names = ("warp_loads",)
@@ -31,7 +32,7 @@ class Shown(WarpLoads):
 
 
 class Undeclared(Observer):
-    """Counts stores of a line, and does not say how to show them."""
+    """Counts the stores on each line, without declaring a column."""
 
     def accesses(self, batch):
         self.sites = batch.site[batch.action != LOAD].tolist()

@@ -1,4 +1,4 @@
-"""The simulator as a distribution of its own: built, and used where there is neither Numba nor torch."""
+"""The simulator as a separate distribution: built, and used without Numba and torch."""
 
 import re
 import shutil
@@ -20,7 +20,7 @@ SETTINGS = tomllib.loads((HOME / "pyproject.toml").read_text(encoding="utf-8"))
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """A copy of the sources, as a clone has them."""
+    """Return a copy of the sources, as in a fresh clone."""
     folder = tmp_path_factory.mktemp("sources") / "sim"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
     return shutil.copytree(HOME, folder, ignore=ignored)
@@ -28,7 +28,7 @@ def sources(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wheel(sources, tmp_path_factory):
-    """The wheel, built as pip builds it in a clone."""
+    """Return the wheel that pip builds in a clone."""
     folder = tmp_path_factory.mktemp("wheel")
     steps = "get_requires_for_build_wheel()", "prepare_metadata_for_build_wheel(to)", "build_wheel(to)"
     code = "".join(f"; made = build_meta.{step}" for step in steps)
@@ -54,7 +54,7 @@ def test_building_leaves_nothing_in_the_sources(wheel, sources):
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory):
-    """A Python that has the wheel and what it requires, and nothing else."""
+    """Return a Python interpreter with only the wheel and its dependencies installed."""
     folder = tmp_path_factory.mktemp("clean")
     venv.create(folder, symlinks=sys.platform != "win32")
     packages = next(folder.glob("[Ll]ib/**/site-packages"))
@@ -70,7 +70,8 @@ def python(wheel, tmp_path_factory):
 
 
 def run(python, code):
-    """Exit status, output and errors of a program in the clean Python, where every warning is an error."""
+    """Return exit status, output and errors of a program in the clean Python, where every warning is an
+    error."""
     program = python.with_name("program.py")
     program.write_text(code, encoding="utf-8")
     done = subprocess.run([python, "-I", "-W", "error", program], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Both interpreted engines: same order, same results; seeds; ends of every unhappy kind."""
+"""Both interpreting engines: same order, same results, seeds, and every kind of abnormal end."""
 
 import signal
 import threading
@@ -24,7 +24,7 @@ matmul = tiled_matmul(TILE)
 
 @cuda.jit
 def last_writer(order, count):
-    """Records the order in which threads run, between barriers and at atomics."""
+    """Record the order in which threads run, between barriers and at atomics."""
     for _ in range(2):
         order[cuda.atomic.add(count, 0, 1)] = cuda.grid(1)
         cuda.syncthreads()
@@ -123,7 +123,7 @@ def test_interrupted_from_the_keyboard(engine, threads):
         for _ in range(10**9):
             x[cuda.threadIdx.x] += 1
 
-    # a process in the background may ignore it
+    # a background process may ignore it
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
     timer.start()
@@ -165,8 +165,10 @@ def endless_for(x):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """A thread counts as stuck after a quarter of a second or 5,000 rounds; by default it takes eight
-    seconds or 1,000,000, which test_no_progress sees."""
+    """Treat a thread as stuck after a quarter of a second or 5,000 iterations.
+
+    The defaults are eight seconds or 1,000,000, which test_no_progress uses.
+    """
     for module in (sim.context, sim.engine.watchdog):
         monkeypatch.setattr(module, "PATIENCE", 0.25)
     monkeypatch.setattr(sim.context, "DEFAULT_STEPS", 5_000)
@@ -215,7 +217,7 @@ def long(x, rounds):
 
 
 def waits_for_a_long_loop(x, rounds):
-    """A kernel in which nothing changes but the counter of a thread that lets others go first."""
+    """Wait while nothing changes except the counter of a thread that yields."""
     if cuda.threadIdx.x == 0:
         for _ in range(2_000):
             cuda.atomic.add(rounds, 0, 0)
@@ -237,7 +239,7 @@ def each_waits_for_its_turn(x, rounds):
     "kernel, blocks, threads", [(long, 1, 1), (waits_for_a_long_loop, 1, 8), (each_waits_for_its_turn, 8, 1)]
 )
 def test_a_long_loop_in_which_something_changes_is_right(kernel, blocks, threads):
-    """Up to ten times as many rounds as those after which a launch is doubted."""
+    """The loop runs up to ten times as many iterations as trigger a check."""
     report = simulate(kernel, observers=())[blocks, threads](np.zeros(1), np.zeros(1))
     assert report.findings == ()
 
@@ -298,7 +300,7 @@ def queue_that_ends(items, head, tail):
 
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 def test_a_queue_that_stays_empty_is_given_up_early(engine, monkeypatch):
-    """Only the queue's counter grows, and what threads take from it."""
+    """Only the queue's counter and the values drawn from it grow."""
     monkeypatch.setattr(sim.context, "PATIENCE", 0.2)
     arguments = np.zeros(64, np.int32), np.zeros(1, np.int32), np.full(1, 64, np.int32)
     launched = simulate(endless_queue, on_finding="report", engine=engine)[1, 8]
@@ -308,7 +310,7 @@ def test_a_queue_that_stays_empty_is_given_up_early(engine, monkeypatch):
 
 
 def test_a_loop_behind_an_error_is_not_awaited_longer(monkeypatch):
-    """The value that is read outside of the array changes again and again."""
+    """The value read from outside the array keeps changing."""
 
     def kernel(x):
         i = 0
@@ -345,7 +347,7 @@ class Atomics(Observer):
 
 
 def test_what_is_known_of_each_other_does_not_grow_while_threads_spin():
-    """Two blocks that have released what they did, and then ask over and over."""
+    """Two blocks release their accesses, and then poll each other many times."""
     order = HappensBefore()
     for block in (0, 1):
         order.release(block, 0, 0, 0, "grid")
@@ -356,7 +358,7 @@ def test_what_is_known_of_each_other_does_not_grow_while_threads_spin():
 
 
 def test_threads_that_spin_do_not_ask_in_vain_for_ever():
-    """60 blocks, one lock: 3,600 questions if each asks once for each turn of another."""
+    """60 blocks compete for a lock: 3,600 attempts if each retries once whenever another one runs."""
 
     def kernel(lock, total):
         while cuda.atomic.cas(lock, 0, 0, 1) != 0:
@@ -451,7 +453,7 @@ def test_places_are_numbered_once():
     before = len(SITES.sites)
     for engine in ("fibers", "native"):
         simulate(step, engine=engine)[1, 4](np.zeros(4))
-    assert len(SITES.sites) <= before + 3  # native's own columns
+    assert len(SITES.sites) <= before + 3  # columns of the native engine
 
 
 def test_more_places_than_numbers_are_refused(monkeypatch):
@@ -461,7 +463,7 @@ def test_more_places_than_numbers_are_refused(monkeypatch):
 
 
 def every_thread_draws(count, sums):
-    """Count the threads of the grid; each of them lets others go first after every atomic."""
+    """Count the threads of the grid; every thread yields after each atomic."""
     for _ in range(3):
         cuda.atomic.add(count, 0, 1)
     while cuda.atomic.add(count, 1, 0) != 0:
@@ -483,7 +485,7 @@ def waits_for_the_grid(count, sums):
 
 @pytest.fixture
 def few_threads(monkeypatch):
-    """Let the system refuse a further thread to the engine while 20 of them run."""
+    """Make the system refuse another thread to the engine while 20 are running."""
     running = set()
 
     class Limited(threading.Thread):
@@ -505,7 +507,8 @@ def few_threads(monkeypatch):
 
 
 def counted(engine):
-    """Return (count, sums, findings, notes) of a launch of 6 blocks of 8 threads that act on atomics."""
+    """Return (count, sums, findings, notes) for a launch of 6 blocks of 8 threads that use the results of
+    atomics."""
     count, sums = np.zeros(2, np.int64), np.zeros(6, np.int64)
     report = simulate(every_thread_draws, engine=engine)[6, 8](count, sums)
     return (

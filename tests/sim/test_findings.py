@@ -1,5 +1,4 @@
-"""The text of findings: the whole message of each kind that the engine and the bounds observer report, word
-for word."""
+"""The complete message of each kind of finding from the engine and the bounds observer, word for word."""
 
 import re
 import sys
@@ -17,7 +16,7 @@ SEEDS = range(5)
 
 
 def message(kernel, grid, block, *arguments, count=1):
-    """The messages of all findings, which must not depend on seed or engine."""
+    """Return the messages of all findings, after checking that they do not depend on seed or engine."""
     texts = set()
     for engine in ("fibers", "threads"):
         for seed in SEEDS:
@@ -271,7 +270,7 @@ def test_without_the_bounds_tool_a_bad_access_is_an_index_error():
 
 
 def test_a_count_in_shared_memory_lacks_a_barrier_and_no_fence():
-    """No thread acts on the results of these atomics."""
+    """No thread uses the results of these atomics."""
 
     @cuda.jit
     def counted(x, out):
@@ -306,12 +305,12 @@ def test_what_an_earlier_launch_has_written_is_written(engine, dtype, read):
     report = simulate(second, engine=engine, on_finding="report")[2, 4](x, y)
     assert sorted(i for f in report.findings for i in f.index) == ([5] if read else [])
     assert sum(1 + f.count for f in report.findings) == len(read)
-    x[:] = 1  # the host's stores count too
+    x[:] = 1  # the host's stores count as well
     assert not simulate(second, engine=engine)[2, 4](x, y).findings
 
 
 def test_what_one_thread_does_again_and_again_is_counted():
-    """Three threads, 2,500 times each; each time is not kept."""
+    """Three threads do it 2,500 times each, and not every time is stored."""
 
     def kernel(x):
         for _ in range(2_500):
@@ -359,8 +358,7 @@ def test_what_is_read_and_then_written_by_all_wants_an_atomic():
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_no_fence_is_asked_for_after_the_atomic_that_acquires(engine):
-    """A plain read, a spin by an atomic and a plain read: the second read is in order, as sim/README.md
-    says."""
+    """The second plain read, after a spin on an atomic, is ordered, as sim/README.md states."""
 
     def kernel(message, flag, out):
         if cuda.blockIdx.x == 0:

@@ -1,5 +1,7 @@
-"""Random kernels (kernel_texts): fibers and native give the same, bit for bit, and the types are Numba's.
-More of them: FUZZ=0:300 python -m pytest tests/sim/test_fuzz.py"""
+"""Random kernels (kernel_texts): fibers and the native engine agree bit for bit, and the types are Numba's.
+
+To test more of them: FUZZ=0:300 python -m pytest tests/sim/test_fuzz.py
+"""
 
 import importlib.util
 import os
@@ -46,7 +48,7 @@ def kernel_of(seed, folder):
 
 
 def arguments(seed):
-    """Arrays of 32 numbers, ends of the types among them, and where results go."""
+    """Return arrays of 32 numbers that include the limits of each type, and output arrays."""
     draw, arrays = np.random.default_rng(seed), []
     for dtype in map(np.dtype, TYPES.values()):
         ends = [np.iinfo(dtype).min, np.iinfo(dtype).max] if dtype.kind in "iu" else [-1e30, 1e30]
@@ -72,8 +74,10 @@ def launched(kernel, seed, engine):
     ]
 )
 def drawn(request, tmp_path, monkeypatch):
-    """(kernel, seed), where Numba takes the kernel: that its typing refuses one in six is right, as & of a
-    float is none of its operators."""
+    """Return (kernel, seed) for a kernel that Numba accepts.
+
+    Its typing rightly rejects one in six, for example & on a float.
+    """
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(8, 0)))
     kernel = kernel_of(request.param, tmp_path)
     try:

@@ -1,4 +1,4 @@
-"""The simulator stands alone: it needs neither torch nor Numba, leaves kernels as they were, and keeps no
+"""The simulator is independent: it needs neither torch nor Numba, leaves kernels unchanged, and keeps no
 state between launches."""
 
 import gc
@@ -14,7 +14,7 @@ from sim import simulate
 
 
 def run(code):
-    """Run `code` in a fresh process and return what it printed."""
+    """Run `code` in a fresh process and return its output."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
     ).stdout

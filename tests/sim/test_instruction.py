@@ -1,5 +1,5 @@
-"""Instructions of warps: one that a package outside sim adds, by all engines; and those of Numba, typed as
-Numba types them, interpreted and compiled."""
+"""Warp instructions: one added by a package outside sim, on all engines; and Numba's, typed as in Numba,
+interpreted and compiled."""
 
 import numpy as np
 import pytest

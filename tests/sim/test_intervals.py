@@ -1,5 +1,5 @@
-"""The intervals of integers that the front end infers: every result is inside, and an index that may be
-outside of an array is still checked."""
+"""The integer intervals that the front end infers: they contain every result, and an index that may be out of
+bounds is still checked."""
 
 import ast
 
@@ -24,7 +24,7 @@ OPERATORS = {
 
 @st.composite
 def numbers(draw, least=-40, most=70):
-    """(a Number, one of its values)."""
+    """Return (a Number, one of its values)."""
     low, value, high = sorted(draw(st.tuples(*[st.integers(least, most)] * 3)))
     return Number(int, low, high), value
 
@@ -116,12 +116,12 @@ def below(out, n):
     ],
 )
 def test_what_may_be_outside_is_asked_about(kernel, block, kind):
-    """One launch after another of the same kernel with other blocks."""
+    """Launch the same kernel repeatedly with different blocks."""
     report = simulate(kernel, on_finding="report")[1, block](np.zeros(1), 16)
     kinds = {finding.kind for finding in report.findings} - {"race-shared", "race-global"}
     assert kinds == ({kind} if kind else set())
 
 
 def test_attributes_of_arrays_are_looked_up_quickly():
-    """A `__getattr__` makes each lookup several times as slow, and an access has two or three."""
+    """A `__getattr__` makes each lookup several times slower, and an access has two or three lookups."""
     assert not any(hasattr(kind, "__getattr__") for kind in FAST.values())

@@ -1,5 +1,4 @@
-"""The table of instructions: what it finds by name, and that each compiled form gives what the semantics
-give."""
+"""The table of instructions: lookup by name, and compiled forms that agree with the reference semantics."""
 
 import subprocess
 import sys
@@ -106,7 +105,7 @@ HUGE = (1e30, -1e30, 2.0**63, 2.0**64, np.inf, -np.inf, np.nan)
 
 
 def huge(scalar):
-    """Operands of this type that no narrower one holds."""
+    """Return operands of this type that fit into no narrower one."""
     scalar = np.dtype(scalar)
     return HUGE if scalar.kind == "f" else (np.iinfo(scalar).min, np.iinfo(scalar).max)
 
@@ -156,7 +155,7 @@ PAIRS = [
 
 
 def awkward(scalar):
-    """Values of this type that are easily got wrong."""
+    """Return corner cases of this type."""
     dtype = np.dtype(scalar)
     if dtype.name == "bfloat16":
         info = ml_dtypes.finfo(dtype)
@@ -175,7 +174,7 @@ FORMS = sorted({entry.name: entry for entry in INSTRUCTIONS.values() if compiles
 
 
 def versions(entry):
-    """The scalar types of operands with which to try an entry."""
+    """Return the scalar operand types with which to test an entry."""
     if entry.rule is None:
         return [entry.operands]
     if entry.name.startswith("cmath."):
@@ -188,7 +187,7 @@ def versions(entry):
 
 
 def units(got, wanted):
-    """Return how many units in the last place two numbers are apart; 0 for two NaN."""
+    """Return the distance of two numbers in units in the last place; 0 for two NaNs."""
     if isinstance(wanted, (int, np.integer)):
         return 0 if int(got) == int(wanted) else np.inf
     got = type(wanted)(got)
@@ -210,9 +209,9 @@ def parts(value):
 
 
 def compare(entry, scalars):
-    """The compiled form of a Function with its semantics, for operands of these types."""
+    """Compare a Function's compiled form with its semantics, for operands of these types."""
     form, listed = function_of(entry), ", ".join(f"x{i}" for i in range(len(scalars)))
-    # which compiled code cannot give back
+    # compiled code cannot return this one
     halves = entry.version(*scalars).results in (float16, bfloat16)
     result = f"float64(form({listed}))" if halves else f"form({listed})"
     exec(f"def called({listed}): return {result}", names := {"form": form, "float64": numba.float64})
@@ -231,7 +230,7 @@ def compare(entry, scalars):
     [pytest.param(name, marks=pytest.mark.nightly if place % 4 else []) for place, name in enumerate(FORMS)],
 )
 def test_the_compiled_form_gives_what_the_semantics_give(name, few):
-    """Each push compiles every fourth entry for one of its types, and among them for nearly all."""
+    """On a push, every fourth entry is compiled for one of its types, and nearly all types occur."""
     entry, place = INSTRUCTIONS[name], FORMS.index(name) // 4
     scalars = versions(entry)
     for each in few(scalars[place % len(scalars) :] + scalars[: place % len(scalars)], 1):
@@ -241,7 +240,7 @@ def test_the_compiled_form_gives_what_the_semantics_give(name, few):
 @pytest.mark.parametrize("scalar", [int, np.uint64])
 @pytest.mark.parametrize("forms", [operations.EXACT, operations.ROUNDED])
 def test_the_compiled_form_of_a_power(forms, scalar):
-    """Exact, as Numba's are under Python 3.12, and rounded to a float64, as under 3.11."""
+    """Exact under Python 3.12, and rounded to a float64 under 3.11, like Numba's."""
     fast = partial(operators.int_power, scalar=scalar, by_way_of_float64=forms is operations.ROUNDED)
     entry = Function("power", fast, "", (scalar, scalar), scalar, native=forms[scalar])
     compare(entry, (scalar, scalar))
@@ -325,7 +324,7 @@ def test_a_vote_is_called_with_one_number():
 
 
 def test_digests_are_the_same_in_each_process():
-    """Machine code is kept under them."""
+    """They are the keys under which machine code is cached."""
     program = (
         "from sim.isa.table import INSTRUCTIONS\n"
         "from sim.native.codegen.isa_functions import compiles, digest\n"

@@ -1,4 +1,4 @@
-"""The language of kernels, feature by feature, on both engines: ids, barriers, warps and statements. Results
+"""The kernel language, feature by feature, on both engines: indices, barriers, warps and statements. Results
 are compared with numpy's or Python's."""
 
 import math

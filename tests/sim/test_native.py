@@ -1,5 +1,5 @@
-"""The native engine: a kernel gives what it gives by fibers; the report says how it ran; what cannot be
-compiled says why."""
+"""The native engine: results equal those on fibers, the report shows how a launch ran, and kernels that
+cannot be compiled explain why."""
 
 import functools
 import math
@@ -119,7 +119,7 @@ def random(*shape):
     return np.random.default_rng(len(shape)).normal(size=shape).astype(np.float32)
 
 
-# name: kernel, launch, arguments, and whether it goes compiled
+# name: kernel, launch, arguments, and whether it is compiled
 CASES = {
     "matmul": (
         matmul,
@@ -148,7 +148,7 @@ def launched(name, **options):
     return simulate(kernel, **options)[launch](*arguments), arguments
 
 
-# Each kind of launch has machine code of its own: checked launches of all kernels run on each push.
+# Each kind of launch has separate machine code. On each push, all kernels run as checked launches.
 BARE = pytest.param((), id="bare", marks=pytest.mark.nightly)
 SOME = [
     pytest.param(name, marks=[pytest.mark.nightly] if place % 4 else []) for place, name in enumerate(CASES)
@@ -167,7 +167,8 @@ def test_results_are_those_of_fibers(name, observers):
 
 
 def by_thread(trace):
-    """The events of a trace, those of each thread in order; engines take blocks and threads in any order."""
+    """Return the events of a trace grouped by thread, because engines order blocks and threads
+    differently."""
     events = [(e.action, e.block, e.epoch, e.thread, e.array, e.index, e.site.line) for e in trace]
     return sorted(events, key=lambda event: (event[1:3], event[3] is None, event[3]))
 
@@ -206,7 +207,8 @@ def records_copied(x, records, out):
 
 @pytest.mark.parametrize("kernel, note", [(rows_kept, "compiled"), (records_copied, "interpreted")])
 def test_accesses_of_rows_and_records_are_counted_as_fibers_count_them(kernel, note):
-    """Rows did not live across a barrier where accesses are counted; records were counted by half."""
+    """Regression test: when counting accesses, rows did not live across a barrier, and half of the record
+    accesses were missing."""
     counters = []
     for engine in ("native", "fibers"):
         x, out = np.arange(16, dtype=np.float32).reshape(4, 4), np.zeros((4, 4), np.float32)
@@ -225,7 +227,7 @@ def from_the_end(x, out):
 
 
 def test_literal_indices_below_0_are_no_alarm():
-    """Alone, without a tuple, they were one, and the launch ran by fibers."""
+    """A single negative literal index once caused a false alarm, and the launch fell back to fibers."""
     x, out = np.arange(16, dtype=np.float32).reshape(4, 4), np.zeros(2, np.float32)
     assert simulate(from_the_end, engine="native")[1, 4](x, out).notes == ("compiled",)
     assert out.tolist() == [0, 14 + 7 + 4 + 2]
@@ -235,7 +237,8 @@ SPILLED = 5
 
 
 def test_a_kernel_may_use_the_names_that_compiled_text_has_of_itself():
-    """SPILLED had another value, a function called recursive ended the launch, the others went by fibers."""
+    """Regression test: SPILLED had another value, a function called `recursive` ended the launch, and other
+    names fell back to fibers."""
 
     @cuda.jit(device=True)
     def recursive(n):
@@ -265,7 +268,7 @@ def test_a_kernel_may_use_the_names_that_compiled_text_has_of_itself():
 
 
 def test_clean_kernels_raise_no_alarm():
-    """An alarm costs a second, slow run; so kernels that are in order must raise none."""
+    """An alarm costs a second, slow run, so correct kernels must not cause one."""
     assert {name: launched(name, engine="native")[0].notes for name in list(CASES)[:5]} == dict.fromkeys(
         list(CASES)[:5], ("compiled",)
     )
@@ -457,8 +460,7 @@ def test_globals_are_those_of_the_launch():
 
 
 def test_functions_are_those_of_the_launch():
-    """A notebook's cell is run again with another body, and the kernel that stands two calls above it is
-    not."""
+    """A notebook cell is run again with a different body, while the kernel two calls above it is not."""
 
     def half(x):
         return x / 2
@@ -496,7 +498,7 @@ def test_members_of_modules_are_those_of_the_launch():
 
 @pytest.mark.parametrize("dtype", (np.float32, np.float64))
 def test_a_float_becomes_an_integer_as_on_a_gpu(dtype):
-    """Towards zero and saturated (`cvt.rzi`): by a store, by a conversion, and by int(x)."""
+    """Towards zero and saturated (`cvt.rzi`): in a store, in a conversion, and by int(x)."""
 
     def convert(x, small, middle, unsigned, wide, wide_unsigned, converted):
         i = cuda.grid(1)
@@ -671,8 +673,11 @@ def run(script, folder, **environment):
 
 @pytest.fixture(scope="module")
 def again(tmp_path_factory):
-    """(again, folder): again() launches in a new process what a first one has launched, and gives how much it
-    compiled and the notes; folder is where that is kept."""
+    """Return (again, folder).
+
+    again() repeats a launch in a new process, and returns the number of functions compiled and the notes.
+    folder is the cache.
+    """
     folder = tmp_path_factory.mktemp("kept")
     (folder / "kernel_of_a_test.py").write_text(KERNEL)
     again = functools.partial(run, SCRIPT, folder, NUMBA_CACHE_DIR=str(folder))
@@ -682,7 +687,7 @@ def again(tmp_path_factory):
 
 
 def test_a_kernel_is_known_by_the_types_of_what_it_declares():
-    """The second one kept its value in a float32."""
+    """The second kernel once stored its value in a float32."""
 
     def reversed_by(dtype):
         @cuda.jit
@@ -727,7 +732,7 @@ print(out, report.notes)
 
 
 def test_a_second_process_runs_a_function_that_calls_itself(tmp_path):
-    """It crashed: it called by an address of the first process."""
+    """It once crashed, because it called an address of the first process."""
     (tmp_path / "recursive.py").write_text(RECURSIVE)
     for _ in range(2):
         done = run("import recursive", tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache"))
@@ -739,7 +744,7 @@ def test_what_is_kept_is_private_and_what_is_damaged_is_made_anew(again, few):
     assert kept.stat().st_mode & 0o777 == 0o700
     for suffix in few([".nbc", ".py"], 1):
         for file in kept.rglob(f"*{suffix}"):
-            file.write_bytes(file.read_bytes()[:-40])  # a disk that was full
+            file.write_bytes(file.read_bytes()[:-40])  # simulates a full disk
         assert launched().endswith("('compiled',)")
         assert launched() == "0 ('compiled',)"
 

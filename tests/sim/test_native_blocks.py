@@ -1,5 +1,5 @@
-"""Explanations of large native launches: the affected blocks run again, with the memory as they found it, and
-the arguments end as the whole launch left them."""
+"""Explanations for large native launches: the affected blocks run again on their original memory, and the
+arguments end as the whole launch left them."""
 
 import signal
 import threading
@@ -13,7 +13,7 @@ from sim import KernelBug, ThreadError, simulate
 
 
 def outside(x, out, block):
-    """Reads outside its array in this block."""
+    """Read out of bounds in this block."""
     i = cuda.grid(1)
     out[i] = x[i + (x.shape[0] if cuda.blockIdx.x == block else 0)]
 
@@ -33,7 +33,7 @@ def test_one_block_of_many_is_explained():
     x = np.arange(4096 * 256, dtype=np.float32)
     out = np.zeros_like(x)
     launched(outside, 4096, 256, x, out, 7)  # compiles
-    began = time.process_time()  # of this process alone: a busy machine changes little
+    began = time.process_time()  # CPU time of this process, which a busy machine hardly affects
     report = launched(outside, 4096, 256, x, out, 1000)
     assert time.process_time() - began < 10
     assert report.notes == ("compiled; 1 of 4,096 blocks has errors, explained by the interpreter",)
@@ -136,7 +136,7 @@ def test_a_block_that_writes_what_itself_and_others_have_read():
 
 @pytest.mark.parametrize("atomic", [False, True])
 def test_each_element_names_a_block_that_has_accessed_it(atomic):
-    """Block 30 races with block 10 for x[0], although it has touched x[1] last, like block 20."""
+    """Block 30 races with block 10 for x[0], although it last accessed x[1], like block 20."""
 
     def plain(x, seen):
         if cuda.threadIdx.x == 0:
@@ -264,4 +264,4 @@ def test_interrupted_from_the_keyboard(kernel, grid):
         over.set()
         thread.join()
         signal.signal(signal.SIGINT, before)
-    assert time.process_time() - pressed[0] < 15  # without an interrupt it would be minutes
+    assert time.process_time() - pressed[0] < 15  # without an interrupt, it would take minutes

@@ -1,4 +1,4 @@
-"""float16 and bfloat16 on the native engine: the same numbers as on fibers, for all bits that there are."""
+"""float16 and bfloat16 on the native engine give the same numbers as on fibers, for all bit patterns."""
 
 import math
 import runpy
@@ -26,7 +26,7 @@ def launched(kernel, threads, *arguments, engine, **options):
 
 
 def equal(found, wanted):
-    """Return whether two arrays hold the same numbers, signs of zeros included; any NaN equals any other."""
+    """Return whether two arrays contain the same numbers. Signs of zeros matter, and all NaNs are equal."""
     found, wanted = (np.asarray(a).astype(np.float64) for a in (found, wanted))
     same = (found == wanted) & (np.signbit(found) == np.signbit(wanted)) | (found != found) & (
         wanted != wanted
@@ -39,7 +39,7 @@ def equal(found, wanted):
 
 
 def operands(dtype, count=4096, number=2, seed=0):
-    """Arrays of random bits that begin with all pairs of corner cases."""
+    """Return arrays of random bits that start with all pairs of corner cases."""
     arrays = np.random.default_rng(seed).integers(0, 65536, (number, count), np.uint16).view(dtype)
     n = len(CORNERS)
     with np.errstate(over="ignore"):
@@ -49,8 +49,8 @@ def operands(dtype, count=4096, number=2, seed=0):
 
 
 def on_both_engines(kernel, inputs, outputs, threads):
-    """True if both engines leave the same in the outputs, (rows, dtype) each; otherwise {(output, row): how
-    they differ}."""
+    """Return True if both engines write the same outputs, given as (rows, dtype) each; otherwise {(output,
+    row): the difference}."""
     left = {}
     for engine in ("fibers", "native"):
         left[engine] = [np.zeros((rows, threads), dtype) for rows, dtype in outputs]
@@ -208,7 +208,7 @@ def test_functions_of_fp16():
 
 
 def test_fma_rounds_once():
-    """3 * 683 = 2049 lies in the middle between two float16: the third number decides, however small."""
+    """3 * 683 = 2049 is halfway between two float16, so the addend decides, however small."""
 
     def fma(x, y, z, out):
         i = cuda.grid(1)
@@ -224,7 +224,7 @@ def test_fma_rounds_once():
 def test_functions_of_math(name, tmp_path):
     """All functions of one number, in one kernel."""
     dtype, _ = HALVES[name]
-    # exp2 is new in Python 3.11
+    # exp2 was added in Python 3.11
     functions = sorted(function for function in UNARY if hasattr(math, function))
     path = tmp_path / "functions.py"
     path.write_text(

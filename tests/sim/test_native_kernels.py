@@ -1,4 +1,4 @@
-"""Every kernel of `kernels` on the native engine: compiled, without a false alarm, and right."""
+"""Every kernel in `kernels` on the native engine: compiled, without false alarms, and correct."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from kernels.reference import attention, conv_attention  # noqa: E402
 
 @pytest.fixture
 def run():
-    """A runner on the native engine that keeps the notes of its reports."""
+    """Return a runner on the native engine that collects the notes of its reports."""
 
     def native(kernel, grid, block, *arguments):
         native.notes.append(simulated(kernel, grid, block, *arguments, engine="native").notes)

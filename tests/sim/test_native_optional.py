@@ -1,4 +1,4 @@
-"""Device functions that return a number or None, compiled: as by fibers."""
+"""Compiled device functions that return a number or None behave as on fibers."""
 
 import numpy as np
 import pytest

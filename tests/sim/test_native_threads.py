@@ -1,4 +1,5 @@
-"""Python threads that simulate at once, from an empty cache: Numba's registries are for one thread at a time."""
+"""Python threads that simulate concurrently with an empty cache, although Numba's registries are not
+thread-safe."""
 
 import os
 import subprocess

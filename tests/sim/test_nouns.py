@@ -1,4 +1,4 @@
-"""Counted nouns: one of them has no s."""
+"""Counted nouns: the singular has no s."""
 
 import re
 

@@ -1,9 +1,9 @@
-"""The simulator held to the truth: each kernel runs on the GPU and by both engines of the simulator, and
-every element must be the same, bit for bit.
+"""Compare the simulator with a GPU: each kernel runs on the GPU and on both engines, and every element must
+agree bit for bit.
 
-Kernels whose result depends on the order of threads are left out, and floating-point arithmetic is exact
-here: products and sums of small integers, or libdevice's operations that round once (compiled code contracts
-a * b + c otherwise).
+Kernels whose result depends on the order of threads are excluded. Floating-point arithmetic is exact here:
+products and sums of small integers, or libdevice functions that round once (otherwise, compiled code
+contracts a * b + c).
 """
 
 import math
@@ -185,7 +185,7 @@ def narrow_operands(small, unsigned, words, out):
 
 @cuda.jit
 def two_floats(x, out):
-    """The results for NaN, infinities and the sign of zero: copysign shows the sign."""
+    """Compute the results for NaN, infinities and signed zeros; copysign makes the sign visible."""
     i = cuda.grid(1)
     for j in range(16):
         a, b = float32(x[i]), float32(x[j])
@@ -196,7 +196,7 @@ def two_floats(x, out):
 
 @cuda.jit
 def tiled_matmul(a, b, c):
-    """c = a b with float32 products and sums that round once each."""
+    """Compute c = a b with float32 products and sums that round once each."""
     left, right = cuda.shared.array((8, 8), float32), cuda.shared.array((8, 8), float32)
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     column, row = cuda.grid(2)
@@ -212,7 +212,7 @@ def tiled_matmul(a, b, c):
 
 @cuda.jit
 def normalized(x, out):
-    """Each row over its sum and shifted: a sum by shuffles, and a quotient."""
+    """Divide each row by its sum, computed by shuffles, and shift it."""
     row, lane = cuda.blockIdx.x, cuda.threadIdx.x
     total = x[row, lane]
     for step in range(5):
@@ -259,7 +259,7 @@ CASES = [
 
 
 def simulated(kernel, configuration, arguments, engine):
-    """(what the arrays hold after the launch, the Report)"""
+    """Return (the arrays after the launch, the Report)."""
     copies = [argument.copy() for argument in arguments]
     return copies, simulate(kernel, engine=engine, on_finding="report")[configuration](*copies)
 

@@ -1,4 +1,4 @@
-"""Reports, findings and exceptions cross the border between processes, and say the same on the other side."""
+"""Reports, findings and exceptions survive the transfer between processes unchanged."""
 
 import copy
 import importlib
@@ -27,7 +27,7 @@ def carried(thing):
 
 @pytest.fixture(scope="module")
 def pool():
-    """A worker that has imported nothing of ours, and numbers the places of kernels by itself."""
+    """Return a worker process that has not imported this project, and numbers sites independently."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         yield pool
 
@@ -82,7 +82,7 @@ def test_copies(carry, make, engine):
 
 
 def exceptions():
-    """Return every class of exceptions in the package."""
+    """Return every exception class in the package."""
     for found in pkgutil.walk_packages(sim.__path__, "sim."):
         if not found.name.endswith("__main__"):
             importlib.import_module(found.name)
@@ -95,7 +95,7 @@ def exceptions():
 
 
 def test_every_exception_of_the_package():
-    """A new class with parameters of its own has to be named here."""
+    """A new class with different parameters must be listed here."""
     report = remote.report(remote.python, "fibers")
     own = {KernelBug: (report,), CannotLower: ("a lambda", SITE), Stuck: (SITE, True)}
     classes = exceptions()

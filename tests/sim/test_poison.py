@@ -1,5 +1,5 @@
-"""An index that is made of an undefined value: the finding says where the value came from, and comes after the
-finding of its cause, which is an error."""
+"""Accesses at an undefined index: the finding names the origin of the value and follows the finding of its
+cause, which becomes an error."""
 
 import numba
 import numpy as np

@@ -1,4 +1,4 @@
-"""Features that kernels of public projects use, on every engine. Each test names the project, where there was
+"""Features used by kernels of public projects, on every engine. Each test names the project, if there is
 one."""
 
 import math
@@ -59,7 +59,7 @@ def test_a_variable_that_not_every_path_assigns_is_0_and_a_warning(engine):
 
 
 def test_a_launch_on_arrays_without_elements_has_nothing_to_write(engine):
-    """sgkit: dask asks for a result's type with such arrays."""
+    """sgkit: dask determines a result's type with such arrays."""
 
     @cuda.jit
     def kernel(x, out):
@@ -144,7 +144,7 @@ def writes(x):
 maybe, never = writes, None
 
 
-@pytest.mark.filterwarnings("error::SyntaxWarning")  # of text that is not the user's
+@pytest.mark.filterwarnings("error::SyntaxWarning")  # generated text, not the user's
 def test_a_function_or_none(engine):
     @cuda.jit
     def kernel(x):
@@ -230,7 +230,7 @@ def test_a_literal_index_from_the_end_is_meant(engine):
 
 
 def test_real_and_imaginary_parts_of_arrays(engine):
-    """As FBPIC deposits charge."""
+    """FBPIC deposits charge this way."""
 
     @cuda.jit
     def kernel(z, out):
@@ -322,7 +322,7 @@ def test_two_threads_at_one_field_and_at_two(engine):
 
 
 def test_a_record_is_an_argument_and_changes_in_place(engine):
-    record = np.dtype([("size", "f8"), ("T", "i4"), ("data", "i4")])  # fields called as attributes of arrays
+    record = np.dtype([("size", "f8"), ("T", "i4"), ("data", "i4")])  # fields used as attributes of arrays
 
     def own(r, x):
         t = cuda.threadIdx.x

@@ -1,5 +1,4 @@
-"""pytest --cuda-sim: the tests of a project that knows nothing of the simulator, run by the plug-in in a
-process of its own."""
+"""pytest --cuda-sim: the plug-in runs the tests of an unmodified project in a separate process."""
 
 import argparse
 import re
@@ -131,7 +130,7 @@ def test_fails_by_itself():
 
 
 def test_a_project_runs_unmodified(pytester, run):
-    # numba.cuda.testing needs filecheck, which numba-cuda does not bring
+    # numba.cuda.testing needs filecheck, which is not a dependency of numba-cuda
     pytester.makepyfile(test_right=RIGHT, without="import sys; sys.modules['filecheck'] = None")
     result = run("-p", "without", "--cuda-sim")
     result.assert_outcomes(passed=5)

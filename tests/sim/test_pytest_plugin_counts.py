@@ -1,5 +1,5 @@
-"""pytest --cuda-sim: the last line counts every launch, exceptions and attempts that run again included; wrong
-options and marks are refused."""
+"""pytest --cuda-sim: the last line counts every launch, including exceptions and repeated attempts. Invalid
+options and marks are rejected."""
 
 import ast
 import re
@@ -188,7 +188,7 @@ def test_in_a_fixtures_end(closing):
 
 @pytest.mark.parametrize("real", [False, True])
 def test_tests_that_run_again(pytester, run, real):
-    """Each attempt is judged by its own findings, and every launch of each is counted."""
+    """Each attempt is judged by its own findings, and all launches of all attempts are counted."""
     if real:
         pytest.importorskip("pytest_rerunfailures")
     options = ["-p", "pytest_rerunfailures", "--reruns=2"] if real else ["-p", "again"]
@@ -238,7 +238,7 @@ def test_a_wrong_mark_is_refused_before_any_test(pytester, run, mark, wrong):
 
 
 def test_the_list_of_kinds_is_complete():
-    """Every kind that the package reports can be allowed, and is in the README's table."""
+    """Every reported kind can be allowed, and is listed in the README's table."""
     home, constructed = Path(sim.__file__).parent, set()
     for path in home.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,5 +1,4 @@
-"""Both READMEs say what really happens: their first examples are run, and must give the message that stands
-below."""
+"""Run the first example of both READMEs and compare its output with the message printed there."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The meaning of names and calls that the front end finds in a function, before either engine prints it."""
+"""The meaning of names and calls that the front end determines, before either engine uses it."""
 
 import ast
 import math
@@ -82,7 +82,7 @@ def test_calls(tree):
 
 
 def test_a_declaration_and_its_shape():
-    """Of constants: a global, an element of a tuple, and a variable at which one number arrives."""
+    """The constants are a global, an item of a tuple, and a variable with a single value."""
 
     def declares():
         n = 8 * 8

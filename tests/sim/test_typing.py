@@ -1,8 +1,7 @@
-"""Whole kernels typed as Numba types them: the same text, compiled for the CPU by Numba and simulated, gives
-the same numbers.
+"""Whole kernels, compiled for the CPU by Numba and simulated, compute the same numbers.
 
-Where the front end leaves an operator to Python (sim.frontend.types), a mistake would show here and nowhere
-else.
+Where the front end leaves an operator to Python (sim.frontend.types), only this comparison would reveal a
+mistake.
 """
 
 import math
@@ -50,7 +49,7 @@ def doubling(x, n, out):
 
 
 def literals(x, n, out):
-    """Python's compiler computes these, Numba types what comes out."""
+    """Python's compiler folds these; Numba types the results."""
     out[0] = (2**64 - 1) >> 60
     out[1] = 3**40 % 1000
     out[2] = (1 << 63) / 2**60
@@ -147,7 +146,7 @@ def test_ieee_and_no_exception():
 
 
 def test_float64_and_integers():
-    """2**53 + 1 is 2**53 where it meets a float64."""
+    """In an operation with a float64, 2**53 + 1 is 2**53."""
 
     def kernel(large, unsigned, narrow, out):
         f = 0.5 * (1 << 54)

@@ -1,7 +1,7 @@
-"""Values of operators and functions on which the engines differed, and all operators over awkward numbers:
-fibers next to native.
+"""Values of operators and functions on which the engines once differed, and all operators on corner cases:
+fibers compared with native.
 
-What is right was read from the PTX that `numba.cuda.compile` gives.
+The expected values were derived from the PTX that `numba.cuda.compile` returns.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ LOWEST = -(2**63)
 
 
 def by_both(kernel, out, *arguments, threads=1):
-    """Return what a kernel writes to `out`. Both engines must write the same."""
+    """Return what a kernel writes to `out`, after checking that both engines agree."""
     results = []
     for engine in ("fibers", "native"):
         written = out.copy()
@@ -59,7 +59,7 @@ def bits_of_any_number(out, x):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.bool_])
 def test_bits_are_counted_of_an_int8_where_the_number_is_no_integer(dtype):
-    """A float is saturated."""
+    """A float is converted with saturation."""
     found = by_both(bits_of_any_number, np.zeros(12), np.array([0, 1, 3.7, 1e9], dtype), threads=4)
     assert found == [0, 8, 0, 1, 7, 1, *((1, 7, 1) * 2 if dtype is np.bool_ else (2, 6, 1, 8, 0, 1))]
 
@@ -137,8 +137,7 @@ def unsigned_powers(out, a, b):
     "bases, exponents", [("uint64", "uint64"), ("uint64", "uint8"), ("uint32", "uint16")]
 )
 def test_powers_of_unsigned_numbers(bases, exponents):
-    """3 ** 40, 3 ** 70000 and the powers of 0 and 1 as a GPU gave them, under Python 3.12; 3.11 rounds
-    them."""
+    """3 ** 40, 3 ** 70000 and powers of 0 and 1 as computed by a GPU under Python 3.12; 3.11 rounds them."""
     pairs = [(3, 40), (3, 41), (7, 255), (2, 63), (2, 64), (10, 19), (0, 0), (5, 0), (2**32 - 1, 3), (1, 200)]
     if exponents == "uint64":
         pairs += [(3, 2**16), (3, 70000), (0, 2**64 - 1), (1, 2**63), (2**64 - 1, 2**16 - 1)]
@@ -182,8 +181,8 @@ def quotients_again(out, x, y):
 
 
 def test_a_literal_divisor_changes_no_other():
-    """A division by a literal above 0 compiles to LLVM's own division, which would end this process for other
-    divisors."""
+    """Division by a positive literal compiles to LLVM's own division, which would crash this process for
+    other divisors."""
     x, y = np.array([2**63 - 1, 7]), np.array([-1, 0])
     by_both(quotients, np.ones(7, np.int64), x, y)
     assert by_both(by_a_literal, np.ones(2, np.int64), x) == [x[0] // 7, x[0] % 7]
@@ -202,7 +201,7 @@ def called_by_name(out, x):
 
 
 def test_an_operator_called_by_its_name_is_the_operator():
-    """By fibers it was Python's, which knows no width and raises."""
+    """On fibers it was once Python's operator, which ignores widths and raises."""
     assert by_both(called_by_name, np.ones(4, np.int64), np.array([2**63 - 1, 0, 3])) == [-(2**63), 0, 0, 1]
 
 
@@ -379,7 +378,7 @@ def beside_closures(out):
 
 
 def test_what_is_stored_beside_a_closure_lives_across_a_barrier():
-    """Numba drops a store into an array that a function gave, where it inlines a closure."""
+    """When it inlines a closure, Numba drops a store into an array that a function returned."""
     assert by_both(beside_closures, np.zeros(2), threads=2) == [9.5, 9.5]
 
 
@@ -388,7 +387,7 @@ RECORDS = np.array([(3e30, 1)], [("x", np.float32), ("n", np.int32)])
 
 @cuda.jit
 def of_one_type(out, x, records, z):
-    """Each of these is a float32, unified with an int64: a float64, of which the square is finite."""
+    """Each of these is a float32, unified with an int64 to a float64, whose square is finite."""
     a, b, c, d, e, f, g = 0, 0, 0, 0, 0, 0, 0
     if out[0] == 0:
         a, b, c, d = x[0, ::2][0], x[0:1, 1][0], records[0].x, records.x[0]
@@ -420,7 +419,7 @@ def test_complex_numbers_are_divided_in_numbas_order(dtype):
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_a_complex_number_divided_by_zero_ends_the_launch(engine):
-    """On a GPU the thread alone ends, and nothing says so: Numba raises there."""
+    """Numba raises there. On a GPU, only that thread ends, without a message."""
     with pytest.raises(ThreadError, match="complex division by zero"):
         simulate(complex_quotients, engine=engine)[1, 1](
             np.zeros(1, complex), np.ones(1, complex), np.zeros(1, complex)

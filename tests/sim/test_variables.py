@@ -1,5 +1,4 @@
-"""Variables that hold now one type, now another: what a use sees is what Numba's typing says, in every
-engine."""
+"""Variables that change type: on every engine, each use sees the type that Numba infers."""
 
 import numpy as np
 import pytest
@@ -111,7 +110,7 @@ def test_a_variable_has_the_type_that_meets(kernel, value, engine):
 
 @pytest.mark.parametrize("engine", ("fibers", "native"))
 def test_a_result_of_a_warp_operation_has_its_own_type(engine):
-    """ballot_sync gives an int32, whatever the variable held before."""
+    """ballot_sync returns an int32, regardless of the variable's earlier type."""
 
     def ballot(x, out):
         m = x[cuda.threadIdx.x]
@@ -212,7 +211,7 @@ def test_a_narrow_integer_keeps_its_width_in_a_device_function(engine):
 
 @pytest.mark.parametrize("engine", ("fibers", "native"))
 def test_arrays_assigned_side_by_side(engine):
-    """Accesses in loops, to arrays that one tuple assigns."""
+    """Accesses in loops to arrays that are assigned by one tuple."""
 
     @cuda.jit
     def kernel(x, out):

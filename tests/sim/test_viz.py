@@ -1,5 +1,5 @@
-"""The trace, and the figures drawn from it: every step's words, which cells change, and what is left out of a
-large one."""
+"""The trace and its figures: each step's description, the cells that change, and what is omitted from a large
+one."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def report():
 
 
 def scene(view):
-    """Return the data that the figure's script gets."""
+    """Return the data passed to the figure's script."""
     return json.loads(re.search(r"scene=(\{.*?\});\n", view.body).group(1))
 
 

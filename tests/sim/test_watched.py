@@ -1,5 +1,5 @@
-""" "Clean" means watched: a report says which share of a launch each observer has watched, and what no observer
-has watched is a note, by every engine."""
+""" "Clean" implies "watched": on every engine, a report states the fraction of a launch that each observer has
+seen, and notes what no observer has seen."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ ENGINES = "fibers", "threads", "native"
 
 
 def stranger(hook):
-    """A class, of somebody else, that observes one event and counts how often."""
+    """Return a third-party observer class that counts one event."""
     members = {hook: lambda self, *facts: setattr(self, "seen", self.seen + 1), "seen": 0}
     return type(f"Of_{hook}", (Observer,), members)
 
@@ -44,14 +44,14 @@ def of_grid(x, out):
     out[cuda.grid(1)] = 1
 
 
-# those that neither kernel has: asynchronous copies and named barriers
+# events that neither kernel causes: asynchronous copies and named barriers
 ELSEWHERE = {"arrived", "passed", "copy_sent", "copies_received", "copies_tracked"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("hook", [hook for hook in HOOKS if hook not in ELSEWHERE])
 def test_every_engine_calls_every_hook_of_an_observer_of_somebody_else(hook, engine):
-    observers = stranger(hook)(), stranger("access_refused")()  # that an access is refused ends no launch
+    observers = stranger(hook)(), stranger("access_refused")()  # a refused access does not end the launch
     kernel = of_grid if hook == "grid_barrier_opened" else everything
     launch = simulate(kernel, engine=engine, observers=observers, on_finding="report")[1, 32]
     report = launch(np.ones(32, np.float32), np.zeros(32, np.int32))
@@ -218,7 +218,7 @@ def test_what_a_thread_did_before_it_was_ended(observer, engine):
 
 
 def test_a_hook_on_an_instance_is_refused():
-    """It would never be called, and the report would count its observer as one that watched."""
+    """It would never be called, but the report would count its observer as a watching one."""
     observer = Observer()
     observer.accesses = print
     with pytest.raises(LaunchError, match="wanted a subclass of Observer with a method accesses"):

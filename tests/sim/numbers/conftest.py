@@ -1,5 +1,5 @@
-"""Helpers that the number tests share: Numba CUDA's typing without a GPU, and a comparison in which -0
-differs from 0 and NaN equals NaN."""
+"""Helpers for the number tests: Numba CUDA's typing without a GPU, and a comparison in which -0 differs from
+0 and NaN equals NaN."""
 
 from functools import cache, lru_cache
 from itertools import product
@@ -11,7 +11,7 @@ from numba import types
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.types.ext_types import bfloat16
 
-# A sample of each kind in the simulator's own form; a Python int is an int64, and a numpy int32 has kept its
+# A sample of each kind, as the simulator represents it. A Python int is an int64; a numpy int32 has kept its
 # width.
 SAMPLES = {
     types.boolean: True, types.int8: np.int8(3), types.int16: np.int16(3), types.int32: np.int32(3),
@@ -36,33 +36,32 @@ def context():
 def resolved(function, operands):
     try:
         return context().resolve_function_type(function, operands, {}).return_type
-    except Exception:  # the typing context raises a different error for each reason
+    except Exception:  # the typing context raises a different exception for each cause
         return None
 
 
 class NumbaCuda:
-    """Numba CUDA's typing, in the names of its own types."""
+    """Numba CUDA's type inference, with types given by name."""
 
     samples = SAMPLES
     real = REAL
     names = {str(kind): kind for kind in SAMPLES}
 
     def result(self, function, *operands):
-        """The name of the type that the compiler infers for function(*operands), a tuple's by element; None
-        if it has none."""
+        """Return the name of the type that the compiler infers for function(*operands), per item for a tuple;
+        None if there is none."""
         kind = resolved(function, tuple(self.names.get(operand, operand) for operand in operands))
         return tuple(map(str, kind)) if isinstance(kind, types.BaseTuple) else kind and str(kind)
 
     def grid(self, count, kinds):
-        """Each combination of `count` kinds, with its samples."""
+        """Return each combination of `count` kinds, with its samples."""
         for pair in product(kinds, repeat=count):
             yield pair, tuple(SAMPLES[kind] for kind in pair)
 
     def differences(self, ours, theirs, count, kinds=SAMPLES, width=True):
-        """The combinations of kinds that `ours` types otherwise than the compiler: {names: (ours, the
-        compiler's)}.
+        """Return the combinations of kinds that `ours` types differently: {names: (ours, the compiler's)}.
 
-        Without `width` a narrower signed result of the compiler's may be an int64.
+        Without `width`, an int64 is accepted where the compiler infers a narrower signed type.
         """
         known = (lambda name: name) if width else widened
         pairs = {
@@ -79,7 +78,7 @@ def widened(name):
 
 
 def outcome(function, *operands):
-    """The name of the result's type, or None for a TypeError."""
+    """Return the name of the result's type, or None for a TypeError."""
     try:
         return name_of(function(*operands))
     except TypeError:
@@ -87,7 +86,7 @@ def outcome(function, *operands):
 
 
 def name_of(value):
-    """The name of the Numba type that a simulated value stands for, a tuple's by element."""
+    """Return the name of the Numba type that a simulated value represents, per item for a tuple."""
     if isinstance(value, tuple):
         return tuple(map(name_of, value))
     name = type(value).__name__
@@ -95,7 +94,7 @@ def name_of(value):
 
 
 def same(got, wanted):
-    """Equal in value, the sign of a zero included; NaN equals NaN."""
+    """Return whether two values are equal. The sign of zero matters, and NaN equals NaN."""
     got, wanted = complex(got), complex(wanted)
     parts = zip((got.real, got.imag), (wanted.real, wanted.imag))
     return all((a != a and b != b) or (a == b and np.signbit(a) == np.signbit(b)) for a, b in parts)
@@ -118,6 +117,6 @@ def same_fixture():
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """As under a launch: numpy says nothing of overflow and division by zero."""
+    """Suppress numpy's warnings about overflow and division by zero, as a launch does."""
     with np.errstate(all="ignore"):
         yield

@@ -1,4 +1,5 @@
-"""The operators and builtins: their types against the CUDA compiler's, their values against compiled code."""
+"""Operators and builtins: compare their types with the CUDA compiler's, and their values with compiled
+code."""
 
 import builtins
 import math
@@ -21,7 +22,7 @@ from sim.isa.promotion import SCALAR
 from sim.isa.table import INSTRUCTIONS, entries_under
 
 operators = SimpleNamespace(**{name: entry.call for name, entry in entries_under("operator").items()})
-ENTRIES = {  # entry of the table -> Python's function
+ENTRIES = {  # table entry -> Python function
     entry: getattr(home, name.partition(".")[0])
     for home in (operator, builtins)
     for name, entry in entries_under(home.__name__.lstrip("_")).items()
@@ -29,7 +30,7 @@ ENTRIES = {  # entry of the table -> Python's function
 
 
 def promised(entry, *operands):
-    """Numbers of the types that the entry says its result has."""
+    """Return samples of the result types that the entry states."""
     version = entry.version(*(SCALAR[type(operand)] for operand in operands))
     if version is None:
         raise TypeError
@@ -39,7 +40,7 @@ def promised(entry, *operands):
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_types(entry, numba_cuda):
-    """The entry's type, and that of the interpreter's function, equal the CUDA compiler's."""
+    """The types of the entry and of the interpreter's function equal the CUDA compiler's."""
     real = entry.version(*[complex64] * entry.count) is None
     for ours in (entry.call, partial(promised, entry)):
         wrong = numba_cuda.differences(
@@ -47,12 +48,12 @@ def test_types(entry, numba_cuda):
             ENTRIES[entry],
             entry.count,
             numba_cuda.real if real else numba_cuda.samples,
-            width=ours is not entry.call,  # an int of the interpreter's has none
+            width=ours is not entry.call,  # the interpreter's int has no width
         )
-        # Numba makes a float32 of bool ** int32 alone, by an accident of its overload resolution
+        # Numba returns float32 only for bool ** int32, an accident of its overload resolution.
         if entry.name == "operator.pow":
             assert wrong.pop(("bool", "int32")) == ("int64", "float32")
-        # of halves and bools Numba refuses these on CUDA; here they are the cast that they look like
+        # Numba rejects these for halves and bools on CUDA; here they are the casts that they appear to be.
         if entry.name.startswith(("builtins.int", "builtins.float", "builtins.complex")):
             wrong = {operands: types for operands, types in wrong.items() if types[1] is not None}
         assert wrong == {}
@@ -283,7 +284,7 @@ def test_cast_of_an_int_to_float32_rounds_once(value):
 
 @given(st.floats(width=64))
 def test_cast_to_bfloat16_rounds_once(value):
-    """The float64 between two bfloat16s goes to the nearer."""
+    """A float64 between two bfloat16 values rounds to the nearer one."""
     got = float(cast(bfloat16)(value))
     if math.isfinite(value) and math.isfinite(got):
         below, above = (float(np.nextafter(bfloat16(got), bfloat16(side))) for side in (-math.inf, math.inf))

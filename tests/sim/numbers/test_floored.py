@@ -1,5 +1,7 @@
-"""% and // of floats: what an H200 gave for awkward and random pairs (floored.txt: type, then x, y, x % y and
-x // y as bits; a NaN stands for any), by each engine."""
+"""Compare % and // on floats with the results of an H200, for special and random pairs, on each engine.
+
+A line of floored.txt has the type, then x, y, x % y and x // y as bits. A NaN matches any NaN.
+"""
 
 import operator
 from pathlib import Path
@@ -18,7 +20,7 @@ ENGINES = ("fibers", "native")
 
 
 def given(name):
-    """x, y, x % y and x // y of one type."""
+    """Return x, y, x % y and x // y for one type."""
     rows = Path(__file__).with_name("floored.txt").read_text(encoding="utf-8").splitlines()
     bits = [[int(word, 16) for word in row.split()[1:]] for row in rows if row.startswith(name)]
     return np.array(bits, WORDS[name]).view(name).T
@@ -60,7 +62,7 @@ def test_what_a_gpu_gave(name, engine):
 
 
 def test_other_types_are_promoted():
-    """A half becomes float32, and a float32 stays one with an int16."""
+    """A half becomes float32, and a float32 with an int16 stays float32."""
     rng = np.random.default_rng(3)
     x = rng.uniform(-1e4, 1e4, 200)
     x[:20] = 0.3 * np.arange(20)

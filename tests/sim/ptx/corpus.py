@@ -1,4 +1,4 @@
-"""The launches of the kernels in cuda/, and the results of the fixed ones."""
+"""Launches of the kernels in cuda/, and the expected results of the fixed ones."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Case:
-    """`arguments()` makes those of a launch; `right(*arguments)` says what the fixed kernel leaves in the
-    array at position `output`. `mended_arguments`, where the fixed kernel takes others."""
+    """A launch. `arguments()` creates its arguments, and `right(*arguments)` returns the array that the fixed
+    kernel leaves at position `output`. `mended_arguments` is set if the fixed kernel takes different ones."""
 
     grid: object
     block: object
@@ -200,6 +200,6 @@ def smoothed(x, rounds):
 
 
 def bits(holds, lanes):
-    """A signed 32-bit mask of the lanes for which something holds."""
+    """Return a signed 32-bit mask of the lanes for which a condition holds."""
     mask = sum(1 << lane for lane in lanes if holds[lane])
     return mask - (1 << 32) if mask >> 31 else mask

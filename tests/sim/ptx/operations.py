@@ -1,4 +1,5 @@
-"""A PTX kernel that carries out many instructions on the same awkward operands, one result behind another."""
+"""Generate a PTX kernel that executes many instructions on the same special operands and stores all
+results."""
 
 from functools import cache
 
@@ -18,7 +19,7 @@ DECLARED = """.reg .pred %p<3>, %q; .reg .b32 %t, %to32; .reg .b64 %at, %out, %t
 
 
 def wholes(random, width):
-    """Bit patterns, three in five at an edge."""
+    """Return random bit patterns, three in five of them near a limit."""
     top, ones = 1 << width - 1, (1 << width) - 1
     edges = [0, 1, 2, 3, 5, 7, 31, 32, 33, 63, 64, 127, 128, 255, ones, ones - 1, top, top - 1, top + 1]
     found = [int(n) & ones for n in random.integers(0, 2**63, THREADS, np.uint64)]
@@ -35,7 +36,7 @@ def reals(random, dtype):
 
 @cache
 def operands():
-    """{register: array} of three operands of each type."""
+    """Return {register: array} with three operands of each type."""
     random, arrays = np.random.default_rng(0), {}
     for letter in "abc":
         arrays |= {f"b{width}{letter}": wholes(random, width) for width in (16, 32, 64)}
@@ -54,7 +55,7 @@ def loaded_as(name):
 
 
 def instruction(name):
-    """The text that leaves its result at %out."""
+    """Return PTX text that stores the instruction's result at %out."""
     operation = find_operation(name)
     given = [register(kind, letter) for kind, letter in zip(operation.operands, "abc")]
     given += {"lop3": ["0x5A"], "bfi": ["7"]}.get(name.split(".")[0], [])
@@ -67,7 +68,7 @@ def instruction(name):
 
 
 def kernel(names):
-    """The kernel (arrays of operands, out) of these instructions."""
+    """Return the kernel (operand arrays, out) for these instructions."""
     parameters = [f".param .u64 k_{name}" for name in (*operands(), "out")]
     lines = [HEAD, f".visible .entry k({', '.join(parameters)})", "{", DECLARED]
     lines += [f".reg .{loaded_as(name)} %{name};" for name in operands()]
@@ -83,7 +84,7 @@ def kernel(names):
 
 
 def results(out, names):
-    """{name: its results as numbers}; NaN as one value, and zeros by their sign."""
+    """Return {name: its results as numbers}. All NaNs are equal, and zeros differ by sign."""
     found = {}
     for name, row in zip(names, out):
         packed = name.endswith("x2")

@@ -1,5 +1,8 @@
-"""python tests/sim/ptx/record.py: compile the .cu files of cuda/ and programs/ by NVRTC, with no GPU, and
-keep the PTX next to them."""
+"""Compile the .cu files in cuda/ and programs/ with NVRTC and store the PTX next to them: python
+tests/sim/ptx/record.py
+
+No GPU is needed.
+"""
 
 from pathlib import Path
 
@@ -9,9 +12,7 @@ FOLDERS = [Path(__file__).with_name(name) for name in ("cuda", "programs")]
 
 
 def compiled(path):
-    """Return the PTX of a .cu file, with "include" for the folder of the toolkit's headers.
-
-    Errors: LaunchError."""
+    """Return the PTX for a .cu file. "include" refers to the toolkit's header folder. Raise LaunchError."""
     text = nvrtc.compile_ptx(path.read_text(), path.name)
     for folder in nvrtc.header_folders():
         text = text.replace(folder, "include")

@@ -1,5 +1,5 @@
-"""A module's variables and functions, and the arrays that its launches are given, keep their addresses: a
-pointer that one launch stores in memory is valid in the next."""
+"""A module's variables and functions, and the arrays passed to its launches, keep their addresses: a pointer
+stored by one launch is valid in the next."""
 
 import gc
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_a_pointer_to_an_argument(launch, engine):
 
 @ENGINES
 def test_a_pointer_to_an_array_that_is_deleted(launch, engine):
-    """Of a thousand new arrays, one has the memory of the deleted one, as far as the host reuses it."""
+    """One of a thousand new arrays has the memory of the deleted one, if the host reuses it."""
     to, y = np.zeros(1, np.uint64), np.zeros(4, np.int32)
     x = INDEX + 50
     at = x.ctypes.data
@@ -102,7 +102,7 @@ def test_large_launches_use_variables_of_the_module(launch, engine):
 
 
 def place(addresses, *keys, nbytes=1024):
-    """Return the addresses that a launch gives to keys in global memory."""
+    """Return the addresses that a launch assigns to keys in global memory."""
     space = PaddedSpace(addresses)
     root = np.broadcast_to(np.uint8(0), nbytes)
     return [space.add(str(key), "global", root, None, key=key).base for key in keys]
@@ -125,7 +125,7 @@ def test_an_array_has_one_number_for_life():
 
 
 def test_arguments_of_earlier_launches_make_room():
-    """The addresses of arguments are used again only when the window is full, and never a variable's."""
+    """Addresses of arguments are reused only when the window is full; addresses of variables never are."""
     addresses, half = Addresses(), HEAP_BASE // 2
     table, first, *_ = place(addresses, "table", (0, 1), (1, 2))
     (large,) = place(addresses, (2, 3), nbytes=half)

@@ -1,5 +1,5 @@
-"""Advice about races of CUDA C++ kernels: the patterns are those of the corpus, in the words of C++, and what
-the advice says, written into the text, removes the race."""
+"""Advice about races in CUDA C++ kernels has the corpus's patterns in C++ terms, and following it removes the
+race."""
 
 import numpy as np
 import pytest
@@ -115,8 +115,8 @@ def test_advice(name, tmp_path):
 
 
 X = np.arange(64, dtype=np.float32)
-# name -> (launch, body, pattern, part of the advice, [(text, text instead)], {argument: its right values});
-# where there are no edits, the advice is for the host
+# name -> (launch, body, pattern, part of the advice, [(old text, new text)], {argument: its correct values});
+# without edits, the advice concerns the host
 MORE = {
     "last block by a plain ticket": (
         (4, 32),

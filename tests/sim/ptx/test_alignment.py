@@ -1,5 +1,8 @@
-"""Wide accesses to arrays declared for narrow ones: one warning for each array that another array may
-shift, and none where the sizes of all arrays keep it aligned."""
+"""Wide accesses to arrays declared with a narrow element type.
+
+There is one warning per array that another array may misalign, and none if the sizes of all arrays keep it
+aligned.
+"""
 
 import numpy as np
 import pytest

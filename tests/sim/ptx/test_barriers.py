@@ -1,5 +1,5 @@
-"""Named barriers, and mbarrier, in PTX text: what they order, planted bugs with their right
-twins, and what is refused."""
+"""Named barriers and mbarriers in PTX: the order that they establish, planted bugs with fixed twins, and
+rejected uses."""
 
 import re
 
@@ -22,7 +22,7 @@ HEAD = """.version 8.0\n.target sm_80\n.address_size 64
 
 
 def run(body, seed=0, **more):
-    """(kinds of errors, y) of a block of 64 threads."""
+    """Return (kinds of errors, y) for a block of 64 threads."""
     x, y = np.zeros(64, np.int32), np.full(64, -1, np.int32)
     kernel = load_ptx(f"{HEAD}{body}\n    ret;\n}}")["k"]
     report = simulate(kernel, on_finding="report", seed=seed, **more)[1, 64](x, y)
@@ -31,7 +31,7 @@ def run(body, seed=0, **more):
 
 PUT, GET = "st.shared.u32 [%r4], %r1;", "ld.shared.u32 %r8, [%r5]; st.global.u32 [%x3], %r8;"
 MEET, COME = "bar.sync 0;", "bar.arrive 1, 64;"
-# the first warp makes, the second takes
+# the first warp produces, the second consumes
 MAKES, TAKES = "@!%p1 bra TAKE;", "bra END; TAKE:"
 INIT = "@%p2 mbarrier.init.shared.b64 [%r9], 64;"
 ARRIVE = "mbarrier.arrive.shared.b64 %s1, [%r9];"
@@ -44,7 +44,7 @@ MATCH = "match.any.sync.b32 %r11, 5, 0xffffffff;"
 INVALIDATE = "@%p2 mbarrier.inval.shared.b64 [%r9]; END:"
 REUSE = "@%p2 st.shared.u32 [%r9], 1; END:"
 NEAR = "xor.b32 %r5, %r4, 4;" + GET
-# name -> (kernel, the finding, the right twin)
+# name -> (kernel, the finding, the fixed twin)
 PLANTED = {
     "taken before it is made": (
         MAKES + PUT + COME + TAKES + GET + "bar.sync 1, 64; END:",
@@ -202,7 +202,7 @@ def test_what_is_not_there_is_refused_by_name_and_line(body):
 
 
 def test_contenders_for_a_lock_do_not_ask_in_vain_for_ever():
-    """40 blocks, one lock: 1,600 questions if each asks once for each turn of another."""
+    """40 blocks compete for a lock: 1,600 attempts if each retries once whenever another one runs."""
     asked = []
 
     class Atomics(Observer):
@@ -233,7 +233,7 @@ def test_a_vector_in_memory_that_is_not_declared_aligned_is_a_warning(alignment,
     ("release", "acquire", "found"), [("gpu", "sys", 0), ("gpu", "cta", 2), ("cta", "gpu", 2)]
 )
 def test_a_message_between_blocks_needs_a_scope_that_holds_both(release, acquire, found):
-    """Else flag and message race."""
+    """Otherwise, flag and message race."""
     text = f"""
     .version 8.0
     .target sm_80
@@ -253,12 +253,13 @@ def test_a_message_between_blocks_needs_a_scope_that_holds_both(release, acquire
     assert message[1] == 7
 
 
-# the halves of the block reach barrier 0 at places of their own
+# the two halves of the block reach barrier 0 at different instructions
 HALVES = "@%p1 bra LOW;\nbar.sync 0; bra BOTH;\nLOW: bar.sync 0; BOTH:"
 
 
 def findings(body, engine="fibers", seed=0, grid=1):
-    """((kind, severity) of each finding, y) of blocks of 64 threads; each block writes the same."""
+    """Return ((kind, severity) per finding, y, report) for blocks of 64 threads that all write the same
+    values."""
     x, y = np.zeros(64, np.int32), np.full(64, -1, np.int32)
     kernel = load_ptx(f"{HEAD}{body}\n    ret;\n}}")["k"]
     report = simulate(kernel, on_finding="report", seed=seed, engine=engine)[grid, 64](x, y)
@@ -286,7 +287,7 @@ def test_a_barrier_counts_arrivals_from_anywhere(barriers, engine):
 
 
 def test_a_barrier_by_the_number_of_some_and_of_all_orders_both():
-    """bar.arrive with a count, and bar.sync of the whole block."""
+    """One half uses bar.arrive with a thread count, the other bar.sync for the whole block."""
     body = MAKES + PUT + "bar.arrive 0, 64;" + TAKES + "bar.sync 0;" + GET + "END:"
     found, y, _ = findings(body)
     assert found == [] and y[32:].tolist() == list(range(32))
@@ -299,7 +300,7 @@ def test_the_finding_names_both_places():
 
 
 def test_races_are_judged_as_with_one_barrier():
-    """The barrier orders what comes before it with what comes after, and no more."""
+    """The barrier only orders the accesses before it with the accesses after it."""
     found, _, _ = findings(PUT + HALVES + GET + PUT)
     assert found == [("barrier-divergence", "warning"), ("race-shared", "error")]
     found, _, _ = findings(PUT + HALVES + GET + HALVES.replace("LOW", "DOWN").replace("BOTH", "AGAIN") + PUT)
@@ -309,9 +310,9 @@ def test_races_are_judged_as_with_one_barrier():
 @pytest.mark.parametrize(
     "body",
     [
-        "@%p1 bra LOW; bar.sync 1; bra BOTH; LOW: bar.sync 2; BOTH:",  # of two numbers
-        "@%p1 bra LOW; bar.sync 0; bra BOTH; LOW: bar.sync 0; bar.sync 0; BOTH:",  # not as often
-        "@%p1 bra LOW; bar.sync 0; bra BOTH; LOW: bar.red.or.pred %p3, 0, %p2; BOTH:",  # of two kinds
+        "@%p1 bra LOW; bar.sync 1; bra BOTH; LOW: bar.sync 2; BOTH:",  # different numbers
+        "@%p1 bra LOW; bar.sync 0; bra BOTH; LOW: bar.sync 0; bar.sync 0; BOTH:",  # different counts
+        "@%p1 bra LOW; bar.sync 0; bra BOTH; LOW: bar.red.or.pred %p3, 0, %p2; BOTH:",  # different kinds
     ],
 )
 def test_barriers_that_are_not_one_still_wait(body):

@@ -1,5 +1,5 @@
-"""Calls through a pointer in PTX: tables of functions, pointers that are none, barriers and recursion behind
-such a call, and kernels of the module that have none. Realistic ones are in cuda/."""
+"""Indirect calls in PTX: function tables, invalid pointers, barriers and recursion inside such calls, and
+kernels of the module without any. Realistic kernels are in cuda/."""
 
 import re
 
@@ -28,7 +28,7 @@ ENTRY = """
     ret;
 }}
 """
-# calls what %d5 names with the thread's number
+# calls the function that %d5 points to, with the thread's index
 CALL = """
     {{ .param .b32 p; .param .b32 r; st.param.b32 [p], %r1;
     prototype: .callprototype (.param .b32 _) _ (.param .b32 _);
@@ -120,7 +120,7 @@ def test_a_read_beyond_the_table_calls_nothing():
 
 
 def test_kernels_without_such_a_call_are_launchable():
-    """Whatever the tables of the module hold."""
+    """The contents of the module's tables do not matter."""
     text = FUNCTION.format(name="odd", body="tex.2d.v4.f32.f32 {%r1, %r2, %r3, %r4}, [%d1, {%r1, %r2}];")
     parts = (text, ".extern .func elsewhere();", ".global .align 8 .u64 table[2] = {odd, elsewhere};")
     for engine in ("fibers", "native"):
@@ -154,7 +154,7 @@ def test_barriers_behind_a_call_are_barriers_of_the_block():
 
 
 def test_recursion_through_a_pointer():
-    """Each call has local memory of its own."""
+    """Each call has separate local memory."""
     body = """
     .local .align 4 .b8 own[4];
     mov.u64 %d1, own; st.local.u32 [%d1], %r1; mov.u32 %r2, 0; setp.eq.u32 %p, %r1, 0; @%p bra END;

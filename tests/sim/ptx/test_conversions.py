@@ -1,5 +1,5 @@
-"""cvt in every combination of types, rounding and saturation that the PTX ISA allows (9.7.9.21), against
-exact rational numbers."""
+"""cvt in every combination of types, rounding and saturation that the PTX ISA allows (9.7.9.21), compared
+with exact rational arithmetic."""
 
 import itertools
 from fractions import Fraction
@@ -24,7 +24,7 @@ def name_of(*parts):
 
 
 def fits(to, source):
-    """Return whether every integer of `source` is one of `to`: then the ISA allows no .sat."""
+    """Return whether `to` contains every integer of `source`. The ISA then forbids .sat."""
     low, high = limits(to)
     return low <= limits(source)[0] and limits(source)[1] <= high
 
@@ -35,7 +35,7 @@ def limits(kind):
 
 
 def combinations():
-    """Yield the names that the ISA allows for one number."""
+    """Yield the names that the ISA allows for a single number."""
     for to, source in itertools.product(INTEGERS, INTEGERS):
         yield name_of(to, source)
         if not fits(to, source):
@@ -68,12 +68,12 @@ COMBINATIONS = list(dict.fromkeys(combinations()))
 
 
 def whole(x, mode):
-    """A Fraction as an integer in a direction."""
+    """Round a Fraction to an integer in a direction."""
     return {"rn": round(x), "rz": int(x), "rm": x.__floor__(), "rp": x.__ceil__()}[mode[:2]]
 
 
 def rounded(x, scalar, mode):
-    """The number of a format that a Fraction is rounded to, by its neighbours."""
+    """Round a Fraction to a format, by comparing its neighbours."""
     with np.errstate(all="ignore"):
         near = scalar(float(x))
         around = {float(near), *(float(np.nextafter(near, scalar(end))) for end in (-np.inf, np.inf))}
@@ -103,7 +103,7 @@ def last_bit(number, scalar):
 
 
 def wanted(name, x):
-    """Return the ISA's result for one value: an int, or a float."""
+    """Return the ISA's result for one value, an int or a float."""
     _, *parts = name.split(".")
     to, source, modifiers = parts[-2], parts[-1], parts[:-2]
     mode = next((m for m in modifiers if m[:2] in MODES), "")
@@ -115,7 +115,7 @@ def wanted(name, x):
         if isinstance(x, int):
             return max(low, min(x, high)) if "sat" in modifiers else x & (1 << int(to[1:])) - 1
         if number != number:
-            return None  # its own test
+            return None  # tested separately
         if np.isinf(number):
             return high if number > 0 else low
         return max(low, min(whole(Fraction(number), mode), high))
@@ -139,7 +139,7 @@ def wanted(name, x):
 
 
 def given(name):
-    """The operand of each thread."""
+    """Return the operand of each thread."""
     source = name.split(".")[-1]
     if source in REALS:
         return list(operations.operands()[f"{source}a"])
@@ -181,8 +181,8 @@ def test_every_combination_gives_what_the_isa_says(part):
 
 
 def test_no_combination_is_refused():
-    """All that ptxas 13.0 accepts for sm_90 are among these, but .f16.bf16 and .bf16.f16 without a direction,
-    for which the ISA asks."""
+    """These include all names that ptxas 13.0 accepts for sm_90, except .f16.bf16 and .bf16.f16 without a
+    rounding mode, which the ISA requires."""
     exact = [name_of(mode, to, "bf16") for mode in MODES for to in ("f32", "f64")]
     for name in (*COMBINATIONS, *packed(), *exact):
         find_operation(name)
@@ -199,7 +199,7 @@ def test_other_combinations_are_refused(name):
 
 
 def number(name, *values):
-    """The result of a packed conversion of one thread, evaluated alone."""
+    """Return the result of one thread's packed conversion, computed separately."""
     return eval(
         find_operation(name).of([f"x{i}" for i in range(len(values))]),
         HELPERS,

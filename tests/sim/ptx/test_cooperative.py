@@ -1,5 +1,8 @@
-"""Cooperative launches: kernels that wait for the whole grid by cooperative_groups.h, as NVRTC compiles it.
-Kernels with a bug, and their twins, are grid_sync, grid_sync_skipped and groups in cuda/."""
+"""Cooperative launches: kernels that synchronise the whole grid through cooperative_groups.h, compiled by
+NVRTC.
+
+Kernels with a bug, and their twins, are in cuda/: grid_sync, grid_sync_skipped and groups.
+"""
 
 from dataclasses import replace
 

@@ -1,5 +1,8 @@
-"""CUDA C++ kernels, each with a bug and fixed, compiled by NVRTC: the simulator finds every bug on the lines
-marked FOUND, and nothing in the fixed ones, which give what is right."""
+"""CUDA C++ kernels, each with a bug and fixed, compiled by NVRTC.
+
+The simulator finds every bug on the lines marked FOUND. It finds nothing in the fixed kernels, whose results
+are correct.
+"""
 
 import re
 from pathlib import Path
@@ -55,7 +58,7 @@ def test_the_mended_kernel_is_right(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_recorded_ptx_is_what_the_compiler_gives(name):
-    """Apart from the compiler's version, which may be another one here."""
+    """The compiler's version is ignored, because it may differ here."""
     pytest.importorskip("cuda.bindings.nvrtc")
     try:
         fresh = compiled(FILES / f"{name}.cu")

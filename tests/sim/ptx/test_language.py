@@ -1,5 +1,5 @@
-"""PTX in small: what instructions give, control flow of any shape, what is refused, and where findings
-point."""
+"""Small PTX programs: results of instructions, arbitrary control flow, rejected input, and locations of
+findings."""
 
 import re
 
@@ -29,7 +29,7 @@ def kernel(body, size_in=4, size_out=4):
 
 
 def run(body, x, out, threads=None):
-    """Return what threads that read x[thread] into place store in out[thread]."""
+    """Return out, where each thread loads x[thread] and stores its result in out[thread]."""
     x, out = np.asarray(x), np.zeros(len(x), out)
     simulate(kernel(body, x.itemsize, out.itemsize))[1, threads or len(x)](x, out)
     return out
@@ -117,7 +117,7 @@ def test_addition_rounded_in_each_direction():
 
 
 def test_a_register_of_bits_holds_floats_and_integers():
-    """Newer compilers have no registers of floats."""
+    """Newer compilers do not declare float registers."""
     body = (
         "ld.global.b32 %r4, [%d3]; add.f32 %r5, %r4, 0f3F800000; and.b32 %r6, %r5, 2147483647;"
         "st.global.b32 [%d4], %r6;"
@@ -151,7 +151,7 @@ def test_vectors_and_bytes():
 
 
 def test_loops_within_loops():
-    """Count how often i * j is odd, for i and j below the thread's number."""
+    """Count the odd products i * j, for i and j below the thread's index."""
     body = """
     mov.u32 %r4, 0; mov.u32 %r5, 0;
 $outer: setp.ge.u32 %p1, %r4, %r1;
@@ -174,7 +174,7 @@ $done: st.global.u32 [%d4], %r5;
 
 
 def test_a_loop_that_is_entered_in_the_middle():
-    """An irreducible graph: jumps into a loop that does not begin there."""
+    """An irreducible control-flow graph: jumps to the middle of a loop."""
     body = """
     mov.u32 %r4, 0; mov.u32 %r5, 0; and.b32 %r6, %r1, 1;
     setp.eq.u32 %p1, %r6, 0;
@@ -325,7 +325,7 @@ def test_a_jump_to_nowhere_is_refused():
 
 
 def refused(body):
-    """Return the refusal of a kernel with this body."""
+    """Return the error message for a kernel with this body."""
     with pytest.raises(LaunchError) as caught:
         simulate(kernel(body))[1, 1](np.zeros(1), np.zeros(1))
     return str(caught.value)
@@ -371,7 +371,7 @@ def test_a_text_that_is_cut_off_is_refused_wherever_it_is():
 
 
 def test_labels_are_known_within_their_braces():
-    """Inline assembly that is compiled twice has its labels twice."""
+    """Inline assembly that is compiled twice defines its labels twice."""
     twice = "{ bra DONE; add.u32 %r5, %r5, 100; DONE: add.u32 %r5, %r5, 1; }"
     body = f"mov.u32 %r5, 0; {twice} {twice} st.global.u32 [%d4], %r5;"
     assert run(body, np.zeros(2, np.int32), np.int32).tolist() == [2, 2]
@@ -418,7 +418,7 @@ def test_numbers_wider_than_the_source_says_are_refused():
 
 
 def test_a_thread_prints_and_stores(capsys):
-    """A percent sign takes no argument, and what is read for printing is no store."""
+    """An escaped percent sign consumes no argument, and reading values for printing is not a store."""
     printer = ".extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 v);\n"
     form = ", ".join(str(letter) for letter in b"%d%% done, 100%% of %u\n\0")
     text = HEAD + f".global .align 1 .b8 form[] = {{{form}}};\n{printer}"
@@ -437,7 +437,7 @@ def test_a_thread_prints_and_stores(capsys):
 
 
 def test_directives_without_a_space_between():
-    """As cuda_fp16.h writes its assembly."""
+    """cuda_fp16.h writes its assembly this way."""
     body = "{.reg.b32 t; add.u32 t, %r1, 7; st.global.u32 [%d4], t;}"
     assert run(body, np.zeros(2, np.int32), np.int32).tolist() == [7, 8]
 
@@ -466,7 +466,7 @@ def test_an_endless_loop_with_a_barrier_ends_at_the_callers_limit():
 
 
 def test_labels_that_only_a_debugger_names_cost_nothing():
-    """Triton writes one for each line; 2000 once were as many nested calls."""
+    """Triton writes one per line; 2,000 labels once caused as many nested calls."""
     added = "".join(f"L{i}: add.u32 %r4, %r4, 1; " for i in range(2000))
     body = f"mov.u32 %r4, %r1; {added} st.global.u32 [%d4], %r4;"
     assert run(body, np.zeros(2, np.int32), np.int32).tolist() == [2000, 2001]
@@ -474,7 +474,8 @@ def test_labels_that_only_a_debugger_names_cost_nothing():
 
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 def test_compare_and_swap_of_16_bits(engine):
-    """Thread 1 changes one half of a word from 5 to 9; the other half and the rest of the register stay."""
+    """Thread 1 changes one half of a word from 5 to 9; the other half and the rest of the register are
+    unchanged."""
     body = """mov.u32 %r4, tile; mov.b16 %h1, 5; mov.b16 %h2, 9; setp.ne.u32 %p1, %r1, 0;
     @%p1 bra NEXT; st.shared.u32 [%r4], 0x70005;
     NEXT: bar.sync 0; setp.ne.u32 %p1, %r1, 1; @%p1 bra DONE;

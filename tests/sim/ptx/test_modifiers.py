@@ -1,4 +1,5 @@
-"""Modifiers of PTX instructions in any order, as ptxas accepts them: each selects the same instruction."""
+"""Modifiers of PTX instructions may appear in any order that ptxas accepts, and select the same
+instruction."""
 
 import random
 
@@ -11,7 +12,7 @@ from sim.isa.registers import find_operation
 from sim.isa.table import BY_NAME_PARTS, POSITIONAL, PTX, Instruction, name_parts
 from sim.ptx.warps import SHUFFLES, form_of
 
-# what the table's names lack: modifiers that are read apart from the entry
+# modifiers that are parsed separately, so they are missing from the names in the table
 MODIFIED = """add.sat.s32 add.cc.u32 addc.cc.u32 madc.hi.cc.u32 mad.lo.cc.u32 add.rm.ftz.sat.f32
     fma.rn.relu.f16 fma.rn.relu.bf16x2 set.lt.ftz.u32.f32 set.ge.and.s32.f32 slct.ftz.f32.f32
     cvt.rni.ftz.sat.s32.f32
@@ -53,7 +54,7 @@ STATEMENTS = """
 
 
 def orders(name, count=4):
-    """Yield some other orders of the modifiers of a name; types and layouts keep theirs."""
+    """Yield other orders of a name's modifiers; types and layouts keep their order."""
     base, *parts = name.split(".")
     random_ = random.Random(name)
     for _ in range(count):
@@ -64,7 +65,7 @@ def orders(name, count=4):
 
 
 def test_no_two_instructions_have_the_same_parts():
-    """Otherwise an order of one's modifiers would select the other."""
+    """Otherwise, reordering one name's modifiers could select the other instruction."""
     for name, entry in PTX.items():
         assert BY_NAME_PARTS[name_parts(name)] is entry, name
     assert not SHUFFLES.keys() & BY_NAME_PARTS.keys()
@@ -115,7 +116,7 @@ def test_every_order_of_modifiers_is_translated_alike(statement):
 
 
 def test_a_matrix_is_loaded_by_any_spelling():
-    """x4 before m8n8 stands in public kernels."""
+    """Public kernels write x4 before m8n8."""
     found = []
     for name in ("ldmatrix.sync.aligned.m8n8.x4.shared.b16", "ldmatrix.sync.aligned.x4.m8n8.shared.b16"):
         body = f"""

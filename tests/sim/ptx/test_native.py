@@ -1,4 +1,5 @@
-"""PTX compiled: what the interpreter gives, bit for bit, and what its tools find; and what is left to it."""
+"""Compiled PTX: results equal the interpreter's bit for bit, its checks find the same errors, and the rest
+falls back."""
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from sim import load_ptx, simulate
 
 pytest.importorskip("numba")
 
-# kernels of the corpus that fibers run, and why
+# corpus kernels that run on fibers, and the reason
 LEFT = {
     "copy_at_barrier": "cp.async|mbarrier|membar",
     "copy_not_awaited": "cp.async",
@@ -45,7 +46,7 @@ def told(report):
         pytest.param(name, marks=[pytest.mark.nightly] if place % 8 and name not in LEFT else [])
         for place, name in enumerate(CASES)
     ],
-)  # by the interpreter all run on each push (test_cuda_cpp.py)
+)  # on each push, all of them run interpreted (test_cuda_cpp.py)
 def test_findings_and_values_are_the_interpreters(name):
     case = CASES[name]
     for which, make in (("bug", case.arguments), ("mended", case.mended_arguments or case.arguments)):
@@ -75,7 +76,7 @@ SOME = """add.s32 sub.u64 mul.lo.s64 mul.hi.s32 mul.hi.u64 mul.wide.s32 mad.lo.s
 
 
 def differing(names):
-    """The instructions whose results the two engines disagree on."""
+    """Return the instructions for which the two engines disagree."""
     kernel, found = operations.kernel(names), []
     for engine in ("fibers", "native"):
         out = np.zeros((len(names), operations.THREADS), np.uint64)

@@ -1,4 +1,4 @@
-"""The course's kernels as Numba's own PTX: results and findings are those of the Python front end."""
+"""The course's kernels compiled to PTX by Numba: results and findings equal those of the Python front end."""
 
 import inspect
 import re
@@ -23,9 +23,9 @@ from kernels.flash.forward import flash_forward
 from sim import load_ptx, simulate
 from sim.ptx.numba import flattened
 
-# kernels in whose PTX libNVVM loses a label where lines are asked for
+# kernels for which libNVVM omits a label if line numbers are requested
 LOSES_A_LABEL = {"multi_token_mix_rows_kernel"}
-# kernels without a product that is added to something, which the compiler makes one rounding
+# kernels without a product plus a sum, which the compiler would contract to one rounding
 EXACT = {
     "collatz",
     "horner",
@@ -52,7 +52,7 @@ def compiler(monkeypatch):
 
 
 def type_of(argument):
-    """The type that Numba gives a kernel's argument, a tensor or a number."""
+    """Return Numba's type for a kernel argument, a tensor or a number."""
     if isinstance(argument, torch.Tensor):
         dtype = from_dtype(numpy_dtype(argument.dtype))
         return types.Array(dtype, argument.ndim, "C" if argument.is_contiguous() else "A")
@@ -60,7 +60,7 @@ def type_of(argument):
 
 
 def by_ptx(reports, change=lambda ptx: ptx, engine="fibers"):
-    """A runner that compiles the kernel to PTX and simulates that."""
+    """Return a runner that compiles the kernel to PTX and simulates it."""
 
     def run(kernel, grid, block, *arguments):
         signature = tuple(map(type_of, arguments))
@@ -83,13 +83,13 @@ def by_ptx(reports, change=lambda ptx: ptx, engine="fibers"):
 
 
 def both(case, change=lambda ptx: ptx, engine="fibers"):
-    """(outputs and reports of Python, of PTX, which `engine` runs)."""
+    """Return (outputs and reports from Python, the same from PTX run by `engine`)."""
     given = case.tensors(case.sizes[0])
     return by_both(lambda run: case.call(*(tensor.clone() for tensor in given), run=run), change, engine)
 
 
 def by_both(call, change=lambda ptx: ptx, engine="fibers"):
-    """The same of a function of a runner."""
+    """Return the results of both front ends for a function of a runner."""
     ours, theirs = [], []
 
     def run(*launched):
@@ -161,7 +161,7 @@ def backward(run, dtype):
     ],
 )
 def test_kernels_on_tensor_cores_give_every_bit_of_python(kernels, dtype):
-    """Apart from the logarithms of sums, which have a fused multiply-add."""
+    """Logarithms of sums are excluded, because they use a fused multiply-add."""
     (wanted, _), (got, theirs) = by_both(lambda run: kernels(run, dtype))
     assert not any(report.findings for report in theirs)
     assert all(torch.equal(mine, right) for mine, right in zip(got[:-1], wanted[:-1], strict=True))

@@ -1,5 +1,5 @@
-"""mma.sync, ldmatrix and cp.async in PTX text: every form against numpy, planted bugs with their right twins,
-and what is refused."""
+"""mma.sync, ldmatrix and cp.async in PTX: every variant compared with numpy, planted bugs with fixed twins,
+and rejected uses."""
 
 import re
 
@@ -23,7 +23,7 @@ def kernel(body):
 
 
 def kinds(body, threads=32, engine="fibers"):
-    """The kinds of findings of a kernel that gets 128 numbers of 32 bits, and room for as many."""
+    """Return the kinds of findings for a kernel with 128 32-bit inputs and as many outputs."""
     x, y = np.arange(128, dtype=np.int32), np.zeros(128, np.int32)
     report = simulate(kernel(body), engine=engine, on_finding="report")[1, threads](x, y)
     return sorted({finding.kind for finding in report.errors}), y
@@ -39,7 +39,7 @@ FORMS += [("s32", "s8.u8", 32), ("s32", "u8.s8", 16), ("s32", "u8", 32)]
 
 
 def words(matrix, rows):
-    """(registers, 32): the fragment of A, or of B as columns, that stands in (rows, K)."""
+    """Return (registers, 32): the fragment of A, or of B transposed, for a matrix of shape (rows, K)."""
     each = 4 // matrix.itemsize
     g, t = np.arange(32) // 4, np.arange(32) % 4
     parts = [
@@ -51,7 +51,7 @@ def words(matrix, rows):
 
 
 def accumulators(matrix):
-    """(registers, 32) of C, or of D."""
+    """Return (registers, 32) for C or D."""
     each = 4 // matrix.itemsize
     g, t = np.arange(32) // 4, 2 * (np.arange(32) % 4)
     numbers = np.stack([matrix[g + 8 * (i // 2), t + i % 2] for i in range(4)], 1)
@@ -59,7 +59,7 @@ def accumulators(matrix):
 
 
 def product(result, kind, depth, modifier=""):
-    """A kernel: x (registers of A, B and C, 32) -> y (of D, 32)."""
+    """Return a kernel that maps x (registers of A, B and C, 32) to y (registers of D, 32)."""
     a_kind, b_kind = (kind.split(".") * 2)[:2]
     count = (
         (depth * np.dtype(DTYPES[a_kind]).itemsize // 16) * 2,
@@ -229,7 +229,7 @@ MMA = (
 ZEROS = "".join(f"mov.b32 %{name}, 0;" for name in ("a0", "a1", "b0")) + "".join(
     f"mov.f32 %e{i}, 0f00000000;" for i in range(4)
 )
-# name -> (kernel, the finding, the right twin)
+# name -> (kernel, the finding, the fixed twin)
 PLANTED = {
     "own copy, no wait": (PLACE + COPY + COMMIT + OWN, "async-copy", PLACE + COPY + COMMIT + WAIT + OWN),
     "no wait": (

@@ -1,5 +1,5 @@
-"""Asynchronous copies that arrive at an mbarrier (cp.async.mbarrier.arrive): planted bugs with their fixed
-twins, values, and advice."""
+"""Asynchronous copies that arrive at an mbarrier (cp.async.mbarrier.arrive): planted bugs with fixed twins,
+values, and advice."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def test_copies_that_arrive_at_an_mbarrier(name):
 
 
 def copied(body, seed=0, **more):
-    """(kinds of errors, y) of a block of 64 threads; x has 100, 101, ..."""
+    """Return (kinds of errors, y) for a block of 64 threads; x contains 100, 101, ..."""
     x, y = np.arange(100, 164, dtype=np.int32), np.full(64, -1, np.int32)
     kernel = load_ptx(f"{HEAD}{body}\n    ret;\n}}")["k"]
     report = simulate(kernel, on_finding="report", seed=seed, **more)[1, 64](x, y)
@@ -87,7 +87,7 @@ def copied(body, seed=0, **more):
 
 
 def test_what_an_mbarrier_tracks_comes_through_over_two_phases():
-    """An arrival by copies counts once in each phase; compiled launches are interpreted."""
+    """An arrival by copies counts once per phase. Compiled launches fall back to the interpreter."""
     again = "add.u64 %x4, %x4, 0; " + COPY + NOINC + PARITY.format(1)
     for text in (
         INIT + MEET + COPY + TRACK + ARRIVE + WAIT,

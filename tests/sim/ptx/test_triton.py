@@ -1,5 +1,5 @@
-"""Triton kernels with products and large tiles, that is, tensor cores, ldmatrix and asynchronous copies,
-compiled for sm_80 without a GPU."""
+"""Triton kernels with large matrix products, compiled for sm_80 without a GPU: tensor cores, ldmatrix,
+asynchronous copies."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def product(a, b, c, K: tl.constexpr, PRECISION: tl.constexpr):
     ],
 )
 def test_products(kind, result, form, error):
-    """Another compiler decides here which lane holds which element."""
+    """Here, a different compiler assigns matrix elements to lanes."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -68,7 +68,7 @@ def test_products(kind, result, form, error):
 
 
 def test_flash_attention_with_large_tiles():
-    """Its layouts change by ldmatrix, and more than 48 KiB are shared."""
+    """Its layout conversions use ldmatrix, and it needs more than 48 KiB of shared memory."""
     seen = []
 
     def run(*launched, **constants):

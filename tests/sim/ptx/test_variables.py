@@ -1,4 +1,5 @@
-"""The `__constant__` and `__device__` variables of a module: set and read by the host, kept by launches."""
+"""The `__constant__` and `__device__` variables of a module: the host sets and reads them, and launches keep
+them."""
 
 from pathlib import Path
 

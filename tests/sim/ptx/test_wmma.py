@@ -1,5 +1,5 @@
-"""wmma in PTX text: every shape, type and layout against numpy, planted bugs with their fixed twins, and what
-nvcuda::wmma (mma.h) compiles to."""
+"""wmma in PTX: every shape, type and layout compared with numpy, planted bugs with fixed twins, and the code
+that nvcuda::wmma (mma.h) compiles to."""
 
 import itertools
 import re
@@ -51,7 +51,7 @@ def loaded(which, layout, shape, kind, space, target, at, stride):
 
 
 def kernel(form, layouts, space="global", strides=("", "", "", "")):
-    """The kernel (a, b, c, d) that gives D = A B + C."""
+    """Return the kernel (a, b, c, d) that computes D = A B + C."""
     (m, n, k), kind, c, d, _ = form
     shape, product = names_of(form, layouts)
     sizes = count_of(m, k, kind), count_of(k, n, kind), count_of(m, n, c, False), count_of(m, n, d, False)
@@ -85,7 +85,7 @@ def matrix(rows, columns, kind, seed):
 
 
 def in_memory(array, layout, pad=0):
-    """The matrix as it lies in memory, each line `pad` elements longer."""
+    """Return the matrix as laid out in memory, with each row or column padded by `pad` elements."""
     lines = array if layout == "row" else array.T
     found = np.zeros((lines.shape[0], lines.shape[1] + pad), array.dtype)
     found[:, : lines.shape[1]] = lines
@@ -154,7 +154,8 @@ def test_integers_wrap_or_saturate():
 
 
 def test_the_sum_is_that_of_mma_sync():
-    """Exact products, sums in float64, rounded once: also where float32 sums would lose the small numbers."""
+    """Products are exact, and sums are computed in float64 and rounded once, even where float32 sums would
+    lose small addends."""
     a, b = np.zeros((16, 16), np.float16), np.zeros((16, 16), np.float16)
     a[:, 0], a[:, 1], a[:, 9] = 60000, 2**-10, -60000
     b[0], b[1], b[9] = 60000, 1, 60000
@@ -163,7 +164,8 @@ def test_the_sum_is_that_of_mma_sync():
     assert set(d.ravel().tolist()) == {2**-10 + 2**-20}
 
 
-# what an H200 gives for lanes 0, 1 and 4 of a matrix by rows whose elements are 0, 1, ... (modulo 256 for s8)
+# results of an H200 in lanes 0, 1 and 4 for a row-major matrix with the elements 0, 1, ... (modulo 256 for
+# s8)
 MEASURED = """c m16n16k16 f32: 0 1 128 129 8 9 136 137, 2 3 130 131 10 11 138 139, 16 17 144 145 24 25 152 153
 c m8n32k16 s32: 0 32 8 40 16 48 24 56, 64 96 72 104 80 112 88 120, 1 33 9 41 17 49 25 57
 c m32n8k16 f32: 0 1 64 65 128 129 192 193, 2 3 66 67 130 131 194 195, 8 9 72 73 136 137 200 201
@@ -335,7 +337,7 @@ extern "C" __global__ void bfloats(const bf16* a, const bf16* b, float* c, int n
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """A function (text of the barrier) -> the module that NVRTC makes of MMA."""
+    """Return a function that maps the text of the barrier to the module that NVRTC compiles from MMA."""
     pytest.importorskip("cuda.bindings.nvrtc")
     folders = [*nvrtc.header_folders(), "/usr/local/cuda/include"]
     found = [folder for folder in folders if Path(folder, "crt", "mma.h").exists()]
