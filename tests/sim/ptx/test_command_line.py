@@ -130,7 +130,7 @@ def test_the_exit_statuses_are_in_the_help(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "1 if it has some, 2 for input that cannot be used" in said
+    assert "1 if it has errors, 2 if the input is unusable" in said
 
 
 def test_variables_of_the_module_are_set(capsys):
