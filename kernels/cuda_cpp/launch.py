@@ -79,7 +79,7 @@ def ptx_of(kernel):
 
 
 def have_compiler():
-    """Whether NVRTC is installed."""
+    """Return whether NVRTC is installed."""
     try:
         return find_spec("cuda.bindings.nvrtc") is not None
     except ImportError:  # no cuda.bindings at all
