@@ -4,9 +4,9 @@ defines their semantics.
 Operands and results are arrays over threads. A warp's part of such an array, 32 consecutive elements, is
 called a *row*.
 
-Lanes are *present* if they have not returned. All present lanes must pass the same mask, and the mask must
-include every present lane. Instructions without a mask need all 32 lanes. If these rules are violated, the
-block stops. A lane that reads from an absent lane sets an error flag.
+Lanes are *present* if they have not returned. If an instruction takes a mask, all present lanes must pass the
+same mask, and it must include every present lane. An instruction declared with mask=ALL needs all 32 lanes.
+If these rules are violated, the block stops. A lane that reads from an absent lane sets an error flag.
 """
 
 import functools

@@ -40,8 +40,8 @@ class Names(ast.NodeTransformer):
         self.module, self.source, self.rename, self.needs = module, source, rename, set()
 
     def number(self, action, node):
-        """Return, as a constant node, the index of a site for this action ("load", "store", "branch",
-        ...)."""
+        """Return a constant node with the index of the node's site for this action ("load", "store",
+        "branch", ...)."""
         return ast.Constant(self.module.site(self.source.site(action, node)))
 
     def cannot_lower(self, what, node):
