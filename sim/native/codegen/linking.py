@@ -26,7 +26,7 @@ from sim.native.codegen.cache import MachineCodeCache
 
 
 class NoEnvironment:
-    """Stands in for the code generator of a library that never becomes machine code. Numba registers a
+    """A replacement for the code generator of a library that never becomes machine code. Numba registers a
     function's environment there; LowerToRun registers it for the function that links the library."""
 
     def set_env(self, name, environment):
@@ -187,7 +187,7 @@ class ClosureInlining(InlineClosureCallPass):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class InlineClosures(InlineClosureLikes):
-    """Runs closure inlining only for functions that contain an inner function."""
+    """A pass that runs closure inlining only for functions that contain an inner function."""
 
     _name = "inline_closures"
 
@@ -264,13 +264,13 @@ class Compiler(CompilerBase):
 
 
 class Internal(Compiler):
-    """Compiles functions that only compiled code calls."""
+    """The compiler for functions that only compiled code calls."""
 
     lower = LowerToLink
 
 
 class External(Compiler):
-    """Compiles functions that Python calls."""
+    """The compiler for functions that Python calls."""
 
     lower = LowerToRun
 

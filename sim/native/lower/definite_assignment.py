@@ -28,8 +28,8 @@ def insert_checks(lowering, tree):
 
 
 class Flags(ast.NodeTransformer):
-    """Inserts code that sets a variable's flag after each assignment, and code that checks the flag before
-    each uncertain read.
+    """A transformer that sets a variable's flag after each assignment, and checks the flag before each
+    uncertain read.
 
     reads: the `id` of each Name node to check.
     flags: {variable: its flag}.

@@ -45,8 +45,8 @@ def result_names(statement):
 
 
 class Hoisting:
-    """Rewrites the statements of one kernel. Methods append the statements that have to run first to
-    `before`."""
+    """A transformer for the statements of one kernel. Its methods append the statements that have to run
+    first to `before`."""
 
     def __init__(self, module):
         # inlining: stack of the device functions that are being inlined

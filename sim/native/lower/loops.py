@@ -64,7 +64,7 @@ def element(lowering, node, position, before, lengths):
 
 
 class LoopCounter(ast.NodeTransformer):
-    """Inserts iteration counters into loops that may be endless.
+    """A transformer that inserts iteration counters into loops that may be endless.
 
     `while` loops count every iteration. A `for` loop subtracts its iterations from a budget when it starts,
     and checks for Ctrl-C regularly if it may be long.

@@ -24,8 +24,8 @@ from sim.native.codegen.symbols import RESERVED, home_of
 
 
 class CannotLower(Exception):
-    """Raised for code that has no compiled form, with the reason and its Site (or None). The engine then
-    interprets the launch."""
+    """The exception for code that has no compiled form, with the reason and its Site (or None). The engine
+    then interprets the launch."""
 
     def __init__(self, what, site=None):
         super().__init__(what)

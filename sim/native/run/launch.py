@@ -40,7 +40,7 @@ class Attempt(Memory):
     """An attempt to run one launch in compiled code.
 
     The constructor compiles the kernel and allocates memory, and `run` executes the blocks. Both raise
-    CannotLower if the interpreter has to run the launch instead. After `run`, `is_clean` tells whether
+    CannotLower if the interpreter has to run the launch instead. After `run`, `is_clean` indicates whether
     `outcome` is final or `sim.native.run.explain` has to rerun blocks.
     """
 
@@ -72,8 +72,7 @@ class Attempt(Memory):
         self.compile()
 
     def prepare(self):
-        """Compile the kernel's text, determine which arrays it may write, and allocate their shadow
-        memory."""
+        """Lower the kernel, determine which arrays it may write, and allocate their shadow memory."""
         launch = self.launch
         self.arrays, numba_types = arrays_of(launch.arguments), tuple(map(argument_type, launch.arguments))
         self.program = compiled_program(launch.function, numba_types, is_logged(launch.observers))
@@ -100,10 +99,10 @@ class Attempt(Memory):
             self.advance(self.launch.blocks)
         except CannotLower:
             raise
-        # Either the kernel or an observer raised. Flag the block, so that the interpreter finds the thread.
         except Exception:
             if not self.may_raise or self.replay and self.replay.context.in_observer:
                 raise
+            # The kernel raised. Flag the block, so that the interpreter finds the thread.
             self.block_errors[self.state.position] |= shadow.DIVERGED
         self.wrote = bool(self.state.wrote)
         self.unassigned = list(self.unassigned_variables())

@@ -305,7 +305,7 @@ class Fission(Rematerializer):
 
 
 class Exits(ast.NodeTransformer):
-    """Replaces `return`, and exits from block-wide or warp-wide loops, by exit codes.
+    """A transformer that replaces `return`, and exits from block-wide or warp-wide loops, by exit codes.
 
     stores: statements that store the thread's spilled variables. They run before an exit from a loop; a
         returned thread needs none.

@@ -135,7 +135,7 @@ def keep_parameters(module, parameters, statements):
 
 
 class SplitTuples(ast.NodeTransformer):
-    """Splits `a, b = x, y` into two assignments if `x` and `y` do not read `a` or `b`."""
+    """A transformer that splits `a, b = x, y` into two assignments if `x` and `y` do not read `a` or `b`."""
 
     def visit_Assign(self, node):
         match node:
