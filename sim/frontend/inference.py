@@ -212,9 +212,9 @@ class Types(CallTypes):
         return self.of(node.value)
 
     def of_ifexp(self, node):
-        if (known := getattr(node, "known", None)) is None:
+        if (decision := getattr(node, "decision", None)) is None:
             return join(self.of(node.body), self.of(node.orelse))
-        return self.of(node.body if known else node.orelse)
+        return self.of(node.body if decision else node.orelse)
 
     def of_boolop(self, node):
         return functools.reduce(join, map(self.of, node.values))

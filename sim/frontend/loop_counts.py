@@ -26,7 +26,7 @@ class BarrierPasses:
     """Estimates how many barriers a path passes, with a cache per function."""
 
     def __init__(self):
-        self.known = {}
+        self.cache = {}
 
     def of_body(self, statements, leave):
         """Return the estimate for a list of statements that a `leave` statement (`continue` or `return`) can
@@ -53,11 +53,11 @@ class BarrierPasses:
         return ONCE if of_grid or of_block else NEVER
 
     def of_function(self, function):
-        if function not in self.known:
-            self.known[function] = NEVER  # what a recursive call finds
+        if function not in self.cache:
+            self.cache[function] = NEVER  # what a recursive call finds
             source = source_of(function)
-            self.known[function] = NEVER if source is None else self.of_body(source.tree.body, ast.Return)
-        return self.known[function]
+            self.cache[function] = NEVER if source is None else self.of_body(source.tree.body, ast.Return)
+        return self.cache[function]
 
 
 def leaves(statement, leave):

@@ -84,7 +84,7 @@ class Versions:
         self.all, self.phis, self.read, self.loops = [], [], [], []
         self.returns = []
         followed = [name for name in parameters if name not in self.opaque]
-        first = {name: self.made(name, ("parameter", None, ())) for name in followed}
+        first = {name: self.add_version(name, ("parameter", None, ())) for name in followed}
         self.falls_through = self.run(statements, first) is not None
         self.settle()
         self.phis = self.live_phis()
@@ -109,7 +109,7 @@ class Versions:
             and (node.version.name if node.version else node.id) in stored
         ]
 
-    def made(self, name, source=None, incoming=None):
+    def add_version(self, name, source=None, incoming=None):
         """Create and record a version."""
         version = Version(name, source, incoming)
         self.all.append(version)
@@ -160,7 +160,7 @@ class Versions:
         for name in {name for _, now in ways for name in now}:
             versions = [(place, now.get(name)) for place, now in ways]
             alike = all(version is versions[0][1] for _, version in versions)
-            met[name] = versions[0][1] if alike else self.made(name, incoming=versions)
+            met[name] = versions[0][1] if alike else self.add_version(name, incoming=versions)
         return met
 
     def of_assign(self, node, now):
@@ -184,15 +184,15 @@ class Versions:
 
     def of_if(self, node, now):
         self.expression(node.test, now)
-        node.known = self.decided(node.test)
-        parts = [node.body] * (node.known is not False) + [node.orelse] * (node.known is not True)
+        node.decision = self.decide(node.test)
+        parts = [node.body] * (node.decision is not False) + [node.orelse] * (node.decision is not True)
         return self.meet([(("end", part), self.run(part, dict(now))) for part in parts])
 
     def of_while(self, node, now):
         """Process a `while` loop. Its test runs once before the first iteration and once after each, so the
         first test may be decidable on its own."""
         self.expression(node.test, dict(now))
-        first = self.decided(node.test)
+        first = self.decide(node.test)
         return self.loop(node, now, lambda inside: self.expression(node.test, inside), first)
 
     def of_for(self, node, now):
@@ -208,10 +208,10 @@ class Versions:
         head = dict(now)
         # The back edges are added after the body has been processed.
         for name in stored_names([node]) - self.opaque:
-            head[name] = self.made(name, incoming=[(("before", node), now.get(name))])
+            head[name] = self.add_version(name, incoming=[(("before", node), now.get(name))])
         phis = {name: head[name] for name in stored_names([node]) - self.opaque}
         test(head)
-        forever = isinstance(node, ast.While) and self.decided(node.test)
+        forever = isinstance(node, ast.While) and self.decide(node.test)
         inside = dict(head)
         if isinstance(node, ast.For):
             self.target(node.target, ("element", node.iter, ()), inside)
@@ -239,14 +239,14 @@ class Versions:
 
     # --- compile-time values --------------------------------------------------------------------------------
 
-    def decided(self, test):
+    def decide(self, test):
         """Return the truth value of a condition that Numba's branch pruning can decide; None for any other
         condition."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            known = self.decided(test.operand)
+            known = self.decide(test.operand)
             return known if known is None else not known
         if isinstance(test, ast.BoolOp):
-            known, ends = [self.decided(part) for part in test.values], isinstance(test.op, ast.Or)
+            known, ends = [self.decide(part) for part in test.values], isinstance(test.op, ast.Or)
             return ends if ends in known else None if None in known else not ends
         if not isinstance(test, ast.Compare):
             value = self.constant(test)
@@ -259,10 +259,10 @@ class Versions:
 
     def constant(self, node):
         """Return the number (or None) that an expression evaluates to at compile time, or MISSING."""
-        value = self.known(node)
+        value = self.compile_time_value(node)
         return value if isinstance(value, (bool, int, float, type(None))) else MISSING
 
-    def known(self, node):
+    def compile_time_value(self, node):
         """Return the compile-time value of an expression, or MISSING.
 
         Literals and globals have one, and so does a variable whose only version is assigned such a value.
@@ -270,11 +270,11 @@ class Versions:
         version = version_of(node)
         if version is not None:
             plain = version.incoming is None and version.source[0] == "value" and version.source[2] == ()
-            return self.known(version.source[1]) if plain else MISSING
+            return self.compile_time_value(version.source[1]) if plain else MISSING
         if isinstance(node, ast.UnaryOp) and is_literal(node):
             return eval(ast.unparse(node), {})
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            owner = self.known(node.value)
+            owner = self.compile_time_value(node.value)
             return dict(enumerate(owner)).get(node.slice.value, MISSING) if type(owner) is tuple else MISSING
         return node.value if isinstance(node, ast.Constant) else self.value(node)
 
@@ -284,13 +284,13 @@ class Versions:
             sides = [self.shape(element) for element in node.elts]
             plain = all(side and len(side) == 1 for side in sides)
             return tuple(side[0] for side in sides) if plain else None
-        value = MISSING if node is None else self.known(node)
+        value = MISSING if node is None else self.compile_time_value(node)
         value = value if isinstance(value, tuple) else (value,)
         return tuple(map(int, value)) if all(isinstance(side, (int, np.integer)) for side in value) else None
 
     # --- names ----------------------------------------------------------------------------------------------
 
-    def reads(self, name, now):
+    def record_read(self, name, now):
         version = now.get(name)
         if version is not None:
             self.read.append(version)
@@ -301,12 +301,12 @@ class Versions:
         if node is None or isinstance(node, ast.Lambda):
             return
         if isinstance(node, ast.Name):
-            node.version = self.reads(node.id, now)
+            node.version = self.record_read(node.id, now)
         elif isinstance(node, ast.IfExp):
             self.expression(node.test, now)
-            node.known = self.decided(node.test)
-            self.expression(node.body if node.known is not False else None, now)
-            self.expression(node.orelse if node.known is not True else None, now)
+            node.decision = self.decide(node.test)
+            self.expression(node.body if node.decision is not False else None, now)
+            self.expression(node.orelse if node.decision is not True else None, now)
         elif isinstance(node, ast.NamedExpr):
             self.expression(node.value, now)
             self.target(node.target, ("value", node.value, ()), now)
@@ -320,7 +320,7 @@ class Versions:
         how, value, positions = source
         if isinstance(node, ast.Name):
             if node.id not in self.opaque:
-                node.version = now[node.id] = self.made(node.id, source)
+                node.version = now[node.id] = self.add_version(node.id, source)
         elif isinstance(node, (ast.Tuple, ast.List)):
             for position, part in enumerate(node.elts):
                 self.target(part, (how, value, (*positions, position)) if how else (None, None, ()), now)

@@ -119,7 +119,7 @@ class Cells:
     def members(self, cell):
         return self.origin[self.starts[cell] : self.ends[cell]]
 
-    def those(self, wanted):
+    def select(self, wanted):
         """Return the Cells selected by the boolean mask `wanted`."""
         chosen = (column[np.array(wanted, bool)] for column in (self.address, self.starts, self.ends))
         return Cells(self.rows, self.party, self.origin, *chosen)
@@ -209,4 +209,4 @@ def racy_cells(rows, party):
     element = rows.address[origin] << 4 | np.frexp(rows.size[origin])[1]
     mixed = np.minimum.reduceat(element, starts) != np.maximum.reduceat(element, starts)
     racy = several & (any_of[STORE] | any_of[ATOMIC] & (any_of[LOAD] | mixed))
-    return Cells(rows, party, origin, cell[starts], starts, ends).those(racy)
+    return Cells(rows, party, origin, cell[starts], starts, ends).select(racy)

@@ -34,7 +34,7 @@ class EpochCounter(Observer):
     def __init__(self) -> None:
         self.open: dict[Index3, list[tuple[np.ndarray, ...]]] = {}
         self.closed: list[tuple[np.ndarray, ...]] = []
-        self.number, self.held = 0, 0
+        self.number, self.buffered = 0, 0
         self.sites: dict[int, list[int]] = {}  # site -> its counts, in the order of `names`
 
     def launch_started(self, context: "Context") -> None:
@@ -64,16 +64,16 @@ class EpochCounter(Observer):
         batches = self.open.pop(block, ())
         for thread, *columns in batches:
             self.closed.append((thread + self.number * self.lanes, *columns))
-            self.held += len(thread)
+            self.buffered += len(thread)
         self.number += bool(batches)
-        if self.held > self.lump:
-            self.hand_over()
+        if self.buffered > self.lump:
+            self.count_closed()
 
-    def hand_over(self) -> None:
+    def count_closed(self) -> None:
         if self.closed:
             lane, site, *columns = map(np.concatenate, zip(*self.closed))
             self.epochs(lane.astype(np.int64, copy=False), site.astype(np.int64, copy=False), *columns)
-        self.closed, self.number, self.held = [], 0, 0
+        self.closed, self.number, self.buffered = [], 0, 0
 
     def epochs(self, lane: np.ndarray, site: np.ndarray, *columns: np.ndarray) -> None:
         """Count the events of several epochs, given as parallel arrays. For accesses, the columns are address
@@ -89,10 +89,10 @@ class EpochCounter(Observer):
         site, request: arrays of equal length with the site of each access and the number of its request.
         columns: arrays with one entry per request, the counts for all names but the first.
         """
-        of = np.empty(int(request.max()) + 1, np.int64)
-        of[request] = site
-        for number in np.unique(of).tolist():
-            mine = of == number
+        site_of = np.empty(int(request.max()) + 1, np.int64)
+        site_of[request] = site
+        for number in np.unique(site_of).tolist():
+            mine = site_of == number
             here = [self.total(*pair) for pair in zip(self.names, [mine, *(c[mine] for c in columns)])]
             before = self.sites.get(number, here)
             self.sites[number] = here if before is here else [*map(self.total, self.names, zip(before, here))]
@@ -103,7 +103,7 @@ class EpochCounter(Observer):
     def launch_finished(self, context: "Context") -> None:
         for block in list(self.open):
             self.close(block)
-        self.hand_over()
+        self.count_closed()
         launch = context.counters[self.title] = dict.fromkeys(self.names, 0)
         for site, counted in self.sites.items():
             for counters in (context.line(site), launch):

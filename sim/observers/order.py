@@ -64,10 +64,10 @@ class HappensBefore:
         """Release at a fence: save the thread's clock, for its atomics to publish as far as the fence
         reaches."""
         self.active = True
-        known = self.clock(block, epoch, thread, segment)
+        clock = self.clock(block, epoch, thread, segment)
         released = self.released.setdefault(block, {})
-        before = released.get(thread, {}) if reach == BLOCK else {GRID: known}
-        released[thread] = {**before, BLOCK: known}
+        before = released.get(thread, {}) if reach == BLOCK else {GRID: clock}
+        released[thread] = {**before, BLOCK: clock}
 
     def clock(self, block, epoch, thread, segment):
         """Return the current clock of a thread, including its own accesses."""
@@ -111,8 +111,8 @@ class HappensBefore:
     def precedes_barrier(self, at):
         """Return whether a Moment happens before the block's last barrier, and thus before any later access
         of the block."""
-        known = self.block_clocks.get(at.block, ((), ((),)))[1][-1]
-        return any(at.segment <= part.get((at.block, at.thread), -1) for part in known)
+        clocks = self.block_clocks.get(at.block, ((), ((),)))[1][-1]
+        return any(at.segment <= clock.get((at.block, at.thread), -1) for clock in clocks)
 
     def pass_barrier(self, block, epoch, thread, segment, phase):
         """Acquire the clocks of all threads that arrived at this phase of a barrier."""
@@ -128,24 +128,24 @@ class HappensBefore:
         if not self.active:
             return
         element = (block, address) if address >> SPACE_SHIFT == SHARED else address
-        handed, released = self.published.get(element, {}), self.released.get(block, {})
+        published, released = self.published.get(element, {}), self.released.get(block, {})
         homes = {block} if reach == BLOCK else {GRID, block}
         # An unchanged clock was acquired before; skip it, because spinning threads repeat atomics many times.
-        seen = {
-            (element, home): handed[home]
-            for home in homes & handed.keys()
-            if self.last_acquired.get((block, thread, address, home)) is not handed[home]
+        acquired = {
+            (element, home): published[home]
+            for home in homes & published.keys()
+            if self.last_acquired.get((block, thread, address, home)) is not published[home]
         }
-        for home in homes & handed.keys():
-            self.last_acquired[block, thread, address, home] = handed[home]
+        for home in homes & published.keys():
+            self.last_acquired[block, thread, address, home] = published[home]
         if wrote and (own := [released[who] for who in (thread, None) if who in released]):
-            handed = dict(handed)
+            published = dict(published)
             for reach, home in ((GRID, GRID), (BLOCK, block)):
                 if home in homes and (clocks := [part[reach] for part in own if reach in part]):
-                    handed[home] = widen(handed.get(home, {}), clocks)
-            self.published[element] = handed
-        if seen:
-            self.acquire(block, thread, segment, seen)
+                    published[home] = widen(published.get(home, {}), clocks)
+            self.published[element] = published
+        if acquired:
+            self.acquire(block, thread, segment, acquired)
 
     def sync_warp(self, block, threads, segment):
         """Merge the clocks of the threads that arrive at a `syncwarp`."""
@@ -168,21 +168,21 @@ class HappensBefore:
             clocks = [part[GRID] for part in self.released[block].values() if GRID in part]
             self.released[block] = {None: {GRID: merge(clocks)}} if clocks else {}
         keys = [key for key in self.acquired if key[0] == block]
-        known = [part for key in keys for part in self.acquired.pop(key).values()]
-        if known:
+        acquired = [part for key in keys for part in self.acquired.pop(key).values()]
+        if acquired:
             epochs, before = self.block_clocks.setdefault(block, ([-1], [()]))
             epochs.append(epoch)
-            before.append((merge([*before[-1], *known]),))
+            before.append((merge([*before[-1], *acquired]),))
 
     def acquire(self, block, thread, segment, clocks):
         """Add clocks to those of a thread. `clocks` maps each source to its clock."""
-        known = {**self.acquired.get((block, thread), {}), **clocks}
-        if len(known) > MOST_PARTS:
-            known = {"merged": merge(known.values())}
-        self.acquired[block, thread] = known
-        segments, held = self.history.setdefault((block, thread), ([], []))
+        by_source = {**self.acquired.get((block, thread), {}), **clocks}
+        if len(by_source) > MOST_PARTS:
+            by_source = {"merged": merge(by_source.values())}
+        self.acquired[block, thread] = by_source
+        segments, clocks_after = self.history.setdefault((block, thread), ([], []))
         segments.append(segment)
-        held.append(tuple(known.values()))
+        clocks_after.append(tuple(by_source.values()))
 
     def thread_clocks(self, block, thread):
         """Return the clocks whose union is the clock of a thread."""
@@ -191,18 +191,18 @@ class HappensBefore:
     def before(self, a, b):
         """Return whether access a happens before access b. Both have the fields of a Moment."""
         return any(
-            a.epoch < known.get(a.block, -1) or a.segment <= known.get((a.block, a.thread), -1)
-            for known in self.clocks_at(b)
+            a.epoch < clock.get(a.block, -1) or a.segment <= clock.get((a.block, a.thread), -1)
+            for clock in self.clocks_at(b)
         )
 
     def clocks_at(self, row):
         """Yield the clocks of an access's thread and block at the time of the access."""
-        for (moments, held), now in (
+        for (moments, clocks_after), now in (
             (self.history.get((row.block, row.thread), NOTHING), row.segment),
             (self.block_clocks.get(row.block, NOTHING), row.epoch),
         ):
             if last := bisect_left(moments, now):
-                yield from held[last - 1]
+                yield from clocks_after[last - 1]
 
 
 class Invalidation(HappensBefore):
@@ -312,13 +312,13 @@ def copies_thread(thread):
     return "copies", thread
 
 
-def widen(known, clocks):
+def widen(clock, clocks):
     """Return the union of a clock and several others.
 
-    If they add nothing, return the same object `known`. Identity checks then suffice while threads spin.
+    If they add nothing, return the same object `clock`. Identity checks then suffice while threads spin.
     """
-    whole = merge([known, *clocks])
-    return known if known == whole else whole
+    union = merge([clock, *clocks])
+    return clock if clock == union else union
 
 
 def merge(clocks):
@@ -343,8 +343,10 @@ def without_reserved(batch, space):
     for allocation in space.allocations:
         if allocation.reserved:
             offset = batch.address - allocation.base
-            kept = (offset < 0) | (offset >= allocation.root.size)
-            values = [value for value, keeps in zip(batch.values, kept[batch.action != LOAD]) if keeps]
-            columns = {name: getattr(batch, name)[kept] for name in COLUMNS}
+            outside = (offset < 0) | (offset >= allocation.root.size)
+            values = [
+                value for value, is_outside in zip(batch.values, outside[batch.action != LOAD]) if is_outside
+            ]
+            columns = {name: getattr(batch, name)[outside] for name in COLUMNS}
             batch = replace(batch, **columns, values=values)
     return batch

@@ -51,9 +51,9 @@ class Races(OrderingObserver):
         self.events, self.generous = [], (0, HappensBefore(generous=True))
         self.meetings = {}  # ("syncthreads", "syncwarp" or "grid.sync", function) -> lines of the barrier
         self.blocks, self.names = {}, []  # block -> its number; blocks by number
-        self.everywhere = []  # accesses to global memory since the last grid barrier
+        self.global_accesses = []  # accesses to global memory since the last grid barrier
         self.examined = Counter()  # block, or None between blocks -> number of racy cells examined
-        self.searched, self.diverged = 0, []  # number of findings scanned so far, and those about divergence
+        self.scanned, self.diverged = 0, []  # number of findings scanned so far, and those about divergence
         self.repeated = {}  # (block, pattern) -> the findings for one cell with this pattern
 
     def grid_barrier_opened(self):
@@ -104,14 +104,14 @@ class Races(OrderingObserver):
         findings = self.flights.epoch_ended(self.number(block), rows, self.order)
         if rows is None:
             return findings
-        self.everywhere.append(rows.of_global_memory(once=not self.matters))
+        self.global_accesses.append(rows.of_global_memory(once=not self.order_matters))
         several = len(written) and (rows.thread != rows.thread[0]).any()
         return findings + self.races(rows, rows.thread, self.number(block)) if several else findings
 
     def between_blocks(self):
         """Return the races between blocks since the last grid barrier."""
-        rows = Rows.joined(self.everywhere) if self.everywhere else None
-        self.everywhere = []
+        rows = Rows.joined(self.global_accesses) if self.global_accesses else None
+        self.global_accesses = []
         if rows is None or not (rows.action != LOAD).any():
             return []
         # For other blocks, an atomic of scope .cta is a plain load or store.
@@ -122,7 +122,7 @@ class Races(OrderingObserver):
         return self.races(rows, ranks[rows.block])
 
     @property
-    def matters(self):
+    def order_matters(self):
         """True if execution order can matter, because atomics, fences or partial barriers may order
         accesses."""
         return self.order.active or self.context.synchronizes
@@ -137,11 +137,11 @@ class Races(OrderingObserver):
         loads = [site for site, action in self.context.strong.items() if action == LOAD]
         rows.action[np.isin(rows.site, loads) & (rows.action == ATOMIC)] = ATOMIC_LOAD
         cells = racy_cells(rows, party)
-        known = [None] * len(cells.address)
-        if self.matters:
-            known = unordered_pairs(cells, self.order)
-            cells = cells.those([pair is not None for pair in known])
-            known = [pair for pair in known if pair is not None]
+        racing_pairs = [None] * len(cells.address)
+        if self.order_matters:
+            racing_pairs = unordered_pairs(cells, self.order)
+            cells = cells.select([pair is not None for pair in racing_pairs])
+            racing_pairs = [pair for pair in racing_pairs if pair is not None]
         findings, self.extents = [], Extents(rows, self.context.space)
         repeats = self.examined[block] >= MOST_OF_BLOCK
         most = 1 if repeats else MOST_CELLS
@@ -153,7 +153,7 @@ class Races(OrderingObserver):
                 self.examined[block] += len(chosen)
                 for cell in chosen:
                     members = cells.members(cell)
-                    at = int(cells.address[cell]), rows[members], party[members], known[cell]
+                    at = int(cells.address[cell]), rows[members], party[members], racing_pairs[cell]
                     found = list(self.races_at(*at))
                     findings += found
             findings += [finding.with_cases(more) for finding in found if more]
@@ -161,18 +161,20 @@ class Races(OrderingObserver):
                 self.repeated[block, pattern] = found
         return findings
 
-    def races_at(self, address, rows, party, known):
-        """Yield one finding per pair of sites that race for a cell. `known` is a racing pair of Rows, or
-        None."""
+    def races_at(self, address, rows, party, racing_pair):
+        """Yield one finding per pair of sites that race for a cell.
+
+        racing_pair: two racing Rows, or None.
+        """
         sites = {site: np.flatnonzero(rows.site == site) for site in distinct(rows.site).tolist()}
-        order, pairs = self.order if self.matters else None, {}
+        order, pairs = self.order if self.order_matters else None, {}
         for one, other in combinations_with_replacement(sites, 2):
             if compete(rows[np.concatenate([sites[one], sites[other]])]):
                 pair = first_pair(rows, party, sites[one], sites[other], order)
                 if pair is not None:
                     pairs[one, other] = tuple(map(rows.row, pair))
-        if not pairs and known:
-            pairs[known[0].site, known[1].site] = known
+        if not pairs and racing_pair:
+            pairs[racing_pair[0].site, racing_pair[1].site] = racing_pair
         # A racy read can influence the value that its thread writes. So equal values only excuse a race if
         # all racing accesses are stores.
         equal = all(one & 3 == other & 3 == STORE for one, other in pairs) and all(
@@ -243,9 +245,9 @@ class Races(OrderingObserver):
     def divergences(self):
         """Return the findings about divergence so far."""
         # scan only new ones: a launch may have thousands of races
-        new = self.context.findings[self.searched :]
+        new = self.context.findings[self.scanned :]
         self.diverged += [finding for finding in new if finding.kind.endswith("-divergence")]
-        self.searched += len(new)
+        self.scanned += len(new)
         return self.diverged
 
     def word(self, site):
@@ -270,8 +272,8 @@ class Races(OrderingObserver):
         synchronises by atomics."""
         if len(self.events) == MOST_EVENTS or not self.context.synchronizes:
             return False
-        told, order = self.generous
-        for name, *facts in self.events[told:]:
+        replayed, order = self.generous
+        for name, *facts in self.events[replayed:]:
             getattr(order, name)(*facts)
         self.generous = len(self.events), order
         return order.before(*sorted((a, b), key=lambda row: row.position))
@@ -307,10 +309,10 @@ def compete(rows):
 def alike(rows, party, chosen, order):
     """Return whether all chosen accesses write the same value to the same element, or are ordered where they
     differ."""
-    those = np.flatnonzero(chosen)
-    if all(same(rows, those[0], i) for i in those):
+    positions = np.flatnonzero(chosen)
+    if all(same(rows, positions[0], i) for i in positions):
         return True
-    unlike = ((i, j) for i, j in combinations(those, 2) if party[i] != party[j] and not same(rows, i, j))
+    unlike = ((i, j) for i, j in combinations(positions, 2) if party[i] != party[j] and not same(rows, i, j))
     return order is not None and all(
         tried < MOST_PAIRS and in_order(rows, i, j, order) for tried, (i, j) in enumerate(unlike)
     )
@@ -385,14 +387,14 @@ def follows_atomic(rows, i, j):
 
 def unordered_pairs(cells, order):
     """Return, for each cell, an unordered pair of accesses (Rows), or None."""
-    rows, known = cells.rows, {}
+    rows, cache = cells.rows, {}
 
     # The order only depends on the segments, so cache it per pair of segments.
     def ordered(i, j):
         pair = int(rows.segment[i]), int(rows.segment[j])
-        if pair not in known:
-            known[pair] = order.before(rows.row(i), rows.row(j))
-        return known[pair]
+        if pair not in cache:
+            cache[pair] = order.before(rows.row(i), rows.row(j))
+        return cache[pair]
 
     found = []
     for cell in range(len(cells.address)):
@@ -433,10 +435,10 @@ def with_atomics(rows, party, members):
     for j in plain:
         competing = changing if here.action[j] == LOAD else atomic(here)
         atomics = np.flatnonzero(competing & (party[members] != party[members[j]]))
-        before, behind = atomics[atomics < j], atomics[atomics > j]
+        earlier, later = atomics[atomics < j], atomics[atomics > j]
         # Per thread, only the last atomic before the access and the first one after it need a check.
-        last = before[len(before) - 1 - np.unique(who[before][::-1], return_index=True)[1]]
-        first = behind[np.unique(who[behind], return_index=True)[1]]
+        last = earlier[len(earlier) - 1 - np.unique(who[earlier][::-1], return_index=True)[1]]
+        first = later[np.unique(who[later], return_index=True)[1]]
         yield from ((members[i], members[j]) for i in last if not follows_atomic(here, i, j))
         yield from ((members[j], members[i]) for i in first)
     if not one_element(here):

@@ -31,15 +31,15 @@ class Traffic(Observer):
     def __init__(self) -> None:
         # (site, space, name, size) -> accesses; (name, site) -> executions
         self.accessed, self.together = Counter(), Counter()
-        self.batches, self.held = [], 0  # columns that are still to be counted, and their total length
+        self.batches, self.buffered = [], 0  # columns that are still to be counted, and their total length
 
     def launch_started(self, context):
-        self.allocations, self.known, self.order = context.space.allocations, 0, None
+        self.allocations, self.owner_count, self.order = context.space.allocations, 0, None
 
     def accesses(self, batch):
         self.batches.append((batch.site, batch.address, batch.size))
-        self.held += len(batch.site)
-        if self.held > LUMP:
+        self.buffered += len(batch.site)
+        if self.buffered > LUMP:
             self.count()
 
     def count(self):
@@ -47,7 +47,7 @@ class Traffic(Observer):
         if not self.batches:
             return
         (site, address, size), (starts, names) = map(np.concatenate, zip(*self.batches)), self.owners()
-        self.batches, self.held = [], 0
+        self.batches, self.buffered = [], 0
         owner = np.searchsorted(starts, address, side="right") - 1
         first, bits = int(site.min()), int(size.max()).bit_length()
         # Pack site, array and size into one integer, which is faster to count than rows.
@@ -58,8 +58,8 @@ class Traffic(Observer):
 
     def owners(self):
         """Return the sorted start addresses of all allocations, and the (space, name) of each."""
-        if self.known != len(self.allocations):
-            self.known = len(self.allocations)
+        if self.owner_count != len(self.allocations):
+            self.owner_count = len(self.allocations)
             ordered = sorted(self.allocations, key=lambda allocation: allocation.base)
             self.order = np.array([a.base for a in ordered]), [(a.space, a.name) for a in ordered]
         return self.order

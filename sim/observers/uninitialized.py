@@ -119,11 +119,13 @@ class Uninitialized(OrderingObserver):
         places = {}
         for i in suspects:
             places.setdefault(int(site[i]), []).append(i)
-        for many in places.values():
-            found = [self.read(block, int(thread[i]), int(site[i]), int(address[i])) for i in many[:MOST]]
+        for positions in places.values():
+            found = [
+                self.read(block, int(thread[i]), int(site[i]), int(address[i])) for i in positions[:MOST]
+            ]
             yield from found
-            if len(many) > MOST:
-                yield found[-1].with_cases(len(many) - MOST)
+            if len(positions) > MOST:
+                yield found[-1].with_cases(len(positions) - MOST)
 
     def shared_offsets(self, address):
         """Map shared addresses to offsets in a block's mask of written bytes.
@@ -182,8 +184,8 @@ class Uninitialized(OrderingObserver):
         loads = np.flatnonzero(~sets)
         missing = np.zeros(len(loads), bool)
         for width in distinct(size[loads]):
-            these = size[loads] == width
-            missing[these] = ~all_set(written, offset[loads[these]], width)
+            of_width = size[loads] == width
+            missing[of_width] = ~all_set(written, offset[loads[of_width]], width)
         suspects = loads[missing]
         suspects = suspects[~stored_whole(suspects, offset, size, site, thread, self.order.active)]
         if not len(suspects):
