@@ -184,6 +184,7 @@ def all_rows(work, chosen):
     if len(work) == 1:
         return rows_of(*work[0], chosen)
     workers = min(os.cpu_count(), len(work), *([SHARING] if torch.cuda.is_available() else []))
+    # spawn, because a forked process cannot use CUDA
     with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         started = [pool.submit(rows_of, name, size, chosen) for name, size in reversed(work)]
         for _ in bar(as_completed(started)):
@@ -210,6 +211,7 @@ def distances(got, wanted):
             )
         one, other = one.detach().numpy(), other.detach().numpy()
         error = np.abs(one.astype(np.float64) - other.astype(np.float64))
+        # for integers, an "ulp" is 1
         spacing = np.spacing(np.abs(other.astype(one.dtype))) if one.dtype.kind == "f" else np.ones(1)
         errors.append(error.ravel())
         ulps.append((error / spacing).ravel())
@@ -252,7 +254,7 @@ def record(rows, counted):
 
 
 def as_data(row):
-    """Return a row with its verdict as plain data; None replaces NaN and infinities, which JSON lacks."""
+    """Return a row with its verdict as plain data; None replaces NaN, which JSON lacks."""
     return {name: None if value != value else value for name, value in asdict(row).items()} | {
         "verdict": row.verdict
     }

@@ -75,6 +75,7 @@ def ptx_of(kernel):
 
     macros = (f"-D{name}={value}" for name, value in kernel.macros)
     ptx = compile_ptx(kernel.path.read_text(), kernel.file, f"-I{FOLDER}", *macros)
+    # without the folder, so that the recording does not depend on the machine
     return ptx.replace(f"{FOLDER}/", "")
 
 

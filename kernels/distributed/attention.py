@@ -39,6 +39,7 @@ def kv_blocks(ring, plan, mine):
         owner, following = (ring.rank - step) % ring.ranks, (ring.rank - step - 1) % ring.ranks
         coming, wait = None, None
         if step + 1 < ring.ranks:
+            # start the next exchange before the caller computes, so that it overlaps with the kernels
             coming, wait = ring.pass_on(
                 kv_block,
                 kv_block.new_empty(*kv_block.shape[:2], sum(plan.packed(following)), kv_block.shape[3]),
@@ -59,6 +60,7 @@ class Sharded(torch.autograd.Function):
         keys = ring.fetch(k, plan, plan.key_halo)
         values = v.split([length for _, length in mine], 2)
         results = [nothing(part) for part in q.split([length for _, length in mine], 2)]
+        # one message per K/V block: keys with halo and values, chunk by chunk, in the order of plan.packed
         packed = torch.cat([part for pair in zip(keys, values) for part in pair], 2)
         for owner, parts in kv_blocks(ring, plan, packed):
             for i, rows in enumerate(mine):

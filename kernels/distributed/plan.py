@@ -23,7 +23,10 @@ class Plan:
 
     def __init__(self, lengths, chunks, taps=(1, 1)):
         ranks = len(lengths)
+        # chunk lengths per rank; with an odd n, the first half is the larger one
         halves = [(n,) if chunks == 1 else (n - n // 2, n // 2) for n in lengths]
+        # the order of chunks in the sequence: first halves by ascending rank, second halves by descending
+        # rank
         order = [
             (rank, half) for half in range(chunks) for rank in (range(ranks), reversed(range(ranks)))[half]
         ]
@@ -68,6 +71,7 @@ class Plan:
     def visible(self, queries, keys, causal):
         """Return whether any query of one chunk sees any key of another."""
         (start, length), (first_key, keys) = queries, keys
+        # under a causal mask, compare the first key with the last query
         return bool(length and keys) and (not causal or first_key < start + length)
 
     def extent(self, queries, keys):

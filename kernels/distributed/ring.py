@@ -35,6 +35,7 @@ class Ring:
         Raise ValueError on all ranks if the facts differ. A rank with invalid arguments passes facts = None;
         it then gets None, and the other ranks raise ValueError.
         """
+        # float64 represents all sizes, and the scale, exactly
         mine = torch.tensor([facts is not None, length, *(facts or {}).values()], dtype=torch.float64)
         mine = torch.cat([mine, mine.new_zeros(16 - len(mine))])  # all_gather requires equal shapes
         theirs = torch.stack(self.gather(mine.to(self.device))).tolist()
@@ -82,6 +83,7 @@ class Ring:
         done."""
         peers = sorted({rank for _, _, rank in messages})
         with self.explained(f"ranks {peers}"):
+            # batched, so that NCCL does not deadlock when two ranks send to each other
             works = (
                 distributed.batch_isend_irecv(
                     [P2POp(kind, x, group=self.group, group_peer=rank) for kind, x, rank in messages]
@@ -126,6 +128,7 @@ class Ring:
             messages
             + [(distributed.irecv, x, rank) for rank, x in got.items() if x.numel() and rank != self.rank]
         )()
+        # a rank's message to itself is not sent
         return got | {self.rank: sends[self.rank]}
 
     def fetch(self, x, plan, halo):
@@ -140,6 +143,7 @@ class Ring:
                 for rank in range(self.ranks)
             },
         )
+        # messages contain rows in the order of `sources`, so they are consumed front to back
         taken, chunks = dict.fromkeys(got, 0), []
         for held in mine:
             parts = [x[:, :, :0]]

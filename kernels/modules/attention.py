@@ -39,6 +39,7 @@ class SelfAttention(nn.Module):
             )
         return (
             linear(x, self.in_proj_weight, self.in_proj_bias)
+            # (B, N, 3·E) -> (B, N, 3, H, d) -> (3, B, H, N, d), views without a copy
             .unflatten(2, (3, self.num_heads, -1))
             .permute(2, 0, 3, 1, 4)
         )

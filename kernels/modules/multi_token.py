@@ -74,6 +74,7 @@ class MultiTokenAttention(nn.Module):
         self.after_taps = new_taps("after_kernel_size", num_heads, after_kernel_size)
         self.after_head_map = new_map("after_head_group", num_heads, after_head_group)
         self.norm = nn.Parameter(torch.ones(self.head_dim)) if norm else None
+        # zeros: sigmoid(0) = 1/2, a half-open gate
         self.gate_weight = nn.Parameter(torch.zeros(self.head_dim)) if gate else None
         self.gate_bias = nn.Parameter(torch.zeros(())) if gate else None
 

@@ -149,6 +149,7 @@ def conv_attention_part(q, k, v, w, extent, causal=True, scale=None):
         torch.arange(q.shape[2], device=q.device) - first_query,
         torch.arange(k.shape[2], device=q.device) - first_key,
     )
+    # positions are relative to the first owned query and key, so halo rows are negative or past the end
     hidden = (key > query[:, None] + diagonal) & causal
     s = scores(q, k, False, scale).masked_fill(hidden, 0.0)
     # pad with zeros where the sequence ends before the halo does, and likewise at its beginning

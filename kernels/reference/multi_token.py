@@ -79,6 +79,7 @@ def document_spans(documents, n):
         raise TypeError(
             f"argument documents is {documents!r}; wanted whole numbers, the first token of each document"
         ) from None
+    # like cu_seqlens, the list may end with N
     starts = given[:-1] if len(given) > 1 and given[-1] == n else given
     ends = [*starts[1:], n]
     if not starts or starts[0] != 0 or not all(start < end for start, end in zip(starts, ends)):

@@ -28,6 +28,7 @@ def attention(
     """
     s = scores(q, k, causal, scale, window)
     p = torch.softmax(s, dim=-1)
+    # softmax of a row of -inf is NaN
     return (p if window is None else p.masked_fill(blind(s), 0)) @ v
 
 

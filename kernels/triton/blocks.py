@@ -22,6 +22,7 @@ class Tile:
     __array_ufunc__ = None  # NumPy functions raise TypeError for a Tile
 
     def __init__(self, values):
+        # Triton computes in float32 where NumPy would promote to float64
         values = np.asarray(values)
         self.values = values.astype(np.float32) if values.dtype == np.float64 else values
 
@@ -120,6 +121,7 @@ def remainder(a, b):
 
 def binary(function):
     def method(self, other):
+        # pointer arithmetic: offsets are in elements
         if isinstance(self, Pointer) or isinstance(other, Pointer):
             pointer, offset = (self, other) if isinstance(self, Pointer) else (other, self)
             if isinstance(offset, Pointer) or function not in (operator.add, operator.sub):
@@ -177,6 +179,7 @@ class Array:
                 f"{DOES[what]} {self.name}[{outside[0]}]; {self.name} has {self.numbers.size} elements{more}"
             )
             raise Found("out-of-bounds", does, "a mask that is False there, such as mask=i < n.")
+        # on a GPU, programs run concurrently: two of them are never ordered, although they are here
         for other in CONFLICTS[what]:
             by = self.by[other][:, at]
             clash = np.argwhere(((by != NOBODY) & (by != language.number)).T)
@@ -191,6 +194,7 @@ class Array:
         first, last = self.by[what]
         first[at] = np.where(first[at] == NOBODY, language.number, first[at])
         last[at] = language.number
+        # np.add.at also counts repeated positions
         np.add.at(self.now[what], at, 1)
 
     def program_ends(self):
@@ -285,6 +289,7 @@ class Language:
         kind = pointer.array.numbers.dtype if isinstance(pointer, Pointer) else np.dtype(np.float32)
         at, mask, other = self.places(pointer, mask, POISON[kind.kind] if other is None else other)
         pointer.array.touch("loads", at, mask, self)
+        # only unmasked elements are read
         found = np.array(other, kind)
         found[mask] = pointer.array.numbers[at[mask]]
         return Tile(found)

@@ -122,6 +122,7 @@ class Program:
         return self.plain(value) if hasattr(value, "fn") and hasattr(value, "arg_names") else value
 
     def run(self, arguments):
+        # a debugger or a coverage tool may be tracing
         usual = sys.gettrace()
         sys.settrace(self.enters)
         try:

@@ -70,6 +70,7 @@ def simulated(kernel, grid, *arguments, num_warps, compiled=None, options=(), **
     types = tuple(type_of(argument) for argument in arguments)
     ptx, shared = (compiled or ptx_of)(kernel, types, num_warps, **constants)
     loaded = load_ptx(ptx)[kernel.__name__]
+    # Triton appends pointers to scratch memory, which these kernels do not use: pass 0
     scratch = len(loaded.names) - len(arguments)  # parameters that Triton's runtime appends
     names = list(kernel.arg_names)[: len(arguments)] + ["scratch"] * scratch
     run = simulate(loaded.named(names), **{"observers": tools, **dict(options)})
