@@ -1,8 +1,8 @@
-"""The names that a lesson imports: the checks, the list of exercises done, the progress bar, figures, tables,
-cells for a GPU, and functions from other lessons."""
+"""Names for lessons to import: the checks, the progress list, the progress bar, figures, tables, GPU cells,
+and functions brought over from other lessons."""
 
 # `brought`, `live`, `progress` and `progress_bar` name both a module and the function in it; these lines
-# make the function the one seen.
+# export the function.
 from course import check
 from course.brought import brought
 from course.figures import show_figure

@@ -1,7 +1,7 @@
-"""The command line.
+"""Command-line entry point.
 
-`python notebooks/course COMMAND` first makes .venv where it must; `python -m course COMMAND` uses the Python
-it runs in.
+`python notebooks/course COMMAND` creates .venv first if necessary. `python -m course COMMAND` uses the
+running Python.
 """
 
 import sys

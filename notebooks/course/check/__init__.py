@@ -1,4 +1,4 @@
-"""The checks by name: `check.ex01_2` is the check of exercise 1.2; its lesson's module loads on first use."""
+"""The checks, by name. `check.ex01_2` checks exercise 1.2; a lesson's module is imported on first use."""
 
 import importlib
 import pkgutil
@@ -19,8 +19,7 @@ def __getattr__(name):
 
 
 def lessons():
-    """Every lesson's checks: {"01": {"ex01_1": check, ...}, ...}, in the order of the lessons and
-    exercises."""
+    """Return the checks of all lessons in order: {"01": {"ex01_1": check, ...}, ...}."""
     names = sorted(
         module.name for module in pkgutil.iter_modules(__path__) if module.name.startswith("lesson")
     )

@@ -1,5 +1,7 @@
-"""The contract of a launch: which threads have to work, how often they may access global memory, and which
-synchronisation they need. It counts events, not names in a source."""
+"""Limits on the memory accesses and synchronisation of a launch.
+
+A contract counts events of the launch. It does not search the source for names.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,47 +18,47 @@ GRID_BARRIER = "grid.sync"
 
 @dataclass(frozen=True)
 class Contract:
-    """The demands on one launch, each a number that the check works out for it; what is left out is not
-    demanded.
+    """Requirements for one launch. The check computes each number; fields that are left out impose no limit.
 
-    Accesses are loads, stores and atomics of single elements. Arrays are called by the names that the check
-    gives the kernel's parameters, in their order, in `names` ("x y out"; the kernel's own if left out);
-    "shared" stands for all shared arrays together.
+    An access is a load, store or atomic of a single element. `names` lists the arrays in the order of the
+    kernel's parameters, under the names that the check uses ("x y out"). By default, these are the kernel's
+    parameter names. "shared" refers to all shared arrays together.
     """
 
     names: str = ""
-    each: dict = field(default_factory=dict)  # array -> most accesses by one thread
-    most: dict = field(default_factory=dict)  # array -> most accesses by all threads
-    least: dict = field(default_factory=dict)  # array -> fewest accesses by all threads
-    # array -> function: elements (flat indices) -> the thread of the grid to which each belongs
+    each: dict = field(default_factory=dict)  # array -> maximum accesses per thread
+    most: dict = field(default_factory=dict)  # array -> maximum accesses by all threads together
+    least: dict = field(default_factory=dict)  # array -> minimum accesses by all threads together
+    # array -> function that maps flat element indices to the global index of the owning thread
     owner: dict[str, Callable] = field(default_factory=dict)
-    threads: int = 0  # at least this many threads make an access
-    helpers: int = 0  # at least this many load or change an element of shared memory that another one writes
-    blocks: int = 0  # at least this many blocks
-    # the busiest thread makes at most this many times the mean accesses of those that make any
+    threads: int = 0  # minimum number of threads that access memory
+    # minimum number of threads that load or update a shared element written by another thread
+    helpers: int = 0
+    blocks: int = 0  # minimum number of blocks
+    # maximum ratio of the busiest thread's accesses to the mean over active threads
     share: float | None = None
-    barriers: tuple | None = None  # (fewest, most) block-wide barriers, in each block on average
-    shuffles: tuple | None = None  # (fewest, most) shuffles, in all warps together
-    atomics: tuple | None = None  # (fewest, most) atomic operations
-    grid_barriers: tuple | None = None  # (fewest, most) barriers of the whole grid
-    shared_bytes: int | None = None  # most bytes of the shared arrays that a block uses
-    hint: str | None = None  # the demand as the statement words it
+    barriers: tuple | None = None  # (minimum, maximum) block-wide barriers per block, on average
+    shuffles: tuple | None = None  # (minimum, maximum) shuffles, summed over all warps
+    atomics: tuple | None = None  # (minimum, maximum) atomic operations
+    grid_barriers: tuple | None = None  # (minimum, maximum) grid-wide barriers
+    shared_bytes: int | None = None  # maximum bytes of shared arrays per block
+    hint: str | None = None  # the requirement as worded in the exercise
 
     def enforce(self, kernel, report, call):
-        """Reject a launch, right so far, that breaks a demand."""
+        """Reject a launch with correct results if it violates a requirement."""
         work = Work(report, self.translation(kernel))
         for what in self.broken(work, report):
             fail(f"right, but {what}", call=call, hint=self.hint)
 
     def translation(self, kernel):
-        """{the kernel's own name of a parameter: the check's}"""
+        """Return a dict from the kernel's parameter names to the names that the check uses."""
         if (names := getattr(kernel, "names", None)) is None:  # of a kernel of PTX
             code = getattr(kernel, "py_func", kernel).__code__
             names = code.co_varnames[: code.co_argcount]
         return dict(zip(names, self.names.split(), strict=False))
 
     def broken(self, work, report):
-        """Every broken demand, in words."""
+        """Yield a message for each violated requirement."""
         together = report.counters.get("together", {})
         barriers = sum(count for name, count in together.items() if name.startswith("syncthreads"))
         yield from self.too_much_by_one(work)
@@ -141,7 +143,7 @@ class Contract:
 
 
 def outside(bounds, count, what, where):
-    """Yield the message for a count that is outside of `bounds`, (least, most), if it is."""
+    """Yield a message if `count` is outside `bounds`, a pair (minimum, maximum)."""
     if bounds is None:
         return
     fewest, most = bounds
@@ -159,7 +161,7 @@ def times(count):
 
 
 class Work:
-    """The accesses of a launch by thread, from its trace: tables (blocks of the grid, threads of a block)."""
+    """Per-thread access counts of a launch, computed from its trace as (blocks, threads per block) tables."""
 
     def __init__(self, report, translation=None):
         self.trace, self.threads = report.trace, int(np.prod(report.block))
@@ -182,7 +184,7 @@ class Work:
         self.at_work = self.everything > 0
 
     def table(self, chosen):
-        """Return how many of the chosen events each thread of each block made."""
+        """Return a table of how many of the chosen events each thread executed."""
         blocks = int(np.prod(self.grid))
         place = self.block_number[chosen] * self.threads + self.trace.thread[chosen]
         return np.bincount(place, minlength=blocks * self.threads).reshape(blocks, self.threads)
@@ -193,8 +195,8 @@ class Work:
         return np.isin(self.trace.array, [i for i, known in enumerate(self.names) if known == name])
 
     def helpers(self):
-        """Return how many threads load or change an element of shared memory that another thread of their
-        block writes."""
+        """Return the number of threads that load or update a shared-memory element that another thread in
+        their block writes."""
         chosen = np.flatnonzero(self.chosen("shared"))
         places = [*zip(self.block_number[chosen].tolist(), self.trace.address[chosen].tolist(), strict=True)]
         threads, actions = self.trace.thread[chosen].tolist(), self.trace.action[chosen].tolist()
@@ -206,18 +208,18 @@ class Work:
         return len({(p[0], t) for p, t, action in taken if action != STORE and writers[p] - {t}})
 
     def shared_bytes(self):
-        """The bytes of the shared arrays that a block makes accesses to, in the block with the most."""
+        """Return the maximum size, over all blocks, of the shared arrays that a block accesses."""
         chosen = self.chosen("shared")
         used = np.unique(np.stack([self.block_number[chosen], self.trace.array[chosen]]), axis=1)
         sizes = np.array([home.itemsize * int(np.prod(home.shape)) for home in self.trace.arrays])
         return int(np.bincount(used[0], sizes[used[1]]).max(initial=0)) if used.size else 0
 
     def of(self, name):
-        """The accesses to one array by thread."""
+        """Return a table of each thread's accesses to one array."""
         return self.table(self.chosen(name))
 
     def elements(self, name):
-        """(element, thread of the grid) of every access to an array; threads count on from block to block."""
+        """Return (element, global thread index) pairs for every access to an array."""
         chosen = self.chosen(name)
         return (
             self.trace.element[chosen],
@@ -225,16 +227,16 @@ class Work:
         )
 
     def busiest(self, table):
-        """(the thread of the grid with the most, how many)"""
+        """Return the global index of the busiest thread and its count."""
         return int(table.argmax()), int(table.max(initial=0))
 
     def who(self, thread):
-        """ "thread 3 of block 0" for a thread of the grid."""
+        """Format a global thread index as "thread 3 of block 0"."""
         block, t = divmod(thread, self.threads)
         return f"thread {index_text(place(t, self.block))} of block {index_text(place(block, self.grid))}"
 
 
 def place(number, shape):
-    """(x, y, z) of a block in the grid, or of a thread in its block."""
+    """Return the (x, y, z) index for the linear index of a block in the grid or a thread in its block."""
     width, height, _ = shape
     return number % width, number // width % height, number // (width * height)

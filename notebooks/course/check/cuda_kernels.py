@@ -1,5 +1,5 @@
-"""CUDA C++ around lesson 22's exercises: what the learner's text includes, what calls it, and the four
-kernels of the hunt, each with a mistake of a kind that was published."""
+"""CUDA C++ sources for lesson 22's exercises: headers for the learner's code, kernels that call it, and the
+four buggy kernels of the bug hunt. Each bug is of a kind that occurred in published code."""
 
 INFINITY = """
 #define MINUS_INFINITY __int_as_float(0xff800000)
@@ -67,7 +67,7 @@ extern "C" __global__ void expressions(int i, int n, int k, float x, const float
 }
 """
 
-# What calls the learner's device functions: it stands behind their text -------------------------------------
+# Kernels that call the learner's device functions; appended to their text -----------------------------------
 
 LOADS = """
 extern "C" __global__ void load_and_copy(const float* array, int start, int length, int size, float* out) {
@@ -169,7 +169,7 @@ extern "C" __global__ void row_sum(const float* x, float* l, int n) {
 """,
 }
 
-# Replacements of a line that readers write, other than the solution's
+# Other fixes that readers write for the faulty line
 COMMON_MENDS = {
     "a": [
         ("if (t < n) p[t] = expf(s[t]);", "p[t] = t < n ? expf(s[t]) : 0.0f;"),

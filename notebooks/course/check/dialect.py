@@ -1,5 +1,5 @@
-"""The search for Python that no GPU runs, in the code of a kernel before its launch: lists, generators,
-whole-array calls of numpy. It needs no compiler."""
+"""Static search of a kernel's bytecode for Python features that no GPU supports: lists, generators, numpy
+functions on whole arrays. It needs no compiler."""
 
 import builtins
 import dis
@@ -35,7 +35,7 @@ ONLY_NUMBERS = (
 
 
 def refuse(kernel):
-    """Reject a kernel whose code, or whose device functions' code, asks for what no GPU runs."""
+    """Reject a kernel if it or one of its device functions uses features that no GPU supports."""
     for function, what in found(python_function(kernel), set()):
         fail(f"no GPU can run this: {function} {what}", hint=ONLY_NUMBERS)
 
@@ -45,8 +45,8 @@ def python_function(kernel):
 
 
 def found(function, seen):
-    """(name of the function, what it does) for the first thing of each kind in `function` and all that it
-    calls."""
+    """Yield (function name, description) for the first use of each unsupported feature in `function` and its
+    callees."""
     if not isinstance(function, FunctionType) or function.__code__ in seen or is_a_librarys(function):
         return
     seen.add(function.__code__)
@@ -58,7 +58,8 @@ def found(function, seen):
 
 
 def asks_for(code):
-    """Yield each operation of a code object, or of one inside of it, that needs Python itself."""
+    """Yield a description of each operation in a code object, nested ones included, that needs the Python
+    runtime."""
     steps = [*dis.get_instructions(code)]
     made = [MAKES[step.opname] for step in steps if step.opname in MAKES]
     for _ in filter(ends_a_tuple, steps):
@@ -70,14 +71,14 @@ def asks_for(code):
 
 
 def ends_a_tuple(step):
-    """Return whether an instruction makes a tuple of a list that Python has built for it, as in `f(*p, *q)`.
-    Numba sees only the tuple."""
+    """Return whether an instruction converts a temporary list to a tuple, as in `f(*p, *q)`. Numba sees only
+    the tuple."""
     return "LIST_TO_TUPLE" in (step.opname, step.argrepr.removeprefix("INTRINSIC_"))
 
 
 def names(function):
-    """(name as it is written, value) of what the code takes from outside: globals, what it closes over, and
-    attributes of modules."""
+    """Yield (name as written, value) for the globals, closure variables and module attributes that the code
+    uses."""
     outside = {**vars(builtins), **function.__globals__}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     outside |= {name: cell.cell_contents for name, cell in cells if cell != type(cell)()}
@@ -96,7 +97,8 @@ def names(function):
 
 
 def refused(value):
-    """Why a GPU cannot call this value, or None: "" where its name says it all."""
+    """Return why a GPU cannot call this value, or None if it can. The reason is "" if the name is explanation
+    enough."""
     try:
         if value in PYTHONS:
             return ", which is Python's own"

@@ -1,7 +1,7 @@
-"""The harness of the checks: runs one on a learner's answer and turns the outcome into words that help.
+"""Harness that runs a check on a learner's answer and formats the outcome as a helpful message.
 
-A check is a function of the answer and a fresh random generator. It compares what the answer gives with what
-an oracle of its own gives, and returns one line about what it tried:
+A check is a function of the answer and a fresh random generator. It compares the answer's results with an
+independent reference, and returns one line that describes what was tested:
 
     @exercise("1.2", "merge")
     def ex01_2(merge, rng):
@@ -63,10 +63,10 @@ __all__ = [
 
 
 def exercise(number, name):
-    """Make a check of exercise `number` ("1.2") out of a function `body(answer, rng) -> what was tried`.
+    """Decorate `body(answer, rng) -> summary` as the check of exercise `number` ("1.2").
 
-    The check is called as `check(answer, seed=None)`; a seed repeats the very same inputs. It raises
-    CheckFailed, or prints one line and ticks the ledger.
+    The decorated check is called as `check(answer, seed=None)`; a fixed seed reproduces the inputs. It raises
+    CheckFailed, or prints one line and records the exercise as done.
     """
 
     def decorate(body):
@@ -105,7 +105,8 @@ def exercise(number, name):
 
 
 def say_how_far(number):
-    """In a notebook: how far the learner is, as links. Not in builds and tests, which compare outputs."""
+    """Display the learner's progress with links. Only in an interactive notebook, because builds and tests
+    compare outputs."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if not quiet() and getattr(shell, "kernel", None):
         from IPython.display import Markdown, display
@@ -113,16 +114,16 @@ def say_how_far(number):
         display(Markdown(how_far(number)))
 
 
-# What a learner's exception says ----------------------------------------------------------------------------
+# Exceptions in the learner's code ---------------------------------------------------------------------------
 
 HERE = Path(__file__).resolve().parents[1]
 LAUNCHES = tuple(str(HERE.parents[1] / package) for package in ("sim", "kernels"))
 NOT_THE_LEARNERS = ("<frozen", str(HERE), *LAUNCHES, sysconfig.get_path("stdlib"))
-PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # installed, also below another Python's
+PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # installed, also for another Python
 
 
 def explain(error):
-    """An exception from the learner's code: their line first, then the exception, then the call that provoked
+    """Describe an exception in the learner's code: the failing line, the exception, and the call that caused
     it."""
     ours, theirs = steps_of(error)
     said = f"{type(error).__name__}: {error}"
@@ -133,7 +134,8 @@ def explain(error):
 
 
 def where_it_was(stop, how):
-    """Say how the learner's code was stopped, and at which line; of the check's own code no line."""
+    """Describe how the learner's code was stopped and at which line. No line is shown if the check's own code
+    was running."""
     ours, theirs = steps_of(stop)
     if not theirs:
         return f"{how} while the check was at work, outside your code"
@@ -141,14 +143,15 @@ def where_it_was(stop, how):
     return "\n".join([f"{how} in {line}", *code, *indented(4, f"called by  {source(*ours[-1])}")])
 
 
-# What is added to a check that was stopped.
+# Appended to the message of a check that was stopped.
 NO_VERDICT = "The check was not finished: it says nothing about your answer."
 ENDLESS = "Does each way through the loop come nearer to its end?"
 
 
 def steps_of(error):
-    """Return the steps (frame, line) on the way to an exception: those of the check up to the call of the
-    learner's code, and all of the learner's. None are there if an interrupt comes before the check begins."""
+    """Return two lists of (frame, line) from an exception's traceback: the check's frames up to the call of
+    the learner's code, and all of the learner's frames. Both are empty if an interrupt arrives before the
+    check begins."""
     steps = list(traceback.walk_tb(error.__traceback__))
     body, steps = steps[1:2], steps[2:]  # after the harness
     way = itertools.takewhile(lambda step: not is_theirs(step[0]), steps)
@@ -157,8 +160,8 @@ def steps_of(error):
 
 
 def is_theirs(frame):
-    """Return whether a frame is of the learner's code: a cell, or a file that belongs to no package. Compiled
-    packages name their sources by relative paths."""
+    """Return whether a frame belongs to the learner's code, that is, to a cell or a file outside any package.
+    Compiled packages have relative source paths."""
     file = frame.f_code.co_filename
     if file.startswith(NOT_THE_LEARNERS) or PACKAGES.search(file):
         return False
@@ -174,8 +177,8 @@ def is_the_checks(frame):
 
 
 def failing_line(steps):
-    """ "line 3 of merge    m = max(m1, m2)": counted within the function, as a cell has no lines of its
-    own."""
+    """Return the failing line as text: "line 3 of merge    m = max(m1, m2)". Lines are counted within the
+    function, because cells have no line numbers."""
     frame, line = steps[-1]
     named = [step[0] for step in steps if not step[0].f_code.co_name.startswith("<")]
     code = (named or [frame])[-1].f_code
@@ -187,6 +190,6 @@ def source(frame, line):
 
 
 def arguments(frame):
-    """The arguments of the call as they stand when it fails."""
+    """Format the arguments of a call with their values at the time of the failure."""
     names = frame.f_code.co_varnames[: frame.f_code.co_argcount]
     return ", ".join(f"{name} = {brief(frame.f_locals[name])}" for name in names if name in frame.f_locals)

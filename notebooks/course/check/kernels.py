@@ -1,5 +1,5 @@
-"""The launch of a learner's kernel in `sim`: in a random order of threads, under its contract. A finding or
-an exception is a failed check."""
+"""Launches of a learner's kernel in `sim`, with a random thread order. A finding, an exception or a violated
+contract fails the check."""
 
 from math import prod
 
@@ -15,18 +15,20 @@ from sim.observers import DEFAULT
 from sim.observers.trace import Trace
 from sim.observers.traffic import Traffic
 
-EVENTS = 3_000_000  # of a launch under a contract; no check comes near it
-STEPS = 50_000  # rounds of while loops, over all threads, before one of them ends
+EVENTS = 3_000_000  # limit for a launch with a contract, far above what any check needs
+STEPS = 50_000  # total iterations of while loops before any thread ends
 
 
 def launch(
     kernel, configuration, arguments, rng, call, refused=lambda finding: True, float64=None, **options
 ):
-    """One launch; returns sim's report. options: those of sim.simulate. float64: the number of instructions
-    on float64 that the compiled kernel may have.
+    """Launch a kernel once and return sim's report.
 
-    A thread's exception, or a finding that is `refused` (any, a warning too, unless told otherwise), fails
-    the check; a stub stays one.
+    The check fails if a thread raises an exception, or if a finding is `refused` (by default every finding,
+    including warnings). An unfinished stub raises its own NotImplementedError.
+
+    float64: maximum number of float64 instructions in the compiled kernel.
+    options: further options of sim.simulate.
     """
     dialect.refuse(kernel)
     try:
@@ -45,14 +47,17 @@ def launch(
 
 
 def first(messages, shown=2):
-    """The first messages whole, the others as a number."""
+    """Return the first messages in full, followed by the number of remaining messages."""
     more = len(messages) - shown
     return "\n\n".join([*messages[:shown], *([f"and {plural(more, 'more finding')}"] if more > 0 else [])])
 
 
 def run(kernel, configuration, inputs, outputs, rng, call, place=None, **options):
-    """The launch of a kernel(*inputs, *outputs), which may change the outputs alone; returns sim's report.
-    place: the number of inputs before the outputs."""
+    """Launch kernel(*inputs, *outputs) and return sim's report. The check fails if the kernel modifies an
+    input.
+
+    place: number of inputs that come before the outputs.
+    """
     given = copies(inputs)
     arguments = (*given[:place], *outputs, *(given[place:] if place is not None else ()))
     report = launch(kernel, configuration, arguments, rng, call, **options)
@@ -75,10 +80,10 @@ def judge(
     hint=None,
     **options,
 ):
-    """Run the kernel, and reject it unless its outputs are `wanted` (a tuple of as many arrays, worked out
-    before), and it keeps to the contract.
+    """Run the kernel, and reject it unless its outputs equal `wanted` and it fulfils the contract.
 
-    hint: a text, or a function of the outputs that gives one.
+    wanted: a tuple with one expected array per output, computed before the call.
+    hint: a text, or a function that returns a text for given outputs.
     """
     options.setdefault("max_steps", STEPS)
     options["observers"] = (*DEFAULT, *options.get("observers", ()), Trace(limit=EVENTS), Traffic)
@@ -106,10 +111,10 @@ def jitted(kernel, name):
 
 
 def copies(arguments):
-    """The arguments, each array copied."""
+    """Return the arguments with every array copied."""
     return tuple(argument.copy() if isinstance(argument, np.ndarray) else argument for argument in arguments)
 
 
 def names_in(kernel):
-    """The names that a kernel's own code uses, @cuda.jit or not: to see by which means it works."""
+    """Return the names that a kernel's own code uses, with or without @cuda.jit."""
     return set(getattr(kernel, "py_func", kernel).__code__.co_names)

@@ -1,26 +1,28 @@
-"""Ends a check whose learner's code does not end by itself."""
+"""Time limits for the learner's code in a check."""
 
 import ctypes
 import sys
 import threading
 from contextlib import contextmanager
 
-INTERVAL = 0.5  # seconds between two looks at the running code
-PATIENCE = 60  # seconds that a check waits for the learner's code, launches not counted
-WITH_LAUNCHES = 600  # seconds with launches, which the simulator ends by itself if they get nowhere
+INTERVAL = 0.5  # sampling interval in seconds
+PATIENCE = 60  # seconds of the learner's own code, excluding launches
+WITH_LAUNCHES = 600  # seconds including launches; the simulator itself stops launches without progress
 
 
 class DoesNotEnd(BaseException):
-    """The learner's code has run for too long; no `except Exception` of theirs may take it."""
+    """The learner's code has run for too long. It derives from BaseException so that `except Exception` in
+    the learner's code cannot catch it."""
 
 
 @contextmanager
 def patience(is_theirs, is_launch):
-    """Raise DoesNotEnd in the learner's code that runs within for too long, and yield the Watch, which has
-    the seconds that it waited. Only the time in which one of the learner's functions runs counts, so that a
-    slow oracle takes nothing of it.
+    """Yield a Watch that raises DoesNotEnd in the learner's code after too long a time. `watch.waited` is the
+    limit that was exceeded, in seconds. Only time spent inside the learner's functions counts, so a slow
+    reference implementation does not use it up.
 
-    is_theirs, is_launch: tell a frame of the learner's, and one of a launch, from others.
+    is_theirs: predicate for the learner's frames.
+    is_launch: predicate for frames of a launch.
     """
     watch = Watch(threading.get_ident(), sys._getframe(2), is_theirs, is_launch)
     threading.Thread(target=watch.run, daemon=True).start()
@@ -31,7 +33,7 @@ def patience(is_theirs, is_launch):
 
 
 class Watch:
-    """Looks at a thread's stack at intervals, and adds up how long it has been in the learner's code."""
+    """Sampling timer that adds up the time a thread spends in the learner's code."""
 
     def __init__(self, thread, outermost, is_theirs, is_launch):
         self.thread, self.outermost = thread, outermost
@@ -48,12 +50,13 @@ class Watch:
                 self.waited = PATIENCE if self.alone >= PATIENCE else WITH_LAUNCHES
                 if self.alone >= PATIENCE or self.in_all >= WITH_LAUNCHES:
                     self.throw(DoesNotEnd)
-                    self.alone = self.in_all = 0  # should a bare `except` take it, there is a next time
+                    self.alone = self.in_all = 0  # so that it is raised again if a bare `except` catches it
 
     def look(self):
-        """Return whether the thread is running the learner's code, and whether it is running a launch.
+        """Return whether the thread is in the learner's code, and whether it is in a launch.
 
-        No frame is kept: it would keep its variables alive, and checks count the memory that answers hold.
+        No reference to a frame is kept. A frame would keep its variables alive, and some checks measure the
+        memory that an answer uses.
         """
         theirs = launch = False
         frame = sys._current_frames().get(self.thread)
@@ -63,18 +66,18 @@ class Watch:
         return theirs, launch
 
     def throw(self, exception):
-        """Raise it in the thread at its next bytecode, unless the check is over."""
+        """Raise the exception in the watched thread at its next bytecode, unless the check is over."""
         with self.acting:
             if not self.over.is_set():
                 thread, what = ctypes.c_ulong(self.thread), ctypes.py_object(exception)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, what)
 
     def stop(self):
-        """End the watch; called in the watched thread.
+        """Stop watching. Called from the watched thread.
 
-        An exception that was thrown last may not have been raised yet. The loop lets it be raised here.
-        Taking it back instead, by PyThreadState_SetAsyncExc(thread, NULL), leaves CPython's request to look
-        for exceptions set for ever: a traced function then repeats its first instruction without end.
+        An exception that was requested may still be pending. The loop gives CPython the chance to raise it
+        here. Cancelling it with PyThreadState_SetAsyncExc(thread, NULL) would leave CPython's request to look
+        for exceptions set, and a traced function would then repeat its first instruction forever.
         """
         try:
             with self.acting:

@@ -1,5 +1,5 @@
-"""Streams that run nothing until they are told to, and then in an order of the check's choice: for lesson
-07's exercise on marks."""
+"""Deferred streams for lesson 07's exercise on events. The check chooses the order in which their entries
+run."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from course.check.harness import fail
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a stream: behind its first `place` entries."""
+    """An event in a stream, after its first `place` entries."""
 
     stream: "Stream"
     place: int
@@ -16,7 +16,7 @@ class Mark:
 
 @dataclass(eq=False)
 class Stream:
-    """Lesson 07's Stream, as a list of what has been put into it."""
+    """The Stream class of lesson 07, implemented as a list of its entries."""
 
     name: str
     call: str
@@ -51,7 +51,7 @@ class Stream:
 
     @property
     def ready(self):
-        """Return whether its next entry may run now."""
+        """Return whether the stream's next entry can run now."""
         if self.done == len(self.entries):
             return False
         entry = self.entries[self.done]
@@ -66,7 +66,8 @@ class Stream:
 
 
 def run(streams, choose):
-    """Run all that is in the streams, `choose` picking one of those that may go on; whether all is done."""
+    """Run all entries of the streams and return whether all finished. `choose` selects one of the ready
+    streams."""
     while ready := [stream for stream in streams if stream.ready]:
         choose(ready).step()
     return all(stream.done == len(stream.entries) for stream in streams)

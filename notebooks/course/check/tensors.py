@@ -1,5 +1,4 @@
-"""PyTorch answers watched while they run: how large a tensor they make, how much they keep, how many
-operations they take, and what they may not call."""
+"""Instrumentation for PyTorch answers: tensor sizes, memory in use, operation counts and forbidden functions."""
 
 import sys
 import weakref
@@ -14,19 +13,20 @@ from torch.utils._pytree import tree_leaves
 from course.check.words import fail
 from kernels.reference.tiled import Traffic
 
-OFF = {"numpy", "tolist", "__array__", "save"}  # by these, numbers leave PyTorch and our sight
+# methods that export values from PyTorch, where they can no longer be tracked
+OFF = {"numpy", "tolist", "__array__", "save"}
 READY_MADE = {"scaled_dot_product_attention", "softmax", "log_softmax"}
 AUTOGRAD = {"backward", "grad", "requires_grad_"}
 
 
 @dataclass
 class Seen:
-    """The measured work of an answer: the most elements in one tensor that it made, the most alive at one
-    time, and the number of operations."""
+    """Measurements of an answer: the elements of the largest tensor that it created, the maximum number of
+    elements alive at once, and the number of operations."""
 
     largest: int = 0
     shape: tuple = ()
-    alive: dict = field(default_factory=dict)  # storage -> (numbers, how many tensors stand on it)
+    alive: dict = field(default_factory=dict)  # storage -> (elements, number of live tensors that share it)
     kept: int = 0
     operations: int = 0
     called: list = field(default_factory=list)
@@ -34,7 +34,7 @@ class Seen:
 
     def made(self, tensor):
         there = tensor.untyped_storage().nbytes() // tensor.element_size()
-        made = min(tensor.numel(), there)  # a view by expand() has fewer numbers than its shape says
+        made = min(tensor.numel(), there)  # a view by expand() stores fewer elements than its shape
         if made > self.largest:
             self.largest, self.shape = made, tuple(tensor.shape)
         place = tensor.untyped_storage().data_ptr()
@@ -52,7 +52,7 @@ class Seen:
 
 
 class Results(TorchDispatchMode):
-    """Sees every tensor that an operation makes."""
+    """Torch dispatch mode that records every tensor returned by an operation."""
 
     def __init__(self, seen):
         super().__init__()
@@ -70,7 +70,7 @@ class Results(TorchDispatchMode):
 
 
 class Calls(TorchFunctionMode):
-    """Sees every function of PyTorch by its name, before it is done."""
+    """Torch function mode that records the name of every PyTorch function before it runs."""
 
     def __init__(self, seen):
         super().__init__()
@@ -87,7 +87,7 @@ WATCHING = []
 
 @contextmanager
 def watched():
-    """Watch what happens within; gives a Seen. Tensors that were there before do not count."""
+    """Measure the enclosed code and yield a `Seen`. Tensors that existed before do not count."""
     seen = Seen()
     WATCHING.append(seen)
     try:
@@ -99,8 +99,8 @@ def watched():
 
 @contextmanager
 def global_memory():
-    """Exclude the operations of this block of code, which is the course's own work in global memory, from the
-    counts."""
+    """Exclude the enclosed operations from the counts, because the course's own global-memory model performs
+    them."""
     before = [seen.looks_away for seen in WATCHING]
     for seen in WATCHING:
         seen.looks_away = True
@@ -113,7 +113,7 @@ def global_memory():
 
 @contextmanager
 def noted(functions):
-    """The names of those of the functions, Python's, that are called within."""
+    """Yield the names of those Python functions in `functions` that the enclosed code calls."""
     names, called = {function.__code__: function.__qualname__ for function in functions}, []
 
     def note(frame, event, _):
@@ -131,12 +131,15 @@ def noted(functions):
 def within(
     answer, given, *, call, largest=None, kept=None, operations=None, refused=(), ready_made=(), hint=None
 ):
-    """answer(*given), its inputs unchanged, within bounds; returns what it returns.
+    """Return answer(*given), and reject the answer if it modifies its inputs or exceeds a limit.
 
-    largest: most numbers in one tensor that it makes; kept: most alive at one time, or a function of the
-        result that says so; operations: most operations of PyTorch; refused: names of PyTorch's functions
-        it may not call; ready_made: functions of ours it may not call. Numbers may not leave PyTorch (numpy,
-        tolist) where a bound is set.
+    Values must not leave PyTorch (through numpy or tolist) if a limit is set.
+
+    largest: maximum number of elements in one new tensor.
+    kept: maximum number of elements alive at once, or a function that computes it from the result.
+    operations: maximum number of PyTorch operations.
+    refused: names of PyTorch functions that must not be called.
+    ready_made: functions of the course that must not be called.
     """
     tensors = [getattr(value, "hidden", value) for value in tree_leaves(given)]
     before = [value.clone() if isinstance(value, torch.Tensor) else value for value in tensors]
@@ -170,7 +173,7 @@ def within(
 
 
 def unchanged(now, before, call):
-    """Reject an answer that has written into its arguments."""
+    """Reject an answer that modified its arguments."""
     for number, (mine, old) in enumerate(zip(now, before, strict=True)):
         if isinstance(old, torch.Tensor) and not torch.equal(
             mine.nan_to_num(nan=7.25), old.nan_to_num(nan=7.25)
@@ -183,7 +186,8 @@ def unchanged(now, before, call):
 
 
 class OffChip:
-    """A tensor in global memory: it has a shape and a type, and comes to the chip by traffic.load alone."""
+    """A tensor in global memory. It exposes shape and dtype; its values are only available through
+    `traffic.load`."""
 
     def __init__(self, tensor):
         self.hidden = tensor
@@ -209,7 +213,7 @@ class OffChip:
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        # an array in global memory, like this one
+        # the result is an array in global memory too
         if function in (torch.empty_like, torch.zeros_like, torch.full_like):
             inner = [value.hidden if isinstance(value, cls) else value for value in args]
             with global_memory():
@@ -237,7 +241,7 @@ BY_TILES = (
 
 
 class Counted(Traffic):
-    """Traffic between OffChip tensors and the chip; `loads` counts the tiles that came."""
+    """Traffic between OffChip tensors and the chip. `loads` counts the loaded tiles."""
 
     loads = 0
 
@@ -255,7 +259,7 @@ class Counted(Traffic):
 
 
 def hidden(array):
-    """The tensor of an OffChip; a plain tensor is on the chip already."""
+    """Return the tensor inside an OffChip. Plain tensors are already on the chip and are returned unchanged."""
     if not isinstance(array, OffChip):
         fail("it loads from an array that is not in global memory", hint=BY_TILES)
     return array.hidden

@@ -1,5 +1,5 @@
-"""The record of one run of a check: the facts that it has tried, for the line with the ✓, and the kernel that
-must still compile for a GPU when all else is right."""
+"""Record of one check run: the facts for the success message, and the kernel to compile once all values are
+correct."""
 
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,24 +13,26 @@ RUNNING = ContextVar("the check that runs")
 
 @dataclass
 class Trial:
-    """The check that runs. `launch`: (kernel, arguments, most float64 instructions or None) of its last
-    launch; `blocks`: the most of one launch."""
+    """State of the running check.
+
+    launch: (kernel, arguments, maximum number of float64 instructions or None) of its last launch.
+    blocks: largest number of blocks in one launch.
+    """
 
     launch: tuple | None = None
     blocks: int = 0
     facts: list = field(default_factory=list)
 
     def finish(self):
-        """Compile the kernel when everything else is right. Return the facts that were tried, in addition to
-        those of the check itself."""
+        """Compile the kernel, and return the facts to add to the success message."""
         several = [f"{self.blocks} blocks"] if self.blocks > 1 else []
         return [*dict.fromkeys(self.facts), *several, *([self.compiles()] if self.launch else [])]
 
     def compiles(self):
-        """Reject a kernel that Numba cannot compile, or that computes in float64 where it may not; says what
-        was found out."""
+        """Reject a kernel that Numba cannot compile or that uses too much float64; return a fact for the
+        success message."""
         kernel, arguments, most = self.launch
-        if hasattr(kernel, "module"):  # of PTX, compiled before it ran
+        if hasattr(kernel, "module"):  # a kernel from PTX was compiled before it ran
             from course.cuda_cpp import have_nvrtc
 
             return f"compiles for {ARCHITECTURE}" if have_nvrtc() else "not compiled: NVRTC is not here"
@@ -42,7 +44,7 @@ class Trial:
             made = compiled_here(kernel, *arguments, architecture=ARCHITECTURE)
         except NoCompiler:
             return "not compiled: libNVVM is not here"
-        except Exception as error:  # whatever Numba raises is about the kernel
+        except Exception as error:  # any exception from Numba concerns the kernel
             fail("right in the simulator, but Numba cannot compile it for a GPU", hint=reason(error))
         if most is not None and len(made.float64) > most:
             what = f"right, but {len(made.float64)} instructions have to do with a float64; by lines:"
@@ -58,7 +60,8 @@ class Trial:
 
 
 def reason(error, lines=8):
-    """Numba's message without the names of its passes and its empty lines, as far as somebody reads it."""
+    """Return Numba's error message without the names of compiler passes and without empty lines, cut to a
+    readable length."""
     said = [
         line
         for line in str(error).splitlines()
@@ -69,7 +72,7 @@ def reason(error, lines=8):
 
 @contextmanager
 def running():
-    """A Trial for the check that runs within."""
+    """Create the Trial of the check that runs in the `with` block."""
     trial = Trial()
     token = RUNNING.set(trial)
     try:
@@ -79,12 +82,12 @@ def running():
 
 
 def tried(*facts):
-    """Facts for the line with the ✓, said once each: tried("scores to ±1000")."""
+    """Add facts to the success message, without duplicates: tried("scores to ±1000")."""
     if trial := RUNNING.get(None):
         trial.facts.extend(facts)
 
 
 def launched(kernel, arguments, blocks, most_float64):
-    """Note a launch: its kernel is compiled when everything else is right."""
+    """Record a launch, so that its kernel is compiled after all values have been checked."""
     if trial := RUNNING.get(None):
         trial.launch, trial.blocks = (kernel, arguments, most_float64), max(trial.blocks, blocks)

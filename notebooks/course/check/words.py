@@ -1,15 +1,14 @@
-"""The text of a verdict: what was tried, the call that shows it, the wanted and the actual value, and where
-to look."""
+"""Text of a verdict: the test, the call, expected and actual values, and a hint."""
 
 import textwrap
 
 import numpy as np
 
-WIDTH = 88  # columns, as the code of lessons: a notebook would break a longer line inside a word
+WIDTH = 88  # columns, as in the lessons' code; a notebook would break longer lines inside words
 
 
 def wrapped(message):
-    """A message whose long lines go on, two columns further in, on the next, broken between words."""
+    """Wrap long lines between words, with continuation lines indented by two more columns."""
     return "\n".join(
         textwrap.fill(
             line,
@@ -23,7 +22,7 @@ def wrapped(message):
 
 
 class MessageAlone(BaseException):
-    """An exception of which a notebook shows the message alone, without the way through our code."""
+    """Exception that a notebook shows without a traceback."""
 
     def _render_traceback_(self):
         return wrapped(str(self)).splitlines()
@@ -34,16 +33,15 @@ class CheckFailed(MessageAlone, AssertionError):
 
 
 class Interrupted(MessageAlone, KeyboardInterrupt):
-    """The learner has interrupted a check."""
+    """Interruption of a check by the learner."""
 
 
 class NotChecked(Exception):
-    """An error: something that a check needs is missing on this machine. The message says what."""
+    """A check needs something that is missing on this machine. The message names it."""
 
 
 def fail(what, *, call=None, hint=None, wanted=None, got=None):
-    """Reject the answer with a message: what was tried, the call that shows it, expected and actual values,
-    and where to look."""
+    """Reject the answer with a message: the test, the call, expected and actual values, and a hint."""
     values = [
         f"{word} {text(value)}" for word, value in [("wanted", wanted), ("got", got)] if value is not None
     ]
@@ -55,8 +53,8 @@ def compare(got, wanted, *, what, tolerance, call=None, hint=None):
     """Reject `got` unless it has the shape of `wanted` and |got - wanted| <= tolerance * max(1, |wanted|)
     everywhere.
 
-    Either is a number, a numpy array, a torch tensor, or a tuple or list of these. NaN passes only where NaN
-    is wanted.
+    Each of the two is a number, a numpy array, a torch tensor, or a tuple or list of these. NaN is accepted
+    only where NaN is expected.
     """
     if got is None:
         fail(
@@ -83,17 +81,18 @@ def compare(got, wanted, *, what, tolerance, call=None, hint=None):
 
 
 def instance(got, kinds, *, what, call=None, hint=None):
-    """Reject `got` unless its type is one of `kinds`; `what` describes them in words, such as "a whole
-    number"."""
+    """Reject `got` unless its type is one of `kinds`. `what` describes the expected type in words, such as "a
+    whole number"."""
     if isinstance(got, bool) or not isinstance(got, kinds):
         fail(f"wanted {what}, got a {type(got).__name__}", call=call, got=brief(got), hint=hint)
 
 
-FEW = 6  # values of up to this many elements are shown whole; of larger ones, the first that differs
+FEW = 6  # maximum number of elements to show in full; of larger values, show only the first difference
 
 
 def agree(mine, theirs, tolerance):
-    """Return a bool for each element: whether the two values agree. NaN never agrees."""
+    """Return a boolean array: whether each pair of values agrees within the tolerance, relative for values
+    above 1. NaN agrees only with NaN."""
     with np.errstate(invalid="ignore"):
         near = np.abs(mine - theirs) <= tolerance * np.maximum(1, np.abs(theirs))
     finite = np.isfinite(theirs)
@@ -101,7 +100,7 @@ def agree(mine, theirs, tolerance):
 
 
 def explained(got, mistakes, otherwise, tolerance=1e-6):
-    """The hint whose mistake gives just what was got, or `otherwise`; `mistakes` is {hint: value}."""
+    """Return the hint whose mistake reproduces `got` exactly, or `otherwise`. `mistakes` is {hint: value}."""
     try:
         found = numbers(got)
     except TypeError:
@@ -115,7 +114,7 @@ def explained(got, mistakes, otherwise, tolerance=1e-6):
 
 
 def array(value):
-    """One number, numpy array or torch tensor as a float64 array."""
+    """Convert a number, numpy array or torch tensor to a float64 array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().double().numpy()
     try:
@@ -127,8 +126,8 @@ def array(value):
 
 
 def shape(value):
-    """The shape of an array; of a tuple or list too, where its parts are alike, else a tuple of their
-    shapes."""
+    """Return the shape of an array, or of a tuple or list of equally shaped parts; otherwise a tuple of the
+    parts' shapes."""
     if not isinstance(value, (tuple, list)):
         return array(value).shape
     parts = [shape(part) for part in value]
@@ -137,14 +136,14 @@ def shape(value):
 
 
 def numbers(value):
-    """Every number in `value`, in order, in one float64 array."""
+    """Flatten all numbers in `value`, in order, into one float64 array."""
     if not isinstance(value, (tuple, list)):
         return array(value).ravel()
     return np.concatenate([numbers(part) for part in value] or [np.empty(0)])
 
 
 def index_of(position, value):
-    """Return the index of element `position` of `numbers(value)`: (2, 5) is value[2][5]."""
+    """Return the index in `value` of element `position` of `numbers(value)`: (2, 5) means value[2][5]."""
     if not isinstance(value, (tuple, list)):
         return tuple(int(i) for i in np.unravel_index(position, array(value).shape))
     sizes = [numbers(part).size for part in value]
@@ -153,8 +152,8 @@ def index_of(position, value):
 
 
 def text(value, digits=6):
-    """A value as a learner would write it: (2, nan, -inf), without dtypes; what is no number, as Python shows
-    it."""
+    """Format a value as a learner would write it: (2, nan, -inf), without dtypes. Values that are not numeric
+    use repr."""
     if isinstance(value, str):
         return value
     if isinstance(value, (tuple, list)):
