@@ -1,4 +1,4 @@
-"""Instrumentation for PyTorch answers: tensor sizes, memory in use, operation counts and forbidden functions."""
+"""Instrumentation for PyTorch answers: tensor sizes, memory, operation counts and forbidden functions."""
 
 import sys
 import weakref
@@ -259,7 +259,7 @@ class Counted(Traffic):
 
 
 def hidden(array):
-    """Return the tensor inside an OffChip. Plain tensors are already on the chip and are returned unchanged."""
+    """Return the tensor inside an OffChip. A plain tensor is on the chip and is returned unchanged."""
     if not isinstance(array, OffChip):
         fail("it loads from an array that is not in global memory", hint=BY_TILES)
     return array.hidden
