@@ -136,6 +136,7 @@ class Step:
     - "mask": replace the mask of the call at `line` by `what`.
     - "buffers": give the array `what` one buffer more than `at`.
     - "widen": start the view `what` at byte `at`.
+    - "separate": put each statement of `line` on a line of its own.
     - "atomic": replace the access at `line` by an atomic. For `what` "update", the read is at line `at`.
       "store" and "read" replace a plain access; a read's text is `element`. "cas", "min" and "max" replace
       the comparison with `element` at line `at`, and the store at `line` is removed. "ticket": the statement
@@ -195,6 +196,8 @@ class Finding:
         default=False, compare=False
     )  # whether the thread continues with an undefined value
     poison: int = field(default=INTEGER_POISON, compare=False)  # the byte that fills the undefined value
+    # the lines of the access's function that compute its index, as far as the text shows them
+    origins: frozenset[int] = field(default=frozenset(), compare=False)
     follows: bool = field(default=False, compare=False)  # whether another finding caused this one
 
     @property

@@ -43,7 +43,7 @@ def of_race(facts: Facts) -> tuple[str, str, Advice]:
     cause = row.cause(facts) if callable(row.cause) else row.cause or general(facts)
     fix = row.fix(facts) if callable(row.fix) else row.fix
     words = WORDS.get(facts.language, WORDS[NUMBA])
-    return cause.format(**words), fix.format(**words), Advice(row.name, row.steps(facts))
+    return cause.format(**words), fix.format(**words), Advice(row.name, fixes.doable(facts, row.steps(facts)))
 
 
 def general(facts):
@@ -158,6 +158,12 @@ PATTERNS = (
         "let both work on one array of one dtype, or on bytes of their own",
         "Each is atomic, but their elements overlap without being the same, and such atomics are not atomic"
         " towards each other.",
+    ),
+    Pattern(
+        "statements of one line",
+        lambda facts: facts.statements_of_line,
+        fixes.fix_of_statements,
+        steps=lambda facts: (Step("separate", facts.one.function, facts.low, "statements"),),
     ),
     Pattern(
         "step in an expression",

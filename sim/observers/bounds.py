@@ -1,5 +1,7 @@
 """bounds: out-of-bounds accesses, and negative indices, which Numba wraps but CUDA C++ does not."""
 
+import functools
+import re
 from collections import Counter
 
 from sim.events import (
@@ -13,7 +15,9 @@ from sim.events import (
     index_text,
     leading_name,
 )
+from sim.observers.statements import arguments, index_of, lines_of_value
 
+LOOSE = re.compile(r"[<>=?&|^]|\b(?:if|and|or|not)\b")  # operators that a comparison would split
 MAX_REPORTED = 1000  # maximum number of findings per thread and site; further ones are only counted
 
 
@@ -21,7 +25,8 @@ class Bounds(Observer):
     """Reports `out-of-bounds` (an error) and `negative-index` (a warning)."""
 
     def launch_started(self, context):
-        self.times, self.last = Counter(), {}
+        self.context, self.times, self.last = context, Counter(), {}
+        self.origins = functools.cache(self.find_origins)
 
     def launch_finished(self, context):
         for where, finding in self.last.items():
@@ -35,9 +40,16 @@ class Bounds(Observer):
             self.last[where] = self.finding(access, array, index, shape)
             return [self.last[where]]
 
+    def find_origins(self, site, name):
+        """Return the lines that compute the index of the access at a Site."""
+        outline, found = self.context.outline(site), index_of(site, name)
+        home = outline and outline.function(site.line)
+        return lines_of_value(outline.text(home), found[0]) if home and found else frozenset()
+
     def finding(self, access, array, index, shape):
         element, size = Element(array.name, index), " x ".join(map(str, shape)) or "a scalar's"
         name, called = names(access, array)
+        origins = self.origins(access.site, name) if access.site and name else frozenset()
         there = Element(name, index) if name else f"index {index_text(index)}"
         lowest = -1 if array.wraps else 0
         axis = next((axis for axis, (i, n) in enumerate(zip(index, shape)) if not lowest * n <= i < n), None)
@@ -48,7 +60,7 @@ class Bounds(Observer):
             limit = "not be negative" if negative else f"be below {size_there}"
             guard = f"the index along axis {axis} must {limit}"
             if len(shape) == 1:
-                guard = "if i >= 0" if negative else f"if i < {size_there}"
+                guard = condition(access, name, ">= 0" if negative else f"< {size_there}")
             reason = f"Index {index[axis]}{along} must be below {shape[axis]}."
             if negative:
                 reason = f"Index {index[axis]} lies in front of the first element."
@@ -67,6 +79,7 @@ class Bounds(Observer):
                 fix=f"guard the access: {guard}",
                 undefined=access.what != "written",
                 poison=INTEGER_POISON if array.wraps else UNTYPED_POISON,
+                origins=origins,
             )
         return Finding(
             "negative-index",
@@ -78,8 +91,20 @@ class Bounds(Observer):
                 "Numba wraps negative indices as Python does; CUDA C would read or write in front of the"
                 " array."
             ),
-            fix="if the wrap is not meant, guard the access: if i >= 0",
+            origins=origins,
+            fix=f"if the wrap is not meant, guard the access: {condition(access, name, '>= 0')}",
         )
+
+
+def condition(access, name, test):
+    """Return the branch that guards an access, such as "if i + 1 < x.shape[0]": the source's own index, if it
+    is one expression, and a test of it."""
+    found = index_of(access.site, name) if access.site and name else None
+    parts = arguments(found[0]) if found else []
+    if len(parts) != 1 or not parts[0]:
+        return f"the index must be {test}"
+    text = f"({parts[0]})" if LOOSE.search(parts[0]) else parts[0]
+    return f"if {text} {test}"
 
 
 def names(access, array):

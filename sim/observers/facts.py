@@ -18,9 +18,13 @@ from sim.observers.statements import (
     assigned,
     assignment,
     element_of,
+    extreme,
     is_sum_or_extreme,
+    may_perform,
     mentions,
     statement,
+    statement_of,
+    statements,
     stepped,
 )
 from sim.observers.words import CPP
@@ -89,6 +93,25 @@ class Facts:
     def same_line(self):
         return (self.one.function, self.one.line) == (self.other.function, self.other.line)
 
+    @property
+    def statements_of_line(self):
+        """True if the accesses belong to two statements that share a line."""
+        one, other = self.statement(self.one), self.statement(self.other)
+        return self.same_line and (one != other or not one)
+
+    def statement(self, site):
+        """Return the statement of a Site. Compilers of C++ do not keep which of several statements on a line
+        it is; the text is empty if more than one may be."""
+        found = [text for _, text in statements(site.source)]
+        if self.language != CPP or len(found) < 2:
+            return statement_of(site)
+        fitting = [text for text in found if may_perform(text, site.action)]
+        return fitting[0] if len(fitting) == 1 else ""
+
+    def shared_lines(self, lines):
+        """Return which lines hold several statements."""
+        return [line for line in lines if self.outline and len(statements(self.outline.lines[line])) > 1]
+
     @cached_property
     def outline(self):
         """The Outline of the function that contains both accesses, or None."""
@@ -137,12 +160,12 @@ class Facts:
         """Return the name that the access at a site uses for the memory, or None."""
         site = SITES[number]
         if site.action == "atomic":
-            found = ATOMIC_CALL.search(site.source)
+            found = ATOMIC_CALL.search(self.statement(site))
             return found and found[1]
-        found = assignment(site.source)
+        found = assignment(self.statement(site))
         if site.action == "store":
             return found.name if found and found.is_element else None
-        value = found.value if found else statement(site.source)
+        value = found.value if found else statement(self.statement(site))
         if found and found.operator and found.is_element:
             value += f" {found.target}"
         names = {
@@ -190,11 +213,11 @@ class Facts:
         None if there is none, or if the value depends on other elements of the array.
         """
         for site in (SITES[row.site] for row in (self.a, self.b)):
-            found = assignment(site.source) if site.action == "store" else None
+            found = assignment(self.statement(site)) if site.action == "store" else None
             if found is None or not found.is_element:
                 continue
             before = [read for read in self.reads if self.precedes(read, site) and read.line != site.line]
-            taken = [assignment(read.source) for read in before]
+            taken = [assignment(self.statement(read)) for read in before]
             rest = found.value.replace(found.target, "")
             if mentions(rest, found.name) or any(element_of(read) != found.target for read in taken):
                 continue
@@ -213,9 +236,19 @@ class Facts:
         line, found, read = self.update
         if found.operator:
             return found.operator in ATOMIC_OPERATORS
-        taken = [assignment(site.source) for site in self.reads if site.line == read != line]
+        taken = [assignment(self.statement(site)) for site in self.reads if site.line == read != line]
         names = [found.target, *(each.target for each in taken if each)]
         return any(is_sum_or_extreme(found.value, name) for name in names)
+
+    @property
+    def extreme(self):
+        """("min" or "max", operand) of an `update` that is a minimum or a maximum, or None."""
+        if not self.update or self.update[1].operator:
+            return None
+        line, found, read = self.update
+        taken = [assignment(self.statement(site)) for site in self.reads if site.line == read != line]
+        names = [found.target, *(each.target for each in taken if each)]
+        return next(filter(None, (extreme(found.value, name) for name in names)), None)
 
     def precedes(self, read, store):
         """Return whether a read is in the same function as a store, on the same line or above it."""

@@ -2,6 +2,8 @@
 sim.observers.words."""
 
 from sim.events import ATOMIC, LOAD, STORE, Step
+from sim.observers import tickets
+from sim.observers.statements import assignment, atomic_target
 from sim.observers.words import CPP, NUMBA, TRITON
 
 EVERY = "where every thread of the block reaches it"
@@ -173,9 +175,11 @@ def steps_of_lock(facts):
 
 def fix_of_update(facts):
     lock = ", or let all hold one lock of atomics" if facts.synchronizes else ""
-    return (
-        "{an_atomic}, or let each thread write an element of its own, or let one thread do it for all" + lock
-    )
+    atomic = f"one atomic, {{{facts.extreme[0]}}}" if facts.extreme else "{an_atomic}"
+    place = atomic_target(facts.update[1].target) if facts.update and facts.language == NUMBA else None
+    if place and place[0].endswith("]"):  # a field of a record
+        atomic += f" on {place[0]} at {place[1]}"
+    return f"{atomic}, or let each thread write an element of its own, or let one thread do it for all" + lock
 
 
 def steps_of_update(facts):
@@ -183,6 +187,31 @@ def steps_of_update(facts):
         return ()
     line, _, read = facts.update
     return (Step("atomic", facts.one.function, line, "update", read),)
+
+
+def fix_of_statements(facts):
+    line = f"put the statements of line {facts.low} on lines of their own"
+    known = all(map(facts.statement, (facts.one, facts.other)))
+    if known and facts.actions == {STORE, LOAD} and not facts.colliding and not facts.several_blocks:
+        return f"{line}, with {{barrier}} between the two, {EVERY}"
+    return f"{line} and simulate again: the finding then names the two that race"
+
+
+def doable(facts, steps):
+    """Return the steps as far as a program can apply them: first of all, each statement of an edited line
+    goes on a line of its own. There are none if an atomic of Numba cannot name the element."""
+    edited = {step.line for step in steps if step.action in ("atomic", "split", "guard")}
+    if shared := facts.shared_lines(sorted(edited)):
+        return tuple(Step("separate", facts.one.function, line, "statements") for line in shared)
+    texts = [text for step in steps if step.action == "atomic" for text in elements_of(facts, step)]
+    named = facts.language != NUMBA or all(map(atomic_target, texts))
+    return tuple(steps) if named else ()
+
+
+def elements_of(facts, step):
+    """Return the element that an atomic replaces, as a list of its text, or no text if there is none."""
+    found = assignment(facts.outline.lines[step.line]) if facts.outline else None
+    return [step.element] if step.element else [found.target] if found and found.is_element else []
 
 
 def fix_of_passes(facts):
@@ -286,11 +315,16 @@ def fix_of_ticket(facts):
     where = f"make line {found.line} one atomic ({{add}})"
     if found.first < found.line:
         where = f"one atomic ({{add}}) before line {found.first} in place of line {found.line}"
-    uses = ", and ".join(
-        f"line {line} must use the old value that it returns{f' {found.added}' * (line > found.line)}"
-        for line in found.reads
-    )
+    uses = ", and ".join(use_of_old_value(facts.outline.lines[line], line, found) for line in found.reads)
     return f"{where}; {uses}, not read {found.element}"
+
+
+def use_of_old_value(text, line, found):
+    """Return what the line must do that reads a ticket's counter."""
+    taken_back = tickets.taken_back(found.element, *found.added.split(" ", 1))
+    if line > found.line and taken_back in text:
+        return f"line {line} must use the old value that it returns in place of {taken_back}"
+    return f"line {line} must use the old value that it returns{f' {found.added}' * (line > found.line)}"
 
 
 def steps_of_ticket(facts):
@@ -307,6 +341,11 @@ def fix_of_claim(facts):
     found = facts.claim
     how = "{swap}" if found.operation == "cas" else f"{{{found.operation}}}"
     done = "" if found.line == found.header else f" and leave out line {found.line}"
+    if found.copied:
+        return (
+            f"compare and write {found.element} by one atomic, {how}, in place of {found.copied} in line"
+            f" {found.header} and of the store on line {found.line}"
+        )
     return (
         f"compare and write {found.element} by one atomic, {how}, on line {found.header}: let the branch test"
         f" the old value that it returns{done}"
@@ -315,6 +354,8 @@ def fix_of_claim(facts):
 
 def steps_of_claim(facts):
     found = facts.claim
+    if found.copied:
+        return ()
     return (Step("atomic", facts.one.function, found.line, found.operation, found.header, found.element),)
 
 

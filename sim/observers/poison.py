@@ -7,11 +7,13 @@ of the same block.
 
 Poison of 32 and 64 bits is far outside any array. Poison of 8 and 16 bits is also a plausible result of wrong
 index arithmetic, so it counts only if the thread itself has an earlier finding.
+After other arithmetic, the source text shows whether the index depends on the undefined value.
 """
 
 from dataclasses import replace
 
-from sim.events import INTEGER_POISON, UNTYPED_POISON
+from sim.events import INTEGER_POISON, UNTYPED_POISON, leading_name
+from sim.observers.statements import index_of
 
 FAR = 1 << 24  # elements; wrong index arithmetic alone does not reach this far
 # size of an integer in bytes -> largest offset, in elements, that a kernel is expected to add to a poisoned
@@ -42,6 +44,10 @@ def link_causes(findings):
         return findings
     undefined = [finding for finding in findings if finding.undefined and finding.key not in consequences]
     causes = {}  # key of a consequence -> key of its cause
+    roots = by_thread(sorted(undefined, key=rank))
+    for finding in findings:
+        if finding.key in consequences and (root := source_of(finding, roots)):
+            causes.setdefault(finding.key, root.key)
     for parts in (threads, blocks):
         first = {}  # thread or block -> key of its first cause
         for finding in sorted(undefined, key=rank):
@@ -69,7 +75,35 @@ def consequences_of(findings):
         known = consequences | {f.key for f in alike}
         there = {thread for f in roots if f.key not in known for thread in threads(f)}
         consequences |= {f.key for f in alike if not there.isdisjoint(threads(f))}
-    return consequences
+    roots = by_thread(f for f in findings if f.undefined and f.key not in consequences)
+    return consequences | {f.key for f in others if source_of(f, roots)}
+
+
+def by_thread(findings):
+    """Return {(block, thread): its findings}."""
+    found = {}
+    for finding in findings:
+        for thread in threads(finding):
+            found.setdefault(thread, []).append(finding)
+    return found
+
+
+def source_of(finding, roots):
+    """Return the first undefined value of the thread from which the source text computes the index of an
+    access, or None. `roots`: {thread: its findings}."""
+    access = finding.accesses[0]
+    mine = roots.get((access.block, access.thread), ())
+    return next((root for root in mine if root.key != finding.key and flows_into(root, finding)), None)
+
+
+def flows_into(root, finding):
+    read, use = root.accesses[0].site, finding.accesses[0].site
+    if read is None or use is None or read.function != use.function:
+        return False
+    if read.line != use.line:
+        return read.line in finding.origins
+    index = index_of(use, leading_name(finding.accesses[0]) or finding.array)
+    return index is not None and 0 <= read.column - read.indent - index[1] < len(index[0])
 
 
 def rank(finding):
@@ -120,7 +154,7 @@ def subject(finding):
     poisoned = [i for i in index if abs(i) >= FAR] or [
         i for byte in (INTEGER_POISON, UNTYPED_POISON) for i in index if near_poison(i, NARROW, byte)
     ]
-    return f"Index {poisoned[0]}" if poisoned else "The address"
+    return f"Index {(poisoned or index)[0]}" if poisoned or len(index) == 1 else "The address"
 
 
 def is_poison(finding):

@@ -15,6 +15,13 @@ HEADER = re.compile(r"(?:\}?\s*else\b|(?:if|for|while)\s*(?=\())")
 LVALUE = re.compile(
     r"^(?:const\s+)?(?:[\w:]+[\s&*]+)*?(?P<star>\*?)(?P<name>\w+)\s*(?P<rest>(?:\[.*\]|\.\w+)*)$"
 )
+FIELD = re.compile(r"\.(\w+)|\[([\"'])(\w+)\2\]")  # .field or ["field"], behind an element of a record array
+CALL_OF_ATOMIC = re.compile(r"(?:cuda\.)?atomic\.\w+(?=\()")
+POINTER = re.compile(r"tl\.\w+\(\s*(\w+) \+ ")  # Triton's pointer to an element: x + i
+EXTREME = re.compile(r"(?:\w+(?:\.|::))*f?(min|max)(?:imum|f)?(?=\()")
+CONDITIONAL = re.compile(
+    r"(?P<then>.+) if (?P<test>.+) else (?P<other>.+)|(?P<test2>.+) \? (?P<then2>.+) : (?P<other2>.+)"
+)
 ATOMIC_OPERATORS = "+-|&^"  # operators of `target operator= value` that an atomic can perform
 BEHIND_SUM = re.compile(r"[<>=?&|^]|\b(?:if|and|or)\b")  # operators with a lower precedence than a sum
 PLACE = r"\(?(\*\s*\w+|\w+\s*\[[^\[\]]+\])\)?"
@@ -31,6 +38,102 @@ class Assignment:
     operator: str
     value: str
     is_element: bool  # whether the target is an element in memory rather than a variable
+
+
+def statements(source):
+    """Return (offset, text) of each statement of a source line. Semicolons within parentheses, such as those
+    in the header of a `for`, separate none."""
+    source = re.sub(r"(^|[;{}])\s*//.*$|\s#\s.*$", r"\1", source)
+    found, depth, begin = [], 0, 0
+    for at, letter in enumerate(f"{source};"):
+        depth += (letter in "([") - (letter in ")]")
+        if letter == ";" and depth == 0:
+            if source[begin:at].strip("{} \t"):
+                found.append((begin, source[begin:at].strip()))
+            begin = at + 1
+    return found
+
+
+def statement_of(site):
+    """Return the statement of a Site: of several on its line, the one that holds its column."""
+    offset = site.column - site.indent
+    return next((text for at, text in reversed(statements(site.source)) if at <= offset), site.source)
+
+
+def may_perform(text, action):
+    """Return whether a statement of C++ may perform an access to an element: a load, a store or an atomic."""
+    found, is_atomic = assignment(text), ATOMIC_CALL.search(text) is not None
+    if action != "load":
+        return is_atomic if action != "store" else found is not None and found.is_element
+    value = text if found is None or found.operator else found.value
+    return not is_atomic and re.search(r"\w\s*\[|\*\s*\w|->|\(", value) is not None
+
+
+def index_of(site, name):
+    """Return (text of the index, its offset in the line) of the access at a Site to the array that the source
+    calls `name`, or None if the text does not show it."""
+    offset = max(site.column - site.indent, 0)
+    here = site.source[offset:]
+    if CALL_OF_ATOMIC.match(here):
+        found = (*arguments(inside_brackets(here[here.index("(") :])), "")[1]
+        if behind_brackets(found) == "" and found.startswith("("):
+            found = inside_brackets(found)
+        return (found, site.source.index(found, offset)) if found else None
+    if POINTER.match(here) and POINTER.match(here)[1] == name:
+        found = arguments(inside_brackets(here[here.index("(") :]))[0].partition(" + ")[2]
+        return found, site.source.index(found, offset)
+    text = here if re.match(rf"{re.escape(name)}\s*\[", here) else statement_of(site)
+    starts = [found.end() - 1 for found in re.finditer(rf"\b{re.escape(name)}\s*\[", text)]
+    if not starts or len(starts) > 1 and text is not here:
+        return None
+    found, rest = inside_brackets(text[starts[0] :]), behind_brackets(text[starts[0] :])
+    if rest.startswith("[") and not FIELD.match(rest):
+        return None
+    return found, site.source.index(text) + starts[0] + 1
+
+
+def lines_of_value(lines, value):
+    """Return the numbers of the `lines`, (number, text), that set a variable on which `value` depends."""
+    names, found = set(re.findall(r"[^\W\d]\w*", value)), frozenset()
+    setting = [(n, assignment(text)) for n, line in lines for _, text in statements(line)]
+    while True:
+        used = [(n, a) for n, a in setting if a and not a.is_element and a.name in names]
+        if found == frozenset(n for n, _ in used):
+            return found
+        found = frozenset(n for n, _ in used)
+        names.update(name for _, a in used for name in re.findall(r"[^\W\d]\w*", a.value))
+
+
+def atomic_target(target):
+    """Return (array, index) by which Numba's atomics call an element: x[i] by x and i, and the field x[i].n
+    by x["n"] and i. None if they cannot."""
+    named = re.match(r"\w+(?:\[\"\w+\"\])?(?=\[)", target)
+    if named is None:
+        return None
+    index, rest = inside_brackets(target[named.end() :]), behind_brackets(target[named.end() :])
+    field = FIELD.fullmatch(rest)
+    if field is None:
+        return None if rest else (named[0], index)
+    return f'{named[0]}["{field[1] or field[3]}"]', index
+
+
+def extreme(value, name):
+    """Return ("min" or "max", other operand) of a value that is the smaller or larger of `name` and another
+    operand, such as min(name, x) or x if x < name else name; else None."""
+    call = EXTREME.match(value)
+    if call and behind_brackets(value[call.end() :]) == "":
+        parts = arguments(inside_brackets(value[call.end() :]))
+        others = [part for part in parts if part != name]
+        return (call[1], others[0]) if len(parts) == 2 and len(others) == 1 else None
+    found = CONDITIONAL.fullmatch(value)
+    then, test, other = (
+        (found[part] or found[f"{part}2"] for part in ("then", "test", "other")) if found else ("", "", "")
+    )
+    sides = re.fullmatch(r"\(?(.+?) ([<>])=? (.+?)\)?", test)
+    if sides is None or {sides[1], sides[3]} != {then, other} or name not in (then, other) or then == other:
+        return None
+    smaller = sides[1] if sides[2] == "<" else sides[3]
+    return "min" if then == smaller else "max", other if then == name else then
 
 
 def stepped(source):
@@ -71,14 +174,23 @@ def statement(source):
     return source.strip("{} ").split(";")[0].strip()
 
 
-def behind_brackets(text):
-    """Return the text after the bracket expression at the start of `text`, or "" if it is not closed."""
+def closing_bracket(text):
+    """Return the position of the bracket that closes the one with which a text begins."""
     depth = 0
     for at, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
         if depth == 0:
-            return text[at + 1 :].strip()
-    return ""
+            return at
+    return len(text)
+
+
+def behind_brackets(text):
+    """Return the text after the bracket expression at the start of `text`, or "" if it is not closed."""
+    return text[closing_bracket(text) + 1 :].strip()
+
+
+def inside_brackets(text):
+    return text[1 : closing_bracket(text)].strip()
 
 
 @lru_cache(maxsize=1024)  # a race for thousands of elements parses the same few lines again
@@ -109,9 +221,9 @@ def element_of(taken):
 
 
 def is_sum_or_extreme(value, name):
-    """Return whether a value is exactly `name + ...`, `max(name, ...)` or `min(name, ...)`."""
-    if value.startswith((f"max({name}, ", f"min({name}, ")):
-        return behind_brackets(value[3:]) == ""
+    """Return whether a value is `name + ...`, or the minimum or maximum of `name` and another operand."""
+    if extreme(value, name):
+        return True
     added = value.removeprefix(f"{name} + ")
     return added != value and not BEHIND_SUM.search(re.sub(r"\([^()]*\)|\[[^][]*\]", "", added))
 

@@ -9,7 +9,16 @@ import re
 from dataclasses import dataclass
 
 from sim.events import ATOMIC, LOAD, SITES, STORE
-from sim.observers.statements import ATOMIC_OPERATORS, arguments, assigned, assignment, mentions, statement
+from sim.observers.statements import (
+    ATOMIC_OPERATORS,
+    FIELD,
+    arguments,
+    assigned,
+    assignment,
+    closing_bracket,
+    mentions,
+    statement,
+)
 
 ADD = re.compile(r"(?:atomic\.(add|sub)|atomic(Add|Sub))\((.*)\)$")
 COMPARISON = re.compile(r"==|!=|<=|>=|(?<![<>])[<>](?![<>])")
@@ -40,6 +49,7 @@ class Claim:
     operation: str  # "cas", "min" or "max"
     expected: str
     value: str
+    copied: str | None  # the variable that the branch compares in place of the element
 
 
 def increased(source):
@@ -48,6 +58,12 @@ def increased(source):
     found = assignment(source)
     if found and found.is_element and found.operator:
         return (found.target, found.operator, found.value) if found.operator in ATOMIC_OPERATORS else None
+    if (
+        found
+        and found.is_element
+        and (again := re.fullmatch(rf"{re.escape(found.target)} ([+-]) (\w+)", found.value))
+    ):
+        return found.target, again[1], again[2]
     call = ADD.search(found.value if found else statement(source))
     parts = arguments(call[3]) if call else []
     operator = "+" if call and (call[1] or call[2]).lower() == "add" else "-"
@@ -60,15 +76,12 @@ def increased(source):
 
 
 def elements(text, name):
-    """Return all substrings `name[...]` in a text, with balanced brackets."""
+    """Return the texts `name[...]` that occur in a text, each with the field of a record that follows."""
     found = []
     for match in re.finditer(rf"\b{re.escape(name)}\s*\[", text):
-        depth, end = 0, match.end() - 1
-        for end in range(match.end() - 1, len(text)):
-            depth += (text[end] == "[") - (text[end] == "]")
-            if depth == 0:
-                break
-        found.append(text[match.start() : end + 1])
+        end = match.end() + closing_bracket(text[match.end() - 1 :])
+        field = FIELD.match(text, end)
+        found.append(text[match.start() : field.end() if field else end])
     return found
 
 
@@ -83,10 +96,10 @@ def ticket(facts):
     """Return the Ticket that contains both accesses, or None."""
     outline = facts.outline
     sites = [SITES[row.site] for row in (facts.a, facts.b) if row.site & 3 in (STORE, ATOMIC)]
-    site = next((site for site in sites if increased(site.source)), None)
+    site = next((site for site in sites if increased(facts.statement(site))), None)
     if outline is None or site is None:
         return None
-    element, operator, operand = increased(site.source)
+    element, operator, operand = increased(facts.statement(site))
     name = re.match(r"\w*", element)[0]
     holder = outline.holders(outline.innermost(site.line), outline.root)[-1]
     # Search the text rather than the log: a compiler may read the element once for several lines.
@@ -101,7 +114,8 @@ def ticket(facts):
     ]
     if not reads or not {facts.one.line, facts.other.line} <= {site.line, *reads} or mentions(operand, name):
         return None
-    if reads[0] > site.line and not any(is_number(outline.lines[line], element) for line in reads):
+    added = element, operator, operand
+    if reads[0] > site.line and not any(is_own_value(outline, holder, line, added) for line in reads):
         return None
     first = min(outline.part(holder, reads[0]).first, site.line)
     last = max(reads[-1], site.line) + 1
@@ -120,12 +134,27 @@ def index(element):
     return element.partition("[")[2]
 
 
-def is_number(text, element):
-    """Return whether a line compares an element or uses it as an index.
+def is_own_value(outline, holder, line, added):
+    """Return whether the thread needs the value that its own atomic saw, not the final one. The line compares
+    the element or uses it as an index, perhaps through a variable, or takes back what was added."""
+    element, text = added[0], outline.lines[line]
+    if is_number(text, element) or taken_back(*added) in text:
+        return True
+    found = assignment(text)
+    if found is None or found.is_element:
+        return False
+    later = [text for number, text in outline.text(holder) if number > line and mentions(text, found.target)]
+    return any(is_number(text, found.target) for text in later)
 
-    The thread then needs the value returned by its own atomic, and not the final one.
-    """
-    at = text.index(element)
+
+def taken_back(element, operator, operand):
+    """Return the text that gives the value of an element before something was added to it."""
+    return f"{element} {'-' if operator == '+' else '+'} {operand}"
+
+
+def is_number(text, element):
+    """Return whether a line compares an element, or uses it as an index."""
+    at = re.search(rf"(?<!\w){re.escape(element)}", text).start()
     inside = text[:at].count("[") > text[:at].count("]")
     return inside or COMPARISON.search(statement_or_header(text)) is not None
 
@@ -138,13 +167,13 @@ def statement_or_header(text):
 def claim(facts):
     """Return the Claim for a load in a branch's condition and a store in the branch, or None."""
     outline, store = facts.outline, of_action(facts, STORE)
-    found = assignment(store.source) if outline and store else None
+    found = assignment(facts.statement(store)) if outline and store else None
     if found is None or not found.is_element or found.operator:
         return None
     load = of_action(facts, LOAD)
     headers = [load.line] if load else [read.line for read in facts.reads]
     branches = (headed_branch(outline, line, store.line) for line in headers)
-    branch = next(filter(None, branches), None)
+    branch = next(filter(None, branches), None) or branch_on_copy(outline, found.target, headers, store.line)
     if branch is None:
         return None
     last = conjuncts(outline.lines[branch.first])[-1]
@@ -152,6 +181,8 @@ def claim(facts):
     if compared is None or compared[0] not in MIRRORED or COMPARISON.search(last[compared.end() :]):
         return None
     operator, sides = compared[0], (last[: compared.start()].strip(), last[compared.end() :].strip())
+    copied = copy_of(outline, headers, found.target)
+    sides = tuple(found.target if side == copied else side for side in sides)
     if sides[1] == found.target:
         operator, sides = MIRRORED[operator], sides[::-1]
     fixed = unchanged(outline, branch.first + 1, store.line, found.value, sides[0])
@@ -160,7 +191,26 @@ def claim(facts):
     if operator != "==" and sides[1] != found.value:
         return None
     operation = EXTREMES.get(operator, "cas")
-    return Claim(store.line, branch.first, found.target, operation, sides[1], found.value)
+    return Claim(store.line, branch.first, found.target, operation, sides[1], found.value, copied)
+
+
+def copy_of(outline, lines, element):
+    """Return the variable that a line sets to an element, if nothing else sets it; or None."""
+    for line in lines:
+        found = assignment(outline.lines[line])
+        home = outline.function(line)
+        if found and not found.is_element and found.value == element and home:
+            text = "\n".join(text for _, text in outline.text(home))
+            return found.name if len(assigned(found.name, text)) == 1 else None
+    return None
+
+
+def branch_on_copy(outline, element, lines, line):
+    """Return the innermost branch around a line if its header compares a copy of the element, or None."""
+    copied = copy_of(outline, lines, element)
+    around = [node for node in outline.path(line) if node.kind == "branch"]
+    fits = copied and around and mentions(outline.lines[around[-1].first], copied)
+    return headed_branch(outline, around[-1].first, line) if fits else None
 
 
 def conjuncts(line):

@@ -7,7 +7,7 @@ import linecache
 import re
 import textwrap
 
-from sim.observers.statements import assignment
+from sim.observers.statements import assignment, atomic_target, extreme, statements
 from sim.observers.tickets import elements, increased
 
 LINES = {
@@ -244,19 +244,13 @@ def guard(lines, step):
 ATOMICS = {"+": "add", "-": "sub", "|": "or_", "&": "and_", "^": "xor", "max": "max", "min": "min"}
 
 
-def element(target):
-    """Return (array, index) for the text x[index]."""
-    found = re.fullmatch(r"(\w+)\[(.*)\]", target)
-    return found[1], found[2]
-
-
 def operation(found, read):
     """Return (name of the atomic, operand) for an update. `read` holds the old value."""
     if found.operator:
         return ATOMICS[found.operator], found.value
     value = found.value.replace(found.target, read)
-    if match := re.fullmatch(rf"(max|min)\({re.escape(read)}, (.*)\)", value):
-        return match[1], match[2]
+    if name_and_operand := extreme(value, read):
+        return name_and_operand
     return "add", re.fullmatch(rf"{re.escape(read)} \+ (.*)", value)[1]
 
 
@@ -264,12 +258,12 @@ def atomic(lines, step):
     at = step.line - 1
     found, space = assignment(lines[at]), indent(lines[at])
     if step.what == "read":
-        array, index = element(step.element)
+        array, index = atomic_target(step.element)
         read = f"cuda.atomic.add({array}, {index}, 0)"
         left, sign, right = ("", "", lines[at]) if found is None else lines[at].partition("=")
         assert step.element in right
         return [*lines[:at], left + sign + right.replace(step.element, read), *lines[step.line :]]
-    array, index = element(found.target)
+    array, index = atomic_target(found.target)
     if step.what in ("cas", "min", "max"):
         return claim(lines, step, found)
     if step.what == "store":
@@ -286,7 +280,7 @@ def atomic(lines, step):
 def claim(lines, step, found):
     """Replace `if x[i] == a: ...; x[i] = b` by a compare-and-swap in the header, and `if x[i] > b: x[i] = b`
     by an atomic minimum."""
-    array, index = element(step.element)
+    array, index = atomic_target(step.element)
     tree = ast.parse("\n".join(lines))
     node = next(n for n in ast.walk(tree) if isinstance(n, ast.If) and n.lineno == step.at)
     last = node.test.values[-1] if isinstance(node.test, ast.BoolOp) else node.test
@@ -307,7 +301,7 @@ def tickets(lines, steps):
     (ticket,) = (step for step in steps if step.what == "ticket")
     source = lines[ticket.line - 1]
     _, operator, operand = increased(source)
-    array, index = element(ticket.element)
+    array, index = atomic_target(ticket.element)
     old, lines = f"old_{ticket.line}", list(lines)
     for step in steps:
         if step.what == "returned":
@@ -347,6 +341,12 @@ def buffers(lines, step):
     return [shape.sub(rf"\g<1>{step.at + 1}", line) for line in lines]
 
 
+def separate(lines, step):
+    at = step.line - 1
+    parts = [indent(lines[at]) + text for _, text in statements(lines[at])]
+    return [*lines[:at], *parts, *lines[step.line :]]
+
+
 def mask(lines, step):
     at = step.line - 1
     return [*lines[:at], re.sub(r"syncwarp\(.*\)", f"syncwarp({step.what})", lines[at]), *lines[step.line :]]
@@ -354,3 +354,4 @@ def mask(lines, step):
 
 EDITS = {"insert": insert, "before": before, "divide": divide, "split": split, "guard": guard}
 EDITS |= {"atomic": atomic, "widen": widen, "buffers": buffers, "mask": mask}
+EDITS["separate"] = separate

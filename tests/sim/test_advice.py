@@ -15,7 +15,7 @@ from sim.frontend.outline import of_cpp, of_python
 from sim.observers.advice import PATTERNS
 from sim.observers.cells import Row
 from sim.observers.facts import Facts
-from sim.observers.statements import assignment
+from sim.observers.statements import assignment, extreme, statements
 from sim.observers.words import WORDS
 
 RACES = [
@@ -133,6 +133,127 @@ def test_a_loop_that_has_its_barrier_is_given_no_other():
     found = simulate(both_partners_store, on_finding="report")[1, 32](*given).findings
     stores = [f for f in found if {access.what for access in f.accesses} == {"written"}]
     assert {f.advice.pattern for f in stores} <= {"overwritten", "equal writes"}
+
+
+def ticket_of_two_lines(count, out):
+    i = cuda.grid(1)
+    count[0] += 1
+    k = count[0] - 1
+    out[k] = i + 1
+
+
+def ticket_by_a_variable(count, out):
+    count[0] = count[0] + 1
+    k = count[0]
+    out[k - 1] += k
+
+
+def ticket_on_one_line(count, out):
+    count[0] += 1; k = count[0] - 1  # fmt: skip  # noqa: E702
+    out[k] += k + 1
+
+
+def two_statements(count, out):
+    i = cuda.grid(1)
+    out[i] = i + 1; k = out[15 - i]  # fmt: skip  # noqa: E702
+    cuda.syncthreads()
+    out[i] = k
+
+
+def smallest(count, out):
+    i = cuda.grid(1)
+    count[0] = min(5 - i, count[0])
+
+
+def largest(count, out):
+    i = cuda.grid(1)
+    count[0] = i if i > count[0] else count[0]
+
+
+def field(records, out):
+    records[0].count += 1
+
+
+def field_by_name(records, out):
+    records[0]["count"] += 1
+
+
+RECORD = np.dtype([("weight", np.float32), ("count", np.int32)])
+# the values that the count and the sorted numbers of `out` must have
+LINES = [
+    (ticket_of_two_lines, "ticket", "cuda.atomic.add", 16, range(1, 17)),
+    (ticket_by_a_variable, "ticket", "must use the old value that it returns + 1", 16, range(1, 17)),
+    (ticket_on_one_line, "statements of one line", "on lines of their own", 16, range(1, 17)),
+    (two_statements, "statements of one line", "with cuda.syncthreads() between", 0, range(1, 17)),
+    (smallest, "update", "one atomic, cuda.atomic.min", -10, [0] * 16),
+    (largest, "update", "one atomic, cuda.atomic.max", 15, [0] * 16),
+    (field, "update", 'on records["count"] at 0', 16, [0] * 16),
+    (field_by_name, "update", 'on records["count"] at 0', 16, [0] * 16),
+]
+
+
+@pytest.mark.parametrize(
+    "function, pattern, says, count, out", LINES, ids=[function.__name__ for function, *_ in LINES]
+)
+def test_the_advice_on_a_line_gives_the_values_that_were_meant(function, pattern, says, count, out):
+    def launch(kernel, engine="fibers"):
+        is_record = pattern == "update" and "records" in says
+        arguments = np.zeros(1, RECORD if is_record else np.int32), np.zeros(16, np.int32)
+        report = simulate(cuda.jit(kernel), on_finding="report", engine=engine)[1, 16](*arguments)
+        counted = arguments[0]["count"] if is_record else arguments[0]
+        return report, counted[0], sorted(arguments[1])
+
+    found = launch(function)[0].findings
+    assert any(finding.advice.pattern == pattern and says in finding.fix for finding in found)
+    kernel, lines = applied.improved(function, lambda kernel: launch(kernel)[0].findings)
+    print("\n".join(lines))
+    for engine in ("fibers", "native", "threads"):
+        report, *left = launch(kernel, engine)
+        assert not report.findings and left == [count, list(out)]
+
+
+def test_a_maximum_through_a_variable_wants_an_atomic_maximum():
+    def kernel(x, best):
+        value = best[0]
+        if x[cuda.grid(1)] > value:
+            best[0] = x[cuda.grid(1)]
+
+    arguments = np.arange(1, 17, dtype=np.int32), np.zeros(1, np.int32)
+    found = simulate(kernel, on_finding="report")[2, 8](*arguments).findings
+    assert found and all("cuda.atomic.max, in place of value in line 3" in f.fix for f in found)
+
+
+@pytest.mark.parametrize(
+    "value, result",
+    [
+        ("min(m[0], x)", ("min", "x")),
+        ("max(x[i], m[0])", ("max", "x[i]")),
+        ("fmaxf(m[0], x + 1)", ("max", "x + 1")),
+        ("std::min(m[0], x)", ("min", "x")),
+        ("x if x < m[0] else m[0]", ("min", "x")),
+        ("m[0] if x < m[0] else x", ("max", "x")),
+        ("x > m[0] ? x : m[0]", ("max", "x")),
+        ("max(m[0], x) * f(y)", None),
+        ("x if y < m[0] else m[0]", None),
+        ("max(m[0], x, y)", None),
+        ("m[0] + x", None),
+    ],
+)
+def test_a_minimum_or_maximum_is_recognised(value, result):
+    assert extreme(value, "m[0]") == result
+
+
+@pytest.mark.parametrize(
+    "source, found",
+    [
+        ("a[i] = 1; b[i] = a[j]", ["a[i] = 1", "b[i] = a[j]"]),
+        ("for (int i = 0; i < n; i++) x[0] += i;  // a; b", ["for (int i = 0; i < n; i++) x[0] += i"]),
+        ("if (t == 0) { a[0] = 1; b[0] = 2; }", ["if (t == 0) { a[0] = 1", "b[0] = 2"]),
+        ("a[i] //= 2  # halve; round down", ["a[i] //= 2"]),
+    ],
+)
+def test_the_statements_of_a_line(source, found):
+    assert [text for _, text in statements(source)] == found
 
 
 def test_each_language_has_all_words():

@@ -108,6 +108,23 @@ def test_out_of_bounds_in_two_dimensions():
         """)
 
 
+def test_the_guard_tests_the_index_of_the_access():
+    def kernel(x, y):
+        i = cuda.grid(1)
+        cuda.atomic.add(y, i * 2, x[i ^ 8])
+        y[i + 1] = 1; x[(i | 8) % 16] = 1  # fmt: skip  # noqa: E702
+        y[99 if i else 50] = 1
+
+    found = simulate(kernel, on_finding="report")[1, 1](np.zeros(8), np.zeros(1)).findings
+    guards = {f.fix.removeprefix("guard the access: ") for f in found}
+    assert guards == {
+        "if (i ^ 8) < x.shape[0]",
+        "if i + 1 < y.shape[0]",
+        "if ((i | 8) % 16) < x.shape[0]",
+        "if (99 if i else 50) < y.shape[0]",
+    }
+
+
 def test_a_bad_store_is_dropped_and_a_bad_load_gives_poison():
     def kernel(x, out):
         i = cuda.threadIdx.x
@@ -127,7 +144,7 @@ def test_negative_index():
         warning: negative-index: x[-1] counts from the end of x, whose shape is 4 · block 0 · thread 0
           read by thread 0 of block 0  difference line 3  out[i] = x[i] - x[i - 1]
           Numba wraps negative indices as Python does; CUDA C would read or write in front of the array.
-          Likely fix: if the wrap is not meant, guard the access: if i >= 0.
+          Likely fix: if the wrap is not meant, guard the access: if i - 1 >= 0.
         """)
 
 
@@ -333,9 +350,12 @@ def test_a_part_is_called_as_the_kernel_calls_it():
 
     findings = simulate(kernel, on_finding="report")[1, 1](np.zeros(10), np.zeros(2)).findings
     assert [(finding.verdict, finding.fix.removeprefix("guard the access: ")) for finding in findings] == [
-        ("odd[5] is outside odd, a part of x, whose shape is 5", "if i < odd.shape[0]"),
-        ("table[3] is outside table, a global array, whose shape is 3", "if i < table.shape[0]"),
-        ("out[2] is outside out, whose shape is 2", "if i < out.shape[0]"),
+        ("odd[5] is outside odd, a part of x, whose shape is 5", "if cuda.threadIdx.x + 5 < odd.shape[0]"),
+        (
+            "table[3] is outside table, a global array, whose shape is 3",
+            "if cuda.threadIdx.x + 3 < table.shape[0]",
+        ),
+        ("out[2] is outside out, whose shape is 2", "if cuda.blockDim.x + 1 < out.shape[0]"),
     ]
 
 

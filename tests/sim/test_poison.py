@@ -167,3 +167,20 @@ def test_an_index_like_narrow_poison_needs_a_cause_in_its_own_thread():
     findings = simulate(kernel, on_finding="report")[1, 170](np.zeros(165), np.zeros(1)).findings
     assert {f.kind for f in findings} == {"uninitialized-read", "out-of-bounds"}
     assert not any(f.follows for f in findings)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.int32])
+@pytest.mark.parametrize("engine", ["fibers", "native", "threads"])
+def test_arithmetic_keeps_the_cause_of_an_index(dtype, engine):
+    def kernel(x, y, out):
+        i = x[0]
+        j = 3 * i + 40_000
+        k = j // 2
+        out[k] = 1
+        out[y[0]] = 1
+
+    arguments = sim.empty(1, dtype), np.full(1, 9, dtype), np.zeros(8)
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 1](*arguments)
+    found = {access.site.line: f for f in report.findings for access in f.accesses}
+    assert found[5].follows and "an undefined value on line 2 of kernel" in found[5].reason
+    assert not found[6].follows and found[6].fix == "guard the access: if y[0] < out.shape[0]"
