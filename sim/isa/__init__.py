@@ -1,28 +1,44 @@
-"""The definition of every instruction of the simulated GPU: its types, its lanes, the memory that it touches,
-and its semantics as a plain Python function.
+"""The simulated GPU's instruction set: one table entry per instruction, with operand types, participating
+lanes, memory effects and a reference implementation in Python.
 
-The package imports nothing else of `sim`. Its modules enter their instructions into one table when they are
-imported. The engines take the entries out: the interpreter calls the function, the native engine compiles it,
-and PTX instructions are looked up by their names.
+What enters: modules of this package, and user code through the decorators `instruction`, `function`,
+`memory_instruction` and `vote`, add entries to the table when they are imported. The package imports nothing
+else from `sim` except the text helper `sim.nouns`.
+
+What leaves: the table. The interpreter calls an entry's reference implementation (its *semantics*). The
+native engine compiles the semantics, or a faster compiled form with the same results (`native=`), with
+Numba. The PTX front end looks entries up by PTX name (`by_ptx`), and `registers` turns PTX register
+instructions into Python expressions. `tests/sim/test_isa.py` compares every compiled form with its
+semantics.
+
+Most semantics come from NVIDIA's *PTX ISA* manual, chapter 9, "Instruction Set". Each file names the
+sections that it implements. Section numbers are those of PTX ISA 8.6 to 9.2; other versions number some
+sections differently but keep the titles. Where Numba defines the types or the result, the file says so.
 
 Read the files in this order:
 
-    conversions   how the type of a Python value represents a Numba type; conversions between types
-    promotion     Numba's rules for the type of an operation's result
-    table         the table itself, and entries for instructions of a warp
-    functions     entries for what one thread computes from numbers
-    memory        entries for what one thread does with memory
-    barriers      entries for barriers, votes of a block, and fences
+    conversions   how a value's Python type represents its Numba type; conversions between types
+    promotion     Numba's rules for the result type of an operation
+    table         the table itself, and entries for warp instructions
+    functions     entries for computations of a single thread
+    memory        entries for memory instructions of a single thread
+    barriers      entries for barriers, block-wide votes and fences
+
     operations    Python's operators and builtins
     operators     semantics of operators that only the interpreter calls
-    arithmetic    PTX's arithmetic: add.s32, shl.b64, setp.lt.f32, cvt
-    warp, shuffles, tensor, wmma, copies, mbarrier, atomics, vectors   one family of instructions each
-    mathematics, libdevice, half, integers                       the modules that kernels import
-    ieee, rounding, directed, floored, bits                      the numerical methods behind them
-    names, registers                                             PTX instructions on registers, as Python text
+    arithmetic    PTX arithmetic: add.s32, shl.b64, setp.lt.f32, cvt
+    mathematics, libdevice, half, integers   the modules that kernels import: math, libdevice, cuda.fp16
+    vectors       CUDA's vector types: float4, int2
+
+    warp, shuffles                votes, matches and shuffles
+    tensor, wmma                  matrix instructions
+    copies, mbarrier, atomics     asynchronous copies, mbarriers, atomic operations
+
+    ieee, rounding, directed, floored, bits   the numerical methods
+    names, registers              PTX register instructions as Python expressions
 """
 
-from sim.isa import arithmetic as _arithmetic  # noqa: F401  these enter theirs
+from sim.isa import arithmetic as _arithmetic  # noqa: F401  imported for their table entries
 from sim.isa import copies as _copies  # noqa: F401
 from sim.isa import integers as _integers  # noqa: F401
 from sim.isa import mbarrier as _mbarrier  # noqa: F401

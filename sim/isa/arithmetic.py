@@ -1,13 +1,14 @@
-"""PTX's arithmetic, with one entry for each type that an instruction has: add.s32, shl.b64, setp.lt.f32, cvt.
+"""PTX arithmetic, with one entry per instruction and type: add.s32, shl.b64, setp.lt.f32, cvt.rzi.s32.f32.
 
-Where libdevice or cuda.fp16 has the same function, that module adds its own name to the entry, and a compiled
-form.
+Where libdevice or cuda.fp16 provides the same function, that module adds its name and a compiled form to
+the entry.
 
-An `.approx` function returns the correctly rounded value, which the hardware only approximates. `.ftz` is
-ignored.
+An `.approx` function returns the correctly rounded value; the hardware's result may differ in the last
+bits. `.ftz` is ignored here (see sim.isa.registers).
 
-Source: PTX ISA 9.7.1 (integers), 9.7.3 (floats), 9.7.4 (halves), 9.7.6 and 9.7.8 (comparison, logic, shift),
-9.7.9 (cvt).
+Source: PTX ISA 9.7.1, "Integer Arithmetic Instructions"; 9.7.3, "Floating-Point Instructions"; 9.7.4, "Half
+Precision Floating-Point Instructions"; 9.7.6, "Comparison and Selection Instructions"; 9.7.8, "Logic and
+Shift Instructions"; 9.7.9, "Data Movement and Conversion Instructions" (cvt, prmt).
 """
 
 import math
@@ -24,12 +25,14 @@ from sim.isa.directed import DIRECTIONS, WHOLE, divided, from_float, multiplied,
 from sim.isa.functions import SAME, Function
 from sim.isa.rounding import fused, fused_float32
 
+# PTX type -> numpy scalar type (PTX ISA 5.2.1, "Fundamental Types")
 SIGNED = {"s16": int16, "s32": int32, "s64": int64}
 UNSIGNED = {"u16": uint16, "u32": uint32, "u64": uint64}
 PATTERNS = {"b16": uint16, "b32": uint32, "b64": uint64}
 FLOATS = {"f32": float32, "f64": float64}
 HALVES = {"f16": float16, "bf16": bfloat16}
 INTEGERS = SIGNED | UNSIGNED
+# operand type -> result type of mul.wide and mad.wide, which is twice as wide
 TWICE = {"s16": int32, "s32": int64, "u16": uint32, "u32": uint64}
 
 
@@ -39,10 +42,11 @@ def add_entry(name, semantics, operands, result, native=None, also=()):
 
 
 def family(name, types, semantics, count=2, results=None, native=None):
-    """Add an instruction for each type. The letter T in `name` stands for the type.
+    """Add one entry per type. The letter T in `name` is replaced by the type.
 
-    results: {type: type of the result}, where it is not the type itself.
+    types: {PTX type: numpy scalar type}.
     count: the number of operands of that type, or a tuple with the types of the operands after the first.
+    results: the result type, or {PTX type: result type}; by default the operand type.
     """
     for text, scalar in types.items():
         result = scalar if results is None else results[text] if isinstance(results, dict) else results
@@ -54,43 +58,49 @@ def family(name, types, semantics, count=2, results=None, native=None):
 
 
 def quotient(x, y):
-    """Return x / y rounded towards zero. For y = 0 PTX leaves the result open; GPUs set all bits."""
+    """Return x / y rounded towards zero (div). PTX leaves x / 0 undefined; GPUs return all ones."""
     return -1 if y == 0 else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
 
 
 def remainder(x, y):
-    """Return the remainder, with the sign of x."""
+    """Return the remainder of x / y, with the sign of x (rem). GPUs return x if y is 0."""
     return x if y == 0 else abs(x) % abs(y) * (-1 if x < 0 else 1)
 
 
 def high(x, y, *, bits):
+    """Return the upper half of the product (mul.hi)."""
     return x * y >> bits
 
 
 def multiply_add(x, y, z):
+    """Return x * y + z (mad.lo, mad.wide)."""
     return x * y + z
 
 
 def high_add(x, y, z, *, bits):
+    """Return the upper half of x * y, plus z (mad.hi)."""
     return (x * y >> bits) + z
 
 
 def difference(x, y, z):
+    """Return |x - y| + z (sad)."""
     return abs(x - y) + z
 
 
 def shifted_left(x, count, *, bits):
-    """Return x shifted left by the low 32 bits of `count`; 0 if that is `bits` or more."""
+    """Return x shifted left by the 32-bit unsigned `count` (shl). PTX clamps the count to the width, so
+    larger counts return 0."""
     return x << count if count < bits else 0
 
 
 def shifted_right(x, count, *, bits):
-    """Return x shifted right by the low 32 bits of `count`. The sign is shifted in."""
+    """Return x shifted right by the 32-bit unsigned `count`, filling with the sign of x (shr). PTX clamps
+    the count to the width."""
     return x >> min(count, bits)
 
 
 def field(x, start, length, *, bits):
-    """Return an unsigned bit field (bfe)."""
+    """Return an unsigned bit field (bfe.u). PTX uses the low 8 bits of `start` and `length`."""
     return (x >> (start & 255)) & ((1 << (length & 255)) - 1)
 
 
@@ -101,6 +111,8 @@ def inserted(x, into, start, length, *, bits):
 
 
 def signed_field(x, start, length, *, bits):
+    """Return a bit field, sign-extended (bfe.s). If the field extends beyond the operand, the operand's
+    sign bit fills it."""
     start, length = start & 255, length & 255
     sign = x >> min(start + length - 1, bits - 1) & 1 if length else 0
     count = min(length, max(bits - start, 0))
@@ -108,6 +120,13 @@ def signed_field(x, start, length, *, bits):
 
 
 def funnel(wrapped, left):
+    """Return the semantics of shf: a shift of the 64-bit value high:low, of which 32 bits are returned.
+
+    wrapped: whether the count is taken modulo 32 (.wrap) or clamped to 32 (.clamp).
+    left: whether the upper half of high:low << count is returned (shf.l), or the lower half of high:low >>
+        count (shf.r).
+    """
+
     def shift(low, high, count):
         count = count & 31 if wrapped else min(count, 32)
         both = high << 32 | low
@@ -117,7 +136,8 @@ def funnel(wrapped, left):
 
 
 def any_of_three(x, y, z, table):
-    """Return lop3: `table` has one bit for each combination of the three operands' bits."""
+    """Return a bitwise function of three operands (lop3). Bit 4 a + 2 b + c of `table` is the result for
+    operand bits a, b and c."""
     result = 0
     for position in range(8):
         if table >> position & 1:
@@ -126,8 +146,12 @@ def any_of_three(x, y, z, table):
 
 
 def dot(width, count, first=0):
-    """Return a function that adds products to z: `count` parts of x, each `width` bits wide, times bytes
-    of y, starting at byte `first` (dp4a, dp2a)."""
+    """Return a function (signed_x, signed_y) -> semantics of dp4a or dp2a: z plus a dot product.
+
+    width: bits per element of x.
+    count: the number of elements of x.
+    first: the first byte of y that is used (2 for dp2a.hi).
+    """
 
     def signed(signed_x, signed_y):
         def dot(x, y, z):
@@ -141,35 +165,36 @@ def dot(width, count, first=0):
 
 
 def part(word, start, width, signed):
-    """Return `width` bits of a word as a signed or an unsigned number."""
+    """Return `width` bits of a word from bit `start` on, as a signed or an unsigned number."""
     bits = word >> start & (1 << width) - 1
     return wrap(bits, width) if signed else bits
 
 
 def most_significant(x, *, bits):
-    """Return the position of the highest bit that differs from the sign; all bits set if there is none
-    (bfind)."""
+    """Return the position of the most significant non-sign bit (bfind), or -1 (all ones) if there is none."""
+    # ~x of a negative x has the same non-sign bits, inverted. An unsigned x exceeds ~x, so max selects x.
     return max(x, ~x).bit_length() - 1
 
 
 def distance(x, *, bits):
-    """Return the distance of that bit from the top; all bits set if there is none (bfind.shiftamt)."""
+    """Return the left-shift that moves the most significant non-sign bit to the top (bfind.shiftamt), or -1
+    (all ones) if there is none."""
     length = max(x, ~x).bit_length()
     return -1 if length == 0 else bits - length
 
 
 def within_word(wraps, number):
-    """Return a position or a length limited to a word: modulo 32 if it wraps, else at most 32."""
+    """Return a bit position or length reduced to a 32-bit word: modulo 32 if `wraps`, else clamped to 32."""
     return number & 31 if wraps else min(number, 32)
 
 
 def bit_mask(wraps):
-    """Return a function for bmsk: a mask of consecutive ones from a position on."""
+    """Return the semantics of bmsk: a mask of `length` ones from bit `at` on."""
     return lambda at, length: (1 << within_word(wraps, length)) - 1 << within_word(wraps, at)
 
 
 def extended(wraps, signed):
-    """Return a function for szext: the low bits of a word, with or without sign extension."""
+    """Return the semantics of szext: the low `length` bits of a word, sign-extended or zero-extended."""
 
     def extend(x, length):
         length = within_word(wraps, length)
@@ -179,12 +204,14 @@ def extended(wraps, signed):
 
 
 def nth_set(mask, base, offset):
-    """Return the position of the offset-th set bit, upwards from `base`; downwards if the offset is
-    negative. Return all bits set if there is no such bit (fns)."""
+    """Return the position of the `offset`-th set bit counted from bit `base`, upwards if the offset is
+    positive, downwards if it is negative (fns). Return all ones if there is no such bit."""
     base &= 31
+    # offset 0 asks for bit `base` itself
     if offset == 0:
         return base if mask >> base & 1 else -1
     step, left, found = 1 if offset > 0 else -1, abs(offset), -1
+    # The loop has no early exit: sim.native.ptx unrolls it, and does not support `break`.
     for distance in range(32):
         at = base + distance * step
         if 0 <= at < 32 and mask >> at & 1:
@@ -193,7 +220,9 @@ def nth_set(mask, base, offset):
     return found
 
 
-SELECTED = {  # by the mode of prmt, which byte is the i-th where the selector is s
+# mode of prmt -> the function (result byte i, selector) -> source byte (PTX ISA 9.7.9, `prmt`)
+# mode of prmt -> the function (result byte i, selector) -> source byte (PTX ISA 9.7.9, `prmt`)
+SELECTED = {
     "f4e": lambda i, s: (s & 3) + i,
     "b4e": lambda i, s: (s & 3) - i & 7,
     "rc8": lambda i, s: s & 3,
@@ -204,12 +233,16 @@ SELECTED = {  # by the mode of prmt, which byte is the i-th where the selector i
 
 
 def nibble(i, selector):
+    """Return the i-th four-bit selector of prmt's default mode. Bit 3 requests sign replication."""
     return selector >> 4 * i & 15
 
 
 def permuting(choice):
-    """Return a function for prmt: select four of the eight bytes of high:low. A selector with bit 3 set
-    copies the byte's sign bit to all bits."""
+    """Return the semantics of prmt, which selects four of the eight bytes of high:low. A selector with bit
+    3 set replicates the byte's sign bit.
+
+    choice: the function (result byte i, selector) -> source byte.
+    """
 
     def permuted(low, high, selector):
         both, result = (high & 0xFFFFFFFF) << 32 | low & 0xFFFFFFFF, 0
@@ -235,6 +268,7 @@ for _name, _wide in TWICE.items():
 family("div.T", INTEGERS, quotient)
 family("rem.T", INTEGERS, remainder)
 family("sad.T", INTEGERS, difference, 3)
+# abs and neg of the lowest integer wrap to the lowest integer when the result is converted to its type.
 family("abs.T", SIGNED, abs, 1)
 family("neg.T", SIGNED, operator.neg, 1, native=SAME)
 family("min.T", INTEGERS, min, native=SAME)
@@ -243,6 +277,7 @@ family("popc.T", PATTERNS, bits.popc, 1, results=uint32, native=bits.POPC)
 family("clz.T", PATTERNS, bits.clz, 1, results=uint32, native=bits.CLZ)
 family("brev.T", PATTERNS, bits.brev, 1, native=bits.BREV)
 family("bfind.T", INTEGERS, most_significant, 1, results=uint32)
+# Logic instructions also operate on predicates.
 LOGIC = PATTERNS | {"pred": np.bool_}
 family("and.T", LOGIC, operator.and_, native=SAME)
 family("or.T", LOGIC, operator.or_, native=SAME)
@@ -251,6 +286,7 @@ family("not.T", PATTERNS, operator.invert, 1, native=SAME)
 add_entry("not.pred", operator.not_, (np.bool_,), np.bool_)
 family("cnot.T", PATTERNS, lambda x: int(x == 0), 1)
 add_entry("lop3.b32", any_of_three, (uint32,) * 4, uint32, SAME)
+# The shift count is .u32 for every operand type.
 family("shl.T", PATTERNS, shifted_left, (uint32,))
 family("shr.T", INTEGERS | PATTERNS, shifted_right, (uint32,))
 family("bfe.T", {"u32": uint32, "u64": uint64}, field, (uint32, uint32))
@@ -265,6 +301,7 @@ for _mode in ("wrap", "clamp"):
     add_entry(f"bmsk.{_mode}.b32", bit_mask(_wraps), (uint32,) * 2, uint32)
     add_entry(f"szext.{_mode}.u32", extended(_wraps, False), (uint32,) * 2, uint32)
     add_entry(f"szext.{_mode}.s32", extended(_wraps, True), (uint32,) * 2, int32)
+# The sum is signed unless both operands are unsigned.
 for _name, _dot in (("dp4a", dot(8, 4)), ("dp2a.lo", dot(16, 2)), ("dp2a.hi", dot(16, 2, 2))):
     for _signs in ("ss", "su", "us", "uu"):
         _left, _right = _signs
@@ -283,8 +320,12 @@ REALS = FLOATS | HALVES
 
 
 def in_direction(scalar, mode):
-    """Return {name: (number of operands, function)} for the operations that are rounded once, in this
-    direction."""
+    """Return {opcode: (number of operands, function)} for the operations that round their exact result
+    once.
+
+    scalar: the numpy type of operands and result.
+    mode: the rounding direction, in the names of sim.isa.rounding.
+    """
     how = {"scalar": scalar, "mode": mode}
     found = {
         "add": (2, lambda x, y: fused(x, 1.0, y, **how)),
@@ -295,26 +336,31 @@ def in_direction(scalar, mode):
         "sqrt": (1, partial(square_root, **how)),
         "fma": (3, fused_float32 if (scalar, mode) == (float32, "rn") else partial(fused, **how)),
     }
-    if mode == "rn":  # numpy's numbers are rounded so
+    if mode == "rn":  # numpy's operators round to nearest and are faster
         found |= {name: (2, getattr(operator, name)) for name in ("add", "sub", "mul")}
     return found
 
 
+# entry -> further PTX names with the same semantics: .rn is the default of add, sub and mul; .approx and
+# .full are correctly rounded here; mad of floats is an fma (PTX ISA 9.7.3, `mad`).
 SYNONYMS = {f"{name}.rn.{text}": (f"{name}.{text}",) for name in ("add", "sub", "mul") for text in REALS}
 SYNONYMS |= {f"{name}.rn.f32": (f"{name}.approx.f32", f"{name}.full.f32") for name in ("div", "rcp", "sqrt")}
 SYNONYMS |= {"rcp.rn.f64": ("rcp.approx.f64",)}
 SYNONYMS |= {f"fma.{mode}.{text}": (f"mad.{mode}.{text}",) for mode in DIRECTIONS for text in REALS}
 for _text, _scalar in REALS.items():
+    # Halves support rounding to nearest only.
     for _mode in DIRECTIONS if _text in FLOATS else ("rn",):
         for _name, (_count, _semantics) in in_direction(_scalar, _mode).items():
             _named = f"{_name}.{_mode}.{_text}"
             add_entry(_named, _semantics, (_scalar,) * _count, _scalar, also=SYNONYMS.get(_named, ()))
 family("abs.T", REALS, abs, 1)
 family("neg.T", REALS, operator.neg, 1)
+# min and max return the number if one operand is NaN; with .NaN they return NaN.
 family("min.T", REALS, ieee.smaller)
 family("max.T", REALS, ieee.larger)
 family("min.NaN.T", REALS, ieee.smaller_or_nan)
 family("max.NaN.T", REALS, ieee.larger_or_nan)
+# PTX's first operand supplies the sign, math.copysign's second.
 family("copysign.T", FLOATS, lambda sign, x: math.copysign(x, sign))
 for _name, _of in {
     "sin": "sin",
@@ -349,13 +395,15 @@ for _text, _scalar in FLOATS.items():
 
 
 def unordered(compare):
+    """Return a comparison that is also true if an operand is NaN (setp.ltu and similar)."""
     return lambda x, y: compare(x, y) or x != x or y != y
 
 
 COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+# lo, ls, hi and hs are the unsigned comparisons' own names for lt, le, gt and ge.
 UNSIGNED_NAMES = {"lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge}
 ORDERED = {
-    # PTX's ne is false where there is a NaN
+    # PTX's `ne` is ordered, so it is false if an operand is NaN. Python's != is true.
     name: (lambda x, y: x < y or x > y) if name == "ne" else compare
     for name, compare in COMPARISONS.items()
 }
@@ -370,6 +418,7 @@ family("setp.nan.T", REALS, lambda x, y: x != x or y != y, results=np.bool_)
 
 
 def chosen(x, y, test):
+    """Return x if the predicate `test` holds, else y (selp)."""
     return x if test else y
 
 
@@ -381,14 +430,19 @@ WIDE_AND_NARROW = INTEGERS | {"s8": int8, "u8": uint8}
 
 
 def clamped(dtype):
+    """Return a function that clamps an integer to the range of `dtype` (cvt.sat)."""
     low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
     return lambda x: min(max(x, low), high)
 
 
 def whole_number(function):
+    """Return a function that rounds a float to an integral float and keeps the sign of zero
+    (cvt.rni.f32.f32 and similar). Infinities and NaN are unchanged."""
     return lambda x: math.copysign(function(float(x)), x) if math.isfinite(x) else x
 
 
+# Integer to integer: the value wraps, or saturates with .sat. Float to integer: always saturates, so .sat
+# is a synonym.
 for _to, _scalar in WIDE_AND_NARROW.items():
     family(f"cvt.{_to}.T", WIDE_AND_NARROW, lambda x: x, 1, results=_scalar)
     family(f"cvt.sat.{_to}.T", WIDE_AND_NARROW, clamped(_scalar), 1, results=_scalar)
@@ -399,6 +453,7 @@ for _to, _scalar in WIDE_AND_NARROW.items():
                 (f"cvt.{_mode}i.sat.{_to}.{_from}",),
             )
             add_entry(f"cvt.{_mode}i.{_to}.{_from}", _semantics, (_source,), _scalar, also=_also)
+# Float to float, and integer to float. A widening conversion is exact and takes no rounding modifier.
 for _to, _scalar in REALS.items():
     for _from, _source in (REALS | WIDE_AND_NARROW).items():
         wider = np.dtype(_scalar).itemsize > np.dtype(_source).itemsize

@@ -1,10 +1,11 @@
-"""Atomics: the new value that each one computes from the old element, with its names in Numba and in PTX.
+"""Atomic operations. Each entry computes the new value of an element from the old one, and lists its names
+in Numba and in PTX.
 
-Operands have the element's type and are converted to it. Integers come as Python ints, and results wrap.
-Every atomic returns the old element.
+Operands are converted to the element's type. Integers arrive as Python ints, and results wrap. Every
+operation returns the old value; PTX's `red` discards it.
 
-Sources: PTX ISA 9.7.13 (atom, red); CUDA C++ Programming Guide, "Atomic Functions"; Numba's documentation for
-nanmax, nanmin, cas and compare_and_swap.
+Source: PTX ISA 9.7.13, "Parallel Synchronization and Communication Instructions" (atom, red); CUDA C++
+Programming Guide, "Atomic Functions"; Numba's documentation of nanmax, nanmin, cas and compare_and_swap.
 """
 
 import operator
@@ -20,10 +21,12 @@ from sim.isa.table import THREAD, Entry, Touch
 class Atomic(Entry):
     """An atomic operation.
 
-    semantics: (old element, *operands) -> new element.
-    overwrites: whether the new element does not depend on the old one.
-    tests: whether it may leave the element as it was.
-    indexed: whether a call names the element.
+    semantics: the function (old value, *operands) -> new value.
+    operands: the names of the operands after the element.
+    overwrites: whether the new value is independent of the old one.
+    tests: whether the operation may leave the element unchanged.
+    indexed: whether a call passes an index after the array.
+    native: the compiled form; by default the semantics.
     """
 
     operands: tuple = ("value",)
@@ -38,6 +41,7 @@ ENTRIES = {}  # name -> Atomic
 
 
 def add_entry(name, semantics, ptx=(), **more):
+    """Add an atomic. `ptx`: its PTX names without the opcode; each is added for both atom and red."""
     ptx = tuple(f"{what}.{text}" for text in ptx for what in ("atom", "red"))
     ENTRIES[name] = Atomic(
         f"atomic.{name}", semantics, "PTX ISA atom", ptx=ptx, touches=(Touch("array", "change"),), **more
@@ -45,54 +49,59 @@ def add_entry(name, semantics, ptx=(), **more):
 
 
 def increment(old, value):
-    """Return 0 if old >= value, else old + 1."""
+    """Return 0 if old >= value, else old + 1 (inc)."""
     return 0 if old >= value else old + 1
 
 
 def decrement(old, value):
-    """Return value if old is 0 or above value, else old - 1."""
+    """Return value if old is 0 or above value, else old - 1 (dec)."""
     return value if old == 0 or old > value else old - 1
 
 
 def larger(old, value):
-    """Return the larger value. If either is NaN, the old element stays, as in Numba's max."""
+    """Return the larger value. If either is NaN, the old value remains, as in Numba's atomic max."""
     return value if value > old else old
 
 
 def smaller(old, value):
+    """Return the smaller value. If either is NaN, the old value remains."""
     return value if value < old else old
 
 
 def larger_number(old, value):
-    """Return the larger value; any number wins over NaN."""
+    """Return the larger value. A number is preferred over NaN."""
     return value if old != old or value > old else old
 
 
 def smaller_number(old, value):
+    """Return the smaller value. A number is preferred over NaN."""
     return value if old != old or value < old else old
 
 
 def exchange(old, value):
+    """Return the value that replaces the old one (exch)."""
     return value
 
 
 def compare_and_swap(old, expected, value):
+    """Return `value` if the old value is the expected one, else the old value (cas)."""
     return value if old == expected else old
 
 
 def unsigned_increment(old, value):
-    """Return `increment` in a form to compile: next to a literal 1, Numba would turn a uint64 into a
-    float64."""
+    """Return `increment`; the compiled form. Numba would unify a uint64 and a literal 1 to float64."""
     return old - old if old >= value else old + uint64(1)
 
 
 def unsigned_decrement(old, value):
+    """Return `decrement`; the compiled form."""
     return value if old == 0 or old > value else old - uint64(1)
 
 
 WIDTHS = ("32", "64")
 SWAP = {"operands": ("expected", "value"), "tests": True}
 add_entry("add", operator.add, ("add.u32", "add.s32", "add.u64", "add.f16", "add.bf16", "add.f32", "add.f64"))
+# PTX has no atom.sub; Numba negates the operand.
 add_entry("sub", operator.sub)
 add_entry("and_", operator.and_, ("and.b32", "and.b64"))
 add_entry("or_", operator.or_, ("or.b32", "or.b64"))
@@ -102,6 +111,7 @@ add_entry("inc", increment, ("inc.u32",), native=unsigned_increment)
 add_entry("dec", decrement, ("dec.u32",), native=unsigned_decrement)
 add_entry("max", larger, [f"max.{sign}{width}" for sign in "su" for width in WIDTHS])
 add_entry("min", smaller, [f"min.{sign}{width}" for sign in "su" for width in WIDTHS])
+# Numba's nanmax and nanmin have no PTX instruction of their own.
 add_entry("nanmax", larger_number)
 add_entry("nanmin", smaller_number)
 add_entry("cas", compare_and_swap, ("cas.b16", "cas.b32", "cas.b64"), **SWAP)

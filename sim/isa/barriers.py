@@ -1,7 +1,8 @@
-"""Barriers, votes of a block, fences and nanosleep: entries for instructions that order threads and their
-accesses.
+"""Entries for instructions that order threads and their memory accesses: barriers, block-wide votes, fences
+and nanosleep. The types are Numba's.
 
-Sources: PTX ISA 9.7.13, "bar", "membar", "fence"; 9.7.15, "nanosleep". The types are Numba's.
+Source: PTX ISA 9.7.13, "Parallel Synchronization and Communication Instructions" (bar, membar, fence);
+"Miscellaneous Instructions" (nanosleep).
 """
 
 import functools
@@ -27,14 +28,14 @@ from sim.isa.table import (
 
 @dataclass(frozen=True, eq=False)
 class Barrier(Entry):
-    """A barrier: no thread of a block or grid (`scope`) continues before all have arrived.
+    """A barrier: no thread of the block or grid (`scope`) continues before all its threads have arrived.
 
-    In a vote each thread contributes a number, and all get the same result. `semantics` is a function (result
-    of some threads, another thread's number) -> result with that thread. It begins with `start`, in the order
-    of the threads.
+    In a vote, each thread contributes a number and all threads receive the same result. `semantics` is the
+    function (result so far, another thread's number) -> new result. It is folded over the threads in order,
+    from `start`.
 
-    operands: {name: dtype, or None for any number}, empty without a vote.
-    results: {name: dtype}, empty without a vote.
+    operands: {name: dtype, or None for a number of any type}; empty without a vote.
+    results: {name: dtype}; empty without a vote.
     """
 
     scope: str
@@ -43,6 +44,7 @@ class Barrier(Entry):
     start: object = 0
 
     def add(self):
+        """Add the barrier to the table as an instruction at which threads wait."""
         SUSPENDING.add(self.name)
         if self.scope == BLOCK:
             BLOCK_WIDE.add(self.name)
@@ -50,11 +52,11 @@ class Barrier(Entry):
 
     @property
     def parameters(self):
-        """The names of a call's arguments."""
+        """The names of a call's parameters."""
         return list(self.operands)
 
     def vote(self, numbers):
-        """Return the result for these numbers, one of each thread."""
+        """Return the result of the vote for these numbers, one per thread."""
         (operand,), (result,) = self.operands.values(), self.results.values()
         converted = numbers if operand is None else map(cast(operand), numbers)
         result = result_converter(result)
@@ -67,18 +69,18 @@ def barrier(name, source, scope, ptx=()):
 
 
 def vote(*, source, start=0, name=None, ptx=(), stands_for=None):
-    """Add a function to the table as a barrier of a block with a vote. Return the Barrier, which kernels
-    call.
+    """Add the decorated function to the table as a block-wide barrier with a vote. The decorator returns
+    the Barrier, which kernels call.
 
-    The function is a reference implementation: (result of some threads, another thread's number) -> result
-    with that thread. The interpreter calls it, and Numba compiles it. Its annotations are dtypes such as
-    numpy.int32: of the result (`->`), and of the number, which may be left out to allow any number.
+    The function is (result so far, another thread's number) -> new result. The interpreter calls it, and
+    Numba compiles it. Its return annotation is the result's dtype, such as numpy.int32. The number's
+    annotation is a dtype, or absent to accept a number of any type.
 
-    source: where the instruction is specified, such as a section of the PTX ISA.
-    start: the result without any thread; thread 0 is combined with it, then thread 1, and so on.
+    source: the specification, such as a section of the PTX ISA.
+    start: the initial result, which is combined with thread 0's number, then thread 1's, and so on.
     name, ptx, stands_for: as for sim.isa.instruction.
 
-    Errors: ValueError for a name that another function has, or for a result without a dtype.
+    Errors: ValueError if the name belongs to another function, or if the result has no dtype.
     """
 
     def add_entry(semantics):
@@ -120,12 +122,18 @@ VOTES = [syncthreads_count, syncthreads_and, syncthreads_or]
 
 
 def fence(name, reach, scopes):
-    """Add a fence: threads within `reach` see the thread's accesses before the fence before those after
-    it."""
+    """Add a memory fence. Threads within `reach` observe the calling thread's accesses before the fence no
+    later than those after it.
+
+    reach: "block" or "grid".
+    scopes: the PTX scopes, such as "cta" or "gpu".
+    """
 
     def semantics(memory):
         memory.fence(reach)
 
+    # The simulator does not distinguish the orderings, so it cannot report a fence whose ordering is too
+    # weak.
     orderings = ("", "sc.", "acq_rel.", "acquire.", "release.")
     ptx = (
         *(f"membar.{scope}" for scope in scopes),
@@ -139,6 +147,7 @@ def nanosleep(memory, nanoseconds):
     memory.yield_turn()
 
 
+# One GPU without clusters: the scopes cluster, gpu and sys all mean the grid.
 FENCES = [
     fence("threadfence_block", "block", ("cta",)),
     fence("threadfence", "grid", ("gl", "gpu", "cluster")),

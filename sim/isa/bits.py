@@ -1,7 +1,8 @@
-"""Functions that count and reverse bits, and conversions between floats and their bits. The argument `bits`
-is the width of the operand.
+"""Bit counting and bit reversal, and conversions between floats and their bit patterns. The keyword
+argument `bits` is the width of the operand.
 
-Source: PTX ISA 9.7.1 (popc, clz, brev); CUDA Math API (ffs); PTX ISA 9.7.9.21 (cvt to tf32, to two halves).
+Source: PTX ISA 9.7.1 (popc, clz, brev); CUDA Math API (ffs); PTX ISA 9.7.9, "Data Movement and Conversion
+Instructions" (cvt to tf32, f16x2 and 8-bit floats).
 """
 
 import numpy as np
@@ -12,6 +13,7 @@ from sim.isa import ieee
 from sim.isa.directed import to_float
 from sim.isa.functions import LLVM
 
+# ctlz's constant operand 0 requests a defined result for a zero operand.
 POPC, CLZ, BREV, FMA = LLVM("ctpop"), LLVM("ctlz", ((1, 0),)), LLVM("bitreverse"), LLVM("fma")
 
 
@@ -21,55 +23,66 @@ def popc(x, *, bits):
 
 
 def clz(x, *, bits):
-    """Return the number of leading zeros; all bits for 0."""
+    """Return the number of leading zeros, which is `bits` for x = 0."""
     return bits - (x & (1 << bits) - 1).bit_length()
 
 
 def brev(x, *, bits):
-    """Return the bits in reverse order."""
+    """Return x with its bits in reverse order."""
     return int(f"{x & (1 << bits) - 1:0{bits}b}"[::-1], 2)
 
 
 def ffs(x):
-    """Return the position of the lowest set bit, counted from 1; 0 if there is none."""
+    """Return the 1-based position of the lowest set bit, or 0 if no bit is set."""
     return (x & -x).bit_length()
 
 
 def first_set(x):
-    """Return ffs in a form to compile."""
+    """Return ffs(x); the compiled form. x ^ (x - 1) has ones up to and including the lowest set bit."""
     return POPC(x ^ (x - 1)) if x != 0 else 0
 
 
 # --- floats -------------------------------------------------------------------------------------------------
 
 UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+# half type -> its value for each of the 2**16 bit patterns
 HALVES = {scalar: np.arange(1 << 16, dtype=np.uint16).view(scalar) for scalar in (float16, bfloat16)}
 
 
 def bits_of(x):
-    """Return the bits of a float as an int."""
+    """Return the bit pattern of a numpy float as an int."""
     return int(x.view(UNSIGNED[x.dtype.itemsize]))
 
 
 def float32_of(bits):
+    """Return the float32 with this bit pattern."""
     return np.uint32(bits).view(float32)
 
 
 def float64_of(bits):
+    """Return the float64 with this bit pattern."""
     return np.uint64(bits).view(float64)
 
 
+# the largest finite tf32
 TF32_LARGEST = 0x7F7FE000
 
 
 def to_tf32(bits, mode, relu=False, finite=False):
-    """Return the bits of a float32 with ten bits of fraction, the others 0; ties go away from zero (rna) or
-    to even (rn), or the bits are cut (rz). relu: a negative number becomes 0; finite: an infinity, or what
-    would round to one, becomes the largest number."""
+    """Return the bit pattern of a float32 converted to tf32 (cvt.tf32.f32): 10 fraction bits, and the low
+    13 bits 0.
+
+    bits: the bit pattern of the float32.
+    mode: "rn" (to nearest, ties to even), "rna" (to nearest, ties away from zero) or "rz" (towards zero).
+    relu: whether a negative number becomes 0.
+    finite: whether infinities and overflows become the largest finite tf32 (.satfinite).
+    """
     if relu and bits >> 31 and bits & 0x7FFFFFFF <= 0x7F800000:
         return 0
     if bits & 0x7FFFFFFF > 0x7F800000:  # NaN
+        # A NaN whose upper fraction bits are all 0 would become an infinity, so one bit is set.
         return bits & 0xFFFFE000 | (0x2000 if not bits & 0x7FE000 else 0)
+    # A carry out of the fraction increments the exponent, which is correct rounding, up to infinity.
     tie = 0xFFF + (bits >> 13 & 1) if mode == "rn" else 0x1000 if mode == "rna" else 0
     infinite = bits & 0x7FFFFFFF == 0x7F800000
     found = bits & 0xFFFFE000 if infinite else (bits + tie) & 0xFFFFE000
@@ -79,22 +92,25 @@ def to_tf32(bits, mode, relu=False, finite=False):
 
 
 def at_most(x, largest):
-    """Return x, or the number of this size that is nearest to it; NaN stays."""
+    """Return x clamped to -largest ... largest; NaN is unchanged."""
     return largest if x > largest else -largest if x < -largest else x
 
 
 def two_halves(high, low, scalar, mode, relu):
-    """Return two float32 rounded to 16 bits each, the first in the upper half."""
+    """Return two float32 values rounded to halves and packed into a 32-bit register, `high` in the upper
+    half (cvt.rn.f16x2.f32)."""
     parts = [scalar(x) if mode == "rn" else to_float(x, float32, scalar, mode) for x in (high, low)]
     upper, lower = (bits_of(ieee.at_least_zero(x) if relu else x) for x in parts)
     return upper << 16 | lower
 
 
+# 8-bit float type -> its value for each of the 256 bit patterns
 BYTES = {scalar: np.arange(1 << 8, dtype=np.uint8).view(scalar) for scalar in (float8_e4m3fn, float8_e5m2)}
 
 
 def two_bytes(high, low, scalar, relu):
-    """Return two floats rounded to 8 bits each and saturated, the first in the upper byte."""
+    """Return two floats rounded to 8-bit floats, saturated, and packed into 16 bits, `high` in the upper
+    byte (cvt.rn.satfinite.e4m3x2.f32)."""
     largest = float(finfo(scalar).max)
     parts = [at_most(float32(x), largest) for x in (high, low)]
     upper, lower = (scalar(ieee.at_least_zero(float32(x)) if relu else x).view(np.uint8) for x in parts)
@@ -102,11 +118,12 @@ def two_bytes(high, low, scalar, relu):
 
 
 def halves_to_bytes(word, scalar, relu):
-    """Return the two float16 of a register rounded to 8 bits each and saturated."""
+    """Return the two float16 values in a register rounded to 8-bit floats, saturated and packed
+    (cvt.rn.satfinite.e4m3x2.f16x2)."""
     return two_bytes(HALVES[float16][word >> 16], HALVES[float16][word & 0xFFFF], scalar, relu)
 
 
 def bytes_to_halves(pair, scalar, relu):
-    """Return two floats of 8 bits as float16 in the halves of a register."""
+    """Return a pair of 8-bit floats converted to float16 and packed into a register (cvt.rn.f16x2.e4m3x2)."""
     upper, lower = (float32(BYTES[scalar][byte]) for byte in (pair >> 8 & 0xFF, pair & 0xFF))
     return two_halves(upper, lower, float16, "rn", relu)

@@ -1,17 +1,17 @@
-"""Conversions of values: when a kernel converts or stores them, and when a number of the host enters a
-kernel.
+"""Conversions of values: within a kernel, on stores, and when a host value is passed to a kernel.
 
 Inside a kernel, the Python type of a value represents its Numba type:
 
-    int                              int64, and any narrower signed integer whose width no longer matters
-    numpy int8, int16, int32         a signed integer that has kept its width (Numba's arithmetic drops it)
+    int                              int64, or a narrower signed integer whose width no longer matters
+    numpy int8, int16, int32         a signed integer that has kept its width (Numba's arithmetic widens it)
     numpy uint8 ... uint64           unsigned integers
-    bool (numpy.bool is read alike)  boolean
-    numpy float16, float32, float64, ml_dtypes.bfloat16 (a Python float is read as a float64)
-    numpy complex64, complex128      (a Python complex is read as a complex128)
+    bool (also numpy.bool)           boolean
+    numpy float16, float32, float64, ml_dtypes.bfloat16 (a Python float counts as float64)
+    numpy complex64, complex128      (a Python complex counts as complex128)
 
-Nothing here raises for a value that is out of range: integers wrap, and floats saturate as the GPU's `cvt`
-does. numpy would warn about some of these conversions, so callers run under `numpy.errstate(all="ignore")`.
+No conversion raises for a value that is out of range. Integers wrap. Floats converted to integers saturate,
+as in PTX's `cvt` (PTX ISA 9.7.9, "Data Movement and Conversion Instructions"). numpy would warn about some
+of these conversions, so callers run under `numpy.errstate(all="ignore")`.
 """
 
 import math
@@ -23,10 +23,10 @@ from numpy import complex64, complex128, float16, float32, float64, uint64
 
 from sim.isa.rounding import rounded
 
-# A Python float times ONE is a float32, because numpy adapts a Python float to the other operand. It is the
-# quickest way to round to float32.
+# Multiplying a Python float by ONE rounds it to float32, because numpy converts the Python float to the
+# other operand's type. This is the fastest way to round to float32.
 ONE = float32(1)
-EXACT = 2**53  # float64 represents every integer up to this one
+EXACT = 2**53  # float64 represents every integer up to this one exactly
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 INTEGERS = (int, np.integer, np.bool_)
 FLOATS = (float, np.floating, bfloat16)
@@ -34,18 +34,18 @@ NUMBERS = INTEGERS + FLOATS + (complex, np.complexfloating)
 
 
 def wrap(value, bits=64):
-    """Return the signed integer of `bits` bits that is congruent to `value`."""
+    """Return `value` modulo 2**bits as a signed integer of `bits` bits."""
     half = 1 << (bits - 1)
     return ((value + half) & ((1 << bits) - 1)) - half
 
 
 @cache
 def cast(dtype):
-    """Return the function that converts any value inside a kernel to `dtype`, as `numba.float32(x)` or
+    """Return the function that converts any value in a kernel to `dtype`, as `numba.float32(x)` or
     `np.int32(x)` do.
 
-    dtype: a numpy dtype or scalar type, `ml_dtypes.bfloat16`, a Python type, or anything whose `str` names a
-    dtype, such as a Numba type. Signed results are Python ints within the range of `dtype`.
+    dtype: a numpy dtype or scalar type, `ml_dtypes.bfloat16`, a Python type, or any object whose `str`
+        names a dtype, such as a Numba type. A signed result is a Python int within the range of `dtype`.
     """
     dtype = _as_dtype(dtype)
     if dtype.kind == "i":
@@ -56,10 +56,10 @@ def cast(dtype):
 
 
 def domain(value):
-    """Return a number of the host as the value that a kernel sees. Tuples are converted element by element,
-    anything else is unchanged.
+    """Return the in-kernel representation of a host value. Tuples are converted element by element; values
+    that are not numbers are returned unchanged.
 
-    Errors: OverflowError for an int of more than 64 bits.
+    Errors: OverflowError for an int that needs more than 64 bits.
     """
     if isinstance(value, tuple):
         return tuple(domain(item) for item in value)
@@ -73,6 +73,7 @@ def domain(value):
 
 
 def _host_int(value):
+    """Return a host int as an int64 if it fits, else as a uint64."""
     if LOWEST <= value <= HIGHEST:
         return value
     if 0 <= value < 2**64:
@@ -81,19 +82,23 @@ def _host_int(value):
 
 
 def _as_dtype(dtype):
+    """Return the numpy dtype for anything that `cast` accepts."""
     if not isinstance(dtype, (type, np.dtype)):
+        # Numba prefixes the names of CUDA's half types with __nv_; ml_dtypes calls the type bfloat16.
         name = str(dtype).removeprefix("__nv_")
         dtype = bfloat16 if name == "bfloat16" else name
     return np.dtype(dtype)
 
 
 def _to_signed(bits):
+    """Return the conversion to a signed integer of `bits` bits, as a Python int."""
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     lowest, highest = float(low), float(high)
 
     def to_signed(value):
         if type(value) is int:
             return value if low <= value <= high else wrap(value, bits)
+        # Fast path: a float strictly within the range needs only truncation. NaN fails the comparison.
         if type(value) is float32 or type(value) is float64:
             double = float(value)
             if lowest < double < highest:
@@ -104,6 +109,7 @@ def _to_signed(bits):
 
 
 def _to_unsigned(scalar, bits):
+    """Return the conversion to the unsigned numpy type `scalar` of `bits` bits."""
     mask = (1 << bits) - 1
 
     def to_unsigned(value):
@@ -115,6 +121,7 @@ def _to_unsigned(scalar, bits):
 
 
 def _integral(value, bits, signed):
+    """Return a number as an int that is congruent to the converted value modulo 2**bits."""
     if isinstance(value, INTEGERS):
         return int(value)
     if isinstance(value, FLOATS):
@@ -123,17 +130,20 @@ def _integral(value, bits, signed):
 
 
 def truncated(value, bits=64, signed=True, least=16):
-    """Return a float as an integer, as PTX's `cvt.rzi` does for Numba: rounded towards zero, saturated, with
-    a fixed result for NaN.
+    """Return a float converted to an integer as PTX's `cvt.rzi` does for Numba: rounded towards zero,
+    saturated, with a fixed result for NaN.
 
-    It saturates to `bits` bits, or to `least` if that is more: for an 8-bit result Numba saturates to 16 bits
-    and keeps the low 8. A float16 is rounded to the nearest integer instead (ties to even) and saturates to 8
-    bits, because Numba's conversion of a float16 emits `cvt.rni`. NaN gives 0. It gives the top bit alone if
-    the source is a float64 or the result has 64 bits (PTX ISA, `cvt`).
+    The result saturates to `bits` bits, or to `least` bits if that is more. Numba converts to an 8-bit
+    integer by saturating to 16 bits and keeping the low 8. A float16 is rounded to the nearest integer
+    instead (ties to even) and saturates to 8 bits, because Numba emits `cvt.rni` for it.
+
+    NaN converts to 0. It converts to the top bit alone if the source is a float64 or the result has 64 bits
+    (PTX ISA 9.7.9, `cvt`).
     """
     half = type(value) is float16
     width = bits if half else max(bits, least)
     if value != value:
+        # np.float64 is a subclass of Python's float, and no other numpy float is.
         top = width == 64 or isinstance(value, float) and width > 8
         return (-1 if signed else 1) << (width - 1) if top else 0
     value = float(value)
@@ -144,13 +154,14 @@ def truncated(value, bits=64, signed=True, least=16):
 
 
 def _to_float16(value):
+    """Convert to float16."""
     if type(value) is float16:
         return value
     return float16(_double(value))
 
 
 def _to_bfloat16(value):
-    """Round once to bfloat16. By way of float32, the value would be rounded twice."""
+    """Convert to bfloat16 in a single rounding. Converting through float32 would round twice."""
     if type(value) is bfloat16:
         return value
     value = _double(value)
@@ -160,6 +171,7 @@ def _to_bfloat16(value):
 
 
 def _to_float32(value):
+    """Convert to float32 in a single rounding."""
     if type(value) is float:
         return ONE * value
     if type(value) is float32:
@@ -167,16 +179,21 @@ def _to_float32(value):
     if isinstance(value, float) or (type(value) is int and -EXACT <= value <= EXACT):
         return ONE * float(value)
     if isinstance(value, INTEGERS):
-        # By way of a double, it would be rounded twice.
+        # Above 2**53, converting through a double would round twice.
         return float32(np.int64(value)) if value <= HIGHEST else float32(uint64(value))
     return float32(_double(value))
 
 
 def _to_float64(value):
+    """Convert to float64."""
     return value if type(value) is float64 else float64(_double(value))
 
 
 def _double(value):
+    """Return a real number as a Python float.
+
+    Errors: TypeError for anything else, complex numbers included.
+    """
     if isinstance(value, NUMBERS[:-2]):
         return float(value)
     raise TypeError(f"{value!r} is no number, and cannot become a float")

@@ -1,8 +1,11 @@
-"""cp.async: a thread starts copies from global to shared memory, continues, and waits for them later.
+"""Non-bulk asynchronous copies (cp.async): a thread starts copies from global to shared memory, continues,
+and later waits for them.
 
-An element is given as in memory.read: (array, index) in Python kernels, (state space, address) in PTX.
+An element is identified as in memory.read: by (array, index) in Python kernels, by (state space, address)
+in PTX.
 
-Source: PTX ISA 9.7.9.25.3, "cp.async", "cp.async.commit_group", "cp.async.wait_group".
+Source: PTX ISA 9.7.9.25.3, "Non-bulk copy": cp.async, cp.async.commit_group, cp.async.wait_group,
+cp.async.wait_all.
 """
 
 import numpy as np
@@ -11,12 +14,14 @@ from sim.isa.memory import memory_instruction
 
 
 def cp_async(size):
-    """Add the copy of `size` bytes. Of these, `valid` bytes are read from the source, and the rest are
-    zeros."""
+    """Add the copy of `size` bytes. It reads `valid` bytes from the source (PTX's operand src-size) and
+    fills the rest with zeros."""
 
     def semantics(memory, tile, index, source, source_index, valid):
         if not 0 <= valid <= size:
             raise ValueError(f"cp_async_{size} takes 0 to {size} bytes of its source, got {valid}")
+        # The source is read when the copy starts. Writing it before the copy completes is a race, so `send`
+        # keeps the Spot.
         data, read = np.zeros(size, np.uint8), None
         if valid:
             read = memory.source(source, source_index, valid, size)
@@ -26,22 +31,25 @@ def cp_async(size):
     memory_instruction(name=f"cp_async_{size}", source="PTX ISA cp.async")(semantics)
 
 
+# the sizes that PTX allows: .ca copies 4, 8 or 16 bytes, .cg 16 bytes
 for _size in (4, 8, 16):
     cp_async(_size)
 
 
 @memory_instruction(source="PTX ISA cp.async.commit_group", ptx=("cp.async.commit_group",))
 def cp_async_commit(memory):
+    """Commit all preceding uncommitted copies of the thread to a group."""
     memory.commit()
 
 
 @memory_instruction(source="PTX ISA cp.async.wait_group", ptx=("cp.async.wait_group",))
 def cp_async_wait(memory, groups):
-    """Wait for all groups except the newest `groups`."""
+    """Wait until at most the newest `groups` groups of the thread are pending."""
     memory.receive(groups)
 
 
 @memory_instruction(source="PTX ISA cp.async.wait_all", ptx=("cp.async.wait_all",))
 def cp_async_wait_all(memory):
+    """Wait for all copies of the thread, committed or not."""
     memory.commit()
     memory.receive(0)

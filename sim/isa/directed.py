@@ -1,4 +1,4 @@
-"""Arithmetic and conversions in a given rounding direction, as PTX's `add.rd` or `cvt.rzi`."""
+"""Arithmetic and conversions in a given rounding direction, such as PTX's add.rm (CUDA's _rd) and cvt.rzi."""
 
 import math
 
@@ -9,25 +9,28 @@ from numpy import float64
 from sim.isa.conversions import cast, truncated
 from sim.isa.rounding import fused, rounded, rounded_root
 
+# rounding direction -> Python function that rounds to an int
 WHOLE = {"rn": round, "rz": math.trunc, "rd": math.floor, "ru": math.ceil}
 DIRECTIONS = tuple(WHOLE)
 
 
 def to_float(value, source, scalar, mode):
-    """Convert `value` to `source`, then round it to `scalar` in the direction `mode`."""
+    """Convert `value` to type `source`, then round it to `scalar` in the direction `mode` (cvt)."""
     value = cast(source)(value)
     number = int(value) if as_dtype(source).kind in "iu" else float(value)
+    # `rounded` accepts neither zeros nor infinities; these convert exactly.
     if not math.isfinite(number) or number == 0:
         return scalar(number)
     return rounded(*number.as_integer_ratio(), scalar, mode)
 
 
 def from_float(value, dtype, mode):
-    """Convert the float `value` to the integer `dtype`, rounded in the direction `mode` and saturated. NaN
-    gives what PTX's `cvt` gives."""
+    """Convert a float to the integer `dtype`: rounded in the direction `mode`, then saturated. For the
+    result for NaN, see `conversions.truncated`."""
     dtype = as_dtype(dtype)
     if math.isfinite(value):
         value = type(value)(float(WHOLE[mode](float(value))))
+    # PTX saturates to the width of the destination (least=8), unlike Numba's conversion.
     return int(cast(dtype)(truncated(value, 8 * dtype.itemsize, dtype.kind == "i", least=8)))
 
 
@@ -44,6 +47,7 @@ def divided(x, y, scalar, mode):
 def multiplied(x, y, scalar, mode):
     """Return x * y rounded once to `scalar` in the direction `mode`."""
     x, y = float(x), float(y)
+    # `fused` would add the zero product to +0 and lose its sign.
     if x == 0 or y == 0:
         return scalar(x * y)
     return fused(x, y, 0.0, scalar, mode)

@@ -1,11 +1,12 @@
-"""x % y and x // y of two floats of one type, as a GPU computes them for Numba.
+"""Floored division and remainder, x // y and x % y, of two floats of the same type, as Numba's kernels
+compute them on a GPU.
 
-|x| / |y| is rounded to the type, then rounded down to a whole number n. The remainder |x| - n |y| is rounded
-once, because ptxas fuses the product and the difference. So the remainder differs from Python's if the
-quotient rounds up to a whole number, or if it is larger than the type's exact whole numbers. An infinite y
-gives NaN.
+|x| / |y| is rounded to the type, then rounded down to an integer n. The remainder |x| - n |y| is rounded
+once, because ptxas contracts the product and the difference into an fma. Consequently, the result differs
+from Python's if the quotient rounds up to an integer, or if it exceeds the integers that the type
+represents exactly. The remainder by an infinity is NaN.
 
-Source: the PTX of Numba's `real_divmod`; results were compared with an H200's.
+Source: the PTX of Numba's `real_divmod`. The results were compared with an H200's.
 """
 
 import numpy as np
@@ -16,20 +17,23 @@ fma = ENTRIES["fma"]
 
 
 def rest_of(x, y):
-    """Return the truncated remainder of x / y, with the sign of x."""
+    """Return the truncated remainder of x / y, which has the sign of x."""
     whole = np.floor(abs(x) / abs(y))
     rest = fma(-whole, abs(y), abs(x))
     return -rest if x < 0 else rest
 
 
 def remainder(x, y):
+    """Return x % y, which has the sign of y."""
     rest = rest_of(x, y)
     if rest == 0:
         return abs(rest) * y  # a zero with the sign of y
+    # The truncated remainder has the sign of x; adding y makes it the floored one.
     return rest + y if (rest < 0) != (y < 0) else rest
 
 
 def quotient(x, y):
+    """Return x // y."""
     if y == 0:
         return x / y
     rest = rest_of(x, y)
@@ -38,5 +42,6 @@ def quotient(x, y):
         found = found - 1
     if found == 0:
         return found * found * x / y  # a zero with the sign of x / y
+    # `found` is an integer up to rounding errors, so it is rounded to nearest.
     whole = np.floor(found)
     return whole + 1 if found - whole > 0.5 else whole

@@ -1,8 +1,8 @@
-"""Entries for what one thread computes from numbers: operators, mathematical functions, conversions.
+"""Entries for computations of a single thread: operators, mathematical functions, conversions.
 
-The semantics is a plain function of one number for each operand. It returns the result, or a tuple of
-results. Integers come as Python ints within the range of their type, floats as numpy's scalars. The returned
-value is converted to the type of the result, so an integer wraps.
+The semantics is a plain function with one number per operand. It returns the result, or a tuple of results.
+Integer operands arrive as Python ints within the range of their type, floats as numpy scalars. The entry
+converts the returned value to the result type, so an integer result wraps.
 """
 
 import inspect
@@ -18,20 +18,22 @@ from sim.isa.conversions import cast, wrap
 from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, NARROW, PLAIN, SCALAR, UNSIGNED
 from sim.isa.table import THREAD, Entry, number_dtype
 
+# Compiled forms that need no function: compile the semantics unchanged; reinterpret the bits; convert the
+# value.
 SAME = "the semantics itself"
 BITS = "the same bits, in the type of the result"
 VALUE = "the same number, in the type of the result"
 
 
 def identity(x):
-    """Return x: the semantics of a conversion whose operand already has the type of the result."""
+    """Return x. This is the semantics of a conversion that the result type performs."""
     return x
 
 
 @dataclass(frozen=True)
 class LLVM:
-    """The LLVM intrinsic `name` for the operands' type. `more`: (bits, value) of constant operands that
-    follow."""
+    """An LLVM intrinsic as a compiled form, overloaded on the operand type. `more`: (bits, value) of each
+    constant operand that follows."""
 
     name: str
     more: tuple = ()
@@ -41,10 +43,10 @@ class LLVM:
 
 
 class OpaqueIdentity:
-    """Returns an integer unchanged, and hides from LLVM how it was computed.
+    """The identity function on integers, opaque to LLVM's optimizer.
 
-    Numba marks the sum in `n + 1` as one that cannot overflow. LLVM concludes that the sum is not the lowest
-    integer, which is wrong on a GPU.
+    Numba marks the sum in `n + 1` as one that cannot overflow. LLVM then concludes that the sum is not the
+    lowest integer, but on a GPU the sum wraps.
     """
 
     def __call__(self, x):
@@ -55,7 +57,7 @@ OPAQUE_IDENTITY = OpaqueIdentity()
 
 
 class LookupTable(list):
-    """A lookup table for a function of a small integer. The interpreter indexes the table, compiled code
+    """A lookup table for a function of a small integer. The interpreter indexes the table; compiled code
     calls the function."""
 
     def __init__(self, function, results):
@@ -67,11 +69,11 @@ class LookupTable(list):
 
 
 class Version(NamedTuple):
-    """A Function for certain types of operands.
+    """The overload of a Function for certain operand types.
 
     operands: the types to which the operands are converted.
-    results: the type of the result, or a tuple of types.
-    semantics, native: as in Function, where they differ from the entry's.
+    results: the result type, or a tuple of types.
+    semantics, native: as in Function; None means the entry's own.
     """
 
     operands: tuple
@@ -82,15 +84,14 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Function(Entry):
-    """A function that one thread computes from numbers alone.
+    """A function of numbers that a single thread computes, without memory.
 
     operands: the dtype to which each operand is converted.
     results: the dtype of the result, or a tuple of dtypes.
-    rule: in place of operands and results, if these depend on the given types: (scalar type, ...) -> Version,
-        or None if Numba does not have the function for these types.
-    native: the compiled form: SAME (the semantics itself), BITS, VALUE, LLVM, a plain function of the
-        converted operands, or None.
-    ulps: the largest difference of the compiled form from the semantics, in units in the last place.
+    rule: used instead of `operands` and `results` if these depend on the argument types. It maps the
+        argument types to a Version, or to None if Numba does not support them.
+    native: the compiled form: SAME, BITS, VALUE, LLVM, a plain function of the converted operands, or None.
+    ulps: the maximum difference between the compiled form and the semantics, in units in the last place.
     otherwise: the function that the interpreter calls for values that are not numbers.
     """
 
@@ -103,12 +104,11 @@ class Function(Entry):
     scope = THREAD
 
     def add_names(self, *names, **more):
-        """Add this entry again with further names, and with the attributes in `more` replaced; return
-        it."""
+        """Add the entry under further names, with the attributes in `more` replaced. Return the new entry."""
         return replace(self, also=(*self.also, *names), **more).add()
 
     def version(self, *scalars):
-        """Return the Version for operands of these scalar types, or None if Numba does not have one."""
+        """Return the Version for these scalar types, or None if Numba does not support them."""
         found = self.rule(*scalars) if self.rule else Version(self.operands, self.results)
         if found is None:
             return None
@@ -121,13 +121,13 @@ class Function(Entry):
 
     @cached_property
     def forms(self):
-        """{types of the operands: function to call}."""
+        """The specialised functions: {types of the operands: function}."""
         return Forms(self)
 
     @cached_property
     def call(self):
-        """The function that an interpreted kernel calls. It takes any numbers and converts them as Numba
-        does."""
+        """The function that an interpreted kernel calls. It accepts numbers of any type and converts them
+        as Numba does."""
         forms = self.forms
 
         def of_one(x):
@@ -141,8 +141,9 @@ class Function(Entry):
                 given = inspect.signature(self.semantics).bind(*given, **named).args
             return forms[*map(type, given)](*given)
 
+        # Functions of fixed arity avoid packing the arguments into a tuple on each call.
         made = {1: of_one, 2: of_two}.get(self.count, of_more)
-        made.__qualname__ = self.name  # so that Python's error for missing arguments shows this name
+        made.__qualname__ = self.name  # shown in Python's error for missing arguments
         return made
 
     def __call__(self, *operands):
@@ -150,7 +151,7 @@ class Function(Entry):
 
 
 class Forms(dict):
-    """{(type, ...): function for operands of these types}; each function is made when it is first needed."""
+    """A cache of specialised functions by operand types, filled on demand."""
 
     def __init__(self, entry):
         self.entry = entry
@@ -172,8 +173,8 @@ class Forms(dict):
 
 
 def make_form(version, given):
-    """Return the semantics of a Version for operands of these types, with only those conversions that are
-    needed."""
+    """Return the semantics specialised for operands of the types `given`. Conversions that would change
+    nothing are left out."""
     names = {
         "semantics": bind_width(version.semantics, version.operands),
         "result": to_result(version.results),
@@ -184,19 +185,22 @@ def make_form(version, given):
         if (convert := to_operand_from(*types)) is not None:
             names[f"convert{place}"], taken[place] = convert, f"convert{place}(x{place})"
     text = f"semantics({', '.join(taken)})"
-    # Python's operators on numpy floats return the type of their operands, so no conversion is needed
+    # Python's operators on numpy floats return the operand type, so the result needs no conversion.
     closed = isinstance(version.semantics, BuiltinFunctionType) and version.results in PLAIN
     if not (closed and {*version.operands} == {version.results}):
         names["wanted"] = version.results if version.results in FLOATING | {bool} else None
+        # Most results already have the wanted type, and comparing types is faster than converting.
         text = f"found if type(found := {text}) is wanted else result(found)"
     return eval(f"lambda {', '.join(numbers)}: {text}", names)
 
 
 def to_operand_from(given, scalar):
-    """Return the conversion from a number of type `given` to an operand, or None if none is needed."""
+    """Return the conversion from a number of type `given` to operand type `scalar`, or None if none is
+    needed."""
     source = SCALAR[given]
     if given is scalar and scalar in FLOATING | COMPLEX | {bool, int}:
         return None
+    # Exact conversions, for which calling the scalar type suffices: {operand type: source types}.
     widens = {int: INTEGRAL - {uint64}, float32: NARROW | FLOATING - {float64}, float64: INTEGRAL | FLOATING}
     if source in widens.get(scalar, ()):
         return scalar
@@ -207,22 +211,23 @@ def to_operand_from(given, scalar):
 
 
 def bind_width(semantics, operands):
-    """Return `semantics` with its keyword `bits` set to the width of the first operand, if it has that
-    keyword."""
+    """Return `semantics` with its keyword-only parameter `bits`, if it has one, set to the width of the
+    first operand."""
     asks = getattr(getattr(semantics, "__code__", None), "co_kwonlyargcount", 0)
     return partial(semantics, bits=8 * np.dtype(operands[0]).itemsize) if asks else semantics
 
 
 @cache
 def to_operand(scalar):
-    """Return the conversion of any number to an operand of this type."""
+    """Return the conversion from a number of any type to operand type `scalar`. An unsigned operand becomes
+    a Python int."""
     dtype, convert = np.dtype(scalar), cast(scalar)
     return (lambda value: int(convert(value))) if dtype.kind == "u" else convert
 
 
 @cache
 def to_result(scalar):
-    """Return the conversion of the semantics' result to this type."""
+    """Return the conversion from the semantics' result to the result type, or to a tuple of types."""
     if scalar is None:
         return lambda value: value
     if isinstance(scalar, tuple):
@@ -232,21 +237,22 @@ def to_result(scalar):
 
 
 def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_for=None):
-    """Add a function to the table, as one that a single thread computes. Return the Function, which kernels
-    call.
+    """Add the decorated function to the table as a computation of a single thread. The decorator returns
+    the Function, which kernels call.
 
-    Annotations are dtypes, such as numpy.int8: of each operand, and of the result (`->`; a tuple of dtypes
-    for several results). The interpreter calls the function, and Numba compiles it, as it is.
+    Annotations are dtypes such as numpy.int8, for each operand and for the result (`->`, with a tuple of
+    dtypes for several results). The interpreter calls the function unchanged, and Numba compiles it
+    unchanged.
 
     source: the specification, such as a section of the PTX ISA.
-    name: the name in findings; by default the function's own.
+    name: the name shown in findings; defaults to the function's name.
     also: further names.
-    ptx: its names in PTX, a tuple.
-    native: a compiled form that gives the same results: a plain function, LLVM, or None.
-    ulps: the largest difference of that form, in units in the last place.
-    stands_for: the object that kernels call in its place on a GPU.
+    ptx: its PTX names, a tuple.
+    native: a compiled form with the same results: a plain function, LLVM, or None.
+    ulps: the maximum difference between that form and the semantics, in units in the last place.
+    stands_for: the object that kernels call on a GPU.
 
-    Errors: ValueError for a name that another function has, or an operand or result without a dtype.
+    Errors: ValueError if the name belongs to another function, or if an operand or result has no dtype.
     """
 
     def add_entry(semantics):

@@ -1,12 +1,15 @@
-"""`cuda.popc`, `brev`, `clz`, `ffs`, `fma`, `cbrt`, `selp`, and `cuda.fp16`, as kernels see them.
+"""The functions `cuda.popc`, `brev`, `clz`, `ffs`, `fma`, `cbrt` and `selp`, and the module `cuda.fp16`, as
+kernels see them.
 
 Numba counts bits in the width of the operand's type. A Python int is an int64 here; a numpy scalar such as
-`numpy.int32` has its own width. Only clz, and popc of a negative number, depend on it. The results have
-Numba's types:
+`numpy.int32` keeps its own width. The width affects only clz, and popc of a negative number. The results
+have Numba's types:
 
     popc, clz   the operand's type (an int for an int)
     ffs         uint32: 1 for the lowest bit, 0 if no bit is set
     brev        uint64 for a uint64; otherwise uint32, of the low 32 bits, even for an int64
+
+Source: CUDA Math API; PTX ISA 9.7.1, "Integer Arithmetic Instructions" (popc, clz, brev).
 """
 
 import numpy as np
@@ -23,33 +26,38 @@ SOURCE = "CUDA Math API"
 
 
 def counted_type(scalar):
-    """Return the integer type whose bits are counted. Any other number becomes an int8, as in Numba."""
+    """Return the integer type in which bits are counted. Numba converts a bool or a float to int8."""
     return scalar if scalar in INTEGRAL - {bool} else np.int8
 
 
 def of_its_type(x):
+    """Return the Version of popc and clz, whose result has the operand's type."""
     return Version((counted_type(x),), counted_type(x))
 
 
 def of_32_bits(x):
+    """Return the Version of ffs."""
     return Version((counted_type(x),), uint32)
 
 
 def of_64_or_32_bits(x):
+    """Return the Version of brev."""
     return Version((uint64,), uint64) if x is uint64 else Version((uint32,), uint32)
 
 
 def of_floats(x, y, z):
-    """Return the rule for fma: float32 unless an operand needs float64."""
+    """Return the Version of fma: float32 unless an operand needs float64."""
     scalar = paired_type(paired_type(x, y), paired_type(y, z))
     return Version((scalar,) * 3, scalar, fused_float32 if scalar is float32 else None)
 
 
 def of_one_float(x):
+    """Return the Version of cbrt."""
     return Version((float64,), single_type(x))
 
 
 def of_two_alike(test, a, b):
+    """Return the Version of selp, which requires both values to have the same type."""
     return Version((bool, a, b), a) if a is b else None
 
 
@@ -63,6 +71,7 @@ def chosen(test, a, b):
     return a if test else b
 
 
+# name, semantics, type rule, compiled form, maximum difference between them in ulps
 ENTRIES = {
     name: Function(name, semantics, SOURCE, rule=rule, native=native, ulps=ulps).add()
     for name, semantics, rule, native, ulps in (

@@ -1,12 +1,14 @@
-"""The functions of `numba.cuda.libdevice`. Numba gives each a fixed signature: operands are converted to it,
-and the result has its type.
+"""The functions of `numba.cuda.libdevice`. Numba declares one fixed signature per function, to which
+operands and result are converted.
 
-A signature is a string with one letter for the result, then one for each operand: i int32, l int64, h int16,
-f float32, d float64. An int32 or int64 is a Python int within its range. Numba has no unsigned types here:
-umulhi returns an int32. A function whose C original writes through pointers returns a tuple. A `fast_`
-function returns the accurate value, which the hardware's only approximates.
+Signatures are written as strings: one letter for the result, then one per operand, where i is int32, l
+int64, h int16, f float32 and d float64. An int32 or int64 is a Python int within its range. Numba declares
+no unsigned types here, so umulhi returns an int32. A function whose C original writes through pointers
+returns a tuple. A `fast_` function returns the accurate value, which the hardware only approximates.
 
-A function without an equivalent here raises NotImplementedError when it is called: see MISSING.
+MISSING lists the functions that are not implemented. Calling one raises NotImplementedError.
+
+Source: libdevice User's Guide; PTX ISA 9.7.1 to 9.7.4 for functions that are PTX instructions.
 """
 
 import math
@@ -26,6 +28,7 @@ from sim.isa.table import INSTRUCTIONS, PTX, entries_under
 TYPES = {"i": int32, "l": int64, "h": np.int16, "f": float32, "d": float64}
 SOURCE = "libdevice User's Guide"
 
+# function without an implementation -> the reason, which the error quotes
 BESSEL = "sim has no Bessel functions"
 MISSING = {name: BESSEL for base in ("j0", "j1", "jn", "y0", "y1", "yn") for name in (base, base + "f")}
 MISSING |= dict.fromkeys(
@@ -35,30 +38,32 @@ MISSING |= dict.fromkeys(
 
 
 def define(name, signature, semantics, **more):
-    """Add `semantics` under `name`, with operands and result converted as `signature` says. `more`:
-    attributes of the Function."""
+    """Add a function. `signature` gives the types of its result and operands; `more` are further attributes
+    of the Function."""
     result, *operands = (TYPES[letter] for letter in signature)
     add_entry(name, tuple(operands), result, semantics, **more)
 
 
 def add_entry(name, operands, results, semantics, **more):
+    """Add a function with explicit operand and result types."""
     Function(f"libdevice.{name}", semantics, SOURCE, operands, results, **more).add()
 
 
 def define_both(name, signature, semantics, **more):
-    """Add a function of doubles, and its twin for floats under the name with an f. `signature` is that
-    of the first."""
+    """Add a function of doubles, and its float variant, whose name ends in f. `signature` is that of the
+    double variant."""
     define(name, signature, semantics, **more)
     define(name + "f", signature.replace("d", "f"), semantics, **more)
 
 
-def is_of_ptx(name, ptx, **more):
-    """Give the name to an instruction of PTX. `more`: its compiled form."""
+def alias_ptx(name, ptx, **more):
+    """Add `name` to the entry of a PTX instruction. `more`: attributes to replace, such as the compiled
+    form."""
     PTX[ptx].add_names(f"libdevice.{name}", **more)
 
 
 def fast(name):
-    """Add `fast_NAME`, which the hardware approximates, as another name of NAME."""
+    """Add `fast_NAME` as a further name of NAME."""
     INSTRUCTIONS[f"libdevice.{name}"].add_names(f"libdevice.fast_{name}")
 
 
@@ -70,10 +75,10 @@ for _name in ieee.UNARY:
 for _name in ieee.BINARY:
     define_both(_name, "ddd", ieee.of_two(_name), **ieee.compiled(_name))
 for _suffix, _type in (("", "f64"), ("f", "f32")):
-    is_of_ptx(f"fabs{_suffix}", f"abs.{_type}", native=math.fabs)
-    is_of_ptx(f"fmax{_suffix}", f"max.{_type}", native=SAME)
-    is_of_ptx(f"fmin{_suffix}", f"min.{_type}", native=SAME)
-    is_of_ptx(f"fma{_suffix}", f"fma.rn.{_type}", native=bits.FMA)
+    alias_ptx(f"fabs{_suffix}", f"abs.{_type}", native=math.fabs)
+    alias_ptx(f"fmax{_suffix}", f"max.{_type}", native=SAME)
+    alias_ptx(f"fmin{_suffix}", f"min.{_type}", native=SAME)
+    alias_ptx(f"fma{_suffix}", f"fma.rn.{_type}", native=bits.FMA)
 for _name in ("cosf", "exp10f", "expf", "log10f", "log2f", "logf", "sinf", "tanf", "powf"):
     fast(_name)
 define("fast_fdividef", "fff", operator.truediv, native=SAME)
@@ -86,17 +91,20 @@ define("saturatef", "ff", lambda x: min(x, 1.0) if x > 0 else 0.0, ptx=("cvt.sat
 
 
 def ilogb(x):
+    """Return the exponent of x as an int, with the special values of C on CUDA: INT_MIN for 0 and NaN,
+    INT_MAX for infinities."""
     if x == 0 or x != x:
         return -(2**31)
     return 2**31 - 1 if math.isinf(x) else math.frexp(x)[1] - 1
 
 
 def rounded_int(whole):
-    """Return a function that rounds to an integer by `whole` and saturates to an int64."""
+    """Return a function that rounds with `whole` and converts to int64, saturated."""
     return lambda x: from_float(float64(whole(x)) if math.isfinite(x) else float64(x), int64, "rz")
 
 
 def is_negative(x):
+    """Return whether the sign bit is set."""
     return copysign(1.0, x) < 0
 
 
@@ -114,10 +122,10 @@ define("isfinited", "id", math.isfinite, native=SAME)
 
 
 def remquo(x, y):
-    """Return (IEEE remainder, low bits of the rounded quotient with its sign; C promises three of these
-    bits)."""
+    """Return (IEEE remainder, signed low bits of the rounded quotient). C guarantees three of these bits."""
     if not (math.isfinite(x) and math.isfinite(y)) or y == 0:
         return ieee.of_two("remainder")(x, y), 0
+    # Exact rational arithmetic, because x / y may round to another integer.
     (xn, xd), (yn, yd) = abs(x).as_integer_ratio(), abs(y).as_integer_ratio()
     quotient, rest = divmod(xn * yd, xd * yn)
     quotient += 2 * rest > xd * yn or (2 * rest == xd * yn and quotient % 2 == 1)
@@ -125,17 +133,18 @@ def remquo(x, y):
 
 
 def both(first, second):
-    """Return a function that returns the results of two functions."""
+    """Return a function that returns the pair of two functions' results."""
     first, second = ieee.of_one(first), ieee.of_one(second)
     return lambda x: (first(x), second(x))
 
 
 def sine_and_cosine(x):
+    """Return (sin x, cos x); the compiled form of sincos."""
     return math.sin(x), math.cos(x)
 
 
 for _name, _results, _operands, _semantics, _more in (
-    ("frexp", "di", "d", math.frexp, {}),  # an infinity or NaN is returned with exponent 0
+    ("frexp", "di", "d", math.frexp, {}),  # infinities and NaN have exponent 0
     ("modf", "dd", "d", math.modf, {"native": ieee.fraction_and_whole}),
     ("remquo", "di", "dd", remquo, {}),
     ("sincos", "dd", "d", both("sin", "cos"), {"native": sine_and_cosine, "ulps": ieee.ULPS}),
@@ -150,15 +159,19 @@ fast("sincosf")
 
 
 def reciprocal(x):
+    """Return 1 / x; the compiled form of rcp."""
     return 1 / x
 
 
-# name in PTX -> a compiled form with the same result, rounded to nearest
+# PTX opcode -> compiled form with the same result, for rounding to nearest
 COMPILED = {
     "add": SAME, "sub": SAME, "mul": SAME, "div": operator.truediv, "rcp": reciprocal, "sqrt": math.sqrt,
     "fma": bits.FMA,
 }  # fmt: skip
+# Conversions from a C unsigned type: read Numba's signed operand as unsigned.
 UNSIGNED = {"uint": lambda x: x & 0xFFFFFFFF, "ull": np.uint64}
+# Every combination of operation, type and direction, such as __fadd_rz or __double2int_rn. The directions
+# other than rn have no compiled form.
 for _mode in DIRECTIONS:
     _nearest = _mode == "rn"
     for _names, _of in (
@@ -168,8 +181,8 @@ for _mode in DIRECTIONS:
         for _called in _names.split():
             _name = "fma" if "fma" in _called else _called[1:]
             _native = COMPILED[_name] if _nearest else None
-            is_of_ptx(f"{_called}_{_mode}", f"{_name}.{_mode}.{_of}", native=_native)
-    is_of_ptx(f"double2float_{_mode}", f"cvt.{_mode}.f32.f64", native=identity if _nearest else None)
+            alias_ptx(f"{_called}_{_mode}", f"{_name}.{_mode}.{_of}", native=_native)
+    alias_ptx(f"double2float_{_mode}", f"cvt.{_mode}.f32.f64", native=identity if _nearest else None)
     for _format, _of in (("float", "f32"), ("double", "f64")):
         for _name, _letter, _integer in (
             ("int", "i", "s32"),
@@ -179,15 +192,16 @@ for _mode in DIRECTIONS:
         ):
             _to, _from = f"cvt.{_mode}i.{_integer}.{_of}", f"cvt.{_mode}.{_of}.{_integer}"
             _named = (f"{_format}2{_name}_{_mode}", f"{_name}2{_format}_{_mode}")
-            _there_is = _format == "float" or _letter == "l" or _nearest  # the second result
+            # whether libdevice has the integer-to-float function in this direction
+            _available = _format == "float" or _letter == "l" or _nearest
             if _name not in UNSIGNED:
-                is_of_ptx(_named[0], _to, native=ieee.WHOLE[_mode])
-                if _there_is:
-                    is_of_ptx(_named[1], _from, native=identity if _nearest else None)
+                alias_ptx(_named[0], _to, native=ieee.WHOLE[_mode])
+                if _available:
+                    alias_ptx(_named[1], _from, native=identity if _nearest else None)
                 continue
             # unsigned in C, signed in Numba
             define(_named[0], _letter + _format[0], PTX[_to].semantics)
-            if _there_is:
+            if _available:
                 _native = UNSIGNED[_name] if _nearest else None
                 define(_named[1], _format[0] + _letter, PTX[_from].semantics, native=_native)
 define("frsqrt_rn", "ff", partial(square_root, scalar=float32, mode="rn", inverse=True))
@@ -196,14 +210,17 @@ define("frsqrt_rn", "ff", partial(square_root, scalar=float32, mode="rn", invers
 
 
 def high_word(x):
+    """Return the upper 32 bits of a double as an int32."""
     return int(x.view(int64)) >> 32
 
 
 def low_word(x):
+    """Return the lower 32 bits of a double as an int32."""
     return wrap(int(x.view(int64)), 32)
 
 
 def from_words(high, low):
+    """Return the double with these upper and lower 32 bits."""
     return int64((high << 32) | (low & 0xFFFFFFFF)).view(float64)
 
 
@@ -221,38 +238,42 @@ define("half2float", "fh", lambda x: np.int16(x).view(np.float16))
 
 
 def unsigned(function, bits=32):
-    """Return `function` with every operand read as unsigned."""
+    """Return `function` with all operands converted to unsigned integers of `bits` bits."""
     mask = (1 << bits) - 1
     return lambda *x: function(*(v & mask for v in x))
 
 
 def low24(x):
+    """Return the low 24 bits of x, sign-extended."""
     return wrap(x, 24)
 
 
 def average(x, y):
+    """Return the average, rounded down (hadd)."""
     return (x + y) >> 1
 
 
 def average_up(x, y):
+    """Return the average, rounded up (rhadd)."""
     return (x + y + 1) >> 1
 
 
 for _letter, _prefix, _suffix, _bits in (("i", "", "", 32), ("l", "ll", "ll", 64)):
     for _name in ("abs", "max", "min"):
-        is_of_ptx(_prefix + _name, f"{_name}.s{_bits}", native=SAME)
+        alias_ptx(_prefix + _name, f"{_name}.s{_bits}", native=SAME)
     define(f"u{_prefix}max", 3 * _letter, unsigned(max, _bits))
     define(f"u{_prefix}min", 3 * _letter, unsigned(min, _bits))
     define("popc" + _suffix, "i" + _letter, bits.popc, native=bits.POPC)
     define("brev" + _suffix, 2 * _letter, bits.brev, native=bits.BREV)
     define("clz" + _suffix, "i" + _letter, bits.clz, native=bits.CLZ)
     define("ffs" + _suffix, "i" + _letter, bits.ffs, native=bits.first_set)
-is_of_ptx("mulhi", "mul.hi.s32", native=lambda x, y: x * y >> 32)
+alias_ptx("mulhi", "mul.hi.s32", native=lambda x, y: x * y >> 32)
 define("umulhi", "iii", unsigned(lambda x, y: x * y >> 32))
-is_of_ptx("mul64hi", "mul.hi.s64")
+alias_ptx("mul64hi", "mul.hi.s64")
 define("umul64hi", "lll", unsigned(lambda x, y: x * y >> 64, 64))
 define("mul24", "iii", lambda x, y: low24(x) * low24(y), ptx=("mul24.lo.s32",))
 define("umul24", "iii", unsigned(lambda x, y: x * y, 24))
+# Python ints do not overflow, so the sums need no wider type.
 for _prefix, _as in (("", lambda semantics: semantics), ("u", unsigned)):
     _native = None if _prefix else SAME
     define(_prefix + "hadd", "iii", _as(average), native=_native)
@@ -262,6 +283,8 @@ define("byte_perm", "iiii", arithmetic.permuted, native=SAME)
 
 
 def missing(name):
+    """Return a function that raises NotImplementedError."""
+
     def unavailable(*_):
         raise NotImplementedError(f"libdevice.{name}: {MISSING[name]}")
 

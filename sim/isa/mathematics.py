@@ -1,24 +1,26 @@
-"""`math`, `cmath` and `libdevice` as a kernel sees them: the functions that Numba CUDA has, with its types,
-and with IEEE results in place of exceptions.
+"""The modules `math`, `cmath` and `libdevice` as kernels see them. They contain the functions that Numba
+supports on CUDA, with Numba's types, and return the IEEE result where Python would raise an exception.
 
     argument(s)                                       result
     integer or bool                                   float64
     float32, bfloat16                                 float32
-    float16                                           float16 for ceil cos exp exp2 fabs floor log log2 log10
+    float16                                           float16 for ceil cos exp exp2 fabs floor log log2
+    log10
                                                       sin sqrt trunc,
-                                                      float32 for the others (tanh too)
+                                                      float32 for the other functions (including tanh)
     float64                                           float64
     two: both of float32, a half, bool, int8,         float32 (atan2, hypot: float64 if both are integers)
         int16, uint8; else                            float64
     isfinite, isinf, isnan                            bool
     floor, ceil, trunc                                a float of the type above, not an int as in Python
-    frexp, ldexp                                      by the first argument: float32 for those listed with
-                                                      two, else float64
+    frexp, ldexp                                      by the first argument: float32 for the types listed
+                                                      under "two", else float64
     modf                                              float32 for float32, else float64
-    pow(float32, int32 or uint16)                     float32, if the int32 has kept its width; else as two
+    pow(float32, int32 or uint16)                     float32, if the int32 has kept its width; else as
+    "two"
 
-A value is the double result, rounded once to the type. The last places may differ from those of the GPU's
-libdevice.
+Each value is computed in double precision and rounded once to the result type. The GPU's libdevice may
+differ in the last bits.
 """
 
 import cmath as cpython
@@ -37,7 +39,7 @@ from sim.isa.table import entries_under
 
 
 class Library(SimpleNamespace):
-    """A module of functions as a kernel sees it."""
+    """A module as kernels see it. Accessing a function that Numba does not support raises AttributeError."""
 
     def __getattr__(self, name):
         raise AttributeError(
@@ -50,8 +52,9 @@ def interpreted_functions(prefix):
     return {name: entry.call for name, entry in entries_under(prefix).items()}
 
 
-# Types that Numba converts to float32 if a function has only a float32 and a float64 version.
+# Types that Numba converts to float32 for a function that has only a float32 and a float64 version
 SINGLE = NARROW | {float16, bfloat16, float32}
+# Functions for which Numba has a float16 version
 WITH_HALF = set("ceil cos exp exp2 fabs floor log log10 log2 sin sqrt trunc".split())
 UNARY = set(
     "acos acosh asin asinh atan atanh cos cosh ceil erf erfc exp exp2 expm1 fabs floor lgamma"
@@ -59,11 +62,12 @@ UNARY = set(
 )
 
 
+# argument type -> result type of most functions
 LIKE = dict.fromkeys(INTEGRAL, float64) | dict.fromkeys(FLOATING, float32) | {float64: float64}
 
 
 def of_one(half):
-    """Return the type rule of a function of one number. `half`: the type of its result for a float16."""
+    """Return the type rule of a function of one number. `half`: the result type for a float16."""
     results = LIKE | {float16: half}
 
     def rule(x):
@@ -73,12 +77,12 @@ def of_one(half):
 
 
 def of_two(x, y):
-    """Return the Version of a function of two numbers."""
+    """Return the Version of a function of two real numbers."""
     return None if {x, y} & COMPLEX else Version((paired_type(x, y),) * 2, paired_type(x, y))
 
 
 def of_two_reals(x, y):
-    """Return the Version of a function of two numbers for which two integers become float64."""
+    """Return the Version of atan2 and hypot, which convert two integers to float64."""
     return Version((float64,) * 2, float64) if {x, y} <= INTEGRAL else of_two(x, y)
 
 
@@ -88,49 +92,55 @@ def paired_type(left, right):
 
 
 def single_type(scalar):
-    """Return the type of the operand of a function that has no integer version."""
+    """Return the type to which a function without an integer version converts its operand."""
     return paired_type(scalar, float32)
 
 
 def of_power(x, y):
-    """Return the Version of pow. A float32 base gives a float32 result if the exponent is an int32 or a
-    uint16; otherwise float64."""
+    """Return the Version of pow. A float32 base with an int32 or uint16 exponent has a float32 result;
+    otherwise the types follow of_two."""
     whole = y is np.int32 and x in SINGLE or y is np.uint16 and x is float32
     return of_two(x, float32 if whole else y)
 
 
 def of_scaling(x, exponent):
+    """Return the Version of ldexp."""
     return Version((single_type(x), np.int32), single_type(x))
 
 
 def of_parts(x):
-    """Return the Version of modf: float32 for float32 alone."""
+    """Return the Version of modf, whose parts are float32 only for a float32."""
     scalar = float32 if x is float32 else float64
     return Version((scalar,), (scalar, scalar))
 
 
 def of_mantissa(x):
+    """Return the Version of frexp."""
     return Version((single_type(x),), (single_type(x), np.int32))
 
 
 def of_product(x):
-    """Return the Version that multiplies by a constant in the result type, as Numba does."""
+    """Return the Version of degrees and radians. Numba multiplies by a constant in the result type."""
     scalar = float64 if x in INTEGRAL | {float64} else float32
     return Version((scalar,), scalar)
 
 
 def of_question(x):
+    """Return the Version of a predicate on one real number, such as isnan."""
     return Version((float64,), bool)
 
 
 def scaling(factor):
+    """Return a function that multiplies by `factor` in the operand's type."""
     return lambda x: x * type(x)(factor)
 
 
 def add_entry(name, semantics, rule, **more):
+    """Add a function of the `math` module."""
     Function(f"math.{name}", semantics, "CUDA Math API", rule=rule, **more).add()
 
 
+# Python's gamma is tgamma in libdevice and in sim.isa.ieee.
 for _name in sorted(UNARY) + ["gamma"]:
     _known, _half = {"gamma": "tgamma"}.get(_name, _name), float16 if _name in WITH_HALF else float32
     add_entry(_name, ieee.of_one(_known), of_one(_half), **ieee.compiled(_known))
@@ -140,7 +150,7 @@ for _name, _rule in {
 }.items():  # fmt: skip
     add_entry(_name, ieee.of_two(_name), _rule, **ieee.compiled(_name))
 add_entry("ldexp", ieee.scaled, of_scaling, native=python.ldexp)  # Numba takes the exponent modulo 2**32
-add_entry("frexp", python.frexp, of_mantissa, native=python.frexp)  # for infinities and NaN the exponent is 0
+add_entry("frexp", python.frexp, of_mantissa, native=python.frexp)  # infinities and NaN have exponent 0
 add_entry("modf", python.modf, of_parts, native=ieee.fraction_and_whole)
 add_entry("nextafter", np.nextafter, of_two, native=SAME)
 add_entry("degrees", scaling(180.0 / python.pi), of_product, native=python.degrees, ulps=ieee.ULPS)
@@ -155,15 +165,18 @@ math = Library(__name__="math", **interpreted_functions("math"), **CONSTANTS)
 
 
 def of_complex(z):
-    """Return the Version of a complex function: complex64 for what counts as single precision."""
+    """Return the Version of a complex function: complex64 for arguments of single precision, else
+    complex128."""
     return Version((complex128,), complex64 if z is complex64 or z in SINGLE else complex128)
 
 
 def of_question_of_complex(z):
+    """Return the Version of a predicate on one complex number."""
     return Version((complex128,), bool)
 
 
 def add_complex(names, rule):
+    """Add functions of the `cmath` module, given by space-separated names."""
     for name in names.split():
         native, more = getattr(cpython, name), {"rule": rule, "ulps": 2 * ieee.ULPS}
         Function(

@@ -1,10 +1,11 @@
-"""mbarrier: barriers in shared memory. Threads arrive, and test later whether a phase is complete.
+"""Memory barrier objects (mbarriers) in shared memory. Threads arrive at an mbarrier, and later test
+whether a phase is complete.
 
-An element is given as in memory.read. A phase is complete when as many threads have arrived as the barrier
-was initialised for; the next phase begins at once. An arrival returns a state, which consists of the number
-of the phase and of the arrivals that were pending.
+A phase completes when the number of arrivals for which the barrier was initialised is reached; the next
+phase begins immediately. An arrival returns a 64-bit state: the phase number and the number of pending
+arrivals before it. An element is identified as in memory.read.
 
-Source: PTX ISA 9.7.13.15, "mbarrier.init" to "mbarrier.pending_count", "cp.async.mbarrier.arrive".
+Source: PTX ISA 9.7.13.15, "Parallel Synchronization and Communication Instructions: mbarrier".
 """
 
 from numpy import uint32, uint64
@@ -12,18 +13,19 @@ from numpy import uint32, uint64
 from sim.isa.functions import function
 from sim.isa.memory import memory_instruction
 
-COUNT_BITS = 20  # PTX ISA: the count of an mbarrier is between 1 and 2^20 - 1
-MOST = (1 << COUNT_BITS) - 1
+COUNT_BITS = 20  # PTX ISA 9.7.13.15: a count is between 1 and 2^20 - 1
+MAX_COUNT = (1 << COUNT_BITS) - 1
 
 
 class Barrier:
-    """An mbarrier.
+    """The state of an mbarrier.
 
-    expected: the number of arrivals in a phase.
-    pending: the number of arrivals that the current phase still waits for.
-    phase: the number of the current phase.
+    expected: the number of arrivals per phase.
+    pending: the number of outstanding arrivals in the current phase.
+    phase: the current phase, counted from 0.
     address: the address of the barrier, once it is in memory.
-    tracked: lists of copies in progress. Each list counts as one arrival when its copies are complete.
+    tracked: lists of pending copies (cp.async.mbarrier.arrive). When all copies in a list are complete, the
+        list counts as one arrival.
     """
 
     def __init__(self, expected):
@@ -32,12 +34,19 @@ class Barrier:
 
     @property
     def state(self):
-        """The 64-bit state: the phase above the pending arrivals."""
+        """The 64-bit state returned by an arrival: the phase in the upper bits, the pending count in the
+        low 20 bits."""
         return self.phase << COUNT_BITS | self.pending
 
     def arrive(self, count, drops):
-        """Count `count` arrivals. If `drops`, the threads take no part in later phases. Return whether the
-        phase is complete."""
+        """Count `count` arrivals. Return whether they complete the phase.
+
+        drops: whether the arriving threads leave the barrier for all later phases (arrive_drop).
+
+        Errors: ValueError if more threads arrive than the phase expects.
+        """
+        # Copies in flight may complete at any time. Completing them now may complete the current phase and
+        # make room for these arrivals in the next one.
         if check_count(count) > self.pending:
             self.complete_copies()
         if count > self.pending:
@@ -50,7 +59,8 @@ class Barrier:
         return True
 
     def complete_copies(self):
-        """Complete all copies that the barrier tracks."""
+        """Complete all copies that the barrier tracks, and count their arrivals."""
+        # Cleared first, because `arrive` may call this method again.
         tracked, self.tracked = self.tracked, []
         for copies in tracked:
             for sent in copies:
@@ -59,19 +69,25 @@ class Barrier:
 
 
 def check_count(count):
-    """Return `count`. Errors: ValueError if an mbarrier cannot count that many arrivals."""
-    if not 1 <= count <= MOST:
-        raise ValueError(f"an mbarrier counts 1 to {MOST} arrivals, got {count}")
+    """Return `count`. Errors: ValueError if it is outside of the range of an mbarrier's count."""
+    if not 1 <= count <= MAX_COUNT:
+        raise ValueError(f"an mbarrier counts 1 to {MAX_COUNT} arrivals, got {count}")
     return count
 
 
 def add_arrival(name, *modifiers, drops=False, completes=True):
-    """Add an arrival under its name in PTX. If not `completes`, it is an error to complete a phase."""
+    """Add an arrival instruction.
+
+    name: "arrive" or "arrive_drop".
+    drops: whether the threads leave the barrier for later phases.
+    completes: whether the arrival may complete a phase; with .noComplete it must not.
+    """
 
     def arrive(memory, where, index, count=1):
         barrier = memory.barrier(where, index)
         if barrier is None:
             return 0
+        # The returned state is that before the arrival (PTX ISA, `mbarrier.arrive`).
         state, phase = barrier.state, barrier.phase
         memory.arrived(barrier, phase)
         if barrier.arrive(count, drops) and not completes:
@@ -83,14 +99,19 @@ def add_arrival(name, *modifiers, drops=False, completes=True):
     memory_instruction(name=dialect, source=f"PTX ISA mbarrier.{name}", ptx=(ptx,))(arrive)
 
 
+# Dropping implies arriving: the thread arrives in the current phase and leaves later ones.
 for _name in ("arrive", "arrive_drop"):
     add_arrival(_name, drops=_name == "arrive_drop")
     add_arrival(_name, "noComplete", drops=_name == "arrive_drop", completes=False)
 
 
 def add_tracking(name, adds):
-    """Add cp.async.mbarrier.arrive: the barrier counts an arrival when the thread's copies are complete.
-    If `adds`, the current phase waits for one more arrival; otherwise the barrier was initialised for it."""
+    """Add cp.async.mbarrier.arrive: the barrier receives an arrival when all preceding copies of the thread
+    are complete.
+
+    adds: whether the pending count is incremented, so that the arrival is in addition to those expected.
+        With .noinc it is one of them.
+    """
 
     def track(memory, where, index):
         barrier = memory.barrier(where, index)
@@ -111,22 +132,25 @@ add_tracking("arrive.noinc", False)
 
 @memory_instruction(source="PTX ISA mbarrier.init", ptx=("mbarrier.init.b64",))
 def mbarrier_init(memory, where, index, count):
+    """Create an mbarrier that expects `count` arrivals per phase."""
     memory.set_barrier(where, index, Barrier(count))
 
 
 @memory_instruction(source="PTX ISA mbarrier.inval", ptx=("mbarrier.inval.b64",))
 def mbarrier_inval(memory, where, index):
+    """Invalidate an mbarrier, so that its memory can be reused."""
     memory.set_barrier(where, index, None)
 
 
 def add_wait(name, is_over):
-    """Add a test for the end of a phase. `is_over` is a function (current phase, operand) -> whether
-    that phase is complete."""
+    """Add test_wait and try_wait, which test whether a phase is complete. `is_over`: the function (current
+    phase, operand) -> whether the phase that the operand identifies is complete."""
 
     def test(memory, where, index, expected):
         barrier = memory.barrier(where, index)
         if barrier is not None and not is_over(barrier.phase, expected):
-            # As late as possible: this test fails all the same, and only the next one may succeed.
+            # Copies complete as late as the program allows: this test fails nevertheless, and the next one
+            # may succeed. A program that does not repeat the test is then exposed.
             barrier.complete_copies()
             memory.wait_failed(barrier)
             memory.yield_turn()
@@ -140,10 +164,14 @@ def add_wait(name, is_over):
     memory_instruction(name=dialect, source="PTX ISA mbarrier.test_wait", ptx=ptx, yields=True)(test)
 
 
+# Without .parity, the operand is the state that an arrival returned.
 add_wait("", lambda phase, state: phase != state >> COUNT_BITS)
+# With .parity, the operand is the parity of the phase. The wait cannot distinguish phases that are two
+# apart.
 add_wait("parity.", lambda phase, parity: phase & 1 != parity & 1)
 
 
 @function(source="PTX ISA mbarrier.pending_count", ptx=("mbarrier.pending_count.b64",))
 def mbarrier_pending_count(state: uint64) -> uint32:
-    return state & MOST
+    """Return the pending count in a state that an arrival returned."""
+    return state & MAX_COUNT

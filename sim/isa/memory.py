@@ -1,5 +1,5 @@
-"""Entries for instructions by which one thread accesses memory: a few neighbouring bytes at a time, at
-once or asynchronously."""
+"""Entries for memory instructions of a single thread. They access a few adjacent bytes, immediately or
+asynchronously."""
 
 from dataclasses import dataclass
 
@@ -8,38 +8,40 @@ from sim.isa.table import GRID, INSTRUCTIONS, THREAD, YIELDING, Entry, parameter
 
 @dataclass(frozen=True, eq=False)
 class MemoryInstruction(Entry):
-    """An instruction by which one thread accesses memory. `semantics`: (memory, *arguments), with a
-    sim.memory.transfer.Memory."""
+    """A memory instruction of a single thread. Its semantics takes a sim.memory.transfer.Memory, then the
+    arguments of a call."""
 
     scope = THREAD
 
     @property
     def parameters(self):
-        """The names of a call's arguments."""
+        """The names of a call's parameters."""
         return [parameter.name for parameter in parameters_of(self.semantics, "memory")[1:]]
 
 
 def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None, yields=False):
-    """Add a function to the table, as an instruction by which one thread accesses memory. Return the
-    MemoryInstruction.
+    """Add the decorated function to the table as a memory instruction of a single thread. The decorator
+    returns the MemoryInstruction.
 
-    The function takes `memory`, then the arguments of a call. The interpreter calls it; there is no compiled
+    The function takes `memory`, then the arguments of a call. The interpreter calls it; it has no compiled
     form. `memory` has these methods:
 
-        read(array, index, size)   returns `size` bytes of neighbouring elements; the address has to be a
-                                   multiple of the size, or of a fourth argument
-        send(array, index, data)   writes bytes when they arrive; source=, a Spot that memory.source returned,
-                                   is the memory that is read until then
-        commit()                   makes a group of everything that was sent
-        receive(n)                 waits for all groups except the newest n
-        fence(reach)               orders the accesses before it and after it
+        read(array, index, size)   returns `size` bytes from adjacent elements. The address must be a
+        multiple
+                                   of `size`, or of the optional fourth argument.
+        send(array, index, data)   writes bytes at an unspecified later time. source= is the Spot, returned
+        by
+                                   memory.source, whose memory is being read until then.
+        commit()                   commits all preceding sends to a group
+        receive(n)                 waits until at most the n newest groups are pending
+        fence(reach)               orders the thread's accesses before it and after it
         yield_turn()               lets other threads run first
 
     source, name, ptx, touches, stands_for: as for sim.isa.instruction.
-    yields: whether other threads may run at this instruction, because a thread may wait for them by repeating
-        it.
+    yields: whether the scheduler may switch threads at this instruction. Set it for an instruction that a
+        thread repeats while it waits for another thread.
 
-    Errors: ValueError for a name that another function has.
+    Errors: ValueError if the name belongs to another function.
     """
 
     def add_entry(semantics):
@@ -55,12 +57,12 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None
 
 
 def memory_of(entry):
-    """Return what an instruction of warps does with memory, if anything."""
+    """Return the function by which a warp instruction accesses memory, or None."""
     return getattr(entry, "fetch", None) or getattr(entry, "put", None)
 
 
 def interpreted_only(names):
-    """Return those of the names that are instructions without a compiled form."""
+    """Return the sorted subset of `names` that are instructions without a compiled form."""
     entries = {name: INSTRUCTIONS[name] for name in names if name in INSTRUCTIONS}
     return sorted(
         name

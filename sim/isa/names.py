@@ -1,6 +1,6 @@
-"""The parts of a PTX instruction's name: its types and its modifiers.
+"""The parts of a PTX instruction's name: its opcode, types and modifiers.
 
-Source: PTX ISA, "Fundamental Types", "Instruction Statements".
+Source: PTX ISA 4.3, "Statements" ("Instruction Statements"); 5.2, "Types" ("Fundamental Types").
 """
 
 # type -> its width in bits
@@ -10,14 +10,14 @@ WIDTHS |= {"tf32": 32, "pred": 1, "b128": 128, "e4m3x2": 16, "e5m2x2": 16}
 
 
 class Missing(Exception):
-    """An instruction of this name is not known."""
+    """An instruction that `sim` does not support. The argument is its name or a description."""
 
 
 class Name:
-    """The parts of an instruction's name. A modifier that no semantics takes remains in `rest`, and the
-    instruction is refused.
+    """A PTX instruction's name, from which modifiers are removed as they are handled. A modifier that
+    remains in `rest` has no semantics here, and the instruction is refused.
 
-    Modifiers are sorted, because PTX accepts them in any order.
+    Modifiers are sorted, because ptxas accepts them in any order.
     """
 
     def __init__(self, text):
@@ -27,7 +27,7 @@ class Name:
 
     @property
     def canonical(self):
-        """The name without the modifiers that have been taken, the remaining ones first."""
+        """The name without the modifiers that were removed: opcode, remaining modifiers, types."""
         return ".".join([self.base, *self.rest, *self.types])
 
     def take(self, part):
@@ -38,8 +38,8 @@ class Name:
         return False
 
     def take_one_of(self, parts, otherwise=None):
-        """Remove the first of these modifiers that the name has, and return it; `otherwise` if it has
-        none."""
+        """Remove the first of these modifiers that the name has, and return it; return `otherwise` if it
+        has none."""
         return next((part for part in parts if self.take(part)), otherwise)
 
     @property
@@ -51,9 +51,11 @@ class Name:
 
     @property
     def width(self):
+        """The width of the first type in bits."""
         return WIDTHS[self.type]
 
     @property
     def bits(self):
-        """The type without a sign, for operations that do not depend on one."""
+        """The untyped-bits form of the first type (b32 for s32), for operations that do not depend on the
+        sign."""
         return f"b{self.width}"

@@ -1,10 +1,11 @@
-"""Operators and number builtins as entries: their types in Numba, their semantics, and their compiled forms.
+"""Entries for Python's operators and number builtins, with Numba's types, their semantics and their
+compiled forms.
 
-A half is computed as a float64 and rounded. For a sum, a product or a quotient this gives the nearest half,
-because 53 bits are more than twice the 11 bits of a half, plus two (Figueroa, "When is double rounding
-innocuous?", 1995).
+Halves are computed in float64 and rounded to the half type. For sums, products and quotients this yields
+the correctly rounded half, because float64's 53-bit significand is longer than twice the half's 11 bits
+plus two (Figueroa, "When is double rounding innocuous?", 1995).
 
-The semantics that only the interpreter calls are in `sim.isa.operators`.
+Semantics that only the interpreter calls are in `sim.isa.operators`.
 
 Source: Numba's typing on CUDA and the PTX that it emits; PTX ISA 9.7.1 to 9.7.8.
 """
@@ -35,18 +36,22 @@ SOURCE = "Numba's typing on CUDA; PTX ISA 9.7"
 
 
 def add_entry(name, semantics, rule, native=SAME, **more):
+    """Add a builtin to the table, with the type rule `rule`."""
     Function(name, semantics, SOURCE, rule=rule, native=native, **more).add()
 
 
 def wide(scalar):
-    """Return the type in which a number is computed: float64 for a half."""
+    """Return the type in which values of this type are computed: float64 for a half, otherwise the type
+    itself."""
     return float64 if scalar in HALVES else scalar
 
 
 def both(rule, native=(), implementations=()):
-    """Return the rule of an operator whose operands and result all get the type that `rule` returns.
+    """Return the type rule of a binary operator that converts both operands to the result type.
 
-    native, implementations: {scalar type: compiled form, or semantics} for some types of the result.
+    rule: the function (type of a, type of b) -> result type, or None.
+    native: {result type: compiled form}, where it is not the operator itself.
+    implementations: {result type: semantics}; by default the compiled form.
     """
 
     def version(a, b):
@@ -63,46 +68,58 @@ def both(rule, native=(), implementations=()):
 
 
 def signed_quotient(a, b):
-    """Return a // b; 0 for b = 0, and for the lowest integer by -1, which a CPU cannot divide."""
+    """Return a // b. The result is 0 for b = 0, and for LOWEST // -1, which raises an exception on x86."""
     if b == 0:
         return 0
     if b == -1:
+        # Without the opaque identity, LLVM may remove the test if `a` is a sum (see OpaqueIdentity).
         return 0 if OPAQUE_IDENTITY(a) == LOWEST else -a
     return a // b
 
 
 def unsigned_quotient(a, b):
+    """Return a // b, or 0 if b is 0."""
+    # `b` rather than a literal 0, which Numba would unify with uint64 to float64.
     return b if b == 0 else a // b
 
 
 def signed_remainder(a, b):
+    """Return a % b with Python's sign, or 0 if b is 0. The remainder by -1 is 0, without dividing LOWEST by
+    -1."""
     return 0 if b == 0 or b == -1 else a % b
 
 
 def unsigned_remainder(a, b):
+    """Return a % b, or 0 if b is 0."""
+    # `b` for the same reason as in unsigned_quotient
     return b if b == 0 else a % b
 
 
 def shifted_left(a, count):
-    """Return a shifted left by the low 32 bits of the count; 64 or more give 0 (PTX ISA, shl)."""
+    """Return a shifted left by the unsigned 32-bit count. Counts of 64 or more return 0 (PTX ISA 9.7.8,
+    `shl`)."""
+    # a - a is a zero of a's type.
     return a << count if count < 64 else a - a
 
 
 def shifted_right(a, count):
-    """Return a shifted right by the low 32 bits of the count; 64 or more leave only the sign (PTX ISA,
-    shr)."""
+    """Return a shifted right by the unsigned 32-bit count. Counts of 64 or more leave only the sign (PTX
+    ISA 9.7.8, `shr`)."""
+    # A single shift by 64 is undefined in LLVM.
     return a >> count if count < 64 else a >> 63 >> 1
 
 
 def of_shift(a, b):
+    """Return the Version of a << b and a >> b."""
     scalar = promotion.shift(a, b)
     return scalar and Version((scalar, uint32), scalar)
 
 
+# result type -> compiled form
 QUOTIENT = {int: signed_quotient, uint64: unsigned_quotient} | dict.fromkeys(PLAIN, floored.quotient)
 REMAINDER = {int: signed_remainder, uint64: unsigned_remainder} | dict.fromkeys(PLAIN, floored.remainder)
 
-# // and % of floats, by numpy where its result is certainly correct
+# Interpreted // and % of floats. quick_or_exact uses numpy's result where it is certain to be correct.
 INTERPRETED = {
     name: dict.fromkeys(PLAIN, quick_or_exact(getattr(operator, name), exact))
     for name, exact in (("floordiv", floored.quotient), ("mod", floored.remainder))
@@ -110,10 +127,12 @@ INTERPRETED = {
 
 
 def pair_results(quotient, remainder):
+    """Return a function that returns the pair of both functions' results."""
     return lambda a, b: (quotient(a, b), remainder(a, b))
 
 
 def of_divmod(a, b):
+    """Return the Version of divmod(a, b)."""
     scalar = promotion.quotient_and_remainder(a, b)
     if scalar is None:
         return None
@@ -123,7 +142,7 @@ def of_divmod(a, b):
 
 
 def make_power(one):
-    """Return the function (x, n) -> x to the power |n|, by repeated squaring from `one` in the type of x."""
+    """Return a function (x, n) -> x to the power |n|, by repeated squaring in the type of `one`."""
 
     def product_of(x, n):
         product, rest = one, abs(int64(n))
@@ -138,11 +157,13 @@ def make_power(one):
 
 
 def is_far(n):
-    """Return whether Numba computes this exponent by the function of two floats."""
+    """Return whether the exponent is so large that Numba calls pow on two floats instead of multiplying
+    repeatedly."""
     return n > 0x10000 or n < -0x10000
 
 
 def float_power(one):
+    """Return the compiled form of a float to an integer power. `one`: 1 in the type of the base."""
     product_of = make_power(one)
 
     def power(x, n):
@@ -155,6 +176,7 @@ def float_power(one):
 
 
 def saturated(x):
+    """Return a float as an int64, saturated."""
     return HIGHEST if x >= 2.0**63 else LOWEST if x <= -(2.0**63) else int64(x)
 
 
@@ -162,7 +184,8 @@ signed_product, unsigned_product = make_power(int64(1)), make_power(uint64(1))
 
 
 def signed_power(x, n):
-    """Return x ** n modulo 2**64."""
+    """Return x ** n modulo 2**64. Negative exponents follow Numba: 0 ** -n is LOWEST; other bases except 1
+    and -1 return 0."""
     if n < 0 and x == 0:
         return LOWEST
     if n < 0 and x != 1 and x + 1 != 0:
@@ -171,15 +194,19 @@ def signed_power(x, n):
 
 
 def unsigned_power(x, n):
+    """Return x ** n modulo 2**64, or the maximum uint64 if the exponent is very large."""
     if n > 0x10000:
         return x if x < 2 else ~uint64(0)
     return unsigned_product(x, n)
 
 
 def rounded(power):
+    """Return `power` with its result rounded to float64, as Numba on Python 3.11 does (see
+    operators.BY_WAY_OF_FLOAT64)."""
     return lambda x, n: float64(power(x, n))
 
 
+# type of an integer base -> compiled form of **
 EXACT = {int: signed_power, uint64: unsigned_power}
 ROUNDED = {scalar: rounded(power) for scalar, power in EXACT.items()}
 POWERS = {float32: float_power(float32(1)), float64: float_power(float64(1))} | (
@@ -188,6 +215,8 @@ POWERS = {float32: float_power(float32(1)), float64: float_power(float64(1))} | 
 
 
 def of_power(a, b):
+    """Return the Version of a ** b. An integer exponent is multiplied out; any other power is computed by
+    pow."""
     scalar = promotion.exponentiation(a, b)
     if scalar in POWERS and b in INTEGRAL:
         semantics = multiply_repeatedly if scalar in FLOATING else partial(int_power, scalar=scalar)
@@ -201,16 +230,21 @@ def of_power(a, b):
 
 
 def second_if_larger(a, b):
+    """Return b if it is larger, else a. A NaN in `a` is returned."""
     return b if b > a else a
 
 
 def second_if_smaller(a, b):
+    """Return b if it is smaller, else a. A NaN in `a` is returned."""
     return b if b < a else a
 
 
 def of_extreme(of_floats=None):
-    """Return the rule of max or min: two floats as PTX compares them, if it can; otherwise the second if
-    it is better."""
+    """Return the type rule of max or min.
+
+    of_floats: the semantics for two float32 or float64 operands, which Numba compiles to PTX's max or min.
+        Other types use the entry's semantics.
+    """
 
     def rule(a, b):
         scalar = promotion.unified(a, b)
@@ -223,34 +257,40 @@ def of_extreme(of_floats=None):
 
 
 def of_int(x):
-    """Return the Version of int(x). An integer keeps its type; a float is truncated and saturates."""
+    """Return the Version of int(x). An integer keeps its type; a float is truncated towards zero and
+    saturated."""
     return None if x in COMPLEX else Version((x,), x if x in INTEGRAL - {bool} else int)
 
 
 def text_or_number(x):
+    """Return float(x) for a string such as "inf", or for a number."""
     return float64(x) if isinstance(x, str) else cast(float64)(x)
 
 
 def of_float(x):
-    """Return the Version of float(x). A float keeps its type."""
+    """Return the Version of float(x). A float keeps its type; any other real number becomes a float64."""
     return None if x in COMPLEX else Version((x,), x if x in FLOATING else float64)
 
 
 def of_bool(x):
+    """Return the Version of bool(x)."""
     return Version((wide(x),), bool)
 
 
 def of_complex(x):
+    """Return the Version of complex(x)."""
     return Version((x if x in COMPLEX | {float32} else float64,), complex64 if x is float32 else complex128)
 
 
 def of_both_parts(real, imag):
+    """Return the Version of complex(real, imag): complex64 if both parts are float32, else complex128."""
     part, whole = (float32, complex64) if real is imag is float32 else (float64, complex128)
     return None if {real, imag} & COMPLEX else Version((part, part), whole)
 
 
 def of_dtype(scalar):
-    """Return the rule of a dtype that is called. Only complex and bool types accept a complex number."""
+    """Return the type rule of a call such as numpy.float32(x). Only complex and bool types accept a complex
+    number."""
 
     def rule(x):
         if x in COMPLEX and scalar not in COMPLEX | {bool}:
@@ -264,10 +304,12 @@ def of_dtype(scalar):
 
 
 def of_round(x):
+    """Return the Version of round(x), which returns an int."""
     return None if x in COMPLEX else Version((float64,), int)
 
 
 def of_round_to_digits(x, digits):
+    """Return the Version of round(x, digits), which returns a float."""
     scalar = float32 if x in NARROW | FLOATING - {float64} else float64
     return None if {x, digits} & COMPLEX else Version((scalar, int), scalar)
 
@@ -276,8 +318,8 @@ def of_round_to_digits(x, digits):
 
 
 def own_width_rule(operation):
-    """Return the type rule of a unary operator: integers are computed at their own width, then widened to
-    64 bits."""
+    """Return the type rule of a unary operator. Integers are computed in their own width, and the result is
+    widened to 64 bits."""
 
     def rule(x):
         if x not in INTEGRAL:
@@ -290,17 +332,20 @@ def own_width_rule(operation):
             )
         bits = 8 * np.dtype(x).itemsize
         if x in UNSIGNED:
+            # -uint8(1) is 255 and ~uint32(1) is 2**32 - 2: the result wraps in the narrow type first.
             return Version((x,), uint64, lambda a: operation(a) & (1 << bits) - 1, operation)
         return Version((x,), int, lambda a: wrap(operation(a), bits), operation)
 
     return rule
 
 
+# operand type -> result type of abs, where they differ
 MAGNITUDES = {bool: int8, bfloat16: float32, complex64: float32, complex128: float64}
 
 
 def of_abs(x):
-    """Return the Version of abs(x): the type of x, but int8 for a bool and float32 for a bfloat16."""
+    """Return the Version of abs(x). The result has x's type, but int8 for a bool, float32 for a bfloat16
+    and a float for a complex number."""
     magnitude = MAGNITUDES.get(x, x)
     if x in COMPLEX:
         return Version((x,), magnitude, lambda z: hypot(z.real, z.imag), abs)
@@ -313,11 +358,13 @@ hypot = ieee.of_two("hypot")
 
 
 def of_equality(a, b):
+    """Return the Version of == and !=."""
     scalar = promotion.comparison(a, b)
     return scalar and Version((wide(scalar),) * 2, bool)
 
 
 def of_order(a, b):
+    """Return the Version of <, <=, > and >=, which are not defined for complex numbers."""
     return None if {a, b} & COMPLEX else of_equality(a, b)
 
 
@@ -342,8 +389,8 @@ SEMANTICS = {"lshift": shifted_left, "rshift": shifted_right}
 
 
 def add_operator(name, python, rule, **more):
-    """Add an operator and return its entry. `python`: Python's own operator, for values that are not
-    numbers."""
+    """Add an operator and return its entry. `python`: Python's operator, which the interpreter applies to
+    values that are not numbers."""
     more = {"native": SAME, "rule": rule, "otherwise": python} | more
     return Function(name, SEMANTICS.get(python.__name__, python), SOURCE, **more).add()
 
@@ -371,13 +418,13 @@ for _scalar in sorted(INTEGRAL | FLOATING | COMPLEX, key=str):
 
 
 def dispatch_by_count(name):
-    """Return the builtin that takes one number or two."""
+    """Return the builtin that accepts one or two numbers."""
     return lambda *given: INSTRUCTIONS[f"builtins.{name}.{len(given)}"].call(*given)
 
 
 def fold_extreme(name, better):
-    """Return max or min: the entry for two numbers. More numbers, or a tuple, are compared one by one,
-    without PTX's rule for NaN."""
+    """Return max or min. Two numbers use the entry, with PTX's rule for NaN. More numbers, or a tuple, are
+    compared one after another with `better`, as in Numba."""
     of_two = INSTRUCTIONS[f"builtins.{name}.2"].call
     following = Function(name, better, SOURCE, rule=of_extreme()).call
 
@@ -390,18 +437,19 @@ def fold_extreme(name, better):
 
 
 def sum_(values, start=0):
-    """Return the sum of the values, starting with the int64 0."""
+    """Return the sum of the values, starting from the int64 0."""
     return reduce(INSTRUCTIONS["operator.add"].call, values, start)
 
 
 def range_(*bounds):
-    """Return a range whose bounds may be floats, as math.ceil returns them."""
+    """Return a range. Its bounds may be floats, because math.ceil returns a float in a kernel."""
     try:
         return range(*bounds)
     except TypeError:
         return range(*map(INSTRUCTIONS["builtins.int.1"].call, bounds))
 
 
+# name of a builtin -> the function that the interpreter calls for it
 BUILTINS = {name.partition(".")[0]: entry.call for name, entry in entries_under("builtins").items()}
 BUILTINS |= {name: dispatch_by_count(name) for name in ("complex", "round")}
 BUILTINS |= {"max": fold_extreme("max", second_if_larger), "min": fold_extreme("min", second_if_smaller)}

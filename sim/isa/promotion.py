@@ -1,11 +1,11 @@
-"""Numba's typing of numbers on CUDA: the type in which an operation on two types is carried out.
+"""Numba's result types on CUDA: the type in which an operation on two types is computed.
 
-Arithmetic (+ - * and, except for integers, /), checked against the typing of numba-cuda 0.30:
+Arithmetic (+ - *, and / except for integers), checked against numba-cuda 0.30:
 
-    operands                                              type of the result
-    integers or booleans, one of them at least signed     int64      (uint64 with int64 too: numpy
-                                                                     would say float64)
-    booleans only, or a boolean and an unsigned           int64
+    operands                                              result type
+    integers or booleans, at least one signed             int64      (also uint64 with int64; numpy
+                                                                     promotes these to float64)
+    booleans only, or a boolean and an unsigned integer   int64
     unsigned and unsigned                                 uint64
     float64 with any real number                          float64
     any float with int32, int64, uint16, uint32, uint64   float64
@@ -15,18 +15,18 @@ Arithmetic (+ - * and, except for integers, /), checked against the typing of nu
     any other half with a half, bool, int8, int16, uint8  float32
     complex64 with bool, int8, int16, uint8, float16,
         float32, complex64                                complex64
-    complex with any other number but bfloat16            complex128
+    complex with any other number except bfloat16         complex128
 
-The other operators differ as follows:
+The remaining operators differ as follows:
 
     /            float64 for integers
-    // and %     halves become float32; complex numbers are refused
+    // and %     halves become float32; complex numbers are not supported
     << and >>    the type of the left operand alone: uint64 if it is unsigned, else int64
-    & | ^        booleans stay boolean
-    **           a float to an integer power keeps the float (halves become float32)
-    comparisons  (and divmod) as arithmetic, but uint64 and a signed integer become float64, and a boolean and
-                 an unsigned integer become uint64
-    min, max     numpy's `promote_types`, but a bfloat16 goes with bfloat16 only
+    & | ^        booleans remain boolean
+    **           a float to an integer power keeps the float's type (halves become float32)
+    comparisons  (and divmod) as arithmetic, but uint64 with a signed integer is compared as float64, and a
+                 boolean with an unsigned integer as uint64
+    min, max     numpy's `promote_types`, but a bfloat16 only with a bfloat16
 """
 
 import numpy as np
@@ -36,21 +36,23 @@ from numpy import complex64, complex128, float16, float32, float64, uint64
 UNSIGNED = {np.uint8, np.uint16, np.uint32, uint64}
 SIGNED = {np.int8, np.int16, np.int32, int}
 INTEGRAL = UNSIGNED | SIGNED | {bool}
+# Types whose arithmetic with a float32 has a float32 result
 NARROW = {bool, np.int8, np.int16, np.uint8}
+# half type -> the types with which it remains a half
 HALVES = {float16: {float16, bool, np.int8}, bfloat16: {bfloat16, np.int8, np.uint8}}
-# Floats for which numpy's promotion agrees with Numba's.
+# Floats for which numpy's promotion agrees with Numba's
 PLAIN = {float32, float64}
 COMPLEX = {complex64, complex128}
 FLOATING = {float16, bfloat16, float32, float64}
 
-# Python type of a value -> the scalar type that represents its Numba type.
+# Python type of a value -> the scalar type that represents its Numba type
 SCALAR = {scalar: scalar for scalar in INTEGRAL | FLOATING | COMPLEX}
 SCALAR |= {np.bool_: bool, np.int64: int, float: float64, complex: complex128}
 
 
 def arithmetic(a, b):
-    """Return the scalar type of a + b, or None if Numba does not have the operation. `a`, `b`: scalar
-    types."""
+    """Return the scalar type of a + b, or None if Numba does not support the operation. `a` and `b` are
+    scalar types."""
     if a in COMPLEX or b in COMPLEX:
         return _complex(a, b)
     if a in FLOATING or b in FLOATING:
@@ -59,6 +61,7 @@ def arithmetic(a, b):
 
 
 def _complex(a, b):
+    """Return the scalar type of a + b if at least one of them is complex."""
     if bfloat16 in (a, b):
         return None
     single = NARROW | {float16, float32, complex64}
@@ -66,6 +69,7 @@ def _complex(a, b):
 
 
 def _floating(a, b):
+    """Return the scalar type of a + b if at least one of them is a float and neither is complex."""
     if not {a, b} <= NARROW | {float16, bfloat16, float32}:
         return float64
     for half, company in HALVES.items():

@@ -1,7 +1,8 @@
-"""Warp instructions that only PTX has in this form: shfl.sync with its bounds and predicate, redux.sync,
-elect.sync.
+"""Warp instructions in a form that only PTX has: shfl.sync with clamping, segments and a predicate;
+redux.sync; elect.sync.
 
-Source: PTX ISA 9.7.9, "shfl.sync", "redux.sync", "elect.sync".
+Source: PTX ISA 9.7.9, "Data Movement and Conversion Instructions" (shfl.sync); 9.7.13, "Parallel
+Synchronization and Communication Instructions" (redux.sync, elect.sync).
 """
 
 from functools import reduce
@@ -12,15 +13,19 @@ from sim.isa.table import GIVEN, Like, instruction
 
 
 def shuffle(mode, source, inside):
-    """Add shfl.sync.`mode`. A lane reads from lane `source(lane, b, segment)` if `inside(that lane, bound)`
-    holds; otherwise it keeps its own value and the predicate is false.
+    """Add shfl.sync.`mode`. A lane whose source lane is out of bounds keeps its value, and its predicate is
+    false.
 
-    The five low bits of c are the bound. The bits from 8 on say which bits of a lane's number select its
-    segment.
+    Operand c packs two values: bits 0 to 4 are the clamp, and bits 8 to 12 the segment mask, which selects
+    the lane-number bits that identify a segment.
+
+    source: the function (lane, operand b, segment mask) -> source lane.
+    inside: the function (source lane, bound) -> whether the source lane is within bounds.
     """
 
     def read(lane, value, b, c):
         segment = c >> 8 & 31
+        # maxLane in the manual's pseudocode: the segment of this lane, and the clamp within it
         bound = lane & segment | c & 31 & ~segment
         of = source(lane, b & 31, segment)
         return of if inside(of, bound) else -1
@@ -29,8 +34,10 @@ def shuffle(mode, source, inside):
         for lane in range(32):
             of = read(lane, value[lane], int(b[lane]), int(c[lane]))
             found[lane] = of >= 0
+            # `of` is -1 if the source lane is out of bounds.
             result[lane] = value[of] if 0 <= of < 32 else value[lane]
 
+    # Rows contain numpy scalars, whose bitwise operations would keep their width.
     def reads(lane, value, b, c):
         return read(lane, value, int(b), int(c))
 
@@ -44,7 +51,7 @@ shuffle("bfly", lambda lane, b, segment: lane ^ b, lambda of, bound: of <= bound
 
 COMBINE = {
     "add": lambda a, b: a + b,
-    "min": lambda a, b: min(a, b),  # Numba inlines a plain function, and no builtin
+    "min": lambda a, b: min(a, b),  # Numba inlines plain functions, but not builtins
     "max": lambda a, b: max(a, b),
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
@@ -53,7 +60,8 @@ COMBINE = {
 
 
 def reduction(operation, name, dtype):
-    """Add redux.sync.`operation`: every lane gets the combination of all lanes' values."""
+    """Add redux.sync.`operation`: each participating lane receives the reduction of all participating
+    lanes' values."""
     combine = COMBINE[operation]
 
     def semantics(lanes, value: dtype, *, result: dtype):
@@ -73,6 +81,8 @@ for _operation in ("and", "or", "xor"):
 
 @instruction(mask=GIVEN, name="elect.sync", source="PTX ISA elect.sync")
 def elect(lanes, *, leader: uint32, chosen: bool):
+    """Elect the lowest participating lane. Return its number, and whether the calling lane is that lane."""
+    # lanes & -lanes isolates the lowest set bit.
     first = (lanes & -lanes).bit_length() - 1
     for lane in range(32):
         leader[lane] = first

@@ -1,12 +1,14 @@
-"""The table of instructions. Typing, waiting, masks, lanes and the code of both engines are derived from its
-entries.
+"""The instruction table, its base class `Entry`, and entries for warp instructions (`Instruction`).
 
-The semantics of an entry is a plain function. For a warp's instruction (`instruction`) it takes the mask of
-the lanes that take part, then each operand as a row of 32 values, one for each lane, and fills a row for each
-result. The results are its keyword-only parameters; annotations are the types. The interpreter calls the
-function, the native engine compiles it. What one thread computes by itself is a Function (sim.isa.functions).
+An entry's *semantics* is its reference implementation, a plain Python function. Both engines derive
+everything else from the entry: type conversions, waiting, lane masks and generated code.
 
-INSTRUCTIONS[name] finds an entry by its name in Python kernels, without `cuda.`: "shfl_sync",
+The semantics of a warp instruction takes `lanes`, the mask of the participating lanes. Each operand follows
+as a row of 32 values, one per lane. Results are keyword-only parameters, also rows, which the function
+fills in. Annotations are types. An instruction of a single thread is a `Function` instead
+(sim.isa.functions).
+
+INSTRUCTIONS[name] finds an entry by the name that Python kernels use, without `cuda.`: "shfl_sync",
 "libdevice.fmaf_rn", "math.exp". by_ptx(name) finds it by its PTX name: "fma.rn.f32".
 """
 
@@ -22,38 +24,39 @@ from sim.isa.conversions import cast
 from sim.nouns import plural
 
 INSTRUCTIONS: dict[str, "Entry"] = {}  # name in Python kernels -> entry
-PTX: dict[str, "Entry"] = {}  # name in PTX -> entry
-BY_NAME_PARTS: dict[tuple[Any, ...], "Entry"] = {}  # parts of a PTX name, in canonical order -> entry
-# id of an object that kernels call -> the entry that it stands for. SUBSTITUTES keeps the objects alive, so
-# that no id is reused.
+PTX: dict[str, "Entry"] = {}  # PTX name -> entry
+BY_NAME_PARTS: dict[tuple[Any, ...], "Entry"] = {}  # result of name_parts() -> entry
+# id of an object that kernels call -> the entry that simulates it. SUBSTITUTES keeps these objects alive,
+# because Python may reuse the id of an object that was freed.
 ENTRY_OF_OBJECT: dict[int, "Entry"] = {}
 SUBSTITUTES: list[object] = []
-# Names of instructions at which a thread waits; of these, the instructions of a warp and those of a block.
-# Entries add their own names.
+# Names of the instructions at which a thread may have to wait. WARP_WIDE and BLOCK_WIDE are the subsets
+# that synchronize a warp or a block. Entries add their names when they are registered.
 SUSPENDING: set[str] = set()
 WARP_WIDE: set[str] = set()
 BLOCK_WIDE: set[str] = set()
-YIELDING = {"atomic"}  # instructions at which other threads may run; entries add theirs
-# Lanes that take part: those in the mask that is the call's first argument; those that are converged; all 32.
+YIELDING = {"atomic"}  # names of instructions before which the scheduler may switch threads
+# The participating lanes: those in the mask passed as the first argument; the converged lanes; all 32.
 GIVEN, CONVERGED, ALL = "given", "converged", "all"
-FULL = 0xFFFFFFFF
+FULL = 0xFFFFFFFF  # the mask of all 32 lanes
 THREAD, WARP, BLOCK, GRID = "thread", "warp", "block", "grid"  # scopes
-MODIFIERS = ("ftz", "full")  # modifiers in PTX names that are ignored here: subnormal numbers stay
+# Modifiers that by_ptx ignores. Table entries keep subnormals; sim.isa.registers implements .ftz.
+MODIFIERS = ("ftz", "full")
 
 
 class Like(str):
-    """The type of a result that has the type of the operand with this name."""
+    """A result type that equals the type of the named operand."""
 
 
-Type = np.dtype | Like | None  # None: any number
+Type = np.dtype | Like | None  # None: a number of any type
 
 
 @dataclass(frozen=True)
 class Touch:
-    """The memory that an entry touches.
+    """A memory effect of an entry.
 
-    operand: the name of the operand that is an array.
-    does: "read", "write" or "change".
+    operand: the name of the array operand.
+    does: "read", "write" or "change" (read-modify-write).
     space: "shared", "global", "local" or "any".
     size: bytes per thread; 0 means one element.
     """
@@ -69,10 +72,10 @@ class Entry:
     """An instruction in the table.
 
     name, also: its names in Python kernels.
-    semantics: its reference implementation, a function.
-    source: the document that specifies it.
-    ptx: its names in PTX.
-    touches: the memory that it touches, a tuple of Touch.
+    semantics: its reference implementation.
+    source: the document and section that specify it.
+    ptx: its PTX names.
+    touches: its memory effects.
     """
 
     name: str
@@ -83,8 +86,13 @@ class Entry:
     touches: tuple[Touch, ...] = field(default=(), kw_only=True)
 
     def add(self) -> Self:
-        """Put the entry into the table and return it."""
+        """Add the entry to the table under all its names, and return it.
+
+        Errors: ValueError if one of the names belongs to another function.
+        """
         for name in (self.name, *self.also):
+            # An entry whose semantics has the same qualified name is replaced: add_names relies on this,
+            # and so does a notebook cell that runs again.
             known = INSTRUCTIONS.get(name)
             if known and full_name(known.semantics) != full_name(self.semantics):
                 raise ValueError(
@@ -97,8 +105,8 @@ class Entry:
         return self
 
     def expose(self, instead: object = None) -> Self:
-        """Register this entry, and expose to kernels either it or the object that they call in its place
-        on a GPU; return the entry."""
+        """Add the entry to the table, and make simulated kernels execute it when they call `instead`, or
+        the entry itself if `instead` is None. Return the entry."""
         self.add()
         self.stands_for(self if instead is None else instead)
         return self
@@ -110,12 +118,14 @@ class Entry:
 
     @property
     def parameters(self) -> list[str]:
-        """The names of a call's arguments."""
+        """The names of a call's parameters."""
         return list(inspect.signature(self.semantics).parameters)
 
     def in_order(self, given: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the arguments of a call by position. Errors: TypeError for too many, too few or unknown
-        ones."""
+        """Return a call's arguments by position.
+
+        Errors: TypeError for missing, surplus or unknown arguments.
+        """
         rest = self.parameters[len(given) :]
         if len(given) > len(self.parameters) or named.keys() != set(rest):
             got = ", ".join([str(len(given))] + [f"{name}=" for name in named])
@@ -126,28 +136,29 @@ class Entry:
         return (*given, *map(named.get, rest))
 
     def stands_for(self, called: Any) -> Any:
-        """Let `called`, such as a Numba CUDA intrinsic, mean this entry wherever a simulated kernel calls
-        it; return it."""
+        """Make simulated kernels execute this entry when they call `called`, such as a Numba CUDA
+        intrinsic. Return `called`."""
         ENTRY_OF_OBJECT[id(called)] = self
         SUBSTITUTES.append(called)
         return called
 
 
 def full_name(function: Callable[..., Any]) -> tuple[str | None, str]:
+    """Return a function's module and qualified name."""
     return getattr(function, "__module__", None), getattr(function, "__qualname__", repr(function))
 
 
 def entries_under(prefix: str) -> dict[str, "Entry"]:
-    """Return {name after the prefix: entry} for a namespace such as "libdevice"."""
+    """Return {name without the prefix: entry} for a namespace such as "libdevice"."""
     begin = f"{prefix}."
     return {name.removeprefix(begin): entry for name, entry in INSTRUCTIONS.items() if name.startswith(begin)}
 
 
 def by_ptx(name: str) -> Entry:
-    """Return the entry of a PTX instruction by its full name, such as "fma.rn.f32" or "shfl.sync.idx.b32",
-    with its modifiers in any order.
+    """Return the entry for a full PTX instruction name such as "fma.rn.f32" or "shfl.sync.idx.b32". The
+    modifiers may be in any order.
 
-    Errors: KeyError for one that is not in the table.
+    Errors: KeyError if the table has no such instruction.
     """
     plain = ".".join(part for part in name.split(".") if part not in MODIFIERS)
     found = PTX.get(name) or BY_NAME_PARTS.get(name_parts(name)) or BY_NAME_PARTS.get(name_parts(plain))
@@ -159,14 +170,18 @@ def by_ptx(name: str) -> Entry:
     )
 
 
-# Parts of a PTX name whose order matters, because it says which operand they describe: types, and layouts of
-# matrices.
+# Name parts whose order is significant, because position says which operand they describe: the types, and
+# the matrix layouts .row and .col.
 POSITIONAL = re.compile(r"([subf]|bf|tf)\d+(x\d)?|e\dm\d(x\d)?|pred|row|col")
 
 
 def name_parts(name: str) -> tuple[Any, ...]:
-    """Return what identifies a PTX instruction in whatever order its modifiers stand, as ptxas accepts them:
-    its first part, its types in their order, its layouts in their order, and the other parts sorted."""
+    """Return a key that is equal for all spellings of one PTX instruction. ptxas accepts most modifiers in
+    any order.
+
+    The key consists of the opcode, the types in order, the layouts in order, and the remaining modifiers
+    sorted.
+    """
     base, *parts = name.split(".")
     positional = [part for part in parts if POSITIONAL.fullmatch(part)]
     layouts = [part for part in positional if part in ("row", "col")]
@@ -178,13 +193,14 @@ def name_parts(name: str) -> tuple[Any, ...]:
 class Instruction(Entry):
     """An instruction that the lanes of a warp execute together.
 
-    operands: {name: dtype, or None for any number}.
-    results: {name: dtype, or Like an operand}.
-    mask: GIVEN, CONVERGED or ALL.
-    reads: for a shuffle, (lane, *its operands) -> the lane whose operand it reads.
-    orders: whether it orders the lanes' memory accesses.
-    fetch: (memory, *arguments) -> the operands, if these are in memory.
-    put: (memory, *arguments), what each lane writes to memory after all lanes have come.
+    operands: {name: dtype, or None for a number of any type}.
+    results: {name: dtype, or Like(operand name)}.
+    mask: the participating lanes: GIVEN, CONVERGED or ALL.
+    reads: for a shuffle, the function (lane, *that lane's operands) -> source lane.
+    orders: whether it orders memory accesses among the participating lanes.
+    fetch: the function (memory, *arguments) -> operands, for an instruction that loads its operands from
+        memory.
+    put: the function (memory, *arguments) by which each lane writes to memory after all lanes have arrived.
     """
 
     operands: dict[str, Type]
@@ -198,29 +214,33 @@ class Instruction(Entry):
 
     @property
     def parameters(self) -> list[str]:
-        """The names of a call's arguments."""
+        """The names of a call's parameters."""
         operands = list(inspect.signature(self.fetch).parameters)[1:] if self.fetch else list(self.operands)
         return (["mask"] if self.mask == GIVEN else []) + operands
 
     @property
     def default(self) -> tuple[int, ...]:
-        """The arguments of a call that gives none."""
+        """The arguments of a call without arguments: the full mask, if the instruction takes one."""
         return (FULL,) if self.mask == GIVEN else ()
 
     def converted(self, values: Sequence[Any]) -> list[Any]:
-        """Return the operands of one lane, converted for the semantics."""
+        """Return one lane's operands, converted to the declared types."""
         return [
             check_number(self.name, value) if dtype is None else cast(dtype)(value)
             for value, dtype in zip(values, self.operands.values())
         ]
 
     def result_outside_mask(self, operands: Sequence[Any]) -> Any:
-        """Return what a lane gets if it names a group that does not contain it: its own operand, or 0."""
+        """Return the result for a lane whose mask does not contain that lane: its own operand, or 0."""
         given, types = dict(zip(self.operands, operands)), self.results.values()
         return self.result([given[of] if isinstance(of, Like) else result_converter(of)(0) for of in types])
 
     def execute(self, lanes: int, operands: dict[int, Sequence[Any]]) -> dict[int, Any]:
-        """Return {lane: result} for the lanes (a mask) whose operands are {lane: values}."""
+        """Return {lane: result}.
+
+        lanes: the mask of the participating lanes.
+        operands: {lane: its operand values}; lanes that do not participate may be absent.
+        """
         members = sorted(operands)
         rows = [
             fill_absent(
@@ -237,11 +257,16 @@ class Instruction(Entry):
         }
 
     def result(self, parts: Sequence[Any]) -> Any:
+        """Return a lane's results as a call returns them: a tuple, a single value, or None."""
         return tuple(parts) if len(parts) > 1 else parts[0] if parts else None
 
 
 def check_number(name: str, value: Any) -> Any:
-    """Return `value` if a lane can pass it to another lane: a register holds one number."""
+    """Return `value` if it is a single number. A shuffle exchanges one register per lane, so it cannot pass
+    an array or a tuple.
+
+    Errors: TypeError for anything else.
+    """
     if not isinstance(value, (int, float, complex, np.generic)):
         raise TypeError(
             f"{name} hands one number from lane to lane, got {value!r}; hand the elements over one by one"
@@ -250,8 +275,8 @@ def check_number(name: str, value: Any) -> Any:
 
 
 def result_converter(type_: Any) -> Callable[[Any], Any]:
-    """Return the conversion of a result to its type, in which a narrow integer keeps its width; the
-    identity for `Like` types."""
+    """Return the function that converts a result to its type. A signed integer narrower than 64 bits
+    becomes a numpy scalar, so that it keeps its width. The function is the identity for `Like` types."""
     if isinstance(type_, Like):
         return lambda value: value
     convert = cast(type_)
@@ -259,17 +284,19 @@ def result_converter(type_: Any) -> Callable[[Any], Any]:
 
 
 def fill_absent(row: Sequence[Any], members: Sequence[int]) -> Sequence[Any]:
-    """Return a row of operands in which the lanes that do not take part have bits that nobody wrote."""
+    """Return the row of operands, with unwritten bits for each lane that does not participate."""
     if len(members) == 32:
         return row
+    # The semantics may read any lane of a row, so absent lanes need a value of the correct type. It is
+    # conspicuous, so that reading an absent lane shows in the result.
     like = row[members[0]]
     fill = like if isinstance(like, bool) else unwritten_bits(like)
     return [fill if value is None else value for value in row]
 
 
 def unwritten_bits(value: Any) -> Any:
-    """Return the content of a register that nobody wrote, as a number of the type of `value`: NaN, or a
-    conspicuous integer."""
+    """Return the content of a register that was never written, in the type of `value`: NaN for a float, a
+    conspicuous bit pattern (0xA5...) for an integer."""
     dtype = np.dtype(np.int64) if isinstance(value, int) else np.asarray(value).dtype
     bits = np.full(dtype.itemsize, 0xA5 if dtype.kind in "iu" else 0xFF, np.uint8).view(dtype)[0]
     return int(bits) if isinstance(value, int) else bits
@@ -288,35 +315,37 @@ def instruction(
     ptx: tuple[str, ...] = (),
     touches: tuple[Touch, ...] = (),
 ) -> Callable[[Callable[..., None]], Instruction]:
-    """Add a function to the table, as an instruction of a warp. Return the Instruction, which kernels
-    call.
+    """Add the decorated function to the table as a warp instruction. The decorator returns the Instruction,
+    which kernels call.
 
-    The function takes `lanes` (int, a mask of the lanes that take part), then each operand as a row of 32
-    values. It fills the rows of its results, which are its keyword-only parameters: `row[lane] = value`. It
-    is called as it is, and compiled by Numba as it is: use numbers, tuples, loops, and plain functions of the
-    same kind.
+    The function takes `lanes` (int, the mask of the participating lanes), then each operand as a row of 32
+    values. It fills the rows of its results, which are its keyword-only parameters: `row[lane] = value`.
+    The interpreter calls it unchanged and Numba compiles it unchanged, so it may use only numbers, tuples,
+    loops, and plain functions with the same restrictions.
 
-    Annotations are types. A dtype such as numpy.int8 converts an operand or a result. Like("a") gives a
-    result the type of operand a. An operand without an annotation is any number. A call in a kernel passes
-    one number for each operand and returns the lane's result, or a tuple if there are several.
+    Annotations are types. A dtype such as numpy.int8 converts an operand or a result. Like("a") declares a
+    result with the type of operand `a`. An operand without an annotation accepts a number of any type. In a
+    kernel, a call passes one number per operand and returns the calling lane's result, or a tuple of
+    several results.
 
-    mask: ALL (the default): all 32 lanes have to arrive, and a missing one is a finding. GIVEN: the first
-        argument of a call is the mask. CONVERGED: the lanes that happen to be together.
+    mask: the participating lanes. ALL (the default) requires all 32 lanes; a missing lane is reported. With
+        GIVEN, the first argument of a call is the mask. With CONVERGED, the lanes that are converged at the
+        call participate.
     source: the specification, such as a section of the PTX ISA.
-    name: the name in findings; by default the function's own.
-    reads: (lane, *operands of that lane) -> the lane whose operands it reads. Reading from a lane that takes
-        no part is a finding.
-    orders: whether it orders memory accesses between its lanes, as bar.warp.sync does.
-    fetch: (memory, *arguments) -> a tuple of the operands, if a call's arguments say where the operands are;
+    name: the name shown in findings; defaults to the function's name.
+    reads: the function (lane, *that lane's operands) -> source lane. Reading from a lane that does not
+        participate is reported.
+    orders: whether it orders memory accesses among its lanes, as bar.warp.sync does.
+    fetch: the function (memory, *arguments) -> tuple of operands, for calls whose arguments are addresses.
         memory.read(array, index, size) returns `size` bytes.
-    put: (memory, *arguments), what each lane writes to memory after all lanes have come.
-    stands_for: the object that kernels call in its place on a GPU: a Numba CUDA intrinsic, or a device
-        function around inline PTX.
-    ptx: its names in PTX, a tuple such as ("shfl.sync.idx.b32",).
-    touches: the memory that it touches, a tuple of Touch.
+    put: the function (memory, *arguments) by which each lane writes to memory after all lanes have arrived.
+    stands_for: the object that kernels call on a GPU: a Numba CUDA intrinsic, or a device function around
+        inline PTX.
+    ptx: its PTX names, such as ("shfl.sync.idx.b32",).
+    touches: its memory effects, a tuple of Touch.
 
-    Errors: ValueError for a name that another function has, or a type that is neither a dtype nor an
-    operand's.
+    Errors: ValueError if the name belongs to another function, or if a type is neither a dtype nor Like an
+    operand.
     """
 
     def add_entry(semantics: Callable[..., None]) -> Instruction:
@@ -347,8 +376,11 @@ def instruction(
 
 
 def parameters_of(semantics: Callable[..., Any], *first: str) -> list[inspect.Parameter]:
-    """Return a semantics function's parameters after the required leading `first`. Errors: ValueError if
-    they are missing."""
+    """Return the parameters of a semantics function, after checking that it has at least the leading
+    parameters `first`.
+
+    Errors: ValueError if there are fewer.
+    """
     parameters = list(inspect.signature(semantics).parameters.values())
     if len(parameters) < len(first):
         raise ValueError(
@@ -359,7 +391,10 @@ def parameters_of(semantics: Callable[..., Any], *first: str) -> list[inspect.Pa
 
 
 def type_of(semantics: Callable[..., None], parameter: inspect.Parameter) -> Type:
-    """Return a parameter's type: a dtype, `Like` (the type of another operand), or None."""
+    """Return a parameter's type: a dtype, `Like`, or None for a number of any type.
+
+    Errors: ValueError if the annotation is not a type of numbers.
+    """
     given = parameter.annotation
     try:
         if isinstance(given, Like):
@@ -373,7 +408,10 @@ def type_of(semantics: Callable[..., None], parameter: inspect.Parameter) -> Typ
 
 
 def number_dtype(given: Any) -> np.dtype:
-    """Return the dtype of numbers that an annotation names. Errors: TypeError if it names none."""
+    """Return the numeric dtype that an annotation names.
+
+    Errors: TypeError if it does not name one.
+    """
     dtype = np.dtype(given)
     if dtype.hasobject:
         raise TypeError(f"{given!r} is no type of numbers")
@@ -381,7 +419,7 @@ def number_dtype(given: Any) -> np.dtype:
 
 
 def check(entry: Instruction) -> None:
-    """Raise ValueError if a result has no type."""
+    """Raise ValueError if a result has no type, or is Like an operand that does not exist."""
     for result, type_ in entry.results.items():
         if type_ is None or isinstance(type_, Like) and type_ not in entry.operands:
             raise ValueError(
@@ -391,6 +429,6 @@ def check(entry: Instruction) -> None:
 
 
 def name_of(value: Any) -> str | None:
-    """Return the name of the instruction that an object is, or stands for; else None."""
+    """Return the name of the instruction that `value` is or represents, or None."""
     entry = ENTRY_OF_OBJECT.get(id(value))
     return entry.name if entry else None

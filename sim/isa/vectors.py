@@ -1,10 +1,10 @@
-"""CUDA's vector types: float32x4, alias float4, and the others. A vector has one to four numbers of one type,
-called x, y, z and w.
+"""CUDA's vector types, such as float32x4 (alias float4). A vector has one to four components of one type,
+named x, y, z and w.
 
-A kernel makes one from that many numbers, or from shorter vectors and numbers in a row:
+A kernel constructs a vector from its components, or from shorter vectors and numbers in sequence:
 `cuda.float4(cuda.float2(1, 2), 3, 4)`.
 
-Source: CUDA C++ Programming Guide, "Built-in Vector Types"; the names are Numba's.
+Source: CUDA C++ Programming Guide, "Built-in Vector Types". The names are Numba's.
 """
 
 import numpy as np
@@ -25,13 +25,13 @@ SCALARS = {
     "ulong": np.uint,
     "ulonglong": np.ulonglong,
 }
-# Numba's name float32x4 for CUDA's float4
+# Numba writes an x between a dtype and the number of components: float32x4 for CUDA's float4.
 SEPARATED = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 
 
 class Vector:
-    """A vector. Each type is a subclass, with the `names` of its components, their `dtype`, and `convert`,
-    the conversion to it."""
+    """A vector. Each vector type is a subclass with three class attributes: `names` of the components,
+    their `dtype`, and the function `convert` to it."""
 
     __slots__ = ("x", "y", "z", "w")
 
@@ -43,6 +43,7 @@ class Vector:
             setattr(self, name, self.convert(number))
 
     def __iter__(self):
+        """Iterate over the components in the order x, y, z, w."""
         return (getattr(self, name) for name in self.names)
 
     def __repr__(self):
@@ -50,12 +51,13 @@ class Vector:
 
 
 def vector_types():
-    """Return {name: type} for every vector type under all its names."""
+    """Return {name: type} for every vector type under each of its names."""
     named = {f"{name}x": name for name in SEPARATED} | SCALARS
     types = {}
     for name, dtype in zip(named, map(np.dtype, named.values())):
         for count in (1, 2, 3, 4):
             members = {"__slots__": (), "names": "xyzw"[:count], "dtype": dtype}
+            # The aliases of one type, such as float4 and float32x4, must be the same class.
             made = types.get(f"{dtype.name}x{count}") or type(f"{name}{count}", (Vector,), members)
             made.convert = staticmethod(cast(dtype))
             types[f"{name}{count}"] = made
