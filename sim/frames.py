@@ -1,4 +1,4 @@
-"""Map stack frames of kernels to source locations."""
+"""A map from stack frames of kernels to source locations."""
 
 import functools
 import linecache

@@ -1,4 +1,4 @@
-"""Decide whether a launch with a long-running loop still makes progress.
+"""The test whether a launch with a long-running loop still makes progress.
 
 The decision compares everything that threads can observe: their variables and memory. Counting iterations
 instead would report loops that are correct but slow.
@@ -42,7 +42,7 @@ class Clock:
 
 
 class ProgressCheck:
-    """Compares the state visible to threads with its state at construction.
+    """A comparison of the state visible to threads with its state at construction.
 
     A thread's state is its loop and the values of its variables, except those computed from a clock. A thread
     that returns to an earlier state is in a cycle. If all running threads are in cycles, and neither memory

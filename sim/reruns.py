@@ -1,4 +1,4 @@
-"""Run a launch again when its first run is inconclusive.
+"""Reruns of a launch whose first run is inconclusive.
 
 Every rerun starts with the arguments as they were before the launch. Afterwards, the results of the first run
 are restored. There are two reasons for a rerun:
@@ -39,7 +39,7 @@ ENDLESS = {"no-progress", "deadlock"}  # kinds of findings after which another r
 
 
 class Effects(Observer):
-    """Hashes all accesses in a launch, with the values that they write."""
+    """A hash over all accesses in a launch and the values that they write."""
 
     def launch_started(self, context):
         self.digest = hashlib.blake2b()

@@ -1,4 +1,4 @@
-"""Compute the fraction of a launch that each observer has seen, and write notes about the rest."""
+"""The fraction of a launch that each observer has seen, with notes about the rest."""
 
 from sim.hooks import observer_class, overridden_hooks
 

@@ -189,8 +189,11 @@ class Grid:
         return block
 
     def reserve(self, blocks):
-        """Make fibers until there are enough without a body for some blocks. Errors: LaunchError if the
-        system has no more threads; the new fibers are then closed, which leaves it some."""
+        """Create fibers until enough are free for `blocks` blocks.
+
+        Raise LaunchError if the system has no more threads. The new fibers are then closed, so that some
+        threads remain available.
+        """
         before, wanted = len(self.free), blocks * prod(self.shape)
         try:
             while len(self.free) < wanted:
@@ -211,8 +214,10 @@ class Grid:
         return block
 
     def start_another(self, pending, live, resident):
-        """Start the next block next to `resident` others. If the system has no more threads, let it wait
-        until one of them ends, as on a GPU without room for it."""
+        """Start the next block while `resident` others are running.
+
+        If the system has no more threads, the block waits until one of them ends, as on a full GPU.
+        """
         try:
             live.appendleft(self.start(pending[0]))
             pending.popleft()

@@ -1,4 +1,4 @@
-"""Rewrite loads and stores for the interpreter.
+"""Loads and stores, rewritten for the interpreter.
 
 `a[i, j]` becomes `load2(a, i, j, 17)`, and `a[i] = v` becomes `store1(a, i, v, 18)`. The last argument is the
 number of the access site. Where the types of the array and the indices are known, the access is inlined
@@ -28,7 +28,7 @@ def element_strides(array, type_):
     return [*strides[:-1], 1 if type_.rowwise else strides[-1]]
 
 
-# Templates of inlined accesses. An index out of bounds takes the call of the accessor, which reports it.
+# Templates of inlined accesses. If an index is out of bounds, the accessor is called and reports it.
 INLINED_LOAD = "{array}.data[{flat}] if {inside} else {PREFIX}load{rank}({arguments}, {site})"
 INLINED_STORE = """
 if {{inside}}:
@@ -44,7 +44,7 @@ else:
 
 
 class Accesses(ast.NodeTransformer):
-    """Rewrites the loads and stores of one Source.
+    """A rewriter for the loads and stores of one Source.
 
     enabled: the events that the launch's observers subscribed to. Other accesses are not logged.
     constants: filled with {name in the rewritten text: numpy constant}.
@@ -151,6 +151,7 @@ class Accesses(ast.NodeTransformer):
         ):
             return None
         type_ = self.types.of(node)
+        # The layout of a View is unknown, so the inlined code has to check its class at run time.
         if isinstance(type_, View):
             type_ = ANY
         return type_ if type_ == ANY or isinstance(type_, ArrayType) and type_.rank == rank else None
@@ -189,6 +190,8 @@ class Accesses(ast.NodeTransformer):
         array, rank, surely = target.id, len(indices), type_ != ANY
         sizes = (surely and type_.shape) or [f"{array}.n{axis}" for axis in range(rank)]
         strides = element_strides(array, type_) if surely else [f"{array}.s{axis}" for axis in range(rank)]
+        # Without a certain type, the access is inlined for the usual class of array and guarded by a check of
+        # it.
         conditions = [] if surely else [f"{PREFIX}type({array}) is {PREFIX}Array{rank}"]
         terms = []
         for index, size, stride in zip(indices, sizes, strides):
@@ -259,6 +262,7 @@ class Accesses(ast.NodeTransformer):
         """Return statements that store `value`, an expression already rewritten, to the Subscript
         `target`."""
         field = isinstance(self.types.of(target.value), Record)
+        # A field of a record has no subscripts to join.
         target = target if field else self.join_subscripts(target)
         indices = None if field else self.indices(target)
         if indices is None:

@@ -65,6 +65,7 @@ class CallTypes:
             return held
         if name == "conjugate" and isinstance(held, Number):
             return Number(held.scalar)
+        # The layout of the result is not tracked, so it is a View.
         if name in ("reshape", "ravel") and isinstance(held, ArrayType | View):
             shape = given[0] if len(given) == 1 and isinstance(given[0], tuple) else given
             return View(held.element, len(shape) if name == "reshape" else 1)
@@ -146,6 +147,7 @@ class CallTypes:
 
     def call_cuda(self, node, given):
         name = node.func.referent.name
+        # ldca, ldcg and similar functions load an element.
         loads = name.rpartition(".")[2].startswith("ld")
         return OF_CUDA.get(name) or (self.call_atomic(node, given) if loads else ANY)
 

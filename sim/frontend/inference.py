@@ -76,6 +76,7 @@ class Types(CallTypes):
             rounds, changed = rounds + 1, False
             for version in self.versions.all:
                 before = self.found.get(version)
+                # Types only grow in the lattice, so the iteration terminates once intervals are widened.
                 after = join(before, self.of_version(version))
                 if after != before:
                     self.found[version] = widen(after) if rounds > ROUNDS else after
@@ -178,6 +179,7 @@ class Types(CallTypes):
         return ANY if found.value is MISSING else type_of_value(found.value)
 
     def of_subscript(self, node):
+        # An item of a shape is a length, even if the array's type is unknown.
         if isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
             return LENGTHS
         held = self.of(node.value)

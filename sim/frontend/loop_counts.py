@@ -1,4 +1,4 @@
-"""Find the loops whose iterations must be counted, because threads may reach one barrier in different
+"""The loops whose iterations must be counted, because threads may reach one barrier in different
 iterations.
 
 If every barrier in a loop's body is passed exactly once per iteration, threads that have passed the same
@@ -23,7 +23,7 @@ def loops_to_count(source):
 
 
 class BarrierPasses:
-    """Estimates how many barriers a path passes, with a cache per function."""
+    """An estimate of how many barriers a path passes, with a cache per function."""
 
     def __init__(self):
         self.cache = {}
@@ -34,6 +34,7 @@ class BarrierPasses:
         each = [self.of_statement(statement) for statement in statements]
         if not any(each) or ANYHOW in each:
             return max(each, default=NEVER)
+        # A statement that leaves early matters only before the last barrier.
         last = len(each) - 1 - each[::-1].index(ONCE)
         return ANYHOW if any(leaves(statement, leave) for statement in statements[:last]) else ONCE
 

@@ -1,4 +1,4 @@
-"""Look up a function's global and free names: numbers, device functions, members of numba.cuda."""
+"""Lookup of a function's global and free names: numbers, device functions, members of numba.cuda."""
 
 import functools
 import importlib
@@ -42,6 +42,7 @@ class Names:
 
     def resolve(self, path):
         """Return the value of a dotted name such as "cuda.shared.array", or MISSING."""
+        # MISSING has no attributes, so `member` propagates it.
         first, *rest = path.split(".")
         return functools.reduce(member, rest, self.value(first))
 
@@ -273,6 +274,7 @@ def comparison_key(value, mentioned, seen):
     if isinstance(value, tuple):
         return value
     if isinstance(value, np.ndarray):
+        # The contents are read at each launch, so only the array's identity and layout matter.
         return id(value), value.shape, value.dtype
     if (function := device_function(value)) is not None:
         return function.__code__, () if function in seen else captured_values(function, seen)

@@ -117,6 +117,8 @@ class Code:
         rewriter.unassigned = {id(node) for node in unassigned}
         # `bind` copies the defaults, which are already evaluated, to the new function.
         tree.args.defaults, tree.args.kw_defaults = [], [None] * len(tree.args.kw_defaults)
+        # Assign UNSET at the start, so that a read before the first assignment is detected instead of
+        # raising.
         names = sorted({node.id for node in unassigned})
         unset = ast.parse("\n".join(f"{name} = {PREFIX}unset" for name in names)).body
         self.counts_iterations = bool(rewriter.counting)
@@ -154,7 +156,7 @@ def comparison_constants(function, tree):
 
 
 class BarriersAsYields(ast.NodeTransformer):
-    """Replaces each `cuda.syncthreads()` in a rewritten function by `yield`."""
+    """A transformer that replaces each `cuda.syncthreads()` in a rewritten function by `yield`."""
 
     def visit_Expr(self, node):
         match node.value:
@@ -184,7 +186,7 @@ class Namespace:
 
 
 class Binder:
-    """Binds functions to one launch.
+    """A binder of functions to one launch.
 
     dialect: the object that replaces `numba.cuda`.
     modules: {name: replacement module}.
@@ -214,6 +216,7 @@ class Binder:
         namespace = {"__name__": function.__module__, "__builtins__": self.builtins}
         namespace |= self.given | code.constants
         cells = {name: types.CellType() for name in code.code.co_freevars}
+        # Defaults and closure cells are filled in below, because they may refer back to this function.
         copy = types.FunctionType(code.code, namespace, function.__name__, None, tuple(cells.values()))
         self.functions[known] = copy
         for name in set(names_in(code.code)):
@@ -310,6 +313,7 @@ class Binder:
 
     def module(self, module):
         if module.__name__ in CUDA_MODULES:
+            # numba.cuda.random consists of device functions, which are bound like the user's.
             vars(self.dialect).setdefault("random", Namespace(self, sys.modules.get("numba.cuda.random")))
             return self.dialect
         if module.__name__ in self.modules:

@@ -1,4 +1,4 @@
-"""Rewrite a kernel's syntax tree for the interpreter.
+"""A kernel's syntax tree, rewritten for the interpreter.
 
 Each access, loop and branch receives a site number. Operators whose rules differ between Numba and Python
 become calls: `x * y` becomes `mul(x, y)` unless the types show that both agree. The body of a `while` loop
@@ -42,7 +42,7 @@ def class_of(type_):
 
 
 class Rewriter(Accesses):
-    """Rewrites one Source.
+    """The rewriter for one Source.
 
     calls: filled with {name in the rewritten text: (expression for a device function, types of its
         parameters)}.
@@ -83,6 +83,7 @@ class Rewriter(Accesses):
         if id(node) not in self.unassigned:
             return node
         type_ = self.types.of(node)
+        # Numba gives an unassigned variable the value 0 of its type.
         zero = self.constant(type_.scalar(0) if isinstance(type_, Number) else 0, node)
         name = ast.Constant(node.version.name if node.version else node.id)
         otherwise = self.call("unassigned", [name, zero, self.site("load", node)], node)
@@ -122,6 +123,7 @@ class Rewriter(Accesses):
     def visit_UnaryOp(self, node):
         type_ = self.types.of(node.operand)
         wide = bits(type_) is not None and (
+            # Negating or inverting stays within the type, unless the value is the lowest of a narrow integer.
             type_.scalar is int or type_.bits < 8 * type_.scalar(0).itemsize - 1
         )
         plain = wide or is_float(type_) and not isinstance(node.op, ast.Invert)
@@ -282,6 +284,7 @@ class Rewriter(Accesses):
 
     def visit_While(self, node):
         tick = ast.copy_location(ast.Expr(self.call("tick", [self.site("loop", node)], node)), node)
+        # The test of a `while` loop counts as a branch.
         self.visit_If(node)
         node.body.insert(0, tick)
         return self.with_iteration_count(node)

@@ -205,6 +205,7 @@ class Versions:
         test: a function that processes the loop's condition.
         first: the truth value of the condition before the first iteration, or None if not known.
         """
+        # Every variable stored in the loop gets a phi at its head. Redundant ones are removed by `settle`.
         head = dict(now)
         # The back edges are added after the body has been processed.
         for name in stored_names([node]) - self.opaque:
@@ -223,6 +224,8 @@ class Versions:
         for place, back in rounds:
             for name, phi in phis.items():
                 phi.incoming.append((place, back.get(name)))
+        # The loop ends normally from its head, or, if the first test is known to be true, only after an
+        # iteration.
         ended = None if forever else self.meet(rounds) if first else dict(head)
         return self.meet([(("end", node.orelse), ended and self.run(node.orelse, ended)), *breaks])
 

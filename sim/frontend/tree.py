@@ -1,4 +1,4 @@
-"""Parse a function into a syntax tree with few kinds of statements.
+"""A parser from functions to syntax trees with few kinds of statements.
 
 An assignment that loads or stores an array element has exactly one target, and the statements follow Python's
 order of evaluation. `a[i] += v` becomes `a[i] = a[i] + v`. `a[i, n], n = v, n + 1` becomes
@@ -142,7 +142,7 @@ STEMS = {"value": "owner", "slice": "index"}
 
 
 class Simplify(ast.NodeTransformer):
-    """Splits assignments into simple ones.
+    """A transformer that splits assignments into simple ones.
 
     taken: names that new variables must avoid.
     made: names of the new variables.
@@ -240,8 +240,9 @@ def located(statements, node):
 
 
 class SplitByType:
-    """Renames a variable that changes type: one name per type, with conversions where versions of different
-    types merge.
+    """A renaming of variables that change type.
+
+    Each type has one name. Conversions are inserted where versions of different types merge.
 
     type_of(version): returns a key that identifies the type.
     torn: the variables that need several names.

@@ -137,6 +137,7 @@ def join(a, b):
         scalar = unify_scalars(a.scalar, b.scalar)
         return ANY if scalar is None else Number(scalar, *hull(a, b))
     if isinstance(a, ArrayType) and isinstance(b, ArrayType):
+        # Arrays of different layout unify to a layout that holds for both.
         rowwise = a.rowwise and b.rowwise
         one, other = (replace(array, rowwise=rowwise, shape=None) for array in (a, b))
         return one if one == other else ANY
@@ -201,6 +202,7 @@ def type_of_argument(argument, value):
     """
     if argument.parts is not None:
         return tuple(map(type_of_argument, argument.parts, value))
+    # Only the sign distinguishes specialisations for a np.int32.
     if type(argument.value) is np.int32:
         return natural(np.int32, 31) if value >= 0 else INT32
     type_ = type_of_value(value)

@@ -32,6 +32,7 @@ class Memory:
     def allocate(self, size):
         """Allocate `size` bytes, or one if `size` is 0, and return their address."""
         block = np.full(max(size, 1), FRESH, np.uint8)
+        # The host address doubles as the device address.
         address = block.__array_interface__["data"][0]
         self.blocks[address] = block
         self.fresh.add(address)

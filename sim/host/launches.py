@@ -1,4 +1,4 @@
-"""Simulate launches of numba.cuda kernels, and replace the parts of Numba that need compiled kernels."""
+"""Simulated launches of numba.cuda kernels, and replacements for functions that need compiled kernels."""
 
 import contextlib
 import copy
@@ -185,6 +185,7 @@ class Host:
             pairs = zip(numba_types, arguments, strict=True)
             values = [self.prepare_argument(kernel, *pair, retr) for pair in pairs]
         options = self.options
+        # Numba's internal kernels are not the user's code, so their findings would be noise.
         if (kernel.py_func.__module__ or "").startswith(NUMBA_MODULES):
             options = replace(options, observers=(), seeds=(0,))
         try:

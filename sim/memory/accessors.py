@@ -120,6 +120,7 @@ def accessors(log, values, local):
     values: the list to which stored values are appended.
     local: whether accesses to local memory are logged as well.
     """
+    # The generated functions look up these names as globals.
     names = {known.__name__: known for known in (*FAST.values(), *WATCHED.values(), *GENERAL)}
     names["INTEGERS"] = INTEGERS
     if log is not None:

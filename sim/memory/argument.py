@@ -1,4 +1,4 @@
-"""Classify the arguments of a launch as arrays, records, tuples and numbers."""
+"""Classification of a launch's arguments as arrays, records, tuples and numbers."""
 
 import sys
 from dataclasses import dataclass

@@ -56,6 +56,7 @@ class Array(Methods):
         """
         for name, value in layout.axes:
             setattr(self, name, value)
+        # A view's memory may contain gaps between its elements: `span` covers them.
         end = self.offset + layout.span
         memory = self.root if layout.span == self.root.size else self.root[self.offset : end]
         memory = memory.view(layout.dtype)
@@ -129,6 +130,7 @@ class Array(Methods):
         """
         if slice in map(type, index):
             return self.part(index)
+        # The usual case first: plain integers in bounds.
         if len(index) == self.ndim and all(type(i) is int and 0 <= i < n for i, n in zip(index, self.shape)):
             return index
         if len(index) == 1 and isinstance(index[0], tuple):
@@ -160,6 +162,7 @@ class Array(Methods):
         """Mark an element of local memory as written by a store. Any other access reports an unwritten
         element."""
         self.share_marks()
+        # `marks` covers the root, so positions in it include this view's offset.
         begin = self.offset + sum(i * s for i, s in zip(place, self.strides))
         end = begin + self.dtype.itemsize
         if site & 3 != STORE and site not in self.context.overwriting and self.marks.count(0, begin, end):
@@ -215,6 +218,7 @@ class Array(Methods):
 
     def derived(self, array):
         """Return an Array for `array`, an ndarray over this Array's memory."""
+        # numpy may give an empty array any address.
         moved = array.ctypes.data - self.numpy.ctypes.data if array.size else 0
         return self.another(moved, array.dtype, array.shape, array.strides)
 

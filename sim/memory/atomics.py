@@ -58,6 +58,7 @@ class Atomic:
         if place is None:
             return domain(array.dtype.type(0))
         value = operands[-1]
+        # The conversion to the array's dtype drops the fraction, which is rarely intended.
         if array.dtype.kind in "iu" and isinstance(value, np.inexact):
             self._context.announce(
                 "atomic_narrowed", self._context.witness("changed", site, value=value), array, place
@@ -69,6 +70,7 @@ class Atomic:
         new = entry.semantics(before, *map(convert, operands))
         array.announce(place, site, new)
         memory[place] = cast(array.dtype)(new)
+        # The scheduler delays a thread that would repeat this atomic without effect.
         thread.failed_atomic = FailedAtomic(key, memory, place, old) if new == before else None
         if self._context.listeners["atomic_done"]:
             wrote = not entry.tests or bool(new != before)

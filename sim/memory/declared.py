@@ -80,6 +80,7 @@ class Declarations:
         shape = as_shape(shape)
         if dtype.hasobject:
             return self.objects(shape, "local", frame)
+        # Local arrays of one declaration may differ in shape from call to call.
         key = id(frame.f_code), frame.f_lasti, shape, dtype
         if key not in self.makers:
             self.makers[key] = self.local_maker(self.context.sites.of_frame(frame, "call"), shape, dtype)
@@ -100,6 +101,7 @@ class Declarations:
             marks = None
             if watched:
                 marks = [0] * layout.size if fast else bytearray(nbytes)
+            # Each thread of the block has its copy at a separate address.
             address = allocation.base + context.thread.linear * nbytes
             return Array(context, allocation, full.copy(), 0, layout, allocation.name, address, marks)
 

@@ -242,6 +242,7 @@ def overlapping(arrays):
     """
     groups, order = [], list(arrays)
     for (low, high), name in sorted((np.lib.array_utils.byte_bounds(a), name) for name, a in arrays.items()):
+        # Sorted by address, an array overlaps the previous group if it starts before the group's end.
         if groups and low < groups[-1][1]:
             first, end, names = groups.pop()
             groups.append((first, max(end, high), [*names, name]))
@@ -278,6 +279,7 @@ def bind_group(space, low, high, arrays):
     offsets = {name: array.__array_interface__["data"][0] - low for name, array in arrays.items()}
     first, array = next(iter(arrays.items()))
     root, arrays = bytes_between(low, high), list(arrays.values())
+    # One writable array makes the whole allocation writable.
     root.flags.writeable = any(a.flags.writeable for a in arrays)
     home, key = (offsets[first], array.itemsize, array.shape, array.strides), (low, high, owner_number(array))
     allocation = space.add(

@@ -196,6 +196,7 @@ class Memory:
     def log(self, address, size, site):
         """Log an access. A size that is not a power of two is split into accesses that are."""
         while self.context.log is not None and size:
+            # A log entry stores log2(size), so split other sizes.
             part = 1 << size.bit_length() - 1
             self.context.log.append((site << SITE_SHIFT) + (part.bit_length() - 1 << ADDRESS_BITS) + address)
             address, size = address + part, size - part
@@ -213,7 +214,7 @@ def phase_of(barrier, phase):
 
 
 class Alignment:
-    """Checks that addresses have the alignment that an instruction requires.
+    """A check that addresses have the alignment that an instruction requires.
 
     An address may be aligned although the array's declaration does not guarantee it. Then the alignment may
     depend on the sizes of other arrays (AddressSpace.shifting), which are all known only when the launch
@@ -309,6 +310,7 @@ class OfArrays(Memory):
         if not isinstance(where, Array):
             raise TypeError(f"{self.name} works on arrays, got {where!r}")
         index = tuple(map(int, index if isinstance(index, tuple) else (index,)))
+        # The bytes span several elements of the last axis; both ends must be in bounds.
         last = (*index[:-1], index[-1] + -(-size // where.itemsize) - 1)
         for end in (index, last):
             if len(end) != where.ndim or any(not 0 <= i < n for i, n in zip(end, where.shape)):

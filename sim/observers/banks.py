@@ -5,7 +5,7 @@ from sim.observers.epochs import EpochCounter
 
 
 class Banks(EpochCounter):
-    """Counts bank conflicts, for the launch (`counters["banks"]`) and for each source line.
+    """A counter of bank conflicts, for the launch (`counters["banks"]`) and for each source line.
 
     The counters are `shared_requests`, their `wavefronts`, the `fewest_wavefronts` possible, and the worst
     conflict in `ways` (1: no conflict; 32: the lanes are served one after another).

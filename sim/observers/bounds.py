@@ -22,7 +22,7 @@ MAX_REPORTED = 1000  # maximum number of findings per thread and site; further o
 
 
 class Bounds(Observer):
-    """Reports `out-of-bounds` (an error) and `negative-index` (a warning)."""
+    """An observer that reports `out-of-bounds` (an error) and `negative-index` (a warning)."""
 
     def launch_started(self, context):
         self.context, self.times, self.last = context, Counter(), {}

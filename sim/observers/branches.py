@@ -8,7 +8,7 @@ from sim.observers.epochs import EpochCounter
 
 
 class Branches(EpochCounter):
-    """Counts branches, for the launch (`counters["branching"]`) and for each source line.
+    """A counter of branches, for the launch (`counters["branching"]`) and for each source line.
 
     The counters are the `branches` that warps execute, and the number of `divergent` ones.
 

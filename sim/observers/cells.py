@@ -55,6 +55,7 @@ class Rows:
         space = batch.space
         keep = space == GLOBAL
         if len(written) and not keep.all():
+            # An unaligned access may straddle two lines, so it cannot be filtered by its first byte.
             aligned = not (batch.address & (batch.size - 1)).any()
             keep |= (space == SHARED) & (np.isin(batch.address >> LINE_SHIFT, written) if aligned else True)
         keep = slice(None) if keep.all() else np.flatnonzero(keep)
@@ -196,6 +197,7 @@ def racy_cells(rows, party):
         cell = rows.address[origin] + np.arange(len(origin)) - begins[origin]
     action = rows.action[origin]
     keep = np.flatnonzero(np.isin(cell, cell[(action == STORE) | (action == ATOMIC)]))
+    # A cheap test first: most epochs have no cell that two parties access.
     if not shared(cell[keep], party[origin[keep]]):
         return Cells(rows, party, origin[:0], cell[:0], origin[:0], origin[:0])
     keep = keep[np.lexsort((rows.thread[origin[keep]], party[origin[keep]], cell[keep]))]

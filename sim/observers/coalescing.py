@@ -5,7 +5,7 @@ from sim.observers.epochs import EpochCounter
 
 
 class Coalescing(EpochCounter):
-    """Counts sectors, for the launch (`counters["coalescing"]`) and for each source line.
+    """A counter of sectors, for the launch (`counters["coalescing"]`) and for each source line.
 
     The counters are `requests`, the `sectors` accessed, and the `fewest_sectors` possible. A request is the
     k-th execution of a source location by all lanes of a warp since the last barrier, as if the lanes ran in

@@ -113,6 +113,7 @@ class Flights:
         for i in np.flatnonzero(np.isin(rows.address >> LINE_SHIFT, list(by_line))).tolist():
             row, address, size = rows.row(i), int(rows.address[i]), int(rows.size[i])
             for flight, place in by_line[address >> LINE_SHIFT]:
+                # Reading the source of a copy is harmless; any access to its destination conflicts.
                 meets = address < place.address + place.size and place.address < address + size
                 disturbs = place.is_written or row.site & 3 != LOAD
                 if meets and disturbs and flight.is_under_way(row, order):

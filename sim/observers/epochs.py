@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 
 class EpochCounter(Observer):
-    """Counts the requests of warps, epoch by epoch. Override `space`, the memory space to count, and
-    `epochs`.
+    """A counter of warp requests, epoch by epoch.
+
+    Override `space`, the memory space to count, and `epochs`.
 
     Counters exist for the launch (`counters[title]`) and for each source line: the number of requests, and
     the further `names`. Counts are added up, except that names in `worst` keep the maximum.
@@ -63,6 +64,7 @@ class EpochCounter(Observer):
         epochs."""
         batches = self.open.pop(block, ())
         for thread, *columns in batches:
+            # Offsetting by a multiple of the warp size keeps lanes of one warp together.
             self.closed.append((thread + self.number * self.lanes, *columns))
             self.buffered += len(thread)
         self.number += bool(batches)

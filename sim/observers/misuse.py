@@ -19,7 +19,7 @@ def unassigned_variable(access, name):
 
 
 class Misuse(Observer):
-    """Reports `misuse` and `unassigned-variable`, both as warnings.
+    """An observer that reports `misuse` and `unassigned-variable`, both as warnings.
 
     A `misuse` is an atomic that mixes dtypes, or a launch that wrote to none of its non-empty arrays. The
     latter is reported only if there is no other finding, and if either no thread read an array or the kernel

@@ -80,6 +80,7 @@ class HappensBefore:
         The first one is shared by all threads that acquired the same clocks.
         """
         acquired = (*self.block_clocks.get(block, ((), ((),)))[1][-1], *self.thread_clocks(block, thread))
+        # Clocks are never modified once stored, so identity implies equality.
         key = tuple(map(id, acquired))
         if key not in self.unions:
             if len(self.unions) >= MOST_UNIONS:
@@ -150,6 +151,7 @@ class HappensBefore:
     def sync_warp(self, block, threads, segment):
         """Merge the clocks of the threads that arrive at a `syncwarp`."""
         self.active = True
+        # Each participant learns the accesses of all others up to this segment.
         own = {(block, thread): segment for thread in threads}
         together = merge([own, *(part for thread in threads for part in self.thread_clocks(block, thread))])
         for thread in threads:
@@ -197,6 +199,7 @@ class HappensBefore:
 
     def clocks_at(self, row):
         """Yield the clocks of an access's thread and block at the time of the access."""
+        # The entry before `now` is the last one recorded earlier than the access.
         for (moments, clocks_after), now in (
             (self.history.get((row.block, row.thread), NOTHING), row.segment),
             (self.block_clocks.get(row.block, NOTHING), row.epoch),

@@ -1,4 +1,4 @@
-"""Find accesses that are consequences of an earlier finding, which left a thread with an undefined value.
+"""Accesses that are consequences of an earlier finding, which left a thread with an undefined value.
 
 Reading unwritten memory, shuffling from a lane that does not participate, and accessing an array out of
 bounds all return a conspicuous value, the poison. An access at a poisoned index is a consequence. Its finding

@@ -39,7 +39,10 @@ ATOMICS = ATOMIC, ATOMIC_LOAD  # the actions of atomic accesses
 
 
 class Races(OrderingObserver):
-    """Reports `race-shared` and `race-global`. Writes of equal values are warnings, or can be allowed."""
+    """An observer that reports `race-shared` and `race-global`.
+
+    Writes of equal values are warnings, or can be allowed.
+    """
 
     def __init__(self, allow_equal_writes: bool = False) -> None:
         self.allow_equal_writes = allow_equal_writes
@@ -118,6 +121,7 @@ class Races(OrderingObserver):
         for site, action in self.context.block_scoped.items():
             rows.action[rows.site == site] = action
         ranks = np.empty(len(self.names), np.int64)
+        # Rank blocks by index, so that reports name the lowest ones, whatever the order of execution.
         ranks[sorted(range(len(ranks)), key=lambda number: self.names[number][::-1])] = np.arange(len(ranks))
         return self.races(rows, ranks[rows.block])
 
@@ -143,6 +147,7 @@ class Races(OrderingObserver):
             cells = cells.select([pair is not None for pair in racing_pairs])
             racing_pairs = [pair for pair in racing_pairs if pair is not None]
         findings, self.extents = [], Extents(rows, self.context.space)
+        # After the limit, known patterns are only counted.
         repeats = self.examined[block] >= MOST_OF_BLOCK
         most = 1 if repeats else MOST_CELLS
         for pattern, alike in cells.patterns(always=repeats):
@@ -344,6 +349,7 @@ def first_pair(rows, party, ones, others, order):
             positions[np.unique(rows.thread[positions] + (party[positions] << 12), return_index=True)[1]]
             for positions in (ones, others)
         )
+    # One number per warp of the grid: a block has at most 1024 threads.
     home = rows.block << 12 | rows.thread >> WARP_SHIFT
     far, tried = len(distinct(home[np.concatenate([ones, others])])) > 1, 0
     for wants_far in (True, False) if far else (False,):

@@ -1,4 +1,4 @@
-"""Parse source lines in Python or C++: assignments, atomics, and array elements.
+"""Parsers for source lines in Python or C++: assignments, atomics, and array elements.
 
 Regular expressions are sufficient, because the advice that uses these results has a general fallback.
 """

@@ -1,4 +1,4 @@
-"""Recognise reads of an element that one atomic on that element would replace: tickets, claims, checks.
+"""Reads of an element that one atomic on that element would replace: tickets, claims, checks.
 
 A ticket is a counter that threads read and increment in two statements. A claim is a comparison in a branch's
 condition, followed by a store to the same element in the branch. A check is such a comparison before an

@@ -11,7 +11,7 @@ COLUMNS = ("action", "block", "epoch", "thread", "site", "address")
 
 
 class Trace(Observer):
-    """Stores a Recording in `report.trace`.
+    """An observer that stores a Recording in `report.trace`.
 
     blocks: the blocks to record, each (x, y, z) or x; None for all.
     limit: the maximum number of events to record. Later ones are only counted.

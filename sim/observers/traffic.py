@@ -12,7 +12,7 @@ DONE = {"load": "loads", "store": "stores", "atomic": "atomics"}
 
 
 class Traffic(Observer):
-    """Counts accesses and bytes. No cache is simulated: every access by every thread counts.
+    """A counter of accesses and bytes. No cache is simulated: every access by every thread counts.
 
     It counts `loads`, `stores` and `atomics` of elements, and `load_bytes`, `store_bytes` and `atomic_bytes`:
     for the launch, by memory space (`counters["memory"]`), by array (`counters["arrays"]`, keyed by (space,
@@ -48,6 +48,7 @@ class Traffic(Observer):
             return
         (site, address, size), (starts, names) = map(np.concatenate, zip(*self.batches)), self.owners()
         self.batches, self.buffered = [], 0
+        # Allocations do not overlap, so the last one that starts at or before an address contains it.
         owner = np.searchsorted(starts, address, side="right") - 1
         first, bits = int(site.min()), int(size.max()).bit_length()
         # Pack site, array and size into one integer, which is faster to count than rows.

@@ -55,7 +55,10 @@ FIX_VARIABLE = (
 
 
 class Uninitialized(OrderingObserver):
-    """Reports `uninitialized-read`. Reads of local memory are reported individually through `unwritten`."""
+    """An observer that reports `uninitialized-read`.
+
+    Reads of local memory are reported individually through `unwritten`.
+    """
 
     def launch_started(self, context):
         super().launch_started(context)
@@ -278,6 +281,7 @@ def stored_whole(loads, offset, size, site, thread, ordered):
     stores = np.flatnonzero(site & 3 == STORE)
     if not len(stores):
         return np.zeros(len(loads), bool)
+    # One key per byte range; the widest access has 16 bytes, which fits into 5 bits.
     bytes_of = offset << 5 | size
     place, first = np.unique(bytes_of[stores], return_index=True)
     at = np.searchsorted(place, bytes_of[loads]).clip(max=len(place) - 1)

@@ -152,6 +152,7 @@ class Scene:
 
     def view(self) -> View:
         words = [f"{position}. {label}" for position, (label, _) in enumerate(self.steps, 1)]
+        # Keep the text short in a terminal.
         shown = words if len(words) <= 24 else [*words[:12], "...", *words[-4:]]
         text = "\n  ".join([self.title, *self.notices, *shown])
         return View(text, self.figure("\n".join(shown)))
@@ -171,6 +172,7 @@ class Scene:
         ]
         svg, cells = self.svg([]), self.cells
         scene = dict(svg=svg, cells=cells, steps=steps, looks=looks, adds=self.adds, empty=self.empty)
+        # An escaped `<` keeps the data from ending the script element.
         data = json.dumps(scene, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
         return (
             f"<figure><figcaption>{escape(self.title)}</figcaption>{notices}<div"
@@ -226,6 +228,7 @@ class Scene:
         for look, meaning in entries:
             self.boxes.append((look, x, y, 12, 12))
             self.labels.append((x + 17, y + 10, meaning, ""))
+            # 7 is the average width of a letter at this font size, in pixels.
             x += 34 + 7 * len(meaning)
 
 

@@ -44,6 +44,7 @@ def block_number(recording: Recording, block: int | Index3 | None) -> int:
 def times(recording: Recording, rows: np.ndarray) -> np.ndarray:
     """Return, for each access in `rows`, the number of earlier accesses by the same thread. All rows belong
     to one block and epoch."""
+    # A stable sort keeps each thread's accesses in program order.
     order = np.argsort(recording.thread[rows], kind="stable")
     threads = recording.thread[rows][order]
     starts = np.flatnonzero(np.diff(threads, prepend=-1))

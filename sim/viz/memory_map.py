@@ -57,6 +57,7 @@ def changes(recording: Recording, rows: np.ndarray, first: int, shown: int) -> l
 def grid(title: str, home: RecordedArray, touched: np.ndarray) -> tuple[Scene, int, int]:
     """Return (a Scene with a cell per visible element, the first visible element, their number)."""
     elements, rowwise = prod(home.shape), len(home.shape) > 1 and home.shape[-1] <= WIDEST
+    # A multi-dimensional array keeps its rows, unless they are too wide.
     columns = home.shape[-1] if rowwise else min(32, max(elements, 1))
     side = 22 if columns <= 33 else 14
     # A large array is drawn from the row of the first accessed element.

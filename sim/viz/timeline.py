@@ -59,6 +59,7 @@ class Timeline(Scene):
     def __post_init__(self) -> None:
         self.shown = min(self.threads, MOST_THREADS)
         self.row = 12 if self.shown <= 32 else 8
+        # Fit all columns into 720 pixels if possible.
         self.column = min(WIDE, max(NARROW, 720 // max(self.total, 1)))
 
     def epoch(self, number: int, rows: np.ndarray, time: np.ndarray, barrier: Site | None) -> None:
@@ -80,6 +81,7 @@ class Timeline(Scene):
         for thread, look in zip(busy, map(self.look, rows.tolist())):
             if thread < self.shown:
                 self.boxes.append((look, self.x, TOP + thread * self.row, self.column, self.row - 2))
+        # A thread without an access at this time has already reached the barrier.
         waiting = sorted(set(range(self.threads)) - set(busy)) if barrier else []
         self.boxes += [
             ("rail", self.x, TOP + thread * self.row + self.row // 2 - 2, self.column, 2)

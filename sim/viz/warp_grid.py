@@ -130,9 +130,11 @@ def banks(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: i
     wanted: dict[int, dict[int, list[int]]] = {}
     for lane, start in zip(lanes.tolist(), address.tolist()):
         for word in range(start // spec.bank_bytes, start // spec.bank_bytes + each):
+            # Accesses wider than a word are served in phases: half or quarter warps.
             bank, phase = word % spec.banks, lane * each // spec.banks
             asked.append((lane, bank))
             wanted.setdefault(bank, {}).setdefault(phase, []).append(word)
+    # Atomics on the same word are serialised; plain accesses to it are a broadcast.
     together = len if site.kind == "atomic" else lambda words: len(set(words))
     total = {bank: max(map(together, phases.values())) for bank, phases in wanted.items()}
     conflict = "no bank conflict" if ways == 1 else f"{ways}-way bank conflict"
