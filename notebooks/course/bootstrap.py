@@ -1,5 +1,5 @@
-"""The set-up: makes .venv and installs what constraints.txt pins. Standard library only, since it runs before
-anything is there."""
+"""Set-up: creates .venv and installs the versions pinned in constraints.txt. It runs before anything is
+installed, so it uses the standard library only."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ OLDEST_PYTHON = (3, 11)
 # of each: choosing among a dozen takes pip half a minute.
 CUDA_13 = ("numba-cuda[cu13]", "cuda-toolkit==13.0.3.0", "cuda-bindings==13.5.0", "nvidia-nvjitlink==13.0.88")
 CUDA_12 = ("numba-cuda[cu12]", "cuda-bindings==12.9.10")
-NEWEST_12 = 9  # minor version of CUDA 12
+NEWEST_12 = 9  # minor version within CUDA 12
 
 PIP = "pip==26.3"  # those that come with Python take twice the time, most of it to choose a wheel
 
-UV = "uv==0.13.9"  # knows where PyTorch publishes its builds without CUDA
+UV = "uv==0.13.9"  # has a built-in address for PyTorch's CPU builds
 
 # What the steps download, as measured on Linux for x86.
 PIP_SIZE = "2 MB"
 TORCH_FOR_CPU, COMPILERS = "about 190 MB", "about 200 MB"
 PACKAGES, PACKAGES_AND_TORCH = "about 200 MB", "0.4 to 0.7 GB"
-LAST_LINES = 16  # of setup.log, shown after a failure
+LAST_LINES = 16  # lines of setup.log to show after a failure
 
-# fails in a .venv that was left half-made
+# fails in a partly created .venv
 PYTHON_WITH_PIP = f"import sys, pip; sys.exit(sys.version_info < {OLDEST_PYTHON})"
 
 NO_VENV = """Python could not make .venv. On Debian and Ubuntu this installs the part that is missing:
@@ -52,12 +52,12 @@ To try again: """
 
 
 class SetUpError(Exception):
-    """The set-up cannot go on; the message says what to do."""
+    """Set-up cannot continue. The message says how to fix the problem."""
 
 
 def set_up(root: Path, run=None) -> None:
-    """Make root/.venv and install the course into it, keeping a .venv that works. Only a set-up that came to
-    its end leaves a stamp."""
+    """Create root/.venv and install the course into it, keeping a .venv that works. A stamp file is written
+    only after a complete set-up."""
     if sys.version_info < OLDEST_PYTHON:
         raise SetUpError(too_old())
     stamp(root).unlink(missing_ok=True)
@@ -85,7 +85,7 @@ def set_up(root: Path, run=None) -> None:
 
 
 def make_venv(root: Path, run) -> str:
-    """Make root/.venv unless one is there that works; return what to say of that one, or ""."""
+    """Create root/.venv unless a working one exists. Return a note about an existing one, or ""."""
     python = str(venv_python(root))
     half_made = not Path(python).exists() or run([python, "-c", PYTHON_WITH_PIP], trying=True)
     if half_made:
@@ -94,9 +94,9 @@ def make_venv(root: Path, run) -> str:
 
 
 def unpack(root: Path, run, step, has_torch: bool) -> bool:
-    """Install each block of constraints.txt by a pip of its own, all at once, since pip works on one core;
-    none looks at what its packages need. Return whether all could be installed: what is missing comes with
-    the course. uv uses all cores by itself."""
+    """Install the blocks of constraints.txt in parallel, one pip process per block, because pip uses one
+    core. Dependencies are not resolved. Return whether all blocks were installed; anything missing is
+    installed with the course. uv uses all cores by itself."""
     if uv():
         return False
     with step(f"a newer pip: {PIP_SIZE}"):
@@ -108,17 +108,14 @@ def unpack(root: Path, run, step, has_torch: bool) -> bool:
 
 
 def wants_torch_for_cpu(driver: tuple[int, int] | None, system: str) -> bool:
-    """Return whether to ask for a PyTorch without CUDA libraries first: on Linux, where the package index has
-    only one that needs them even to be imported, unless there is a driver or the user has chosen by
-    PIP_ARGS."""
+    """Return whether to try PyTorch's CPU build first. This applies to Linux without an NVIDIA driver, where
+    the standard wheel cannot even be imported without CUDA libraries, unless the user has set PIP_ARGS."""
     return system == "Linux" and driver is None and not pip_arguments()
 
 
 def install_torch_for_cpu(root: Path, run) -> bool:
-    """Install the PyTorch that needs no CUDA libraries; return whether it could be had.
-
-    First pip asks the package indexes that it is configured to use. Then uv does, which knows PyTorch's own.
-    """
+    """Install PyTorch's CPU build; return whether it was found. pip searches its configured indexes first.
+    Then uv is tried, which has a built-in address for PyTorch's index."""
     version = next(pin for block in pins(root) for pin in block if pin.startswith("torch=="))
     if not run([*pip(root), "--no-deps", f"{version}+cpu"], trying=True):
         return True
@@ -131,7 +128,7 @@ def install_torch_for_cpu(root: Path, run) -> bool:
 
 
 def missing_size(for_cpu: bool) -> str:
-    """Return about what the step of the course downloads."""
+    """Return the approximate download size of the course step."""
     if uv():
         return PACKAGES if for_cpu else "0.4 to 3 GB"
     brings_cuda = platform.system() == "Linux" and not for_cpu and not pip_arguments()
@@ -139,44 +136,46 @@ def missing_size(for_cpu: bool) -> str:
 
 
 def pins(root: Path) -> list[list[str]]:
-    """The requirements of constraints.txt, a list for each of its blocks."""
+    """Return the requirements in constraints.txt, one list per block."""
     text = (root / "constraints.txt").read_text(encoding="utf-8")
     blocks = [re.findall(r"^[^#\n]+", block, re.MULTILINE) for block in text.split("\n\n")]
     return [block for block in blocks if block]
 
 
 def install(root: Path, run, what) -> int:
-    """Install requirements into root/.venv, by uv where there is one (it knows not all of pip's arguments),
-    else or if that fails by pip; the exit status."""
+    """Install requirements into root/.venv and return the exit status. uv is tried first if it is available.
+    pip is the fallback, because uv does not support all of pip's arguments."""
     by_pip = [*pip(root), *what]
     by_uv = [uv(), "pip", *by_pip[by_pip.index("install") :], "--python", by_pip[0]]
     return run(by_uv) and run(by_pip) if uv() else run(by_pip)
 
 
 def uv() -> str | None:
-    """Return the path of uv; None if it is missing, or if the user has given arguments for pip."""
+    """Return the path of uv, or None if uv is missing or the user has set arguments for pip."""
     return None if pip_arguments() else shutil.which("uv")
 
 
 def pip(root: Path) -> list[str]:
-    """Return the command by which root/.venv's pip installs. Bytecode is written at the first import, because
-    compiling all of it takes a third of the time. Where PYTHONDONTWRITEBYTECODE forbids that, as in many
-    containers, every process would compile PyTorch again, so it is written now."""
+    """Return the pip command that installs into root/.venv.
+
+    Compiling bytecode takes a third of the installation time, so it is left to the first import. If
+    PYTHONDONTWRITEBYTECODE is set, as in many containers, every process would compile PyTorch again, so pip
+    compiles it instead.
+    """
     compiling = "--compile" if sys.dont_write_bytecode else "--no-compile"
     started = [str(venv_python(root)), "-m", "pip", "--disable-pip-version-check", "install", compiling]
     return [*started, "-c", str(root / "constraints.txt"), *pip_arguments()]
 
 
 class Steps:
-    """Prints a line for each of a number of steps: its number, what it does and downloads, and how long it
-    took."""
+    """Progress output: one line per step with its number, description, download size and duration."""
 
     def __init__(self, total: int):
         self.number, self.total = 0, total
 
     @contextmanager
     def __call__(self, what: str):
-        """Within it the step runs; text put into the list that it yields is added to its line."""
+        """Run a step within the `with` block. Text appended to the yielded list is added to its line."""
         self.number += 1
         print(f"  {self.number}/{self.total}  {what} ... ", end="", flush=True)
         began, result = time.monotonic(), []
@@ -189,8 +188,8 @@ class Steps:
 
 
 class Logged:
-    """Runs commands, all at once, with what they say in a file; a failure shows its last lines, unless the
-    commands were only `trying`. Returns the worst exit status."""
+    """Runner for parallel commands that writes their output to a file. After a failure it shows the last
+    lines of output, unless the commands were only `trying`. Calls return the worst exit status."""
 
     def __init__(self, log: Path):
         self.log = log
@@ -212,7 +211,7 @@ class Logged:
 
 
 def what_is_kept(root: Path) -> str:
-    """Return a line that says so if root/.venv has another Python than the one that runs, else ""."""
+    """Return a note if root/.venv uses a different Python version than the running one, else ""."""
     version = venv_version(root)
     if version in (None, sys.version_info[:2]):
         return ""
@@ -220,8 +219,7 @@ def what_is_kept(root: Path) -> str:
 
 
 def venv_version(root: Path) -> tuple[int, int] | None:
-    """(major, minor) of the Python in root/.venv, as it was written when it was made; None where that is not
-    known."""
+    """Return the (major, minor) version of root/.venv's Python, recorded when it was created, or None."""
     notes = root / ".venv" / "pyvenv.cfg"
     found = (
         re.search(r"^version(?:_info)? *= *(\d+)\.(\d+)", notes.read_text(encoding="utf-8"), re.MULTILINE)
@@ -238,12 +236,12 @@ def must(status: int, message: str) -> None:
 
 
 def is_set_up(root: Path) -> bool:
-    """Return whether a set-up of exactly these requirements has been completed."""
+    """Return whether set-up has been completed for exactly these requirements."""
     return stamp(root).exists() and stamp(root).read_text(encoding="utf-8") == fingerprint(root)
 
 
 def fingerprint(root: Path) -> str:
-    """A hash of everything that a set-up depends on; another one means that it must be done again."""
+    """Return a hash of all inputs of the set-up. A different hash means that set-up must run again."""
     import tomllib  # Python 3.11's: an older Python is told so before it gets here
 
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
@@ -259,12 +257,12 @@ def fingerprint(root: Path) -> str:
 
 
 def stamp(root: Path) -> Path:
-    """The file that a finished set-up leaves behind."""
+    """Return the path of the file that marks a completed set-up."""
     return root / ".venv" / "course-setup"
 
 
 def venv_python(root: Path) -> Path:
-    """The Python of root/.venv."""
+    """Return the path of root/.venv's Python."""
     return root / ".venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
@@ -274,12 +272,12 @@ def runs_in_venv(root: Path) -> bool:
 
 
 def pip_arguments() -> list[str]:
-    """Return the arguments that the variable PIP_ARGS adds to each pip install."""
+    """Return the additional pip arguments from the variable PIP_ARGS."""
     return shlex.split(os.environ.get("PIP_ARGS", ""), posix=os.name != "nt")
 
 
 def cuda_driver() -> tuple[int, int] | None:
-    """The newest CUDA version, (major, minor), that this machine's NVIDIA driver understands; None without a
+    """Return the newest CUDA version (major, minor) that the NVIDIA driver supports, or None without a
     driver."""
     try:
         library = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
@@ -292,7 +290,8 @@ def cuda_driver() -> tuple[int, int] | None:
 
 
 def cuda_requirements(driver: tuple[int, int] | None, system: str) -> tuple[str, ...]:
-    """numba-cuda with the CUDA parts that this driver can use; nothing on macOS, which has no wheel of it."""
+    """Return the numba-cuda requirements that match this driver. The list is empty on macOS, for which no
+    wheels exist."""
     if system == "Darwin":
         return ()
     if driver is None or driver[0] != 12:
@@ -302,8 +301,8 @@ def cuda_requirements(driver: tuple[int, int] | None, system: str) -> tuple[str,
 
 
 def remedy(requirements: tuple[str, ...], set_up: bool = True) -> str:
-    """Return the command that installs requirements into .venv; it needs no activated environment. Before the
-    set-up there is no .venv, and the set-up installs them."""
+    """Return a command that installs requirements into .venv without activating it. Before set-up, it is the
+    set-up command."""
     if not set_up:
         return "make setup"
     quoted = " ".join(f'"{requirement}"' for requirement in requirements)
@@ -311,7 +310,7 @@ def remedy(requirements: tuple[str, ...], set_up: bool = True) -> str:
 
 
 def too_old() -> str:
-    """Return the message for a user whose Python is too old."""
+    """Return the error message for an unsupported Python version."""
     wanted, here = ".".join(map(str, OLDEST_PYTHON)), platform.python_version()
     return (
         f"The course needs Python {wanted} or newer; this is {here}. With a newer one: make setup"
@@ -320,8 +319,8 @@ def too_old() -> str:
 
 
 def hand_over(command: list[str]) -> int:
-    """Become another command, where the system can; elsewhere run it and wait, leaving Ctrl-C to it. Returns
-    its exit status."""
+    """Replace this process with another command, or run the command and wait on systems without exec. The
+    child handles Ctrl-C. Return its exit status."""
     sys.stdout.flush()
     if os.name != "nt":
         os.execv(command[0], command)

@@ -1,4 +1,5 @@
-"""Functions from another lesson: what the learner wrote there, read from the notebook in the same folder."""
+"""Functions brought over from another lesson: the learner's version, read from the notebook in the same
+folder."""
 
 import ast
 import inspect
@@ -14,11 +15,10 @@ MAGIC = "%", "!"
 
 
 def brought(lesson, name):
-    """Return the function `name` of the notebook `lesson` ("05_flash_kernel") in the same folder, as it is
-    saved there.
+    """Return the function `name` from the saved notebook `lesson` ("05_flash_kernel") in the same folder.
 
-    If the notebook is missing, or if the function or one that it calls is still a stub, the solution is used,
-    and a line says so.
+    The solution is used instead, and a line says so, if the notebook is missing or if the function or one of
+    its callees is still a stub.
     """
     mine, solution = (folder / f"{lesson}.ipynb" for folder in (Path.cwd(), ROOT / "solutions"))
     if mine.exists() and f"def {name}(" in (text := definitions(mine)):
@@ -31,8 +31,8 @@ def brought(lesson, name):
 
 
 def definitions(notebook):
-    """The imports, functions, classes and plain constants of a notebook, in order, without the cells that
-    @live runs; a cell that does not parse is left out."""
+    """Return the imports, functions, classes and plain constants of a notebook, in order. Cells that @live
+    runs and cells with syntax errors are skipped."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     return "\n\n\n".join(part for text in texts for part in parts(text))
@@ -57,7 +57,7 @@ def is_kept(node):
 
 
 def defined(text, name, notebook):
-    """The function of that name; tools can read its source."""
+    """Execute the definitions and return the named function, in such a way that tools can read its source."""
     file = f"<{notebook.stem}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     names = {"__name__": notebook.stem}
@@ -66,7 +66,7 @@ def defined(text, name, notebook):
 
 
 def unwritten(function, seen):
-    """Return whether a function, or one of the same notebook that it calls, is a stub."""
+    """Return whether a function, or one of its callees in the same notebook, is a stub."""
     function = inspect.unwrap(getattr(function, "py_func", function))
     code = getattr(function, "__code__", None)
     if code is None or code in seen or function.__globals__.get("__file__"):
@@ -78,7 +78,7 @@ def unwritten(function, seen):
 
 
 def nested(code):
-    """The code of a function, and that of every function defined in it."""
+    """Return the code objects of a function and of all functions defined inside it."""
     yield code
     for part in code.co_consts:
         if isinstance(part, CodeType):

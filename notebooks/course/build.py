@@ -1,5 +1,5 @@
-"""Writes the notebooks of a lesson from its one source: the stubs for the learner, and the solution
-executed."""
+"""Build of both notebooks of a lesson from its source: the exercise notebook with stubs, and the executed
+solution."""
 
 import argparse
 import os
@@ -20,7 +20,7 @@ from nbformat import NotebookNode
 from course.bootstrap import ROOT
 
 CELL_SECONDS = 600
-# Nothing that depends on the machine: the kernel would add its own version here.
+# No machine-dependent metadata: the kernel would add its own version here.
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
@@ -29,12 +29,12 @@ REGION = re.compile(r"^( *)# BEGIN SOLUTION (\S+)\n.*?^ *# END SOLUTION *$", re.
 
 
 class BuildError(Exception):
-    """A lesson cannot be built; the message names the file and says why."""
+    """A lesson cannot be built. The message names the file and the reason."""
 
 
 def main(arguments: list[str]) -> int:
-    """`build [NN ...]` writes the notebooks of those lessons, or of all; `build --check` only compares.
-    Returns the exit status."""
+    """Build the given lessons (`build NN ...`) or all of them; `build --check` only compares. Return the exit
+    status."""
     parser = argparse.ArgumentParser(prog="course build", description=__doc__)
     parser.add_argument("lessons", nargs="*", metavar="NN", help="numbers of lessons; all, if none is given")
     parser.add_argument(
@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
 
 
 def write(root: Path, numbers: Iterable[str] = ()) -> list[str]:
-    """Write both notebooks of each lesson: nothing of a lesson that fails. Returns no complaints: those are
-    raised."""
+    """Write both notebooks of each lesson. Nothing is written for a lesson that fails. Return an empty list,
+    because errors are raised."""
     for source in sources(root, numbers):
         print(f"building {source.stem} ...", flush=True)
         stub, solution = read(source)
@@ -68,8 +68,8 @@ def write(root: Path, numbers: Iterable[str] = ()) -> list[str]:
 
 
 def keep(fresh: Path, compiled: Path) -> None:
-    """Replace what a lesson's kernels were compiled to (see course.ptx); no file, if the lesson compiles
-    nothing."""
+    """Replace the recorded compiler output of a lesson (see course.ptx). A lesson that compiles nothing has
+    no file."""
     compiled.unlink(missing_ok=True)
     if fresh.exists():
         compiled.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def keep(fresh: Path, compiled: Path) -> None:
 
 
 def stale(root: Path, numbers: Iterable[str] = ()) -> list[str]:
-    """A line for each notebook that is not, byte for byte, what its source gives, outputs aside."""
+    """Return a line for each notebook whose content, apart from outputs, differs from its source."""
     found = []
     for source in sources(root, numbers):
         stub, solution = map(text, read(source))
@@ -93,7 +93,7 @@ def stale(root: Path, numbers: Iterable[str] = ()) -> list[str]:
 
 
 def orphans(root: Path) -> list[str]:
-    """A line for each notebook that has no source."""
+    """Return a line for each notebook that has no source."""
     notebooks = sorted([*root.glob("notebooks/*.ipynb"), *root.glob("solutions/*.ipynb")])
     lost = [
         file.relative_to(root) for file in notebooks if not (root / "solutions" / f"{file.stem}.py").exists()
@@ -102,7 +102,7 @@ def orphans(root: Path) -> list[str]:
 
 
 def sources(root: Path, numbers: Iterable[str] = ()) -> list[Path]:
-    """The sources of the lessons with these numbers; of all, if none is given."""
+    """Return the source files of the lessons with these numbers, or of all lessons."""
     every = sorted((root / "solutions").glob("[0-9]*.py"))
     unknown = set(numbers) - set(map(number, every))
     if unknown:
@@ -111,25 +111,25 @@ def sources(root: Path, numbers: Iterable[str] = ()) -> list[Path]:
 
 
 def number(source: Path) -> str:
-    """The number of a lesson, as its file names it: 01 of 01_online_softmax.py."""
+    """Return the lesson number from a file name: 01 for 01_online_softmax.py."""
     return source.stem.partition("_")[0]
 
 
 def read(source: Path) -> tuple[NotebookNode, NotebookNode]:
-    """The two notebooks of a source, not executed: with stubs, and with solutions. They differ within the
-    marked regions only."""
+    """Return the two unexecuted notebooks of a source, with stubs and with solutions. They differ only within
+    the marked regions."""
     lesson = jupytext.reads(source.read_text(encoding="utf-8"), fmt="py:percent")
     return notebook(source.stem, lesson.cells, stubbed), notebook(source.stem, lesson.cells, str)
 
 
 def notebook(name: str, cells: list[NotebookNode], change) -> NotebookNode:
-    """A notebook of these cells with each code cell's text changed. A cell's id follows from the name, its
-    place and its stub."""
+    """Return a notebook of these cells, with `change` applied to each code cell. A cell's id is derived from
+    the notebook's name, its position and its stub."""
     result = nbformat.v4.new_notebook(metadata=nbformat.from_dict(METADATA))
     for place, cell in enumerate(cells):
         new = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
         identity = sha256(f"{name} {place} {stubbed(cell.source)}".encode()).hexdigest()[:12]
-        # jupyter: whether a cell starts folded
+        # jupyter: cell is initially collapsed
         kept = {key: cell.metadata[key] for key in ("tags", "jupyter") if cell.metadata.get(key)}
         result.cells.append(
             new(change(cell.source) if cell.cell_type == "code" else cell.source, id=identity, metadata=kept)
@@ -138,8 +138,7 @@ def notebook(name: str, cells: list[NotebookNode], change) -> NotebookNode:
 
 
 def stubbed(code: str) -> str:
-    """Code with each marked solution replaced by a line that raises NotImplementedError and names the
-    exercise."""
+    """Replace each marked solution with a line that raises NotImplementedError and names the exercise."""
     stub = REGION.sub(r'\1raise NotImplementedError("exercise \2")', code)
     if re.search(r"# (BEGIN|END) SOLUTION", stub):
         raise BuildError(
@@ -152,8 +151,8 @@ def stubbed(code: str) -> str:
 def execute(
     lesson: NotebookNode, source: Path, going_on: bool = False, environment: dict[str, str] | None = None
 ) -> None:
-    """Run the code cells in place, as on a machine without a GPU. Unless going on past errors, an error or a
-    warning raises BuildError."""
+    """Run the code cells in place, as on a machine without a GPU. Errors and warnings raise BuildError unless
+    `going_on` is set."""
     with tempfile.TemporaryDirectory() as state:
         client = NotebookClient(
             lesson,
@@ -180,8 +179,8 @@ def execute(
 
 
 def refuse_warnings(lesson: NotebookNode, source: Path) -> None:
-    """Raise BuildError if a cell wrote to stderr: a learner would see it too, and its text differs from run
-    to run."""
+    """Raise BuildError if a cell wrote to stderr. Learners would see that text too, and it varies between
+    runs."""
     for cell in lesson.cells:
         for output in cell.get("outputs", []):
             if output.get("name") == "stderr":
@@ -189,7 +188,7 @@ def refuse_warnings(lesson: NotebookNode, source: Path) -> None:
 
 
 def without_outputs(stored: str) -> str:
-    """The text of a notebook as it was before it was executed."""
+    """Return the text of a notebook as it was before execution."""
     lesson = nbformat.reads(stored, as_version=4)
     for cell in lesson.cells:
         if cell.cell_type == "code":
@@ -198,13 +197,13 @@ def without_outputs(stored: str) -> str:
 
 
 def text(lesson: NotebookNode) -> str:
-    """A notebook as it stands in its file."""
+    """Return the JSON text of a notebook, as stored in its file."""
     nbformat.validate(lesson)
     return nbformat.writes(lesson) + "\n"
 
 
 def save(file: Path, lesson: NotebookNode) -> None:
-    """Write a notebook so that no reader ever sees half of it."""
+    """Write a notebook atomically."""
     unfinished = file.with_suffix(".unfinished")
     unfinished.write_text(text(lesson), encoding="utf-8", newline="\n")
     unfinished.replace(file)

@@ -1,6 +1,7 @@
-"""`python notebooks/course COMMAND`: the set-up where it is needed, then the command.
+"""Entry point of `python notebooks/course COMMAND`: runs the set-up if it is needed, then the command.
 
-Standard library only, since it runs before anything is there."""
+It runs before anything is installed, so it uses the standard library only.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from course.bootstrap import (
 )
 from course.processes import end_on_sigterm
 
-# the commands that set up; the others say that it must be done
+# commands that run the set-up; the others only report that it is missing
 INSTALLING = ("setup", "lab", "test", "test-all")
 NOT_SET_UP = """The course is not set up here: make setup (without make: python notebooks/course setup)"""
 STALE = """What the course needs has changed since it was set up.
@@ -31,7 +32,7 @@ Set up again: make setup (without make: python notebooks/course setup)"""
 
 
 def main(arguments: list[str]) -> int:
-    """Set up if that is needed, then run the command with .venv's Python; returns the exit status."""
+    """Run the set-up if it is needed, then the command in .venv's Python. Return the exit status."""
     os.environ.setdefault("PYTHONUTF8", "1")  # for .venv's Python: on Windows a pipe takes no ✓ otherwise
     command = arguments[0] if arguments else "help"
     if commands.answer(arguments) or commands.refusal(arguments):

@@ -1,4 +1,4 @@
-"""Runs each command of the course (see `course.manual`), once .venv is there."""
+"""Implementations of the course's commands (see `course.manual`). They run inside .venv."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from course.manual import COMMANDS, help_of, help_text
 from course.processes import end_on_sigterm, started
 
 HELP = ("help", "-h", "--help")
-# what codespell reads; its options are in pyproject.toml
+# paths that codespell checks; its options are in pyproject.toml
 SPELLED = (
     "sim",
     "kernels",
@@ -26,16 +26,16 @@ SPELLED = (
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command with its arguments; return the exit status."""
+    """Run one command with its arguments and return the exit status."""
     if said := answer(arguments):
         print(said)
         return 0
     if why := refusal(arguments):
         print(why, file=sys.stderr)
         return 2
-    # the launches of lessons and tests are small on purpose
+    # lessons and tests use small launches on purpose
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
-    # and lessons let Numba copy their arrays to the GPU and back
+    # lessons rely on Numba's implicit copies to and from the GPU
     os.environ.setdefault("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "0")
     end_on_sigterm()
     command, *rest = arguments
@@ -43,8 +43,8 @@ def main(arguments: list[str]) -> int:
 
 
 def answer(arguments: list[str]) -> str:
-    """Return the help that the arguments ask for, or "" if they ask for something else. Commands with options
-    of their own have their own help."""
+    """Return the help text that the arguments request, or "". Commands with their own options print their own
+    help."""
     command, *rest = arguments or ["help"]
     if command in HELP and rest in ([], ["--make"]):
         return help_text(make=bool(rest))
@@ -56,7 +56,7 @@ def answer(arguments: list[str]) -> str:
 
 
 def refusal(arguments: list[str]) -> str:
-    """Say why a command cannot be run, or return ""."""
+    """Return why a command cannot be run, or ""."""
     command, *rest = arguments
     if command in HELP:
         return f"help takes the name of one command, or nothing; given: {' '.join(rest)}"
@@ -68,20 +68,20 @@ def refusal(arguments: list[str]) -> str:
 
 
 def setup(arguments: list[str]) -> int:
-    """Do nothing: everything is installed already when this runs."""
+    """Do nothing, because everything is already installed at this point."""
     print("The course is set up. Next: make lab")
     return 0
 
 
 def lab(arguments: list[str]) -> int:
-    """Doctor, copies of the lessons, JupyterLab."""
+    """Run the doctor, copy the lessons and open JupyterLab."""
     from course import lab
 
     return lab.main(arguments)
 
 
 def progress(arguments: list[str]) -> int:
-    """The table of exercises, and where the list of those done is."""
+    """Print the table of exercises and the path of the progress list."""
     from course.progress import ledger_path
     from course.progress import progress as table
 
@@ -90,7 +90,7 @@ def progress(arguments: list[str]) -> int:
 
 
 def reset(arguments: list[str]) -> int:
-    """An empty list of exercises done."""
+    """Start an empty progress list."""
     from course.progress import reset
 
     print(reset())
@@ -98,37 +98,38 @@ def reset(arguments: list[str]) -> int:
 
 
 def doctor(arguments: list[str]) -> int:
-    """Print what is installed, what is wrong, and the remedies."""
+    """Print what is installed, what is wrong, and how to fix it."""
     from course import doctor
 
     return doctor.main()
 
 
 def build(arguments: list[str]) -> int:
-    """Notebooks from their sources."""
+    """Build notebooks from their sources."""
     from course import build
 
     return build.main(arguments)
 
 
 def test(arguments: list[str]) -> int:
-    """One run of pytest, a process a core: the tests, the stored notebooks, the rules of imports, the
-    freshness of what is built."""
+    """Run pytest once with one process per core: tests, stored notebooks, import rules, and freshness of
+    generated files."""
     return run("-m", "pytest", "--numprocesses=auto", "--dist=loadfile", "--no-loadscope-reorder", *arguments)
 
 
 def test_all(arguments: list[str]) -> int:
-    """`test`, with nothing left out."""
+    """Run `test` without leaving out any case."""
     return test(["--all", *arguments])
 
 
 def power(arguments: list[str]) -> int:
-    """One table of the exercises, and the answers that a check judges wrongly."""
+    """Print a table of the exercises and the answers that a check judges wrongly."""
     return run("tests/course/power/survey.py", *arguments)
 
 
 def test_gpu(arguments: list[str]) -> int:
-    """Without a GPU all of it is skipped, and said so, but for what `compare` does on a CPU."""
+    """Run the tests that need a GPU. Without one they are reported as skipped, and only the CPU part of
+    `compare` runs."""
     from course.doctor import gpu_names
 
     counters = ["--ncu"] if gpu_names() and shutil.which("ncu") else []
@@ -139,22 +140,22 @@ def test_gpu(arguments: list[str]) -> int:
 
 
 def compare(arguments: list[str]) -> int:
-    """One table of differences, with a verdict a row."""
+    """Print a table of differences with one verdict per row."""
     return run("-m", "kernels.bench.compare", *arguments)
 
 
 def bench(arguments: list[str]) -> int:
-    """One table of times and memory."""
+    """Print a table of times and memory."""
     return run("-m", "kernels.bench", *arguments)
 
 
 def plots(arguments: list[str]) -> int:
-    """Figures of that table."""
+    """Draw the figures from the recorded table."""
     return run("-m", "kernels.bench.plots", *arguments)
 
 
 def lint(arguments: list[str]) -> int:
-    """Run import-linter, ruff, its formatter, codespell and mypy, each even if another finds something."""
+    """Run import-linter, ruff, its formatter, codespell and mypy, even if an earlier one reports problems."""
     imports = run(
         "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-logo"
     )
@@ -163,21 +164,21 @@ def lint(arguments: list[str]) -> int:
 
 
 def docs(arguments: list[str]) -> int:
-    """Docstrings and lessons as pages."""
+    """Write docstrings and lessons as HTML pages."""
     from course import docs
 
     return docs.main(arguments)
 
 
 def bench_sim(arguments: list[str]) -> int:
-    """Our simulator and Numba's, the same kernels, one table."""
+    """Print one table that compares our simulator with Numba's on the same kernels."""
     return run("tests/sim/bench_sim.py", *arguments)
 
 
 def run(*arguments: str) -> int:
-    """Run this Python with arguments in the project's folder; return the exit status. Ctrl-C and SIGTERM end
-    it and all processes that it has started. It gets Ctrl-C itself only if it is pytest, which then reports
-    what it has found so far."""
+    """Run Python with these arguments in the project's folder and return the exit status. Ctrl-C and SIGTERM
+    stop it and all processes that it has started. Only pytest receives Ctrl-C itself, so that it can report
+    its results so far."""
     # processes that are cut off leave resources behind; Python's tracker clears them up, and would warn
     quiet = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
     environment = {**os.environ, "PYTHONWARNINGS": quiet}

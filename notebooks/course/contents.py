@@ -1,4 +1,4 @@
-"""The map of the lessons: what each builds, how long it takes, what it stands on, and three ways through."""
+"""Map of the lessons: their content, duration and prerequisites, and three routes through the course."""
 
 from dataclasses import dataclass
 from textwrap import fill
@@ -9,8 +9,12 @@ from course.progress import done, exercises
 
 @dataclass(frozen=True)
 class Lesson:
-    """One lesson. file: its notebook; minutes: as readers estimated who solved it from its text alone
-    (for 17 its author), None without an estimate; after: the lessons it builds on."""
+    """One lesson.
+
+    file: its notebook.
+    minutes: an estimate by readers who solved the lesson using only its text (for 17 by its author), or None.
+    after: the lessons that it builds on.
+    """
 
     file: str
     title: str
@@ -195,14 +199,14 @@ WAYS = {
 
 
 def hours(numbers):
-    """Return how long these lessons take together: "5 h 10", and a + if one of them has not been timed."""
+    """Format the total duration of these lessons: "5 h 10". A "+" is appended if one has not been timed."""
     times = [LESSONS[number].minutes for number in numbers]
     whole, minutes = divmod(sum(filter(None, times)), 60)
     return f"{whole} h {minutes:02}{' +' * (None in times)}"
 
 
 def contents():
-    """The table of the lessons with what is done of each, as Markdown."""
+    """Return the table of lessons with the learner's progress, as Markdown."""
     ticked, numbered = done(), exercises()
     rows = ["| | lesson | what you build | minutes | done |", "|---|---|---|---:|---:|"]
     for part, found in PARTS.items():
@@ -226,7 +230,7 @@ PLACES = {
 
 
 def draw_map():
-    """The lessons as boxes, with an arrow from each lesson to those that build on it."""
+    """Draw the lessons as boxes, with an arrow from each lesson to those that build on it."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(14, 6))
@@ -250,7 +254,7 @@ def draw_map():
         ).get_bbox_patch()
     for x, (way, colour) in zip((-0.45, 0.75, 2.3), colours.items()):
         axes.text(x, -3.9, f"■ {way}", color=colour, fontsize=12, weight="bold")
-    figure.canvas.draw()  # now the boxes have their sizes, and arrows can end at them
+    figure.canvas.draw()  # computes the box sizes, which the arrows need
     for number, lesson in LESSONS.items():
         for before in lesson.after:
             ends = {"patchA": boxes[before], "patchB": boxes[number], "shrinkA": 2, "shrinkB": 2}
@@ -264,7 +268,7 @@ def draw_map():
 
 
 def map_in_words():
-    """Describe in words what draw_map shows, for readers who cannot see it."""
+    """Describe the figure of draw_map in words, for readers who cannot see it."""
     stands = (
         (
             f"{lesson.number} builds on {' and '.join(lesson.after)}"

@@ -1,4 +1,4 @@
-"""The learner's copies of the lessons, in my_lessons/: made once, and never overwritten."""
+"""The learner's copies of the lessons in my_lessons/. They are created once and never overwritten."""
 
 import json
 from hashlib import sha256
@@ -8,11 +8,11 @@ from ipykernel.ipkernel import IPythonKernel
 from jupyter_client.kernelspec import KernelSpecManager
 
 KERNEL = "python3"
-RECORD = ".as_copied.json"  # which published text each copy was made from
+RECORD = ".as_copied.json"  # records the published text that each copy was made from
 
 
 def copy_lessons(published: Path, copies: Path) -> list[str]:
-    """Copy each lesson that has no copy yet; return a line for each lesson."""
+    """Copy each lesson that has no copy yet, and return one status line per lesson."""
     copies.mkdir(exist_ok=True)
     record_file = copies / RECORD
     record = json.loads(record_file.read_text(encoding="utf-8")) if record_file.exists() else {}
@@ -28,8 +28,8 @@ def copy_lessons(published: Path, copies: Path) -> list[str]:
 
 
 def copy_lesson(copy: Path, content: bytes, record: dict[str, str]) -> str:
-    """Write a lesson of this content to `copy` unless that file exists, and note in `record` from which
-    content it was made; return what to tell."""
+    """Write a lesson to `copy` unless that file exists, record the content that it was made from, and return
+    a status line."""
     now = sha256(content).hexdigest()
     try:
         with copy.open("xb") as file:
@@ -46,16 +46,16 @@ def copy_lesson(copy: Path, content: bytes, record: dict[str, str]) -> str:
 
 
 def copy_solutions(published: Path, copies: Path) -> None:
-    """Put the executed solutions where the lessons can link to them. They are not the learner's work, and are
-    written again each time."""
+    """Copy the executed solutions to a place that the lessons can link to. Existing copies are overwritten,
+    because learners do not edit them."""
     copies.mkdir(exist_ok=True)
     for solution in published.glob("[0-9]*.ipynb"):
         (copies / solution.name).write_bytes(as_this_kernel_writes(solution.read_bytes()))
 
 
 def as_this_kernel_writes(content: bytes) -> bytes:
-    """Return a notebook with the metadata of this machine's kernel. JupyterLab writes them into a notebook
-    when the kernel starts; one that had others is then marked as unsaved, though nobody has changed it."""
+    """Return a notebook with the metadata of this machine's kernel. JupyterLab writes this metadata when the
+    kernel starts, and marks a notebook with different metadata as modified."""
     notebook = json.loads(content)
     spec = KernelSpecManager().get_kernel_spec(KERNEL)
     notebook["metadata"] |= {

@@ -1,7 +1,7 @@
-"""CUDA C++ in a string, compiled to PTX by NVRTC, without a GPU, for the simulator to run.
+"""CUDA C++ source strings, compiled to PTX by NVRTC without a GPU and run in the simulator.
 
-NVRTC comes with numba-cuda on Linux and Windows. Where it is missing, as on macOS, what the build of the
-lessons compiled stands in (recorded/NN_topic.json, see course.ptx).
+NVRTC is installed with numba-cuda on Linux and Windows. If it is missing, as on macOS, PTX recorded during
+the build of the lessons is used (recorded/NN_topic.json, see course.ptx).
 """
 
 import functools
@@ -22,10 +22,11 @@ MISSING = (
 
 
 def cuda_cpp(source, name="kernel.cu", *options, **headers):
-    """sim's Module of the kernels in `source`, a str of CUDA C++ that findings call `name`. Without NVRTC a
-    text that was not recorded gives way to the solution's, and a line says so.
+    """Compile a string of CUDA C++ and return sim's Module of its kernels. Findings refer to the source as
+    `name`. Without NVRTC, a text that was not recorded is replaced with the solution, and a line says so.
 
-    options: more of NVRTC's, such as "-DWIDTH=8". headers: tiles="..." is the text of tiles.cuh.
+    options: additional NVRTC options, such as "-DWIDTH=8".
+    headers: header texts; tiles="..." defines tiles.cuh.
 
     Errors: NotImplementedError for a stub; LaunchError with the compiler's message; NoCompiler.
     """
@@ -44,7 +45,7 @@ def cuda_cpp(source, name="kernel.cu", *options, **headers):
 
 @functools.cache
 def ptx_of(source, name="kernel.cu", *options, **headers):
-    """The PTX of that text, compiled or recorded. Errors: as cuda_cpp's."""
+    """Return the compiled or recorded PTX of a text. Raises the same errors as `cuda_cpp`."""
     text, *others = map(cleaned, (source, *headers.values()))
     what = title(name, options, headers) + digest("".join(map(normal, (text, *others))))
     included = dict(zip(headers, others))
@@ -56,22 +57,22 @@ def title(name, options, headers):
 
 
 def cleaned(text):
-    """The text without a solution's marks, and without the empty line behind its opening quotes. Errors:
-    NotImplementedError where a stub stands."""
+    """Return the text without solution marks and without the empty first line. Raises NotImplementedError if
+    it contains a stub."""
     if found := STUB.search(text):
         raise NotImplementedError(found[1])
     return "".join(line for line in text.removeprefix("\n").splitlines(True) if not MARK.match(line))
 
 
 def normal(text):
-    """The text without what changes nothing in a line: comments, spaces. Lines stay where they are, as
-    findings name them."""
+    """Return the text without comments and extra spaces. Line breaks are kept, because findings report line
+    numbers."""
     lines = (re.sub(r"\s*([^\w\s])\s*", r"\1", line.partition("//")[0]) for line in text.splitlines())
     return "\n".join(" ".join(line.split()) for line in lines).rstrip() + "\n"
 
 
 def by_nvrtc(source, name, options, headers):
-    """Compile the text here. Errors: NoCompiler; LaunchError."""
+    """Compile the text with NVRTC. Raises NoCompiler or LaunchError."""
     if not have_nvrtc():
         raise NoCompiler(MISSING)
     from sim.ptx.nvrtc import compile_ptx
@@ -91,7 +92,7 @@ def by_nvrtc(source, name, options, headers):
 
 @functools.cache
 def have_nvrtc():
-    """Return whether NVRTC is installed; COURSE_NO_COMPILER=1 behaves as if it were not."""
+    """Return whether NVRTC is installed. COURSE_NO_COMPILER=1 simulates its absence."""
     if os.environ.get("COURSE_NO_COMPILER"):
         return False
     try:

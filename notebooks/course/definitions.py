@@ -1,4 +1,4 @@
-"""Definitions taken from a lesson's source, with just the other definitions that they need."""
+"""Extraction of definitions from a lesson's source, together with the definitions that they depend on."""
 
 import ast
 import dis
@@ -9,19 +9,18 @@ from course.bootstrap import ROOT
 
 
 def source(lesson):
-    """Return the text of lesson "05"."""
+    """Return the source text of a lesson, such as "05"."""
     (path,) = ROOT.joinpath("solutions").glob(f"{lesson}_*.py")
     return path.read_text(encoding="utf-8")
 
 
 def cells_of(text):
-    """Return the texts of a lesson's cells, without their first lines."""
+    """Return the texts of a lesson's cells, without their header lines."""
     return [cell.partition("\n")[2] for cell in re.split(r"^# %%", text, flags=re.M)]
 
 
 def needed(before, cell):
-    """Return the text of those top-level statements of the cells before that the cell's names need, in
-    order."""
+    """Return, in order, the top-level statements of the earlier cells that the names in `cell` depend on."""
     statements = [(node, text) for text in before for node in parsed(text)]
     made_by = {name: i for i, (node, *_) in enumerate(statements) for name in names_made(node)}
     wanted, open_names = set(), used_names(cell)
@@ -38,7 +37,7 @@ def parsed(text):
 
 
 def whole(node, text):
-    """Return a statement's text with its decorators."""
+    """Return a statement's source text, including decorators."""
     first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
     return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
 
@@ -54,7 +53,7 @@ def names_made(node):
 
 
 def used_names(text):
-    """Return the names that the code takes from outside its functions."""
+    """Return the global names that the code uses."""
     codes, names = [compile(text, "<lesson>", "exec")], set()
     while codes:
         code = codes.pop()

@@ -1,5 +1,7 @@
-"""The documentation as pages: sim's and the kernels' public API from their docstrings (pdoc), the lessons as
-HTML, and a check that no link between them is dead: python notebooks/course docs [FOLDER]"""
+"""HTML documentation: the public API of sim and kernels (pdoc), the lessons, and a check for dead links.
+
+Usage: python notebooks/course docs [FOLDER]
+"""
 
 import re
 import sys
@@ -15,8 +17,8 @@ STYLE = "body{max-width:50em;margin:2em auto;padding:0 1em;font:16px/1.5 system-
 
 
 def main(arguments: list[str]) -> int:
-    """Write everything into a folder, `site` if none is named; exit status 1 if a link in it is dead,
-    2 for other arguments."""
+    """Write the documentation to a folder, by default `site`. Return 1 if a link is dead, 2 for invalid
+    arguments."""
     if len(arguments) > 1 or arguments and arguments[0].startswith("-"):
         print(f"docs takes the name of one folder; given: {' '.join(arguments)}", file=sys.stderr)
         return 2
@@ -49,8 +51,8 @@ def write_api(folder: Path) -> None:
 
 
 def write_lesson(notebook: Path, page: Path) -> None:
-    """A published lesson as HTML. Its links to other lessons stay links; the names of other files of the
-    project stay as text."""
+    """Write a published lesson as HTML. Links to other lessons are kept; links to other project files become
+    plain text."""
     from nbconvert import HTMLExporter
 
     html, _ = HTMLExporter(embed_images=True).from_filename(str(notebook))
@@ -60,7 +62,7 @@ def write_lesson(notebook: Path, page: Path) -> None:
 
 
 def index(site: Path) -> str:
-    """The page from which all others are reached."""
+    """Write the start page, which links to all others."""
 
     def links(pages):
         items = (f'<li><a href="{p.relative_to(site).as_posix()}">{p.stem}</a></li>' for p in pages)
@@ -75,7 +77,7 @@ def index(site: Path) -> str:
 
 
 class Links(HTMLParser):
-    """The targets and the places that links may go to, of one page."""
+    """Parser that collects a page's links and link targets."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -91,7 +93,7 @@ class Links(HTMLParser):
 
 
 def dead_links(site: Path) -> list[str]:
-    """ "page: target" for each link within the site that leads nowhere."""
+    """Return "page: target" for each link within the site that does not resolve."""
     pages = {page.resolve(): Links(page.read_text(encoding="utf-8")) for page in site.rglob("*.html")}
     return [
         f"{page.relative_to(site.resolve())}: {target}"
@@ -102,7 +104,7 @@ def dead_links(site: Path) -> list[str]:
 
 
 def leads_somewhere(page, target, pages) -> bool:
-    """Return whether a link of `page` leads outward, or to a page and an anchor that exist."""
+    """Return whether a link of `page` is external, or resolves to an existing page and anchor."""
     if target.scheme or target.netloc:
         return True
     there = (page.parent / unquote(target.path)).resolve() if target.path else page

@@ -1,5 +1,5 @@
-"""The doctor: finds what is installed, whether there is a GPU, and the remedy for every known problem.
-Standard library only."""
+"""Diagnosis of the installation: finds the installed components and GPUs, and a remedy for every known
+problem. It uses the standard library only."""
 
 import ctypes
 import os
@@ -31,12 +31,12 @@ IMPORTS = {
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about this machine. CUDA versions are (major, minor); None means that a part is missing."""
+    """Facts about this machine. CUDA versions are (major, minor); None means that a component is missing."""
 
     python: tuple[int, ...] = (3, 11, 0)
     system: str = "Linux"
-    versions: dict[str, str] = field(default_factory=dict)  # package: version, of those installed
-    # a name in IMPORTS: the last line of what its import said
+    versions: dict[str, str] = field(default_factory=dict)  # installed packages and their versions
+    # name in IMPORTS -> last line of the import's error
     broken: dict[str, str] = field(default_factory=dict)
     driver: tuple[int, int] | None = None  # the newest CUDA that the driver understands
     gpus: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Trouble:
-    """One thing that is wrong, and what to do. `stops`: no lesson can run."""
+    """One problem and its remedy. `stops` means that no lesson can run."""
 
     what: str
     remedy: str
@@ -56,7 +56,8 @@ class Trouble:
 
 
 def main() -> int:
-    """Print the report on this machine; 1 if something stops the lessons in the simulator, else 0."""
+    """Print the report for this machine. Return 1 if a problem prevents lessons from running in the
+    simulator, else 0."""
     facts = examine()
     troubles = diagnose(facts)
     print(*report(facts, troubles), sep="\n", flush=True)
@@ -64,7 +65,7 @@ def main() -> int:
 
 
 def report(facts: Facts, troubles: list[Trouble]) -> list[str]:
-    """The lines that the doctor prints."""
+    """Return the lines that the doctor prints."""
     rows = {
         "Python": ".".join(map(str, facts.python)),
         **{name: facts.versions.get(name, "not installed") for name in SHOWN},
@@ -81,7 +82,7 @@ def report(facts: Facts, troubles: list[Trouble]) -> list[str]:
 
 
 def verdict(facts: Facts, troubles: list[Trouble]) -> str:
-    """The doctor's last line."""
+    """Return the last line of the report."""
     if any(trouble.stops for trouble in troubles):
         return "No lesson can run before this is mended."
     return "Ready: every lesson runs in the simulator" + (
@@ -90,12 +91,12 @@ def verdict(facts: Facts, troubles: list[Trouble]) -> str:
 
 
 def diagnose(facts: Facts) -> list[Trouble]:
-    """Return every known problem that these facts show, the worst first."""
+    """Return every known problem that these facts reveal, most severe first."""
     return sorted([*lesson_troubles(facts), *gpu_troubles(facts)], key=lambda trouble: not trouble.stops)
 
 
 def lesson_troubles(facts: Facts):
-    """Return the problems that stop the lessons in the simulator."""
+    """Return the problems that prevent lessons from running in the simulator."""
     if facts.python < OLDEST_PYTHON:
         yield Trouble("Python is too old.", too_old(), stops=True)
     if "simulator" in facts.broken:
@@ -111,8 +112,8 @@ def lesson_troubles(facts: Facts):
 
 
 def gpu_troubles(facts: Facts):
-    """Return the problems that stop kernels from being compiled or run on a GPU. The simulator does not need
-    a GPU."""
+    """Return the problems that prevent kernels from being compiled or run on a GPU. The simulator does not
+    need a GPU."""
     yield from numba_cuda_troubles(facts)
     if facts.gpus and facts.torch_cuda is None and "torch" not in facts.broken:
         yield Trouble(
@@ -129,7 +130,7 @@ def gpu_troubles(facts: Facts):
 
 
 def numba_cuda_troubles(facts: Facts):
-    """Return the problems of numba-cuda, by itself or with numpy, the platform or the driver."""
+    """Return the problems of numba-cuda, alone or in combination with numpy, the platform or the driver."""
     parts = cuda_requirements(facts.driver, facts.system)
     numpy = number(facts.versions.get("numpy", ""))
     if not parts:
@@ -161,7 +162,7 @@ def numba_cuda_troubles(facts: Facts):
 
 
 def examine() -> Facts:
-    """Look at this machine."""
+    """Collect the facts about this machine."""
     versions = {name: version for name in (*SHOWN, *PTX_WRITERS) if (version := installed(name))}
     said, broken = try_imports()
     return Facts(
@@ -179,8 +180,8 @@ def examine() -> Facts:
 
 
 def try_imports() -> tuple[dict[str, str], dict[str, str]]:
-    """Try all IMPORTS at once; what each that worked printed, and the last line that each that failed
-    said."""
+    """Try all IMPORTS in parallel. Return the output of each successful import and the last error line of
+    each failed one."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     said, broken = {}, {}
     with ExitStack() as all_end:
@@ -198,7 +199,7 @@ def try_imports() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def installed(package: str) -> str | None:
-    """The version of an installed package."""
+    """Return the installed version of a package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -206,7 +207,7 @@ def installed(package: str) -> str | None:
 
 
 def gpu_names() -> tuple[str, ...]:
-    """The names of the GPUs that the NVIDIA driver offers to programs."""
+    """Return the names of the GPUs that the NVIDIA driver makes available."""
     if cuda_driver() is None:
         return ()
     driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
@@ -219,13 +220,13 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def number(version: str) -> tuple[int, int] | None:
-    """The text 13.4.92 as (13, 4); None where there is no version."""
+    """Parse the version 13.4.92 as (13, 4). Return None if there is no version."""
     major, _, rest = version.partition(".")
     return (int(major), int(rest.partition(".")[0])) if rest else None
 
 
 def dotted(version: tuple[int, int]) -> str:
-    """(13, 4) as the text 13.4."""
+    """Format (13, 4) as "13.4"."""
     return ".".join(map(str, version))
 
 

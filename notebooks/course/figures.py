@@ -1,4 +1,4 @@
-"""Figures that everybody can read: colours that colour-blind readers tell apart, and the same in words."""
+"""Accessible figures: colours that colour-blind readers can distinguish, and a description in words."""
 
 import io
 
@@ -9,11 +9,10 @@ BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW = (
 
 
 def show_figure(figure, words):
-    """Show a matplotlib figure, and below it the same in words.
+    """Show a matplotlib figure, followed by a description in words.
 
-    The words also go into the notebook as the image's alternative text. But JupyterLab 4, and the pages that
-    nbconvert makes by default, show the image without it, so the line below is what a reader who cannot see
-    the image gets.
+    The words are also stored in the notebook as the image's alternative text. JupyterLab 4 and nbconvert's
+    default pages do not render that text, so the line below the image serves readers who cannot see it.
     """
     # here, so that the package loads where Jupyter is missing
     from IPython.display import Image, Markdown, display
@@ -26,7 +25,7 @@ def show_figure(figure, words):
 
 
 def draw_squares(sizes):
-    """A matplotlib figure of squares side by side, their areas the bytes of `sizes`, {name: bytes}."""
+    """Draw squares side by side whose areas are proportional to `sizes`, {name: bytes}."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 5.2), layout="constrained")

@@ -1,6 +1,8 @@
-"""Opens the lessons: the doctor first, then copies that belong to the learner, then JupyterLab at the lesson
-of the first exercise not done yet, or at the contents page, 00_start_here. One JupyterLab serves the copies:
-where it runs already, its address is opened."""
+"""The `lab` command: runs the doctor, copies the lessons and opens JupyterLab.
+
+It opens the lesson of the first unfinished exercise, or the contents page (00_start_here). If JupyterLab is
+already running on the copies, it opens that server's address.
+"""
 
 import json
 import os
@@ -20,12 +22,12 @@ SETTINGS = {
     # the names of lessons do not fit next to the dates
     "@jupyterlab/filebrowser-extension:browser": {"showLastModifiedColumn": False},
 }
-ANSWER_SECONDS = 5  # for a server that runs, to say so
+ANSWER_SECONDS = 5  # only to mention a running server
 
 
 def main(jupyter_arguments: list[str]) -> int:
-    """Start JupyterLab on the learner's copies, or open the one that runs; return the exit status, or 1 if
-    something is missing that every lesson needs."""
+    """Start JupyterLab on the learner's copies, or open the running server. Return its exit status, or 1 if a
+    component is missing that every lesson needs."""
     if doctor.main():
         return 1
     from course.copies import RECORD, copy_lessons, copy_solutions  # the doctor reports a missing Jupyter
@@ -50,7 +52,8 @@ def main(jupyter_arguments: list[str]) -> int:
 
 
 def where_it_goes_on(copies: Path) -> str:
-    """Say why JupyterLab opens another lesson than the first, and how to start again; "" if it opens that."""
+    """Return a message if JupyterLab does not open at the first lesson, with instructions for starting again;
+    else ""."""
     onward = exercise_to_open(copies)
     if onward is None:
         return ""
@@ -62,7 +65,7 @@ def where_it_goes_on(copies: Path) -> str:
 
 
 def running_server(copies: Path) -> dict | None:
-    """Return what Jupyter has noted about a server on this folder that answers, or None."""
+    """Return Jupyter's record of a responsive server on this folder, or None."""
     from jupyter_server.serverapp import list_running_servers
 
     for server in list_running_servers():
@@ -72,7 +75,7 @@ def running_server(copies: Path) -> dict | None:
 
 
 def answers(server: dict) -> bool:
-    """Return whether a server answers at its address. A server that wants a password counts as one."""
+    """Return whether a server responds at its address. A server that asks for a password counts."""
     try:
         urlopen(f"{server['url']}api", timeout=ANSWER_SECONDS).close()
     except HTTPError:
@@ -83,7 +86,7 @@ def answers(server: dict) -> bool:
 
 
 def open_running(server: dict, copies: Path, in_browser: bool) -> int:
-    """Print the address of a server that runs, and open it; return the exit status."""
+    """Print and open the address of a running server. Return the exit status."""
     token = f"?token={server['token']}" if server["token"] else ""
     address = f"{server['url'].rstrip('/')}{page(copies)}{token}"
     print(
@@ -98,8 +101,7 @@ def open_running(server: dict, copies: Path, in_browser: bool) -> int:
 
 
 def as_root(given: list[str]) -> list[str]:
-    """Return the argument with which JupyterLab starts for root, as in a container; otherwise it would
-    refuse."""
+    """Return the argument that JupyterLab needs to run as root, as in a container."""
     if getattr(os, "geteuid", lambda: 1)() or "--allow-root" in given:
         return []
     print("You are root, as in a container: JupyterLab is started with --allow-root.", flush=True)
@@ -107,14 +109,14 @@ def as_root(given: list[str]) -> list[str]:
 
 
 def start_options(copies: Path) -> list[str]:
-    """Return JupyterLab's options that serve the copies and open the page to go on at."""
+    """Return the JupyterLab options that serve the copies and select the page to open."""
     return [f"--ServerApp.root_dir={copies}", f"--LabApp.default_url={page(copies)}"]
 
 
 def page(copies: Path) -> str:
-    """Return the address, below the server's, of the lesson of the first exercise not done yet, or, where
-    none is done, of the first notebook of the folder: the contents page. No fragment names the exercise,
-    since Jupyter Server puts its token after one, and then asks for a password."""
+    """Return the path of the page to open, relative to the server's address. It is the lesson of the first
+    unfinished exercise, or the contents page if none is done. The URL has no fragment, because Jupyter Server
+    appends its token after it and would then ask for a password."""
     lessons = sorted(copies.glob("[0-9]*.ipynb"))
     return f"/lab/tree/{quote(first_page(copies, lessons))}" if lessons else "/lab"
 
@@ -126,19 +128,19 @@ def first_page(copies: Path, lessons: list[Path]) -> str:
 
 
 def exercise_to_open(copies: Path) -> str | None:
-    """Return the first exercise not done yet, after the last one done; None to open the contents page."""
+    """Return the first unfinished exercise after the last one done, or None for the contents page."""
     onward = next_exercise(max(done(), key=in_order, default=None))
     return onward if done() and onward and (copies / place(onward)).exists() else None
 
 
 def in_order(number: str) -> tuple[int, ...]:
-    """Return "17.2" as (17, 2), to sort exercises by."""
+    """Convert "17.2" to (17, 2) as a sort key."""
     return tuple(map(int, number.split(".")))
 
 
 def write_settings(environment: Path) -> None:
-    """In our own environment JupyterLab neither asks whether to fetch news nor looks for updates, and shows
-    names without dates; a learner's own setting wins, in an overrides.json that is there already too."""
+    """Disable JupyterLab's news prompt, update check and date column in our own environment. An existing
+    overrides.json takes precedence."""
     file = environment / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
     if file.parent.parent.is_dir():
         file.parent.mkdir(exist_ok=True)

@@ -1,5 +1,4 @@
-"""Cells that only a GPU can run: run where there is one, and elsewhere shown as they were recorded, with the
-date."""
+"""Cells that need a GPU. Without one, they show recorded output with its date."""
 
 import functools
 import json
@@ -9,8 +8,8 @@ RECORD = Path(__file__).parent / "recorded" / "live.json"
 
 
 def live(cell):
-    """Run a cell, a function without arguments, at once if there is a GPU; else print what it printed on
-    ours. For use as a decorator."""
+    """Run the decorated cell, a function without arguments, if there is a GPU; otherwise print its recorded
+    output."""
     import torch  # here, as lessons 03 to 06 can do without
 
     if torch.cuda.is_available():
@@ -21,6 +20,6 @@ def live(cell):
 
 @functools.cache
 def recorded():
-    """{"source": "Recorded on an NVIDIA H200, ...", "cells": {a cell's function: what it printed}};
+    """Return the recording: {"source": "Recorded on an NVIDIA H200, ...", "cells": {function name: output}}.
     `course.record.live` writes it."""
     return json.loads(RECORD.read_text(encoding="utf-8"))

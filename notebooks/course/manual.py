@@ -1,5 +1,5 @@
-"""The commands of the course, as `help` and CONTRIBUTING.md list them: what each does, and how make and
-Python take its arguments. Standard library only, since help needs no set-up."""
+"""Table of the course's commands, with their description and arguments for make and for Python. `help` and
+CONTRIBUTING.md list them. Help works before set-up, so this module uses the standard library only."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ WIDTH = 100  # columns of help
 
 @dataclass(frozen=True)
 class Command:
-    """A command: `python notebooks/course NAME ARGUMENTS`, or `make TARGET VARIABLE="ARGUMENTS"`. One without
-    a variable takes no arguments."""
+    """A command: `python notebooks/course NAME ARGUMENTS`, or `make TARGET VARIABLE="ARGUMENTS"`. A command
+    without a variable takes no arguments."""
 
     name: str
     what: str
     variable: str = ""
-    examples: tuple[str, ...] = ()  # of arguments
-    target: str = ""  # make's name for it, where that is another one
-    own_help: bool = False  # it has options of its own, and a help for them
+    examples: tuple[str, ...] = ()  # examples of arguments
+    target: str = ""  # make's name for the command, if it differs
+    own_help: bool = False  # the command parses its own options and prints its own help
 
     @property
     def takes_arguments(self) -> bool:
         return bool(self.variable)
 
     def in_make(self, arguments: str = "") -> str:
-        """Return how make takes the command."""
+        """Return the command line for make."""
         given = f' {self.variable}="{arguments}"' if arguments else ""
         return f"make {self.target or self.name}{given}"
 
     def in_python(self, arguments: str = "") -> str:
-        """Return how Python takes the command."""
+        """Return the command line for Python."""
         return f"{IN_PYTHON} {self.name} {arguments}".rstrip()
 
 
@@ -100,7 +100,7 @@ COMMANDS = {command.name: command for command in TABLE}
 
 
 def help_text(make: bool = False) -> str:
-    """Return the list of all commands, as make takes them or as Python does."""
+    """Return the list of all commands, in make's or in Python's syntax."""
     program = "make" if make else IN_PYTHON
     lines = [f"usage: {program} COMMAND", ""]
     for command in COMMANDS.values():
@@ -110,7 +110,7 @@ def help_text(make: bool = False) -> str:
 
 
 def entry(command: Command, make: bool = False) -> list[str]:
-    """Return the lines of one command: its name and what it does, then an example for each use."""
+    """Return the help lines of one command: its name, its description and an example for each use."""
     name = command.target if make and command.target else command.name
     said = textwrap.wrap(command.what, WIDTH - 14)
     shown = command.in_make if make else command.in_python
@@ -122,7 +122,7 @@ def entry(command: Command, make: bool = False) -> list[str]:
 
 
 def help_of(command: Command) -> str:
-    """Return what help says of one command, as Python and as make take it."""
+    """Return the help text of one command, with its uses in Python's and make's syntax."""
     uses = [(command.in_python(example), command.in_make(example)) for example in ("", *command.examples)]
     wide = max(len(python) for python, _ in uses)
     return "\n".join([command.what, *(f"  {python:<{wide}}   or  {make}" for python, make in uses)])

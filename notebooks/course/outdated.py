@@ -1,5 +1,5 @@
-"""Names whose last cell has failed: a cell with a syntax error, or one that stops early, leaves the functions
-of its last good run in place, and a check would judge those."""
+"""Detection of outdated definitions. If a cell fails, functions from its last successful run remain defined,
+and a check would judge those."""
 
 import ast
 import inspect
@@ -12,20 +12,20 @@ DEFINES = re.compile(r"^(?:(?:async +)?def|class) +(\w+)|^(\w+) *(?::[^=\n]+)?=(
 
 
 class Cells:
-    """A record of what the notebook's cells have defined. IPython calls it before and after each cell."""
+    """Record of the names that the notebook's cells have defined. IPython calls it before and after each
+    cell."""
 
     def __init__(self, names):
         self.names = names  # the notebook's variables
         self.cell, self.before, self.outdated = "", {}, {}
 
     def begin(self, info):
-        """Keep the cell's text, and what the names that it defines are before it runs."""
+        """Store the cell's text and the current values of the names that it defines."""
         self.cell = info.raw_cell
         self.before = {name: self.names[name] for name in defined(self.cell) if name in self.names}
 
     def end(self, result):
-        """After an error, note each name that is what it was before; a name that is defined again is in
-        order."""
+        """After an error, mark each name that still has its old value. A redefined name is up to date."""
         error = result.error_before_exec or result.error_in_exec
         for name, value in self.before.items():
             if error and self.names.get(name) is value:
@@ -34,8 +34,8 @@ class Cells:
                 self.outdated.pop(name, None)
 
     def used(self):
-        """Return why a name that the running cell uses, itself or through its functions, is outdated; ""
-        where none is."""
+        """Return why a name that the running cell uses, directly or through its functions, is outdated, or
+        ""."""
         seen, to_do = set(), [*words(self.cell)]
         while self.outdated and to_do:
             name = to_do.pop()
@@ -48,7 +48,7 @@ class Cells:
 
 
 def defined(text):
-    """Return the names that a cell defines at its top level; its text need not be Python."""
+    """Return the names that a cell defines at its top level. The text may be invalid Python."""
     return {function or variable for function, variable in DEFINES.findall(text)}
 
 
@@ -62,14 +62,14 @@ def words(text):
 
 
 def called(value):
-    """Return the global names that a function uses; none for other values."""
+    """Return the global names that a function uses, or none for other values."""
     function = inspect.unwrap(getattr(value, "py_func", value)) if callable(value) else None
     code = getattr(function, "__code__", None)
     return {name for part in nested(code) for name in part.co_names} if code else set()
 
 
 def why(error, name):
-    """Say why a name is outdated, and what to do."""
+    """Return a message that explains why a name is outdated, and what to do."""
     if isinstance(error, SyntaxError):
         line = f"\n    line {error.lineno}: {(error.text or '').strip()}" if error.lineno else ""
         what = f"has a syntax error, so {name} is still the old one{line}"
@@ -82,7 +82,7 @@ WATCHED = []  # the Cells of this notebook, if there is one
 
 
 def watch_cells():
-    """In a notebook, watch what cells define; nothing to do elsewhere."""
+    """Start tracking cell definitions in a notebook. Outside a notebook this is a no-op."""
     ipython = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
     if shell and not WATCHED:
@@ -93,5 +93,5 @@ def watch_cells():
 
 
 def why_outdated():
-    """Return why what the running cell uses is older than the cell that defines it, or ""."""
+    """Return why a name in the running cell is outdated, or ""."""
     return WATCHED[0].used() if WATCHED else ""

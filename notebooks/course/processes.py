@@ -1,4 +1,4 @@
-"""Child processes that end when the command that started them is told to end. Standard library only."""
+"""Child processes that end together with the command that started them. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import subprocess
 import sys
 import threading
 
-GRACE = 10  # seconds that processes get to end by themselves before they are killed
+GRACE = 10  # seconds between SIGTERM and SIGKILL
 HAS_GROUPS = os.name != "nt"
 
 
 def end_on_sigterm() -> None:
-    """From now on SIGTERM raises SystemExit in this process, so that `started` can end what it has started. A
-    process that is replaced (exec) has the system's own reaction again."""
+    """Make SIGTERM raise SystemExit in this process, so that `started` can stop its children. A process
+    replaced with exec regains the default behaviour."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, raise_exit)
 
 
 def raise_exit(number: int, frame: object) -> None:
-    """Exit with the status by which shells name a signal."""
+    """Exit with the status that shells use for a signal."""
     sys.exit(128 + number)
 
 
 @contextlib.contextmanager
 def started(command: list[str], with_terminal: bool = False, **options):
-    """Start a command; if an exception (an interrupt, SIGTERM) leaves the `with` block, end the command and
+    """Start a command. If an exception (an interrupt, SIGTERM) leaves the `with` block, stop the command and
     all processes that it has started.
 
-    Ctrl-C in a terminal reaches this process alone, unless the command is started `with_terminal`: then it
-    can read from there, and gets Ctrl-C too.
+    Ctrl-C in a terminal reaches only this process, unless the command is started `with_terminal`. Such a
+    command can read from the terminal and also receives Ctrl-C.
     """
     grouped = HAS_GROUPS and not with_terminal
     group = {"process_group": 0} if grouped else {}
@@ -47,7 +47,8 @@ def started(command: list[str], with_terminal: bool = False, **options):
 
 
 def end(child: subprocess.Popen, grouped: bool) -> None:
-    """End a child and its descendants: by SIGTERM, and what is left after GRACE seconds by SIGKILL."""
+    """Stop a child and its descendants with SIGTERM, and those still running after GRACE seconds with
+    SIGKILL."""
     send = group_of(child) if grouped else family_of(child)
     send(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -67,8 +68,8 @@ def group_of(child: subprocess.Popen):
 
 
 def family_of(child: subprocess.Popen):
-    """Return a function that sends a signal to the child and to the descendants that it has now; to the child
-    alone where psutil is missing."""
+    """Return a function that signals the child and its current descendants, or only the child if psutil is
+    missing."""
     try:
         import psutil
     except ImportError:

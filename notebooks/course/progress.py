@@ -1,4 +1,4 @@
-"""The ledger: a small file in the learner's folder of lessons that lists the exercises done in this clone."""
+"""The progress list: a small file among the learner's lessons that lists the exercises done in this clone."""
 
 import datetime
 import functools
@@ -18,14 +18,14 @@ CHECKS = Path(__file__).parent / "check"
 
 
 def progress():
-    """A table of the exercises done, a line a lesson; a notebook shows it as HTML."""
+    """Return a table of the exercises done, one line per lesson. A notebook shows it as HTML."""
     return Table(exercises(), done())
 
 
 @functools.cache
 def exercises():
-    """Every lesson's exercises in order: {"01": {"1.0": "predict the factor", ...}, ...}. They are read from
-    the text of the checks, since to import them all takes seconds."""
+    """Return every lesson's exercises in order: {"01": {"1.0": "predict the factor", ...}, ...}. They are
+    parsed from the source of the checks, because importing all checks takes seconds."""
     found = {}
     for file in sorted(CHECKS.glob("lesson[0-9][0-9].py")):
         numbered = re.findall(r"@exercise\(\s*\"([\d.]+)\",\s*\"([^\"]+)\"", file.read_text(encoding="utf-8"))
@@ -35,22 +35,21 @@ def exercises():
 
 
 def next_exercise(after=None):
-    """The number of the first exercise not done yet, looked for behind the exercise `after` first, then from
-    the start; None if all are done."""
+    """Return the first unfinished exercise after `after`, or else from the start; None if all are done."""
     numbers, ticked = [number for lesson in exercises().values() for number in lesson], done()
     start = numbers.index(after) + 1 if after in numbers else 0
     return next((number for number in numbers[start:] + numbers[:start] if number not in ticked), None)
 
 
 def place(number):
-    """Return the notebook of an exercise in the learner's folder, as a link: "01_online_softmax.ipynb"."""
+    """Return a link to an exercise's notebook in the learner's folder: "01_online_softmax.ipynb"."""
     lesson = f"{int(number.partition('.')[0]):02}"
     return next(file.with_suffix(".ipynb").name for file in sorted(SOLUTIONS.glob(f"{lesson}_*.py")))
 
 
 def how_far(number):
-    """Return what a passed check shows in a notebook, as Markdown: how many exercises are done, the next one,
-    and a link to this one's solution."""
+    """Return the Markdown that a notebook shows after a passed check: the number of exercises done, the next
+    one, and a link to the solution."""
     total = sum(map(len, exercises().values()))
     onward = next_exercise(number)
     said = [f"{len(done())} of {total} done"]
@@ -61,10 +60,9 @@ def how_far(number):
 
 
 def done():
-    """{"1.2": "2026-11-21", ...}: the exercises ticked, with the day of the first tick.
+    """Return the exercises done, with the date of the first success: {"1.2": "2026-11-21", ...}.
 
-    A file that cannot be understood is set aside under a new name, with a message, and the ledger starts
-    afresh.
+    A damaged file is renamed, with a message, and a new list is started.
     """
     path = ledger_path()
     try:
@@ -80,8 +78,7 @@ def done():
 
 
 def tick(number):
-    """Note exercise `number` ("1.2") as done. A state directory that cannot be written costs a message, no
-    more."""
+    """Mark exercise `number` ("1.2") as done. If the file cannot be written, only a message is printed."""
     try:
         with alone():
             ledger = done()
@@ -92,7 +89,7 @@ def tick(number):
 
 
 def alone():
-    """A lock on the ledger, so that of two notebooks that tick at once none loses the other's tick."""
+    """Lock the progress list, so that concurrent updates from two notebooks are not lost."""
     from filelock import FileLock  # here, so that the doctor can run where it is missing
 
     path = ledger_path()
@@ -101,8 +98,7 @@ def alone():
 
 
 def write(ledger):
-    """Replace the ledger in one step, so that a reader sees the old file or the new one, never half of
-    one."""
+    """Replace the progress list atomically."""
     path = ledger_path()
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".draft", text=True)
     try:
@@ -115,20 +111,20 @@ def write(ledger):
 
 
 def ledger_path():
-    """Return the ledger's place: in the folder COURSE_STATE_DIR if that is set, else in my_lessons/, so that
-    a copy of the folder takes the progress along and a fresh clone begins at the first lesson."""
+    """Return the path of the progress list: in COURSE_STATE_DIR if that is set, else in my_lessons/. A copy
+    of the folder thus includes the progress, and a fresh clone starts at the first lesson."""
     return Path(os.environ.get("COURSE_STATE_DIR") or COPIES / ".progress") / "exercises.json"
 
 
 def users_ledger():
-    """Return the place of the ledger that all clones of a user shared in the first versions of the course."""
+    """Return the path of the list that all clones of a user shared in early versions of the course."""
     from platformdirs import user_state_dir  # here, so that the doctor can run where platformdirs is missing
 
     return Path(user_state_dir("gpu-attention-course")) / "exercises.json"
 
 
 def adopt_users_ledger():
-    """Copy the ledger that all clones shared into a clone that has none; return what to tell, or ""."""
+    """Copy the formerly shared list into a clone that has none. Return a message, or ""."""
     if ledger_path().exists() or not users_ledger().exists():
         return ""
     ledger_path().parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +133,7 @@ def adopt_users_ledger():
 
 
 def reset():
-    """Start a new ledger, keep the old one next to it, and return the message."""
+    """Start a new progress list, keep the old one next to it, and return a message."""
     if not done():
         return "No exercise is done yet: there is nothing to reset."
     with alone():
@@ -146,7 +142,7 @@ def reset():
 
 
 def set_aside(path, why="damaged"):
-    """Rename the ledger to a free name that says why, and return that name."""
+    """Rename the progress list to an unused name that contains `why`, and return that name."""
     descriptor, kept = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}-{why}-", suffix=".json")
     os.close(descriptor)
     os.replace(path, kept)
@@ -154,7 +150,7 @@ def set_aside(path, why="damaged"):
 
 
 class Table:
-    """Lessons and their exercises, ticked or not: text in a terminal, HTML in a notebook."""
+    """Lessons with their finished and unfinished exercises: text in a terminal, HTML in a notebook."""
 
     def __init__(self, lessons, ticked):
         self.rows = [

@@ -1,4 +1,4 @@
-"""The progress bar of the lessons: tqdm's, unless COURSE_QUIET=1 asks for silence."""
+"""The lessons' progress bar: tqdm, unless COURSE_QUIET=1 is set."""
 
 import os
 from collections.abc import Iterable
@@ -7,11 +7,11 @@ from tqdm.auto import tqdm
 
 
 def progress_bar(iterable: Iterable | None = None, **tqdm_arguments) -> tqdm:
-    """tqdm.auto.tqdm(iterable, ...): a bar in a notebook and in a terminal. Silent while a notebook is built
-    or tested."""
+    """Return tqdm.auto.tqdm(iterable, ...), for notebooks and terminals. Silent while a notebook is built or
+    tested."""
     return tqdm(iterable, **{"disable": quiet(), **tqdm_arguments})
 
 
 def quiet() -> bool:
-    """Return whether the variable COURSE_QUIET silences the bars."""
+    """Return whether COURSE_QUIET disables progress bars."""
     return os.environ.get("COURSE_QUIET", "") not in ("", "0")

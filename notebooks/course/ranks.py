@@ -1,5 +1,4 @@
-"""Several processes that form a group of torch.distributed, here on the CPU: a function, run by each of
-them."""
+"""Local process groups for torch.distributed on the CPU. Every process runs the same function."""
 
 import contextlib
 import os
@@ -21,20 +20,19 @@ FORKS = sys.platform == "linux"
 
 
 class RankFailed(RuntimeError):
-    """At least one rank ended with an error; a notebook shows the message alone."""
+    """At least one rank failed. A notebook shows only the message."""
 
     def _render_traceback_(self):
         return str(self).splitlines()
 
 
 def run_ranks(function, ranks, *arguments, timeout=60):
-    """Return the results of function(*arguments) in each of `ranks` processes, a list in the order of their
-    ranks.
+    """Run function(*arguments) in each of `ranks` processes, and return their results in rank order.
 
-    The processes form torch.distributed's default group, with gloo; `torch.distributed.get_rank()` tells one
-    from the other. function may stand in a notebook.
-    timeout: seconds that one of them waits for another. Raises RankFailed with the last line of each failed
-        rank's error; no process outlives the call.
+    The processes form torch.distributed's default group, with gloo. `torch.distributed.get_rank()` returns
+    the rank. The function can be defined in a notebook.
+    timeout: seconds that a rank waits for another.
+    Raises RankFailed with the last line of each failed rank's error. No process outlives the call.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True) as folder:
         folder = Path(folder)
@@ -52,7 +50,7 @@ def run_ranks(function, ranks, *arguments, timeout=60):
 
 
 def started(folder, ranks, timeout, share):
-    """Start the process that runs these ranks."""
+    """Start a process that runs these ranks."""
     paths = os.pathsep.join(filter(None, sys.path))
     command = [sys.executable, "-W", "ignore::UserWarning", "-m", "course.ranks"]
     return subprocess.Popen(
@@ -64,7 +62,7 @@ def started(folder, ranks, timeout, share):
 
 
 def end(process):
-    """End a process, and the ranks that it has forked."""
+    """Stop a process and the ranks that it forked."""
     if FORKS:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -73,13 +71,13 @@ def end(process):
 
 
 def exit_code(folder, rank, process):
-    """Return the exit code of a rank: that of its process, unless it was forked."""
+    """Return the exit code of a rank, which is its process's unless it was forked."""
     forked = folder / f"{rank}.code"
     return int(forked.read_text()) if forked.exists() else process.returncode
 
 
 def outcomes(folder, codes):
-    """Return the result of each rank. Raise RankFailed with the errors."""
+    """Return each rank's result, or raise RankFailed with the errors."""
     failed, results = [], []
     for rank, code in enumerate(codes):
         path = folder / f"{rank}.result"
@@ -111,7 +109,7 @@ def main(folder, ranks, timeout, *share):
 
 
 def fork(function, *arguments):
-    """Call a function in a forked process. Returns the process's id."""
+    """Call a function in a forked process and return the process id."""
     process = os.fork()
     if process:
         return process

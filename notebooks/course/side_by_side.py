@@ -1,4 +1,4 @@
-"""The PTX of several languages side by side, with the instructions of one line of each source marked."""
+"""PTX from several languages, side by side, with the instructions of selected source lines highlighted."""
 
 import re
 from dataclasses import dataclass
@@ -10,8 +10,10 @@ MARK = "▶ "
 
 
 def show_ptx(title, columns):
-    """Show PTX texts next to each other. columns: {name: (ptx, lines)}, numbers of lines of the source, to be
-    marked."""
+    """Show PTX texts next to each other.
+
+    columns: {name: (ptx, lines)}, where `lines` are the source lines to highlight.
+    """
     # here, so that the package loads where Jupyter is missing
     from IPython.display import display
 
@@ -19,7 +21,7 @@ def show_ptx(title, columns):
 
 
 def instructions(ptx):
-    """(number of the source's line, or 0; instruction or label) of the first kernel's body, in order."""
+    """Yield (source line or 0, instruction or label) for the first kernel's body, in order."""
     body = ptx[ptx.index(".entry") :]
     name = re.search(r"\.entry\s+(\S+?)\(", body)[1]
     line = 0
@@ -32,8 +34,7 @@ def instructions(ptx):
 
 
 def count(ptx, beginning="", lines=None):
-    """Count the instructions that begin with a prefix; if `lines` is given, only those of these lines of the
-    source."""
+    """Count the instructions that begin with a prefix, optionally only those from certain source lines."""
     return sum(
         not text.startswith("$") and bare(text).startswith(beginning) and (lines is None or line in lines)
         for line, text in instructions(ptx)
@@ -41,12 +42,12 @@ def count(ptx, beginning="", lines=None):
 
 
 def bare(instruction):
-    """An instruction without its guard."""
+    """Return an instruction without its guard predicate."""
     return re.sub(r"^@!?%\w+ ", "", instruction)
 
 
 def marked(ptx, lines):
-    """(instruction or label, whether it comes from one of these lines) of a kernel."""
+    """Return (instruction or label, whether it belongs to one of the source lines) for a kernel."""
     return (
         (text, line in lines and not text.startswith("$") and text != "ret")
         for line, text in instructions(ptx)
@@ -55,7 +56,7 @@ def marked(ptx, lines):
 
 @dataclass(frozen=True)
 class SideBySide:
-    """`str()` is its text, and a notebook shows its HTML; both depend on its columns only."""
+    """Columns of PTX: `str()` returns text, and a notebook shows HTML. Both depend only on the columns."""
 
     title: str
     columns: dict[str, list[tuple[str, bool]]]
@@ -86,8 +87,8 @@ class SideBySide:
 
 
 def code_of(rows):
-    """One column's lines as HTML: the marked ones on a coloured ground and with a mark, for all who see no
-    colour."""
+    """Return one column's lines as HTML. Highlighted lines have both a background colour and a mark, for
+    readers who cannot distinguish colours."""
     return "\n".join(
         f'<b style="background:#F0E442;color:black">{MARK}{escape(text)}</b>' if mark else f"  {escape(text)}"
         for text, mark in rows

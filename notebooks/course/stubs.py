@@ -1,11 +1,10 @@
-"""Exercises that are not written yet: how their stubs are known, and the one sentence that a notebook shows
-where it meets one."""
+"""Detection of unfinished exercises, and the short message that a notebook shows for them."""
 
 import sys
 
 
 def stub_of(error):
-    """ "exercise 1.2" where the error is the one that its stub raises, or was caused by it, else None."""
+    """Return "exercise 1.2" if the error is, or was caused by, that exercise's stub; else None."""
     while error is not None:
         if isinstance(error, NotImplementedError) and str(error).startswith("exercise "):
             return str(error)
@@ -14,20 +13,20 @@ def stub_of(error):
 
 
 def what_to_do(stub):
-    """Return how to continue from the stub of "exercise 1.2"."""
+    """Return instructions for completing the stub of "exercise 1.2"."""
     return f'Put your code in place of raise NotImplementedError("{stub}"), run both cells.'
 
 
 def shorten_in_notebook():
-    """In a notebook, show a stub's error as that advice, without the way through the code; nothing to do
-    elsewhere."""
+    """Make a notebook show this advice instead of a traceback when a stub is called. Outside a notebook this
+    is a no-op."""
     ipython = sys.modules.get("IPython")
     if shell := ipython and ipython.get_ipython():
         shell.set_custom_exc((Exception,), show)
 
 
 def show(shell, kind, error, trace, tb_offset=None):
-    """IPython's own way to show an error; one that a stub caused gets a rendering of its own."""
+    """Show an error in IPython's way, except that errors caused by a stub show the advice."""
     if stub := stub_of(error):
         error._render_traceback_ = lambda: [
             f"✗ {stub} is not written yet, and this cell needs it.",

@@ -1,15 +1,15 @@
-"""Tables that a notebook shows as HTML, and a terminal as aligned text."""
+"""Tables that a notebook shows as HTML and a terminal as aligned text."""
 
 import re
 from dataclasses import dataclass
 from html import escape
 
-NUMBER = re.compile(r"[-−+]?\d.*|")  # what is written to the right; a cell may be empty
+NUMBER = re.compile(r"[-−+]?\d.*|")  # cells that are aligned to the right; empty cells are allowed
 
 
 def show_table(header, *rows, title=""):
-    """Show a table: `header` and each row are as many cells, numbers formatted already; numbers stand to the
-    right."""
+    """Show a table. `header` and each row have the same number of cells. Numbers are already formatted and
+    are aligned to the right."""
     # here, so that the package loads where Jupyter is missing
     from IPython.display import display
 
@@ -18,7 +18,7 @@ def show_table(header, *rows, title=""):
 
 @dataclass(frozen=True)
 class Table:
-    """`str(table)` is its text, and a notebook shows its HTML; both depend on its cells only."""
+    """Formatted table: `str(table)` returns text, a notebook shows HTML. Both depend only on the cells."""
 
     title: str
     header: list[str]
@@ -31,7 +31,7 @@ class Table:
 
     @property
     def columns(self):
-        """(whether it holds numbers, width in characters) of each column."""
+        """Return (whether the column is numeric, width in characters) for each column."""
         for name, *cells in zip(self.header, *self.rows):
             yield all(map(NUMBER.fullmatch, cells)), max(map(len, (name, *cells)))
 
