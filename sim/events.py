@@ -5,7 +5,6 @@ Findings. This module does not depend on any engine.
 """
 
 import re
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,27 +12,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sim.errors import LaunchError
+from sim.sites import ACTIONS as ACTIONS
+from sim.sites import ADDRESS_BITS as ADDRESS_BITS
+from sim.sites import ADDRESS_MASK as ADDRESS_MASK
+from sim.sites import ATOMIC as ATOMIC
+from sim.sites import BARRIER as BARRIER
+from sim.sites import CONST as CONST
+from sim.sites import CONSTANT as CONSTANT
+from sim.sites import GLOBAL as GLOBAL
+from sim.sites import LOAD as LOAD
+from sim.sites import LOCAL as LOCAL
+from sim.sites import SHARED as SHARED
+from sim.sites import SITE_BITS as SITE_BITS
+from sim.sites import SITE_SHIFT as SITE_SHIFT
+from sim.sites import SITES as SITES
+from sim.sites import SPACE_SHIFT as SPACE_SHIFT
+from sim.sites import SPACES as SPACES
+from sim.sites import STORE as STORE
+from sim.sites import Site as Site
+from sim.sites import SiteTable as SiteTable
 
 if TYPE_CHECKING:
     from sim.context import Context
 
 Index3 = tuple[int, int, int]
 
-# A log entry is one 63-bit integer. From the lowest bit: 36 bits of address, 4 bits of log2(size in bytes),
-# 23 bits of site number. The two highest bits of an address are the state space. The two lowest bits of a
-# site number are the action.
-ADDRESS_BITS = 36
-ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
-SITE_SHIFT = ADDRESS_BITS + 4
-SITE_BITS = 63 - SITE_SHIFT
-SPACE_SHIFT = ADDRESS_BITS - 2
-SPACES = ("global", "const", "shared", "local")
-GLOBAL, CONST, SHARED, LOCAL = range(4)
-CONSTANT = "a global array"  # the name of every array in constant memory: a captured global variable
-ACTIONS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
-ACTIONS |= {"atomic load": 2, "atomic store": 2}  # loads and stores with .relaxed, .acquire or .release
-LOAD, STORE, ATOMIC, BARRIER = range(4)
 # All kinds of findings. Only pytest --cuda-sim reports `exception`; simulate raises ThreadError instead.
 KINDS = tuple(
     "out-of-bounds negative-index race-shared race-global uninitialized-read barrier-divergence"
@@ -54,56 +57,6 @@ def index_text(index: tuple[int, ...], least: int = 0) -> str:
     """
     used = max((axis + 1 for axis, i in enumerate(index) if i > least), default=1)
     return str(index[0]) if used == 1 else f"({', '.join(map(str, index[:used]))})"
-
-
-@dataclass(frozen=True)
-class Site:
-    """A source location in a kernel: an access, a call, a branch or a loop's back edge."""
-
-    action: str  # "load", "store", "atomic", "atomic load", "atomic store", "loop", "call", "branch"
-    function: str
-    line: int  # within the function, whose `def` line is line 1
-    column: int
-    source: str  # the text of the line without indentation
-    indent: int = 0  # width of the indentation
-
-    @property
-    def kind(self) -> str:
-        """The first word of the action. An atomic load, for example, is an "atomic"."""
-        return self.action.partition(" ")[0]
-
-
-class SiteTable:
-    """The numbering of sites. Equal sites share a number.
-
-    There is one table per process: a rewritten kernel contains its site numbers, and many launches use it.
-    """
-
-    def __init__(self) -> None:
-        self.sites: list[Site] = []
-        self.number_of: dict[Site, int] = {}
-        self.lock = threading.Lock()
-
-    def add(self, site: Site) -> int:
-        """Return the number of a site, and assign one if the site is new. Raise LaunchError if no number is
-        left."""
-        with self.lock:
-            if site not in self.number_of:
-                number = len(self.sites) * 4 + ACTIONS[site.action]
-                if number >> SITE_BITS:
-                    raise LaunchError(
-                        f"this process has simulated kernels with {len(self.sites):,} places in their source,"
-                        " and numbers no more: start a new one"
-                    )
-                self.sites.append(site)
-                self.number_of[site] = number
-            return self.number_of[site]
-
-    def __getitem__(self, number: int) -> Site:
-        return self.sites[number >> 2]
-
-
-SITES = SiteTable()
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,11 @@ from numba.extending import intrinsic, lower_builtin, models, register_model
 from sim.memory.spaces import poisoned as fresh_bytes
 from sim.native.codegen.access_log import DTYPES, SITE_SHIFT, SIZE_SHIFT, VALUE, VALUE_BITS, append
 from sim.native.codegen.arrays import Array, GuardedType, ReferenceType, is_record, packed
-from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.scalars import convert, dtype_of, numba_type_of
-from sim.native.codegen.shadow import (
-    BARE,
-    BOUNDED,
-    LOCAL,
-    clamp_index,
-    resolve_index,
-    watch_load,
-    watch_store,
-)
+from sim.native.codegen.shadow import BARE, BOUNDED, clamp_index, resolve_index, watch_load, watch_store
 
 # names that generated code may use
-EXPORTED = {"declare_local", "local_array", "fill_poison", "from_end"}
+EXPORTED = {"from_end"}
 I8, I64 = ir.IntType(8), ir.IntType(64)
 
 
@@ -421,54 +412,3 @@ def fill(part, numba_type, value):
             tests = zip(is_single, positions[part.x.ndim - len(is_single) :])
             number = Element(source, [builder.select(test, I64(0), at) for test, at in tests]).read()
         Element(part, positions).write(getattr(numba_type, "dtype", numba_type), number)
-
-
-# --- uninitialised memory -----------------------------------------------------------------------------------
-
-
-@intrinsic
-def fill_poison(typing, x):
-    """Fill an array with poison, the contents of uninitialised memory."""
-
-    def code(context, builder, signature, arguments):
-        poison(Array(context, builder, x, arguments[0]))
-        return context.get_dummy_value()
-
-    return types.void(x), code
-
-
-def poison(array):
-    """Emit code that fills an array with poison, and marks the elements of a local array as unwritten."""
-    x, builder, count = array.x, array.builder, array.size()
-    filled = [(array.members.data, dtype_of(x.dtype).itemsize, fresh_byte(x.dtype))]
-    # Local arrays have one shadow byte per element: 0 means unwritten.
-    filled += [(array.members.shadow, 1, 0)] * (x.watch == LOCAL)
-    for address, each, byte in filled:
-        pointer = builder.inttoptr(address, I8.as_pointer())
-        cgutils.memset(builder, pointer, builder.mul(count, I64(each)), byte)
-
-
-def make_row_intrinsic(name, is_fresh):
-    """Return the intrinsic (array, thread) -> the local array of one thread, which is a row of the array for
-    all threads.
-
-    is_fresh: also fill the row with poison, for the statement that declares the array.
-    """
-
-    def typed(typing, x, thread):
-        def code(context, builder, signature, arguments):
-            array, axes = Array(context, builder, x, arguments[0]), range(1, x.ndim)
-            flat = builder.mul(arguments[1], array.stride(0))
-            of_thread = array.subarray(result, flat, [*map(array.extent, axes)], [*map(array.stride, axes)])
-            if is_fresh:
-                poison(of_thread)
-            return of_thread.value
-
-        result = subarray_type(x, thread)
-        return result(x, int64), code
-
-    return intrinsic_of(name, ["x", "thread"], typed)
-
-
-local_array = make_row_intrinsic("local_array", False)
-declare_local = make_row_intrinsic("declare_local", True)

@@ -10,6 +10,7 @@ HOMES = (
     "sim.native.codegen.thread_index",
     "sim.native.codegen.synchronization",
     "sim.native.codegen.elements",
+    "sim.native.codegen.local_arrays",
     "sim.native.codegen.access_log",
     "sim.native.codegen.atomics",
     "sim.native.codegen.half_operators",

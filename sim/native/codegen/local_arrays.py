@@ -1,0 +1,62 @@
+"""Local arrays of threads in compiled code, and the contents of memory that no thread has written yet."""
+
+from numba import int64, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from sim.native.codegen.arrays import Array
+from sim.native.codegen.elements import I8, I64, fresh_byte, subarray_type
+from sim.native.codegen.linking import intrinsic_of
+from sim.native.codegen.scalars import dtype_of
+from sim.native.codegen.shadow import LOCAL
+
+# names that generated code may use
+EXPORTED = {"declare_local", "local_array", "fill_poison"}
+
+
+@intrinsic
+def fill_poison(typing, x):
+    """Fill an array with poison, the contents of uninitialised memory."""
+
+    def code(context, builder, signature, arguments):
+        poison(Array(context, builder, x, arguments[0]))
+        return context.get_dummy_value()
+
+    return types.void(x), code
+
+
+def poison(array):
+    """Emit code that fills an array with poison, and marks the elements of a local array as unwritten."""
+    x, builder, count = array.x, array.builder, array.size()
+    filled = [(array.members.data, dtype_of(x.dtype).itemsize, fresh_byte(x.dtype))]
+    # Local arrays have one shadow byte per element: 0 means unwritten.
+    filled += [(array.members.shadow, 1, 0)] * (x.watch == LOCAL)
+    for address, each, byte in filled:
+        pointer = builder.inttoptr(address, I8.as_pointer())
+        cgutils.memset(builder, pointer, builder.mul(count, I64(each)), byte)
+
+
+def make_row_intrinsic(name, is_fresh):
+    """Return the intrinsic (array, thread) -> the local array of one thread, which is a row of the array for
+    all threads.
+
+    is_fresh: also fill the row with poison, for the statement that declares the array.
+    """
+
+    def typed(typing, x, thread):
+        def code(context, builder, signature, arguments):
+            array, axes = Array(context, builder, x, arguments[0]), range(1, x.ndim)
+            flat = builder.mul(arguments[1], array.stride(0))
+            of_thread = array.subarray(result, flat, [*map(array.extent, axes)], [*map(array.stride, axes)])
+            if is_fresh:
+                poison(of_thread)
+            return of_thread.value
+
+        result = subarray_type(x, thread)
+        return result(x, int64), code
+
+    return intrinsic_of(name, ["x", "thread"], typed)
+
+
+local_array = make_row_intrinsic("local_array", False)
+declare_local = make_row_intrinsic("declare_local", True)

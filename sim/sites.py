@@ -1,0 +1,71 @@
+"""Sites: the places in the source of kernels where accesses, calls, branches and back edges of loops are."""
+
+import threading
+from dataclasses import dataclass
+
+from sim.errors import LaunchError
+
+# A log entry is one 63-bit integer. From the lowest bit: 36 bits of address, 4 bits of log2(size in bytes),
+# 23 bits of site number. The two highest bits of an address are the state space. The two lowest bits of a
+# site number are the action.
+ADDRESS_BITS = 36
+ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
+SITE_SHIFT = ADDRESS_BITS + 4
+SITE_BITS = 63 - SITE_SHIFT
+SPACE_SHIFT = ADDRESS_BITS - 2
+SPACES = ("global", "const", "shared", "local")
+GLOBAL, CONST, SHARED, LOCAL = range(4)
+CONSTANT = "a global array"  # the name of every array in constant memory: a captured global variable
+ACTIONS = {"load": 0, "store": 1, "atomic": 2, "loop": 3, "call": 3, "branch": 3}
+ACTIONS |= {"atomic load": 2, "atomic store": 2}  # loads and stores with .relaxed, .acquire or .release
+LOAD, STORE, ATOMIC, BARRIER = range(4)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A source location in a kernel: an access, a call, a branch or a loop's back edge."""
+
+    action: str  # "load", "store", "atomic", "atomic load", "atomic store", "loop", "call", "branch"
+    function: str
+    line: int  # within the function, whose `def` line is line 1
+    column: int
+    source: str  # the text of the line without indentation
+    indent: int = 0  # width of the indentation
+
+    @property
+    def kind(self) -> str:
+        """The first word of the action. An atomic load, for example, is an "atomic"."""
+        return self.action.partition(" ")[0]
+
+
+class SiteTable:
+    """The numbering of sites. Equal sites share a number.
+
+    There is one table per process: a rewritten kernel contains its site numbers, and many launches use it.
+    """
+
+    def __init__(self) -> None:
+        self.sites: list[Site] = []
+        self.number_of: dict[Site, int] = {}
+        self.lock = threading.Lock()
+
+    def add(self, site: Site) -> int:
+        """Return the number of a site, and assign one if the site is new. Raise LaunchError if no number is
+        left."""
+        with self.lock:
+            if site not in self.number_of:
+                number = len(self.sites) * 4 + ACTIONS[site.action]
+                if number >> SITE_BITS:
+                    raise LaunchError(
+                        f"this process has simulated kernels with {len(self.sites):,} places in their source,"
+                        " and numbers no more: start a new one"
+                    )
+                self.sites.append(site)
+                self.number_of[site] = number
+            return self.number_of[site]
+
+    def __getitem__(self, number: int) -> Site:
+        return self.sites[number >> 2]
+
+
+SITES = SiteTable()
