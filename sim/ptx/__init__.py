@@ -1,26 +1,36 @@
-"""The PTX front end: runs PTX compiled from CUDA C++, Triton or Numba on the same engines as Python kernels.
+"""The PTX front end: runs PTX compiled from CUDA C++, Triton or Numba on the same engines as Python
+kernels.
 
-PTX text enters (`load_ptx`) or a .cu file (`load_cuda`). A Module of kernels leaves. Each kernel is
-translated once to the source of a Python function, in which a register is a variable and an instruction is a
-statement. A launch gives that source its globals: functions that access memory, wait at barriers, or exchange
-values between the lanes of a warp. Then the same engines and observers run as for kernels in Python.
-`sim.native.ptx` compiles the same source.
+What enters: PTX text (`load_ptx`), or a .cu file that NVRTC compiles (`load_cuda`).
+
+What leaves: a Module of kernels for `simulate`. Each kernel is translated once to the source of a Python
+function, in which a register is a local variable and an instruction is one or more statements. At each
+launch, that source receives its globals: functions that access memory, wait at barriers, or exchange values
+between lanes. The engines and observers of Python kernels then run it unchanged. `sim.native.ptx` compiles
+the same source.
+
+What an instruction computes is defined in `sim.isa`. This package defines control flow, addresses, calls
+and the layout of memory. An instruction that `sim` does not support is reported with its PTX line before
+the kernel starts.
+
+Source: PTX ISA, chapters 4 to 11: "Syntax", "State Spaces, Types, and Variables", "Instruction Operands",
+"Abstracting the ABI", "Memory Consistency Model", "Instruction Set", "Special Registers" and "Directives".
 
 Read the files in this order:
 
-    module            load_ptx, Module, Kernel: what users hold
-    nvrtc, numba      CUDA C++ to PTX by NVRTC; how Numba lays out arguments
+    module            load_ptx, Module, Kernel: the public objects
+    nvrtc, numba      CUDA C++ to PTX with NVRTC; Numba's argument layout
     tokens, operands, parse, syntax   PTX text to a syntax tree
-    flow              the basic blocks of a function, ordered for structured code
+    flow              the basic blocks of a function, in an order for structured code
     register_kinds    which registers hold integers, and which hold floats
     program           a kernel and the functions that it calls, as Python source
-    emit              the source of one function: control flow, and conversions of registers
+    emit              the source of one function: control flow and register conversions
     translate         the statements of one instruction
-    accesses, atomics, warps, calls   the same for ld and st, atom, warp instructions, calls by pointer
-    volatile, grid_sync   patterns that span several instructions
-    run               one launch: memory laid out, arguments bound, globals of the source
+    accesses, atomics, warps, calls   statements of ld and st, atom, warp instructions, indirect calls
+    volatile, grid_sync, timed   patterns that span several instructions
+    run               one launch: memory layout, arguments, globals of the source
     memory, regions   loads, stores and atomics by address
-    undefined         undefined values, from a load of unwritten local memory to their use
+    undefined         undefined values, from a load of unwritten local memory to their first use
     copies, heap, variables, device_runtime   cp.async, malloc, __device__ variables, printf
-    origin            lines and names of the .cu or .py file from which the PTX was made
+    origin            lines and names in the .cu or .py file from which the PTX was compiled
 """

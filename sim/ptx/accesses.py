@@ -1,18 +1,20 @@
-"""PTX instructions that access memory, as Python statements: ld, st, atom, red. Parameters of functions are
-accessed without memory: they are Python's parameters.
+"""Python statements for PTX memory instructions: ld, st, atom, red. Function parameters do not reside in
+memory; they are parameters of the Python function.
 
-Source: PTX ISA 9.7.9, "ld", "st"; 9.7.13, "atom", "red".
+Source: PTX ISA 9.7.9, "Data Movement and Conversion Instructions" (ld, st); 9.7.13, "Parallel
+Synchronization and Communication Instructions" (atom, red); chapter 8, "Memory Consistency Model".
 """
 
 from sim.isa.registers import WIDTHS, Missing
 from sim.ptx.syntax import Group, Register, Symbol, python_name
 
 SPACES = {"global", "const", "shared", "local", "param"}
-# Strong operations of the memory model (PTX ISA, "Operation Types"): they do not race with each other.
+# Modifiers of strong operations, which do not race with each other (PTX ISA 8.4, "Operation Types")
 STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
-# scope -> reach, as in fences of Python kernels: with one GPU and no clusters, all others are the grid
+# scope -> reach, as for the fences of Python kernels. With one GPU and no clusters, every scope except cta
+# is the grid.
 REACH = {"cta": "block", "cluster": "grid", "gpu": "grid", "sys": "grid", "gl": "grid"}
-# modifiers that choose no other instruction: cache hints, and the order and scope of strong operations
+# Modifiers that do not change an access's value: cache hints, memory order and scope
 HINTS = set(
     """ca cg cs lu cv wb wt nc weak relaxed acquire release acq_rel volatile mmio cta cluster gpu sys noftz
     unified""".split()
@@ -20,13 +22,13 @@ HINTS = set(
 
 
 class Access:
-    """The modifiers in the name of an ld, st, atom or red.
+    """The modifiers of an ld, st, atom or red.
 
-    count: the number of elements of a vector (.v2, .v4), else 1.
-    operation: of atom and red, such as "add".
-    strong: whether it is a strong operation of the memory model, which does not race with other strong ones.
-    release: whether it releases, so that a fence precedes it.
-    reach: the threads for which it is strong, its "block" or the whole "grid".
+    count: the number of vector elements (.v2, .v4), else 1.
+    operation: for atom and red, the operation, such as "add".
+    strong: whether it is a strong operation, which does not race with other strong ones.
+    release: whether it has release semantics, modelled as a preceding fence.
+    reach: the threads for which it is strong: "block" or "grid".
     """
 
     def __init__(self, opcode):
@@ -38,7 +40,7 @@ class Access:
             self.read_modifier(part)
 
     def read_modifier(self, part):
-        """Record one part of the name. Errors: Missing for a part that sim does not know."""
+        """Record one modifier. Errors: Missing if it is not supported."""
         plain = part.split("::")[0]
         if plain in SPACES:
             self.space = plain
@@ -47,7 +49,7 @@ class Access:
         elif part in WIDTHS:
             self.type = part
         elif plain in ("L1", "L2", "level"):
-            pass  # cache eviction hints such as L1::no_allocate, L2::cache_hint
+            pass  # cache hints such as L1::no_allocate, L2::cache_hint
         elif part in HINTS:
             self.strong |= part in STRONG
             self.volatile |= part == "volatile"
@@ -60,20 +62,23 @@ class Access:
 
 
 def parts(operand):
-    """Return the elements of a vector operand; a scalar operand is its own only element."""
+    """Return the elements of a vector operand; a scalar is its only element."""
     return operand.parts if isinstance(operand, Group) else (operand,)
 
 
 def address_text(writer, operand, more=0):
-    """Return the expression of an operand's address, plus `more` bytes."""
+    """Return the expression for an operand's address plus `more` bytes."""
     base, offset = writer.value(operand.base, "b64"), operand.offset + more
     return f"{base} {'-' if offset < 0 else '+'} {abs(offset)}" if offset else base
 
 
 def access_type(writer, ptx_type, registers):
-    """Return the type as which memory is read or written for these registers: a float if they hold floats,
-    else an unsigned integer. A signed type is kept only if a wider register needs the sign. Errors:
-    Missing."""
+    """Return the type in which memory is accessed for these registers: a float type if they hold floats,
+    else an unsigned integer. A signed type is kept only if the value must be sign-extended into a wider
+    register.
+
+    Errors: Missing for more than 64 bits.
+    """
     width = WIDTHS[ptx_type]
     if width > 64:
         raise Missing
@@ -87,11 +92,12 @@ def access_type(writer, ptx_type, registers):
 
 
 def set_register(writer, register, text, ptx_type):
-    """Set a register to a value from memory."""
+    """Emit the assignment of a loaded value to a register."""
     writer.assign(register, text, ptx_type, ptx_type[0] == "u")
 
 
 def load(writer, item):
+    """Emit ld or ldu."""
     access, (to, source, *_) = Access(item.opcode), item.operands
     if access.space == "param" and isinstance(source.base, Symbol):
         return load_parameter(writer, item, access)
@@ -118,8 +124,8 @@ def load(writer, item):
 
 
 def load_parameter(writer, item, access):
-    """Emit a load of a parameter. A kernel's parameter is an argument of the Python function. A parameter
-    of a device function, or of a call, is one long integer, from which bits are taken."""
+    """Emit a load from the .param space. A kernel's parameter is an argument of the Python function. A
+    parameter of a device function or of a call is one long integer, from which bits are extracted."""
     symbol, offset = item.operands[1].base, item.operands[1].offset
     size = WIDTHS[access.type] // 8
     for i, part in enumerate(parts(item.operands[0])):
@@ -138,6 +144,7 @@ def load_parameter(writer, item, access):
 
 
 def store(writer, item):
+    """Emit st."""
     access, (to, source, *_) = Access(item.opcode), item.operands
     if access.space == "param":
         return store_parameter(writer, item, access)
@@ -156,6 +163,7 @@ def store(writer, item):
 
 
 def store_parameter(writer, item, access):
+    """Emit a store to a call parameter or result. The integer starts as 0, so setting bits suffices."""
     symbol, offset = item.operands[0].base, item.operands[0].offset
     size = WIDTHS[access.type] // 8
     name = python_name(symbol.name)
@@ -165,6 +173,7 @@ def store_parameter(writer, item, access):
 
 
 def atomic(writer, item):
+    """Emit atom or red."""
     access = Access(item.opcode)
     returns = access.base == "atom"
     to, (where, *given) = (item.operands[0], item.operands[1:]) if returns else (None, item.operands)

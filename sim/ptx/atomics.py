@@ -1,4 +1,5 @@
-"""The semantics of atom and red on the bits in memory: entries of sim.isa.atomics, by their names in PTX."""
+"""Semantics of atom and red on bit patterns in memory, derived from the entries of sim.isa.atomics. Source:
+PTX ISA 9.7.13 (atom, red)."""
 
 from sim.isa.arithmetic import REALS
 from sim.isa.registers import HELPERS, WIDTHS, Missing, bits_of, find_operation
@@ -6,8 +7,8 @@ from sim.isa.table import by_ptx
 
 
 def atomic_semantics(access):
-    """Return (type as which the element is read, function (old, operand, ...) -> new, whether the new
-    value is independent of the old one) of an Access. Errors: Missing."""
+    """Return (PTX type in which the element is read, function (old, operand, ...) -> new, whether the new
+    value is independent of the old one) for an Access. Errors: Missing."""
     width = WIDTHS.get(access.type, 0)
     if access.count > 1:
         raise Missing(access.opcode)
@@ -28,11 +29,14 @@ def atomic_semantics(access):
 
 
 def on_half(function, ptx_type):
+    """Return `function` applied to bit patterns of a half type."""
     number_of = HELPERS[f"{REALS[ptx_type].__name__}_of"]
     return lambda old, value: bits_of(function(number_of(old), number_of(value)))
 
 
 def on_two_halves(access):
+    """Return the function on a register that holds two packed halves. PTX guarantees atomicity only per half;
+    here both halves are updated at once."""
     if access.operation not in ("add", "min", "max"):
         raise Missing(access.opcode)
     return eval(f"lambda a, b: {find_operation(f'{access.operation}.{access.type}').of(['a', 'b'])}", HELPERS)
@@ -40,7 +44,7 @@ def on_two_halves(access):
 
 def write_condition(access):
     """Return True if the atomic always writes, else the function (old, expected, value) -> whether it
-    does."""
+    writes."""
     return (
         (lambda old, expected, value: old == expected and old != value) if access.operation == "cas" else True
     )

@@ -1,14 +1,14 @@
-"""Memory accesses by cp.async, mbarrier, ldmatrix and wmma, which touch several adjacent bytes at once. An
-element is identified by (state space, address)."""
+"""Memory accesses of cp.async, mbarrier, ldmatrix and wmma, each to several adjacent bytes. An element is
+identified by (state space, address)."""
 
 from sim.memory.transfer import Memory, Spot
 from sim.ptx.regions import GENERIC, WINDOWS
 
 
 class AddressMemory(Memory):
-    """The memory that one instruction accesses by addresses.
+    """The memory that one instruction accesses by address.
 
-    sites: {action: number of the site}, with actions such as "load".
+    sites: {action: site number}, with actions such as "load".
     """
 
     def __init__(self, memory, name, sites):
@@ -16,12 +16,16 @@ class AddressMemory(Memory):
         self.regions, self.sites = memory, sites
 
     def site(self, action):
+        """Return the site number for an action of the instruction."""
         return self.sites[action]
 
     def yield_turn(self):
+        """Let other threads run before the current one."""
         self.regions.yield_turn()
 
     def spot(self, where, index, size, multiple, site, what):
+        """Return the Spot of `size` bytes at an address in the state space `where`, or None if the access
+        was refused and reported."""
         address = index + (WINDOWS[where] if where != GENERIC else 0)
         region = self.regions.check_access(address, size, site, what, multiple, self.name)
         if region is None:

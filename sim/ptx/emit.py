@@ -1,18 +1,18 @@
 """The Python source of one PTX function.
 
-Control flow becomes nested `while` and `if` around one statement for each instruction. A variable `go` holds
-the number of the block that runs next (see sim.ptx.flow); a block that only one jump reaches is placed
-directly inside that jump.
+Control flow becomes nested `while` and `if` statements around the statements of each instruction. The
+variable `go` contains the number of the next basic block (see sim.ptx.flow). A block that only one jump
+reaches is emitted inside that jump.
 
 Invariants of the generated code:
 
-- A register is a local variable. An integer register holds a Python int that is not negative, whatever the
-  type of the instruction: its bits. A floating-point register holds a numpy scalar (see register_kinds), a
+- A register is a local variable. An integer register contains its bit pattern as a non-negative Python int,
+  whatever the instruction's type. A floating-point register contains a numpy scalar (see register_kinds), a
   predicate a bool.
-- An expression may exceed the width of its type, so a value is masked when a register is set, unless the
-  instruction says that it stays in range.
-- Objects of the launch (accesses, barriers, floating-point constants) are globals. The Program has a factory
-  for each: {name: run -> object}.
+- An expression may exceed the width of its type. A value is masked when a register is set, unless the
+  instruction guarantees that it is in range.
+- Objects of the launch (accesses, barriers, floating-point constants) are globals. The Program has a
+  factory for each: {name: run -> object}.
 """
 
 import re
@@ -26,26 +26,26 @@ from sim.ptx.register_kinds import read_and_written, register_kinds
 from sim.ptx.syntax import Group, Immediate, Not, Register, Special, Symbol, Variable, python_name
 from sim.ptx.undefined import Origins
 
-# bits -> the mask that keeps that many
+# width in bits -> mask of that width
 MASKS = {width: (1 << width) - 1 for width in (8, 16, 32, 64, 128)}
 
 
 class Writer:
-    """The translation of one function. `module` is the Program that it belongs to."""
+    """The translation of one function. `module` is its Program."""
 
     def __init__(self, module, function, branches):
         self.module, self.function, self.branches = module, function, branches
-        # register -> Python's name; lines so far; their indentation; (line, opcode) of untranslated code
+        # register -> Python name; lines emitted so far; their indentation; (line, description) of
+        # unsupported instructions
         self.names, self.lines, self.depth, self.missing = {}, [], 1, []
         self.kinds = register_kinds(function, translate.types_of)
-        # By id(block): the Loop around it; whether it is the first of a loop; whether it has been
-        # placed inside
-        # the jump to it.
+        # By id(block): the enclosing Loop; the entries of loops; the blocks already emitted inside the jump
+        # to them
         self.home, self.heads, self.inlined = {}, set(), set()
         self.origins = Origins(self, translate.HANDLERS.keys())
 
     def write(self):
-        """Return the lines of the function's definition."""
+        """Return the source lines of the function's definition."""
         self.blocks = blocks_of(self.function)
         parts = order_blocks(self.blocks)
         assign_homes(parts, None, self.home, self.heads)
@@ -58,12 +58,14 @@ class Writer:
         return head + body + self.lines
 
     def parameters(self):
+        """Return the names of the Python function's parameters."""
         if self.function.entry:
             return list(self.module.arguments.values())
         declared = self.function.parameters
         return [*(python_name(v.name) for v in declared), *self.origins.declared(declared)]
 
     def emit_prologue(self):
+        """Emit the initialisation of local variables: results, local memory and unset registers."""
         self.emit("thread = current.thread")
         for variable in self.function.returns:
             self.emit_parameter(variable)
@@ -76,16 +78,17 @@ class Writer:
                 self.emit(f"{self.origins.name(Register(name, ''))} = False")
 
     def emit_parameter(self, variable):
-        """Emit the declaration of a parameter of a call, or of a result."""
+        """Emit the initialisation of a call parameter or result, whose bytes are one Python int."""
         self.emit(f"{python_name(variable.name)} = 0")
         self.origins.declare(variable)
 
     def emit(self, text):
+        """Emit one line at the current indentation."""
         self.lines.append("    " * self.depth + text)
 
     @contextmanager
     def indent_under(self, head):
-        """Indent what is emitted within the context under the head of an `if` or a loop."""
+        """Emit the head of an `if` or a loop, and indent everything emitted within the context."""
         self.emit(head)
         self.depth += 1
         before = len(self.lines)
@@ -97,7 +100,7 @@ class Writer:
     # --- control flow ---------------------------------------------------------------------------------------
 
     def emit_region(self, parts, around):
-        """Emit blocks and loops one after another. Each runs if `go` names it."""
+        """Emit blocks and loops in order. Each runs if `go` contains its number."""
         for part in parts:
             if isinstance(part, Loop):
                 self.emit_loop(part)
@@ -105,6 +108,7 @@ class Writer:
                 self.emit_block(part, around, alone=part is parts[0] and self.is_entered_first(part, around))
 
     def emit_loop(self, loop):
+        """Emit a Loop as a `while` that runs as long as `go` names one of its blocks."""
         test = f"go == {loop.first}" if loop.first == loop.last else f"{loop.first} <= go <= {loop.last}"
         with self.indent_under(f"while {test}:"):
             self.module.item = first_instruction(loop)
@@ -112,8 +116,7 @@ class Writer:
             self.emit_region(loop.parts, loop)
 
     def is_entered_first(self, block, loop):
-        """Return whether `go` names the first block of a region whenever the region begins, so that the
-        block needs no test."""
+        """Return whether the first block of a region always runs first, so that it needs no test of `go`."""
         if loop is None:
             return True
         part_of = {id(b): i for i, part in enumerate(loop.parts) for b in blocks_in(part)}
@@ -123,7 +126,7 @@ class Writer:
                 there = part_of.get(id(target))
                 if there is None or target is block:
                     continue
-                # A jump forward reaches its target later in the same pass. A jump within an inner loop is
+                # A forward jump reaches its target later in the same pass. A jump within an inner loop is
                 # handled by that loop.
                 inner = isinstance(loop.parts[there], Loop)
                 if here is None or there < here or there == here and not inner:
@@ -131,6 +134,7 @@ class Writer:
         return True
 
     def emit_block(self, block, around, alone):
+        """Emit a block, under a test of `go` unless it always runs (`alone`)."""
         with nullcontext() if alone else self.indent_under(f"if go == {block.number}:"):
             self.emit_contents(block, around)
 
@@ -160,7 +164,8 @@ class Writer:
             self.emit_jump(following, around)
 
     def emit_jump(self, target, around):
-        """Continue at `target`: place it here if nothing else jumps to it, else set `go`."""
+        """Emit a jump to `target`: the target's code if no other jump leads to it, else an assignment to
+        `go`."""
         if target is None:
             self.emit_return()
         elif target.sources == 1 and self.home[id(target)] is around and id(target) not in self.heads:
@@ -170,6 +175,7 @@ class Writer:
             self.emit(f"go = {target.number}")
 
     def emit_return(self):
+        """Emit a return. A device function first releases its local memory."""
         for variable in self.function.variables if not self.function.entry else ():
             if variable.space == "local":
                 self.emit(f"{self.module.pop_frame(variable)}()")
@@ -180,6 +186,7 @@ class Writer:
     # --- instructions ---------------------------------------------------------------------------------------
 
     def emit_instruction(self, item):
+        """Emit an instruction under its guard, or record it as unsupported."""
         if isinstance(item, Variable):
             self.emit_parameter(item)
             return
@@ -198,7 +205,8 @@ class Writer:
         except Missing as missing:
             what = str(missing) or item.opcode
             self.missing.append((item.line, what if item.opcode in what else f"{item.opcode}: {what}"))
-        # An instruction with unexpected operands is reported like an unknown one.
+        # Handlers do not validate operands. An instruction with unexpected operands is reported as
+        # unsupported.
         except (AttributeError, IndexError, KeyError, ValueError):
             self.missing.append((item.line, f"{item.opcode} with these operands"))
 
@@ -213,7 +221,7 @@ class Writer:
         return self.names[register.name]
 
     def value(self, operand, ptx_type):
-        """Return the expression of an operand as a value of a type."""
+        """Return an operand's value as an expression of a PTX type."""
         if isinstance(operand, Register):
             return convert(
                 self.name(operand), self.kinds[operand.name], WIDTHS.get(operand.type, 64), ptx_type
@@ -232,16 +240,18 @@ class Writer:
         raise Missing(str(operand))
 
     def pack(self, group, width):
-        """Return the expression of one value of `width` bits that consists of several operands, the lowest
-        first."""
+        """Return the expression that packs a Group's parts into one value of `width` bits, the first part
+        lowest."""
         each = width // len(group.parts)
         parts = [self.value(part, f"b{each}") for part in group.parts]
         rest = [f"{part} << {i * each}" for i, part in enumerate(parts[1:], 1)]
         return f"({' | '.join([parts[0], *rest])})"
 
     def assign(self, operand, text, ptx_type, in_range=False):
-        """Set a register to an expression of a type. `in_range`: the value is an integer within the range
-        of its type, so that it needs no mask."""
+        """Emit the assignment of an expression to an operand.
+
+        in_range: whether the value is an integer within its type's range, so that it needs no mask.
+        """
         if operand is None:
             self.emit(text)
         elif isinstance(operand, Group):
@@ -254,13 +264,13 @@ class Writer:
             self.emit(f"{self.name(operand)} = {self.to_register(operand, text, ptx_type, in_range)}")
 
     def unpack_tuple(self, text, count):
-        """Emit the assignment of a tuple to new variables, and return their names."""
+        """Emit the assignment of a tuple to temporary variables, and return their names."""
         names = [f"part{i}_" for i in range(count)]
         self.emit(f"{', '.join(names)} = {text}")
         return names
 
     def unpack(self, group, text, ptx_type):
-        """Set several registers to the parts of one value, the lowest bits first."""
+        """Emit the assignment of one value's parts to several registers, lowest bits first."""
         each = WIDTHS[ptx_type] // len(group.parts)
         self.emit(f"whole_ = {text}")
         for i, part in enumerate(group.parts):
@@ -268,7 +278,7 @@ class Writer:
                 self.assign(part, f"whole_ >> {i * each}" if i else "whole_", f"b{each}")
 
     def to_register(self, register, text, ptx_type, in_range):
-        """Return the expression of a value of a type, converted to the kind of the register."""
+        """Return the expression converted to the register's kind."""
         holds, width = self.kinds[register.name], WIDTHS.get(register.type, 64)
         if holds == "pred":
             return text
@@ -279,23 +289,23 @@ class Writer:
             return bits if holds == "int" else f"{FROM_BITS[holds]}({bits})"
         if holds in FROM_BITS:
             return f"{FROM_BITS[holds]}(({text}) & {MASKS[width]:#x})"
-        # The low bits of a register are masked to the narrower of type and register. A signed value that goes
-        # into a wider register keeps its sign, so it is masked to the register's width.
+        # A value is masked to the narrower of type and register. A signed value in a wider register is
+        # sign-extended, so it is masked to the register's width.
         if in_range and WIDTHS[ptx_type] <= width:
             return text
         mask = MASKS[width if ptx_type[0] == "s" else min(width, WIDTHS[ptx_type])]
         return f"({text}) & {mask:#x}"
 
 
-# kind -> the helper that makes a float of its bits
+# kind -> the helper that converts a bit pattern to a float
 FROM_BITS = {"f32": "float32_of", "f64": "float64_of"}
-# Registers that may be read before they are set: without a value, Python would raise UnboundLocalError.
+# Initial values of registers that may be read before they are set. Python would raise UnboundLocalError.
 INITIAL_VALUES = {"int": "0", "pred": "False", "f32": "float32(0)", "f64": "float64(0)"}
 
 
 def registers_read_unset(blocks):
-    """Return the registers that some path reads before an instruction has set them (a liveness analysis).
-    They get an initial value, as reading them is undefined in PTX but harmless."""
+    """Return the registers that are live at the function's entry: some path reads them before setting them.
+    Their value is undefined in PTX, and reading it is harmless, so they receive an initial value."""
     reads, writes = {}, {}
     for block in blocks:
         before, after = set(), set()
@@ -305,7 +315,7 @@ def registers_read_unset(blocks):
                 before |= read - after
                 after |= written
         reads[id(block)], writes[id(block)] = before, after
-    # Iterate to the fixed point: live before a block = reads | (live after it - writes).
+    # Backward data-flow analysis to the fixed point: live-in = reads | (live-out - writes).
     live, changed = {id(block): set() for block in blocks}, True
     while changed:
         changed = False
@@ -318,13 +328,16 @@ def registers_read_unset(blocks):
 
 
 def describe_operand(operand):
-    """Return an operand approximately as PTX writes it."""
+    """Return an operand roughly as PTX spells it, for messages."""
     return f"%{operand.name}" if isinstance(operand, Special) else str(getattr(operand, "name", "a constant"))
 
 
 def convert(text, holds, width, ptx_type):
-    """Return the expression of a register's value as a value of a type. `holds` is the register's kind,
-    `width` its bits."""
+    """Return a register's value as an expression of a PTX type.
+
+    holds: the register's kind.
+    width: the register's width in bits.
+    """
     if ptx_type == "pred" or holds == "pred":
         return text
     if ptx_type in REALS:
@@ -338,6 +351,7 @@ def convert(text, holds, width, ptx_type):
         text = f"bits_of({text})"
     wanted = WIDTHS[ptx_type]
     if ptx_type[0] == "s":
+        # Sign extension without a branch: (x ^ sign bit) - sign bit.
         inner = f"({text} & {MASKS[wanted]:#x})" if width > wanted else text
         top = 1 << wanted - 1
         return f"(({inner} ^ {top:#x}) - {top:#x})"
@@ -345,12 +359,12 @@ def convert(text, holds, width, ptx_type):
 
 
 def blocks_in(part):
-    """Return all Blocks of a Block or Loop."""
+    """Return all Blocks in a Block or Loop."""
     return [block for inner in part.parts for block in blocks_in(inner)] if isinstance(part, Loop) else [part]
 
 
 def first_instruction(loop):
-    """Return an instruction that names the line of a loop: its jump backwards, or any."""
+    """Return an instruction whose line represents the loop in findings: the backward branch, if any."""
     blocks = blocks_in(loop)
     for block in blocks:
         back = any(target is not None and target.number <= block.number for target in block.targets)
@@ -360,7 +374,7 @@ def first_instruction(loop):
 
 
 def assign_homes(parts, around, home, heads):
-    """Record the Loop around each block, and which blocks are the first of a loop."""
+    """Record the enclosing Loop of each block, and the entry block of each loop."""
     for part in parts:
         if isinstance(part, Loop):
             heads.add(id(blocks_in(part)[0]))

@@ -1,12 +1,12 @@
-"""Basic blocks of a function, and an order in which structured code can run them.
+"""The basic blocks of a function, and an order in which structured code can execute them.
 
-Blocks that lie on a cycle form a Loop. If each loop of a region counts as one part, the region has no cycle
-left, so its parts can be put into topological order. Code that goes through them from top to bottom, and runs
-a part only if it is the next one, then reaches every block. Only a jump backwards needs iteration: its target
-is in the same Loop, which starts again from its top. In this way any graph, even an irreducible one, becomes
-nested `while` loops without a copy of a block.
+Blocks on a common cycle form a Loop. If each loop of a region counts as one part, the region is acyclic, so
+its parts have a topological order. Code that visits the parts in this order, and executes a part only if it
+is the next one, reaches every block by forward jumps. Only a backward jump needs another iteration: its
+target is in the same Loop, which starts again from its top. In this way, any control-flow graph, even an
+irreducible one, becomes nested `while` loops without duplicating a block.
 
-Source: PTX ISA 9.7.12, "bra", "brx.idx", "ret", "exit".
+Source: PTX ISA 9.7.12, "Control Flow Instructions" (bra, brx.idx, ret, exit).
 """
 
 from dataclasses import dataclass, field
@@ -17,22 +17,22 @@ from sim.ptx.syntax import Instruction, Label
 
 @dataclass(eq=False)
 class Block:
-    """Instructions that run one after another, and a jump to one of `targets`.
+    """A basic block: instructions that execute one after another, then a jump to one of `targets`.
 
-    There is one target, or two if the jump has a guard (the first if the guard holds), or several if it has
-    an index. A target None means that the function returns.
+    There is one target for an unconditional jump, two for a guarded one (the first is taken if the guard
+    holds), and several for an indexed one. A target None represents a return from the function.
     """
 
     body: list = field(default_factory=list)
     branch: Instruction | None = None  # the conditional jump, if there is one
     targets: list = field(default_factory=list)
-    sources: int = 0  # how many jumps lead to it
-    number: int = -1  # the value of `go` at which it runs
+    sources: int = 0  # the number of jumps that lead to the block
+    number: int = -1  # the value of `go` for which it runs
 
 
 @dataclass(eq=False)
 class Loop:
-    """Blocks and Loops in topological order, the entry first. Their numbers are `first` to `last`."""
+    """Blocks and nested Loops in topological order, the entry first. Their numbers are `first` to `last`."""
 
     parts: list
     first: int = -1
@@ -40,7 +40,7 @@ class Loop:
 
 
 def blocks_of(function):
-    """Return the Blocks of a function in the order of its text, the entry first."""
+    """Return the Blocks of a function in textual order, the entry first."""
     leaders, blocks, wanted = {}, [Block()], destinations(function)
     for item in function.body:
         if isinstance(item, Label):
@@ -51,7 +51,7 @@ def blocks_of(function):
             end_block(blocks, item)
         else:
             blocks[-1].body.append(item)
-    # A block without a jump continues with the next one. Labels are replaced by their blocks.
+    # A block without a jump falls through to the next one. Labels are replaced by their blocks.
     for block, following in zip(blocks, [*blocks[1:], None]):
         goes = block.targets or [following]
         block.targets = [block_of_label(leaders, *t, function) if isinstance(t, tuple) else t for t in goes]
@@ -59,7 +59,8 @@ def blocks_of(function):
 
 
 def destinations(function):
-    """Return the names of the labels that jumps go to. Compilers write many other labels, for debuggers."""
+    """Return the names of the labels to which jumps lead. Compilers emit many further labels for debuggers,
+    which need no block."""
     jumps = (
         item for item in function.body if isinstance(item, Instruction) and item.names[0] in ("bra", "brx")
     )
@@ -67,12 +68,12 @@ def destinations(function):
 
 
 def labels(jump):
-    """Return the Symbols that a jump or a return may go to."""
+    """Return the Symbols of the possible targets of a branch or return."""
     return jump.operands[1].parts if jump.names[0] == "brx" else jump.operands[:1]
 
 
 def block_of_label(leaders, name, line, function):
-    """Return the Block of a label. Errors: LaunchError."""
+    """Return the Block of a label. Errors: LaunchError if the label does not exist."""
     if name not in leaders:
         raise LaunchError(
             f"PTX line {line}: {function.name} jumps to {name}, a label that its PTX does not have: an"
@@ -82,7 +83,7 @@ def block_of_label(leaders, name, line, function):
 
 
 def end_block(blocks, jump):
-    """End the last block with a jump, and begin another."""
+    """End the last block with a jump, and append an empty block."""
     ended, following = blocks[-1], Block()
     blocks.append(following)
     indexed = jump.names[0] == "brx"
@@ -93,7 +94,8 @@ def end_block(blocks, jump):
 
 
 def reachable_blocks(blocks):
-    """Return the blocks that the entry reaches, without empty ones. Count the jumps that lead to each."""
+    """Return the non-empty blocks that are reachable from the entry. Set the number of jumps that lead to
+    each."""
 
     def skip_empty(block):
         seen = set()
@@ -109,7 +111,7 @@ def reachable_blocks(blocks):
         block = waiting.pop()
         found.append(block)
         block.targets = [skip_empty(target) for target in block.targets]
-        # a conditional jump whose two targets are the same
+        # A conditional jump with two equal targets is unconditional.
         if block.branch and block.branch.names[0] != "brx" and block.targets[0] is block.targets[1]:
             block.branch, block.targets = None, block.targets[:1]
         for target in block.targets:
@@ -124,7 +126,8 @@ def reachable_blocks(blocks):
 def order_blocks(blocks):
     """Return Blocks and Loops in topological order, numbered."""
     if blocks[0].sources > 1:
-        # a jump back to the entry: an empty block becomes the entry, so that the loop is found
+        # The entry is a jump target. An empty block becomes the entry, so that the loop at the former entry
+        # is found.
         blocks = [Block(targets=[blocks[0]], sources=1), *blocks]
     parts = arrange(blocks, blocks[0])
     number_parts(parts, 0)
@@ -132,16 +135,16 @@ def order_blocks(blocks):
 
 
 def arrange(blocks, entry):
-    """Return the parts of a region that is entered at `entry`. Jumps back to the entry are left to the
-    loop around."""
+    """Return the parts of a region whose entry is `entry`. Jumps back to the entry belong to the enclosing
+    loop."""
     inside = {id(block): block for block in blocks}
     parts = []
     for group in components(blocks, inside, entry):
         if len(group) == 1 and (group[0] is entry or group[0] not in group[0].targets):
             parts.append(group[0])
             continue
-        # The loop's head is a block to which control comes from outside. If there are several (the graph is
-        # irreducible), any of them will do: `go` selects the block that runs first.
+        # The loop's head is a block that a jump from outside enters. An irreducible loop has several; any
+        # of them will do, because `go` selects the block that runs first.
         outside = [b for b in blocks if b not in group]
         head = next((b for b in group if any(b in o.targets for o in outside)), group[0])
         parts.append(Loop(arrange(group, head)))
@@ -150,7 +153,7 @@ def arrange(blocks, entry):
 
 def components(blocks, inside, entry):
     """Return the strongly connected components in topological order (Kosaraju's algorithm), the entry's
-    first. Jumps to `entry` do not count."""
+    first. Jumps to `entry` are ignored."""
     targets = {
         key: [id(t) for t in block.targets if id(t) in inside and t is not entry]
         for key, block in inside.items()
@@ -159,7 +162,8 @@ def components(blocks, inside, entry):
     for key, found in targets.items():
         for target in found:
             sources[target].append(key)
-    # First the blocks in postorder of the graph, then the components in the transposed graph.
+    # First, the postorder of the graph; then the components, by searching the transposed graph in reverse
+    # postorder.
     order, seen = [], set()
     for start in (entry, *blocks):
         order += postorder(id(start), targets, seen)
@@ -170,7 +174,7 @@ def components(blocks, inside, entry):
 
 def postorder(start, following, seen):
     """Return the nodes reachable from `start` without passing through `seen`, in depth-first postorder."""
-    # an explicit stack: functions of thousands of blocks would exceed Python's recursion limit
+    # An explicit stack, because functions with thousands of blocks would exceed Python's recursion limit.
     found, path = [], [] if start in seen else [(start, iter(following[start]))]
     seen.add(start)
     while path:
@@ -186,7 +190,7 @@ def postorder(start, following, seen):
 
 
 def number_parts(parts, following):
-    """Give blocks consecutive numbers in their order. Return the next free number."""
+    """Number the blocks consecutively in their order. Return the next free number."""
     for part in parts:
         if isinstance(part, Loop):
             part.first = following

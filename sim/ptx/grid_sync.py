@@ -1,13 +1,13 @@
-"""The grid barrier of cooperative groups in PTX.
+"""Grid-wide synchronization of cooperative groups, as compiled to PTX.
 
-`cg::this_grid().sync()` compiles to a barrier of the block, an atomic addition by one thread of each block to
-a word that the driver provides, a loop of that thread until the word's highest bit has changed, and another
-barrier of the block. The word is the second one of a workspace. %envreg1 holds the high half of its address,
-%envreg2 the low half.
+`cg::this_grid().sync()` compiles to four steps: a block barrier; an atomic addition by one thread per block
+to a word that the driver provides; a loop in that thread until the word's highest bit has changed; a second
+block barrier. The word is the second one of a workspace, whose address is in %envreg1 (upper half) and
+%envreg2 (lower half).
 
-If the addition and the loop follow each other, the thread waits instead of looping, and the barrier orders
-the whole grid, as `grid.sync()` of a Python kernel does. If a kernel calls `barrier_arrive` and
-`barrier_wait` separately, the workspace is memory like any other, and release and acquire order the accesses.
+If the loop directly follows the addition, the thread waits instead of looping, and the barrier orders the
+whole grid, like `grid.sync()` in a Python kernel. If a kernel calls `barrier_arrive` and `barrier_wait`
+separately, the workspace is ordinary memory, and release and acquire order the accesses.
 """
 
 from itertools import pairwise
@@ -20,22 +20,22 @@ from sim.ptx.syntax import Address, Immediate, Instruction, Special
 
 HIGH, LOW = "envreg1", "envreg2"  # special registers with the halves of the workspace's address
 BYTES = 8  # the workspace: a word with its size, then the barrier's word
-TOP = 1 << 31  # the bit of that word which changes when the barrier opens
+TOP = 1 << 31  # the bit that flips when the barrier opens
 WORD = (1 << 32) - 1  # the mask of a 32-bit word
 
 
 class GridSync:
     """The uses of the workspace in one function.
 
-    arrivals, waits: the ids of the instructions of barriers in their usual form.
-    needed: whether the function uses the workspace's memory, or passes its address on. Then the launch has to
-        be a cooperative one.
+    arrivals, waits: ids of the instructions of grid barriers in their usual form.
+    needed: whether the function accesses the workspace or passes its address on, which requires a
+        cooperative launch.
     """
 
     def __init__(self, function):
         items = [item for item in function.body if isinstance(item, Instruction)]
         self.items, self.pointers = items, workspace_pointers(items)
-        # A device function may have got the group, which contains the address, as a parameter by value.
+        # A device function may receive the group, which contains the address, as a parameter by value.
         self.given = set() if function.entry else workspace_pointers(items, parameters=True)
         self.arrivals, self.waits = set(), set()
         self.needed = any(self.uses_workspace(item) for item in items)
@@ -50,13 +50,14 @@ class GridSync:
                 self.waits.add(id(following))
 
     def is_arrival(self, item):
+        """Return whether an instruction is the atomic addition of a grid barrier."""
         if item.names[:2] != ["atom", "add"]:
             return False
         return self.at_workspace(item) or self.at_workspace(item, self.given) and self.counts_blocks(item)
 
     def counts_blocks(self, item):
-        """Return whether an addition adds a number that is computed as in cooperative_groups.h, from a
-        constant with the highest bit."""
+        """Return whether the added number derives from a constant with the highest bit set, as in
+        cooperative_groups.h."""
         names, seen = {register.name for register in registers_in(item.operands[-1])}, set()
         while names - seen:
             seen |= names
@@ -68,28 +69,32 @@ class GridSync:
         return False
 
     def is_wait(self, item):
+        """Return whether an instruction is the load of a grid barrier's loop."""
         strong = {"acquire", "volatile", "relaxed"} & set(item.names)
         return item.names[0] == "ld" and bool(strong) and self.at_workspace(item, self.pointers | self.given)
 
     def uses_workspace(self, item):
+        """Return whether an instruction updates the workspace or stores its address."""
         if item.names[0] in ("atom", "red"):
             return self.at_workspace(item)
         stored = item.names[0] == "st" and {register.name for register in registers_in(item.operands[1])}
         return bool(stored and stored & self.pointers)
 
     def at_workspace(self, item, pointers=None):
+        """Return whether an instruction's address is based on one of these pointers, by default those to
+        the workspace."""
         found = address_of(item)
         return found is not None and getattr(found.base, "name", None) in (pointers or self.pointers)
 
 
 def address_of(item):
-    """Return the Address of an instruction, or None."""
+    """Return an instruction's memory operand, or None."""
     return next((operand for operand in item.operands if isinstance(operand, Address)), None)
 
 
 def workspace_pointers(items, parameters=False):
-    """Return the names of the registers that are computed from the workspace's address without a load; or,
-    if `parameters`, of those that are computed from the function's parameters."""
+    """Return the registers computed from the workspace's address without a load, or, if `parameters`, those
+    computed from the function's parameters."""
     found, before = set(), None
     if parameters:
         loads = [item for item in items if item.names[:2] == ["ld", "param"]]
@@ -107,16 +112,16 @@ def workspace_pointers(items, parameters=False):
 
 
 class GridBarrier:
-    """The grid barrier of one launch. `word` is the value of the word in the workspace."""
+    """The grid barrier of one launch. `word` is the value of the barrier's word in the workspace."""
 
     def __init__(self, scheduler):
         self.scheduler, self.context = scheduler, scheduler.context
         self.word = 0
-        self.arrived = {}  # block -> the value of the word before its last arrival
+        self.arrived = {}  # block -> the word's value before the block's last arrival
         self.waiting = []  # the waiting threads, one for each block
 
     def arrive(self, added):
-        """Add to the word for the running thread's block. Return the old value."""
+        """Add to the word on behalf of the running thread's block. Return the old value."""
         old = self.word
         self.word = old + added & WORD
         self.arrived[self.context.thread.block] = old
@@ -126,7 +131,7 @@ class GridBarrier:
         return old
 
     def open(self):
-        """Wake the waiting threads: all blocks have arrived."""
+        """Wake the waiting threads, because all blocks have arrived."""
         self.context.flush()
         self.context.announce("grid_barrier_opened")
         self.context.restart_progress()
@@ -136,7 +141,7 @@ class GridBarrier:
         self.waiting = []
 
     def wait(self, at):
-        """Let the running thread wait until the barrier has opened since its block arrived."""
+        """Suspend the running thread until the barrier has opened since its block's arrival."""
         thread = self.context.thread
         old = self.arrived.get(thread.block)
         if old is not None and not (old ^ self.word) & TOP:

@@ -1,18 +1,18 @@
-"""Numba's kernels as PTX: the layout of their arguments.
+"""The argument layout of Numba's kernels in PTX.
 
-Numba passes an array as the fields of a structure, one parameter each: meminfo and parent (null on a GPU),
-the number of elements, bytes of an element, the data, then the shape and the strides in bytes. The elements
-of a tuple are passed one by one.
+Numba passes an array as the fields of a structure, one kernel parameter per field: meminfo and parent (null
+on a GPU), the number of elements, bytes per element, the data pointer, the shape, and the strides in bytes.
+A tuple is passed element by element.
 """
 
 from sim.memory.argument import host_array
 
 
 def flattened(arguments, names=None):
-    """Return (values, names) of a launch of Numba's PTX for the arguments of a launch of the kernel.
+    """Return (values, names) of the PTX parameters for a kernel's arguments.
 
-    names: the kernel's parameter names. The pointer to an array's data becomes the array itself, which
-    findings call by its parameter's name.
+    names: the kernel's parameter names. The data pointer is represented by the array itself, which findings
+        call by its parameter's name.
     """
     names = names or [f"argument{i}" for i in range(len(arguments))]
     found = [field for pair in zip(names, arguments, strict=True) for field in fields(*pair)]
@@ -20,7 +20,7 @@ def flattened(arguments, names=None):
 
 
 def fields(name, argument):
-    """Yield (value, name) of each parameter that an argument becomes."""
+    """Yield (value, name) for each PTX parameter of an argument."""
     if isinstance(argument, tuple):
         for position, part in enumerate(argument):
             yield from fields(f"{name}[{position}]", part)

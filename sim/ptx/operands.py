@@ -1,5 +1,5 @@
-"""Instructions of PTX text and their operands. Source: PTX ISA, "Instruction Statements" and "Instruction
-Operands"."""
+"""A parser for PTX instructions and their operands. Source: PTX ISA 4.3.2, "Instruction Statements";
+chapter 6, "Instruction Operands"."""
 
 import struct
 
@@ -8,10 +8,10 @@ from sim.ptx.tokens import Tokens, parse_integer
 
 
 class Operands(Tokens):
-    """A reader of instructions and operands.
+    """A parser for instructions and operands.
 
-    scopes: for each pair of braces around, {name: Register}, the outermost first.
-    location: the Location of the last .loc.
+    scopes: one {name: Register} for each open pair of braces, outermost first.
+    location: the Location from the most recent .loc directive.
     """
 
     def __init__(self, text):
@@ -19,7 +19,7 @@ class Operands(Tokens):
         self.location, self.scopes = None, []
 
     def instruction(self):
-        """Read an instruction up to its semicolon."""
+        """Parse an instruction, including its semicolon."""
         line, guard = self.line(), None
         if self.accept("@"):
             opposite = self.accept("!")
@@ -33,21 +33,21 @@ class Operands(Tokens):
         return Instruction(opcode, tuple(operands), guard, line, self.location)
 
     def register(self, name):
-        """Return the register of a name in the innermost scope that declares it, or None."""
+        """Return the register with this name in the innermost scope that declares it, or None."""
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
         return None
 
     def predicate(self):
-        """Read a predicate register. Errors: LaunchError if it is not declared."""
+        """Parse a predicate register. Errors: LaunchError if it is not declared."""
         register = self.register(self.take())
         if register is None:
             raise self.error(f"{self.tokens[self.at - 1]} is no register that is declared here", self.at - 1)
         return register
 
     def operand(self):
-        """Read an operand, or a pair of registers p|q."""
+        """Parse an operand, or a pair p|q."""
         first = self.simple()
         if self.next == "|":
             self.take()
@@ -55,7 +55,7 @@ class Operands(Tokens):
         return first
 
     def simple(self):
-        """Read an operand that is not a pair. The operand `_` becomes None."""
+        """Parse a single operand. The operand `_` is returned as None."""
         token = self.next
         if token in ("{", "("):
             return self.group({"{": "}", "(": ")"}[self.take()])
@@ -81,7 +81,7 @@ class Operands(Tokens):
         return Symbol(token, self.offset())
 
     def offset(self):
-        """Read what is added to a symbol, and return the sum."""
+        """Parse the offsets added to a symbol or address, and return their sum."""
         total = 0
         while self.next in ("+", "-"):
             sign = 1 if self.take() == "+" else -1
@@ -89,16 +89,17 @@ class Operands(Tokens):
         return total
 
     def group(self, end):
-        """Read the operands of a vector or list up to `end`. A vector of one element is that element."""
+        """Parse the elements of a vector or list, up to the token `end`. A vector with a single element is
+        returned as that element."""
         parts = self.list_until(end, self.operand)
         return parts[0] if end == "}" and len(parts) == 1 else Group(tuple(parts))
 
     def address(self):
-        """Read an address in brackets."""
+        """Parse a memory operand in brackets."""
         self.take("[")
         base = self.simple()
         offset = self.offset()
-        while self.accept(","):  # coordinates of a texture are read and ignored
+        while self.accept(","):  # texture coordinates are ignored
             self.operand()
         self.take("]")
         if isinstance(base, Symbol):
@@ -106,8 +107,8 @@ class Operands(Tokens):
         return Address(base, offset)
 
     def constant(self):
-        """Read a constant. Floats in hexadecimal notation (0f3F800000, 0d...) give their bits; other
-        floats are 64 bits wide (PTX ISA, "Floating-Point Constants")."""
+        """Parse a constant. Hexadecimal floats (0f3F800000, 0d...) are bit patterns of 32 or 64 bits.
+        Decimal floats have 64 bits (PTX ISA 4.5.2, "Floating-Point Constants")."""
         negative, token = self.accept("-"), self.take()
         if token[:2] in ("0f", "0F", "0d", "0D") and len(token) in (10, 18):
             return Immediate(int(token[2:], 16), 32 if token[1] in "fF" else 64)

@@ -1,4 +1,4 @@
-"""A parser for PTX text. Source: PTX ISA, "Syntax" and "Directives"."""
+"""A parser for PTX modules. Source: PTX ISA, chapter 4, "Syntax", and chapter 11, "Directives"."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from sim.isa.registers import WIDTHS
 from sim.ptx.operands import Operands
 from sim.ptx.syntax import FORMATS, Function, Group, Label, Location, Register, Symbol, Text, Variable
 
-# directives that sim reads, and those that it skips (PTX ISA, "Directives")
+# Directives that are parsed, and directives that are skipped (PTX ISA, chapter 11)
 LINKING = {".visible", ".extern", ".weak", ".common"}
 SPACES = {".global", ".const", ".shared", ".local", ".param"}
 LIMITS = {".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".reqnctapercluster"}
@@ -15,7 +15,7 @@ SKIPPED = {".pragma", ".calltargets", ".abi_preserve", ".abi_preserve_control"}
 
 
 def parse(text):
-    """Return the Text of a module. Errors: LaunchError with the line that cannot be read."""
+    """Return the Text of a PTX module. Errors: LaunchError with the line that cannot be parsed."""
     return Parser(text).module()
 
 
@@ -29,12 +29,13 @@ class Parser(Operands):
     # --- the module -----------------------------------------------------------------------------------------
 
     def module(self):
+        """Parse the whole module."""
         while self.next:
             self.directive()
         return self.result
 
     def directive(self):
-        """Read a directive of the module."""
+        """Parse a module-level directive."""
         token = self.next or self.take()
         if token in LINKING:
             self.take()
@@ -44,7 +45,7 @@ class Parser(Operands):
         elif token in SPACES:
             variable = self.variable(self.take())
             known = self.result.variables.get(variable.name)
-            # a declaration with .extern may come before the definition
+            # An extern declaration may precede the definition.
             if known is None or known.count is None:
                 self.result.variables[variable.name] = variable
         elif token == ".version":
@@ -69,13 +70,14 @@ class Parser(Operands):
             raise self.error(f"{token!r} is no directive that sim knows")
 
     def file(self):
+        """Parse a .file directive."""
         self.take()
         number = self.integer()
         name, *_ = self.comma_list(self.take)
         self.result.files[number] = name[1:-1].encode().decode("unicode_escape")
 
     def alias(self):
-        """Read a second name of a function, which is declared before."""
+        """Parse an .alias directive, a second name for a function that is already declared."""
         self.take()
         name, function = self.list_until(";", self.take)
         if function not in self.result.functions:
@@ -83,7 +85,7 @@ class Parser(Operands):
         self.result.functions[name] = self.result.functions[function]
 
     def section(self):
-        """Skip a section of debug information."""
+        """Skip a .section of debug information (DWARF)."""
         self.take()
         self.take()
         self.take("{")
@@ -95,13 +97,13 @@ class Parser(Operands):
     # --- variables ------------------------------------------------------------------------------------------
 
     def variable(self, space):
-        """Read a declaration after its state space, with the semicolon."""
+        """Parse a declaration from after its state space through its semicolon."""
         variable = self.declaration(space)
         self.take(";")
         return variable
 
     def declaration(self, space):
-        """Read a declaration after its state space, without a semicolon."""
+        """Parse a declaration from after its state space, without a semicolon."""
         line, align, vector = self.line(), self.alignment(), 1
         if self.next in (".v2", ".v4"):
             vector = int(self.take()[2:])
@@ -115,14 +117,14 @@ class Parser(Operands):
             self.take("]")
         initial, pointers = self.initial(ptx_type) if self.accept("=") else (None, ())
         if count is None and initial is not None:
-            # an array without a size has as many elements as its initialiser
+            # The initialiser determines the length of an array without a size.
             count = len(initial) * 8 // WIDTHS[ptx_type]
         return Variable(
             space[1:], name, ptx_type, count, max(align, WIDTHS[ptx_type] // 8), line, initial, pointers
         )
 
     def alignment(self):
-        """Read attributes of a declaration, and return the alignment among them."""
+        """Parse the attributes of a declaration, and return the alignment."""
         align = 1
         while self.next in (".align", ".ptr") or self.next in SPACES or self.next in LINKING:
             if self.take() == ".align":
@@ -130,7 +132,7 @@ class Parser(Operands):
         return align
 
     def initial(self, ptx_type):
-        """Read an initialiser, and return (bytes, pointers)."""
+        """Parse an initialiser, and return (bytes, pointers)."""
         size, parts, pointers = WIDTHS[ptx_type] // 8, [], []
         depth = 0
         while True:
@@ -144,8 +146,8 @@ class Parser(Operands):
                 return b"".join(parts), tuple(pointers)
 
     def initial_number(self, ptx_type, size, pointers, offset):
-        """Read one number of an initialiser, and return its bytes. Where an address belongs, record it in
-        `pointers`."""
+        """Parse one value of an initialiser, and return its bytes. An address is recorded in `pointers`,
+        and its bytes are 0 until the launch assigns addresses."""
         operand = self.operand()
         if isinstance(operand, Symbol):
             pointers.append((offset, operand))
@@ -176,10 +178,12 @@ class Parser(Operands):
             self.result.functions[name] = function
 
     def parameter_list(self):
+        """Parse a parenthesised list of parameters."""
         self.take("(")
         return tuple(self.list_until(")", self.parameter))
 
     def parameter(self):
+        """Parse a parameter, in the .param or .reg space."""
         space = self.take()
         if space != ".reg":
             return self.declaration(space)
@@ -187,22 +191,24 @@ class Parser(Operands):
         return Variable("reg", self.take(), ptx_type, 1, 1, self.line())
 
     def body(self, function):
-        """Read the body of a function."""
+        """Parse a function body in braces."""
         function.body, self.location = [], None
-        self.locations = {}  # (file, line, column) -> its last Location
+        self.locations = {}  # (file, line, column) -> the most recent Location there
         self.take("{")
         passed = (v for v in (*function.returns, *function.parameters) if v.space == "reg")
         self.scopes = [{v.name: Register(v.name, v.type) for v in passed}]
-        self.tables = {}  # label of .branchtargets -> the labels from which brx.idx chooses
-        self.braces = (0,)  # identifiers of the braces around, the function's own (0) first
-        self.labels, self.jumps = {}, {}  # (brace, name) -> label; index in the body -> its braces
+        self.tables = {}  # name of a .branchtargets table -> its labels
+        self.braces = (0,)  # identifiers of the open braces, outermost (0) first
+        self.labels, self.jumps = {}, {}  # (brace, name) -> unique label; index in the body -> open braces
         while self.scopes:
             self.statement(function)
+        # Labels may be declared after the jump, so jumps are resolved once the body is complete.
         for at, braces in self.jumps.items():
             function.body[at] = self.resolve_jump(function.body[at], braces)
 
     def resolve_jump(self, jump, braces):
-        """Return a jump whose labels are those of the braces around it; for brx.idx, those of its table."""
+        """Return a branch with its labels replaced by their unique names. For brx.idx, the labels come from
+        its .branchtargets table."""
         if jump.opcode.startswith("brx"):
             name = getattr(jump.operands[1], "name", None) if len(jump.operands) == 2 else None
             table = self.tables.get(name)
@@ -215,12 +221,12 @@ class Parser(Operands):
         return replace(jump, operands=(Symbol(self.resolve_label(jump.operands[0].name, braces)),))
 
     def resolve_label(self, name, braces):
-        """Return the unique name of a label: that of the innermost braces which declare it."""
+        """Return the unique name of a label, from the innermost open braces that declare it."""
         found = (self.labels[brace, name] for brace in reversed(braces) if (brace, name) in self.labels)
         return next(found, name)
 
     def label(self, function):
-        """Read a label. It is visible within its braces."""
+        """Parse a label. Its scope is the enclosing braces."""
         line, name, brace = self.line(), self.take(), self.braces[-1]
         self.take(":")
         if (brace, name) in self.labels:
@@ -229,6 +235,7 @@ class Parser(Operands):
         function.body.append(Label(self.labels[brace, name]))
 
     def statement(self, function):
+        """Parse a statement of a function body."""
         token = self.next
         if token == "{":
             self.take()
@@ -243,7 +250,7 @@ class Parser(Operands):
         elif token in SPACES:
             variable = self.variable(self.take())
             function.variables.append(variable)
-            if variable.space == "param":  # each call has its own
+            if variable.space == "param":  # each execution of a call has its own
                 function.body.append(variable)
         elif token == ".loc":
             self.loc()
@@ -262,7 +269,7 @@ class Parser(Operands):
             function.body.append(item)
 
     def branch_targets(self, function):
-        """Read the table of labels of a brx.idx. The label before it is the table's name."""
+        """Parse the label table of a brx.idx. The label that precedes the directive names the table."""
         if not function.body or not isinstance(function.body[-1], Label):
             raise self.error(".branchtargets wants a label before it")
         self.take()
@@ -270,6 +277,7 @@ class Parser(Operands):
         self.tables[name] = Group(tuple(map(Symbol, labels)))
 
     def registers(self):
+        """Parse a .reg declaration."""
         self.take()
         ptx_type = self.take()[1:]
         if ptx_type in ("v2", "v4"):
@@ -280,8 +288,8 @@ class Parser(Operands):
         self.take(";")
 
     def register_names(self, ptx_type):
-        """Read one name of a register declaration, or a range of names such as %r<10>. Inner braces get
-        unique names."""
+        """Parse one name of a register declaration, or a range such as %r<10>. Registers in nested braces
+        receive unique names."""
         name, scope = self.take(), self.scopes[-1]
         self.number += 1
         inner = f"{self.number}." if len(self.scopes) > 1 else ""
@@ -294,6 +302,7 @@ class Parser(Operands):
             scope[name] = Register(name + inner, ptx_type)
 
     def loc(self):
+        """Parse a .loc directive."""
         self.take()
         place, inlined = [self.integer() for _ in range(3)], None
         while self.accept(","):
@@ -305,6 +314,6 @@ class Parser(Operands):
             elif what == "inlined_at":
                 call = self.integer(), self.integer(), self.integer()
                 inlined = self.locations.get(call) or Location(*call)
-        # The call at `inlined_at` may itself have been inlined. Then the last .loc with its line and column
-        # has said where.
+        # The call at `inlined_at` may itself have been inlined. The most recent .loc with its file, line
+        # and column then says where.
         self.location = self.locations[tuple(place)] = Location(*place, inlined)

@@ -1,4 +1,4 @@
-"""The memory of a launch of PTX: contiguous bytes at simulated addresses, and views of them."""
+"""Memory of a PTX launch: contiguous bytes at simulated addresses, and typed views of them."""
 
 import threading
 from dataclasses import dataclass
@@ -15,27 +15,27 @@ WINDOWS = {
     for name, number in (("global", GLOBAL), ("const", CONST), ("shared", SHARED), ("local", LOCAL))
 }
 GENERIC = "generic"
-# The bytes of shared memory that the system reserves for cooperative groups. Tiles of several warps keep
-# barriers and values there (288 bytes in cooperative_groups/details/memory.h), and expect zeros at first. The
-# variable has the name of the special register with its offset.
+# Shared memory that the system reserves for cooperative groups. Tiles of several warps keep barriers and
+# values there (288 bytes in cooperative_groups/details/memory.h), and expect it to be zero initially. The
+# name is that of the special register with its offset.
 RESERVED = Variable("shared", "reserved_smem_offset_1", "b64", 36, 8, 0)
-# PTX type -> how memory is viewed. Integers: the format of a memoryview, whose elements are Python's ints.
-# Floats: a numpy type, whose elements are its scalars.
+# PTX type -> type of a memory view. For integers, a memoryview format, which yields Python ints; for
+# floats, a numpy type, which yields its scalars.
 VIEWS = {
     f"{prefix}{8 * size}": (letter if prefix == "s" else letter.upper())
     for size, letter in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
     for prefix in "sub"
 }
 VIEWS |= {"f32": np.float32, "f64": np.float64}
-GAP = 1 << 24  # unused bytes between two arrays: an address that is off by less is in no array
-# The heap of device code has the last quarter of the window of global memory (sim.ptx.heap).
+GAP = 1 << 24  # guard bytes between arrays: a slightly wrong address is in no array
+# The device heap occupies the last quarter of the global window (sim.ptx.heap).
 HEAP_BASE = window_end("global") - (1 << SPACE_SHIFT - 2)
 KEPT_SPACES = "global", "const"
 
 
 @dataclass(frozen=True)
 class GivenAddress:
-    """The address of a variable or an argument. `lasting`: whether the module keeps it for good."""
+    """The address of a variable or an argument. `lasting`: whether the module keeps it permanently."""
 
     name: str
     base: int
@@ -48,24 +48,25 @@ class GivenAddress:
 
 
 class Addresses:
-    """The addresses that the launches of a module share: a variable has one address for good, and an array
-    has the same one in each launch that gets it. So a pointer that a launch stores in memory is valid in the
-    next launch, as on a GPU.
+    """Addresses that persist across a module's launches. A variable keeps its address, and an array has the
+    same address in each launch to which it is passed. A pointer that one launch stores in memory is
+    therefore valid in the next one, as on a GPU.
 
-    given: {(space, key): GivenAddress}. The key of a variable is its name in PTX, that of an argument the
-        range of its host memory and the number of the array that owns it.
-    next: {space: the first address after the one that was given last}.
+    given: {(space, key): GivenAddress}. A variable's key is its PTX name. An argument's key is its range of
+        host memory and the number of the owning array.
+    next: {space: the end of the most recently assigned range}.
     """
 
     def __init__(self):
         self.given, self.next, self.lock = {}, {}, threading.RLock()
 
     def forget_arguments(self, used):
-        """Free the addresses of the arguments of earlier launches. `used`: the addresses of this launch."""
+        """Release the addresses of arguments of earlier launches. `used`: the addresses of this launch."""
         self.given = {key: g for key, g in self.given.items() if g.lasting or g.base in used}
 
     def first_gap(self, space, start, nbytes, align):
-        """Return the first address after `start` at which `nbytes` lie in a gap between those given."""
+        """Return the lowest address after `start` with room for `nbytes` and guard bytes between the
+        assigned ranges."""
         for given in sorted((g for (s, _), g in self.given.items() if s == space), key=lambda g: g.base):
             base = round_up(start + GAP, align)
             if after(base, nbytes) + GAP <= given.base:
@@ -74,13 +75,13 @@ class Addresses:
         return round_up(start + GAP, align)
 
     def find_argument(self, address):
-        """Return the GivenAddress of the argument at an address, or None."""
+        """Return the GivenAddress of the argument that contains an address, or None."""
         return next((g for g in self.given.values() if not g.lasting and g.base <= address < g.end), None)
 
 
 class PaddedSpace(AddressSpace):
-    """The address space of a launch of PTX: unused bytes between the allocations, and the addresses that
-    earlier launches of the module have had."""
+    """The address space of a PTX launch, with guard bytes between allocations and addresses shared with
+    earlier launches of the module."""
 
     gap = GAP
 
@@ -89,6 +90,8 @@ class PaddedSpace(AddressSpace):
         self.addresses, self.start = addresses, dict(self.next)
 
     def choose_address(self, space, nbytes, align, name, key):
+        """Return the address for a new allocation, or None if the space is exhausted. Global and constant
+        allocations reuse the address of an earlier launch."""
         if space not in KEPT_SPACES:
             return super().choose_address(space, nbytes, align, name, key)
         with self.addresses.lock:
@@ -104,8 +107,8 @@ class PaddedSpace(AddressSpace):
         return given.base
 
     def new_address(self, space, nbytes, align):
-        """Return an address after all that have been given. Where these have reached the end, return one that
-        an argument of an earlier launch had; None if there is no room at all."""
+        """Return an address above all assigned ones. If the window is exhausted, reuse the address of an
+        argument of an earlier launch. Return None if there is still no room."""
         addresses = self.addresses
         start = max(self.start[space], addresses.next.get(space, 0))
         base = addresses.first_gap(space, start, nbytes, align)
@@ -116,14 +119,14 @@ class PaddedSpace(AddressSpace):
 
 
 class PointerArray(Array):
-    """An array as pointers see it: a negative index is not counted from its end."""
+    """An array as accessed through pointers: a negative index does not count from the end."""
 
     __slots__ = ()
     wraps = False
 
 
 def whole_array(context, allocation):
-    """Return the array of a whole allocation, with the elements that findings name."""
+    """Return an array that covers an allocation, with the elements that findings name."""
     itemsize = allocation.home[1]
     length = allocation.root.size // itemsize
     array = array_at(
@@ -135,25 +138,25 @@ def whole_array(context, allocation):
 
 
 class Region:
-    """Bytes at consecutive addresses from `base` to before `end`, and views of them as elements."""
+    """Bytes at the addresses `base` to `end` (exclusive), and typed views of them."""
 
     __slots__ = ("allocation", "base", "end", "origins", "root", "views", "written")
 
     def __init__(self, allocation, root, base=None):
         self.allocation, self.root, self.views = allocation, root, {}
-        # of local memory, if an observer needs it: whether each byte has a defined value; {byte: origin} of
-        # those that a store of an undefined value has written (sim.ptx.undefined)
+        # For local memory, if an observer needs it: whether each byte has a defined value; {byte offset:
+        # origin} of bytes to which an undefined value was stored (sim.ptx.undefined).
         self.written, self.origins = None, {}
         self.base = allocation.base if base is None else base
         self.end = self.base + root.size
 
     def last(self, size):
-        """Return the last offset at which an access of `size` bytes may begin; -1 if each access has to be
-        checked."""
+        """Return the highest offset at which an access of `size` bytes may begin, or -1 if every access
+        must be checked individually."""
         return self.root.size - size if self.allocation.alignment % size == 0 else -1
 
     def view(self, ptx_type, size):
-        """Return the bytes as elements of a type, each `size` bytes."""
+        """Return the bytes as elements of a PTX type of `size` bytes."""
         if ptx_type not in self.views:
             whole = self.root[: self.root.size // size * size]
             how = VIEWS[ptx_type]
@@ -164,8 +167,8 @@ class Region:
 
 
 class Frames:
-    """A thread's local memory of one function: a Region for each call. The first `depth` belong to calls
-    that have not returned."""
+    """A function's local memory in one thread: one Region per active call. The first `depth` regions are
+    active."""
 
     __slots__ = ("depth", "regions")
 
@@ -173,16 +176,16 @@ class Frames:
         self.depth, self.regions = 0, []
 
     def find(self, address):
-        """Return the Region of an address, or None."""
+        """Return the active Region that contains an address, or None."""
         return next((r for r in self.regions[: self.depth] if r.base <= address < r.end), None)
 
     def base_below(self, address, otherwise):
-        """Return where the last frame begins that does not begin after the address."""
+        """Return the highest frame base that is not above the address, or `otherwise` if there is none."""
         return max((r.base for r in self.regions[: self.depth] if r.base <= address), default=otherwise)
 
 
 def poison(ptx_type):
-    """Return the value that a refused load gives."""
+    """Return the poison value that a refused load yields."""
     dtype = np.dtype(VIEWS[ptx_type])
     value = poisoned(dtype.itemsize, None).view(dtype)[0]
     return int(value) if isinstance(VIEWS[ptx_type], str) else value

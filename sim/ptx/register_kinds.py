@@ -1,23 +1,24 @@
-"""The kinds of registers: how generated code holds each one.
+"""Register kinds: how generated code represents each PTX register.
 
-A register is held as a Python int that is not negative ("int"), as numpy's scalar ("f32", "f64") if
-floating-point instructions use it, or as a bool ("pred").
+A register is represented by a non-negative Python int ("int"), by a numpy scalar ("f32", "f64") if
+floating-point instructions use it, or by a bool ("pred").
 
 A register declared .f32 or .f64 holds a float. One declared .b32 or .b64 may hold either, and compilers use
-it for both. The instructions that name it decide by majority; the other instructions convert, which costs
-time but is correct.
+it for both. A majority vote among the instructions that use the register decides. All other uses convert,
+which is slower but correct.
 """
 
 from collections import Counter
 
 from sim.ptx.syntax import Address, Group, Instruction, Register
 
+# PTX type -> the kind for which its uses vote
 FLOATING = {"f32": "f32", "f64": "f64"}
 
 
 def register_kinds(function, types_of):
-    """Return {register name: "int", "f32", "f64" or "pred"}. `types_of(instruction)` yields (type,
-    operand) pairs as far as known."""
+    """Return {register name: "int", "f32", "f64" or "pred"}. `types_of(instruction)` yields the known
+    (type, operand) pairs."""
     registers, votes, moves = {}, {}, []
     for item in function.body:
         if not isinstance(item, Instruction):
@@ -29,8 +30,8 @@ def register_kinds(function, types_of):
         for ptx_type, operand in types_of(item):
             if isinstance(operand, Register):
                 votes.setdefault(operand.name, Counter())[FLOATING.get(ptx_type, "int")] += 1
-    # A move without a type has no vote: both registers are likely to be of the same kind. Three passes cover
-    # chains of moves; more would only save conversions.
+    # An untyped move casts no vote, but its registers are likely to have the same kind. Three passes cover
+    # chains of moves. More passes would only save conversions.
     for _ in range(3):
         for to, source in moves:
             if to in votes and source not in votes:
@@ -41,7 +42,7 @@ def register_kinds(function, types_of):
 
 
 def choose_kind(register, votes):
-    """Return the kind of a register: by its declared type, else by its votes."""
+    """Return the kind of a register, from its declared type or else from its votes."""
     if register.type == "pred":
         return "pred"
     if register.type in FLOATING:
@@ -53,7 +54,7 @@ def choose_kind(register, votes):
 
 
 def registers_in(part):
-    """Yield all registers that an instruction or an operand names."""
+    """Yield all registers in an instruction or operand."""
     if isinstance(part, Register):
         yield part
     elif isinstance(part, Instruction):
@@ -73,8 +74,10 @@ ONLY_READ = {"st", "red", "bra", "brx", "call", "membar", "fence", "ret", "exit"
 
 
 def read_and_written(item):
-    """Return (names of the registers that an instruction reads, names of those that it certainly sets).
-    With a guard it may set nothing."""
+    """Return (names of the registers that an instruction reads, names of those that it always sets).
+
+    A guarded instruction may set nothing, so its results count as read: they may keep their values.
+    """
     base = item.names[0]
     only_read = base in ONLY_READ or base in ("bar", "barrier") and ".red" not in item.opcode
     to = () if only_read or any(isinstance(o, Address) for o in item.operands[:1]) else item.operands[:1]

@@ -1,4 +1,4 @@
-"""The syntax tree of a PTX module. Functions, variables and instructions have the line of the PTX text."""
+"""The syntax tree of a PTX module. Functions, variables and instructions record their PTX line."""
 
 import re
 import struct
@@ -7,19 +7,19 @@ from functools import cached_property
 
 from sim.isa.registers import WIDTHS
 
-FORMATS = {16: "<e", 32: "<f", 64: "<d"}  # bits -> the format of a float in struct
+FORMATS = {16: "<e", 32: "<f", 64: "<d"}  # width in bits -> `struct` format of a float
 
 
 def python_name(name, stem="v"):
-    """Return the Python name of a variable or parameter; with another stem, of something else that has a
-    name in PTX."""
+    """Return the Python identifier for a PTX name. `stem` distinguishes kinds of names; the default is for
+    variables and parameters."""
     return f"{stem}_" + re.sub(r"\W", "_", name)
 
 
 @dataclass(frozen=True)
 class Register:
-    """A virtual register. `name` is unique in its function, although inner braces may declare the same
-    name again."""
+    """A virtual register. `name` is unique within its function, even if nested braces redeclare the PTX
+    name."""
 
     name: str
     type: str
@@ -27,20 +27,21 @@ class Register:
 
 @dataclass(frozen=True)
 class Special:
-    """A read-only register of the machine, such as %tid.x, %laneid or %clock64."""
+    """A read-only special register, such as %tid.x, %laneid or %clock64 (PTX ISA, chapter 10)."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Immediate:
-    """A constant: a Python int, or the bits of a float with their width."""
+    """A constant operand: a Python int, or the bit pattern of a float of width `float_width`."""
 
     value: int
     float_width: int = 0
 
     def bits(self, width):
-        """Return the constant in a format of `width` bits; of an integer, the low bits."""
+        """Return the constant's bit pattern in a format of `width` bits. Integers are truncated, floats are
+        converted."""
         if self.float_width in (0, width):
             return self.value & ((1 << width) - 1)
         raw = self.value.to_bytes(self.float_width // 8, "little")
@@ -50,7 +51,7 @@ class Immediate:
 
 @dataclass(frozen=True)
 class Symbol:
-    """The address of a variable, a label or a function, plus an offset."""
+    """The address of a variable, a label or a function, plus a byte offset."""
 
     name: str
     offset: int = 0
@@ -66,23 +67,23 @@ class Address:
 
 @dataclass(frozen=True)
 class Group:
-    """Several operands in the place of one: {a, b}, (a, b) or a|b. None is the operand `_`, which is
-    discarded."""
+    """A composite operand: a vector {a, b}, a parameter list (a, b) or a pair a|b. None represents `_`, the
+    operand that discards a result."""
 
     parts: tuple
 
 
 @dataclass(frozen=True)
 class Not:
-    """A negated predicate, !p."""
+    """A negated predicate operand, !p."""
 
     register: Register
 
 
 @dataclass(frozen=True)
 class Location:
-    """A position in the source from which the PTX was made, from `.loc`. `inlined` is the position of the
-    call that was inlined."""
+    """A source position from a `.loc` directive. `inlined` is the position of the call if the code was
+    inlined (inlined_at)."""
 
     file: int
     line: int
@@ -92,7 +93,7 @@ class Location:
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction `@guard opcode operands;`. `guard` is (Register, whether it is negated), or None."""
+    """An instruction `@guard opcode operands;`. `guard` is (Register, whether it is negated) or None."""
 
     opcode: str
     operands: tuple
@@ -102,24 +103,26 @@ class Instruction:
 
     @property
     def names(self):
-        """The parts of the opcode."""
+        """The opcode and its modifiers."""
         return self.opcode.split(".")
 
 
 @dataclass(frozen=True)
 class Label:
-    """A label. Its name is unique in its function."""
+    """A label. Its name is unique within its function."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A declaration in a state space.
+    """A variable declaration.
 
-    count: the number of elements of `type`; None if the launch determines it.
-    initial: the initial bytes.
-    pointers: (offset, Symbol) for each address among the initial bytes.
+    space: its state space.
+    count: the number of elements of `type`; None if the launch determines it (extern .shared).
+    align: the alignment in bytes.
+    initial: the bytes of its initialiser, or None.
+    pointers: (byte offset, Symbol) for each address in the initialiser.
     """
 
     space: str
@@ -133,13 +136,15 @@ class Variable:
 
     @property
     def bytes(self):
+        """The size in bytes, 0 if the launch determines it."""
         return max(WIDTHS[self.type] // 8, 1) * (self.count or 0)
 
 
 @dataclass(eq=False)
 class Function:
-    """An `.entry` or a `.func`. `body` holds its Instructions and Labels, `variables` the declarations
-    inside."""
+    """An `.entry` (kernel) or `.func` (device function). `body` contains Instructions, Labels and the
+    declarations of call parameters, or is None for a declaration; `variables` lists the declarations inside
+    the body."""
 
     name: str
     entry: bool
@@ -148,22 +153,22 @@ class Function:
     line: int
     body: list | None = None
     variables: list = field(default_factory=list)
-    limits: dict = field(default_factory=dict)  # directive such as reqntid -> its numbers
+    limits: dict = field(default_factory=dict)  # directive such as reqntid -> its arguments
 
 
 @dataclass
 class Text:
-    """A whole module."""
+    """A parsed PTX module."""
 
     target: str = ""
     functions: dict = field(default_factory=dict)
     variables: dict = field(default_factory=dict)
-    files: dict = field(default_factory=dict)  # number -> path
+    files: dict = field(default_factory=dict)  # number in .file -> path
     lines: list = field(default_factory=list)
 
     def reachable_variables(self, names):
-        """Return the variables of these names and those to which their initial values point, in the order of
-        their declarations."""
+        """Return, in declaration order, the variables with these names and all variables to which their
+        initialisers point, directly or indirectly."""
         reached, waiting = set(), list(names)
         while waiting:
             name = waiting.pop()
@@ -174,8 +179,8 @@ class Text:
 
     @cached_property
     def addressable_functions(self):
-        """The names of the functions whose address is taken, by an instruction or by the initial value of a
-        variable that some instruction names."""
+        """The names of the functions whose address is taken, by a `mov` or by the initialiser of a variable
+        that some instruction references."""
         bodies = (function.body or () for function in self.functions.values())
         items = [item for body in bodies for item in body if isinstance(item, Instruction)]
         names = {name for item in items for name in symbols_in(item)}
@@ -185,7 +190,7 @@ class Text:
 
 
 def symbols_in(part):
-    """Yield the names of all symbols in an instruction or an operand."""
+    """Yield the names of all symbols in an instruction or operand."""
     if isinstance(part, Symbol):
         yield part.name
     elif isinstance(part, Instruction | Group):

@@ -1,17 +1,17 @@
-"""Registers of a PTX function that hold times: values computed from a clock.
+"""Registers that hold times, which are values computed from a clock.
 
-A thread that waits for a limited time computes with times in each iteration. The test for endless loops
-(sim.progress) ignores these values, because they change although nothing else does.
+A thread that waits with a time limit computes with times in every iteration. The test for endless loops
+(sim.progress) ignores these values, because they change even when nothing else does.
 """
 
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Instruction, Special
 
 CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "globaltimer_hi"}
-# The arithmetic of times. The results of other instructions count as values that threads see: the predicate
-# of a comparison, or the xor of a random number generator that a clock has seeded.
+# Opcodes whose results are times if an operand is a time. Results of other instructions count as observed
+# values: the predicate of a comparison, or the xor of a random number generator seeded from a clock.
 ARITHMETIC = {"mov", "cvt", "add", "sub", "neg", "abs", "shr", "div", "min", "max", "selp"}
-HIGH_PRODUCTS = {"hi", "wide"}  # multiplications by which compilers divide
+HIGH_PRODUCTS = {"hi", "wide"}  # modifiers of the multiplications by which compilers divide
 
 
 def timed_registers(function):
@@ -23,15 +23,18 @@ def timed_registers(function):
         for item in body:
             read, written = read_and_written(item)
             if reads_clock(item) or is_arithmetic(item) and not timed.isdisjoint(read):
-                # a guarded instruction lists its result among the registers that it reads
+                # read_and_written lists the result of a guarded instruction among the registers that it
+                # reads.
                 timed |= written or {register.name for register in item.operands[:1]}
     return timed
 
 
 def reads_clock(item):
+    """Return whether an instruction reads a clock register."""
     return any(isinstance(operand, Special) and operand.name in CLOCKS for operand in item.operands)
 
 
 def is_arithmetic(item):
+    """Return whether an instruction is arithmetic that compilers apply to times."""
     base = item.names[0]
     return base in ARITHMETIC or base == "mul" and not HIGH_PRODUCTS.isdisjoint(item.names)

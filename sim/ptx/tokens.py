@@ -1,4 +1,4 @@
-"""PTX text as tokens. Source: PTX ISA, "Syntax"."""
+"""A lexer for PTX text. Source: PTX ISA, chapter 4, "Syntax"."""
 
 import re
 from bisect import bisect_right
@@ -19,17 +19,18 @@ TOKEN = re.compile(
 
 
 class Tokens:
-    """A reader of tokens from left to right. `at` is the index of the next token."""
+    """A left-to-right reader of tokens. `at` is the index of the next token."""
 
     def __init__(self, text):
         self.text = text
         self.breaks = [match.start() for match in re.finditer("\n", text)]
-        # the tokens, and the position of each in the text
+        # the tokens, and the position of each one in the text
         self.tokens, self.positions = [], []
         self.read_tokens()
         self.at = 0
 
     def read_tokens(self):
+        """Split the text into tokens. Errors: LaunchError at a character that begins no token."""
         position = 0
         while position < len(self.text):
             match = TOKEN.match(self.text, position)
@@ -39,26 +40,32 @@ class Tokens:
                     f"cannot read {self.text[position : position + 20]!r}", len(self.positions) - 1
                 )
             if match.lastgroup != "blank":
-                # `.reg.b32` is two directives. In any other name, a point is part of the name.
+                # `.reg.b32` is two directives. In a name that does not begin with a dot, the dots are part
+                # of the name.
                 parts = re.findall(r"\.[^.]+", match[0]) if match[0][0] == "." else [match[0]]
                 self.tokens += parts
                 self.positions += [position] * len(parts)
             position = match.end()
 
     def line(self, at=None):
-        """Return the line of a token, by default of the next one."""
+        """Return the 1-based line of a token, by default of the next one."""
         place = self.positions[min(self.at if at is None else at, len(self.positions) - 1)]
         return bisect_right(self.breaks, place - 1) + 1
 
     def error(self, what, at=None):
+        """Return a LaunchError that names the line of a token, by default of the next one."""
         return LaunchError(f"PTX line {self.line(at)}: {what}")
 
     @property
     def next(self):
+        """The next token, or "" at the end of the text."""
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def take(self, wanted=None):
-        """Return the next token, and go past it. Errors: LaunchError if it is not the `wanted` one."""
+        """Consume the next token and return it.
+
+        Errors: LaunchError at the end of the text, or if the token is not `wanted`.
+        """
         token = self.next
         if not token:
             raise self.error(f"the text ends here, where {wanted or 'more'} has to follow: is it cut off?")
@@ -68,21 +75,22 @@ class Tokens:
         return token
 
     def accept(self, token):
-        """Go past the next token if it is this one. Return whether it was."""
+        """Consume the next token if it equals `token`. Return whether it did."""
         if self.next == token:
             self.at += 1
             return True
         return False
 
     def comma_list(self, read):
-        """Return the results of `read` for a list with commas."""
+        """Return the results of calling `read` for each item of a comma-separated list."""
         found = [read()]
         while self.accept(","):
             found.append(read())
         return found
 
     def list_until(self, end, read):
-        """Return the results of `read` up to the token `end`, with commas or without."""
+        """Return the results of calling `read` for each item up to the token `end`. Commas between items
+        are optional."""
         found = []
         while not self.accept(end):
             found.append(read())
@@ -90,6 +98,7 @@ class Tokens:
         return found
 
     def integer(self):
+        """Consume an integer constant with an optional minus sign and return its value."""
         sign = -1 if self.accept("-") else 1
         token = self.take()
         try:
@@ -99,7 +108,8 @@ class Tokens:
 
 
 def parse_integer(token):
-    """Return the value of an integer token. Octal numbers begin with 0, as in C."""
+    """Return the value of an integer token. As in C, a leading 0 marks an octal number (PTX ISA 4.5.1,
+    "Integer Constants")."""
     token = token.rstrip("U")
     if len(token) > 1 and token[0] == "0" and token[1].isdigit():
         return int(token, 8)

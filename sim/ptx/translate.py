@@ -1,7 +1,10 @@
 """The Python statements of one PTX instruction.
 
-Most instructions only compute with registers: `sim.isa.registers` gives their expression. HANDLERS has a
-function for each instruction that needs more, such as memory, waiting, or a call.
+Most instructions only compute with registers, and `sim.isa.registers` provides their expression. HANDLERS
+maps the opcodes that need more, such as memory accesses, waiting or calls, to functions that emit their
+statements.
+
+Source: PTX ISA 9.7, "Instructions".
 """
 
 from sim.isa.arithmetic import REALS
@@ -14,14 +17,14 @@ from sim.ptx.regions import WINDOWS
 from sim.ptx.syntax import Address, Group, Immediate, Not, Register, Symbol, python_name
 from sim.ptx.warps import form_of
 
-# Instructions without an effect on results: prefetches, cache policies, hints to the scheduler.
+# Instructions without an effect on results: prefetches, cache policies, scheduling hints.
 IGNORED = set(
     "prefetch prefetchu applypriority discard createpolicy griddepcontrol setmaxnreg pmevent".split()
 )
 
 
 def types_of(item):
-    """Yield (type, operand) for the operands of an instruction whose type says how a register is used."""
+    """Yield (type, operand) for the operands whose type indicates a register's kind (see register_kinds)."""
     base = item.names[0]
     try:
         if base in ("ld", "ldu", "st", "atom", "red"):
@@ -80,6 +83,8 @@ def plain_comparison(opcode):
 
 
 def setp(writer, item):
+    """Emit setp, which sets one predicate or a complementary pair p|q, optionally combined with a third
+    predicate (PTX ISA 9.7.6)."""
     plain, joined = plain_comparison(item.opcode)
     operation, (to, a, b, *third) = find_operation(plain), item.operands
     test = operation.text.format(*(writer.value(o, k) for o, k in zip((a, b), operation.operands)))
@@ -96,6 +101,8 @@ def setp(writer, item):
 
 
 def mov(writer, item):
+    """Emit mov: of a register, a constant, an address, or a vector that is packed or unpacked (PTX ISA
+    9.7.9)."""
     ptx_type, (to, source) = item.names[-1], item.operands
     if ptx_type not in WIDTHS:
         raise Missing(item.opcode)
@@ -113,8 +120,8 @@ def mov(writer, item):
 
 
 def cvta(writer, item):
-    """Emit a conversion between a generic address and one of a state space: they differ by the start of
-    the space's window."""
+    """Emit cvta, a conversion between a generic address and an address in a state space. They differ by the
+    base of the space's window (PTX ISA 6.4.1.1, "Generic Addressing")."""
     names, (to, source) = item.names, item.operands
     space = next((n.split("::")[0] for n in names if n.split("::")[0] in SPACES), None)
     text = writer.value(source, next(n for n in names if n in WIDTHS).replace("u", "b"))
@@ -124,6 +131,7 @@ def cvta(writer, item):
 
 
 def isspacep(writer, item):
+    """Emit isspacep, which tests whether a generic address is in a state space's window."""
     space, (to, source) = item.names[1].split("::")[0], item.operands
     number = WINDOWS["const" if space == "param" else space] >> 34
     writer.assign(to, f"{writer.value(source, 'b64')} >> 34 == {number}", "pred")
@@ -133,7 +141,7 @@ def isspacep(writer, item):
 
 
 def entry_of(opcode):
-    """Return the entry of an instruction by its name in PTX. Errors: Missing."""
+    """Return the sim.isa entry for a PTX opcode. Errors: Missing."""
     try:
         return by_ptx(opcode)
     except KeyError:
@@ -141,7 +149,8 @@ def entry_of(opcode):
 
 
 def barrier(writer, item):
-    """Emit bar or barrier: for the whole block, for a number of threads, or with a vote (.red)."""
+    """Emit bar or barrier: for all threads of the block, for a given number of threads, or as a reduction
+    (.red)."""
     operands, does = list(item.operands), set(item.names[1:]) - {"cta", "aligned"}
     if "warp" in does:
         return warp(writer, item)
@@ -161,7 +170,7 @@ def barrier(writer, item):
 
 
 def mbarrier(writer, item):
-    """Emit an instruction of an mbarrier, a barrier in shared memory."""
+    """Emit an mbarrier instruction (PTX ISA 9.7.13.15)."""
     names, operands = item.names, list(item.operands)
     if "pending_count" in names:
         return compute(writer, item)
@@ -180,9 +189,10 @@ def mbarrier(writer, item):
     writer.assign(to, f"{name}({', '.join(values)})", "pred" if "wait" in entry.name else "u64", True)
 
 
-# modifiers of mbarrier that choose no other semantics: in sim every arrival releases, every wait acquires
+# Modifiers of mbarrier without an effect here: in sim, every arrival releases and every wait acquires.
 ORDERING = {"release", "acquire", "relaxed", "cta", "shared", "shared::cta"}
-# entry -> (fewest, most) operands after the address; the last one of try_wait is a time limit, ignored here
+# entry -> (minimum, maximum) number of operands after the address. The last operand of try_wait is a time
+# limit, which is ignored.
 OPERANDS = {"mbarrier_init": (1, 1), "mbarrier_inval": (0, 0)}
 OPERANDS |= dict.fromkeys(("mbarrier_arrive", "mbarrier_arrive_drop"), (0, 1))
 OPERANDS |= dict.fromkeys(("mbarrier_arrive_noComplete", "mbarrier_arrive_drop_noComplete"), (1, 1))
@@ -190,7 +200,7 @@ OPERANDS |= dict.fromkeys(("mbarrier_test_wait", "mbarrier_test_wait_parity"), (
 
 
 def fence(writer, item):
-    """Emit a fence. Proxy fences order accesses that sim has none of, so they are ignored."""
+    """Emit a fence. Proxy fences are ignored, because sim has no accesses through other proxies."""
     names = item.names
     if "proxy" in names or "mbarrier_init" in names:
         return
@@ -198,11 +208,12 @@ def fence(writer, item):
 
 
 def sleep(writer, item):
+    """Emit nanosleep. The duration is ignored."""
     writer.emit(f"{writer.module.fence_call(nanosleep)}(0)")
 
 
 def warp(writer, item):
-    """Emit a warp instruction. sim.isa defines what the lanes compute of each other's operands."""
+    """Emit a warp instruction, in which lanes compute with each other's operands."""
     form = form_of(item.opcode)
     given = item.operands[1:] if form.results else item.operands
     given = [part for operand in given for part in parts(operand)]
@@ -213,7 +224,7 @@ def warp(writer, item):
 
 
 def ldmatrix(writer, item):
-    """Emit ldmatrix, whose operands are in memory."""
+    """Emit ldmatrix, which loads its operands from memory."""
     names = item.names
     space = next((n for n in names if n.split("::")[0] == "shared"), None)
     form = form_of(".".join(n for n in names if n != space))
@@ -223,7 +234,8 @@ def ldmatrix(writer, item):
 
 
 def wmma(writer, item):
-    """Emit wmma: a product of fragments, or a load or store of one fragment by all lanes of the warp."""
+    """Emit a wmma instruction: a matrix product of fragments, or a collective load or store of one
+    fragment."""
     names, operands = item.names, list(item.operands)
     if "mma" in names:
         return warp(writer, item)
@@ -245,7 +257,8 @@ def wmma(writer, item):
 
 
 def assign_results(writer, item, results, text, fits=True):
-    """Set the registers of a warp instruction to its results."""
+    """Emit the assignment of a warp instruction's results to its registers. `fits`: whether the operands
+    matched."""
     targets = parts(item.operands[0]) if results else ()
     if not fits or len(targets) > len(results) or len(targets) < len(results) - (results[1:] == ("pred",)):
         raise Missing(f"{item.opcode} with these operands")
@@ -263,7 +276,7 @@ def assign_results(writer, item, results, text, fits=True):
 
 
 def call(writer, item):
-    """Emit a call of a function, by its name or through a pointer."""
+    """Emit a call of a function, direct or indirect."""
     operands = list(item.operands)
     returns = operands.pop(0).parts if isinstance(operands[0], Group) else ()
     function, *rest = operands
@@ -291,7 +304,7 @@ def call(writer, item):
 
 
 def cp_async(writer, item):
-    """Emit cp.async: a copy to shared memory that is certainly complete only after the wait for it."""
+    """Emit cp.async, a copy to shared memory that is guaranteed to be complete only after a wait."""
     operands, does = item.operands, set(item.names[1:])
     if "mbarrier" in does:
         return cp_async_mbarrier(writer, item)
@@ -313,7 +326,7 @@ def cp_async(writer, item):
 
 
 def cp_async_mbarrier(writer, item):
-    """Emit cp.async.mbarrier.arrive: an arrival when the thread's copies are complete."""
+    """Emit cp.async.mbarrier.arrive, which arrives when the thread's copies are complete."""
     (where,) = item.operands
     space, plain = shared_or_generic(item.names)
     name = writer.module.transfer(entry_of(plain).name)
@@ -321,24 +334,24 @@ def cp_async_mbarrier(writer, item):
 
 
 def shared_or_generic(names):
-    """Return the state space of an address in shared memory, and the instruction's name without it."""
+    """Return the state space of a shared or generic address, and the opcode without that modifier."""
     spaces = {"shared", "shared::cta"} & set(names)
     return "shared" if spaces else "generic", ".".join(n for n in names if n not in spaces)
 
 
-# modifier of a cp.async without operands in memory -> entry of sim.isa
+# modifier of a cp.async without memory operands -> sim.isa entry
 ASYNCHRONOUS = {
     "commit_group": "cp_async_commit",
     "wait_group": "cp_async_wait",
     "wait_all": "cp_async_wait_all",
 }
-# modifiers of a cp.async that copies
+# Modifiers of a cp.async that copies
 COPYING = {"async", "ca", "cg", "shared", "shared::cta", "global", "L2::64B", "L2::128B", "L2::256B"}
 
 
 def source_bytes(writer, size, taken=None):
-    """Return the expression of how many bytes a copy reads: the operand src-size, or 0 if the predicate
-    ignore-src holds."""
+    """Return the expression for the number of bytes that a copy reads: the operand src-size, or 0 if the
+    predicate ignore-src is true."""
     if taken is None:
         return str(size)
     if getattr(taken, "type", "") == "pred" or isinstance(taken, Not):
@@ -347,9 +360,11 @@ def source_bytes(writer, size, taken=None):
 
 
 def trap(writer, item):
+    """Emit trap, which aborts the kernel."""
     writer.emit(f"{writer.module.trap()}()")
 
 
+# opcode -> the function that emits it
 HANDLERS = {
     base: handler
     for handler, bases in {

@@ -1,25 +1,25 @@
 """Volatile loads of a PTX function, classified by the use of their values.
 
-A volatile access is a relaxed one: it does not race with other volatile accesses, and nothing orders them
-either. A thread that loops until a flag changes creates an order by the value that it sees. A thread that
-computes with whatever value it finds, as a warp's reduction by `volatile int*` does, relies on an order that
-nothing guarantees.
+A volatile access is a relaxed strong operation (PTX ISA, chapter 8, "Memory Consistency Model"): it neither
+races with other volatile accesses nor orders anything. A thread that loops until a flag changes derives an
+order from the value. A thread that computes with whatever value it reads, such as a warp reduction through
+`volatile int*`, relies on an order that is not guaranteed.
 """
 
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Address, Group, Instruction, Label, Register, Symbol
 
-NOT_VALUES = {"setp", "isspacep", "testp"}  # their results are predicates, which decide and are not values
+NOT_VALUES = {"setp", "isspacep", "testp"}  # their results are predicates, which count as decisions
 
 
 class Uses:
-    """The uses of the values in a function's registers."""
+    """The uses of register values in one function."""
 
     def __init__(self, function):
         self.body = function.body
-        # register -> indices of the instructions that read it; label -> index
+        # register -> indices of the instructions that read it; label -> its index
         self.readers, self.labels = {}, {}
-        self.jumps = []  # (index, indices of its targets) for each branch
+        self.jumps = []  # (index of a branch, indices of its targets)
         for at, item in enumerate(self.body):
             if isinstance(item, Label):
                 self.labels[item.name] = at
@@ -31,9 +31,12 @@ class Uses:
                 self.jumps.append((at, [self.labels[name] for name in targets(item) if name in self.labels]))
 
     def relies_on(self, load):
-        """Return whether the program relies on the value of a load: it ends in other memory, and no loop
-        waits for it. An element's own next value (`(*turn)++`) does not count, and values that are passed
-        to a function or a caller are not followed."""
+        """Return whether the program relies on a loaded value: it reaches other memory, and no loop waits
+        for it.
+
+        A new value of the same element (`(*turn)++`) does not count. Values passed to a function or a
+        caller are not followed.
+        """
         values, decisions = self.dependent_registers(load)
         readers = self.readers_of(values)
         if leaves_function(readers):
@@ -42,8 +45,8 @@ class Uses:
         return kept and not self.is_awaited(self.body.index(load), decisions)
 
     def acts_on(self, load):
-        """Return whether a thread may act on the value of a load: a predicate depends on it, or the
-        function passes it on."""
+        """Return whether a thread may act on a loaded value: a predicate depends on it, or it leaves the
+        function."""
         values, decisions = self.dependent_registers(load)
         return bool(decisions) or leaves_function(self.readers_of(values))
 
@@ -52,7 +55,7 @@ class Uses:
         return [self.body[at] for name in names for at in self.readers.get(name, ())]
 
     def dependent_registers(self, load):
-        """Return (registers whose values depend on the loaded one, predicates that do)."""
+        """Return (registers that depend on the loaded value, predicates that depend on it)."""
         values, decisions = {r.name for r in registers(load.operands[0])}, set()
         waiting = list(values)
         while waiting:
@@ -70,8 +73,9 @@ class Uses:
         return values, decisions
 
     def is_awaited(self, at, decisions):
-        """Return whether a branch on one of these predicates may leave a loop around the instruction at
+        """Return whether a branch on one of these predicates may exit a loop around the instruction at
         index `at`."""
+        # A backward branch and its target delimit a loop in the text.
         loops = [(target, jump) for jump, targets in self.jumps for target in targets if target <= at <= jump]
         for first, last in loops:
             for jump, places in self.jumps:
@@ -84,30 +88,35 @@ class Uses:
 
 
 def leaves_function(readers):
-    """Return whether one of these instructions passes a value to a function or a caller."""
+    """Return whether one of these instructions passes a value to a callee or the caller."""
     return any(item.opcode.startswith("st.param") for item in readers)
 
 
 def ends_in_memory(item):
-    """Return whether an instruction stores a value, adds it to memory, or uses it as an address."""
+    """Return whether an instruction stores a value, combines it into memory, or uses it as an address."""
     return item.names[0] in ("st", "red", "ld", "ldu", "atom") and "cas" not in item.names
 
 
 def address_of(item):
+    """Return an instruction's memory operand, or None."""
     return next((operand for operand in item.operands if isinstance(operand, Address)), None)
 
 
 def targets(item):
+    """Return the labels to which a branch may jump."""
     return [part.name for operand in item.operands for part in parts(operand) if isinstance(part, Symbol)]
 
 
 def parts(operand):
+    """Return the elements of a Group, or the operand itself."""
     return operand.parts if isinstance(operand, Group) else (operand,)
 
 
 def registers(operand):
+    """Return the registers in an operand."""
     return [part for part in parts(operand) if isinstance(part, Register)]
 
 
 def predicates(item):
+    """Return whether all results of an instruction are predicates."""
     return all(r.type == "pred" for r in registers(item.operands[0]))

@@ -1,5 +1,5 @@
-"""Warp instructions by their names in PTX: the entry of sim.isa, the types of operands and results, and
-the order of the operands."""
+"""PTX forms of warp instructions: the sim.isa entry, the types of operands and results, and the operand
+order."""
 
 from typing import NamedTuple
 
@@ -7,8 +7,8 @@ from sim.isa import shuffles
 from sim.isa.registers import WIDTHS, Missing, type_name
 from sim.isa.table import BY_NAME_PARTS, GIVEN, INSTRUCTIONS, Instruction, Like, name_parts
 
-# Parts of a name in PTX -> entry, for instructions that Numba does not have. The table has them by their PTX
-# name, some of them without the type.
+# name_parts of a PTX name -> entry, for warp instructions that Numba does not have. The table lists them by
+# PTX name, some of them without the type.
 SHUFFLES = {
     name_parts(name): entry
     for name, entry in INSTRUCTIONS.items()
@@ -17,9 +17,9 @@ SHUFFLES = {
 
 
 class Form(NamedTuple):
-    """The form of a warp instruction in PTX.
+    """The PTX form of a warp instruction.
 
-    operands, results: their types.
+    operands, results: their PTX types.
     order: for each operand of the entry, its position in PTX.
     """
 
@@ -42,12 +42,12 @@ def form_of(opcode):
         operands[t] if isinstance(t, Like) else ptx_type_of(t, ptx_type) for t in entry.results.values()
     )
     order = tuple(range(len(operands)))
-    if entry.mask == GIVEN:  # the mask is the last operand in PTX, and the entry's first
+    if entry.mask == GIVEN:  # PTX passes the mask last, the entry expects it first
         return Form(entry, ("b32", *operands.values()), tuple(results), (len(operands), *order))
     return Form(entry, tuple(operands.values()), tuple(results), order)
 
 
 def ptx_type_of(dtype, ptx_type):
-    """Return PTX's name of a dtype; .b32 for an unsigned 32-bit one. If the dtype is None, return
-    `ptx_type`."""
+    """Return the PTX name of a dtype, .b32 for an unsigned 32-bit one. Return `ptx_type` if the dtype is
+    None."""
     return ptx_type if dtype is None else type_name(dtype).replace("u32", "b32")
