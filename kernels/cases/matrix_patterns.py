@@ -22,7 +22,7 @@ PLACES = ROWS // 16 * (COLUMNS // 16)  # blocks of 16 × 16 elements in a tile, 
 
 @functools.cache
 def matrix_kernel(pitch):
-    """Compile the kernel: x (tiles, ROWS, COLUMNS), int16 -> out (tiles, PLACES, 4, 32), int32, each lane's
+    """Return the kernel: x (tiles, ROWS, COLUMNS), int16 -> out (tiles, PLACES, 4, 32), int32, each lane's
     registers.
 
         grid    tiles

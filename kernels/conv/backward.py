@@ -61,7 +61,7 @@ CHUNK_WORDS = 8 + GROUP  # words per row of a chunk; larger chunks would exceed 
 
 @functools.cache
 def queries_kernel(width, size):
-    """Compile the kernel for dQ and dW, for rows of at most `width` elements and tiles of `size` × `size`."""
+    """Return the kernel for dQ and dW, for rows of at most `width` elements and tiles of `size` × `size`."""
     step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
     patch_numbers = PATCH * (width // step)
     rows_at_a_time = min(16, 512 // width)
@@ -160,7 +160,7 @@ def queries_kernel(width, size):
 
 @functools.cache
 def keys_kernel(width, size):
-    """Compile the kernel for dK and dV, for rows of at most `width` elements and tiles of `size` × `size`."""
+    """Return the kernel for dK and dV, for rows of at most `width` elements and tiles of `size` × `size`."""
     step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
     patch_numbers = PATCH * (width // step)
     rows_at_a_time = min(16, 512 // width)

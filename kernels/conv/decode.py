@@ -106,7 +106,7 @@ def merge_warps(part, ends, outputs, d):
 
 @functools.cache
 def split_kernel(slots, d):
-    """Compile the kernel for c_q <= slots and rows of d elements."""
+    """Return the kernel for c_q <= slots and rows of d elements."""
     width = -(-d // LANES) * LANES
 
     @cuda.jit(device=True)

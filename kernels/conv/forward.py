@@ -62,7 +62,7 @@ RESIDENT = 2  # resident blocks per multiprocessor
 
 @functools.cache
 def conv_forward_kernel(width, size):
-    """Compile the kernel for rows of at most `width` elements and tiles of `size` × `size` scores."""
+    """Return the kernel for rows of at most `width` elements and tiles of `size` × `size` scores."""
     step, pitch, threads = size // PATCH, size + PADDING, threads_of(size)
     columns = width // step  # output columns per thread
     o_numbers = PATCH * columns

@@ -78,7 +78,7 @@ FEW = 16  # up to this number of queries, D is computed from the scores
 
 @functools.cache
 def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=None):
-    """Compile the kernel for rows of `width` elements and (c_q, c_k) taps.
+    """Return the kernel for rows of `width` elements and (c_q, c_k) taps.
 
     of_keys: compile the variant for dK and dV instead of that for dQ and dW.
 

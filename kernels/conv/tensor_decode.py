@@ -63,7 +63,7 @@ THREADS = WARPS * 32
 
 @functools.cache
 def decode_tensor_kernel(width, kind, c_q, c_k):
-    """Compile the kernel for rows of at most `width` elements and (c_q, c_k) taps."""
+    """Return the kernel for rows of at most `width` elements and (c_q, c_k) taps."""
     (mma, mma_k8, pack), add_pair = ARITHMETIC[kind], mma_pair(kind)
     scaled = kind == "float16"
     left = (c_k - 1) // 2

@@ -52,7 +52,7 @@ TWO_TILES = 2 * KEYS
 
 @functools.cache
 def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_registers=None):
-    """Compile the kernel for rows of `width` elements and (c_q, c_k) taps.
+    """Return the kernel for rows of `width` elements and (c_q, c_k) taps.
 
     strip: adjacent rows per quad.
     step_keys: keys per iteration.

@@ -45,7 +45,7 @@ ROWS, KEYS = 64, 32  # queries per block, one per thread; keys per tile
 
 @functools.cache
 def flash_forward_kernel(width):
-    """Compile the kernel for rows of at most `width` elements."""
+    """Return the kernel for rows of at most `width` elements."""
 
     @cuda.jit
     def flash_forward_kernel(q, k, v, scale, causal, window, o, log_sum):

@@ -45,7 +45,7 @@ KEYS = {64: 64, 128: 32}  # width -> keys per tile
 
 @functools.cache
 def flash_tensor_kernel(width, kind, warps, m_tiles, keys, windowed, max_registers=None, q_held=None):
-    """Compile the kernel for rows of `width` elements of the type `kind`.
+    """Return the kernel for rows of `width` elements of the type `kind`.
 
     m_tiles: tiles of 16 queries per warp.
     keys: keys per tile.

@@ -37,7 +37,7 @@ WARPS = 4  # warps per block, each with one query
 
 @functools.cache
 def warp_attention_kernel(width):
-    """Compile the kernel for rows of at most `width` elements."""
+    """Return the kernel for rows of at most `width` elements."""
 
     @cuda.jit
     def warp_attention_kernel(q, k, v, scale, causal, window, o, log_sum):

@@ -77,7 +77,7 @@ def add_product_of(total, tile, sums):
 
 @functools.cache
 def keys_kernel(width, rows):
-    """Compile the kernel that owns keys, for rows of at most `width` elements and `rows` keys per block."""
+    """Return the kernel that owns keys, for rows of at most `width` elements and `rows` keys per block."""
     pitch, mine = width + GROUP, rows // STEP
     places, numbers = mine * PATCH, mine * width // ROW_THREADS
 

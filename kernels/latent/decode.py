@@ -122,7 +122,7 @@ def latent_decode_project_kernel(q, newest, w_q, alpha, scale, q_latent, band):
 
 @functools.cache
 def split_kernel(width, rows):
-    """Compile the kernel that reads the latents, for rows of at most `width` elements and `rows` heads per
+    """Return the kernel that reads the latents, for rows of at most `width` elements and `rows` heads per
     block."""
     pitch, mine = width + GROUP, rows // STEP
     scores, numbers = mine * PATCH, mine * width // ROW_THREADS

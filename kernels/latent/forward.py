@@ -101,7 +101,7 @@ def scores(patch, band, q_tile, r_tile, stream, q_rows, k_rows, position, j0, ca
 
 @functools.cache
 def latent_forward_kernel(width, rows):
-    """Compile the kernel for rows of at most `width` elements, and blocks that own `rows` queries."""
+    """Return the kernel for rows of at most `width` elements, and blocks that own `rows` queries."""
     pitch, mine = width + GROUP, rows // STEP
     places, numbers = mine * PATCH, mine * width // ROW_THREADS
 

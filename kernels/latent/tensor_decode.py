@@ -41,7 +41,7 @@ THREADS = WARPS * 32
 
 @functools.cache
 def split_kernel(width, kind):
-    """Compile the kernel that reads the latents, for rows of at most `width` elements."""
+    """Return the kernel that reads the latents, for rows of at most `width` elements."""
     pack = ARITHMETIC[kind].pack
     keys, pitch, depth, d_tiles = KEYS[width], width + PADDING, width // 16, width // 8
     own, two_tiles = keys // WARPS, 2 * keys

@@ -52,7 +52,7 @@ KEYS = {64: 64, 128: 32}  # width -> keys per tile
 
 @functools.cache
 def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
-    """Compile the kernel for rows of at most `width` elements.
+    """Return the kernel for rows of at most `width` elements.
 
     m_tiles: tiles of 16 queries per warp.
     keys: keys per tile.

@@ -29,7 +29,7 @@ PARTS = 64  # maximum number of parts of a row, each with its own m and l
 
 @functools.cache
 def window_kernel(c_q, after):
-    """Compile the kernel for c_q rows of taps and `after` rows of T."""
+    """Return the kernel for c_q rows of taps and `after` rows of T."""
     rows = c_q + after - 1
     slots, tap_slots = (-(-count // UNROLLED) * UNROLLED for count in (rows, c_q))
     numbers = 2 * slots
@@ -162,7 +162,7 @@ def window_kernel(c_q, after):
 
 @functools.cache
 def mix_rows_kernel(most):
-    """Compile the kernel for maps within groups of at most `most` heads."""
+    """Return the kernel for maps within groups of at most `most` heads."""
 
     @cuda.jit(device=True)
     def add_part(so_far, values, g, lane):

@@ -26,7 +26,7 @@ EPSILON_32 = float32(EPSILON)
 
 @functools.cache
 def values_kernel(most, after):
-    """Compile the kernel for maps within groups of at most `most` heads and `after` rows of taps."""
+    """Return the kernel for maps within groups of at most `most` heads and `after` rows of taps."""
     warps = min(VALUE_WARPS, most)
 
     @cuda.jit(device=True)

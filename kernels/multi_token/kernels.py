@@ -195,7 +195,7 @@ def places_of(group):
 
 @functools.cache
 def mix_kernel(group):
-    """Compile the kernel for maps within groups of `group` heads."""
+    """Return the kernel for maps within groups of `group` heads."""
     each = places_of(group)
     numbers = group * each
 

@@ -45,7 +45,7 @@ def through_memory(s, taps, c_q, c_k, scratch, SIZE: tl.constexpr):
 
 @triton.jit
 def by_products(s, taps, c_q, c_k, SIZE: tl.constexpr):
-    """Return the same result, computed as products with matrices made of taps."""
+    """Return the same convolution, computed as products with banded matrices of taps."""
     i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
     total = tl.zeros_like(s)
     for a in range(c_q):
