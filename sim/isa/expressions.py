@@ -1,4 +1,5 @@
-"""Expressions for PTX instructions: the Operation, and the functions that an expression may call."""
+"""The Operation of a PTX instruction as a Python expression, and the helper functions that such expressions
+call."""
 
 from dataclasses import dataclass
 
@@ -10,12 +11,13 @@ from sim.isa.arithmetic import REALS
 
 @dataclass(frozen=True)
 class Operation:
-    """An instruction as an expression.
+    """A PTX instruction as a Python expression.
 
-    text: the expression, with {0}, {1}, ... for the operands; a tuple if there are several results.
+    text: the expression, with {0}, {1}, ... for the operands. It is a tuple if there are several results.
     operands, results: their PTX types.
-    kept: whether an integer result is certainly within its type's range.
-    by_constant: a function that returns the expression for a constant second operand.
+    in_range: whether an integer result is guaranteed to be within its type's range, so that it needs no
+        mask.
+    by_constant: the function (constant second operand) -> expression, or None.
     """
 
     text: str
@@ -25,13 +27,13 @@ class Operation:
     by_constant: object = None
 
     def of(self, values):
-        """Return the expression for these operands."""
+        """Return the expression with these operands inserted."""
         if self.by_constant and values[1].isdigit():
             return self.by_constant(int(values[1])).format(*values)
         return self.text.format(*values)
 
 
-# name in an expression -> the function that it calls
+# name of a function that expressions call -> the function
 HELPERS = {scalar.__name__: scalar for scalar in REALS.values()} | {"sqrt": np.sqrt}
 HELPERS |= {f"{scalar.__name__}_of": halves.__getitem__ for scalar, halves in bits.HALVES.items()}
 for _function in (
@@ -39,18 +41,20 @@ for _function in (
     bits.two_halves, bits.two_bytes, bits.halves_to_bytes, bits.bytes_to_halves, bits.at_most,
 ):  # fmt: skip
     HELPERS[_function.__name__] = _function
-HELPER_ENTRIES = {}  # helper's name -> its entry in the table
-PAIRS = {}  # helper's name -> (expression for one half, number of operands, their PTX type)
+HELPER_ENTRIES = {}  # helper name -> its table entry
+PAIRS = {}  # helper name -> (expression for one half, number of operands, their PTX type)
 MAKERS = {}  # first part of a name -> function that makes the Operation of a Name, or returns None
 
 
 def helper(function):
-    """Register a function that expressions call by its name."""
+    """Register a function that expressions call by name."""
     HELPERS[function.__name__] = function
     return function
 
 
 def maker(*names):
+    """Register the decorated function as the maker for these opcodes."""
+
     def add(function):
         MAKERS.update(dict.fromkeys(names, function))
         return function

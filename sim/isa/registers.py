@@ -1,20 +1,19 @@
-"""PTX instructions on the registers of one thread, as text for the generated Python code.
+"""PTX instructions that only compute with one thread's registers, as Python expressions for generated code.
 
-`find_operation("add.s32")` returns an Operation: an expression in the operands, with the types of operands
-and results.
-The table (sim.isa.table.by_ptx) defines what an instruction computes. This module writes some instructions
-out as expressions, because calls are slow. It also has what the table has no use for: carries, two halves in
-a register, set and slct.
+`find_operation("add.s32")` returns an Operation: an expression of the operands, with operand and result
+types. The table (sim.isa.table.by_ptx) defines what an instruction computes. This module writes common
+instructions as inline expressions, because calls are slow. It also handles forms that the table lacks:
+carries, packed halves, set and slct.
 
-In expressions, integers are Python ints: not negative for types u and b, signed for types s. A result may be
-outside its type's range; the code that stores it wraps it. f32, f64 and f16 are numpy's scalars, bf16 is
+In expressions, integers are Python ints: non-negative for types u and b, signed for types s. A result may
+exceed its type's range; the code that stores it masks it. f32, f64 and f16 are numpy scalars, bf16 is
 ml_dtypes'. Predicates are bools, and packed types are ints.
 
-The approximations (ex2.approx, lg2, sin, cos, tanh, rcp, rsqrt, sqrt, div.approx and div.full) give the exact
-value rounded once. That is within the error that the PTX ISA states for each; the last places of a GPU's
-result may differ. With .ftz, subnormal numbers become zero.
+The approximations (ex2.approx, lg2, sin, cos, tanh, rcp, rsqrt, sqrt, div.approx and div.full) return the
+correctly rounded value. That is within the error bounds of the PTX ISA, but a GPU's result may differ in
+the last bits. With .ftz, subnormal numbers are flushed to zero.
 
-Source: PTX ISA 9.7.1 to 9.7.9, "Integer Arithmetic Instructions" to "Data Movement and Conversion
+Source: PTX ISA 9.7.1, "Integer Arithmetic Instructions", to 9.7.9, "Data Movement and Conversion
 Instructions".
 """
 
@@ -39,13 +38,14 @@ CARRY = "carry"  # the PTX type of the condition code that add.cc sets and addc 
 
 
 def find_operation(text):
-    """Return the Operation of a PTX instruction on registers. Errors: Missing."""
+    """Return the Operation for a PTX instruction. Errors: Missing."""
     name = Name(text)
     if name.types and name.types[0] in ("f16x2", "bf16x2") and name.base != "cvt":
         return packed_operation(name)
     if name.base in MAKERS:
         operation = MAKERS[name.base](name)
         if operation is not None:
+            # A modifier that the maker did not consume would be ignored silently.
             if name.rest:
                 raise Missing(text)
             return operation
@@ -53,13 +53,14 @@ def find_operation(text):
 
 
 def same_type_operation(text, name, count, in_range=False, of=None):
-    """Return an Operation whose operands and result have one type."""
+    """Return an Operation whose operands and result have the same type."""
     ptx_type = of or name.type
     return Operation(text, (ptx_type,) * count, (ptx_type,), in_range)
 
 
 # --- what the table has -------------------------------------------------------------------------------------
 
+# semantics or compiled form -> inline expression
 EXPRESSIONS = {
     operator.add: "{0} + {1}",
     operator.sub: "{0} - {1}",
@@ -85,7 +86,7 @@ EXPRESSIONS = {
     arithmetic.multiply_add: "{0} * {1} + {2}",
     arithmetic.chosen: "{0} if {2} else {1}",
 }
-# operations whose low bits are the same for signed and unsigned operands
+# Operations whose low result bits are the same for signed and unsigned operands
 SIGNLESS = {
     operator.add,
     operator.sub,
@@ -95,29 +96,25 @@ SIGNLESS = {
     operator.ne,
     arithmetic.multiply_add,
 }
-RANGE_PRESERVING = {
-    operator.and_,
-    operator.or_,
-    operator.xor,
-    min,
-    max,
-    arithmetic.chosen,
-}  # the result of unsigned operands is within their range
+# Operations whose result is in range if unsigned operands are
+RANGE_PRESERVING = {operator.and_, operator.or_, operator.xor, min, max, arithmetic.chosen}
 FLOATING = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
 NAMES = {np.dtype(np.bool_): "pred", np.dtype(bfloat16): "bf16"}
 
 
 def type_name(scalar):
-    """Return PTX's name of a type of the table."""
+    """Return the PTX name of a table type."""
     dtype = np.dtype(scalar)
     return NAMES.get(dtype) or f"{dtype.kind.replace('i', 's')}{8 * dtype.itemsize}"
 
 
 def table_operation(name):
-    """Return the Operation of an entry, with the modifiers that the table ignores."""
+    """Return the Operation for a table entry, with the modifiers .ftz, .relu, .sat and .satfinite added
+    around it."""
+    # The table ignores .ftz and has no separate entries for these modifiers.
     ftz, relu = name.take("ftz"), name.take("relu")
     floating = name.types and name.types[0] in REALS and name.base != "setp"
-    whole = name.canonical == "cvt.sat.f32.f32"  # this is the entry of __saturatef, not a cvt with a modifier
+    whole = name.canonical == "cvt.sat.f32.f32"  # an entry of its own (__saturatef)
     sat = floating and not whole and name.take("sat")
     finite = floating and name.take("satfinite")
     name.rest = [DIRECTIONS.get(part, part) for part in name.rest]
@@ -141,10 +138,9 @@ def table_operation(name):
 
 
 def spell_entry(name, entry, operands, result):
-    """Return (the expression of an entry, whether its result is within its type's range, the types of its
-    operands)."""
+    """Return (expression of an entry, whether its result is in range, operand types)."""
     if name.base in FLOATING and result in REALS and not set(name.rest) - {"rn"}:
-        return EXPRESSIONS[FLOATING[name.base]], False, operands  # numpy's operators round to nearest
+        return EXPRESSIONS[FLOATING[name.base]], False, operands  # numpy rounds to nearest
     semantics = entry.native if callable(entry.native) and entry.native in EXPRESSIONS else entry.semantics
     calls = ", ".join(f"{{{i}}}" for i in range(len(operands)))
     if name.base in ("cvt", "mov") and plain_conversion(name, operands[0], result):
@@ -158,22 +154,25 @@ def spell_entry(name, entry, operands, result):
         return (f"{REALS[result].__name__}({text})" if result in REALS else text), False, operands
     whole = all(ptx_type[0] in "su" and ptx_type not in REALS for ptx_type in operands)
     same = len({WIDTHS[ptx_type] for ptx_type in (*operands, *((result,) if result != "pred" else ()))}) == 1
+    # Reading the operands as unsigned avoids sign extension.
     if semantics in SIGNLESS and whole and same:
         operands = tuple(f"b{WIDTHS[ptx_type]}" for ptx_type in operands)
     return EXPRESSIONS[semantics], semantics in RANGE_PRESERVING and result[0] != "s", operands
 
 
 def plain_conversion(name, source, to):
-    """Return whether Python's int or numpy's type performs this conversion."""
+    """Return whether Python's int or a numpy scalar type performs this conversion correctly."""
     if to not in REALS:
         return source not in REALS and "sat" not in name.rest
     if name.rest not in ([], ["rn"]):
         return False
+    # A conversion that numpy performs through double precision must not round twice.
     return WIDTHS[source] <= 32 or source == "f64" and to in ("f32", "f16", "f64")
 
 
 def shift_expressions(sign, beyond):
-    """Return a function for the expression of a shift by a constant."""
+    """Return the function (name) -> (constant count) -> expression of a shift. `beyond` is the expression
+    for a count of at least the width."""
     return lambda name: lambda count: f"{{0}} {sign} {{1}}" if count < name.width else beyond
 
 
@@ -184,19 +183,19 @@ BY_CONSTANT = {
 
 
 def flush_subnormals(text, operands, result):
-    """Return the text with subnormal operands and results replaced by zeros."""
+    """Return the expression with f32 operands and an f32 result flushed to zero (.ftz)."""
     for i, ptx_type in enumerate(operands):
         if ptx_type == "f32":
             text = text.replace(f"{{{i}}}", f"flush({{{i}}})")
     return f"flush({text})" if result == "f32" else text
 
 
-SMALLEST = float32(2.0**-126)
+SMALLEST = float32(2.0**-126)  # the smallest normal float32
 
 
 @helper
 def flush(x):
-    """Return a subnormal float32 as a zero of its sign."""
+    """Return a subnormal float32 as a zero with its sign."""
     return x if abs(x) >= SMALLEST or x != x else x * float32(0)
 
 
@@ -207,6 +206,7 @@ SIGNS = {"add": "+", "sub": "-"}
 
 @maker("add", "sub", "addc", "subc")
 def _add(name):
+    """Return the Operation of integer add and sub with .cc, .sat or a carry-in (PTX ISA 9.7.2)."""
     base, width = name.base.rstrip("c"), WIDTHS[name.type]
     if name.type in REALS:
         return None
@@ -221,6 +221,7 @@ def _add(name):
 
 @maker("mad", "madc")
 def _multiply_add(name):
+    """Return the Operation of mad with carry-in or carry-out (PTX ISA 9.7.2)."""
     takes, gives = name.base == "madc", name.take("cc")
     part = name.take_one_of(("lo", "hi"))
     if not (takes or gives) or part is None:
@@ -232,8 +233,8 @@ def _multiply_add(name):
 
 
 def with_carry(text, ptx_type, count, takes, gives):
-    """Return an Operation that takes the carry as its last operand, or returns one as its second result,
-    or does both."""
+    """Return an Operation with a carry. With a carry-in, the carry is the last operand; with a carry-out
+    (.cc), it is the second result."""
     operands = (ptx_type,) * count + ((CARRY,) if takes else ())
     if not gives:
         return Operation(text, operands, (ptx_type,))
@@ -242,25 +243,26 @@ def with_carry(text, ptx_type, count, takes, gives):
 
 @helper
 def split_carry(total, width):
-    """Return (the low bits, the bit that is carried or borrowed)."""
+    """Return (the low `width` bits, the carry or borrow bit)."""
     return total & ((1 << width) - 1), total >> width & 1
 
 
 @helper
 def clamp_signed(value, width):
-    """Return a signed integer saturated to `width` bits."""
+    """Return an integer saturated to a signed range of `width` bits."""
     return max(-(1 << width - 1), min(value, (1 << width - 1) - 1))
 
 
 # --- choices ------------------------------------------------------------------------------------------------
 
 
-# operator by which set and setp combine a comparison with a predicate -> Python's operator
+# Boolean operator by which set and setp combine a comparison with a predicate -> Python operator
 JOINED = {"and": "&", "or": "|", "xor": "^"}
 
 
 @maker("slct")
 def _slct(name):
+    """Return the Operation of slct, which selects by the sign of the third operand (PTX ISA 9.7.6)."""
     ptx_type, tested = name.types
     ptx_type = ptx_type if ptx_type in REALS else f"b{WIDTHS[ptx_type]}"
     test = "flush({2})" if name.take("ftz") else "{2}"
@@ -269,6 +271,7 @@ def _slct(name):
 
 @maker("set")
 def _set(name):
+    """Return the Operation of set, which returns all ones or 1.0 if a comparison holds (PTX ISA 9.7.6)."""
     result, ptx_type = name.types
     joined = name.take_one_of(JOINED)
     test = find_operation(".".join(["setp", *name.rest, ptx_type]))
@@ -284,7 +287,7 @@ def _set(name):
 
 
 def packed_operation(name):
-    """Return the Operation on both halves of packed operands."""
+    """Return the Operation that applies to both halves of packed operands (f16x2, bf16x2)."""
     if name.base in ("neg", "abs"):
         return Operation(
             "{0} ^ 0x80008000" if name.base == "neg" else "{0} & 0x7FFF7FFF", ("b32",), ("b32",), True
@@ -303,6 +306,8 @@ def packed_operation(name):
 
 
 def pairwise(function, scalar):
+    """Return `function` applied to the lower and upper halves of 32-bit registers."""
+
     def both(*words):
         halves = [np.array([word & 0xFFFF, word >> 16], np.uint16).view(scalar) for word in words]
         low, high = (bits_of(scalar(function(*(half[i] for half in halves)))) for i in (0, 1))
@@ -316,6 +321,7 @@ def pairwise(function, scalar):
 
 @maker("cvt")
 def _convert(name):
+    """Return the Operation of cvt to tf32, or from or to packed types; None for conversions in the table."""
     if set(name.types) & BYTES.keys():
         return _convert_bytes(name)
     if name.type in ("f16x2", "bf16x2"):
@@ -328,6 +334,7 @@ def _convert(name):
 
 
 def _convert_two(name):
+    """Return the Operation of cvt from two f32 to packed halves."""
     if name.types[1:] != ["f32"]:
         return None
     ptx_type, (one, other) = name.types[0][:-2], ("{0}", "{1}")
@@ -339,18 +346,20 @@ def _convert_two(name):
 
 
 def clamp_expression(ptx_type, text):
-    """Return the text of a float that is no larger than the largest number of a type (.satfinite)."""
+    """Return the expression of a float clamped to the largest finite number of a type (.satfinite)."""
     return f"at_most({text}, {float(finfo(REALS[ptx_type]).max)!r})"
 
 
+# PTX type of two 8-bit floats -> ml_dtypes' type of one
 BYTES = {"e4m3x2": "float8_e4m3fn", "e5m2x2": "float8_e5m2"}
 HELPERS |= {scalar.__name__: scalar for scalar in bits.BYTES}
 
 
 def _convert_bytes(name):
-    """Make the Operation between two floats of 8 bits and two wider ones."""
+    """Return the Operation of cvt between two 8-bit floats and two wider floats."""
     to, source = name.types
     relu, nearest = name.take("relu"), name.take("rn")
+    # PTX requires .rn, and .satfinite exactly for conversions to 8 bits (PTX ISA 9.7.9, `cvt`).
     if not nearest or (to in BYTES) != name.take("satfinite"):
         return None
     if to in BYTES and source == "f32":

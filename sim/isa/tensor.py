@@ -1,19 +1,22 @@
-"""The instructions of tensor cores: mma.sync multiplies two small matrices that are distributed over the
-lanes of a warp; ldmatrix loads matrices from shared memory into registers.
+"""Warp-level matrix instructions: mma.sync multiplies two small matrices that are distributed over the
+lanes of a warp, and ldmatrix loads matrices from shared memory into registers.
 
-Which lane holds which element, with g = lane // 4, t = lane % 4, and p elements of A and B in a register (two
-16-bit values, four 8-bit values, or one tf32):
+The distribution over lanes, with g = lane // 4 (groupID), t = lane % 4 (threadID_in_group), and p elements
+of A or B per register (two 16-bit values, four 8-bit values, or one tf32):
 
-    A 16×K    register r holds A[g + 8 (r % 2), p t + 4 p (r // 2)] in its lowest bits, the next columns above
-    B K×8     register r holds B[p t + 4 p r, g], and the next rows
-    C, D 16×8 element i is C[g + 8 (i // 2), 2 t + i % 2]; a register holds two float16 elements
-    ldmatrix  register r holds M_r[g, 2 t] and the next column; for .trans, M_r[2 t, g] and the next row;
-              lane 8 r + i passes the address of row i of M_r: 16 bytes, at a multiple of 16
+    A 16×K    register r contains A[g + 8 (r % 2), p t + 4 p (r // 2)] in its lowest bits, then the next
+    columns
+    B K×8     register r contains B[p t + 4 p r, g], then the next rows
+    C, D 16×8 element i is C[g + 8 (i // 2), 2 t + i % 2]; a register contains two float16 elements
+    ldmatrix  register r contains M_r[g, 2 t] and the next column; with .trans, M_r[2 t, g] and the next
+    row;
+              lane 8 r + i passes the address of row i of M_r: 16 bytes, aligned to 16
 
-Products are exact here. Sums are computed in float64 and rounded once. A GPU may truncate intermediate sums,
-in an order that is not specified.
+Products are exact. Sums are computed in float64 and rounded once. A GPU may truncate intermediate sums, and
+their order is not specified.
 
-Source: PTX ISA 9.7.15, "mma.sync.m16n8k16", "m16n8k8", "m16n8k4", "m16n8k32", "ldmatrix".
+Source: PTX ISA 9.7.14.5, "Matrix multiply-accumulate operation using mma instruction" (m16n8k4, m16n8k8,
+m16n8k16, m16n8k32; ldmatrix).
 """
 
 import math
@@ -29,9 +32,9 @@ from sim.isa.table import Touch, instruction
 
 
 def float_decoder(exponent_bits, fraction_bits):
-    """Return the function from the bits of a float to its value."""
+    """Return the function from a float's bit pattern to its value."""
     top, one = (1 << exponent_bits) - 1, 1 << fraction_bits
-    least = 2 - (1 << exponent_bits - 1) - fraction_bits  # the exponent of the smallest subnormal number
+    least = 2 - (1 << exponent_bits - 1) - fraction_bits  # exponent of the smallest subnormal
     sign = one << exponent_bits
 
     def number(bits):
@@ -48,32 +51,34 @@ def float_decoder(exponent_bits, fraction_bits):
 
 
 def integer_decoder(sign):
-    """Return the function from a byte to its value. `sign` is 128 for a signed byte, else 0."""
+    """Return the function from a byte to its value. `sign` is 128 for signed bytes, else 0."""
     return lambda bits: (bits ^ sign) - sign
 
 
 def float16_bits(x):
-    """Return the bits of the float16 nearest to a float64, ties to even."""
+    """Return the bit pattern of the float16 nearest to a float64, ties to even."""
     sign = 0x8000 if math.copysign(1.0, x) < 0 else 0
     size = abs(x)
     if size != size:
         return 0x7FFF
     if size == 0.0:
         return sign
-    if size >= 65520.0:  # half a step above 65504, the largest float16: rounds to infinity
+    if size >= 65520.0:  # halfway from 65504, the largest float16, to 65536: rounds to infinity
         return sign | 0x7C00
-    # the exponent of the lowest of 11 significant bits; below 2^-14 float16 is subnormal, with steps of 2^-24
+    # The exponent of the lowest of 11 significand bits. Below 2^-14, float16 is subnormal with steps of
+    # 2^-24.
     exponent = max(math.frexp(size)[1] - 11, -24)
     count = round(size * 2.0**-exponent)
+    # A count of 2^11 after rounding carries into the exponent field, which is correct.
     return sign | ((exponent + 24 << 10) + count)
 
 
 def unpack_registers(registers, number, drop, width):
-    """Return the elements in the registers of 32 lanes, those of a lane next to each other.
+    """Return the elements in the registers of 32 lanes, grouped by lane.
 
-    number: the function from an element's bits to its value.
-    drop: how many low bits of a register are ignored; tf32 ignores 13.
-    width: bits of an element.
+    number: the function from an element's bit pattern to its value.
+    drop: the number of ignored low bits per register; tf32 ignores 13.
+    width: bits per element.
     """
     count = (32 - drop) // width
     found, at = [number(0)] * (len(registers) * 32 * count), 0
@@ -87,7 +92,8 @@ def unpack_registers(registers, number, drop, width):
 
 
 def dot(a, b, a_run, b_run, length):
-    """Return the dot product of run `a_run` of `a` and run `b_run` of `b`; a run has `length` elements."""
+    """Return the dot product of run `a_run` of `a` and run `b_run` of `b`. A run has `length` consecutive
+    elements."""
     i, j = a_run * length, b_run * length
     total = a[i] * b[j]
     for k in range(1, length):
@@ -96,18 +102,22 @@ def dot(a, b, a_run, b_run, length):
 
 
 def add_floats(c, total):
+    """Return the accumulator plus the dot product."""
     return float(c) + total
 
 
 def add_integers(c, total):
+    """Return the integer accumulator plus the dot product, which wraps."""
     return int(c) + total
 
 
 def add_clamped(c, total):
+    """Return the integer accumulator plus the dot product, saturated to int32 (.satfinite)."""
     return max(-0x80000000, min(int(c) + total, 0x7FFFFFFF))
 
 
 def float_table(dtype, *bits):
+    """Return a LookupTable from a 16-bit pattern to its float value."""
     return LookupTable(float_decoder(*bits), np.arange(2**16, dtype=np.uint16).view(dtype).tolist())
 
 
@@ -119,7 +129,7 @@ DECODE_F16, DECODE_BF16, DECODE_TF32 = (
 
 
 def add_halves(c, low, high):
-    """Return a register of two float16, with a number added to each."""
+    """Return a register of two float16 accumulators, each increased by a number."""
     c = int(c)
     return float16_bits(DECODE_F16(c & 0xFFFF) + low) | float16_bits(DECODE_F16(c >> 16) + high) << 16
 
@@ -128,8 +138,8 @@ def add_halves(c, low, high):
 
 
 def product_sums(decode_a, decode_b, width, drop=0, rows=16, columns=8):
-    """Return the function (registers of A, registers of B) -> the sums Σ_k A[row, k] · B[k, column], in
-    row-major order."""
+    """Return the function (registers of A, registers of B) -> Σ_k A[row, k] · B[k, column] in row-major
+    order."""
     length = 4 * ((32 - drop) // width)
 
     def sums(a, b):
@@ -138,7 +148,7 @@ def product_sums(decode_a, decode_b, width, drop=0, rows=16, columns=8):
         for at in range(rows * columns):
             row, column = at // columns, at % columns
             found[at] = dot(x, y, row, column, length)
-            # the double depth: the second half of K is in further registers
+            # For the larger K, the second half is in further registers.
             if 8 * len(b) == 2 * columns:
                 found[at] += dot(x, y, row + rows, column + columns, length)
         return found
@@ -147,7 +157,7 @@ def product_sums(decode_a, decode_b, width, drop=0, rows=16, columns=8):
 
 
 def accumulate_words(number, add, sums):
-    """Return the semantics of mma for both depths, where a register of D holds one element."""
+    """Return the semantics of mma for both values of K, for D with one element per register."""
 
     def two(
         lanes,
@@ -168,7 +178,7 @@ def accumulate_words(number, add, sums):
 
 
 def distribute_words(add, sums, c, d):
-    """Set the four elements of D in each lane: those of C, plus the sums."""
+    """Set the four elements of D in each lane to C plus the sums."""
     for lane in range(32):
         at = 2 * lane  # 8 (lane // 4) + 2 (lane % 4)
         d[0][lane], d[1][lane] = add(c[0][lane], sums[at]), add(c[1][lane], sums[at + 1])
@@ -176,7 +186,7 @@ def distribute_words(add, sums, c, d):
 
 
 def accumulate_halves(sums):
-    """Return the semantics of mma for both depths, where a register of D holds two float16."""
+    """Return the semantics of mma for both values of K, for D with two float16 per register."""
 
     def two(
         lanes,
@@ -192,7 +202,7 @@ def accumulate_halves(sums):
 
 
 def distribute_halves(sums, c, d):
-    """Set the two registers of D in each lane, which hold two float16 each."""
+    """Set the two registers of D in each lane, which contain two float16 each."""
     for lane in range(32):
         at = 2 * lane
         d[0][lane] = add_halves(c[0][lane], sums[at], sums[at + 1])
@@ -200,7 +210,7 @@ def distribute_halves(sums, c, d):
 
 
 def mma(depths, d, a, b, implementations, clamps=""):
-    """Add mma.sync of both depths: D 16×8 of type d, from A of type a and B of type b."""
+    """Add mma.sync for two values of K: D (16×8, type d) = A (type a) · B (type b) + C."""
     for depth, semantics in zip(depths, implementations, strict=True):
         name = "_".join([f"mma_m16n8k{depth}", d, *dict.fromkeys((a, b)), *([clamps] if clamps else [])])
         ptx = f"mma.sync.m16n8k{depth}.row.col.{f'{clamps}.' if clamps else ''}{d}.{a}.{b}.{d}"
@@ -232,8 +242,8 @@ for _a, _b in (("s8", "s8"), ("s8", "u8"), ("u8", "s8"), ("u8", "u8")):
 
 
 def ldmatrix(count, transposed):
-    """Add ldmatrix of `count` matrices. A call passes the address of a row of 16 bytes; in Python
-    kernels, (array, index)."""
+    """Add ldmatrix for `count` matrices. Each lane passes the address of a 16-byte row; in Python kernels,
+    (array, index)."""
 
     def row_of_lane(memory, tile, index):
         if memory.lane >= 8 * count:

@@ -1,27 +1,28 @@
-"""wmma: fragments of matrices that a warp loads from memory, multiplies as `mma.sync` does, and stores.
+"""Warp-level matrix instructions on fragments: wmma.load, wmma.mma and wmma.store.
 
-The PTX ISA does not specify which lane holds which element of a fragment. Here it is as on an H200 (measured;
-for f64, as in mma.sync), so that kernels which rely on it compute the same values as on such a GPU. With g =
-lane // 4, t = lane % 4, and p elements of A or B in a register (four 8-bit values, two 16-bit values, one
-tf32 or f64), a register holds p neighbours, the first in its lowest bits:
+The PTX ISA does not specify which lane holds which element of a fragment. Here, the layout is that measured
+on an H200 (for f64, that of mma.sync), so that kernels which rely on it compute the same values. With g =
+lane // 4, t = lane % 4, and p elements of A or B per register (four 8-bit values, two 16-bit values, one
+tf32 or f64), a register contains p adjacent elements, the first in its lowest bits:
 
     A M×K     A[8 i + g, 4 p k + p t], and the next columns
     B K×N     B[4 p k + p t, 8 j + g], and the next rows
-    C, D M×N  element n, with q = n // 2, is C[8 (q % (M/8)) + g, 8 (q // (M/8)) + 2 t + n % 2]; for m8n32 it
-              is C[2 t + n % 2, 8 q + g]; a register holds two float16 elements
+    C, D M×N  element n, with q = n // 2, is C[8 (q % (M/8)) + g, 8 (q // (M/8)) + 2 t + n % 2]; for m8n32
+    it
+              is C[2 t + n % 2, 8 q + g]; a register contains two float16 elements
 
-The registers of A cover two tiles i, then the next tile k of these, and so on; then the next two tiles i.
-Those of B cover all tiles k, then the next tile j. For m8n32, A has the order of B, and B that of A. A and B
-of float16 always have eight registers: if fewer suffice, they are repeated, and the product uses the first
-ones.
+The registers of A cover two row tiles i for the first tile k, then for the next k, and so on; then the next
+two row tiles. The registers of B cover all tiles k, then the next column tile j. For m8n32, A has the order
+of B, and B that of A. A and B of float16 always have eight registers. If fewer suffice, they are repeated,
+and the product uses the first ones.
 
-A fragment does not depend on .row and .col, which describe the matrix in memory: its lines (rows or columns)
-begin `stride` elements apart. The address of a line must be a multiple of the bytes of the fragment that a
-lane holds, at most 16, as nvcuda::wmma requires of strides.
+A fragment does not depend on .row and .col, which describe the matrix in memory. Its lines (rows or
+columns) begin `stride` elements apart. The address of each line must be aligned to the bytes of the
+fragment per lane, at most 16, as nvcuda::wmma requires of strides.
 
-Products and sums are those of `mma.sync`. For float64, they are fused multiply-adds in the order of k.
+Products and sums are those of `mma.sync`. For float64 they are fused multiply-adds in the order of k.
 
-Source: PTX ISA 9.7.15.3 to 9.7.15.5, "wmma.load", "wmma.store", "wmma.mma".
+Source: PTX ISA 9.7.14.4, "Matrix multiply-accumulate operation using wmma instructions".
 """
 
 from functools import lru_cache
@@ -52,9 +53,9 @@ LAYOUTS = ("row", "col")
 
 
 class Fragment:
-    """A `rows` × `columns` matrix that is distributed over the lanes of a warp.
+    """A `rows` × `columns` matrix distributed over the lanes of a warp.
 
-    which: the operand of the product: "a", "b" or "c".
+    which: the role in the product: "a", "b" or "c".
     transposed: whether the shape is m8n32, which a GPU computes transposed.
     """
 
@@ -68,7 +69,7 @@ class Fragment:
         self.alignment = min(self.registers * self.word().itemsize, MOST_ALIGNED)
 
     def positions(self, lane):
-        """Yield (row, column) of each element of a lane in the order of registers, from their lowest bits."""
+        """Yield (row, column) of each of a lane's elements, in register order and from the lowest bits."""
         g, t, each, tiles = lane // 4, lane % 4, self.each, self.rows // 8
         for i in range(self.unique * each):
             r, part = divmod(i, each)
@@ -82,7 +83,7 @@ class Fragment:
             yield (line, along) if self.which == "a" else (along, line)
 
     def tile(self, register):
-        """Return (tile of 8 lines, tile along K) of a register."""
+        """Return (tile of 8 lines, tile along K) for a register."""
         lines, depth = (self.rows, self.columns) if self.which == "a" else (self.columns, self.rows)
         depth //= 4 * self.each
         if (self.which == "a") == self.transposed:
@@ -92,13 +93,14 @@ class Fragment:
         return pair * first + rest % pair, rest // pair
 
     def order_for_product(self, registers):
-        """Return the registers of A or B in the order of `product_sums`: all tiles of lines, then along K."""
+        """Return the registers of A or B in the order that `product_sums` expects: all tiles of lines, then
+        along K."""
         return [registers[r] for r in sorted(range(self.unique), key=lambda r: self.tile(r)[::-1])]
 
     @lru_cache(maxsize=1 << 12)  # noqa: B019  Fragments live as long as the process
     def runs(self, lane, layout, stride):
-        """Return (byte offset in the matrix, count) for the elements of a lane. Neighbours in memory form
-        one run."""
+        """Return (byte offset in the matrix, element count) for a lane's elements. Elements adjacent in
+        memory form one run."""
         size, together = BITS[self.ptx_type] // 8, 2 if self.which == "c" else self.each
         stride = stride or (self.columns if layout == "row" else self.rows)
         lines = ((r, c) if layout == "row" else (c, r) for r, c in self.positions(lane))
@@ -111,7 +113,7 @@ class Fragment:
 
 
 def load(fragment, layout, shape):
-    """Add wmma.load of a fragment."""
+    """Add wmma.load for a fragment."""
     size = BITS[fragment.ptx_type] // 8
 
     def fetch(memory, where, index, stride=0):
@@ -151,8 +153,7 @@ def store(fragment, layout, shape):
 
 
 def is_aligned(fragment, memory, where, index, stride, action):
-    """Return whether the first and the second line of the matrix, `stride` bytes apart, are aligned as
-    required."""
+    """Return whether the first two lines of the matrix, `stride` bytes apart, have the required alignment."""
     return all(memory.begins(where, index + line, fragment.alignment, action) for line in {0, stride})
 
 
@@ -160,10 +161,10 @@ def is_aligned(fragment, memory, where, index, stride, action):
 
 
 def multiply(name, a, b, c, d, sums, add):
-    """Add wmma.mma: each element of D is add(C, sum).
+    """Add wmma.mma, which sets each element of D to add(C, sum).
 
-    name: the function (layout of A, layout of B) -> the name in PTX.
-    sums: the function (registers of A, registers of B) -> the sums in row-major order.
+    name: the function (layout of A, layout of B) -> PTX name.
+    sums: the function (registers of A, registers of B) -> sums in row-major order.
     """
     width, place = c.columns, [list(c.positions(lane)) for lane in range(32)]
 
@@ -226,8 +227,8 @@ def double_products(mode):
 
 
 def add_entry(names, semantics, operands, results, action=None, fetch=None, put=None):
-    """Add a warp instruction by its names in PTX. `semantics` is a function (rows of operands, rows of
-    results); a row has a value for each lane."""
+    """Add a warp instruction under its PTX names. `semantics` is a function (operand rows, result rows),
+    where a row has one value per lane."""
 
     def of_rows(lanes, *rows, **found):
         semantics(rows, tuple(found.values()))
@@ -252,7 +253,7 @@ def add_entry(names, semantics, operands, results, action=None, fetch=None, put=
 
 
 def add_family(sizes, shape, a_type, accumulators):
-    """Add the loads and stores of the operands of products of one shape. Return their Fragments."""
+    """Add the loads and stores for one shape and multiplicand type. Return the Fragments."""
     (rows, columns, depth), transposed = sizes, sizes[1] == 32
     a, b = Fragment("a", rows, depth, a_type, transposed), Fragment("b", depth, columns, a_type, transposed)
     sums = {of: Fragment("c", rows, columns, of, transposed) for of in accumulators}
@@ -267,16 +268,16 @@ def add_family(sizes, shape, a_type, accumulators):
     return a, b, sums
 
 
-ADDED = set()  # accumulators that are entered: products of several types share them
+ADDED = set()  # accumulators already added, because products of several types share them
 
 
 def mma_name(shape, *types):
-    """Return the function (layout of A, layout of B) -> the name of wmma.mma in PTX."""
+    """Return the function (layout of A, layout of B) -> PTX name of wmma.mma."""
     return lambda a, b: ".".join(["wmma.mma.sync", a, b, shape, *types])
 
 
 def add_all():
-    """Add the products of all types that sm_80 has, with their loads and stores."""
+    """Add the products of all types that sm_80 supports, with their loads and stores."""
     for sizes, shape in SHAPES.items():
         rows, columns, _ = sizes
         a, b, sums = add_family(sizes, shape, "f16", ("f16", "f32"))

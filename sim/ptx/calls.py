@@ -1,27 +1,27 @@
-"""Calls through a pointer: the addresses of functions, and findings for pointers that name no function, or
-one of another type.
+"""Indirect calls: function addresses, and findings for pointers to no function or to a function with
+another signature.
 
-Source: PTX ISA 9.7.12, "call".
+Source: PTX ISA 9.7.12, "Control Flow Instructions" (call).
 """
 
 from sim.events import Finding
 from sim.isa.registers import WIDTHS
 from sim.ptx.origin import plain_name
 
-# Functions have addresses above all memory, so that no pointer to data is one of them.
+# Function addresses are above all memory, so that no data pointer equals one.
 CODE = 1 << 44
-STEP = 16  # bytes from one function's address to the next
-NEVER_WRITTEN = (1 << 64) - 1  # a pointer read from poisoned memory: all bits are set
+STEP = 16  # bytes between function addresses
+NEVER_WRITTEN = (1 << 64) - 1  # a pointer loaded from poisoned memory: all bits are set
 
 
 def function_address(text, name):
-    """Return the address of a function of a module, by its name or by an alias."""
+    """Return the address of a module's function, given its name or an alias."""
     return CODE + STEP * list(text.functions).index(text.functions[name].name)
 
 
 def size_of(function, operand, line):
-    """Return the bytes of an argument or result of a call on this line. It is a register, or the name of a
-    parameter; of several declarations of that name, the last one before the call counts."""
+    """Return the size in bytes of an argument or result of the call on this line. The operand is a register
+    or names a parameter. If several declarations have that name, the last one before the call applies."""
     if hasattr(operand, "type"):
         return WIDTHS[operand.type] // 8
     declared = [v for v in function.variables if v.name == operand.name and v.line <= line]
@@ -29,10 +29,10 @@ def size_of(function, operand, line):
 
 
 def function_table(text, names):
-    """Return the line of source that defines `functions`: {address: (function, bytes of its results, bytes of
-    its parameters, name)}.
+    """Return the source line that defines `functions`: {address: (function, result sizes, parameter sizes,
+    name)}, with sizes in bytes.
 
-    names: {function's name in PTX: its name in Python, or None if it has no body}.
+    names: {PTX name: Python name, or None for a function without a body}.
     """
     rows = []
     for name, python in names.items():
@@ -43,9 +43,9 @@ def function_table(text, names):
 
 
 class Callee:
-    """The function that a pointer names, at one call.
+    """The target of one indirect call.
 
-    returns, arguments: the bytes of each result and of each argument that the call passes.
+    returns, arguments: the sizes in bytes of the results and arguments that the call passes.
     passes_origins: whether the function also returns the origins of its results.
     """
 
@@ -54,7 +54,7 @@ class Callee:
         self.passes_origins = passes_origins
 
     def __call__(self, functions, address):
-        """Return the function at an address. If there is none that fits, append a finding, and return a
+        """Return the function at an address. If no matching function is there, report it and return a
         function whose results are poison."""
         function, returns, takes, name = functions.get(address, (None, None, None, None))
         if function is None or (returns, takes) != (self.returns, self.arguments):
@@ -63,11 +63,13 @@ class Callee:
         return function
 
     def poison(self, *arguments):
+        """Return poison in place of the results."""
         results = tuple((1 << 8 * size) - 1 for size in self.returns)
         results += tuple({} for _ in results) if self.passes_origins else ()
         return results[0] if len(results) == 1 else results or None
 
     def finding(self, address, name, returns, takes, defined):
+        """Return the finding for an invalid call."""
         if name is None:
             unset = f"{address:#x}, as memory holds that nobody has written, or a refused read gives"
             what = {0: "the null pointer", NEVER_WRITTEN: unset}.get(

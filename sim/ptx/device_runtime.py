@@ -1,5 +1,7 @@
-"""Functions of the device's run-time system that kernels call: printf, assert, and the end of a kernel by
-a trap."""
+"""Device runtime functions that kernels call: printf, assert, and trap.
+
+Source: PTX Writer's Guide to Interoperability, "System Calls" (vprintf, __assertfail).
+"""
 
 import re
 
@@ -7,29 +9,31 @@ import numpy as np
 
 from sim.ptx.regions import VIEWS
 
-# a conversion of printf: its length modifier and its letter
+# A printf conversion: its length modifier and its letter
 CONVERSION = r"%[-+ #0]*\d*(?:\.\d+)?(hh|ll|[hlzjt])?([diouxXcsfFeEgGpaA%])"
 
 
 class Trapped(Exception):
-    """A thread has ended the kernel, by `trap` or by an assertion that does not hold."""
+    """The abort of a kernel, by `trap` or a failed assertion."""
 
 
 def trap(site):
+    """Abort the kernel at a trap instruction."""
     error = Trapped("the kernel stops itself here (trap)")
     error.site = site
     raise error
 
 
 def assertfail(run, site, message, file, line, function, size):
+    """Abort the kernel with the message of a failed assertion."""
     error = Trapped(f"assertion failed: {read_text(run, site, message)}")
     error.site = site
     raise error
 
 
 def vprintf(run, site, form, values):
-    """Print as printf does. The arguments follow each other in memory from address `values` on, each at a
-    multiple of its size. Return the number of arguments."""
+    """Print as printf does, and return the number of arguments. The arguments are stored consecutively from
+    address `values`, each aligned to its size."""
     shown, at = [], values
     text = read_text(run, site, form)
     for long, letter in re.findall(CONVERSION, text):
@@ -52,7 +56,7 @@ def vprintf(run, site, form, values):
 
 
 def read_text(run, site, address):
-    """Return the text at an address, which ends with a zero byte."""
+    """Return the zero-terminated text at an address."""
     load, letters = run.memory.make_load("u8", "generic", 1, site), []
     while letter := load(address + len(letters)):
         letters.append(letter)

@@ -1,10 +1,12 @@
-"""The heap of device code: `malloc` and `free`, and `new` and `delete`, which compile to them.
+"""The device heap: `malloc` and `free`, and `new` and `delete`, which compile to them.
 
-Each piece of memory has addresses of its own, which are not used again, and unused bytes after it. So an
-access after its end, or after `free`, is never mistaken for one to another piece. A piece that is still
-allocated when its launch ends stays in the module if a `__device__` variable, an argument or another such
-piece holds its address. Otherwise it is lost, and reported as a leak. A piece whose address an argument of an
-earlier launch held stays until it is freed, because that array may hold the address still.
+Each allocation (a *piece*) has a unique address range that is never reused, followed by guard bytes. An
+access after its end, or after `free`, is therefore never mistaken for an access to another piece.
+
+A piece that is still allocated at the end of its launch persists if a `__device__` variable, an argument or
+another reachable piece contains its address. Otherwise it is reported as a leak. If an argument of an
+earlier launch contained its address, it persists until it is freed, because that array may still contain
+the address.
 
 Source: CUDA C++ Programming Guide, "Dynamic Global Memory Allocation and Operations".
 """
@@ -23,32 +25,32 @@ from sim.memory.spaces import Allocation, poisoned, round_up, window_end
 from sim.ptx.origin import ITEMSIZES
 from sim.ptx.regions import HEAP_BASE, Region
 
-FUNCTIONS = {"malloc": "malloc", "_Znwm": "malloc", "_Znam": "malloc"}  # name in PTX -> method of Heap
+FUNCTIONS = {"malloc": "malloc", "_Znwm": "malloc", "_Znam": "malloc"}  # PTX name -> method of Heap
 FUNCTIONS |= dict.fromkeys(("free", "_ZdlPv", "_ZdaPv"), "free")
 FUNCTIONS |= dict.fromkeys(("_ZdlPvm", "_ZdaPvm"), "free_sized")
-UNIT = 16  # bytes: addresses are multiples of it, and sizes are rounded up to it
-GUARD = 1 << 12  # unused bytes after each piece
-# The heap begins at the same address in every launch, so that kept pieces keep their addresses.
+UNIT = 16  # bytes; the granularity of addresses and sizes
+GUARD = 1 << 12  # guard bytes after each piece
+# The heap begins at the same address in every launch, so that persisting pieces keep their addresses.
 BASE = HEAP_BASE
 END = window_end("global") - GUARD
-MOST_STALE = 1 << 26  # the bytes of freed memory that keep their values
-MOST_FREED = 1 << 10  # the freed pieces of which later launches know
-MOST_LOGGED = 1 << 16  # the bytes of a piece that are logged as stored to when it is freed
-LOGGED = 4  # binary logarithm of the bytes for which there is one log entry when memory is freed
-# findings that end threads early: memory that they have not freed is not reported as a leak
+MOST_STALE = 1 << 26  # maximum bytes of freed memory that keep their values
+MOST_FREED = 1 << 10  # maximum number of freed pieces that later launches remember
+MOST_LOGGED = 1 << 16  # maximum bytes per piece that are logged as stores when it is freed
+LOGGED = 4  # log2 of the bytes per log entry when memory is freed
+# Findings that end threads early. Memory that these threads have not freed is not reported as a leak.
 STOPPED = {"deadlock", "no-progress", "barrier-divergence", "warp-divergence"}
-# a line that allocates: the variable's name, the type of a cast before malloc, the type after new
+# A source line that allocates: variable name, type of a cast before malloc, type after new
 SOURCE = re.compile(
     r"(?:(\w+)\s*=\s*)?(?:\(\s*([\w ]+?)\s*\*\s*\)\s*malloc\b|new\s+(?:\([^)]*\)\s*)?(\w+)|malloc\b)"
 )
 
 
 class Piece(Region):
-    """One piece of heap memory.
+    """One heap allocation.
 
-    site: where it was allocated.
+    site: the site that allocated it.
     freed: the Access that freed it, or None.
-    suspects: reads of bytes that were not written before: (thread, its block's epoch, address, size, Access).
+    suspects: reads of unwritten bytes: (thread, its block's epoch, address, size, Access).
     """
 
     __slots__ = ("freed", "nbytes", "site", "suspects")
@@ -59,11 +61,12 @@ class Piece(Region):
         self.written, self.suspects = np.zeros(self.nbytes, bool), []
 
     def last(self, size):
+        """Return -1, because every access must be checked: the piece may have been freed."""
         return -1  # every access is checked, because the piece may have been freed
 
     def copy(self):
-        """Return the same piece with a copy of its bytes, for another launch. Of a freed piece only the
-        address is needed, to find uses of it."""
+        """Return a copy for another launch. For a freed piece, only the address range is kept, to detect
+        uses after free."""
         old = self.allocation
         root = np.broadcast_to(np.uint8(0), self.nbytes) if self.freed else old.root.copy()
         piece = Piece(Allocation(old.name, old.space, root, old.base, old.home), self.site)
@@ -74,10 +77,10 @@ class Piece(Region):
 
 @dataclass
 class KeptHeap:
-    """The part of the heap that a module keeps after a launch.
+    """The part of the heap that persists after a launch.
 
-    pieces: those that are allocated, and those that were freed last.
-    held: the addresses of the pieces that an argument of some launch led to.
+    pieces: the allocated pieces, and the most recently freed ones.
+    held: the addresses of pieces that are reachable from an argument of some launch.
     next: the address of the next piece.
     """
 
@@ -87,24 +90,26 @@ class KeptHeap:
 
 
 class HeapState:
-    """The heap of a module between launches: `before` and `after` the `launch` that was the last to end."""
+    """The heap of a module between launches. `before` and `after` are its states before and after `launch`,
+    the most recent launch."""
 
     def __init__(self):
         self.before = self.after = KeptHeap()
-        self.launch = lambda: None  # a weak reference: a launch holds its arguments
+        self.launch = lambda: None  # a weak reference, because a launch keeps its arguments alive
 
     def at_start(self, launch):
-        """Return the KeptHeap with which each run of a launch begins, reruns under other schedules too."""
+        """Return the KeptHeap with which a run of a launch begins. Reruns under other schedules begin with
+        the same one."""
         return self.before if launch is self.launch() else self.after
 
     def run_ended(self, launch, kept):
-        """Keep what the first run of a launch leaves."""
+        """Store the heap that the first run of a launch leaves."""
         if launch is not self.launch():
             self.before, self.after, self.launch = self.after, kept, weakref.ref(launch)
 
 
 class Heap:
-    """The heap in one run of a launch."""
+    """The heap during one run of a launch."""
 
     def __init__(self, run, state):
         self.run, self.context, self.memory, self.state = run, run.context, run.memory, state
@@ -116,6 +121,7 @@ class Heap:
             self.add(piece.copy())
 
     def add(self, piece):
+        """Make a piece addressable."""
         self.pieces[piece.base] = piece
         self.used += 0 if piece.freed else round_up(piece.nbytes, UNIT)
         self.context.space.allocations.append(piece.allocation)
@@ -126,7 +132,7 @@ class Heap:
     # --- what kernels call ----------------------------------------------------------------------------------
 
     def malloc(self, site, nbytes):
-        """Return the address of `nbytes` fresh bytes, or 0 if the heap has no room for them."""
+        """Return the address of `nbytes` fresh bytes, or 0 if the heap is full."""
         if self.used + round_up(nbytes, UNIT) > self.context.spec.heap_bytes:
             self.failed_allocations += 1
             return 0
@@ -143,7 +149,7 @@ class Heap:
         return base
 
     def free(self, site, address):
-        """Free the piece at an address; do nothing for the null pointer."""
+        """Free the piece at an address; a null pointer is a no-op. An invalid pointer is reported."""
         if address == 0:
             return
         piece = self.pieces.get(address)
@@ -156,7 +162,7 @@ class Heap:
         self.retire(piece)
 
     def retire(self, piece):
-        """Keep the bytes of a freed piece for a while, as a GPU does, and drop the oldest ones."""
+        """Keep the bytes of a freed piece for some time, as a GPU does, and drop the oldest ones."""
         self.freed.append(piece)
         self.stale += piece.nbytes
         while self.stale > MOST_STALE:
@@ -167,12 +173,12 @@ class Heap:
             old.views, old.written = {}, None
 
     def free_sized(self, site, address, nbytes):
-        """Free as `operator delete` with a size does. The size does not matter."""
+        """Free as `operator delete` with a size does. The size is ignored."""
         self.free(site, address)
 
     def log_stores(self, piece, site):
-        """Log the freeing of memory as a store to it, which races with accesses that are not ordered
-        before it. Of a large piece, only the beginning is logged."""
+        """Log freeing memory as a store to it, which races with unordered accesses. For a large piece, only
+        the beginning is logged."""
         if self.context.log is None:
             return
         end = piece.base + min(piece.nbytes, MOST_LOGGED)
@@ -186,7 +192,7 @@ class Heap:
     # --- accesses -------------------------------------------------------------------------------------------
 
     def check_access(self, piece, address, size, site, what):
-        """Return whether an access may be performed. Record which bytes are written."""
+        """Return whether an access may be performed, and record which bytes it writes."""
         if piece.freed:
             self.context.findings.append(self.use_after_free_finding(piece, address, site, what))
             return piece.written is not None
@@ -206,6 +212,7 @@ class Heap:
     # --- findings -------------------------------------------------------------------------------------------
 
     def use_after_free_finding(self, piece, address, site, what):
+        """Return the finding for an access to freed memory."""
         element = self.context.space.element(address)
         return Finding(
             "use-after-free",
@@ -247,8 +254,8 @@ class Heap:
         )
 
     def finish(self, context):
-        """Keep the pieces that can still be reached at the end of a run. Return a finding for each site
-        whose pieces are lost."""
+        """Keep the pieces that are reachable at the end of a run. Return one finding per site whose pieces
+        leak."""
         for piece in self.pieces.values():
             for _, _, address, _, access in piece.suspects:
                 context.announce("unwritten", access, address)
@@ -275,6 +282,7 @@ class Heap:
         return [self.leak_finding(first[site], times, nbytes[site]) for site, times in count.items()]
 
     def leak_finding(self, piece, times, nbytes):
+        """Return the finding for a site that leaks memory."""
         site = SITES[piece.site]
         what = f"{times:,} pieces of memory, {nbytes:,} bytes, are" if times > 1 else f"{nbytes:,} bytes are"
         return Finding(
@@ -290,9 +298,10 @@ class Heap:
 
 
 def reachable_pieces(live, roots, held=()):
-    """Return the pieces of `live` whose address is in some memory, directly or through other such pieces.
+    """Return the pieces of `live` whose address is stored in memory, directly or through other reachable
+    pieces.
 
-    roots: the bytes of that memory. held: pieces that count as reached.
+    roots: the memory to search. held: pieces that count as reachable.
     """
     if not live:
         return []
@@ -300,7 +309,8 @@ def reachable_pieces(live, roots, held=()):
     bases, waiting = np.array(sorted(by_base), np.uint64), [*roots, *(piece.root for piece in held)]
     while waiting:
         root = waiting.pop()
-        # Every 8 aligned bytes whose value is an address inside of a piece count as a pointer to it.
+        # Conservative marking: any aligned 8 bytes whose value lies within a piece count as a pointer to
+        # it.
         words = np.frombuffer(root.tobytes()[: root.size // 8 * 8], np.uint64)
         words = words[(words >= BASE) & (words < END)]
         at = np.searchsorted(bases, words, side="right") - 1
@@ -314,8 +324,8 @@ def reachable_pieces(live, roots, held=()):
 
 
 def is_race(suspect, thread, address, size):
-    """Return whether a store races with an earlier read of unwritten memory: it is another thread's, and
-    no barrier of their block lies between. Then the race is the bug, and not the read."""
+    """Return whether a store races with an earlier read of unwritten memory: another thread made the read,
+    and no barrier of their block separates them. In that case the race is the bug, not the read."""
     reader, epoch, begin, nbytes, _ = suspect
     together = begin < address + size and address < begin + nbytes
     behind = reader.block is thread.block and thread.block.epoch > epoch
@@ -323,7 +333,7 @@ def is_race(suspect, thread, address, size):
 
 
 def describe_piece(site, nbytes):
-    """Return (name, bytes of an element) of a piece, from the line of the source that allocates it."""
+    """Return (name, bytes per element) of a piece, from the source line that allocates it."""
     found = SOURCE.search(site.source)
     name = (found and found[1]) or "heap memory"
     words = ((found and (found[2] or found[3])) or "").split()

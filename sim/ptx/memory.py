@@ -1,12 +1,12 @@
-"""Loads, stores and atomics by address: the accesses of PTX instructions, with the same checks and the same
-log as accesses to arrays in Python kernels.
+"""PTX loads, stores and atomics by address, with the same checks and the same access log as array accesses
+in Python kernels.
 
-A generic address is an address of the simulated address space (sim.memory.spaces). An address within a state
-space is the generic one minus the start of the space's window. The window of global memory starts at 0, so a
-global address is generic too. (PTX ISA, "Generic Addressing".)
+A generic address is an address in the simulated address space (sim.memory.spaces). An address within a
+state space is the generic address minus the base of that space's window. The global window begins at 0, so
+a global address is also generic (PTX ISA 6.4.1.1, "Generic Addressing").
 
-The methods `make_...` return one function for each instruction of a launch. The function keeps the region of
-its last access in closure variables, because the next access is most likely to the same region.
+The `make_...` methods return one function per instruction and launch. The function caches the region of its
+most recent access in closure variables, because the next access is likely to be in the same region.
 """
 
 from bisect import bisect_right
@@ -35,24 +35,29 @@ from sim.ptx.undefined import LocalMemory
 
 
 class Memory:
-    """The memory of one launch: global and constant regions, shared regions of the running block, local
-    regions of the running thread. `place` is where threads wait when they let others go first."""
+    """The memory of one launch: global and constant regions, shared regions of the running block, and local
+    regions of the running thread. `place` is the position at which threads wait when they yield."""
 
     def __init__(self, scheduler, place):
         self.scheduler, self.context, self.space = scheduler, scheduler.context, scheduler.context.space
         self.place = place
         self.alignment = Alignment.of(self.context)
-        # global and constant regions, and their addresses, in ascending order
+        # Global and constant regions and their base addresses, in ascending order
         self.fixed, self.bases = [], []
         self.heap = None  # the Heap of this run
         self.local = LocalMemory(self)
-        self.slots = {SHARED: [], LOCAL: []}  # allocations of which each block or thread has its own copy
+        self.slots = {SHARED: [], LOCAL: []}  # allocations with one copy per block or thread
 
     # --- what there is --------------------------------------------------------------------------------------
 
     def reserve(self, name, space, nbytes, align, itemsize, shape, copies, root=None, key=None):
-        """Return a new allocation, whose elements findings name by their index in `shape` (None: one
-        axis). `key`: see AddressSpace.add."""
+        """Return a new allocation.
+
+        shape: the shape by which findings index its elements; None for one dimension.
+        copies: the number of copies, such as one per thread.
+        root: its bytes; by default zeros.
+        key: see AddressSpace.add.
+        """
         root = np.zeros(nbytes, np.uint8) if root is None else root
         shape = shape or (max(nbytes // itemsize, 1),)
         strides = [prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
@@ -62,7 +67,7 @@ class Memory:
         return allocation
 
     def make_addressable(self, allocation):
-        """Let threads address an allocation."""
+        """Make an allocation accessible to threads."""
         space = allocation.base >> SPACE_SHIFT
         if space in self.slots:
             self.slots[space].append(allocation)
@@ -84,13 +89,15 @@ class Memory:
         return region
 
     def frames(self, allocation):
-        """Return the running thread's Frames of a function's local memory."""
+        """Return the running thread's Frames of a local allocation."""
         thread = self.context.thread
         return thread.block.shared.setdefault((allocation, thread.linear), Frames())
 
     def push_frame(self, allocation):
-        """Give the running thread fresh local memory for a call of a function, next to that of calls that
-        have not returned. Return its address in the local space."""
+        """Allocate local memory for a call by the running thread. Return its address in the local space.
+
+        Errors: RecursionError if too many calls are active.
+        """
         frames, nbytes = self.frames(allocation), allocation.root.size
         place = frames.depth * len(self.context.thread.block.threads) + self.context.thread.linear
         if place >= allocation.copies:
@@ -106,11 +113,11 @@ class Memory:
         return region.base - WINDOWS["local"]
 
     def pop_frame(self, allocation):
-        """Drop the local memory of a function that returns."""
+        """Release the local memory of the call that returns."""
         self.frames(allocation).depth -= 1
 
     def find(self, address):
-        """Return the Region of a generic address, or None."""
+        """Return the Region that contains a generic address, or None."""
         space = address >> SPACE_SHIFT
         if space in (GLOBAL, CONST):
             at = bisect_right(self.bases, address) - 1
@@ -123,8 +130,8 @@ class Memory:
         return None
 
     def owner(self, space):
-        """Return a function that gives the owner of a space's regions: the running block, the running
-        thread, or None. The region of the last access is valid while the owner stays the same."""
+        """Return a function for the owner of a space's regions: the running block, the running thread, or
+        None. A cached region is valid while the owner is unchanged."""
         context = self.context
         if space == "shared":
             return lambda: context.thread.block
@@ -135,7 +142,7 @@ class Memory:
     # --- plain accesses -------------------------------------------------------------------------------------
 
     def dispatch_by_space(self, make, space):
-        """Return `make(space)`; for generic addresses, a function that calls the one of the address's
+        """Return `make(space)`. For generic addresses, return a function that dispatches on the address's
         space."""
         if space != GENERIC:
             return make(space)
@@ -143,26 +150,30 @@ class Memory:
         windows = [WINDOWS[name] for name in ("global", "const", "shared", "local")]
 
         def access(address, *values):
-            # the bits above a window's size are the number of the space
+            # The bits above the window's size contain the number of the space.
             number = address >> SPACE_SHIFT & 3
             return made[number](address - windows[number], *values)
 
         return access
 
     def make_load(self, ptx_type, space, count, site, reports=True):
-        """Return the function (address in the space) -> an element of a type, or a tuple of `count`
-        elements. `reports`: whether it reports a load of unwritten local memory."""
+        """Return the function (address in the space) -> element, or tuple of `count` elements.
+
+        reports: whether loads of unwritten local memory are reported.
+        """
         return self.dispatch_by_space(
             lambda name: self.make_load_in(ptx_type, name, count, site, reports), space
         )
 
     def make_load_in(self, ptx_type, space, count, site, reports=True):
+        """Return the load function for one state space."""
         size, reach, window, log, code, shift = self.access_layout(ptx_type, space, count, site)
         owner, known, base, last, view = self.owner(space), None, 0, -1, None
         owned = space in ("shared", "local")
 
-        # Fast path: the access is inside of the last region (`last` is -1 if the region's alignment is not
-        # certain), it is aligned (`reach` is its size minus 1), and the owner has not changed.
+        # Fast path: the access is within the cached region, it is aligned, and the owner is unchanged.
+        # `last` is the highest valid offset, or -1 if the region's alignment is not guaranteed; `reach` is
+        # the access size minus 1.
         def load(address):
             nonlocal known, base, last, view
             offset = address + window - base
@@ -180,14 +191,14 @@ class Memory:
         return self.report_unwritten(load, size * count, site) if space == "local" and reports else load
 
     def report_unwritten(self, load, nbytes, site):
-        """Return a load from local memory that also reports bytes that its thread has not written."""
+        """Return a load from local memory that also reports bytes that the thread has not written."""
         if not self.context.enabled.unwritten:
             return load
         origin = self.local.make_origin("local", nbytes, site)
         return lambda address: self.local.report(origin(address), site) or load(address)
 
     def record_written(self, store, nbytes):
-        """Return a store to local memory that also records which bytes its thread has written."""
+        """Return a store to local memory that also records which bytes the thread has written."""
         if not self.context.enabled.unwritten:
             return store
         window = WINDOWS["local"]
@@ -202,11 +213,11 @@ class Memory:
         return recording
 
     def make_store(self, ptx_type, space, count, site):
-        """Return the function (address in the space, value, ...) -> None, which stores `count` elements of
-        a type."""
+        """Return the function (address in the space, value, ...) that stores `count` elements."""
         return self.dispatch_by_space(lambda name: self.make_store_in(ptx_type, name, count, site), space)
 
     def make_store_in(self, ptx_type, space, count, site):
+        """Return the store function for one state space."""
         size, reach, window, log, code, shift = self.access_layout(ptx_type, space, count, site)
         owner, known, base, last, view, values = self.owner(space), None, 0, -1, None, self.context.values
         owned = space in ("shared", "local")
@@ -230,9 +241,9 @@ class Memory:
         return self.record_written(store, size * count) if space == "local" else store
 
     def access_layout(self, ptx_type, space, count, site):
-        """Return the constants of an access: (bytes of an element, bytes of the access minus 1, start of
-        the window, function that appends to the log or None, log entry of address 0, binary logarithm of
-        the bytes of an element)."""
+        """Return the constants of an access: (bytes per element, bytes of the access minus 1, window base,
+        function that appends to the access log or None, log entry for address 0, log2 of the bytes per
+        element)."""
         size = np.dtype(VIEWS[ptx_type]).itemsize
         bits, window = (size * count).bit_length() - 1, WINDOWS[space]
         logs = self.context.log is not None and (space != "local" or self.context.enabled.local)
@@ -243,11 +254,11 @@ class Memory:
     # --- atomics --------------------------------------------------------------------------------------------
 
     def make_atomic(self, ptx_type, space, site, reach, combine, writes=True, releases=False, replaces=False):
-        """Return the function (address, operand, ...) -> the old element, which it replaces by combine(old,
+        """Return the function (address, operand, ...) -> old element. It sets the element to combine(old,
         operand, ...).
 
-        reach: the threads for which it is atomic, its "block" or the whole "grid".
-        writes: whether it writes, or a function (old, operand, ...) -> whether it does.
+        reach: the threads among which it is atomic: "block" or "grid".
+        writes: whether it writes, or a function (old, operand, ...) -> whether it writes.
         releases: whether a fence precedes it.
         replaces: whether the new value is independent of the old one.
         """
@@ -258,6 +269,7 @@ class Memory:
         )
 
     def make_atomic_in(self, ptx_type, space, site, reach, combine, writes=True, releases=False):
+        """Return the atomic function for one state space."""
         size, _, window, log, code, shift = self.access_layout(ptx_type, space, 1, site)
         context, place = self.context, self.place
         if reach == "block":
@@ -267,7 +279,7 @@ class Memory:
         def change(address, *operands):
             if releases:
                 context.announce_ordering("fenced", reach)
-            # a thread that repeats an atomic which changed nothing lets others go first
+            # A thread that repeats an atomic without effect is spinning, so other threads run first.
             key = site, address, operands
             yield_before_atomic(key, place)
             region = self.check_access(address + window, size, site, "changed")
@@ -289,13 +301,13 @@ class Memory:
         return change
 
     def make_strong(self, action, ptx_type, space, access, atomic, plain, relied_on=False):
-        """Return a load or store that does not race with other strong ones. A load lets other threads go
-        first.
+        """Return a strong load or store, which does not race with other strong ones. A load first lets
+        other threads run.
 
-        A volatile access to shared memory counts as a plain one, and so does a volatile load whose value the
-        program relies on (sim.ptx.volatile).
+        A volatile access to shared memory counts as a weak one. So does a volatile load on whose value the
+        program relies (sim.ptx.volatile).
 
-        atomic, plain: the sites of the two forms.
+        atomic, plain: the site numbers of the strong and the weak form.
         """
         loads = action == "load"
 
@@ -316,16 +328,16 @@ class Memory:
         return self.dispatch_by_space(make, space)
 
     def yield_turn(self):
-        """Let other threads go before the running one."""
+        """Let other threads run before the current one."""
         self.scheduler.yield_turn(self.place)
 
     # --- what may be wrong ----------------------------------------------------------------------------------
 
     def check_access(self, address, size, site, what, multiple=None, name="an access"):
-        """Return the Region of `size` bytes at a generic address; None, with a finding, if the access is not
-        allowed.
+        """Return the Region of an access of `size` bytes at a generic address. Return None after reporting
+        an access that is not allowed.
 
-        multiple: the alignment that the access needs, by default its size.
+        multiple: the required alignment, by default the size.
         name: the instruction's name in the finding about alignment.
         """
         region = self.find(address)
@@ -352,6 +364,7 @@ class Memory:
         return found if found is not None and distance(found) < GAP else None
 
     def report_outside(self, address, site, what, region):
+        """Report an access outside of all allocations, relative to the nearest one."""
         allocation = region.allocation if region else self.nearest(address)
         if allocation is None:
             self.context.findings.append(self.no_array_finding(address, site, what))
@@ -361,11 +374,12 @@ class Memory:
         if allocation.copies > 1:
             start += self.context.thread.linear * allocation.root.size
             start = self.frames(allocation).base_below(address, start)
-        # the first element outside of the array that the access touches
+        # The first element outside of the array that the access touches
         position = address if address < start else max(address, start + allocation.root.size)
         self.context.refuse(site, what, array, ((position - start) // array.itemsize,))
 
     def no_array_finding(self, address, site, what):
+        """Return the finding for an address that is near no array."""
         earlier = self.space.addresses.find_argument(address)
         if earlier is not None:
             return Finding(

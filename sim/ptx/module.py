@@ -1,4 +1,4 @@
-"""load_ptx: a module of kernels from PTX text."""
+"""load_ptx, and the public objects Module and Kernel: the kernels of a PTX text, ready for simulate()."""
 
 from dataclasses import replace
 from math import prod
@@ -74,7 +74,7 @@ class Module:
         return Kernel(self, self.text.functions[found[0]])
 
     def address_space(self) -> PaddedSpace:
-        """Return the address space of a launch of one of its kernels."""
+        """Return a new address space for a launch of one of the module's kernels."""
         return PaddedSpace(self.store.addresses)
 
     def __repr__(self):
@@ -95,7 +95,7 @@ class Kernel(base.Kernel):
         return Kernel(self.module, self.function, list(names))
 
     def argument_names(self, arguments):
-        """Return the name of each argument of a launch. Errors: LaunchError for too few or too many
+        """Return a unique name for each argument of a launch. Errors: LaunchError for too few or too many
         arguments."""
         if len(arguments) != len(self.names):
             raise LaunchError(
@@ -110,8 +110,13 @@ class Kernel(base.Kernel):
         return f"<PTX kernel {self.__name__}({', '.join(self.names)})>"
 
     def program(self, branches=False, tracks=False):
-        """Return the translated kernel, and its compiled source; it is made once. Errors: LaunchError for
-        instructions that sim does not have."""
+        """Return (Program, compiled source) of the kernel, translated once for each combination of options.
+
+        branches: whether branches are reported to observers.
+        tracks: whether undefined values are tracked (sim.ptx.undefined).
+
+        Errors: LaunchError for instructions that sim does not support.
+        """
         key = branches, tracks
         if key not in self.programs:
             program = Program(self.module.text, self.module.origin, self.function, *key)
@@ -119,8 +124,8 @@ class Kernel(base.Kernel):
         return self.programs[key]
 
     def prepare(self, fiber, launch, make_grid, observers, schedule, poison):
-        """Return (Context, ThreadProgram, Grid) of one run of the launch that has not begun, as
-        sim.interpreted does."""
+        """Return (Context, ThreadProgram, Grid) for one run of the launch, not yet started. sim.interpreted
+        does the same for Python kernels."""
         self.check(launch)
         context = Context(
             observers,
@@ -148,8 +153,8 @@ class Kernel(base.Kernel):
             "branch": context.branch,
         }
         exec(code, namespace)
-        # Every loop in PTX counts its iterations, even if it was a `for` loop in the source. Unless the
-        # caller has set a limit, an open barrier counts as progress.
+        # In PTX, every loop counts its iterations, even one that was a `for` loop in the source. Unless the
+        # caller has set a limit, opening a barrier counts as progress.
         context.steps = context.max_steps or MOST_ROUNDS
         if context.max_steps is None:
             opened = context.listeners["barrier_opened"]
@@ -163,7 +168,7 @@ class Kernel(base.Kernel):
         return context, thread_program, grid
 
     def reword(self, findings):
-        """Findings in the words of the language that the kernel is written in."""
+        """Return the findings, worded for the language in which the kernel is written."""
         language = self.module.origin.language
         if language == NUMBA:
             return findings
@@ -173,8 +178,8 @@ class Kernel(base.Kernel):
         ]
 
     def check(self, launch):
-        """Check that the block has the size that the kernel was compiled for (PTX ISA, "Performance-Tuning
-        Directives"). Errors: LaunchError."""
+        """Check the block's size against the limits for which the kernel was compiled (PTX ISA 11.4,
+        "Performance-Tuning Directives"). Errors: LaunchError."""
         limits = self.function.limits
         compiled = f"{self.__name__} was compiled for blocks of"
         if "reqntid" in limits and (*limits["reqntid"], 1, 1)[:3] != launch.block:
@@ -185,7 +190,7 @@ class Kernel(base.Kernel):
 
 
 def unique_names(names):
-    """Return names of which no two are equal."""
+    """Return the names, with a number appended to repeated ones."""
     seen = []
     for name in names:
         seen.append(name if name not in seen else f"{name}_{len(seen)}")

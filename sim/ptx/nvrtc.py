@@ -1,4 +1,4 @@
-"""CUDA C++ to PTX by NVRTC, NVIDIA's run-time compiler, which needs no GPU."""
+"""CUDA C++ to PTX with NVRTC, NVIDIA's runtime compiler, which needs no GPU."""
 
 import functools
 import importlib.util
@@ -72,7 +72,7 @@ def compile_ptx(source: str, name: str, *options: str, architecture: str = "comp
 
 @functools.cache
 def header_folders():
-    """Return the folders that hold the CUDA toolkit's headers: those of NVIDIA's Python packages, then of
+    """Return the folders with the CUDA toolkit's headers: those of NVIDIA's Python packages, then those of
     CUDA_HOME."""
     spec = importlib.util.find_spec("nvidia")
     packages = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
@@ -83,7 +83,7 @@ def header_folders():
 
 
 def read_result(nvrtc, what, program):
-    """Return the PTX or the ProgramLog of a program."""
+    """Return a program's PTX or ProgramLog."""
     _, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
     text = b" " * size
     getattr(nvrtc, f"nvrtcGet{what}")(program, text)
@@ -91,7 +91,7 @@ def read_result(nvrtc, what, program):
 
 
 def strip_folder(ptx, name):
-    """Return the PTX with the bare name of the source file, without the folder in which it was compiled."""
+    """Return the PTX with the source file's folder removed from its .file directive."""
     lines = [
         f'\t.file\t{line.split()[1]} "{name}"' if line.strip().startswith(".file") and name in line else line
         for line in ptx.splitlines()

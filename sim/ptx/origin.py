@@ -1,5 +1,4 @@
-"""The source of a PTX module: the line of the .cu or .py file for an instruction, and the names of the
-file that PTX has only in mangled form, or not at all."""
+"""The source of a PTX module: source lines for instructions, and source names, which PTX mangles or omits."""
 
 import linecache
 import os
@@ -12,7 +11,7 @@ import numpy as np
 from sim.events import SITES, Site
 from sim.frontend.outline import of_cpp, of_python
 
-# type in the source -> bytes of an element
+# C++ type -> bytes per element
 ITEMSIZES = {
     name: size
     for size, names in {
@@ -27,23 +26,23 @@ ITEMSIZES = {
 
 
 class Origin:
-    """The sources of one module. `source` is the text of its main file, if that is not to be read from
+    """The sources of one module. `source` is the text of the main file; None means that it is read from
     disk."""
 
     def __init__(self, text, source=None, headers=()):
-        self.headers = headers  # the texts of the source's own headers, which may declare variables
+        self.headers = headers  # texts of the source's own headers, which may declare variables
         self.text, self.source_lines = text, None if source is None else source.splitlines()
 
     # --- lines ----------------------------------------------------------------------------------------------
 
     def source_line(self, file, line):
-        """Return a line of a source file, or an empty text."""
+        """Return a line of a source file, or an empty string."""
         if self.source_lines is not None and file == min(self.text.files, default=1):
             return self.source_lines[line - 1] if 0 < line <= len(self.source_lines) else ""
         return linecache.getline(self.text.files.get(file, ""), line)
 
     def site(self, function, item, action):
-        """Return the number of the Site of an instruction: by its .loc, else by its line of PTX."""
+        """Return the site number of an instruction, from its .loc directive or else from its PTX line."""
         at = item or function
         ptx = " ".join(self.text.lines[at.line - 1].split())
         place = item and self.source_location(item.location)
@@ -57,8 +56,8 @@ class Origin:
         return SITES.add(Site(action, name, place.line, max(place.column - 1, 0), text.strip(), indent))
 
     def source_location(self, location):
-        """Return the innermost location in the file of the function itself, of those that were inlined
-        into each other. If there is none, return the outermost location."""
+        """Return the innermost location in the function's own file among those inlined into each other; if
+        there is none, the outermost location."""
         chain = []
         while location is not None:
             chain.append(location)
@@ -69,45 +68,45 @@ class Origin:
 
     @property
     def language(self):
-        """The language of the kernel. Triton and Numba are distinguished by the compiler that signs the
-        PTX."""
+        """The kernel's source language. Triton and Numba are distinguished by the compiler named in the PTX
+        header."""
         if not any(path.endswith(".py") for path in self.text.files.values()):
             return "C++"
         return "Triton" if any("LLVM NVPTX" in line for line in self.text.lines[:5]) else "Numba"
 
     def outline(self, site):
-        """Return the Outline of the text in which a Site is, if that is the main file; else None."""
+        """Return the Outline of the main file if the Site is in it, else None."""
         path = self.text.files.get(min(self.text.files, default=0), "")
         return self.main_outline if site.function == os.path.basename(path) else None
 
     @cached_property
     def main_outline(self):
+        """The Outline of the main file."""
         return of_cpp(self.main_text) if self.language == "C++" else of_python(self.main_text)
 
     # --- names ----------------------------------------------------------------------------------------------
 
     @property
     def main_text(self):
-        """The main file's text, or an empty one."""
+        """The main file's text, or an empty string."""
         if self.source_lines is not None:
             return "\n".join(self.source_lines)
         path = self.text.files.get(min(self.text.files, default=0), "")
         return "".join(linecache.getlines(path))
 
     def parameter_names(self, function):
-        """Return a kernel's parameter names as in the source, or argument0, argument1, ... if they cannot be
+        """Return a kernel's parameter names from the source, or argument0, argument1, ... if they are not
         found."""
         parts = self.parameters(function)
         return [*map(parameter_name, parts)] or [f"argument{i}" for i in range(len(function.parameters))]
 
     def element_bytes(self, function):
-        """Return {position: bytes of an element} for parameters that the source declares as plain
-        pointers."""
+        """Return {position: bytes per element} for parameters declared as plain pointers."""
         sizes = map(pointer_element_bytes, self.parameters(function))
         return {place: size for place, size in enumerate(sizes) if size}
 
     def parameters(self, function):
-        """Return a kernel's parameters as the source declares them, or an empty list."""
+        """Return a kernel's parameters as declared in the source, or an empty list."""
         count, name = len(function.parameters), re.escape(plain_name(function.name))
         for found in re.finditer(
             rf"\b{name}\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)\s*(?:\{{|->|:)", without_comments(self.main_text)
@@ -118,8 +117,8 @@ class Origin:
         return []
 
     def home(self, variable):
-        """Return (itemsize, shape) of a variable: from its declaration in the source, else from its
-        alignment."""
+        """Return (bytes per element, shape) of a variable, from its declaration in the source or else from
+        its alignment."""
         name = re.escape(plain_name(variable.name))
         constants = self.constants()
         for found in re.finditer(
@@ -136,7 +135,7 @@ class Origin:
         return (size, None) if variable.bytes % size == 0 else (1, None)
 
     def constants(self):
-        """Return {name: text} of the integer constants that the source defines."""
+        """Return {name: defining text} of the integer constants in the source."""
         found = dict(re.findall(r"^\s*#\s*define\s+(\w+)\s+([^\n/]+)", self.main_text, re.M))
         return found | dict(
             re.findall(
@@ -147,7 +146,7 @@ class Origin:
 
 
 def evaluate(text, constants, depth=8):
-    """Return the integer value of an expression of the source, or None."""
+    """Return the integer value of a source expression, or None."""
     for _ in range(depth):
         text = re.sub(r"[A-Za-z_]\w*", lambda match: f"({constants.get(match[0], '?')})", text)
     if not re.fullmatch(r"[\d\s()+*/<>-]+", text):
@@ -159,11 +158,12 @@ def evaluate(text, constants, depth=8):
 
 
 def without_comments(text):
+    """Return C++ source without its comments."""
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
 
 
 def split_parameters(text):
-    """Return the parameters between the commas of a list. Commas inside template arguments do not count."""
+    """Split a parameter list at its top-level commas; commas within template arguments do not count."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "(<[") - (letter in ")>]")
@@ -175,7 +175,7 @@ def split_parameters(text):
 
 
 def pointer_element_bytes(text):
-    """Return the bytes of an element of a C++ parameter that is a pointer to numbers, or None."""
+    """Return the bytes per element of a C++ parameter that is a pointer to numbers, or None."""
     pointed, star, name = text.partition("*")
     words = re.findall(r"\w+", pointed)
     if not star or "*" in name:
@@ -185,7 +185,7 @@ def pointer_element_bytes(text):
 
 
 def parameter_name(text):
-    """Return the name in a parameter of C++ (its last word) or of Python (its first)."""
+    """Return the name in a C++ parameter (its last word) or a Python parameter (its first word)."""
     text = text.partition("=")[0]
     found = re.findall(
         r"[A-Za-z_]\w*", text.partition(":")[0] if ":" in text else re.sub(r"\[[^\]]*\]", "", text)
@@ -194,14 +194,14 @@ def parameter_name(text):
 
 
 def plain_name(mangled):
-    """Return the last name inside a name that is mangled as C++ compilers do it; any other name unchanged."""
+    """Return the last identifier within an Itanium-mangled C++ name; any other name is returned unchanged."""
     if not mangled.startswith("_Z"):
         return mangled
     text, found, at = re.sub(r"L[a-z]\d+E", "", mangled), [], 2
     while at < len(text):
         number = re.match(r"\d+", text[at:])
         if number is None:
-            # S0_, T_: a repeated or template type; it has no name here
+            # S0_, T_: a substitution or template parameter, which contains no identifier
             substitution = re.match(r"[ST]\d*_", text[at:])
             at += len(substitution[0]) if substitution else 1
             continue

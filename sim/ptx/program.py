@@ -1,5 +1,5 @@
-"""A kernel with the functions that it calls, as Python source, and the globals that a launch gives to that
-source."""
+"""A kernel and the device functions that it calls, as Python source, and the factories for the globals of
+that source."""
 
 import functools
 import itertools
@@ -23,8 +23,10 @@ from sim.ptx.timed import CLOCKS, timed_registers
 from sim.ptx.undefined import needs_origins
 from sim.ptx.volatile import Uses
 
+# special register -> Python expression, for registers with three components
 COORDINATES = {"tid": "thread.index[{}]", "ctaid": "thread.block.index[{}]"}
-# Special registers with a simple value. sim has one multiprocessor and no clusters.
+# Special registers with a simple value (PTX ISA, chapter 10). sim has a single multiprocessor and no
+# clusters.
 SPECIALS = {
     "laneid": "thread.lane",
     "warpid": "thread.warp",
@@ -43,12 +45,12 @@ SPECIALS = {
 
 
 class Program:
-    """The translation of an entry of a Text.
+    """The translation of one kernel in a Text.
 
     factories: {name of a global in the source: function run -> object}.
-    arguments: (parameter, byte, type) -> name, for each argument of the Python function.
+    arguments: {(parameter position, byte offset, type): name} of the Python function's arguments.
     function, item: the function and the instruction that are being translated.
-    tracks: whether the source has the origins of undefined values (sim.ptx.undefined).
+    tracks: whether the source tracks the origins of undefined values (sim.ptx.undefined).
     """
 
     passes_origins = True  # whether calls pass the origins of undefined values
@@ -56,21 +58,22 @@ class Program:
     def __init__(self, text, origin, entry, branches, tracks):
         self.text, self.origin, self.entry, self.branches, self.tracks = text, origin, entry, branches, tracks
         self.factories, self.arguments, self.names = {}, {}, {}
-        self.addressed = set()  # names of the module's variables whose address the source takes
-        self.grid_syncs, self.value_uses = {}, {}  # function -> its GridSync, its Uses
-        # Whether the source calls through a pointer. Then each function whose address any kernel of the
-        # module can take may be called, and is translated too: a pointer may come from an earlier launch.
+        self.addressed = set()  # names of module variables whose address the source uses
+        self.grid_syncs, self.value_uses = {}, {}  # function name -> its GridSync, its Uses
+        # Whether the source contains indirect calls. If so, every function whose address any kernel of the
+        # module can take is translated too, because a pointer may come from an earlier launch.
         self.calls_pointers = False
-        # names of the sim.isa entries it uses; whether threads act on atomics; whether it stores to memory
+        # Names of the sim.isa entries used; whether threads act on results of atomics; whether the source
+        # stores to memory
         self.used, self.synchronizes, self.stores = set(), False, False
-        self.timed = {}  # Python's name of a function -> its variables that hold times
+        self.timed = {}  # Python name of a function -> its variables that hold times
         self.counter = itertools.count(1)
         self.missing = []
         self.source = self.translate()
 
     def translate(self):
-        """Return the source. Errors: LaunchError that lists the instructions which sim does not have."""
-        done, lines = {}, []  # done: name -> Python's name, or None for a function without a body
+        """Return the source. Errors: LaunchError that lists the unsupported instructions."""
+        done, lines = {}, []  # done: name -> Python name, or None for a function without a body
         self.pending = [self.entry]
         while self.pending or self.calls_pointers:
             if self.pending:
@@ -94,8 +97,8 @@ class Program:
         return "\n".join(lines)
 
     def translate_function(self, function, by_pointer):
-        """Return the lines of a function. If only a pointer reaches it, it may contain instructions that
-        sim does not have: then the launch is refused when a thread calls it."""
+        """Return the lines of a function. A function that is reachable only by pointer may contain
+        unsupported instructions. In that case, calling it raises LaunchError."""
         self.function = function
         writer = Writer(self, function, self.branches)
         lines = writer.write()
@@ -112,7 +115,7 @@ class Program:
 
     @property
     def grid_sync(self):
-        """The GridSync of the function that is being translated."""
+        """The GridSync of the current function."""
         name = self.function.name
         if name not in self.grid_syncs:
             self.grid_syncs[name] = GridSync(self.function)
@@ -120,7 +123,7 @@ class Program:
 
     @property
     def uses(self):
-        """The Uses of the function that is being translated."""
+        """The Uses of the current function."""
         name = self.function.name
         if name not in self.value_uses:
             self.value_uses[name] = Uses(self.function)
@@ -145,18 +148,18 @@ class Program:
     # --- names ----------------------------------------------------------------------------------------------
 
     def new_name(self, stem, make):
-        """Return a new name for the object that `make(run)` returns in a launch."""
+        """Return a new global name for the object that `make(run)` returns at a launch."""
         name = f"{stem}_{next(self.counter)}"
         self.factories[name] = make
         return name
 
     def shared_name(self, name, make):
-        """Return a name that several instructions share."""
+        """Register the factory of a global that several instructions share, and return its name."""
         self.factories.setdefault(name, make)
         return name
 
     def constant(self, operand, ptx_type):
-        """Return the expression of an Immediate as a value of a type. Floats are objects of the launch."""
+        """Return an Immediate as an expression of a PTX type. Floats are globals of the launch."""
         if ptx_type == "pred":
             return str(bool(operand.value))
         bits, width = operand.bits(WIDTHS[ptx_type]), WIDTHS[ptx_type]
@@ -188,43 +191,45 @@ class Program:
         return f"({name} + {symbol.offset})" if symbol.offset else f"({name})"
 
     def variable(self, name):
-        """Return the variable of a name: the function's own, else the module's."""
+        """Return the variable with a name, from the current function or else from the module."""
         own = next((v for v in self.function.variables if v.name == name), None)
         if own is None and name in self.text.variables:
             self.addressed.add(name)
         return own or self.text.variables.get(name)
 
     def reachable_variables(self):
-        """Return the module's variables that a thread can address, in the order of their declarations: those
-        that the source names, and those to which their initial values point.
+        """Return, in declaration order, the module variables that a thread can address: those used in the
+        source, and those to which their initialisers point.
 
         A header such as cooperative_groups.h declares a thousand variables that no kernel uses. They would
-        fill the simulated address space, and each launch would spend time to lay them out.
+        fill the simulated address space and slow down each launch.
         """
         return self.text.reachable_variables(self.addressed)
 
     def push_frame(self, variable):
-        """Return the name of the function that gives a call its local memory."""
+        """Return the name of the function that allocates a call's local memory."""
         return self.shared_name(
             python_name(variable.name, "push_frame_v"), lambda run: run.push_frame(variable)
         )
 
     def pop_frame(self, variable):
-        """Return the name of the function that drops a device function's local memory when it returns."""
+        """Return the name of the function that releases a call's local memory."""
         return self.shared_name(
             python_name(variable.name, "pop_frame_v"), lambda run: run.pop_frame(variable)
         )
 
     def is_kernel_parameter(self, name):
+        """Return whether a name is a parameter of the kernel that is being translated."""
         return self.function.entry and any(p.name == name for p in self.function.parameters)
 
     def argument(self, name, at, ptx_type):
-        """Return the name of the Python argument for the bytes from `at` on of a kernel's parameter."""
+        """Return the name of the Python argument for the bytes of a kernel parameter from offset `at` on."""
         position = next(i for i, p in enumerate(self.function.parameters) if p.name == name)
         return self.arguments.setdefault((position, at, ptx_type), f"argument_{position}_{at}_{ptx_type}")
 
     def special(self, name):
-        """Return the expression of a special register (PTX ISA, "Special Registers"). Errors: Missing."""
+        """Return the expression of a special register (PTX ISA, chapter 10, "Special Registers"). Errors:
+        Missing."""
         stem, _, axis = name.partition(".")
         if stem in COORDINATES and axis in tuple("xyz"):
             return COORDINATES[stem].format("xyz".index(axis))
@@ -248,37 +253,43 @@ class Program:
     # --- places in the source -------------------------------------------------------------------------------
 
     def site(self, action):
+        """Return the site number of the current instruction for an action."""
         return self.origin.site(self.function, self.item, action)
 
     def wait_point(self):
-        """Return (identity, number of the site) of an instruction at which threads wait."""
+        """Return (identity, site number) of the current instruction, at which threads wait."""
         return (self.entry.name, next(self.counter)), self.site("call")
 
     # --- memory ---------------------------------------------------------------------------------------------
 
     def load(self, ptx_type, space, count):
+        """Return the name of the function for a load."""
         site = self.site("load")
         rest = ptx_type, space, count, site, not self.tracks
         return self.new_name("load", lambda run: run.memory.make_load(*rest))
 
     def store(self, ptx_type, space, count):
+        """Return the name of the function for a store."""
         site = self.site("store")
         return self.new_name("store", lambda run: run.memory.make_store(ptx_type, space, count, site))
 
     def origin_of_load(self, space, nbytes):
+        """Return the name of the function for the origin of a loaded value."""
         site = self.site("load")
         return self.new_name("origin", lambda run: run.memory.local.make_origin(space, nbytes, site))
 
     def store_undefined(self, space, nbytes):
+        """Return the name of the function that follows a store of a possibly undefined value."""
         site = self.site("store")
         return self.new_name("undefined", lambda run: run.memory.local.make_store(space, nbytes, site))
 
     def report_undefined(self):
+        """Return the name of the function that reports an undefined value."""
         site = self.site("load")
         return self.new_name("report", lambda run: lambda origin: run.memory.local.report(origin, site))
 
     def strong(self, action, ptx_type, space, access):
-        """Return the name of a strong load or store (see Memory.make_strong)."""
+        """Return the name of the function for a strong load or store (see Memory.make_strong)."""
         if id(self.item) in self.grid_sync.waits:
             place = self.wait_point()
             return self.new_name("wait_for_grid", lambda run: run.wait_for_grid(place))
@@ -290,7 +301,7 @@ class Program:
         return self.new_name(action, lambda run: run.memory.make_strong(action, *rest))
 
     def atomic(self, access):
-        """Return (type of its operands, name) of an atomic."""
+        """Return (operand type, function name) for an atomic."""
         if id(self.item) in self.grid_sync.arrivals:
             return "u32", self.shared_name("arrive_at_grid", lambda run: run.arrive_at_grid)
         self.used.add("atomic")
@@ -301,41 +312,45 @@ class Program:
         return ptx_type, name
 
     def transfer(self, name):
-        """Return the name of the function that performs a MemoryInstruction of sim.isa."""
+        """Return the name of the function that executes a MemoryInstruction."""
         entry, sites = INSTRUCTIONS[name], self.transfer_sites()
         self.used.add(name)
         return self.new_name("transfer", lambda run: run.transfer(entry, sites))
 
     def transfer_sites(self):
+        """Return {action: site number} for an instruction with several kinds of accesses."""
         return {action: self.site(action) for action in ("load", "store", "atomic")}
 
     # --- waiting --------------------------------------------------------------------------------------------
 
     def named_barrier(self, waits):
-        """Return the name of the function (number, count) that a thread calls at a named barrier."""
+        """Return the name of the function (barrier number, thread count) for a named barrier. `waits`:
+        whether the thread waits (sync) or only arrives."""
         self.used.add(NAMED_BARRIER)
         place = self.wait_point()
         return self.new_name("named_barrier", lambda run: run.named_barrier(place, waits))
 
     def barrier(self, number, count, vote):
+        """Return the name of the function for a barrier with a vote. Errors: Missing for a named barrier."""
         if count is not None or getattr(number, "value", 1) != 0:
             raise Missing(f"{self.item.opcode} at a named barrier")
         return self.whole_barrier(vote, number.value)
 
     def whole_barrier(self, vote, number):
+        """Return the name of the function for a barrier of the whole block."""
         self.used.add("syncthreads")
         place = self.wait_point()
         return self.new_name("barrier", lambda run: run.barrier(place, vote, number))
 
     def fence_call(self, entry):
-        """Return the name of the function that performs a fence, or nanosleep."""
+        """Return the name of the function that executes a fence or nanosleep."""
         self.used.add(entry.name)
         self.synchronizes |= entry in FENCES
         return self.shared_name(entry.name, lambda run: run.on_memory(entry))
 
     def warp_call(self, entry, space=None):
-        """Return the name of the function that a lane calls for a warp instruction. If its operands are in
-        memory, they are at an address in `space`."""
+        """Return the name of the function that a lane calls for a warp instruction. `space`: the state
+        space of its operands if they are in memory."""
         self.used.add(entry.name)
         place, sites = self.wait_point(), self.transfer_sites() if space else None
         return self.new_name("warp", lambda run: run.warp_call(entry, place, space, sites))
@@ -343,10 +358,11 @@ class Program:
     # --- calls ----------------------------------------------------------------------------------------------
 
     def is_defined(self, name):
+        """Return whether the module contains the body of a function."""
         return name in self.text.functions and self.text.functions[name].body is not None
 
     def callee_name(self, name):
-        """Return the name of a function that the source calls. Errors: Missing."""
+        """Return the name of a directly called function. Errors: Missing."""
         if self.is_defined(name):
             self.pending.append(self.text.functions[name])
             return python_name(self.text.functions[name].name, "run")
@@ -364,29 +380,29 @@ class Program:
         raise Missing(f"{self.item.opcode} of {name}, which the module does not define")
 
     def pointer_call(self, returns, arguments):
-        """Return the name of the Callee that finds a pointer's function. `returns`, `arguments`: bytes of
-        each."""
+        """Return the name of the Callee for an indirect call. `returns`, `arguments`: sizes in bytes."""
         self.calls_pointers = True
         passes = self.tracks and needs_origins(self.text, self.function)
         rest = self.site("call"), returns, arguments, passes
         return self.new_name("callee", lambda run: calls.Callee(run.context, *rest))
 
     def trap(self):
+        """Return the name of the function for a trap."""
         place = self.wait_point()
         return self.new_name("trap", lambda run: run.trap(place))
 
     def namespace(self, run):
-        """Return all globals of the source, for one launch."""
+        """Return all globals of the source for one launch."""
         return HELPERS | {name: make(run) for name, make in self.factories.items()}
 
 
 def refuse(text, *arguments):
-    """Raise the LaunchError in place of a function that sim cannot run."""
+    """Raise LaunchError; called in place of a function with unsupported instructions."""
     raise LaunchError(text)
 
 
 def refusal(entry, missing):
-    """Return the message that lists what cannot be run, by name and line."""
+    """Return the message that lists the unsupported instructions by line and name."""
     lines = "\n".join(f"  PTX line {line}: {what}" for line, what in missing[:10])
     more = f"\n  and {len(missing) - 10} more" if len(missing) > 10 else ""
     return f"{entry.name} uses instructions that sim does not have; nothing has run\n{lines}{more}"

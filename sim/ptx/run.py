@@ -1,5 +1,5 @@
-"""One launch of a PTX kernel: its memory laid out, its arguments bound, and the objects that its source
-needs."""
+"""One launch of a PTX kernel: memory layout, argument binding, and the objects that the generated source
+uses."""
 
 import functools
 
@@ -21,15 +21,15 @@ from sim.ptx.memory import Memory
 from sim.ptx.origin import plain_name
 from sim.ptx.regions import KEPT_SPACES, RESERVED, VIEWS, WINDOWS
 
-WORKSPACE = "%envreg1"  # the key of its allocation in Run.allocations
-STACK = 1 << 16  # bytes of local memory that a thread has for the calls of a recursive function
+WORKSPACE = "%envreg1"  # key of the grid barrier's workspace in Run.allocations
+STACK = 1 << 16  # bytes of local memory per thread for the calls of a recursive function
 
 
 class WaitPoint:
     """The position at which a thread waits, in place of a Python frame.
 
-    f_code, f_lasti: distinguish positions, as those of a frame do.
-    number: the number of the barrier of the whole block there.
+    f_code, f_lasti: identify the position, like the attributes of a frame.
+    number: the number of the block barrier at this position, if any.
     """
 
     __slots__ = ("f_code", "f_lasti", "number")
@@ -41,7 +41,7 @@ class WaitPoint:
 
 
 class Run:
-    """The globals of a Program's source in one launch."""
+    """The globals of a Program's source for one launch."""
 
     def __init__(self, context, scheduler, program, launch):
         self.context, self.scheduler, self.program, self.launch = context, scheduler, program, launch
@@ -57,11 +57,12 @@ class Run:
     # --- memory ---------------------------------------------------------------------------------------------
 
     def lay_out(self):
-        """Lay out the module's variables that the kernel can reach, and write addresses into those that
-        are initialised with them. Variables of functions are laid out when a thread first needs them.
+        """Allocate the module variables that the kernel can reach, and write addresses into their initial
+        values. Function-scope variables are allocated on first use.
 
-        An earlier launch may have stored the address of any variable that it could reach, so these variables
-        are laid out too."""
+        An earlier launch may have stored the address of any variable that it could reach, so these
+        variables are allocated as well.
+        """
         reachable = {v.name: v for v in self.program.reachable_variables() if v.space in KEPT_SPACES}
         self.named = reachable.keys()
         variables = self.program.text.variables
@@ -72,8 +73,8 @@ class Run:
             self.store.write_pointers(variables[name], functools.partial(self.pointer_to, variables[name]))
 
     def pointer_to(self, variable, symbol):
-        """Return the address with which a variable is initialised: the generic address of a variable, or that
-        of a function. Errors: LaunchError."""
+        """Return the address that an initialiser names: the generic address of a variable, or a function's
+        address. Errors: LaunchError."""
         text = self.program.text
         target = text.variables.get(symbol.name)
         if target is not None:
@@ -85,16 +86,17 @@ class Run:
         )
 
     def address(self, variable):
-        """Return the address of a variable in its space."""
+        """Return the address of a variable within its state space."""
         return self.allocation(variable).base - WINDOWS[variable.space]
 
     def allocation(self, variable):
-        """Return the allocation of a variable, made when it is first needed."""
+        """Return the allocation of a variable, made on first use."""
         if variable.name not in self.allocations:
             self.allocations[variable.name] = self.allocate(variable)
         return self.allocations[variable.name]
 
     def allocate(self, variable):
+        """Allocate a variable."""
         space = variable.space
         if space == "shared" and variable.count is None:
             return self.dynamic_shared(variable)
@@ -111,8 +113,7 @@ class Run:
         return allocation
 
     def allocate_of_module(self, variable):
-        """Return the allocation of a variable whose bytes the module keeps between launches. Errors:
-        LaunchError."""
+        """Return the allocation of a variable whose bytes persist between launches. Errors: LaunchError."""
         kernel = self.launch.function.__name__ if variable.name in self.named else ""
         unwritten = self.store.unwritten(variable, kernel)
         allocation = self.reserve(variable, variable.bytes, 1, self.store.root(variable))
@@ -121,7 +122,8 @@ class Run:
         return allocation
 
     def dynamic_shared(self, variable):
-        """Return the allocation of the launch's dynamic bytes, which all `extern .shared` arrays share."""
+        """Return the allocation of the launch's dynamic shared memory, which all `extern .shared` arrays
+        share."""
         if self.dynamic is None:
             self.dynamic = self.reserve(variable, self.launch.shared, 1)
             # drivers align dynamic shared memory to 16 bytes
@@ -131,32 +133,36 @@ class Run:
         return self.dynamic
 
     def reserve(self, variable, nbytes, copies, root=None):
+        """Reserve the memory of a variable."""
         itemsize, shape = self.program.origin.home(variable)
         name, space, align, key = self.label(variable), variable.space, variable.align, variable.name
         return self.memory.reserve(name, space, nbytes, align, itemsize, shape, copies, root, key)
 
     def label(self, variable):
-        """Return the name of a variable in findings. Compilers put all local variables of a function into
-        one, and do not keep their names."""
+        """Return a variable's name for findings. Compilers merge a function's local variables into one
+        depot and drop their names."""
         of_compiler = variable.space == "local" and variable.name.startswith("__local_depot")
         return LOCAL_VARIABLE if of_compiler else plain_name(variable.name)
 
     def most_frames(self, variable):
-        """Return how many calls of the function that has a local variable may be active in a thread."""
+        """Return the maximum number of simultaneous calls, per thread, of the function that declares a
+        local variable."""
         return 1 if variable in self.program.entry.variables else max(STACK // max(variable.bytes, 1), 1)
 
     def pop_frame(self, variable):
+        """Return the function that releases a call's local memory."""
         return functools.partial(self.memory.pop_frame, self.allocation(variable))
 
     def push_frame(self, variable):
+        """Return the function that allocates a call's local memory."""
         return functools.partial(self.memory.push_frame, self.allocation(variable))
 
     # --- arguments ------------------------------------------------------------------------------------------
 
     def bind(self, arguments):
-        """Return the Python function's arguments: from each parameter, the values that the kernel reads."""
+        """Return the Python function's arguments: the values that the kernel loads from its parameters."""
         parameters = self.program.entry.parameters
-        # a record is a structure, which is passed by value
+        # A record is a structure, which is passed by value.
         arrays = {a.name: a.array for a in arguments if a.array is not None and not a.is_record}
         for position, nbytes in self.program.origin.element_bytes(self.program.entry).items():
             check_elements(arguments[position].name, arrays, nbytes)
@@ -172,12 +178,13 @@ class Run:
         return [self.read_argument(*argument) for argument in self.program.arguments]
 
     def read_argument(self, position, at, ptx_type):
+        """Return the value of a PTX type at byte offset `at` of a parameter."""
         dtype = np.dtype(VIEWS[ptx_type])
         value = np.frombuffer(self.bits[position], np.uint8)[at : at + dtype.itemsize].view(dtype)[0]
         return int(value) if dtype.kind in "iu" else value
 
     def parameter_address(self, name):
-        """Return the address of a parameter in constant memory, for a kernel that takes it."""
+        """Return the address of a parameter in constant memory, for a kernel that takes its address."""
         key = f"parameter {name}"
         if key not in self.allocations:
             position = [parameter.name for parameter in self.program.entry.parameters].index(name)
@@ -192,6 +199,7 @@ class Run:
     # --- numbers --------------------------------------------------------------------------------------------
 
     def extent(self, name, axis):
+        """Return the value of a size register, such as %ntid.x or %dynamic_smem_size."""
         if name == "ntid":
             return self.launch.block["xyz".index(axis)]
         if name == "nctaid":
@@ -203,9 +211,11 @@ class Run:
     # --- waiting --------------------------------------------------------------------------------------------
 
     def wait_point(self, place, number=None):
+        """Return a WaitPoint. `place`: (identity, site number)."""
         return WaitPoint(self.context, *place, number)
 
     def barrier(self, place, vote, number):
+        """Return the function by which threads wait at a block barrier."""
         context, at = self.context, self.wait_point(place, number)
         if vote is not None:
             return lambda predicate: int(self.scheduler.wait(BARRIER, at, (vote, predicate)))
@@ -220,6 +230,7 @@ class Run:
         return wait
 
     def named_barrier(self, place, waits):
+        """Return the function by which threads arrive at a named barrier."""
         at = self.wait_point(place)
 
         def meet(number, count=self.launch.threads):
@@ -228,15 +239,15 @@ class Run:
         return with_site(meet, place[1])
 
     def grid_barrier(self, name, place):
-        """Return the function that cooperative groups call: for the handle of the grid, or to wait for all
-        of it."""
+        """Return a function of cooperative groups' device API: it returns the grid's handle, or waits for
+        the whole grid."""
         if name == "cudaCGGetIntrinsicHandle":
             return lambda scope: 1
         at = self.wait_point(place)
         return lambda handle, flags: self.scheduler.wait(GRID, at) or 0
 
     def workspace_address(self, half):
-        """Return the high or low 32 bits of the address of the workspace that the driver gives to a
+        """Return the upper or lower 32 bits of the address of the workspace that the driver provides to a
         cooperative launch."""
         if WORKSPACE not in self.allocations:
             self.allocations[WORKSPACE] = workspace(self)
@@ -244,6 +255,7 @@ class Run:
         return address >> 32 if half == HIGH else address & 0xFFFFFFFF
 
     def arrive_at_grid(self, address, added):
+        """Arrive at the grid barrier. Errors: LaunchError if the address is not that of the workspace."""
         workspace = self.allocations.get(WORKSPACE)
         if workspace is None or address != workspace.base + 4:
             raise LaunchError(
@@ -253,10 +265,12 @@ class Run:
         return self.grid.arrive(added)
 
     def wait_for_grid(self, place):
+        """Return the function that waits at the grid barrier."""
         at = self.wait_point(place)
         return lambda address: self.grid.wait(at)
 
     def warp_call(self, entry, place, space=None, sites=None):
+        """Return the function by which a lane executes a warp instruction."""
         at, scheduler = self.wait_point(place), self.scheduler
         if space is None:
             return lambda *operands: warp.arrive(scheduler, entry, operands, at)
@@ -273,11 +287,11 @@ class Run:
         )
 
     def transfer(self, entry, sites):
-        """Return the function that performs a MemoryInstruction. Its errors name the site."""
+        """Return the function that executes a MemoryInstruction. Its errors name the site."""
         return with_site(self.on_memory(entry, sites), sites["load"])
 
     def on_memory(self, entry, sites=None):
-        """Return the function that performs a MemoryInstruction."""
+        """Return the function that executes a MemoryInstruction."""
         return functools.partial(entry.semantics, AddressMemory(self.memory, entry.name, sites))
 
     def device_function(self, name, site):
@@ -305,13 +319,14 @@ def with_site(function, site):
 
 
 def pointer_bytes(place):
+    """Return the little-endian bytes of a pointer argument."""
     allocation, offset = place
     return (allocation.base + offset).to_bytes(8, "little")
 
 
 def check_elements(name, arrays, nbytes):
-    """Check that an array's elements are no wider than those that the source's pointer has: float64 is
-    numpy's default, and rarely CUDA's. Errors: LaunchError."""
+    """Check that an array's elements are not wider than those of the source's pointer type. numpy defaults
+    to float64, which CUDA kernels rarely use. Errors: LaunchError."""
     dtype = arrays[name].dtype if name in arrays else np.dtype(np.uint8)
     if dtype.kind in "iuf" and dtype.itemsize > nbytes > 1:
         raise LaunchError(
@@ -322,7 +337,7 @@ def check_elements(name, arrays, nbytes):
 
 
 def argument_bytes(name, value, parameter):
-    """Return the bytes of an argument in the format of its parameter. Errors: LaunchError."""
+    """Return an argument's bytes in its parameter's format. Errors: LaunchError."""
     ptx_type, nbytes = parameter.type, parameter.bytes
     if parameter.count != 1:
         return structure_bytes(name, value, nbytes)
@@ -346,7 +361,8 @@ def argument_bytes(name, value, parameter):
 
 
 def structure_bytes(name, value, nbytes):
-    """Return the bytes of a structure that is given as bytes, or as a numpy scalar or array of that size."""
+    """Return the bytes of a structure argument, given as bytes or as a numpy object of that size. Errors:
+    LaunchError."""
     raw = value.tobytes() if isinstance(value, (np.ndarray, np.generic)) else value
     if isinstance(raw, bytes) and len(raw) == nbytes:
         return raw

@@ -1,11 +1,11 @@
-"""Undefined values in registers, from a load of local memory that the thread has not written to the first use
-that may have an effect.
+"""Undefined values in registers, tracked from a load of unwritten local memory to the first use that may
+have an effect.
 
-Compilers load a local variable before it is certain that the thread has written it, and discard the value by
-selp. So a load of unwritten local memory is no fault by itself. Each register that may hold an undefined
-value has a second variable, its origin: (site, address) of the load, or False if the value is defined.
-Copies and arithmetic pass an origin on. A use of the value is a fault: a branch, an address, a store outside
-of local memory, an operand of an atomic or of a warp instruction.
+Compilers load a local variable before it is certain that the thread has written it, and discard the value
+with selp. A load of unwritten local memory is therefore not an error by itself. Each register that may hold
+an undefined value has a second variable, its *origin*: (site, address) of the load, or False if the value
+is defined. Copies and arithmetic propagate origins. A use of the value is reported: a branch, an address, a
+store outside of local memory, an operand of an atomic or of a warp instruction.
 """
 
 from sim.events import LOCAL, SPACE_SHIFT
@@ -15,14 +15,14 @@ from sim.ptx.regions import WINDOWS
 from sim.ptx.register_kinds import read_and_written, registers_in
 from sim.ptx.syntax import Address, Instruction, Register, python_name
 
-# instructions that translate.HANDLERS lists although they only compute with registers
+# Opcodes in translate.HANDLERS that only compute with registers
 COMPUTING = {"setp", "mov", "cvta", "isspacep"}
 LOADS, STORES = {"ld", "ldu"}, {"st"}
-UNDEFINED = ("generic", "local")  # spaces of addresses that may be in local memory
+UNDEFINED = ("generic", "local")  # address spaces that may include local memory
 
 
 def needs_origins(text, function):
-    """Return whether registers of a function may hold what local memory held before it was written."""
+    """Return whether registers of a function may hold values from unwritten local memory."""
     if not any(has_locals(each) for each in text.functions.values()):
         return False
     calls = any(isinstance(item, Instruction) and item.names[0] == "call" for item in function.body)
@@ -30,12 +30,13 @@ def needs_origins(text, function):
 
 
 def has_locals(function):
+    """Return whether a function declares local memory."""
     return any(variable.space == "local" for variable in function.variables)
 
 
 class Origins:
-    """The statements about origins in the source of one function. `handled`: the first parts of names of
-    instructions that do more than compute with registers."""
+    """The statements that track origins in one function's source. `handled`: the opcodes that do more than
+    compute with registers."""
 
     def __init__(self, writer, handled):
         self.writer, self.module = writer, writer.module
@@ -58,7 +59,7 @@ class Origins:
         return found
 
     def is_source(self, item):
-        """Return whether an instruction loads from local memory or from a parameter of a device function."""
+        """Return whether an instruction loads from local memory or from a device function's parameter."""
         if item.names[0] not in LOADS:
             return False
         access = Access(item.opcode)
@@ -68,32 +69,35 @@ class Origins:
         return access.space in UNDEFINED and not access.strong
 
     def computes(self, item):
+        """Return whether an instruction only computes with registers."""
         return item.names[0] not in self.handled
 
     # --- names ----------------------------------------------------------------------------------------------
 
     def name(self, register):
+        """Return the Python variable of a register's origin."""
         return f"{self.writer.name(register)}_origin"
 
     def names(self):
-        """Return the names of the origins of all registers that have one, as far as the source uses them."""
+        """Return the names of all origin variables that the source uses."""
         return [f"{name}_origin" for key, name in self.writer.names.items() if key in self.registers]
 
     def of(self, *operands):
-        """Return the expression of the first origin among those of some operands, or "" if all operands are
-        certainly defined."""
+        """Return the expression for the first origin of these operands, or "" if all are known to be
+        defined."""
         found = {r.name: r for operand in operands for r in registers_in(operand) if r.name in self.registers}
         return " or ".join(self.name(register) for register in found.values())
 
     # --- statements -----------------------------------------------------------------------------------------
 
     def check(self, *operands):
-        """Emit a report of operands that are undefined."""
+        """Emit a report of undefined operands."""
         if text := self.of(*operands):
             self.writer.emit(f"{self.module.report_undefined()}({text})")
 
     def before(self, item):
-        """Emit what precedes an instruction: reports of undefined operands, and the origins of results."""
+        """Emit the statements before an instruction: reports of undefined operands, and the origins of its
+        results."""
         if self.computes(item):
             return self.set_origins(item, self.computed(item))
         is_load, is_store = item.names[0] in LOADS, item.names[0] in STORES
@@ -109,12 +113,13 @@ class Origins:
         return self.set_origins(item, "False")
 
     def set_origins(self, item, text):
+        """Emit the assignment of an origin to each result."""
         for register in results(item):
             if register.name in self.registers:
                 self.writer.emit(f"{self.name(register)} = {text or 'False'}")
 
     def computed(self, item):
-        """Return the expression of the origin of an instruction's results."""
+        """Return the expression for the origin of an instruction's results."""
         base, operands = item.names[0], item.operands
         if base == "selp":
             one, other, test = (self.of(operand) or "False" for operand in operands[1:])
@@ -125,8 +130,8 @@ class Origins:
         return self.of(*operands[1:])
 
     def masked(self, item, base):
-        """Return the origin of a result of `and` or `or`: a defined operand of which all bits are 0, or 1,
-        decides the result."""
+        """Return the origin of the result of `and` or `or`. A defined operand of all zeros (for `and`) or
+        all ones (for `or`) determines the result, so the result is defined."""
         (_, a, b), ptx_type, tests = item.operands, item.names[-1], []
         for operand, other in ((a, b), (b, a)):
             if isinstance(operand, Register) and self.of(other):
@@ -153,7 +158,8 @@ class Origins:
             self.writer.emit(f"{self.name(part)} = {text}")
 
     def after(self, item):
-        """Emit what follows an instruction: a store of an undefined value to local memory."""
+        """Emit the statements after an instruction: the origins of bytes to which an undefined value was
+        stored."""
         if item.names[0] not in STORES:
             return
         access, (to, source, *_) = Access(item.opcode), item.operands
@@ -174,29 +180,30 @@ class Origins:
     # --- calls ----------------------------------------------------------------------------------------------
 
     def passed(self, parameter):
-        """Return the name of the origins of the bytes of a parameter: {byte: origin}."""
+        """Return the name of a parameter's origins: {byte: origin}."""
         return f"{python_name(parameter.name)}_origins"
 
     def on_parameter(self, function):
+        """Return the global name of a function on a parameter's origins."""
         return self.module.shared_name(function.__name__, lambda run: function)
 
     def declared(self, variables):
-        """Return the names of the origins of parameters of a device function, in their order."""
+        """Return the names of the origins of a device function's parameters, in order."""
         return [self.passed(variable) for variable in variables] if self.passing else []
 
     def declare(self, variable):
-        """Emit the origins of a parameter of a call, or of a result: no byte of it is undefined yet."""
+        """Emit an empty set of origins for a call parameter or result."""
         if self.passing:
             self.writer.emit(f"{self.passed(variable)} = {{}}")
 
     def check_passed(self, arguments):
-        """Emit a report of undefined bytes that go to a function of the device's run-time system."""
+        """Emit a report of undefined bytes that are passed to a function of the device runtime."""
         for argument in self.declared(arguments):
             self.writer.emit(f"{self.module.report_undefined()}(next(iter({argument}.values()), False))")
 
 
 def may_be_local(access):
-    """Return whether an access may be a plain one to local memory."""
+    """Return whether an access may be a weak access to local memory."""
     return access.space in UNDEFINED and not access.strong
 
 
@@ -211,11 +218,12 @@ def results(item):
 
 
 def find_origin(origins, at, size):
-    """Return the first origin among those of some bytes of a parameter."""
+    """Return the first origin among a range of a parameter's bytes, or False."""
     return next((origins[byte] for byte in range(at, at + size) if byte in origins), False)
 
 
 def set_origin(origins, at, size, origin):
+    """Record the origin of a range of a parameter's bytes."""
     if origin:
         origins.update(dict.fromkeys(range(at, at + size), origin))
 
@@ -227,7 +235,7 @@ class LocalMemory:
         self.memory, self.context, self.reported = memory, memory.context, set()
 
     def origin(self, address, nbytes, site):
-        """Return the origin of the first undefined one of some bytes at a generic address, or False."""
+        """Return the origin of the first undefined byte in a range, or False if all bytes are defined."""
         region = self.memory.find(address) if address >> SPACE_SHIFT == LOCAL else None
         if region is None or region.written is None:
             return False
@@ -238,13 +246,14 @@ class LocalMemory:
         return region.origins.get(begin + int(written.argmin())) or (site, address)
 
     def make_origin(self, space, nbytes, site):
-        """Return the function (address in the space) -> the origin of what a load of `nbytes` gives."""
+        """Return the function (address in the space) -> origin of the value that a load of `nbytes`
+        returns."""
         window = WINDOWS.get(space, 0)
         return lambda address: self.origin(address + window, nbytes, site)
 
     def make_store(self, space, nbytes, site):
-        """Return the function (address in the space, origin) that follows a store. If the stored value is
-        undefined, so is local memory now; in other memory it is reported."""
+        """Return the function (address in the space, origin) that follows a store. Storing an undefined
+        value makes local memory undefined; in other memory it is reported."""
         window = WINDOWS.get(space, 0)
 
         def store(address, origin):
@@ -261,7 +270,7 @@ class LocalMemory:
         return store
 
     def report(self, origin, site):
-        """Announce a use of an undefined value; of several uses, the first."""
+        """Announce the first use of an undefined value by a thread."""
         thread = self.context.thread
         key = thread.block.index, thread.linear, origin
         if origin and key not in self.reported:

@@ -1,7 +1,7 @@
-"""The `__constant__` and `__device__` variables of a module, as the host sets and reads them.
+"""A module's `__constant__` and `__device__` variables, as the host sets and reads them.
 
-Their bytes and their addresses belong to the module, as on a GPU: the next launch finds what a launch has
-stored there, and a pointer to a variable stays valid.
+Their bytes and addresses persist between launches, as on a GPU: a launch sees what earlier launches have
+stored, and pointers to variables remain valid.
 """
 
 import re
@@ -33,10 +33,10 @@ ATTRIBUTES = r"(?:__align__|alignas|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)"
 class Store:
     """The bytes of a module's variables.
 
-    roots: {variable's name: its bytes, as uint8}.
+    roots: {variable name: its bytes, as uint8}.
     unset: {name of a constant variable: for each byte, whether the host has not set it}.
-    pointers: {variable's name: the addresses among its initial bytes that have not been written there yet}.
-    laid_out: the names of the variables that a launch has reached. Their addresses may be in memory.
+    pointers: {variable name: the initial addresses that have not yet been written to its bytes}.
+    laid_out: the names of the variables that a launch has reached; their addresses may be in memory.
     """
 
     def __init__(self, text: Any, origin: Any) -> None:
@@ -48,7 +48,7 @@ class Store:
         self.addresses, self.heap = Addresses(), HeapState()
 
     def root(self, variable: Any) -> np.ndarray:
-        """Return the bytes of a variable. At first they are its initial value, or zeros as in C++."""
+        """Return the bytes of a variable. They begin as its initial value, or as zeros, as in C++."""
         if variable.name not in self.roots:
             root = self.roots[variable.name] = np.zeros(variable.bytes, np.uint8)
             self.pointers[variable.name] = variable.pointers
@@ -67,11 +67,11 @@ class Store:
         return found.initialised if found else bool(self.origin.main_text) and variable.name.startswith("_Z")
 
     def unwritten(self, variable: Any, kernel: str) -> np.ndarray | None:
-        """Return which bytes of constant memory the host has not set, or None if all are set.
+        """Return which bytes of a constant variable the host has not set, or None if all are set.
 
-        kernel: the name of the kernel that names the variable; "" if only pointers may lead to it.
+        kernel: the name of the kernel that uses the variable; "" if it is reachable only through pointers.
 
-        Errors: LaunchError if the host has set no byte of a variable that a kernel names.
+        Errors: LaunchError if the host has set no byte of a variable that the kernel uses.
         """
         self.root(variable)
         unset = self.unset.get(variable.name)
@@ -86,17 +86,17 @@ class Store:
         return unset
 
     def write_pointers(self, variable: Any, address: Callable[[Any], int]) -> None:
-        """Write the addresses with which a variable is initialised, once.
+        """Write the addresses in a variable's initial value, once.
 
-        address: a function that returns the address of a Symbol.
+        address: the function Symbol -> address.
         """
         root = self.root(variable)
         for offset, symbol in self.pointers.pop(variable.name, ()):
             root[offset : offset + 8] = np.frombuffer(address(symbol).to_bytes(8, "little"), np.uint8)
 
     def view(self, variable: Any) -> np.ndarray:
-        """Return the variable as an array of the type and shape that the source declares; as bytes if
-        these are not known."""
+        """Return the variable as an array with the type and shape declared in the source, or as bytes if
+        these are unknown."""
         root = self.root(variable)
         found = Declaration.find(self.origin, variable)
         dtype, width = found.dtype if found else by_ptx_type(variable)
@@ -109,7 +109,7 @@ class Store:
         return root.view(dtype).reshape(shape if width == 1 else (*shape, width))
 
     def set(self, variable: Any, value: Any) -> None:
-        """Copy a value into a variable, or into its first elements. Errors: LaunchError."""
+        """Copy a value to a variable, or to its first elements. Errors: LaunchError."""
         view, name = self.view(variable), plain_name(variable.name)
         given = as_array(value, view, name)
         if given.nbytes > view.nbytes or given.ndim > 1 and given.shape != view.shape:
@@ -125,8 +125,8 @@ class Store:
 class Declaration:
     """A variable's declaration in the source.
 
-    dtype: (dtype or None, elements of a vector) of its type.
-    shape: its shape, or None if that cannot be evaluated.
+    dtype: (dtype or None, number of vector components) of its type.
+    shape: its shape, or None if it cannot be evaluated.
     initialised: whether it has an initialiser.
     """
 
@@ -135,7 +135,7 @@ class Declaration:
 
     @classmethod
     def find(cls, origin: Any, variable: Any) -> "Declaration | None":
-        """Return the declaration of a variable: in the main file, or in one of its own headers."""
+        """Return the declaration of a variable in the main file or in one of its own headers, or None."""
         name = re.escape(plain_name(variable.name))
         texts = (text for text in (origin.main_text, *origin.headers) if re.search(rf"\b{name}\b", text))
         found = (cls.find_in(text, name, origin) for text in texts)
@@ -143,6 +143,7 @@ class Declaration:
 
     @classmethod
     def find_in(cls, text: str, name: str, origin: Any) -> "Declaration | None":
+        """Return the declaration of a name in one source text, or None."""
         text = re.sub(ATTRIBUTES, "", without_comments(text))
         for statement, end in re.findall(r"([^;{}]*)([;{}])", text):
             head, *rest = re.split(rf"\b{name}\b", statement, maxsplit=1)
@@ -163,8 +164,7 @@ class Declaration:
 
 
 def type_of(words: list[str]) -> tuple[np.dtype | None, int]:
-    """Return (dtype, elements of a vector such as float4) for the words of a type; (None, 1) for
-    structures."""
+    """Return (dtype, number of vector components) for the words of a C++ type; (None, 1) for a structure."""
     unsigned, known = "unsigned" in words, [word for word in words if word in TYPES]
     for word in words:
         vector = re.fullmatch(r"(\w+?)([1-4])", word)
@@ -182,6 +182,7 @@ def type_of(words: list[str]) -> tuple[np.dtype | None, int]:
 
 
 def by_ptx_type(variable: Any) -> tuple[np.dtype | None, int]:
+    """Return (dtype, 1) from a variable's PTX type, or (None, 1) if it is ambiguous."""
     kind, width = variable.type[0], variable.type[1:]
     if kind not in "uf" or width not in ("8", "16", "32", "64"):
         return None, 1
@@ -189,7 +190,7 @@ def by_ptx_type(variable: Any) -> tuple[np.dtype | None, int]:
 
 
 def describe(array: np.ndarray) -> str:
-    """Describe an array by its type and shape."""
+    """Describe an array's type and shape in words."""
     if array.ndim == 0:
         return f"one {array.dtype}"
     return f"an array of {array.dtype} with shape {array.shape}"
@@ -266,14 +267,15 @@ class Variables(MutableMapping[str, np.ndarray]):
         return f"<{KEYWORDS[self.space]} variables: {', '.join(self) or 'none'}>"
 
     def source_names(self) -> list[str]:
-        """Return the PTX names of the variables that the source file declares; without a source, of all."""
+        """Return the PTX names of the variables that the source declares, or of all variables if there is
+        no source."""
         found = [v for v in self.store.text.variables.values() if v.space == self.space]
         text = without_comments(self.store.origin.main_text)
         names = set(re.findall(r"\w+", text))
         return [v.name for v in found if not text or plain_name(v.name) in names]
 
     def find(self, name: str) -> Any:
-        """Return the variable of a name. Errors: LaunchError."""
+        """Return the variable with a source or PTX name. Errors: LaunchError."""
         variables = self.store.text.variables
         alike = [v for key, v in variables.items() if key == name] or [
             v for key, v in variables.items() if plain_name(key) == name
