@@ -119,11 +119,7 @@ def test_these_agree(got, wanted):
         ("1", 1, "here: '1' is neither a number nor an array of numbers"),
         (..., 1, "here: Ellipsis is neither a number nor an array of numbers"),
         ([1, None], [1, 2], "here: None is neither a number nor an array of numbers"),
-        (
-            None,
-            math.nan,
-            "here\n  Your function gave back nothing: does every way through it end in a return?",
-        ),
+        (None, math.nan, "here\n  Your function returned None. Does every path through it end in a return?"),
     ],
 )
 def test_these_differ(got, wanted, said):
@@ -207,7 +203,7 @@ def test_an_interrupt_shows_the_learners_line_and_one_sentence():
         "    raise KeyboardInterrupt",
         '    called by  compare(answer(number), 2 * number, what="a number",',
         '      call=f"double({number})", tolerance=0, hint="Twice.")',
-        "  The check was not finished: it says nothing about your answer.",
+        "  The check did not finish, so there is no verdict on your answer.",
     ]
     assert caught.value.__suppress_context__  # no way through the harness above it
 
@@ -229,7 +225,7 @@ def test_an_interrupt_of_the_checks_own_code_says_so():
     with pytest.raises(KeyboardInterrupt) as caught:
         slow(None)
     assert str(caught.value).startswith(
-        "✗ exercise 9.2 · slow: interrupted while the check was at work, outside your code\n"
+        "✗ exercise 9.2 · slow: interrupted while the check's own code was running, outside your code\n"
     )
 
 
@@ -262,10 +258,10 @@ def in_a_library(number):
 def test_a_loop_that_does_not_end_is_stopped_after_a_stated_time(impatient, answer):
     said = message(double, answer, seed=5)
     assert said.startswith(
-        "✗ exercise 9.1 · double: stopped, as your code still ran after 0.2 seconds, in line "
+        "✗ exercise 9.1 · double: stopped because your code was still running after 0.2 seconds, in line "
     )
     assert "\n    called by  compare(answer(number)" in said
-    assert said.endswith("\n  Does each way through the loop come nearer to its end?   (seed 5)")
+    assert said.endswith("\n  Does every iteration of the loop bring it closer to its end?   (seed 5)")
     if answer is endless:
         assert "line 2 of endless\n    while" in said or "line 3 of endless\n    number = number + 1" in said
     assert done() == {}

@@ -118,5 +118,7 @@ def test_a_check_in_a_kernel(kernel):
     ] and first.startswith("✗ exercise 1.2 · merge: interrupted in line ")
     assert kernel("from course.check import patience; patience.PATIENCE = 1") == ""
     said = kernel(CHECK).splitlines()
-    assert said[0].startswith("✗ exercise 1.2 · merge: stopped, as your code still ran after 1 seconds,")
-    assert said[-1].startswith("  Does each way through the loop come nearer to its end?   (seed ")
+    assert said[0].startswith(
+        "✗ exercise 1.2 · merge: stopped because your code was still running after 1 seconds,"
+    )
+    assert said[-1].startswith("  Does every iteration of the loop bring it closer to its end?   (seed ")

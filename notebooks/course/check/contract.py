@@ -48,7 +48,7 @@ class Contract:
         """Reject a launch with correct results if it violates a requirement."""
         work = Work(report, self.translation(kernel))
         for what in self.broken(work, report):
-            fail(f"right, but {what}", call=call, hint=self.hint)
+            fail(f"the result is correct, but {what}", call=call, hint=self.hint)
 
     def translation(self, kernel):
         """Return a dict from the kernel's parameter names to the names that the check uses."""
@@ -72,9 +72,9 @@ class Contract:
             self.shuffles,
             sum(count for name, count in together.items() if name.startswith("shfl")),
             "shuffle",
-            "by all warps together",
+            "in all warps together",
         )
-        yield from outside(self.atomics, report.counters.get("atomics", 0), "atomic operation", "in all")
+        yield from outside(self.atomics, report.counters.get("atomics", 0), "atomic operation", "in total")
         yield from outside(
             self.grid_barriers,
             together.get(GRID_BARRIER, 0) / report.counters["blocks"],
@@ -87,30 +87,30 @@ class Contract:
             thread, count = work.busiest(work.of(name))
             if count > most:
                 yield (
-                    f"{work.who(thread)} asks for elements of {shown(name)} {times(count)}; {times(most)} is"
-                    " its part"
+                    f"{work.who(thread)} accesses elements of {shown(name)} {times(count)}; it only needs to"
+                    f" do so {times(most)}"
                 )
         if self.share:
             thread, count = work.busiest(work.everything)
             mean = work.everything.sum() / max(1, work.at_work.sum())
             if count > self.share * mean:
                 yield (
-                    f"{work.who(thread)} makes {count} of the {work.everything.sum()} accesses to memory,"
-                    f" where a thread makes {mean:.3g} on average"
+                    f"{work.who(thread)} performs {count} of the {work.everything.sum()} memory accesses; the"
+                    f" average per active thread is {mean:.3g}"
                 )
 
     def in_all(self, work):
         for name, most in self.most.items():
             if (count := int(work.of(name).sum())) > most:
                 yield (
-                    f"the threads ask for elements of {shown(name)} {times(count)} in all; {times(most)} is"
+                    f"the threads access elements of {shown(name)} {times(count)} in total; {times(most)} is"
                     " enough"
                 )
         for name, least in self.least.items():
             if (count := int(work.of(name).sum())) < least:
                 yield (
-                    f"the threads use {shown(name)} {times(count)} in all; {times(least)} at least, if they"
-                    " share their work through it"
+                    f"the threads access {shown(name)} only {times(count)} in total; to share work"
+                    f" through it, they need to do so at least {times(least)}"
                 )
 
     def not_owned(self, work):
@@ -124,7 +124,7 @@ class Contract:
             ):
                 if t != wanted:
                     yield (
-                        f"{work.who(t)} asks for element {e} of {shown(name)}, which is the part of"
+                        f"{work.who(t)} accesses element {e} of {shown(name)}, which belongs to"
                         f" {work.who(wanted)}"
                     )
                     return
@@ -132,9 +132,8 @@ class Contract:
     def idle(self, work):
         if (helpers := work.helpers() if self.helpers else 0) < self.helpers:
             yield (
-                f"only {plural(helpers, 'thread')} of all blocks take from shared memory what"
-                " another thread has put"
-                f" there; {self.helpers} at least, if they share the work"
+                f"only {plural(helpers, 'thread')} in all blocks together read from shared memory what"
+                f" another thread wrote; at least {self.helpers} must do so to share the work"
             )
         if (threads := int(work.at_work.sum())) < self.threads:
             yield f"only {threads} of {self.threads} threads do any work"
@@ -148,8 +147,8 @@ def outside(bounds, count, what, where):
         return
     fewest, most = bounds
     if not fewest <= count <= most:
-        limit = f"{most:g} at most" if count > most else f"{fewest:g} at least"
-        yield f"with {count:g} {what}{'s' * (count != 1)} {where}".rstrip() + f"; {limit}"
+        limit = f"at most {most:g} allowed" if count > most else f"at least {fewest:g} required"
+        yield f"it executes {count:g} {what}{'s' * (count != 1)} {where}".rstrip() + f"; {limit}"
 
 
 def shown(name):

@@ -29,8 +29,8 @@ NOT_ON_A_GPU = (
 )
 PYTHONS = {getattr(builtins, name) for name in NOT_ON_A_GPU}
 ONLY_NUMBERS = (
-    "A kernel computes number by number: loops, array elements, float32(...), cuda.local.array and"
-    " cuda.shared.array; no lists, no generators, no whole arrays."
+    "A kernel works on single numbers: use loops, array elements, float32(...), cuda.local.array and"
+    " cuda.shared.array instead of lists, generators and operations on whole arrays."
 )
 
 
@@ -101,12 +101,12 @@ def refused(value):
     enough."""
     try:
         if value in PYTHONS:
-            return ", which is Python's own"
+            return ", a Python built-in"
     except TypeError:
         return None
     home = (getattr(value, "__module__", None) or "").partition(".")[0]
     if home == "torch" and callable(value):
-        return ", which is PyTorch's"
+        return ", a PyTorch function"
     whole = home == "numpy" and callable(value) and not isinstance(value, (type, np.ufunc, np.generic))
     return ", which works on whole arrays" if whole else None
 

@@ -87,7 +87,9 @@ def exercise(number, name):
             except KeyboardInterrupt as stop:
                 raise Interrupted(f"✗ {title}: {where_it_was(stop, 'interrupted')}\n  {NO_VERDICT}") from None
             except DoesNotEnd as stop:
-                late = where_it_was(stop, f"stopped, as your code still ran after {watch.waited} seconds,")
+                late = where_it_was(
+                    stop, f"stopped because your code was still running after {watch.waited} seconds,"
+                )
                 raise CheckFailed(f"✗ {title}: {late}\n  {ENDLESS}   (seed {seed})") from None
             except Exception as error:
                 if stub := stub_of(error):
@@ -138,14 +140,14 @@ def where_it_was(stop, how):
     was running."""
     ours, theirs = steps_of(stop)
     if not theirs:
-        return f"{how} while the check was at work, outside your code"
+        return f"{how} while the check's own code was running, outside your code"
     line, *code = failing_line(theirs)
     return "\n".join([f"{how} in {line}", *code, *indented(4, f"called by  {source(*ours[-1])}")])
 
 
 # Appended to the message of a check that was stopped.
-NO_VERDICT = "The check was not finished: it says nothing about your answer."
-ENDLESS = "Does each way through the loop come nearer to its end?"
+NO_VERDICT = "The check did not finish, so there is no verdict on your answer."
+ENDLESS = "Does every iteration of the loop bring it closer to its end?"
 
 
 def steps_of(error):

@@ -61,7 +61,7 @@ def run(kernel, configuration, inputs, outputs, rng, call, place=None, **options
     given = copies(inputs)
     arguments = (*given[:place], *outputs, *(given[place:] if place is not None else ()))
     report = launch(kernel, configuration, arguments, rng, call, **options)
-    compare(given, tuple(inputs), what="the kernel has changed an input", call=call, tolerance=0)
+    compare(given, tuple(inputs), what="the kernel changed an input", call=call, tolerance=0)
     return report
 
 
@@ -104,8 +104,8 @@ def jitted(kernel, name):
     """Reject a plain function where a kernel or a device function is expected."""
     if not hasattr(kernel, "py_func"):
         hint = (
-            "Without @cuda.jit in the line above its def, it runs in the simulator alone: no GPU, and no"
-            " other kernel, can call it."
+            "Add @cuda.jit in the line above its def. Without it, the function runs only in the simulator:"
+            " neither a GPU nor another kernel can call it."
         )
         fail(f"{name} is a plain Python function", hint=hint)
 

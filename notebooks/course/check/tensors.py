@@ -148,23 +148,23 @@ def within(
     kept = kept(result) if callable(kept) else kept
     bounded = largest or kept or operations
     for name in ours:
-        fail(f"it calls {name}, which is the package's answer", call=call, hint=hint)
+        fail(f"it calls {name}, which is the package's own solution", call=call, hint=hint)
     for name in seen.called:
         if name in refused or (bounded and name in OFF):
-            fail(f"it calls {name}, which this exercise does without", call=call, hint=hint)
+            fail(f"it calls {name}, which this exercise does not allow", call=call, hint=hint)
     if largest is not None and seen.largest > largest:
         fail(
-            f"it makes a tensor of shape {seen.shape}, {seen.largest:,} numbers; {largest:,} is the most that"
-            " it needs at one time",
+            f"it creates a tensor of shape {seen.shape} with {seen.largest:,} elements; at most"
+            f" {largest:,} are needed",
             call=call,
             hint=hint,
         )
     if kept is not None and seen.kept > kept:
-        fail(f"it keeps {seen.kept:,} numbers at one time; {kept:,} are enough", call=call, hint=hint)
+        fail(f"it keeps {seen.kept:,} elements in memory at once; {kept:,} are enough", call=call, hint=hint)
     if operations is not None and seen.operations > operations:
         fail(
-            f"it takes {seen.operations:,} operations of PyTorch; {operations:,} are enough, however many"
-            " rows there are",
+            f"it uses {seen.operations:,} PyTorch operations; {operations:,} are enough for any"
+            " number of rows",
             call=call,
             hint=hint,
         )
@@ -179,9 +179,9 @@ def unchanged(now, before, call):
             mine.nan_to_num(nan=7.25), old.nan_to_num(nan=7.25)
         ):
             fail(
-                f"it has changed its input number {number + 1}",
+                f"it modified its input number {number + 1}",
                 call=call,
-                hint="*=, += and names that end in _ write into a tensor; x = x * y makes a new one.",
+                hint="*=, += and methods ending in _ modify a tensor in place; x = x * y creates one.",
             )
 
 
@@ -218,10 +218,10 @@ class OffChip:
             inner = [value.hidden if isinstance(value, cls) else value for value in args]
             with global_memory():
                 return cls(function(*inner, **(kwargs or {})))
-        fail(f"it computes {function.__name__} on a whole array in global memory", hint=BY_TILES)
+        fail(f"it calls {function.__name__} on a whole array in global memory", hint=BY_TILES)
 
     def __getattr__(self, name):
-        fail(f"it uses .{name} of a whole array in global memory", hint=BY_TILES)
+        fail(f"it accesses .{name} of a whole array in global memory", hint=BY_TILES)
 
     def refuse(self, *_):
         fail(

@@ -35,25 +35,28 @@ class Trial:
         if hasattr(kernel, "module"):  # a kernel from PTX was compiled before it ran
             from course.cuda_cpp import have_nvrtc
 
-            return f"compiles for {ARCHITECTURE}" if have_nvrtc() else "not compiled: NVRTC is not here"
+            return f"compiles for {ARCHITECTURE}" if have_nvrtc() else "not compiled: NVRTC is not installed"
         try:
             from course.ptx import NoCompiler, compiled_here
         except ImportError:
-            return "not compiled: numba-cuda is not here"
+            return "not compiled: numba-cuda is not installed"
         try:
             made = compiled_here(kernel, *arguments, architecture=ARCHITECTURE)
         except NoCompiler:
-            return "not compiled: libNVVM is not here"
+            return "not compiled: libNVVM is not installed"
         except Exception as error:  # any exception from Numba concerns the kernel
-            fail("right in the simulator, but Numba cannot compile it for a GPU", hint=reason(error))
+            fail(
+                "the result is correct in the simulator, but Numba cannot compile the kernel for a GPU",
+                hint=reason(error),
+            )
         if most is not None and len(made.float64) > most:
-            what = f"right, but {len(made.float64)} instructions have to do with a float64; by lines:"
+            what = f"the result is correct, but {len(made.float64)} instructions use float64. Per line:"
             fail(
                 what,
                 call=made.float64_by_line(),
                 hint=(
-                    "A bare 0.0 is a float64, and a float32 with a whole number makes one: float32(0),"
-                    " float32(n)."
+                    "A literal 0.0 is a float64, and so is the result of a float32 with an integer. Write"
+                    " float32(0) and float32(n)."
                 ),
             )
         return f"compiles for {ARCHITECTURE}"

@@ -57,11 +57,7 @@ def compare(got, wanted, *, what, tolerance, call=None, hint=None):
     only where NaN is expected.
     """
     if got is None:
-        fail(
-            what,
-            call=call,
-            hint="Your function gave back nothing: does every way through it end in a return?",
-        )
+        fail(what, call=call, hint="Your function returned None. Does every path through it end in a return?")
     try:
         shape(got)
     except TypeError as error:
