@@ -1,5 +1,5 @@
-"""Pictures of tensor cores' operands: which lane of a warp holds which number of A, B and D in
-`mma.sync.m16n8k16`, and the banks that the rows of `ldmatrix` lie in."""
+"""Figures of tensor-core operands: the lane that holds each element of A, B and D in `mma.sync.m16n8k16`, and
+the shared-memory banks of the rows that `ldmatrix` reads."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ CORNERS = {
     "B": (LEFT + 16 * SIDE + GAP, TOP),
     "D": (LEFT + 16 * SIDE + GAP, TOP + 16 * SIDE + GAP),
 }
-LOOKS = "load", "store", "atomic", "active"  # of the four lanes of a group
+LOOKS = "load", "store", "atomic", "active"  # for the four lanes of a quad
 BANKS, WORD = 32, 4
 
 
@@ -22,8 +22,8 @@ BANKS, WORD = 32, 4
 
 
 def lanes_of(report):
-    """{"A": {(row, column): lane}, "B": ..., "D": ...} as one warp used them: the arrays a (words of A's
-    rows), b (words of B's columns) and out (D) of a launch traced by `sim`."""
+    """Return the lanes that one warp used, {"A": {(row, column): lane}, "B": ..., "D": ...}. The traced
+    launch must name its arrays a (words of A's rows), b (words of B's columns) and out (D)."""
     trace, held = report.trace, {}
     names = [home.name for home in trace.arrays]
     for matrix, name in {"A": "a", "B": "b", "D": "out"}.items():
@@ -40,8 +40,8 @@ def lanes_of(report):
 
 
 def cells_of(matrix, row, column):
-    """The cells of a matrix that one element of its array stands for: a word is two neighbours of a row of A,
-    or of a column of B."""
+    """Return the matrix cells that one array element covers. A word holds two neighbours in a row of A, or in
+    a column of B."""
     if matrix == "D":
         return [(row, column)]
     pair = [(row, 2 * column), (row, 2 * column + 1)]
@@ -49,7 +49,7 @@ def cells_of(matrix, row, column):
 
 
 def lane_map(report, title="which lane holds what"):
-    """A View of `lanes_of`: first all lanes, then each by itself."""
+    """Return a View of `lanes_of`: all lanes at once, then each lane separately."""
     held = lanes_of(report)
     everything = [
         (matrix, cell, LOOKS[lane % 4], lane)
@@ -64,7 +64,7 @@ def lane_map(report, title="which lane holds what"):
 
 
 def registers(*lanes):
-    """A View of what some lanes hold, with the register of each number, as the PTX ISA has it."""
+    """Return a View of the elements that some lanes hold, labelled with their registers as in the PTX ISA."""
     steps = []
     for lane in lanes:
         g, t = divmod(lane, 4)
@@ -79,7 +79,8 @@ def registers(*lanes):
 
 
 def in_words(cells, named=False):
-    """ "A[1, 4], A[1, 5], ...; B ...; D ..." for (matrix, cell, look, mark), with marks if `named`."""
+    """Format (matrix, cell, look, mark) entries as "A[1, 4], A[1, 5], ...; B ...; D ...", with marks if
+    `named`."""
     said = {matrix: [] for matrix in SHAPES}
     for matrix, (row, column), _, mark in cells:
         said[matrix].append(f"{mark} = " * named + f"{matrix}[{row}, {column}]")
@@ -87,7 +88,7 @@ def in_words(cells, named=False):
 
 
 def view(title, steps):
-    """A Scene of the three matrices, placed as in a product on paper: B above D, A to its left."""
+    """Return a Scene of the three matrices, arranged as for a product on paper: B above D, A to its left."""
     columns, rows = 24 * SIDE + GAP, 32 * SIDE + GAP
     scene = Scene(title, LEFT + columns + 8, TOP + rows + 8, adds=False)
     scene.labels.append((8, 14, "colours: the four lanes of a group, lane % 4", ""))
@@ -109,8 +110,8 @@ def view(title, steps):
 
 
 def bank_map(report, name, title):
-    """A View of the first `ldmatrix_x4` that warp 0 made from the shared array `name`: for each of its four
-    matrices, which banks its eight rows of 16 bytes lie in, and how many turns that takes."""
+    """Return a View of the first `ldmatrix_x4` by warp 0 from the shared array `name`. For each of the four
+    matrices, it shows the banks of the eight 16-byte rows and the number of wavefronts."""
     trace = report.trace
     home = [each.name for each in trace.arrays].index(name)
     rows = (trace.array == home) & (trace.action == LOAD) & (trace.thread < BANKS)
@@ -131,7 +132,7 @@ def bank_map(report, name, title):
 
 
 def bank_step(number, starts):
-    """(words, looks) of one matrix whose rows begin at these bytes."""
+    """Return (words, looks) for one matrix whose rows begin at these byte addresses."""
     asked = [(row, start // WORD % BANKS + word) for row, start in enumerate(starts) for word in range(4)]
     wanted = np.bincount([bank for _, bank in asked], minlength=BANKS).tolist()
     look = ["clash" if count > 1 else "load" for count in wanted]

@@ -1,5 +1,5 @@
-"""Pictures of several lessons: rows of squares, bars over time, and a kernel's way from Python to machine
-code."""
+"""Figures that several lessons share: rows of squares, timelines, and the stages from a Python kernel to
+machine code."""
 
 from operator import itemgetter
 
@@ -17,10 +17,12 @@ PALE = "#e8e8e8"
 
 
 def draw_cells(columns, rows, framed=(), numbers=True):
-    """A figure with a square for each number: the larger, the darker; of 0, pale.
+    """Draw one square per number; larger numbers are darker, and 0 is pale.
 
-    columns: a word for each, to stand above it; rows: (words, numbers), a heading if there are no numbers;
-    framed: the columns to put a frame around; numbers: whether to write them into the squares.
+    columns: one heading per column.
+    rows: (label, numbers) pairs; a row without numbers is a heading.
+    framed: columns to frame.
+    numbers: whether to print the numbers in the squares.
     """
     side = 0.1 * max(len(words) for words, values in rows if len(values)) + 0.3
     square, high = (WIDE - side) / len(columns), 0.32
@@ -44,7 +46,7 @@ def draw_cells(columns, rows, framed=(), numbers=True):
 
 
 def draw_square(axes, x, y, shade, word):
-    """A square from pale (shade 0) to blue (1), with a word in it."""
+    """Draw a square with a text, shaded from pale (0) to blue (1)."""
     colour = [(1 - shade) * pale + shade * full for pale, full in zip(to_rgb(PALE), to_rgb(BLUE))]
     axes.add_patch(plt.Rectangle((x + 0.06, y + 0.06), 0.88, 0.88, facecolor=colour))
     ink = "white" if shade > 0.9 else "black"
@@ -52,8 +54,11 @@ def draw_square(axes, x, y, shade, word):
 
 
 def draw_divergence(reports):
-    """Draw which lanes execute a line together: {heading: report of a launch of one block, with a trace}.
-    Time runs down, line by line; inactive lanes are pale."""
+    """Draw the lanes that execute each line together.
+
+    Input is {heading: report of a traced launch of one block}. Time runs downwards, and inactive lanes are
+    pale.
+    """
     rows = []
     for heading, report in reports.items():
         for warp, moments in moments_of(report.recording).items():
@@ -66,7 +71,7 @@ def draw_divergence(reports):
 
 
 def moments_of(recording):
-    """{warp: [(line, its source, the lanes that do it together)], by line} of the first block of a trace."""
+    """Return {warp: [(line, source, active lanes)]} for the first block of a trace."""
     found = {}
     for request in requests(recording, 0):
         site = recording[request.rows[0]].site
@@ -79,10 +84,10 @@ def moments_of(recording):
 
 
 def draw_times(rows, marks=()):
-    """Bars over time, for Python and for streams.
+    """Draw a timeline of bars, for Python code and for streams.
 
-    rows: {name: [(begin, end, words, colour)]}, from the top, the colour None for waiting; marks: (time, name
-    of the row that reaches it, name of the row that waits for it).
+    rows: {name: [(begin, end, words, colour)]}, from the top; colour None means waiting.
+    marks: (time, name of the row that reaches the mark, name of the row that waits for it).
     """
     figure, axes = plt.subplots(figsize=(WIDE, 0.3 + 0.85 * len(rows)))
     height = {name: -place for place, name in enumerate(rows)}
@@ -101,7 +106,7 @@ def draw_times(rows, marks=()):
 
 
 def draw_bar(axes, height, begin, end, words, colour):
-    """One bar, with its words; hatched, if nothing is done in that time."""
+    """Draw one bar with its text, hatched if it represents waiting."""
     axes.barh(
         height,
         end - begin,
@@ -128,7 +133,7 @@ MAKERS = "Numba,\nat the\nfirst\nlaunch", "Numba\nand\nlibNVVM", "the\nassembler
 
 
 def draw_way(lines=("", "", "", "")):
-    """The stations of a kernel from Python to the GPU, with a line of it in each, and its way to sim."""
+    """Draw the stages of a kernel from Python to the GPU, each with a line of code, and its path to sim."""
     figure = plt.figure(figsize=(WIDE, 2.7))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-1.15, 10.15), ylim=(-1.5, 0.85))

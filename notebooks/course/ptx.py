@@ -1,9 +1,9 @@
-"""The code that Numba makes of a kernel, with or without a GPU: the types that it infers, and the PTX, to
-read and to count in.
+"""Compiler output for a kernel, with or without a GPU: inferred types, and PTX to read and to count
+instructions in.
 
-Both need NVIDIA's compiler library, libNVVM, which comes with numba-cuda on Linux and Windows, but no GPU and
-no driver. Where it is missing, as on macOS, `compiled` and `type_of` know what the build of the lessons
-compiled (recorded/NN_topic.json); for all else NoCompiler says so.
+Compilation needs NVIDIA's library libNVVM, which is installed with numba-cuda on Linux and Windows, but no
+GPU or driver. If it is missing, as on macOS, `compiled` and `type_of` use results recorded during the build
+of the lessons (recorded/NN_topic.json), and raise NoCompiler for anything that was not recorded.
 """
 
 import functools
@@ -32,7 +32,7 @@ ARCHITECTURE = "sm_80"  # an A100; newer GPUs run it too
 
 
 class NoCompiler(RuntimeError):
-    """A part of the compiler is missing here. A notebook shows the message alone."""
+    """A part of the compiler is missing. A notebook shows only the message."""
 
     def _render_traceback_(self):
         return [f"NOTHING WAS COMPILED. {self}"]
@@ -42,8 +42,8 @@ class NoCompiler(RuntimeError):
 
 
 def type_of(expression, **arguments):
-    """The name of the type that Numba finds, in a kernel, for an expression of these arguments: type_of("i +
-    1", i=np.int32(5)) is "int64"."""
+    """Return the name of the type that Numba infers for an expression in a kernel: type_of("i + 1",
+    i=np.int32(5)) is "int64"."""
     given = {name: type_of_argument(argument) for name, argument in arguments.items()}
     return kept(f"the type of {expression} with {given}", lambda: type_found(expression, given))
 
@@ -62,8 +62,8 @@ def type_found(expression, given):
 
 
 def type_of_argument(argument):
-    """The type with which Numba would compile a kernel for this argument; a type of Numba's stands for
-    itself, a tensor for its array."""
+    """Return the Numba type of a kernel argument. A Numba type is returned unchanged, and a tensor is treated
+    as an array."""
     if isinstance(argument, types.Type):
         return argument
     return numba.typeof(argument.detach().cpu().numpy() if hasattr(argument, "detach") else argument)
@@ -74,8 +74,13 @@ def type_of_argument(argument):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel compiled for one kind of GPU. source: its own lines; first: the number of the first; ptx: its
-    text; names: what each parameter is."""
+    """A kernel compiled for one GPU architecture.
+
+    source: the kernel's own lines.
+    first: the number of the first line.
+    ptx: its text.
+    names: a description of each parameter.
+    """
 
     source: str
     first: int
@@ -90,12 +95,11 @@ class Compiled:
 
     @property
     def float64(self):
-        """The instructions that have to do with a float64."""
+        """The instructions that use a float64."""
         return [line for line in self.instructions if ".f64" in line]
 
     def float64_by_line(self):
-        """The source of the kernel, with the number of instructions that have to do with a float64 in front
-        of each line."""
+        """Return the kernel's source, each line preceded by its number of float64 instructions."""
         source, first = self.source.splitlines(), self.first
         counts, here = Counter(), 0
         for line in self.ptx.splitlines():
@@ -108,12 +112,12 @@ class Compiled:
 
     @property
     def shared_bytes(self):
-        """Bytes of shared memory a block, without what the launch adds."""
+        """Static shared memory per block, in bytes."""
         return self.bytes_declared(".shared")
 
     @property
     def local_bytes(self):
-        """Bytes a thread of arrays that could not be kept in registers."""
+        """Local memory per thread in bytes, for arrays that do not fit in registers."""
         return self.bytes_declared(".local")
 
     def bytes_declared(self, space):
@@ -121,7 +125,7 @@ class Compiled:
 
     @property
     def registers(self):
-        """Registers a thread, of 32 bits each, that the assembler assigns. Raises NoCompiler if there is no
+        """Number of 32-bit registers per thread that the assembler allocates. Raises NoCompiler without an
         assembler."""
         return kept(f"registers of {digest(self.ptx)} on {self.architecture}", self.registers_assigned)
 
@@ -141,8 +145,7 @@ class Compiled:
         return int(re.search(r"[Uu]sed (\d+) registers", assembler.get_info_log())[1])
 
     def lines(self):
-        """Instructions, and the labels at which jumps end, with names in place of the numbers of
-        parameters."""
+        """Instructions and branch labels, with parameter numbers replaced by names."""
         body = self.ptx.partition("\n{")[2]
         code = [
             line.strip().rstrip(";").expandtabs(1)
@@ -156,17 +159,17 @@ class Compiled:
         ]
 
     def read_aloud(self):
-        """The instructions as text, one a line, each with what it does in the manner of Python."""
+        """Return the instructions as text, one per line, each with a Python-like explanation."""
         width = max(map(len, self.instructions)) + 3
         return "\n".join(f"{line:{width}}{spoken(line)}".rstrip() for line in self.lines())
 
 
 def compiled(kernel, *arguments, architecture=ARCHITECTURE):
-    """The kernel compiled for arguments like these. kernel: a function, @cuda.jit or not; arguments: values
-    or types of Numba's.
+    """Return the kernel compiled for the given arguments, which are values or Numba types. The kernel is a
+    function, with or without @cuda.jit.
 
-    Raises NoCompiler where libNVVM is missing, unless the build of the lessons compiled it, and what Numba
-    raises for a kernel that it cannot compile.
+    Raises NoCompiler if libNVVM is missing and no recording exists, and Numba's exception for a kernel that
+    it cannot compile.
     """
     function, signature = getattr(kernel, "py_func", kernel), types.void(*map(type_of_argument, arguments))
     constants = [
@@ -181,7 +184,7 @@ def compiled(kernel, *arguments, architecture=ARCHITECTURE):
 
 
 def compiled_here(kernel, *arguments, architecture=ARCHITECTURE):
-    """As `compiled`, but by the compiler of this machine alone."""
+    """Compile like `compiled`, but never use a recording."""
     function = getattr(kernel, "py_func", kernel)
     signature = types.void(*map(type_of_argument, arguments))
     require_compiler()
@@ -206,7 +209,7 @@ def compiled_here(kernel, *arguments, architecture=ARCHITECTURE):
 
 
 def source_of(function):
-    """The source of a function, without the indent of its place."""
+    """Return the dedented source of a function."""
     return textwrap.dedent(inspect.getsource(function))
 
 
@@ -216,8 +219,8 @@ RECORDS = Path(__file__).parent / "recorded"
 
 
 def kept(what, compute):
-    """compute(), or, where that finds no compiler, what it gave when the lessons were built;
-    COURSE_RECORD_PTX names a file to write that to."""
+    """Return compute(), or its recorded result if the compiler is missing. COURSE_RECORD_PTX names a file to
+    record to."""
     try:
         result = compute()
     except NoCompiler:
@@ -233,7 +236,7 @@ def kept(what, compute):
 
 @functools.cache
 def recorded():
-    """{what was asked: the answer}, of every lesson; the build writes them."""
+    """Return {query: result} for every lesson, as written by the build."""
     return {
         what: result
         for file in sorted(RECORDS.glob("[0-9]*.json"))
@@ -246,7 +249,7 @@ def digest(text):
 
 
 def require_compiler():
-    """Raise NoCompiler unless libNVVM is here; COURSE_NO_COMPILER=1 behaves as if it were not."""
+    """Raise NoCompiler unless libNVVM is installed. COURSE_NO_COMPILER=1 simulates its absence."""
     try:
         if os.environ.get("COURSE_NO_COMPILER"):
             raise nvvm.NvvmSupportError("COURSE_NO_COMPILER is set")
@@ -261,20 +264,20 @@ def require_compiler():
 
 @contextmanager
 def another_gpu(architecture):
-    """While this lasts, a device function is compiled for that architecture: Numba asks which GPU is here,
-    and there may be none."""
+    """Compile device functions for `architecture` within the `with` block. Numba would otherwise query the
+    current GPU, and there may be none."""
     stand_in = SimpleNamespace(compute_capability=numbers_of(architecture))
     with patch.object(dispatcher, "get_current_device", lambda: stand_in):
         yield
 
 
 def numbers_of(architecture):
-    """(8, 0) of "sm_80"."""
+    """Return (8, 0) for "sm_80"."""
     return divmod(int(architecture.removeprefix("sm_")), 10)
 
 
 def parameters(function, signature):
-    """Return the parameters of a compiled kernel: for an array seven numbers or more, for a number one."""
+    """Return descriptions of a compiled kernel's parameters: seven or more per array, one per number."""
     names = []
     for name, kind in zip(function.__code__.co_varnames, signature.args, strict=False):
         sizes = [f"{part}{axis}" for part in ("shape", "strides") for axis in range(getattr(kind, "ndim", 0))]
@@ -289,7 +292,7 @@ TYPES = {"s": "int", "u": "uint", "f": "float", "b": "bits"}
 PLACES = {"tid": "threadIdx", "ntid": "blockDim", "ctaid": "blockIdx", "nctaid": "gridDim"}
 COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 COMPARED |= {f"{name}u": f"{sign}, or NaN," for name, sign in COMPARED.items()}
-SPOKEN = {  # the longest beginning of an instruction's name that stands here; {0} is its first operand
+SPOKEN = {  # keyed by instruction prefix, of which the longest match applies; {0} is the first operand
     "ld.param": "{0} = {1}",
     "ld.global": "{0} = the {type} at {1}",
     "ld.shared": "{0} = the {type} at {1} in shared memory",
@@ -324,8 +327,8 @@ SPOKEN = {  # the longest beginning of an instruction's name that stands here; {
 
 
 def spoken(line):
-    """Describe one instruction in words. Return nothing for a label, and for an instruction that is not in
-    our small dictionary."""
+    """Describe one instruction in words. Return nothing for labels and for instructions that the small
+    dictionary lacks."""
     guard, operation, operands = re.fullmatch(r"(?:@(!?%\w+) +)?(\S+)\s*(.*)", line).groups()
     beginnings = [name for name in SPOKEN if f"{operation}.".startswith(f"{name}.")]
     if not beginnings:
@@ -343,8 +346,8 @@ def spoken(line):
 
 
 def value_of(operand):
-    """An operand without its marks: %rd1 is rd1, %tid.x is threadIdx.x, 0d3FF0000000000000 is the float64
-    1.0."""
+    """Return a readable operand: %rd1 becomes rd1, %tid.x becomes threadIdx.x, 0d3FF0000000000000 becomes the
+    float64 1.0."""
     operand = operand.strip("[]; ").replace("%", "").lstrip("$")
     number = re.fullmatch(r"0([fd])([0-9A-F]+)", operand)
     if number:

@@ -1,5 +1,5 @@
-"""Pictures with a slider, drawn from a run of the learner: tiles that go to the chip and back, and the tile
-of keys that slides past the threads of a block."""
+"""Figures with a slider that show a learner's run: tiles that move between global memory and the chip, and
+the key tile that slides past the threads of a block."""
 
 import math
 from collections import Counter
@@ -17,14 +17,14 @@ from sim.viz import Scene, ranges
 
 ARRAYS = ("Q", "K", "V", "O", "m, l")
 LANES = 8  # a thick arrow is as many lines, two pixels each: a whole d-wide tile
-BAR = 64  # pieces of the bar of all that has moved
+BAR = 64  # segments of the bar for the total data moved
 MOVED = {(True, False): "load", (False, True): "store", (True, True): "atomic"}  # look: (read, written)
 
 
 @dataclass
 class Step:
-    """The data movement of one tile of scores: elements read and written by array, the tiles of queries and
-    of keys, the elements written before to initialise arrays, and the total when the step is done."""
+    """Data movement for one tile of scores: elements read and written per array, the query and key tiles, the
+    elements written earlier to initialise arrays, and the running total."""
 
     read: Counter = field(default_factory=Counter)
     written: Counter = field(default_factory=Counter)
@@ -34,12 +34,13 @@ class Step:
     total: int = 0
 
     def tile(self, name):
-        """Return which tile of an array this step uses."""
+        """Return the tile index that this step uses in an array."""
         return self.keys if name in ("K", "V") else self.queries
 
 
 class SteppedTraffic(Traffic):
-    """Traffic that also records each step in execution order; `size` rows per tile, d at least 2."""
+    """Traffic that also records each step in execution order. Tiles have `size` rows, and d must be at least
+    2."""
 
     def __init__(self, q, k, v, size):
         super().__init__()
@@ -70,10 +71,12 @@ class SteppedTraffic(Traffic):
 
 
 def tile_by_tile(orders, q, k, v, size):
-    """A View of what each loop order moves for one tile after the other, an arrow as thick as its numbers.
+    """Return a View of the data that each loop order moves per tile. The thickness of an arrow represents the
+    number of elements.
 
-    orders: {name: order(q, k, v, rows, columns, traffic)}; q, k, v (N, d) with d at least 2; square tiles of
-    `size`.
+    orders: {name: order(q, k, v, rows, columns, traffic)}.
+    q, k, v: (N, d) with d at least 2.
+    size: rows and columns of a tile.
     """
     runs = {name: stepped(order, q, k, v, size) for name, order in orders.items()}
     plain = Traffic()
@@ -104,7 +107,7 @@ def tile_by_tile(orders, q, k, v, size):
 
 
 def stepped(order, q, k, v, size):
-    """The Steps of one run."""
+    """Run one loop order and return its Steps."""
     traffic = SteppedTraffic(q, k, v, size)
     order(q, k, v, size, size, traffic)
     first = traffic.steps[0]
@@ -113,8 +116,8 @@ def stepped(order, q, k, v, size):
 
 
 class Panel:
-    """One loop order's part of the picture: global memory, arrows, the chip, the scores, and a bar of all
-    that has moved."""
+    """One loop order's part of the figure: global memory, arrows, the chip, the scores, and a bar for the
+    total data moved."""
 
     def __init__(self, scene, top, title, steps, tiles, lane):
         self.scene, self.top, self.title, self.lane, self.done = scene, top, title, lane, {}
@@ -154,7 +157,8 @@ class Panel:
         return len(self.scene.cells) - 1
 
     def arrow(self, x, y, tip):
-        """The lines of an arrow that points right, or left if `tip` is negative, from the middle outwards."""
+        """Return the lines of an arrow, from the middle outwards. It points right, or left if `tip` is
+        negative."""
         reach = [min(lane, LANES - 1 - lane) * tip for lane in range(LANES)]
         lanes = [
             self.cell(x + min(0, ahead), y + 2 * lane, 60 + abs(ahead), 2) for lane, ahead in enumerate(reach)
@@ -162,7 +166,7 @@ class Panel:
         return sorted(lanes, key=lambda cell: abs(2 * (cell - lanes[0]) + 1 - LANES))
 
     def add_bar(self, most, plain):
-        """The bar, `most` numbers long, with a mark at what the standard algorithm moves."""
+        """Add a bar for up to `most` elements, with a mark at the number that the standard algorithm moves."""
         self.most, y = most, self.y(len(ARRAYS)) + 2
         self.bar = [self.cell(100 + 8 * piece, y, 8, 12) for piece in range(BAR)]
         mark = 100 + round(8 * BAR * plain / most)
@@ -173,7 +177,7 @@ class Panel:
         ]
 
     def show(self, step):
-        """(one step in words, its looks)."""
+        """Return one step as (description, looks)."""
         rows = [(cell, *look) for cell, look in self.done.items()]
         rows += [(cell, "empty", "") for cell in self.home.values()]
         for name in ARRAYS:
@@ -212,10 +216,12 @@ SIDE, KEYS, TOP = 26, 196, 58
 
 
 def sliding_tile(recording, d, columns):
-    """A View of the first block in a launch of lesson 05's kernel: a row is a thread with its query, a column
-    a key, a step an epoch.
+    """Return a View of the first block in a launch of lesson 05's kernel. Each row is a thread with its
+    query, each column a key, and each step an epoch.
 
-    recording: the launch's trace; d: numbers in a row; columns: keys in a tile, first in shared memory.
+    recording: the launch's trace.
+    d: elements per row.
+    columns: keys per tile, at the start of shared memory.
     """
     threads, home = recording.threads[0], {array.name: array for array in recording.arrays}
     keys, first = home["k"].shape[0] // d, recording.blocks[0][0] * threads
@@ -255,14 +261,14 @@ def sliding_tile(recording, d, columns):
 
 
 def line_of(scene, name, numbers, x, y):
-    """{(name, number): cell} of a piece of a flat array, cells from left to right."""
+    """Add a piece of a flat array to the scene, from left to right. Return {(name, index): cell}."""
     start = len(scene.cells)
     scene.cells += [(x + SIDE * place, y, SIDE - 2, SIDE - 2) for place in range(len(numbers))]
     return {(name, number): start + place for place, number in enumerate(numbers)}
 
 
 def epochs(recording, places, d, columns):
-    """The steps: (an epoch in words, the looks of its cells)."""
+    """Yield each step as (description of the epoch, looks of its cells)."""
     used, tile, start = {}, set(), 0
     for epoch in np.unique(recording.epoch[recording.block == 0]).tolist():
         fetched = accesses(recording, epoch, LOAD, "global")
@@ -299,12 +305,12 @@ def in_words(epoch, fetched, met, written, d):
 
 
 def accesses(recording, epoch, action, space):
-    """{(array, number): the thread that did it} for accesses of one kind to one memory space in an epoch."""
+    """Return {(array, element): thread} for accesses of one kind to one memory space in an epoch."""
     return {(name, number): thread for name, number, thread in touched(recording, epoch, action, space)}
 
 
 def touched(recording, epoch, action, space):
-    """(array, number, thread) of each access of one kind to one memory space in an epoch of the first
+    """Yield (array, element, thread) for each access of one kind to one memory space in an epoch of the first
     block."""
     rows = (recording.block == 0) & (recording.epoch == epoch) & (recording.action == action)
     for array, number, thread in zip(
