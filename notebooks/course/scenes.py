@@ -166,7 +166,7 @@ class Panel:
         return sorted(lanes, key=lambda cell: abs(2 * (cell - lanes[0]) + 1 - LANES))
 
     def add_bar(self, most, plain):
-        """Add a bar for up to `most` elements, with a mark at the number that the standard algorithm moves."""
+        """Add a bar for up to `most` elements, marked where the standard algorithm ends."""
         self.most, y = most, self.y(len(ARRAYS)) + 2
         self.bar = [self.cell(100 + 8 * piece, y, 8, 12) for piece in range(BAR)]
         mark = 100 + round(8 * BAR * plain / most)
