@@ -219,6 +219,8 @@ class Evaluator(Arithmetic):
             return self.call_named(node.func.id, given)
         # a method of a value, such as `x.bit_length()`
         if isinstance(node.func, ast.Attribute) and isinstance(owner := self.value(node.func.value), CODE):
+            if node.func.attr not in functions.BUILTIN:
+                raise CannotLower(f"the method {node.func.attr} of a number has no compiled form")
             return functions.BUILTIN[node.func.attr](self, owner, *given)
         # `**options` is not supported.
         if any(k.arg is None for k in node.keywords):

@@ -149,13 +149,38 @@ def directed(e, found, a, b, c=None):
     if found["name"] == "sub":
         b = e.builder.fneg(b)
     one, other = (e.builder.fmul(a, b), e.double(c)) if c is not None else (a, b)
-    result = round_directed(e, *sum_and_error(e, one, other), found["mode"])
+    total, error = sum_and_error(e, one, other)
+    result = round_directed(e, total, error, found["mode"])
     if found["mode"] != "rd":
         return result
     # When rounding down, a sum that is zero is -0, unless both operands are +0.
     either = e.or_(e.to_integer(top_bit(e, one)), e.to_integer(top_bit(e, other)))
     zero = copysign(e, e.to_float(0.0, "f32"), e.of_bits(e.shl(either, e.to_integer(31)), "f32"))
-    return e.select(e.compare("==", result, e.to_float(0.0, "f32")), zero, result)
+    return e.select(Predicate(e.builder.fcmp_ordered("==", total, DOUBLE(0.0))), zero, result)
+
+
+@form(r"(?P<name>rcp|div|sqrt)\.(?P<mode>rz|rd|ru)\.f32")
+def directed_quotient(e, found, a, b=None):
+    """Emit an f32 quotient or root with directed rounding, from the double result and the sign of its error.
+    The remainder a - q b of the double quotient q is exact in double, and so is a - r r of a root r."""
+    emit = e.builder
+    if found["name"] == "rcp":
+        a, b = DOUBLE(1.0), e.double(a)
+    else:
+        a, b = e.double(a), None if b is None else e.double(b)
+    is_root = b is None
+    near = call_external(e, "llvm.sqrt.f64", DOUBLE, a) if is_root else emit.fdiv(a, b)
+    by = near if is_root else b
+    rest = call_external(e, "llvm.fma.f64", DOUBLE, emit.fneg(near), by, a)
+    error = rest if is_root else call_external(e, "llvm.copysign.f64", DOUBLE, rest, emit.fmul(rest, b))
+    # 0, infinity and NaN are exact; there the remainder may be NaN
+    size = call_external(e, "llvm.fabs.f64", DOUBLE, near)
+    plain = emit.and_(
+        emit.fcmp_ordered("<", size, DOUBLE(float("inf"))), emit.fcmp_ordered("!=", near, DOUBLE(0.0))
+    )
+    exact = emit.fcmp_ordered("==", rest, DOUBLE(0.0))
+    error = emit.select(emit.and_(plain, emit.not_(exact)), error, DOUBLE(0.0))
+    return round_directed(e, near, error, found["mode"])
 
 
 def top_bit(e, double):
