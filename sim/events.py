@@ -149,7 +149,7 @@ class Finding:
         default=False, compare=False
     )  # whether the thread continues with an undefined value
     poison: int = field(default=INTEGER_POISON, compare=False)  # the byte that fills the undefined value
-    # the lines of the access's function that compute its index, as far as the text shows them
+    # lines of the access's function that compute its index, as far as the source shows
     origins: frozenset[int] = field(default=frozenset(), compare=False)
     follows: bool = field(default=False, compare=False)  # whether another finding caused this one
 

@@ -96,7 +96,7 @@ def reads_before(facts):
 
 def overwritten(facts):
     """Return whether several threads store to one element, with values that do not depend on that element."""
-    return facts.actions == {STORE} and facts.same_line and (not facts.in_passes or facts.within)
+    return facts.actions == {STORE} and facts.same_line and (not facts.in_passes or facts.barriers_in_loop)
 
 
 def passes_of_the_grid(facts):
@@ -133,7 +133,7 @@ def in_one_statement(facts):
     if not facts.same_line or home is None or facts.actions != {STORE, LOAD}:
         return False
     kernel = facts.one.function == facts.kernel or "__global__" in facts.outline.lines[home.first]
-    return facts.within if facts.loop else kernel
+    return facts.barriers_in_loop if facts.loop else kernel
 
 
 # --- the table ----------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ PATTERNS = (
             f" their own: the writer has its fence{fixes.reach(facts)}"
         ),
         steps=lambda facts: tuple(
-            Step("before", facts.one.function, line, "fence") for line in facts.handing_on
+            Step("before", facts.one.function, line, "fence") for line in facts.forwarding_atomics
         ),
     ),
     Pattern(
@@ -287,7 +287,7 @@ PATTERNS = (
     ),
     Pattern("phases of blocks", phases, fixes.fix_of_phases, steps=fixes.steps_of_usual),
     Pattern("message", awaited, fixes.fix_of_waiting),
-    Pattern("two blocks", lambda facts: facts.several_blocks, fixes.usual, steps=fixes.steps_of_usual),
+    Pattern("two blocks", lambda facts: facts.several_blocks, fixes.general_fix, steps=fixes.steps_of_usual),
     Pattern("opposite arms", lambda facts: facts.branch, fixes.fix_of_arms, steps=fixes.steps_of_arms),
     Pattern("one statement", in_one_statement, fixes.fix_of_statement, steps=fixes.steps_of_statement),
     Pattern("barrier", lambda facts: True, fixes.fix_of_barrier, steps=fixes.steps_of_barrier),

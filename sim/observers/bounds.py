@@ -17,7 +17,7 @@ from sim.events import (
 )
 from sim.observers.statements import arguments, index_of, lines_of_value
 
-LOOSE = re.compile(r"[<>=?&|^]|\b(?:if|and|or|not)\b")  # operators that a comparison would split
+LOOSE = re.compile(r"[<>=?&|^]|\b(?:if|and|or|not)\b")  # operators that bind less tightly than a comparison
 MAX_REPORTED = 1000  # maximum number of findings per thread and site; further ones are only counted
 
 
@@ -97,8 +97,10 @@ class Bounds(Observer):
 
 
 def condition(access, name, test):
-    """Return the branch that guards an access, such as "if i + 1 < x.shape[0]": the source's own index, if it
-    is one expression, and a test of it."""
+    """Return a guard for an access, such as "if i + 1 < x.shape[0]".
+
+    It tests the source's own index expression, if that is simple enough.
+    """
     found = index_of(access.site, name) if access.site and name else None
     parts = arguments(found[0]) if found else []
     if len(parts) != 1 or not parts[0]:

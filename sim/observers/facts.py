@@ -100,8 +100,11 @@ class Facts:
         return self.same_line and (one != other or not one)
 
     def statement(self, site):
-        """Return the statement of a Site. Compilers of C++ do not keep which of several statements on a line
-        it is; the text is empty if more than one may be."""
+        """Return the text of a Site's statement.
+
+        C++ compilers do not record columns for the statements on a line. The text is empty if several of them
+        could perform the access.
+        """
         found = [text for _, text in statements(site.source)]
         if self.language != CPP or len(found) < 2:
             return statement_of(site)
@@ -109,7 +112,7 @@ class Facts:
         return fitting[0] if len(fitting) == 1 else ""
 
     def shared_lines(self, lines):
-        """Return which lines hold several statements."""
+        """Return the lines that contain several statements."""
         return [line for line in lines if self.outline and len(statements(self.outline.lines[line])) > 1]
 
     @cached_property
@@ -149,7 +152,7 @@ class Facts:
         return {line for line in lines if home is None or home.first <= line <= home.last}
 
     @cached_property
-    def within(self):
+    def barriers_in_loop(self):
         """The lines of barriers inside the innermost loop around both accesses."""
         lines = self.barriers | (self.lines_of("syncwarp") if self.near == 2 else set())
         return {line for line in lines if self.loop.first <= line <= self.loop.last}
@@ -408,7 +411,7 @@ class Facts:
         return None
 
     @cached_property
-    def handing_on(self):
+    def forwarding_atomics(self):
         """The lines with atomics in the accesses' function, except those that poll in the header of a
         loop."""
         home = self.outline and self.outline.function(self.low)

@@ -9,14 +9,14 @@ from sim.observers.words import CPP, NUMBA, TRITON
 EVERY = "where every thread of the block reaches it"
 
 
-def between(facts):
+def has_barrier_between(facts):
     """Return whether the source has a barrier between the two lines."""
     return any(facts.low < line < facts.high for line in facts.barriers)
 
 
-def needs_both(facts):
+def needs_two_barriers(facts):
     """Return whether the two lines are in a loop without a barrier, so that it needs two."""
-    return facts.loop is not None and not facts.within
+    return facts.loop is not None and not facts.barriers_in_loop
 
 
 def moved_view(facts):
@@ -47,21 +47,21 @@ def fix_of_views(facts):
     apart = f"if it is not meant that they overlap, let {moves} begin at byte {end} or later, behind {stays}"
     if facts.space == "global":
         apart = f"if one array is not meant, pass arrays that do not overlap as {stays} and {moves}"
-    return f"{apart}; if it is meant, {usual(facts)}"
+    return f"{apart}; if it is meant, {general_fix(facts)}"
 
 
-def usual(facts):
+def general_fix(facts):
     """Return the general fix: a second launch for a race between blocks, a barrier for a race within a
     block."""
     if facts.several_blocks:
         return (
             "let each block write elements of its own, combine them with {atomics}, or end the kernel and"
-            f" launch a second one for what comes after{meet(facts, ', or ')}"
+            f" launch a second one for what comes after{grid_barrier_advice(facts, ', or ')}"
         )
     return fix_of_barrier(facts)
 
 
-def meet(facts, joint):
+def grid_barrier_advice(facts, joint):
     """Return the fix that splits one statement by a grid barrier, or "" if it does not apply."""
     if facts.language == TRITON or not facts.same_line or facts.loop or not steps_of_usual(facts):
         return ""
@@ -75,11 +75,11 @@ def fix_of_phases(facts):
         meeting = ""
     return (
         f"end the kernel between lines {facts.low} and {facts.high}{again}, and launch a second one for what"
-        f" comes after{meeting}{around(facts) if meeting else ''}"
+        f" comes after{meeting}{branch_advice(facts) if meeting else ''}"
     )
 
 
-def around(facts):
+def branch_advice(facts):
     """Return the advice for branches around the barrier's position, or for a return before it."""
     outline = facts.outline
     node = outline and outline.between(facts.low, facts.high)
@@ -97,11 +97,11 @@ def fix_of_barrier(facts):
         return f"{{barrier}} between the passes over this line, {EVERY}"
     if facts.one.function != facts.other.function:
         return f"{{barrier}} between the two lines, {EVERY}"
-    if between(facts):
+    if has_barrier_between(facts):
         return f"one more {{barrier}}, {again}, {EVERY}"
-    if needs_both(facts):
+    if needs_two_barriers(facts):
         return f"{{barrier}} between the two lines, and one more {again}, {EVERY}"
-    return f"{{barrier}} between the two lines, {EVERY}{around(facts)}"
+    return f"{{barrier}} between the two lines, {EVERY}{branch_advice(facts)}"
 
 
 def insert(facts, node, what):
@@ -115,13 +115,13 @@ def steps_of_barrier(facts, what="barrier"):
         return ()
     last = loop and outline.part(loop, high)
     behind = insert(facts, last, what) if last and outline.all_reach_end(last) else ()
-    if facts.same_line or between(facts):
+    if facts.same_line or has_barrier_between(facts):
         return behind
-    first = between_lines(facts, low, high, what)
-    return first + behind if first and loop is not None and needs_both(facts) else first
+    first = steps_between_lines(facts, low, high, what)
+    return first + behind if first and loop is not None and needs_two_barriers(facts) else first
 
 
-def between_lines(facts, low, high, what):
+def steps_between_lines(facts, low, high, what):
     """Return the Steps that insert `what` between two lines, where every thread reaches it: one Step or
     none."""
     node = facts.outline.between(low, high)
@@ -198,8 +198,11 @@ def fix_of_statements(facts):
 
 
 def doable(facts, steps):
-    """Return the steps as far as a program can apply them: first of all, each statement of an edited line
-    goes on a line of its own. There are none if an atomic of Numba cannot name the element."""
+    """Return the steps in a form that a program can apply, or none if Numba's atomics cannot name the
+    element.
+
+    Each statement on an edited line is first moved to a separate line.
+    """
     edited = {step.line for step in steps if step.action in ("atomic", "split", "guard")}
     if shared := facts.shared_lines(sorted(edited)):
         return tuple(Step("separate", facts.one.function, line, "statements") for line in shared)
@@ -209,7 +212,7 @@ def doable(facts, steps):
 
 
 def elements_of(facts, step):
-    """Return the element that an atomic replaces, as a list of its text, or no text if there is none."""
+    """Return a list with the text of the element that a step replaces by an atomic, or an empty list."""
     found = assignment(facts.outline.lines[step.line]) if facts.outline else None
     return [step.element] if step.element else [found.target] if found and found.is_element else []
 
@@ -320,7 +323,7 @@ def fix_of_ticket(facts):
 
 
 def use_of_old_value(text, line, found):
-    """Return what the line must do that reads a ticket's counter."""
+    """Return the advice for a line that reads a ticket's counter."""
     taken_back = tickets.taken_back(found.element, *found.added.split(" ", 1))
     if line > found.line and taken_back in text:
         return f"line {line} must use the old value that it returns in place of {taken_back}"

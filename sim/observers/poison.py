@@ -6,8 +6,8 @@ names the cause and follows it in the report. The cause is a finding for the sam
 of the same block.
 
 Poison of 32 and 64 bits is far outside any array. Poison of 8 and 16 bits is also a plausible result of wrong
-index arithmetic, so it counts only if the thread itself has an earlier finding.
-After other arithmetic, the source text shows whether the index depends on the undefined value.
+index arithmetic, so it counts only if the thread itself has an earlier finding. If arithmetic has changed the
+poison beyond recognition, the source may still show that the index depends on the undefined value.
 """
 
 from dataclasses import replace
@@ -89,8 +89,10 @@ def by_thread(findings):
 
 
 def source_of(finding, roots):
-    """Return the first undefined value of the thread from which the source text computes the index of an
-    access, or None. `roots`: {thread: its findings}."""
+    """Return the thread's first undefined value from which the source computes the access's index, or None.
+
+    roots: {thread: its findings}.
+    """
     access = finding.accesses[0]
     mine = roots.get((access.block, access.thread), ())
     return next((root for root in mine if root.key != finding.key and flows_into(root, finding)), None)

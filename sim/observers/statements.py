@@ -15,15 +15,16 @@ HEADER = re.compile(r"(?:\}?\s*else\b|(?:if|for|while)\s*(?=\())")
 LVALUE = re.compile(
     r"^(?:const\s+)?(?:[\w:]+[\s&*]+)*?(?P<star>\*?)(?P<name>\w+)\s*(?P<rest>(?:\[.*\]|\.\w+)*)$"
 )
-FIELD = re.compile(r"\.(\w+)|\[([\"'])(\w+)\2\]")  # .field or ["field"], behind an element of a record array
+# a field, .name or ["name"], after an element of a record array
+FIELD = re.compile(r"\.(\w+)|\[([\"'])(\w+)\2\]")
 CALL_OF_ATOMIC = re.compile(r"(?:cuda\.)?atomic\.\w+(?=\()")
-POINTER = re.compile(r"tl\.\w+\(\s*(\w+) \+ ")  # Triton's pointer to an element: x + i
+POINTER = re.compile(r"tl\.\w+\(\s*(\w+) \+ ")  # a pointer to an element in Triton: x + i
 EXTREME = re.compile(r"(?:\w+(?:\.|::))*f?(min|max)(?:imum|f)?(?=\()")
 CONDITIONAL = re.compile(
     r"(?P<then>.+) if (?P<test>.+) else (?P<other>.+)|(?P<test2>.+) \? (?P<then2>.+) : (?P<other2>.+)"
 )
 ATOMIC_OPERATORS = "+-|&^"  # operators of `target operator= value` that an atomic can perform
-BEHIND_SUM = re.compile(r"[<>=?&|^]|\b(?:if|and|or)\b")  # operators with a lower precedence than a sum
+LOOSER_THAN_SUM = re.compile(r"[<>=?&|^]|\b(?:if|and|or)\b")  # operators with a lower precedence than a sum
 PLACE = r"\(?(\*\s*\w+|\w+\s*\[[^\[\]]+\])\)?"
 STEP = re.compile(rf"{PLACE}\s*(\+\+|--)|(\+\+|--)\s*{PLACE}")
 OPERATORS = ("//", "<<", ">>", "**", *"+-*/|&^%")
@@ -41,8 +42,8 @@ class Assignment:
 
 
 def statements(source):
-    """Return (offset, text) of each statement of a source line. Semicolons within parentheses, such as those
-    in the header of a `for`, separate none."""
+    """Return (offset, text) for each statement on a source line. Semicolons inside parentheses, as in a `for`
+    header, do not separate statements."""
     source = re.sub(r"(^|[;{}])\s*//.*$|\s#\s.*$", r"\1", source)
     found, depth, begin = [], 0, 0
     for at, letter in enumerate(f"{source};"):
@@ -55,13 +56,13 @@ def statements(source):
 
 
 def statement_of(site):
-    """Return the statement of a Site: of several on its line, the one that holds its column."""
+    """Return the statement at a Site's column."""
     offset = site.column - site.indent
     return next((text for at, text in reversed(statements(site.source)) if at <= offset), site.source)
 
 
 def may_perform(text, action):
-    """Return whether a statement of C++ may perform an access to an element: a load, a store or an atomic."""
+    """Return whether a C++ statement may perform this kind of access to an element."""
     found, is_atomic = assignment(text), ATOMIC_CALL.search(text) is not None
     if action != "load":
         return is_atomic if action != "store" else found is not None and found.is_element
@@ -70,13 +71,15 @@ def may_perform(text, action):
 
 
 def index_of(site, name):
-    """Return (text of the index, its offset in the line) of the access at a Site to the array that the source
-    calls `name`, or None if the text does not show it."""
+    """Return (text of the index, its offset in the line) for the access at a Site to the array `name`.
+
+    Return None if the source does not show the index.
+    """
     offset = max(site.column - site.indent, 0)
     here = site.source[offset:]
     if CALL_OF_ATOMIC.match(here):
         found = (*arguments(inside_brackets(here[here.index("(") :])), "")[1]
-        if behind_brackets(found) == "" and found.startswith("("):
+        if after_brackets(found) == "" and found.startswith("("):
             found = inside_brackets(found)
         return (found, site.source.index(found, offset)) if found else None
     if POINTER.match(here) and POINTER.match(here)[1] == name:
@@ -86,14 +89,15 @@ def index_of(site, name):
     starts = [found.end() - 1 for found in re.finditer(rf"\b{re.escape(name)}\s*\[", text)]
     if not starts or len(starts) > 1 and text is not here:
         return None
-    found, rest = inside_brackets(text[starts[0] :]), behind_brackets(text[starts[0] :])
+    found, rest = inside_brackets(text[starts[0] :]), after_brackets(text[starts[0] :])
     if rest.startswith("[") and not FIELD.match(rest):
         return None
     return found, site.source.index(text) + starts[0] + 1
 
 
 def lines_of_value(lines, value):
-    """Return the numbers of the `lines`, (number, text), that set a variable on which `value` depends."""
+    """Return the numbers of those `lines`, (number, text) pairs, that assign a variable on which `value`
+    depends."""
     names, found = set(re.findall(r"[^\W\d]\w*", value)), frozenset()
     setting = [(n, assignment(text)) for n, line in lines for _, text in statements(line)]
     while True:
@@ -105,12 +109,14 @@ def lines_of_value(lines, value):
 
 
 def atomic_target(target):
-    """Return (array, index) by which Numba's atomics call an element: x[i] by x and i, and the field x[i].n
-    by x["n"] and i. None if they cannot."""
+    """Return the (array, index) arguments of a Numba atomic on an element, or None if there are none.
+
+    For x[i], they are x and i. For the field x[i].n, they are x["n"] and i.
+    """
     named = re.match(r"\w+(?:\[\"\w+\"\])?(?=\[)", target)
     if named is None:
         return None
-    index, rest = inside_brackets(target[named.end() :]), behind_brackets(target[named.end() :])
+    index, rest = inside_brackets(target[named.end() :]), after_brackets(target[named.end() :])
     field = FIELD.fullmatch(rest)
     if field is None:
         return None if rest else (named[0], index)
@@ -118,10 +124,13 @@ def atomic_target(target):
 
 
 def extreme(value, name):
-    """Return ("min" or "max", other operand) of a value that is the smaller or larger of `name` and another
-    operand, such as min(name, x) or x if x < name else name; else None."""
+    """Return ("min" or "max", other operand) if a value is the minimum or maximum of `name` and another
+    operand, or None.
+
+    Both min(name, x) and `x if x < name else name` are recognised.
+    """
     call = EXTREME.match(value)
-    if call and behind_brackets(value[call.end() :]) == "":
+    if call and after_brackets(value[call.end() :]) == "":
         parts = arguments(inside_brackets(value[call.end() :]))
         others = [part for part in parts if part != name]
         return (call[1], others[0]) if len(parts) == 2 and len(others) == 1 else None
@@ -170,7 +179,7 @@ def statement(source):
     source = re.sub(r"(^|[;{}])\s*//.*$|\s#\s.*$", r"\1", source).strip()  # in Python, // is a division
     while found := HEADER.match(source):
         rest = source[found.end() :]
-        source = behind_brackets(rest) if rest.startswith("(") else rest.strip()
+        source = after_brackets(rest) if rest.startswith("(") else rest.strip()
     return source.strip("{} ").split(";")[0].strip()
 
 
@@ -184,7 +193,7 @@ def closing_bracket(text):
     return len(text)
 
 
-def behind_brackets(text):
+def after_brackets(text):
     """Return the text after the bracket expression at the start of `text`, or "" if it is not closed."""
     return text[closing_bracket(text) + 1 :].strip()
 
@@ -225,7 +234,7 @@ def is_sum_or_extreme(value, name):
     if extreme(value, name):
         return True
     added = value.removeprefix(f"{name} + ")
-    return added != value and not BEHIND_SUM.search(re.sub(r"\([^()]*\)|\[[^][]*\]", "", added))
+    return added != value and not LOOSER_THAN_SUM.search(re.sub(r"\([^()]*\)|\[[^][]*\]", "", added))
 
 
 def mentions(text, name):

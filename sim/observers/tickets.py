@@ -49,7 +49,7 @@ class Claim:
     operation: str  # "cas", "min" or "max"
     expected: str
     value: str
-    copied: str | None  # the variable that the branch compares in place of the element
+    copied: str | None  # variable that the branch compares in place of the element, or None
 
 
 def increased(source):
@@ -76,7 +76,7 @@ def increased(source):
 
 
 def elements(text, name):
-    """Return the texts `name[...]` that occur in a text, each with the field of a record that follows."""
+    """Return all substrings `name[...]` in a text, including a record field that follows."""
     found = []
     for match in re.finditer(rf"\b{re.escape(name)}\s*\[", text):
         end = match.end() + closing_bracket(text[match.end() - 1 :])
@@ -135,8 +135,11 @@ def index(element):
 
 
 def is_own_value(outline, holder, line, added):
-    """Return whether the thread needs the value that its own atomic saw, not the final one. The line compares
-    the element or uses it as an index, perhaps through a variable, or takes back what was added."""
+    """Return whether the thread needs the value that its own atomic returned, rather than the final one.
+
+    This is so if the line compares the element, uses it as an index (perhaps through a variable), or
+    reverts the addition.
+    """
     element, text = added[0], outline.lines[line]
     if is_number(text, element) or taken_back(*added) in text:
         return True
@@ -148,12 +151,12 @@ def is_own_value(outline, holder, line, added):
 
 
 def taken_back(element, operator, operand):
-    """Return the text that gives the value of an element before something was added to it."""
+    """Return the text that computes an element's value before the addition."""
     return f"{element} {'-' if operator == '+' else '+'} {operand}"
 
 
 def is_number(text, element):
-    """Return whether a line compares an element, or uses it as an index."""
+    """Return whether a line compares an element or uses it as an index."""
     at = re.search(rf"(?<!\w){re.escape(element)}", text).start()
     inside = text[:at].count("[") > text[:at].count("]")
     return inside or COMPARISON.search(statement_or_header(text)) is not None
@@ -195,7 +198,7 @@ def claim(facts):
 
 
 def copy_of(outline, lines, element):
-    """Return the variable that a line sets to an element, if nothing else sets it; or None."""
+    """Return the variable that a line assigns an element to, if nothing else assigns it, or None."""
     for line in lines:
         found = assignment(outline.lines[line])
         home = outline.function(line)
@@ -206,7 +209,7 @@ def copy_of(outline, lines, element):
 
 
 def branch_on_copy(outline, element, lines, line):
-    """Return the innermost branch around a line if its header compares a copy of the element, or None."""
+    """Return the innermost branch around a line, if its header compares a copy of the element; else None."""
     copied = copy_of(outline, lines, element)
     around = [node for node in outline.path(line) if node.kind == "branch"]
     fits = copied and around and mentions(outline.lines[around[-1].first], copied)
