@@ -23,6 +23,7 @@ from sim.events import (
     EnabledEvents,
     Moment,
 )
+from sim.forecast import Forecast
 from sim.frames import FrameSites
 from sim.hooks import HOOKS, check_names, listeners
 from sim.nouns import plural
@@ -31,12 +32,14 @@ from sim.progress import FIRST_LEAP, MAX_LEAP, Clock, ProgressCheck
 FLUSH_AT = 1 << 20  # accesses: a longer log is flushed at the next thread switch
 DEFAULT_STEPS = 1_000_000  # `while` iterations without progress before threads are compared
 # CPU seconds without progress before threads are compared. The delay starts at FIRST_PATIENCE and doubles
-# after each comparison that finds a change. PATIENCE is the limit for a loop that changes nothing but
-# counters.
+# after each comparison that finds a change. PATIENCE is the limit for a loop in which something changes.
 FIRST_PATIENCE, PATIENCE = 1.0, 8.0
-# A loop that changes more than counters may run for PATIENCE_FACTOR * PATIENCE seconds, or until the log has
-# MAX_LOGGED accesses: the log cannot be flushed within a loop.
+# If a Forecast predicts that the loop ends, it may run for PATIENCE_FACTOR * PATIENCE seconds, or until the
+# log has MAX_LOGGED accesses: the log cannot be flushed within a loop.
 PATIENCE_FACTOR, MAX_LOGGED = 8, 1 << 23
+# A comparison of the threads may prove that nothing changes any more, so it may exceed the limit by this
+# factor.
+COMPARING = 1.5
 
 
 class Context:
@@ -260,7 +263,8 @@ class Context:
         """Reset the budgets for loop iterations and seconds, because a thread ended or another event shows
         progress."""
         self.steps, self.progress_check = self.max_steps or DEFAULT_STEPS, None
-        self.only_counts, self.leap = False, FIRST_LEAP  # since the last reset
+        # since the last reset: a Forecast of the loops, and whether it predicts that one ends in time
+        self.forecast, self.ends, self.leap = None, False, FIRST_LEAP
         # CPU time of the last change (None until the clock is first read), and seconds that may pass without
         # one
         self.since, self.patience = None, first_patience()
@@ -291,14 +295,21 @@ class Context:
         """
         if self.max_steps:
             raise Stuck(site, True)
+        now = time.process_time()
+        if self.since is None:
+            self.since = self.moved = now
+        self.forecast = self.forecast or Forecast(now)
         self.progress_check, self.steps = self.progress_check or ProgressCheck(self), min(self.steps, 0)
-        check, now = self.progress_check, time.process_time()
+        check = self.progress_check
         stuck = check.nothing_changes(site, frame)
-        if stuck is False:
-            self.only_counts = check.only_counts()
-        spent = now - self.moved > self.time_limit() or len(self.log or ()) > MAX_LOGGED
-        if stuck or stuck is False and spent:
-            raise Stuck(site, stuck)
+        if stuck is False or self.forecast.is_due(now):
+            self.forecast.add(now, check.numbers)
+            check.numbers = {}
+            self.ends = now - self.moved + self.forecast.seconds_left() <= PATIENCE_FACTOR * PATIENCE
+        factor = COMPARING if stuck is None else 1
+        late = now - self.moved > factor * PATIENCE and now - self.moved > factor * self.time_limit()
+        if stuck or late or stuck is False and len(self.log or ()) > MAX_LOGGED:
+            raise Stuck(site, bool(stuck))
         if stuck is False:
             if check.times_a_wait():
                 self.clock.advance(self.leap)
@@ -309,11 +320,11 @@ class Context:
     def time_limit(self):
         """Return the number of seconds that a loop may run while something changes.
 
-        The limit is lower after an error: on a GPU, that error may have ended the launch or caused the
-        endless loop. It is also lower if only counters change, as when threads poll an empty queue.
+        The limit is higher if the Forecast predicts that the loop ends. It is not after an error: on a GPU,
+        that error may have ended the launch or caused the endless loop.
         """
         has_errors = any(finding.severity == "error" for finding in self.findings)
-        return PATIENCE if has_errors or self.only_counts else PATIENCE_FACTOR * PATIENCE
+        return PATIENCE_FACTOR * PATIENCE if self.ends and not has_errors else PATIENCE
 
     @property
     def activity(self):

@@ -4,16 +4,14 @@ The decision compares everything that threads can observe: their variables and m
 instead would report loops that are correct but slow.
 """
 
-from itertools import pairwise
 from types import FrameType
 
 import numpy as np
 
+from sim.forecast import Numbers
 from sim.frames import is_simulator_frame
 
 MAX_STATES = 64  # a thread that goes through more states than this is not in a short cycle
-# A counter shared by many threads changes a few bytes; computed data changes many.
-MAX_COUNTER_BYTES = 64
 OUTERMOST_MODULE = "sim.engine.grid"  # runs the threads; outer frames belong to no thread
 MIN_REPEATS = 128  # iterations, per looping thread, that must start in a state seen before
 # After CLOCK_REPEATS of them, the clock jumps ahead, by up to 2**MAX_LEAP ticks at a time, so that a wait
@@ -53,7 +51,6 @@ class ProgressCheck:
         self.context = context
         self.repeats = 0  # consecutive iterations that started in a state that their thread had before
         self.states = {}  # looping thread -> set of states at the start of its iterations
-        self.history = {}  # looping thread -> the same states in order
         self.memory = {}  # id of a byte array -> (the array, a copy of its initial contents)
         self.mbarriers = self.phases()  # initial phases
         context.clock.readers.clear()
@@ -65,6 +62,10 @@ class ProgressCheck:
             for array in block.shared.values():
                 self.watch(getattr(array, "root", None))
         self.others = self.waiting_states()  # initial states
+        self.numbers = {}  # thread -> the Numbers that it can see, for the context's forecast
+        for thread in self.others:
+            if thread != "blocks" and context.forecast.follows(thread, self.numbers):
+                self.numbers[thread] = Numbers(thread.frame)
 
     def nothing_changes(self, site, frame):
         """Record that the current thread starts an iteration of its loop at `site`, in `frame`.
@@ -73,10 +74,11 @@ class ProgressCheck:
         iterations are needed to decide.
         """
         thread = self.context.thread
+        if thread not in self.numbers and self.context.forecast.follows(thread, self.numbers):
+            self.numbers[thread] = Numbers(frame)
         states, state = self.states.setdefault(thread, set()), (site, self.variables(frame))
         if state not in states:
             states.add(state)
-            self.history.setdefault(thread, []).append(state)
             self.repeats = 0
             return False if len(states) > MAX_STATES else None
         self.repeats += 1
@@ -91,16 +93,6 @@ class ProgressCheck:
     def times_a_wait(self):
         """Return whether every looping thread has read the clock, so that advancing it may end the loops."""
         return self.states.keys() <= self.context.clock.readers
-
-    def only_counts(self):
-        """Return whether the loops only draw numbers from shared counters.
-
-        Then few bytes of memory change, and variables grow by irregular amounts. A variable that grows by
-        equal amounts is a loop index: the loop may be correct and merely long.
-        """
-        changed = sum(np.count_nonzero(root != was) for root, was in self.memory.values())
-        drawn = all(map(is_drawn, self.history.values()))
-        return drawn and 0 < changed <= MAX_COUNTER_BYTES and self.others_unchanged()
 
     def is_unchanged(self):
         """Return whether memory and all waiting threads are unchanged since construction."""
@@ -165,16 +157,3 @@ class Number:
 
     def __hash__(self):
         return hash(self.text)
-
-
-def is_drawn(states):
-    """Return whether a thread's successive states differ only in integers that grow by irregular amounts."""
-    first = states[0]
-    if all(state == first for state in states):
-        return True
-    if all(isinstance(state, tuple) and len(state) == len(first) for state in states):
-        return all(map(is_drawn, zip(*states)))
-    if not all(isinstance(state, Number) and isinstance(state.value, (int, np.integer)) for state in states):
-        return False
-    steps = {int(b.value) - int(a.value) for a, b in pairwise(states)}
-    return min(steps) >= 0 and len(steps) > 1

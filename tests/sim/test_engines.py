@@ -171,6 +171,7 @@ def impatient(monkeypatch):
     """
     for module in (sim.context, sim.engine.watchdog):
         monkeypatch.setattr(module, "PATIENCE", 0.25)
+    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.03)
     monkeypatch.setattr(sim.context, "DEFAULT_STEPS", 5_000)
 
 
@@ -282,8 +283,65 @@ def test_whether_a_loop_ends_that_changes_something_is_not_decided(monkeypatch):
     (finding,) = simulate(kernel, on_finding="report")[1, 1](np.zeros(3)).findings
     assert finding.verdict == "a loop goes round and round; whether it ends is not decided"
     assert (
-        finding.reason == "Something still changes, but no thread ended within 0.16 s or 8,388,608 accesses."
+        finding.reason == "Something still changes, but no thread ended within 0.02 s or 8,388,608 accesses."
     )
+
+
+def slow_loops():
+    """Return (kernel, threads, whether it ends in time) of loops in which something changes."""
+
+    def index(x):
+        i = 0
+        while i < 600_000:
+            i += 1
+
+    def outer_index(x):
+        for i in range(4_000):
+            while cuda.atomic.add(x, 0, 1) < 3 * i:
+                pass
+
+    def taken(x):
+        while cuda.atomic.add(x, 0, 1) < x[1]:
+            pass
+
+    def pushed(x):
+        while True:
+            i = cuda.atomic.add(x, 0, 1)
+            while cuda.atomic.add(x, 1, 0) <= i:
+                pass
+            cuda.atomic.add(x, 1, 1)
+            cuda.atomic.add(x, 2 + i % 6, i)
+
+    def turning(x):
+        i = 0
+        while i < 100_000:
+            i = (i * 5 + 1) % 65_536
+
+    return [
+        (index, 1, True),
+        (outer_index, 1, True),
+        (taken, 4, True),
+        (pushed, 4, False),
+        (turning, 1, False),
+    ]
+
+
+@pytest.mark.parametrize(
+    "kernel, threads, ends", slow_loops(), ids=lambda value: getattr(value, "__name__", None)
+)
+def test_a_slow_loop_goes_on_if_a_number_approaches_a_bound(kernel, threads, ends, monkeypatch):
+    monkeypatch.setattr(sim.context, "PATIENCE", 0.1)
+    monkeypatch.setattr(sim.context, "FIRST_PATIENCE", 0.01)
+    x = np.array([0, 60_000, *[0] * 6])
+    began = time.process_time()
+    findings = simulate(kernel, on_finding="report", observers=())[1, threads](x).findings
+    took = time.process_time() - began
+    assert (
+        [f.verdict for f in findings] == []
+        if ends
+        else ["a loop goes round and round; whether it ends is not decided"]
+    )
+    assert took > 0.1 and (ends or took < 2)
 
 
 def endless_queue(items, head, tail):

@@ -1,0 +1,135 @@
+"""An estimate whether a loop ends, from the numbers that it compares.
+
+Whether a loop ends cannot be decided in general. But a loop that is only long often compares a number that
+approaches a bound: an index that approaches a length, or a count that approaches zero. The threads of an
+endless queue have no such number.
+"""
+
+import dis
+import functools
+from itertools import pairwise
+from math import inf
+from numbers import Real
+from types import FrameType
+
+import numpy as np
+
+from sim.frames import is_simulator_frame
+
+INTERVAL = 1.0  # seconds of CPU time between samples while threads are being compared
+SAMPLES = 3  # in a row in which a number has to move in one direction
+MOST_THREADS = 16  # threads of which a sample has the numbers
+SMALL = 8  # elements of an array whose values may be counters or bounds
+# bounds that need not be in the program: a count down ends at 0, an unsigned count up from -n at 2**32
+IMPLIED_BOUNDS = {0, 1 << 32, 1 << 64}
+
+
+class Forecast:
+    """The numbers of some threads, sampled a few times in a loop that goes on for long."""
+
+    def __init__(self, now):
+        self.began, self.samples = now, []  # (CPU time, {thread: Numbers})
+
+    def follows(self, thread, sampled):
+        """Return whether a sample that has `sampled` threads should have this one too."""
+        return len(sampled) < MOST_THREADS or bool(self.samples) and thread in self.samples[-1][1]
+
+    def is_due(self, now):
+        """Return whether it is time for a sample although the threads are still being compared."""
+        return now - (self.samples[-1][0] if self.samples else self.began) > INTERVAL
+
+    def add(self, now, numbers):
+        """Add a sample of {thread: Numbers}, taken at CPU time `now`."""
+        self.samples = [*self.samples[1 - SAMPLES :], (now, numbers)]
+
+    def seconds_left(self):
+        """Return after how many seconds of CPU time half of the threads whose numbers change have a number at
+        its bound; infinity if fewer threads approach one. The length of a `for` loop is unknown but finite,
+        so its index counts as 0 seconds.
+
+        One thread is not enough evidence: numbers that threads draw at random may rise a few times in a row.
+        """
+        if len(self.samples) < SAMPLES:
+            return inf
+        times, samples = zip(*self.samples)
+        threads = set(samples[0]).intersection(*samples[1:])
+        found = (self.of_thread([sample[thread] for sample in samples]) for thread in threads)
+        estimates = sorted(estimate for estimate in found if estimate is not None)
+        return (times[-1] - times[0]) * estimates[len(estimates) // 2] if estimates else inf
+
+    def of_thread(self, numbers):
+        """Return the time that one thread needs, in multiples of the time between its first and its last
+        Numbers; None if no number of it has changed."""
+        bounds = set.intersection(*(each.bounds for each in numbers)) | IMPLIED_BOUNDS
+        least, changes = inf, False
+        for key in set(numbers[0].moving).intersection(*(each.moving for each in numbers[1:])):
+            values = [each.moving[key] for each in numbers]
+            steps = {(b > a) - (b < a) for a, b in pairwise(values)}
+            changes |= steps != {0}
+            if len(steps) == 1 and 0 not in steps:
+                ahead = [(bound - values[-1]) / (values[-1] - values[0]) for bound in bounds]
+                least = min([least, *(each for each in ahead if each >= 0)])
+                least = 0 if key in numbers[-1].indices else least
+        return least if changes else None
+
+
+class Numbers:
+    """The numbers that one thread can see in `frame`.
+
+    moving: those that it compares, by the depth of the frame and the variable's name, or by array and index.
+    indices: the keys of the variables of `for` loops.
+    bounds: all numbers, which others may approach.
+    """
+
+    def __init__(self, frame):
+        self.moving, self.indices, self.bounds, depth = {}, set(), set(), 0
+        while isinstance(frame, FrameType):
+            if not is_simulator_frame(frame):
+                self.add_frame(frame, depth)
+                depth += 1
+            frame = frame.f_back
+
+    def add_frame(self, frame, depth):
+        compared, loops, constants = numbers_of(frame.f_code)
+        self.bounds |= constants
+        for name, value in frame.f_locals.items():
+            if is_number(value):
+                self.bounds.add(value)
+                if name in compared or name in loops:
+                    self.moving[depth, name] = value
+                if name in loops:
+                    self.indices.add((depth, name))
+            elif hasattr(value, "allocation"):
+                self.add_array(value)
+
+    def add_array(self, array):
+        self.bounds |= set(array.shape)
+        if array.size > SMALL:
+            return
+        values = np.ndarray(array.shape, array.dtype, array.root, array.offset, array.strides)
+        for index, value in enumerate(values.ravel().tolist()):
+            if is_number(value):
+                self.bounds.add(value)
+                self.moving[id(array.root), array.offset, index] = value
+
+
+def is_number(value):
+    return isinstance(value, Real) and not isinstance(value, bool) and value == value and abs(value) != inf
+
+
+@functools.lru_cache(maxsize=256)
+def numbers_of(code):
+    """Return (the names of the variables that are in lines with a comparison, the variables of `for` loops,
+    the numbers among the constants) of a code object."""
+    compared, loops, names, compares, before = set(), set(), set(), False, None
+    for instruction in dis.get_instructions(code):
+        if instruction.starts_line is not None:
+            compared |= names if compares else set()
+            names, compares = set(), False
+        names |= {instruction.argval} if instruction.opname.startswith("LOAD_FAST") else set()
+        compares |= instruction.opname == "COMPARE_OP"
+        if before == "FOR_ITER" and instruction.opname == "STORE_FAST":
+            loops.add(instruction.argval)
+        before = instruction.opname
+    constants = {value for value in code.co_consts if is_number(value)}
+    return compared | (names if compares else set()), loops, constants
