@@ -26,7 +26,8 @@ Read the files in this order:
 
     operations    Python's operators and builtins
     operators     semantics of operators that only the interpreter calls
-    arithmetic    PTX arithmetic: add.s32, shl.b64, setp.lt.f32, cvt
+    arithmetic    PTX arithmetic: add.s32, shl.b64, fma.rn.f32
+    comparisons   PTX comparisons, choices and conversions: setp.lt.f32, selp, cvt
     mathematics, libdevice, half, integers   the modules that kernels import: math, libdevice, cuda.fp16
     vectors       CUDA's vector types: float4, int2
 
@@ -39,6 +40,7 @@ Read the files in this order:
 """
 
 from sim.isa import arithmetic as _arithmetic  # noqa: F401  imported for their table entries
+from sim.isa import comparisons as _comparisons  # noqa: F401
 from sim.isa import copies as _copies  # noqa: F401
 from sim.isa import integers as _integers  # noqa: F401
 from sim.isa import mbarrier as _mbarrier  # noqa: F401

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 from numpy import float32, float64, int32, int64
 
-from sim.isa import arithmetic, bits, ieee
+from sim.isa import arithmetic, bits, comparisons, ieee  # noqa: F401  comparisons registers PTX entries
 from sim.isa.conversions import wrap
 from sim.isa.directed import DIRECTIONS, from_float, square_root
 from sim.isa.functions import BITS, SAME, Function, identity

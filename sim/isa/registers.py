@@ -24,7 +24,7 @@ import numpy as np
 from ml_dtypes import bfloat16, finfo
 from numpy import float32
 
-from sim.isa import arithmetic, bits
+from sim.isa import arithmetic, bits, comparisons
 from sim.isa.arithmetic import REALS
 from sim.isa.bits import bits_of
 from sim.isa.expressions import HELPER_ENTRIES, HELPERS, MAKERS, PAIRS, Operation, helper, maker
@@ -84,7 +84,7 @@ EXPRESSIONS = {
     min: "min({0}, {1})",
     max: "max({0}, {1})",
     arithmetic.multiply_add: "{0} * {1} + {2}",
-    arithmetic.chosen: "{0} if {2} else {1}",
+    comparisons.chosen: "{0} if {2} else {1}",
 }
 # Operations whose low result bits are the same for signed and unsigned operands
 SIGNLESS = {
@@ -97,7 +97,7 @@ SIGNLESS = {
     arithmetic.multiply_add,
 }
 # Operations whose result is in range if unsigned operands are
-RANGE_PRESERVING = {operator.and_, operator.or_, operator.xor, min, max, arithmetic.chosen}
+RANGE_PRESERVING = {operator.and_, operator.or_, operator.xor, min, max, comparisons.chosen}
 FLOATING = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
 NAMES = {np.dtype(np.bool_): "pred", np.dtype(bfloat16): "bf16"}
 
