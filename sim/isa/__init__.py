@@ -36,7 +36,7 @@ Read the files in this order:
     copies, mbarrier, atomics     asynchronous copies, mbarriers, atomic operations
 
     ieee, rounding, directed, floored, bits   the numerical methods
-    names, expressions, registers PTX register instructions as Python expressions
+    names, expressions, registers   PTX register instructions as Python expressions
 """
 
 from sim.isa import arithmetic as _arithmetic  # noqa: F401  imported for their table entries

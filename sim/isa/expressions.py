@@ -43,7 +43,7 @@ for _function in (
     HELPERS[_function.__name__] = _function
 HELPER_ENTRIES = {}  # helper name -> its table entry
 PAIRS = {}  # helper name -> (expression for one half, number of operands, their PTX type)
-MAKERS = {}  # first part of a name -> function that makes the Operation of a Name, or returns None
+MAKERS = {}  # opcode -> the function that returns the Operation of a Name, or None
 
 
 def helper(function):

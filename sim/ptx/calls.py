@@ -57,6 +57,7 @@ class Callee:
         """Return the function at an address. If no matching function is there, report it and return a
         function whose results are poison."""
         function, returns, takes, name = functions.get(address, (None, None, None, None))
+        # Only sizes are compared, because PTX parameters carry no C++ types.
         if function is None or (returns, takes) != (self.returns, self.arguments):
             self.context.findings.append(self.finding(address, name, returns, takes, function is not None))
             return self.poison
@@ -64,6 +65,7 @@ class Callee:
 
     def poison(self, *arguments):
         """Return poison in place of the results."""
+        # Poison is all ones, as in memory.
         results = tuple((1 << 8 * size) - 1 for size in self.returns)
         results += tuple({} for _ in results) if self.passes_origins else ()
         return results[0] if len(results) == 1 else results or None

@@ -42,6 +42,7 @@ def vprintf(run, site, form, values):
         wide = letter in "ps" or long in ("l", "ll", "z", "j", "t")
         ptx_type = "f64" if letter in "fFeEgGaA" else "u64" if wide else "u32"
         size = np.dtype(VIEWS[ptx_type]).itemsize
+        # Round up to the argument's alignment.
         at = -(-at // size) * size
         value = run.memory.make_load(ptx_type, "generic", 1, site)(at)
         at += size

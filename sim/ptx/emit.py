@@ -143,6 +143,7 @@ class Writer:
         for instruction in block.body:
             self.emit_instruction(instruction)
         if block.branch is not None and block.branch.opcode.startswith("brx"):
+            # -1 is the number of no block: the function returns.
             numbers = ", ".join(str(-1 if t is None else t.number) for t in block.targets)
             self.module.item = block.branch
             self.origins.check(block.branch.operands[0])
@@ -216,6 +217,7 @@ class Writer:
         """Return the Python variable of a register."""
         if register.name not in self.names:
             plain = re.sub(r"\W", "_", register.name.lstrip("%"))
+            # Two PTX names may map to the same identifier; a number makes it unique.
             fits = plain[0].isalpha() and plain not in self.names.values()
             self.names[register.name] = plain if fits else f"{plain}_{len(self.names)}"
         return self.names[register.name]
@@ -231,6 +233,7 @@ class Writer:
         if isinstance(operand, Not):
             return f"(not {self.name(operand.register)})"
         if isinstance(operand, Special):
+            # Special registers have 32 bits, except those with 64 in their name (%clock64).
             width = 64 if "64" in operand.name else 32
             return convert(self.module.special(operand.name), "int", width, ptx_type)
         if isinstance(operand, Symbol):
@@ -338,6 +341,7 @@ def convert(text, holds, width, ptx_type):
     holds: the register's kind.
     width: the register's width in bits.
     """
+    # Predicates have no bit pattern in PTX, so they are never converted.
     if ptx_type == "pred" or holds == "pred":
         return text
     if ptx_type in REALS:

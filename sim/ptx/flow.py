@@ -87,6 +87,7 @@ def end_block(blocks, jump):
     ended, following = blocks[-1], Block()
     blocks.append(following)
     indexed = jump.names[0] == "brx"
+    # An unconditional jump needs no instruction, only its target.
     ended.branch = jump if jump.guard or indexed else None
     ended.targets = [(symbol.name, jump.line) for symbol in labels(jump)] or [None]
     if jump.guard and not indexed:

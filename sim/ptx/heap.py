@@ -138,6 +138,7 @@ class Heap:
             return 0
         base = self.next
         self.next = base + round_up(nbytes, UNIT) + GUARD
+        # Addresses are never reused, so a long launch may exhaust them although the heap is not full.
         if self.next > END or self.context.space.next["global"] > BASE:
             raise LaunchError("no simulated addresses are left for the heap of this launch")
         name, itemsize = describe_piece(SITES[site], nbytes)

@@ -120,6 +120,8 @@ class Memory:
         """Return the Region that contains a generic address, or None."""
         space = address >> SPACE_SHIFT
         if space in (GLOBAL, CONST):
+            # Regions do not overlap, so only the last one that begins at or below the address can contain
+            # it.
             at = bisect_right(self.bases, address) - 1
             return self.fixed[at] if at >= 0 and address < self.fixed[at].end else None
         for allocation in self.slots.get(space, ()):
@@ -277,6 +279,7 @@ class Memory:
         log, values, yield_before_atomic = context.log, context.values, self.scheduler.yield_before_atomic
 
         def change(address, *operands):
+            # A release is modelled as a fence before the access.
             if releases:
                 context.announce_ordering("fenced", reach)
             # A thread that repeats an atomic without effect is spinning, so other threads run first.
@@ -350,6 +353,7 @@ class Memory:
             region, address, size, site, what
         ):
             return None
+        # Checked last, so that an address outside of the array is reported as such.
         if what != "read" and not region.allocation.writable:
             error = only_read(whole_array(self.context, region.allocation))
             error.site = site

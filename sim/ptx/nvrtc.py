@@ -56,6 +56,7 @@ def compile_ptx(source: str, name: str, *options: str, architecture: str = "comp
         from cuda.bindings import nvrtc
     except ImportError as error:
         raise LaunchError(f"{name} needs NVRTC, which is not installed\n  {INSTALL}") from error
+    # -lineinfo emits the .loc directives by which findings name source lines.
     flags = [f"--gpu-architecture={architecture}", "-lineinfo", "--std=c++17", *options]
     flags += [f"-I{folder}" for folder in header_folders()]
     try:

@@ -102,6 +102,7 @@ class Operands(Tokens):
         while self.accept(","):  # texture coordinates are ignored
             self.operand()
         self.take("]")
+        # `simple` has already consumed the offset of a symbol.
         if isinstance(base, Symbol):
             base, offset = Symbol(base.name), offset + base.offset
         return Address(base, offset)

@@ -75,6 +75,8 @@ class Program:
         """Return the source. Errors: LaunchError that lists the unsupported instructions."""
         done, lines = {}, []  # done: name -> Python name, or None for a function without a body
         self.pending = [self.entry]
+        # Translate direct callees first. Translating a function may reveal further callees, or an indirect
+        # call.
         while self.pending or self.calls_pointers:
             if self.pending:
                 function, by_pointer = self.pending.pop(), False
@@ -142,6 +144,7 @@ class Program:
             self.stores |= (
                 parts[0] in ("st", "atom", "red") and "shared" not in parts and "local" not in parts
             )
+            # A thread can act on an atomic only if an instruction reads its result.
             if parts[0] == "atom" and getattr(item.operands[0], "name", None) in read:
                 self.synchronizes = True
 
@@ -162,12 +165,14 @@ class Program:
         """Return an Immediate as an expression of a PTX type. Floats are globals of the launch."""
         if ptx_type == "pred":
             return str(bool(operand.value))
+        # Keyed by the bit pattern: values that compare equal, such as 0.0 and -0.0, need distinct globals.
         bits, width = operand.bits(WIDTHS[ptx_type]), WIDTHS[ptx_type]
         if ptx_type in FLOATS:
             value = np.array(bits, f"u{width // 8}").view(FLOATS[ptx_type])[()]
             return self.shared_name(f"{ptx_type}_{bits:x}", lambda run: value)
         if ptx_type in REALS:
             return f"{REALS[ptx_type].__name__}_of({bits})"
+        # Expressions are combined as text, so a negative literal needs parentheses.
         return f"({bits - (1 << width)})" if ptx_type[0] == "s" and bits >> width - 1 else str(bits)
 
     # --- where things are -----------------------------------------------------------------------------------
@@ -235,6 +240,7 @@ class Program:
             return COORDINATES[stem].format("xyz".index(axis))
         if stem in ("ntid", "nctaid") and axis in tuple("xyz"):
             return self.shared_name(f"{stem}_{axis}", lambda run: run.extent(stem, axis))
+        # Without an explicit cluster launch, each block is a cluster of one (PTX ISA, chapter 10).
         if stem.startswith("cluster_") and axis:
             return "1" if "ncta" in stem else "0"
         if stem in ("nwarpid", "dynamic_smem_size", "total_smem_size", "aggr_smem_size"):
@@ -244,6 +250,7 @@ class Program:
             return self.shared_name(stem, lambda run: run.address(RESERVED))
         if stem in (HIGH, LOW):
             return self.shared_name(stem, lambda run: run.workspace_address(stem))
+        # All clock registers read the same simulated clock.
         if stem in CLOCKS:
             return self.shared_name("clock", lambda run: run.context.clock.read) + "()"
         if stem in SPECIALS:
@@ -290,6 +297,7 @@ class Program:
 
     def strong(self, action, ptx_type, space, access):
         """Return the name of the function for a strong load or store (see Memory.make_strong)."""
+        # The loop's load becomes the wait itself, so that the loop ends after one iteration.
         if id(self.item) in self.grid_sync.waits:
             place = self.wait_point()
             return self.new_name("wait_for_grid", lambda run: run.wait_for_grid(place))
@@ -302,6 +310,7 @@ class Program:
 
     def atomic(self, access):
         """Return (operand type, function name) for an atomic."""
+        # The addition is performed on GridBarrier.word instead of memory.
         if id(self.item) in self.grid_sync.arrivals:
             return "u32", self.shared_name("arrive_at_grid", lambda run: run.arrive_at_grid)
         self.used.add("atomic")
@@ -332,6 +341,7 @@ class Program:
 
     def barrier(self, number, count, vote):
         """Return the name of the function for a barrier with a vote. Errors: Missing for a named barrier."""
+        # Only votes of the whole block at barrier 0 are supported.
         if count is not None or getattr(number, "value", 1) != 0:
             raise Missing(f"{self.item.opcode} at a named barrier")
         return self.whole_barrier(vote, number.value)

@@ -102,6 +102,8 @@ class Run:
             return self.dynamic_shared(variable)
         if space in KEPT_SPACES:
             return self.allocate_of_module(variable)
+        # Local memory has one copy per thread and active call; shared memory has one per block, made on
+        # first use.
         nbytes = variable.bytes
         copies = self.launch.threads * self.most_frames(variable) if space == "local" else 1
         allocation = self.reserve(variable, nbytes, copies)
@@ -169,6 +171,8 @@ class Run:
         places = bind_arguments(self.context.space, arrays)
         for allocation in dict.fromkeys(allocation for allocation, _ in places.values()):
             self.memory.make_addressable(allocation)
+        # 64-bit integer parameters receive pointers; an array passed to any other type is an error or a
+        # structure.
         self.bits = [
             pointer_bytes(places[argument.name])
             if argument.name in arrays and parameter.type in ("u64", "b64", "s64")
@@ -249,6 +253,7 @@ class Run:
     def workspace_address(self, half):
         """Return the upper or lower 32 bits of the address of the workspace that the driver provides to a
         cooperative launch."""
+        # Allocated on first use, because few kernels synchronize the grid.
         if WORKSPACE not in self.allocations:
             self.allocations[WORKSPACE] = workspace(self)
         address = self.allocations[WORKSPACE].base
@@ -349,6 +354,8 @@ def argument_bytes(name, value, parameter):
     if ptx_type in ("f32", "f64", "f16"):
         return np.array(value, f"f{nbytes}").tobytes()
     if isinstance(value, (float, np.floating)):
+        # A numpy float of the parameter's size is passed as its bit pattern: .b32 and .u32 parameters may
+        # hold floats.
         if nbytes == np.asarray(value).dtype.itemsize and isinstance(value, np.generic):
             return value.tobytes()
         raise LaunchError(
@@ -357,6 +364,7 @@ def argument_bytes(name, value, parameter):
     number = int(value)
     if not -(1 << 8 * nbytes - 1) <= number < 1 << 8 * nbytes:
         raise LaunchError(f"{name} is a .{ptx_type} of {plural(nbytes, 'byte')}, which do not hold {number}")
+    # two's complement
     return (number & ((1 << 8 * nbytes) - 1)).to_bytes(nbytes, "little")
 
 

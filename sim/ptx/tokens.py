@@ -49,6 +49,7 @@ class Tokens:
 
     def line(self, at=None):
         """Return the 1-based line of a token, by default of the next one."""
+        # At the end of the text, the last token's line is the best one to report.
         place = self.positions[min(self.at if at is None else at, len(self.positions) - 1)]
         return bisect_right(self.breaks, place - 1) + 1
 

@@ -94,6 +94,7 @@ def setp(writer, item):
         second is not None and writer.assign(second, f"not {test}", "pred")
         return
     sign, other = JOINED[joined], writer.value(third[0], "pred")
+    # Both results are assigned in one statement, because the third predicate may also be a destination.
     writer.emit(f"test = {test}")
     pairs = [(one, text) for one, text in ((first, "test"), (second, "(not test)")) if one is not None]
     names = ", ".join(writer.name(one) for one, _ in pairs)
@@ -125,6 +126,7 @@ def cvta(writer, item):
     names, (to, source) = item.names, item.operands
     space = next((n.split("::")[0] for n in names if n.split("::")[0] in SPACES), None)
     text = writer.value(source, next(n for n in names if n in WIDTHS).replace("u", "b"))
+    # Kernel parameters whose address is taken are stored in constant memory.
     window = WINDOWS["const" if space == "param" else space]
     sign = "-" if "to" in names else "+"
     writer.assign(to, f"{text} {sign} {window:#x}" if window else text, "b64", not window)
@@ -133,6 +135,7 @@ def cvta(writer, item):
 def isspacep(writer, item):
     """Emit isspacep, which tests whether a generic address is in a state space's window."""
     space, (to, source) = item.names[1].split("::")[0], item.operands
+    # The upper bits of a generic address are the number of the window.
     number = WINDOWS["const" if space == "param" else space] >> 34
     writer.assign(to, f"{writer.value(source, 'b64')} >> 34 == {number}", "pred")
 

@@ -123,6 +123,8 @@ class Origins:
         base, operands = item.names[0], item.operands
         if base == "selp":
             one, other, test = (self.of(operand) or "False" for operand in operands[1:])
+            # selp discards the operand that it does not select, so only the selected operand's origin
+            # counts.
             chosen = f"({one} if {self.writer.value(operands[3], 'pred')} else {other})"
             return chosen if test == "False" else f"({test}) or {chosen}"
         if base in ("and", "or"):
@@ -243,6 +245,7 @@ class LocalMemory:
         written = region.written[begin : begin + nbytes]
         if written.all():
             return False
+        # A byte without a recorded origin was never written, so this load is its origin.
         return region.origins.get(begin + int(written.argmin())) or (site, address)
 
     def make_origin(self, space, nbytes, site):

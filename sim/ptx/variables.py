@@ -117,6 +117,7 @@ class Store:
         root = self.root(variable)
         root[: given.nbytes] = np.frombuffer(given.tobytes(), np.uint8)
         pointers = self.pointers.get(variable.name, ())
+        # Addresses in the overwritten part of the initial value no longer apply.
         self.pointers[variable.name] = tuple(p for p in pointers if p[0] >= given.nbytes)
         if variable.name in self.unset:
             self.unset[variable.name][: given.nbytes] = False

@@ -7,8 +7,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Case:
-    """A launch. `arguments()` creates its arguments, and `right(*arguments)` returns the array that the fixed
-    kernel leaves at position `output`. `mended_arguments` is set if the fixed kernel takes different ones."""
+    """A launch of a kernel in cuda/.
+
+    arguments: a function that creates the arguments.
+    right: a function (*arguments) -> the array that the fixed kernel leaves at position `output`.
+    mended_arguments: the fixed kernel's arguments, if they differ.
+    """
 
     grid: object
     block: object

@@ -73,7 +73,8 @@ def test_a_pointer_to_an_argument(launch, engine):
 
 @ENGINES
 def test_a_pointer_to_an_array_that_is_deleted(launch, engine):
-    """One of a thousand new arrays has the memory of the deleted one, if the host reuses it."""
+    """Create a thousand arrays, so that the host is likely to reuse the deleted array's memory for one of
+    them."""
     to, y = np.zeros(1, np.uint64), np.zeros(4, np.int32)
     x = INDEX + 50
     at = x.ctypes.data
@@ -102,7 +103,7 @@ def test_large_launches_use_variables_of_the_module(launch, engine):
 
 
 def place(addresses, *keys, nbytes=1024):
-    """Return the addresses that a launch assigns to keys in global memory."""
+    """Return the addresses that a launch assigns to these keys in global memory."""
     space = PaddedSpace(addresses)
     root = np.broadcast_to(np.uint8(0), nbytes)
     return [space.add(str(key), "global", root, None, key=key).base for key in keys]

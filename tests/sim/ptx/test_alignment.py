@@ -1,8 +1,5 @@
-"""Wide accesses to arrays declared with a narrow element type.
-
-There is one warning per array that another array may misalign, and none if the sizes of all arrays keep it
-aligned.
-"""
+"""Wide accesses to arrays declared with a narrow element type. Each array that another array may misalign
+causes one warning. No warning is reported if the sizes of all arrays guarantee alignment."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,5 @@
-"""Atomics of two widths in launches too large to interpret as a whole: compiled code finds the blocks whose
-atomics overlap."""
+"""Atomics of two widths in launches too large to interpret completely. Compiled code identifies the blocks
+whose atomics overlap."""
 
 from pathlib import Path
 

@@ -202,7 +202,8 @@ def test_what_is_not_there_is_refused_by_name_and_line(body):
 
 
 def test_contenders_for_a_lock_do_not_ask_in_vain_for_ever():
-    """40 blocks compete for a lock: 1,600 attempts if each retries once whenever another one runs."""
+    """Let 40 blocks compete for a lock. If each retried whenever another block ran, there would be 1,600
+    attempts."""
     asked = []
 
     class Atomics(Observer):
@@ -233,7 +234,7 @@ def test_a_vector_in_memory_that_is_not_declared_aligned_is_a_warning(alignment,
     ("release", "acquire", "found"), [("gpu", "sys", 0), ("gpu", "cta", 2), ("cta", "gpu", 2)]
 )
 def test_a_message_between_blocks_needs_a_scope_that_holds_both(release, acquire, found):
-    """Otherwise, flag and message race."""
+    """With a scope of one block, the flag and the message race."""
     text = f"""
     .version 8.0
     .target sm_80
@@ -300,7 +301,7 @@ def test_the_finding_names_both_places():
 
 
 def test_races_are_judged_as_with_one_barrier():
-    """The barrier only orders the accesses before it with the accesses after it."""
+    """A barrier orders only accesses before it with accesses after it."""
     found, _, _ = findings(PUT + HALVES + GET + PUT)
     assert found == [("barrier-divergence", "warning"), ("race-shared", "error")]
     found, _, _ = findings(PUT + HALVES + GET + HALVES.replace("LOW", "DOWN").replace("BOTH", "AGAIN") + PUT)

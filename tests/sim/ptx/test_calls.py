@@ -120,7 +120,7 @@ def test_a_read_beyond_the_table_calls_nothing():
 
 
 def test_kernels_without_such_a_call_are_launchable():
-    """The contents of the module's tables do not matter."""
+    """Kernels without indirect calls run whatever the module's function tables contain."""
     text = FUNCTION.format(name="odd", body="tex.2d.v4.f32.f32 {%r1, %r2, %r3, %r4}, [%d1, {%r1, %r2}];")
     parts = (text, ".extern .func elsewhere();", ".global .align 8 .u64 table[2] = {odd, elsewhere};")
     for engine in ("fibers", "native"):
@@ -154,7 +154,7 @@ def test_barriers_behind_a_call_are_barriers_of_the_block():
 
 
 def test_recursion_through_a_pointer():
-    """Each call has separate local memory."""
+    """Each active call has separate local memory."""
     body = """
     .local .align 4 .b8 own[4];
     mov.u64 %d1, own; st.local.u32 [%d1], %r1; mov.u32 %r2, 0; setp.eq.u32 %p, %r1, 0; @%p bra END;

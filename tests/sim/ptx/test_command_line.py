@@ -154,7 +154,7 @@ def test_a_process_ends_with_its_status(tmp_path):
 
 
 def test_the_example_of_the_readme(tmp_path, monkeypatch):
-    """Run its .cu file, its six lines, and compare its message."""
+    """Run the README's example and compare the message that it prints."""
     pytest.importorskip("cuda.bindings.nvrtc")
     found = re.search(r"```cuda\n(.*?)```\n```python\n(.*?)```\n```\n(.*?)```", README, re.DOTALL)
     source, lines, message = found.groups()

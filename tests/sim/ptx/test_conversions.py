@@ -1,4 +1,4 @@
-"""cvt in every combination of types, rounding and saturation that the PTX ISA allows (9.7.9.21), compared
+"""Every combination of types, rounding and saturation that the PTX ISA allows for cvt (9.7.9), compared
 with exact rational arithmetic."""
 
 import itertools
@@ -24,7 +24,8 @@ def name_of(*parts):
 
 
 def fits(to, source):
-    """Return whether `to` contains every integer of `source`. The ISA then forbids .sat."""
+    """Return whether the range of `to` contains the range of `source`. The PTX ISA forbids .sat in that
+    case."""
     low, high = limits(to)
     return low <= limits(source)[0] and limits(source)[1] <= high
 
@@ -35,7 +36,7 @@ def limits(kind):
 
 
 def combinations():
-    """Yield the names that the ISA allows for a single number."""
+    """Yield the cvt names that the PTX ISA allows for scalar operands."""
     for to, source in itertools.product(INTEGERS, INTEGERS):
         yield name_of(to, source)
         if not fits(to, source):
@@ -55,7 +56,7 @@ def combinations():
 
 
 def packed():
-    """Yield the names that the ISA allows for tf32, and for two numbers in a register."""
+    """Yield the cvt names that the PTX ISA allows for tf32 and for packed types."""
     for mode, relu, finite in itertools.product(("rn", "rz"), ("", "relu"), ("", "satfinite")):
         yield from (name_of(mode, relu, finite, to, "f32") for to in ("f16x2", "bf16x2", "tf32"))
     yield from ("cvt.rna.tf32.f32", "cvt.rna.satfinite.tf32.f32")
@@ -73,7 +74,7 @@ def whole(x, mode):
 
 
 def rounded(x, scalar, mode):
-    """Round a Fraction to a format, by comparing its neighbours."""
+    """Round a Fraction to a format by comparing it with the adjacent numbers."""
     with np.errstate(all="ignore"):
         near = scalar(float(x))
         around = {float(near), *(float(np.nextafter(near, scalar(end))) for end in (-np.inf, np.inf))}
@@ -103,7 +104,7 @@ def last_bit(number, scalar):
 
 
 def wanted(name, x):
-    """Return the ISA's result for one value, an int or a float."""
+    """Return the expected result for one int or float."""
     _, *parts = name.split(".")
     to, source, modifiers = parts[-2], parts[-1], parts[:-2]
     mode = next((m for m in modifiers if m[:2] in MODES), "")
@@ -181,8 +182,8 @@ def test_every_combination_gives_what_the_isa_says(part):
 
 
 def test_no_combination_is_refused():
-    """These include all names that ptxas 13.0 accepts for sm_90, except .f16.bf16 and .bf16.f16 without a
-    rounding mode, which the ISA requires."""
+    """The combinations include all names that ptxas 13.0 accepts for sm_90, except .f16.bf16 and .bf16.f16
+    without a rounding mode. The PTX ISA requires one."""
     exact = [name_of(mode, to, "bf16") for mode in MODES for to in ("f32", "f64")]
     for name in (*COMBINATIONS, *packed(), *exact):
         find_operation(name)
@@ -199,7 +200,7 @@ def test_other_combinations_are_refused(name):
 
 
 def number(name, *values):
-    """Return the result of one thread's packed conversion, computed separately."""
+    """Return the expected result of one thread's packed conversion, computed independently."""
     return eval(
         find_operation(name).of([f"x{i}" for i in range(len(values))]),
         HELPERS,

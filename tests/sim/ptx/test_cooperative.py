@@ -50,7 +50,7 @@ $L1:
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_a_grid_whose_blocks_never_wait_may_have_any_size(engine):
-    """`cg::this_grid()` alone reads the workspace's address, for `thread_rank()`."""
+    """`cg::this_grid().thread_rank()` reads the workspace's address but never waits."""
     most = SPEC.resident_blocks(1, 0)
     out = np.zeros(most + 1, np.int32)
     report = simulate(load_ptx(RANKS)["ranks"], spec=SPEC, engine=engine)[most + 1, 1](out)

@@ -117,7 +117,7 @@ def test_addition_rounded_in_each_direction():
 
 
 def test_a_register_of_bits_holds_floats_and_integers():
-    """Newer compilers do not declare float registers."""
+    """Newer compilers declare .b32 registers for floats as well."""
     body = (
         "ld.global.b32 %r4, [%d3]; add.f32 %r5, %r4, 0f3F800000; and.b32 %r6, %r5, 2147483647;"
         "st.global.b32 [%d4], %r6;"
@@ -466,7 +466,8 @@ def test_an_endless_loop_with_a_barrier_ends_at_the_callers_limit():
 
 
 def test_labels_that_only_a_debugger_names_cost_nothing():
-    """Triton writes one per line; 2,000 labels once caused as many nested calls."""
+    """Triton writes a label per line. With 2,000 labels, the translator once exceeded Python's recursion
+    limit."""
     added = "".join(f"L{i}: add.u32 %r4, %r4, 1; " for i in range(2000))
     body = f"mov.u32 %r4, %r1; {added} st.global.u32 [%d4], %r4;"
     assert run(body, np.zeros(2, np.int32), np.int32).tolist() == [2000, 2001]

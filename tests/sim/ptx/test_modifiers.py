@@ -65,7 +65,7 @@ def orders(name, count=4):
 
 
 def test_no_two_instructions_have_the_same_parts():
-    """Otherwise, reordering one name's modifiers could select the other instruction."""
+    """If two instructions had equal parts, reordering modifiers could select the wrong one."""
     for name, entry in PTX.items():
         assert BY_NAME_PARTS[name_parts(name)] is entry, name
     assert not SHUFFLES.keys() & BY_NAME_PARTS.keys()

@@ -1,4 +1,4 @@
-"""Loops that read a clock: some end by it, others never end."""
+"""Loops that read a clock. Some end after a time limit; others never end."""
 
 import numpy as np
 import pytest
@@ -109,7 +109,7 @@ def test_the_finding_names_the_barrier_and_its_arrivals():
 
 @pytest.mark.usefixtures("impatient")
 def test_a_search_that_a_clock_has_seeded_is_not_taken_for_an_endless_loop():
-    """Its numbers come from a clock and determine the thread's next read."""
+    """A random number generator seeded from a clock determines the thread's next read."""
     step = "shl.b64 %x5, %x4, 13; xor.b64 %x4, %x4, %x5; shr.u64 %x5, %x4, 7; xor.b64 %x4, %x4, %x5;"
     step += "shl.b64 %x5, %x4, 17; xor.b64 %x4, %x4, %x5; and.b64 %x6, %x4, 255;"
     wait = "ld.relaxed.cta.shared.u32 %r4, [%r2]; setp.ne.u64 %p1, %x6, 5; @%p1 bra L;"

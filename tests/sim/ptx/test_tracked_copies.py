@@ -87,7 +87,7 @@ def copied(body, seed=0, **more):
 
 
 def test_what_an_mbarrier_tracks_comes_through_over_two_phases():
-    """An arrival by copies counts once per phase. Compiled launches fall back to the interpreter."""
+    """An arrival by copies counts once per phase. The native engine falls back to the interpreter."""
     again = "add.u64 %x4, %x4, 0; " + COPY + NOINC + PARITY.format(1)
     for text in (
         INIT + MEET + COPY + TRACK + ARRIVE + WAIT,

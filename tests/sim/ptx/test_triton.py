@@ -45,7 +45,7 @@ def product(a, b, c, K: tl.constexpr, PRECISION: tl.constexpr):
     ],
 )
 def test_products(kind, result, form, error):
-    """Here, a different compiler assigns matrix elements to lanes."""
+    """Triton distributes matrix elements over lanes differently from the course's kernels."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -68,7 +68,7 @@ def test_products(kind, result, form, error):
 
 
 def test_flash_attention_with_large_tiles():
-    """Its layout conversions use ldmatrix, and it needs more than 48 KiB of shared memory."""
+    """The kernel's layout conversions use ldmatrix, and it needs more than 48 KiB of shared memory."""
     seen = []
 
     def run(*launched, **constants):

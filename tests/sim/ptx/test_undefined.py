@@ -102,7 +102,8 @@ def test_the_use_and_the_load_are_named():
 
 
 def test_compiled_code_passes_origins_on():
-    """The launch is too large to interpret as a whole, and no block needs an explanation."""
+    """The launch is too large to interpret completely, and no block needs to be interpreted for an
+    explanation."""
     body = "bar.sync 0; st.local.u32 [%d3+8], %v; ld.u32 %r4, [%d4+8]; selp.b32 %s, %r4, -1, %ok;"
     report, _ = launch(body, "native", blocks=129 * 2)
     kinds = {f.kind for f in report.findings}
