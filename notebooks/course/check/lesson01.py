@@ -1,4 +1,4 @@
-"""The checks of lesson 01: the running softmax, and merging two halves of it."""
+"""Checks of lesson 01: online softmax, and the merge of two partial results."""
 
 import gc
 import itertools
@@ -13,7 +13,7 @@ from course.check.harness import compare, exercise, fail, text
 
 PAGE = [(1.0, 10.0), (0.0, 40.0), (2.0, 6.0)]  # (score, value), the lesson's worked example
 
-# Wrong guesses of exp(1 - 2), and what to say to each.
+# Likely wrong guesses of exp(1 - 2), with a reply to each.
 SLIPS = [
     (1, "Nothing shrank. But e^1 is 1 in units of e^1, and less than 1 in units of e^2."),
     (0.5, "You halved it: 1 is half of 2. But it is the exponentials that are measured, not the scores."),
@@ -78,8 +78,8 @@ def ex01_2(merge, rng):
 
 
 def streams(rng):
-    """Return the cases (what, pairs, hint). Each case can catch a mistake that the cases before it let
-    pass."""
+    """Return the cases (what, pairs, hint), ordered so that each can expose a mistake that earlier cases
+    miss."""
     mixed = random_pairs(rng, int(rng.integers(8, 41)))
     climbing, falling = sorted(random_pairs(rng, 5)), sorted(random_pairs(rng, 5), reverse=True)
     vectors = [(score, rng.normal(size=3).round(2)) for score, _ in random_pairs(rng, 6)]
@@ -162,7 +162,7 @@ def streams(rng):
 
 
 def far_below(rng):
-    """One pair, and a thousand whose weights add up to less than 10⁻⁶ of its own."""
+    """Return one pair followed by a thousand whose weights sum to less than 10⁻⁶ of its weight."""
     return [
         (0.0, 2.0),
         *zip((-rng.uniform(21, 24, 1000)).tolist(), rng.uniform(5, 9, 1000).tolist(), strict=True),
@@ -170,7 +170,7 @@ def far_below(rng):
 
 
 def halves(rng):
-    """Two readers, as (what, left pairs, right pairs, hint)."""
+    """Return the cases (what, left pairs, right pairs, hint) for two readers."""
     low, high = random_pairs(rng, 5), [(score + 30, value) for score, value in random_pairs(rng, 4)]
     twins = [(3.0, 1.0), (1.0, 7.0)], [(3.0, 5.0), (2.0, 2.0)]
     vectors = [(score, rng.normal(size=3).round(2)) for score, _ in random_pairs(rng, 6)]
@@ -207,7 +207,7 @@ def halves(rng):
 
 
 def any_states(merge, rng):
-    """Two states whose m, l and o are drawn each by itself, so that none follows from the others."""
+    """Check two states with independently drawn m, l and o, so that none can be derived from the others."""
     m1, (l1, l2), (o1, o2) = (
         float(rng.normal(0, 3)),
         np.exp(rng.uniform(-5, 2, 2)).tolist(),
@@ -228,7 +228,7 @@ def any_states(merge, rng):
 
 
 def groupings(merge, rng):
-    """Four readers in every order, paired up as a chain and as a tree."""
+    """Check four readers in every order, merged as a chain and as a tree."""
     readers = [random_pairs(rng, int(rng.integers(0, 4))) for _ in range(4)]
     wanted = softmax_state([pair for pairs in readers for pair in pairs])
     for a, b, c, d in itertools.permutations([softmax_state(pairs) for pairs in readers]):
@@ -246,7 +246,7 @@ GROUPING = "It must not matter who pairs with whom."
 
 
 class ReadOnce:
-    """Pairs that can be read once. Reading on after the last one is an error that says so."""
+    """Iterable of pairs that can be read only once. Reading past the end raises an explanatory error."""
 
     def __init__(self, pairs):
         self.pairs, self.count, self.over = iter(pairs), len(pairs), False
@@ -268,25 +268,26 @@ class ReadOnce:
 
 
 def keeps_no_pairs(online_softmax, rng):
-    """Reject an answer that keeps the pairs in any form, right as its result may be: the memory that it holds
-    may not grow with the stream."""
+    """Reject an answer that stores the pairs in any form, even if its result is correct. Its memory use must
+    not grow with the stream."""
     numbers = rng.normal(size=(LONG, 2))
     state = online_softmax((score, value) for score, value in numbers.tolist())
     compare(state, softmax_state(numbers.tolist()), what=f"{LONG:,} pairs", tolerance=1e-9)
-    for _ in range(TRIES):  # the first call may fill caches that are none of the answer's
+    for _ in range(TRIES):  # the first call may fill caches that do not belong to the answer
         if (kept := bytes_kept(online_softmax, numbers)) <= ROOM:
             break
     else:
         kept_too_much(int(kept) // 16)
-    with tensors.watched() as seen:  # PyTorch's memory is none that Python counts
+    with tensors.watched() as seen:  # Python does not track PyTorch's memory
         online_softmax((score, value) for score, value in numbers.tolist())
     if 8 * seen.kept > ROOM:
         kept_too_much(seen.kept)
 
 
 def bytes_kept(online_softmax, numbers):
-    """Bytes that the answer holds more at the end of the stream than halfway; all that it holds counts a
-    BEFOREHAND-th, so that a list made beforehand is seen, and what PyTorch keeps for itself is not."""
+    """Return how many more bytes the answer holds at the end of the stream than halfway through. Its total
+    memory is added, divided by BEFOREHAND, to expose a preallocated list without penalising PyTorch's
+    internal memory."""
     held = []
 
     def stream():
@@ -312,14 +313,14 @@ def kept_too_much(numbers):
 
 
 def memory_in_use():
-    """Bytes that Python has given out, without those that it keeps for its next floats and tuples."""
+    """Return the bytes that Python has allocated, excluding its free lists for floats and tuples."""
     gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
 
 @contextmanager
 def traced_memory():
-    """Python counts the memory that it gives out; left as it was."""
+    """Enable Python's memory tracing in the `with` block, and restore its previous state afterwards."""
     running = tracemalloc.is_tracing()
     if not running:
         tracemalloc.start()
@@ -331,8 +332,8 @@ def traced_memory():
 
 
 TRIES = 5
-LONG = 3000  # pairs of the stream for which memory is measured
-ROOM = 1500  # bytes that may be in use: a sixteenth of what the scores alone would take
+LONG = 3000  # length of the stream for the memory measurement
+ROOM = 1500  # maximum bytes in use, a sixteenth of the size of the scores
 BEFOREHAND = 8  # all that it holds may be as much: what PyTorch keeps for itself varies by some KB
 
 
@@ -348,7 +349,7 @@ def brief(pairs):
 
 
 def softmax_state(pairs):
-    """(m, l, o) of all pairs by the definition: the maximum first, then the sums."""
+    """Return (m, l, o) of all pairs by definition: first the maximum, then the sums."""
     if not pairs:
         return -math.inf, 0.0, 0.0
     scores, values = np.array([score for score, _ in pairs]), np.array([value for _, value in pairs])
@@ -358,7 +359,7 @@ def softmax_state(pairs):
 
 
 def untouched(given, copies, what, call):
-    """Reject an answer that writes into its arguments."""
+    """Reject an answer that modifies its arguments."""
     for (*_, now), (*_, before) in zip(given, copies, strict=True):
         if not np.array_equal(now, before):
             hint = "An array's += and *= write into it; o = o * shrink makes a new one."

@@ -1,4 +1,4 @@
-"""The checks of lesson 02: the update by one tile, attention with queries outer, bytes counted."""
+"""Checks of lesson 02: the update by one tile, attention with queries in the outer loop, and byte counts."""
 
 import numbers
 
@@ -63,7 +63,7 @@ def ex02_1(update, rng):
 
 
 def absorb_tiles(update, scores, values, widths):
-    """Give `update` one tile after the other, each time with the right state before it."""
+    """Call `update` with one tile after another, each time with the correct preceding state."""
     read = 0
     for number, width in enumerate(widths):
         before, tile = slice(0, read), slice(read, read + width)
@@ -79,7 +79,7 @@ def absorb_tiles(update, scores, values, widths):
 
 
 def one_update(update, state, scores, values, what):
-    """One tile more; the inputs stay as they were, and the rows are treated together."""
+    """Check one update: the inputs must not change, and the rows must be processed together."""
     call = f"update({text(state)}, {text(scores)}, {text(values)})"
     wanted = absorbed(state, scores, values)
     limits = {
@@ -96,13 +96,13 @@ def one_update(update, state, scores, values, what):
 
 
 def any_state(rng, rows, d):
-    """A state whose m, l and o are drawn each by itself."""
+    """Return a state with independently drawn m, l and o."""
     m, l, o = (torch.from_numpy(x) for x in inputs.states(rng, rows, d))
     return tiled.State(m[:, None], l[:, None], o)
 
 
 def absorbed(state, scores, values):
-    """The state after one more tile, worked out row by row: the oracle."""
+    """Return the reference state after one more tile, computed row by row."""
     m = torch.maximum(state.m, scores.max(dim=1, keepdim=True).values)
     shrink = torch.where(state.m == -torch.inf, 0.0, torch.exp(state.m - m))
     p = torch.exp(scores - m)
@@ -120,7 +120,7 @@ UPDATE_HINTS = {
 
 
 def state_of(scores, values):
-    """(m, l, o) of all these keys at once."""
+    """Return (m, l, o) of all these keys, computed at once."""
     rows, keys = scores.shape
     m = (
         scores.max(dim=1, keepdim=True).values
@@ -141,7 +141,7 @@ def ex02_2(queries_outer, rng):
             f"queries_outer(q {(queries, d)}, k {(keys, d)}, v {(keys, d)}, rows={rows}, columns={columns},"
             " traffic)"
         )
-        out = queries * d  # some make the output's array themselves
+        out = queries * d  # some answers allocate the output array themselves
         limits = {
             "largest": max(out, 2 * max(rows, columns) * max(rows, columns, d)),
             "kept": out + 6 * (rows * columns + (rows + 2 * columns) * (d + 2)) + 20,
@@ -182,8 +182,8 @@ def ex02_2(queries_outer, rng):
 
 
 def loud(rng, queries, keys, d, rows):
-    """q, k and v whose scores go into the thousands, the last of them too; in most shapes they are near 1000
-    for one tile of queries and near -1000 for the next."""
+    """Return q, k and v with scores in the thousands, including the last ones. In most shapes, scores are
+    near 1000 for one query tile and near -1000 for the next."""
     q, k, v = 3 * normal(rng, queries, d), 3 * normal(rng, keys, d), normal(rng, keys, d)
     q[0], k[-1] = 40 * q[0], 40 * k[-1]
     if d > 2:
@@ -208,7 +208,7 @@ WRITTEN_HINT = "Store each tile of the output once, after the inner loop, throug
 
 
 def compare_traffic(direction, got, wanted, call, hint):
-    """The output is right: is the number of numbers moved right as well?"""
+    """Reject an answer with correct output that moves the wrong number of elements."""
     if got != wanted:
         fail(f"right output, but numbers {direction} differ", call=call, wanted=wanted, got=got, hint=hint)
 
@@ -254,7 +254,7 @@ BYTES_HINTS = {
 
 
 def numbers_moved(n, d, rows, columns):
-    """Return what the counter measures while the three algorithms run: the reference of exercise 2.3."""
+    """Return the reference for exercise 2.3: the traffic counts measured while the three algorithms run."""
     q = torch.zeros(n, d)
     runs = [tiled.Traffic() for _ in range(3)]
     tiled.standard(q, q, q, runs[0])
@@ -264,5 +264,5 @@ def numbers_moved(n, d, rows, columns):
 
 
 def normal(rng, *shape):
-    """Standard normal numbers, float64."""
+    """Return standard normal numbers in float64."""
     return torch.from_numpy(rng.standard_normal(shape))

@@ -1,5 +1,5 @@
-"""The checks of lesson 03: the learner's own simulator, run on kernels made here, and three kernels, run in
-`sim`."""
+"""Checks of lesson 03: the learner's own simulator, which runs kernels from this file, and three kernels,
+which run in `sim`."""
 
 import math
 import threading
@@ -67,7 +67,7 @@ def ex03_2(launch, rng):
     memory_is_fresh(launch)
     first_error_comes_out(launch, rng)
     nobody_waits_for_ever(launch, rng)
-    barrier_waits(launch, rng)  # a launch after one that failed
+    barrier_waits(launch, rng)  # a launch that follows a failed one
     return (
         "three dimensions, 70 threads that meet, shared memory of several blocks, an error in one thread, a"
         " thread that never comes"
@@ -131,7 +131,8 @@ def ex03_4(matmul, rng):
 
 
 def thread_of(row, column, width):
-    """The thread of the grid, `width` blocks wide, whose y and x lead to this row and column of c."""
+    """Return the global thread index whose y and x correspond to this row and column of c, in a grid `width`
+    blocks wide."""
     block = row // TILE * width + column // TILE
     return block * TILE**2 + row % TILE * TILE + column % TILE
 
@@ -156,10 +157,10 @@ def every_thread_runs_once(launch, grid, block, fallen):
     call = f"launch(kernel, {grid}, {block}, ...) with a kernel that notes what its cuda says"
     if strange := [names for names in seen if names not in wanted]:
         fail(
-            "a thread that should not be",
+            "a thread that should not exist",
             call=call,
             got=described(strange[0]),
-            hint=f"wanted, for example: {described(wanted[1])}",
+            hint=f"expected, for example: {described(wanted[1])}",
         )
     if missing := [names for names in wanted if names not in seen]:
         hint = f"{plural(len(seen), 'thread')} ran, of {len(wanted)}."
@@ -169,14 +170,13 @@ def every_thread_runs_once(launch, grid, block, fallen):
     compare(len(seen), len(wanted), what="how many threads ran", call=call, tolerance=0)
 
 
-TIMEOUT = "Keep the barrier's timeout=10: it ends the waiting for a thread that has returned."
+TIMEOUT = "Keep the barrier's timeout=10: it ends the wait for a thread that has returned."
 ARGUMENTS = "(A Thread's args are a tuple, with a comma even for one: args=(thread_index,).)"
 
 
 @contextmanager
 def fallen_threads():
-    """Collect the exceptions that end threads in this block of code, instead of printing one for each
-    thread."""
+    """Collect the exceptions that end threads in the `with` block instead of printing them."""
     usual, fallen = threading.excepthook, []
     threading.excepthook = lambda failure: fallen.append(f"{failure.exc_type.__name__}: {failure.exc_value}")
     try:
@@ -243,8 +243,8 @@ def first_error_comes_out(launch, rng):
 
 
 def nobody_waits_for_ever(launch, rng):
-    """A thread that returns early leaves the others at the barrier: their BrokenBarrierError is an error as
-    well."""
+    """Check that a thread that returns early does not leave the others waiting at the barrier. Their
+    BrokenBarrierError counts as an error too."""
     deserter = int(rng.integers(MIRRORED))
     what = f"thread {deserter} returns and never comes to the barrier at which the others wait"
     try:
@@ -252,24 +252,24 @@ def nobody_waits_for_ever(launch, rng):
             in_time(launch, one_leaves, dim3(1), dim3(MIRRORED), deserter, what=what)
     except threading.BrokenBarrierError:
         if endless:
-            fail(what, wanted="a BrokenBarrierError after ten seconds", got="waiting for ever", hint=TIMEOUT)
+            fail(what, wanted="a BrokenBarrierError after ten seconds", got="endless waiting", hint=TIMEOUT)
         return
     fail(
         what,
         wanted="a BrokenBarrierError",
         got="no error",
         hint=(
-            "Note every error, that of a broken barrier too: else a launch that went wrong looks like one"
-            " that worked."
+            "Record every error, including that of a broken barrier. Otherwise, a failed launch looks like"
+            " a successful one."
         ),
     )
 
 
 @contextmanager
 def barriers(abort_takes=0, patience=None):
-    """While this lasts, a new barrier breaks after `patience` seconds, and the first thread to abort one is
-    held up, so that the order of append and abort shows. Yields a list: an entry for each wait that nothing
-    but this patience would have ended."""
+    """Make new barriers break after `patience` seconds in the `with` block, and delay the first thread that
+    aborts one, so that the order of append and abort becomes visible. Yield a list with one entry per wait
+    that only this timeout ended."""
     usual, endless = threading.Barrier, []
 
     class Barrier(usual):
@@ -285,7 +285,7 @@ def barriers(abort_takes=0, patience=None):
         def abort(self):
             first = not self.broken
             super().abort()
-            if first:  # those whom it wakes abort as well, and must not be held up like it
+            if first:  # the threads that it wakes abort too, and must not be delayed
                 time.sleep(abort_takes)
 
     threading.Barrier = Barrier
@@ -296,8 +296,8 @@ def barriers(abort_takes=0, patience=None):
 
 
 def in_time(launch, *args, what="a launch of a few threads"):
-    """launch(*args), with its exception if it has one. If it takes too long, the check fails, and nobody
-    waits for the threads left behind."""
+    """Call launch(*args) and re-raise its exception. If it takes too long, fail the check without waiting for
+    its remaining threads."""
     errors = []
 
     def call():
@@ -322,8 +322,8 @@ def in_time(launch, *args, what="a launch of a few threads"):
 
 
 def print_no_failure_of_our_kernels():
-    """Have Python print no exception from a thread that ran a kernel of this file: ten seconds late, it would
-    stand below some other cell."""
+    """Suppress the printing of exceptions from threads that run a kernel of this file. They could occur ten
+    seconds later, and would appear below another cell."""
     usual = threading.excepthook
 
     def hook(failure):
@@ -372,7 +372,7 @@ def one_leaves(deserter):
 
 
 class Mishap(Exception):
-    """An error of the kernel below: of no kind that a simulator can have provided for."""
+    """Error type raised by a kernel below, which no simulator can have anticipated."""
 
 
 def one_fails(culprit):
@@ -385,8 +385,8 @@ def one_fails(culprit):
 
 
 def verify(kernel, grid, block, inputs, wanted, rng, call, contract):
-    """Run the kernel in `sim` with its threads in several orders, and reject it unless it gives `wanted`,
-    float32, each time, and keeps to the contract."""
+    """Run the kernel in `sim` in several thread orders. Reject it unless it always returns `wanted` (float32)
+    and fulfils the contract."""
     outs = [np.full(wanted.shape, np.nan, dtype=float32) for _ in range(ORDERS)]
     for out in outs:
         hint = lambda got: NOT_A_NUMBER if np.isnan(got).any() else WAIT  # noqa: E731

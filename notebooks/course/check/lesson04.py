@@ -1,5 +1,5 @@
-"""The checks of lesson 04: nine repaired kernels, run in `sim`, with right values, no finding, and as many
-threads at work as before; and the names of six bugs."""
+"""Checks of lesson 04: nine repaired kernels, run in `sim`, and the names of six bugs. A repair must produce
+correct values and no findings, and must keep as many threads active as before."""
 
 from dataclasses import dataclass
 
@@ -24,8 +24,8 @@ STEPS = 10_000  # a launch here goes round its while loops some hundred times at
 
 @dataclass
 class Case:
-    """One launch: the kernel may change the `outputs`, which stand behind its inputs, into what is `wanted`,
-    and keeps to the contract."""
+    """One launch. The kernel may modify only `outputs`, which follow its inputs and must become `wanted`, and
+    it must fulfil the contract."""
 
     grid: object
     block: object
@@ -52,7 +52,7 @@ def ex04_1(checkerboard, rng):
 def ex04_2(previous, rng):
     for grid, block, size in [(2, 4, 6), (1, 4, 4), (1, 4, 1), (3, 16, 33), (5, 32, 150)]:
         x = numbers(rng, size)
-        x[0] = np.inf  # an inf times 0 is NaN, and no 0
+        x[0] = np.inf  # inf times 0 is NaN instead of 0
         contract = Contract(
             "x out", each={"x": 1, "out": 2}, most={"out": size}, threads=max(1, size - 1), hint=KEEP
         )
@@ -241,18 +241,20 @@ def ex04_10(names, rng):
     said = names()
     if not isinstance(said, dict) or said.keys() != KERNELS.keys():
         wanted = "{'a': ..., 'b': ..., 'c': ..., 'd': ..., 'e': ..., 'f': ...}"
-        fail("a dictionary with a kind for each of a to f, please", wanted=wanted, got=repr(said))
+        fail("return a dictionary with one kind of bug for each of a to f", wanted=wanted, got=repr(said))
     for name, kind in said.items():
         if kind not in (*KINDS, NO_BUG):
             wanted = f"one of {', '.join(KINDS)}, or {NO_BUG}"
-            fail(f"kernel {name}: {kind!r} is no kind of bug", wanted=wanted, got=repr(kind))
+            fail(f"kernel {name}: {kind!r} is not a kind of bug", wanted=wanted, got=repr(kind))
     for name, (grid, block, given) in launches(rng).items():
         report = simulate(KERNELS[name], seed=int(rng.integers(2**31)), on_finding="report")[grid, block](
             *given
         )
         found = {finding.kind for finding in report.findings} or {NO_BUG}
         if {said[name]} != found:
-            fail(f"kernel {name}: sim finds another kind than {said[name]!r}", hint=LOOK[said[name]])
+            fail(
+                f"kernel {name}: sim finds a different kind of bug than {said[name]!r}", hint=LOOK[said[name]]
+            )
     return "all six named from the source, as sim names them when they run"
 
 
@@ -275,12 +277,12 @@ def numbers(rng, size):
 
 
 def parts(x, block):
-    """Return the parts of the input, one for each block of the launch. The last part may be short."""
+    """Return the parts of the input, one per block of the launch. The last part may be shorter."""
     return [x[start : start + block] for start in range(0, len(x), block)]
 
 
 def one_array(kernel, grid, block, x, wanted, contract):
-    """The launch of a kernel(x, out), float32; `out` is full of NaN before."""
+    """Return the launch of a float32 kernel(x, out), where `out` is initialised with NaN."""
     out = np.full(wanted.shape, np.nan, float32)
     call = f"{kernel.__name__}[{grid}, {block}](x, out) with {plural(x.size, 'element')}"
     return Case(grid, block, (x,), (out,), (wanted,), contract, call)
@@ -290,8 +292,8 @@ def one_array(kernel, grid, block, x, wanted, contract):
 
 
 def verify(kernel, case, rng):
-    """Reject the kernel unless every run of the case gives what is wanted, changes nothing else, keeps to the
-    contract, and sim finds nothing."""
+    """Reject the kernel unless every run of the case produces the expected values, modifies nothing else,
+    fulfils the contract, and has no findings."""
     for engine in ENGINES:
         outputs, options = kernels.copies(case.outputs), {"engine": engine, "max_steps": STEPS}
         what = "no finding any more, but a wrong result"

@@ -1,5 +1,5 @@
-"""The checks of lesson 05: a loader, one row of flash attention, a whole kernel, and the repairs to a broken
-one; all run in `sim`."""
+"""Checks of lesson 05, all run in `sim`: a tile loader, one row of flash attention, a whole kernel, and the
+repairs to a broken one."""
 
 import inspect
 import linecache
@@ -74,7 +74,7 @@ def ex05_1(load_tile, rng):
 
 
 def part(array, start, length):
-    """length numbers of the array from start on, 0 past the end."""
+    """Return `length` elements of the array from `start`, padded with 0 past its end."""
     return np.append(array, np.zeros(start + length, float32))[start : start + length]
 
 
@@ -92,12 +92,12 @@ def ex05_2(visit, rng):
 
 
 def check_visits(visit, d, keys, room, scores, rng):
-    """Two blocks of three rows; each row meets two tiles of keys. The first row of a block has read nothing,
-    the others a state of their own."""
+    """Run two blocks of three rows, where each row processes two key tiles. The first row of a block starts
+    empty, the others from a random state."""
     q, k, v, scale = inputs.attention(rng, 6, 2 * keys, d, scores)
     m, l, o = inputs.states(rng, 6, d)
     m[::3], l[::3], o[::3] = -np.inf, 0, 0
-    m[1::3], l[1::3] = 2, 0.6  # a sum below 1 that still counts
+    m[1::3], l[1::3] = 2, 0.6  # a sum below 1 that still affects the result
     m, l, o = (x.astype(float32) for x in (m, l, o))
     wanted = visited(inputs.attended(q, k, v, scale)[0], v, m, l, o)
     call = (
@@ -136,7 +136,7 @@ def check_visits(visit, d, keys, room, scores, rng):
 
 
 def visited(scores, v, m, l, o):
-    """(m, l, o) of rows after these scores, float64."""
+    """Return (m, l, o) of rows after these scores, in float64."""
     new_m = np.maximum(m, scores.max(1))
     shrink, p = np.exp(m - new_m), np.exp(scores - new_m[:, None])
     return new_m, l * shrink + p.sum(1), o * shrink[:, None] + p @ v.astype(np.float64)
@@ -159,7 +159,7 @@ def ex05_3(flash_kernel, rng):
 
 
 def loads_shared(n, d, rows, columns):
-    """Each thread loads its part of each tile, and writes its own row."""
+    """Return the contract: each thread loads its part of each tile and writes its own row."""
     blocks, tiles = -(-n // rows), -(-n // columns)
     per_tile = -(-columns // rows) * d  # a key for each thread is a fair part, too
     keys = {"k": blocks * tiles * columns * d, "v": blocks * tiles * columns * d}
@@ -186,7 +186,7 @@ def ex05_4(repairs, rng):
 
 
 def own_queries(n, d, rows, columns):
-    """Each block makes its own tile of queries, and loads every tile of keys once for it."""
+    """Return the contract: each block computes its own query tile and loads every key tile once for it."""
     blocks, tiles = -(-n // rows), -(-n // columns)
     keys = blocks * n * d
     hint = "Each block makes the output of its own queries, and each thread that of one."
@@ -261,13 +261,13 @@ def unfinished(q, k, v, o, n, d, columns, scale):
 
 
 def repaired(kernel, repairs):
-    """The kernel with each wrong line of `repairs` {wrong: right} replaced; indentation does not count."""
+    """Return the kernel with each wrong line in `repairs` {wrong: right} replaced. Ignore indentation."""
     lines = textwrap.dedent(inspect.getsource(kernel)).splitlines()
     for wrong, right in repairs.items():
         places = [number for number, line in enumerate(lines) if line.strip() == wrong.strip()]
         if len(places) != 1:
             fail(
-                f"this line stands {len(places)} times in the kernel, wanted once:",
+                f"this line occurs {len(places)} times in the kernel instead of once:",
                 call=wrong.strip(),
                 hint="Copy the whole line.",
             )
@@ -282,7 +282,7 @@ def repaired(kernel, repairs):
         exec(compile(source, name, "exec"), {**globals()}, namespace)
     except SyntaxError as error:
         fail(
-            f"with your repairs Python cannot read line {error.lineno} of the kernel",
+            f"with your repairs, Python cannot parse line {error.lineno} of the kernel",
             call=(error.text or "").strip(),
             hint=error.msg,
         )
@@ -293,8 +293,8 @@ def repaired(kernel, repairs):
 
 
 def verify(kernel, rng, n, d, rows, columns, numbers, contract, scores="scores about 0", longer=False):
-    """Run the kernel in `sim`; reject a finding, an output unlike attention in float64, and work that is not
-    shared as `contract` says."""
+    """Run the kernel in `sim`. Reject findings, outputs that differ from float64 attention, and violations of
+    `contract`."""
     q, k, v, scale = inputs.attention(rng, n, n, d, scores)
     wanted = inputs.attended(q, k, v, scale)[1].ravel()
     blocks = -(-n // rows)
@@ -324,13 +324,13 @@ def verify(kernel, rng, n, d, rows, columns, numbers, contract, scores="scores a
 
 
 def is_bug(finding):
-    """Of sim's warnings only races count, a number loaded twice among them, and negative indices."""
+    """Return whether a finding counts as a bug. Among warnings, only races (including duplicate loads) and
+    negative indices count."""
     return finding.severity == "error" or finding.kind.startswith(("race", "negative-index"))
 
 
 def kernel_that_loads(load_tile):
-    """A kernel whose blocks each load a tile into shared memory, one after the other in the array, and copy
-    it out."""
+    """Return a kernel whose blocks each load one tile into shared memory and copy it out."""
 
     def load_and_copy(array, start, out):
         tile = cuda.shared.array(0, float32)
@@ -343,7 +343,8 @@ def kernel_that_loads(load_tile):
 
 
 def kernel_that_visits(visit, keys, room, d):
-    """A kernel in which each row visits two tiles of keys, all in global memory but for o; a thread a row."""
+    """Return a kernel with one thread per row that processes two key tiles. All arrays except o are in global
+    memory."""
 
     def visit_twice(q, k, v, scale, m, l, o, new_m, new_l, new_o):
         o_tile = cuda.shared.array(0, float32)

@@ -1,5 +1,5 @@
-"""The checks of lesson 06: sums, merges and attention within warps, run in `sim`: right values, no finding,
-and the work shared as asked."""
+"""Checks of lesson 06: sums, merges and attention within warps, run in `sim`. They check values, findings and
+the distribution of work."""
 
 import numpy as np
 from numba import cuda
@@ -163,8 +163,8 @@ ITS_KEYS = (
 
 
 def states(rng, d, readers, scores, keys=3):
-    """(m, l, o) of the 32 lanes of a warp, l and m (32,), o (32, d): those in `readers` have these maxima and
-    an l of up to `keys`, the others have read nothing."""
+    """Return (m, l, o) for the 32 lanes of a warp, with m and l of shape (32,) and o of shape (32, d). Lanes
+    in `readers` have the given maxima and an l of up to `keys`; the others have read nothing."""
     m, l, o = np.full(LANES, -np.inf, float32), np.zeros(LANES, float32), np.zeros((LANES, d), float32)
     readers = list(readers)
     m[readers] = scores
@@ -174,7 +174,8 @@ def states(rng, d, readers, scores, keys=3):
 
 
 def check_merge(merge_lanes, case, warps, rng, blocks=1):
-    """Merge the states of some warps; every lane of a warp must end with the state of all of its 32."""
+    """Merge the states of several warps. Every lane must end with the merged state of all 32 lanes of its
+    warp."""
     m, l, o = map(np.concatenate, zip(*warps, strict=True))
     merged = tuple(np.full_like(array, np.nan) for array in (m, l, o))
     call = f"m, l = merge_lanes(m, l, o) by each lane of a warp; {case}"
@@ -205,7 +206,7 @@ def check_merge(merge_lanes, case, warps, rng, blocks=1):
 
 
 def kernel_around(merge_lanes, d):
-    """A kernel that merges one state a thread, for o of d numbers."""
+    """Return a kernel that merges one state per thread, with o of length d."""
 
     def merge_states(m, l, o, merged_m, merged_l, merged_o):
         i = cuda.grid(1)
@@ -220,7 +221,7 @@ def kernel_around(merge_lanes, d):
 
 
 def in_each_lane(m, l, o):
-    """The merged state of a warp in float64, once for each lane."""
+    """Return the merged state of a warp in float64, repeated for each lane."""
     largest = m.max()
     weight = np.where(m == -np.inf, 0, np.exp(m.astype(np.float64) - (largest if largest > -np.inf else 0)))
     return np.full(LANES, largest), np.full(LANES, weight @ l), np.tile(weight @ o, (LANES, 1))
@@ -230,8 +231,8 @@ def in_each_lane(m, l, o):
 
 
 def check_attention(warp_attention, n, keys, d, causal, warps, scores, rng, future=None):
-    """One launch with this number of warps in a block, against float64; lane t of a query's warp must read
-    the keys t, t + 32, … and no others."""
+    """Compare one launch with float64, with this number of warps per block. Lane t of a query's warp must
+    read keys t, t + 32, … and no others."""
     q, k, v, scale = inputs.attention(rng, n, keys, d, scores, future)
     kernel, grid, block = warp_attention(d), -(-n // warps), LANES * warps
     call = (
@@ -269,8 +270,8 @@ def check_attention(warp_attention, n, keys, d, causal, warps, scores, rng, futu
 
 
 def reads_its_own(trace, warps, name, d, sees, call):
-    """Reject a kernel in which some lane reads from the array `name`, k, what is not its own, or leaves out
-    what is."""
+    """Reject a kernel in which a lane reads keys from the array `name` that belong to another lane, or omits
+    some of its own."""
     mine = (trace.action == LOAD) & (trace.array == [home.name for home in trace.arrays].index(name))
     block = np.array([x for x, _, _ in trace.blocks])[trace.block[mine]]
     warp, lane = np.divmod(trace.thread[mine], LANES)
@@ -281,7 +282,7 @@ def reads_its_own(trace, warps, name, d, sees, call):
     for i, j, reader in sorted(found ^ wanted):
         what = "and should not" if (i, j, reader) in found else "never, and should"
         fail(
-            f"right, but the work is not shared as it should be: lane {reader} of the warp of query {i} reads"
+            f"correct, but the work is not shared as required: lane {reader} of the warp of query {i} reads"
             f" key {j} {what}",
             call=call,
             hint=ITS_KEYS,
@@ -292,7 +293,7 @@ def reads_its_own(trace, warps, name, d, sees, call):
 
 
 def judge(kernel, grid, block, given, outputs, wanted, rng, call, contract, **options):
-    """One launch, judged; returns the report, with its trace."""
+    """Judge one launch, and return the report with its trace."""
     return kernels.judge(
         kernel, (grid, block), given, outputs, wanted, rng, call, contract, max_steps=STEPS, **options
     )

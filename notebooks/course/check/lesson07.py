@@ -1,4 +1,4 @@
-"""The checks of lesson 07: ten types, a kernel without float64 in its PTX, the number of blocks, a
+"""Checks of lesson 07: ten inferred types, a kernel without float64 in its PTX, the number of blocks, a
 grid-stride loop, and two streams with two buffers."""
 
 import numpy as np
@@ -104,7 +104,7 @@ def ex07_3(blocks_for, rng):
         (1000, 256, 3),
         (5, 1, 1),
         (2**31, 1024, 2**31 - 1),
-        (2**30 + 1, 1024, 2**31 - 1),  # float32 has no room for it
+        (2**30 + 1, 1024, 2**31 - 1),  # not representable in float32
     ]
     drawn = [
         tuple(map(int, (rng.integers(1, 5000), 32 * rng.integers(1, 33), rng.integers(1, 200))))
@@ -185,7 +185,7 @@ def ex07_5(pipelined, rng):
 
 
 def one_order(pipelined, parts, order, rng):
-    """Reject an answer that goes wrong if the streams go on in this order."""
+    """Reject an answer that fails if the streams proceed in this order."""
     call = f"pipelined(copier, worker, parts={parts}, ...); {order}"
     copier, worker = (streams.Stream(name, call) for name in ("copier", "worker"))
     buffers = [np.full(1, np.nan), np.full(1, np.nan)]
@@ -226,7 +226,7 @@ def one_order(pipelined, parts, order, rng):
         wanted = [min(parts, p + ahead) for p in range(parts)]
         if order.startswith(first) and seen["filled"] != wanted:
             fail(
-                f"right, but {first} waits longer than it must",
+                f"correct, but {first} waits longer than it must",
                 call=call,
                 got=f"parts filled when each is computed: {seen['filled']}",
                 wanted=wanted,
@@ -249,12 +249,12 @@ def describe(answers):
 
 
 def name_of(answer):
-    """ "float32" for "float32", and for the float32 of numpy or of Numba."""
+    """Return the name of a type: "float32" for the string, for numpy's float32 and for Numba's."""
     return getattr(answer, "__name__", None) or str(answer).strip()
 
 
 def without_float64(rms_norm):
-    """Reject a kernel with .f64 in its PTX; says what was compiled."""
+    """Reject a kernel with .f64 in its PTX. Return a description of the compilation."""
     rows, row = types.Array(types.float32, 2, "C"), types.Array(types.float32, 1, "C")
     for architecture in ARCHITECTURES:
         try:
@@ -262,10 +262,7 @@ def without_float64(rms_norm):
         except NoCompiler as missing:
             return f"NOT COMPILED, so nobody has looked for float64. {missing}"
         if made.float64:
-            what = (
-                f"right, but {len(made.float64)} instructions for {architecture} have to do with a float64;"
-                " by lines:"
-            )
+            what = f"correct, but {len(made.float64)} instructions for {architecture} use float64; by lines:"
             fail(
                 what,
                 call=made.float64_by_line(),

@@ -1,5 +1,5 @@
-"""The checks of lesson 08: sectors and turns by hand, a transpose whose counters are judged, predictions
-against the simulator's counts, a roofline."""
+"""Checks of lesson 08: sectors and wavefronts by hand, a transpose judged by its counters, predictions
+compared with the simulator's counts, and a roofline."""
 
 import functools
 import math
@@ -190,7 +190,7 @@ def ex08_5(least_time, rng):
 
 
 class Rates(NamedTuple):
-    """The most that a GPU does in a second, as in the lesson."""
+    """Peak rates of a GPU per second, as in the lesson."""
 
     bytes_per_second: float
     flops_per_second: float
@@ -234,7 +234,7 @@ HINTS = {
 
 
 def touched(stride, itemsize, first):
-    """Return how many sectors a warp touches. Every byte is marked; then sectors with a mark are counted."""
+    """Return the number of sectors that a warp touches, by marking every byte and counting marked sectors."""
     begin = (first + stride * np.arange(LANES)) * itemsize
     marked = np.zeros((begin.max() + itemsize + SECTOR) // SECTOR * SECTOR, bool)
     marked[begin[:, None] + np.arange(itemsize)] = True
@@ -242,7 +242,7 @@ def touched(stride, itemsize, first):
 
 
 def busiest_bank(addresses):
-    """Return how many different words the busiest bank has to deliver."""
+    """Return the number of distinct words that the busiest bank must deliver."""
     return int(np.bincount(np.unique(np.array(addresses) // WORD) % BANKS).max())
 
 
@@ -254,15 +254,15 @@ def rates(gpu):
 
 
 def counted(kernel, grid, block, *arguments):
-    """Launch the kernel in `sim`: {"load": (requests, sectors), "store": (requests, sectors), "shared load":
-    (requests, turns), "shared store": ...}."""
+    """Launch the kernel in `sim` and return {"load": (requests, sectors), "store": (requests, sectors),
+    "shared load": (requests, wavefronts), "shared store": ...}."""
     tools = Coalescing(), Banks()
     simulate(kernel, observers=(*DEFAULT, *tools))[grid, block](*arguments)
     return by_access(*tools)
 
 
 def by_access(coalescing, banks):
-    """Return the counts of the two observers in a launch, by kind of access; (0, 0) for a kind that did not
+    """Return the counts of both observers for a launch, by kind of access; (0, 0) for a kind that did not
     occur."""
     total = dict.fromkeys(ACCESSES, (0, 0))
     for prefix, tool in (("", coalescing), ("shared ", banks)):
@@ -273,14 +273,14 @@ def by_access(coalescing, banks):
 
 
 def per_request(requests, pieces):
-    """Sectors, or turns, for one request; 0 if there was none."""
+    """Return sectors or wavefronts per request, or 0 without requests."""
     return pieces / requests if requests else 0
 
 
 @functools.cache
 def of_pattern(name, n):
-    """Return the result of `counted` for one of the PATTERNS, for an n × n matrix or for n² elements in a
-    row. n is a multiple of 32."""
+    """Return the result of `counted` for one of the PATTERNS, for an n × n matrix or for n² consecutive
+    elements. n is a multiple of 32."""
     grid, block, shapes, *rest = PATTERNS[name](n)
     arrays = [np.zeros(shape, np.float32) for shape in shapes]
     return counted(getattr(memory_patterns, name), grid, block, *arrays, *rest)
@@ -305,13 +305,13 @@ PATTERNS = {  # name -> n -> (grid, block, the arrays' shapes, other arguments .
 
 
 def cost(report, found, rows, columns, call):
-    """Reject a right transpose that asks too much of memory."""
+    """Reject a correct transpose that uses memory inefficiently."""
     warps = -(-rows // LANES) * LANES * -(-columns // LANES)
     for access in ("load", "store"):
         requests, sectors = found[access]
         if requests > warps:
             fail(
-                f"right, but {requests} requests to {access} for {warps} warps",
+                f"correct, but {requests} requests to {access} for {warps} warps",
                 call=call,
                 hint="Each thread loads one number and stores one.",
             )
@@ -321,7 +321,7 @@ def cost(report, found, rows, columns, call):
                 " a warp has a piece of one row."
             )
             fail(
-                f"right, but the {requests} requests to {access} touch {sectors} sectors;"
+                f"correct, but the {requests} requests to {access} touch {sectors} sectors;"
                 f" {rows * columns // 8} are enough",
                 call=call,
                 hint=hint,
@@ -333,7 +333,7 @@ def cost(report, found, rows, columns, call):
             " turn: numbers of 8 bytes, or a second tile, take more."
         )
         fail(
-            f"right, but {banks['wavefronts']} turns of shared memory, where {fewest} are enough",
+            f"correct, but {banks['wavefronts']} turns of shared memory, where {fewest} are enough",
             call=call,
             hint=hint,
         )
@@ -343,7 +343,7 @@ def cost(report, found, rows, columns, call):
             " load? In which banks are they?"
         )
         fail(
-            f"right, but with {banks['ways']}-way bank conflicts: {banks['wavefronts']} turns, where"
+            f"correct, but with {banks['ways']}-way bank conflicts: {banks['wavefronts']} turns, where"
             f" {banks['fewest_wavefronts']} are enough",
             call=call,
             hint=hint,

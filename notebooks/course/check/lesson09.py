@@ -1,5 +1,5 @@
-"""The checks of lesson 09: one convolved score, all of them, and a tool that finds out whether an attention
-sees the future."""
+"""Checks of lesson 09: one convolved score, all scores, and a tool that detects whether an attention function
+uses future tokens."""
 
 import math
 
@@ -34,13 +34,14 @@ CONVOLUTIONS = {
 
 
 def windows(rng):
-    """WINDOWS, more taps than in any of them, more tokens, and the first again with other numbers."""
+    """Return WINDOWS, a case with more taps than any of them, one with more tokens, and the first again with
+    new numbers."""
     return [*WINDOWS, (24, 13, 21), (int(rng.integers(MOST - 14, MOST + 1)), 3, 4), WINDOWS[0]]
 
 
 def some_places(n, rng):
-    """Places on and below the diagonal of (n, n): all of a small matrix, of a large one a dozen with its
-    corners."""
+    """Return positions on and below the diagonal of an (n, n) matrix: all for a small matrix, a dozen
+    including the corners for a large one."""
     if n < 10:
         return [(i, j) for i in range(n) for j in range(i + 1)]
     rows = rng.integers(0, n, 9).tolist()
@@ -161,7 +162,7 @@ ABOVE = "Above the diagonal T is -inf: the second mask, after the convolution."
 
 
 def check_scores(conv_scores, q, k, w):
-    """Compare the learner's T with the oracle's: the half that counts first, then the masked half."""
+    """Compare the learner's T with the reference, first the unmasked half and then the masked half."""
     n, lower = len(q), np.tri(len(q), dtype=bool)
     s = q @ k.T / math.sqrt(q.shape[1])
     wanted = np.where(lower, correlate(np.tril(s), w), -np.inf)
@@ -189,8 +190,8 @@ def check_scores(conv_scores, q, k, w):
 
 
 def correlate(s, w, top=None, left=None):
-    """Σ_ab w[a, b] · s[i - top + a, j - left + b] for all i, j, with 0 outside; top is c_q - 1, left (c_k -
-    1) // 2 unless given."""
+    """Return Σ_ab w[a, b] · s[i - top + a, j - left + b] for all i and j, with 0 outside the matrix. The
+    defaults are top = c_q - 1 and left = (c_k - 1) // 2."""
     (n, _), (c_q, c_k) = s.shape, w.shape
     top = c_q - 1 if top is None else top
     left = (c_k - 1) // 2 if left is None else left
@@ -199,7 +200,7 @@ def correlate(s, w, top=None, left=None):
 
 
 def window_mistakes(s0, w):
-    """(The hint that helps, what the mistake makes of s0) for each likely mistake."""
+    """Return (hint, resulting scores) for each likely mistake."""
     c_q, c_k = w.shape
     return [
         (TURNED, correlate(s0, w[::-1, ::-1])),
@@ -212,8 +213,8 @@ def window_mistakes(s0, w):
 
 
 def wrapped(s0, w, first_row, first_column):
-    """As correlate, with negative indices read as Python reads them, down to the first row and column given;
-    before these, 0."""
+    """Correlate with negative indices wrapped around as in Python, down to the given first row and column;
+    beyond these, 0."""
     n, (c_q, c_k) = len(s0), w.shape
     t = np.zeros((n, n))
     for a in range(c_q):
@@ -227,7 +228,7 @@ def wrapped(s0, w, first_row, first_column):
 
 
 def diagnose(got, wanted, mistakes, places):
-    """The hint whose mistake explains every number at these places, where there is one."""
+    """Return the hint whose mistake explains every value at these positions, if there is one."""
     right = np.array([wanted[place] for place in places])
     try:
         mine = np.array([float(got[place]) for place in places])
@@ -262,12 +263,12 @@ ROUNDED, NAN = (
 
 
 def verdict_hint(name, causal):
-    """Return where to look after a wrong verdict on the attention of that name."""
+    """Return a hint after a wrong verdict on the named attention function."""
     return {ROUNDED: ROUNDING_HINT, NAN: NAN_HINT}.get(name, CAUSAL_HINT if causal else LEAK_HINT)
 
 
 def with_seed(rng, function, *arguments):
-    """function(*arguments), where torch draws the same numbers for the same seed of the check."""
+    """Call function(*arguments) with torch seeded from the check's generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**31)))
         return function(*arguments)
@@ -278,7 +279,8 @@ MARGIN = 1e-4  # so far at least each leak moves an earlier row, where the later
 
 
 def plain_leaks(n, rng):
-    """(q, k, v), (n, WIDTH) each, and the attentions to be judged, drawn until every leak shows clearly."""
+    """Return (q, k, v), each (n, WIDTH), and the attention functions to classify. Inputs are redrawn until
+    every leak has a clear effect."""
     while True:
         tokens, taps = (
             torch.tensor(rng.standard_normal((3, n, WIDTH))),
@@ -292,8 +294,8 @@ def plain_leaks(n, rng):
 
 
 def long_leak(rng):
-    """(q, k, v) of many tokens, and three attentions: one is causal; in the others a single row sees the next
-    value, far from either end or as late as can be."""
+    """Return (q, k, v) of many tokens and three attention functions. One is causal. In each of the others, a
+    single row uses the next value, far from both ends or as late as possible."""
     n = int(rng.integers(MOST - 14, MOST + 1))
     row = int(rng.integers(20, n - 20))
     what = "causal attention in which one row of many sees a little of the next value"
@@ -306,7 +308,8 @@ def long_leak(rng):
 
 
 def leak_of(attend, tokens, future):
-    """The most that any row of attend moves where the tokens after it become those of `future`."""
+    """Return the maximum change of any row of `attend` when the tokens after it are replaced with those of
+    `future`."""
     before = attend(*tokens)
     changes = (
         attend(*torch.cat([tokens[:, :t], future[:, t:]], 1))[:t] - before[:t] for t in range(1, len(before))
@@ -315,7 +318,7 @@ def leak_of(attend, tokens, future):
 
 
 def attentions(w):
-    """(name, attention of q, k, v (n, d) for any n, whether it is causal), with the taps w (2, 3)."""
+    """Return (name, attention function, whether it is causal) triples for taps w of shape (2, 3)."""
 
     def scores(q, k):
         return q @ k.T / math.sqrt(q.shape[1])
@@ -395,18 +398,19 @@ def attentions(w):
 
 
 def future(s):
-    """(n, n) as s, True where the key comes after the query."""
+    """Return an (n, n) mask that is True where the key comes after the query."""
     return torch.ones_like(s, dtype=torch.bool).triu(1)
 
 
 def ordinary(q, k, v):
-    """Causal attention of q, k, v (n, d)."""
+    """Compute causal attention of q, k, v (n, d)."""
     s = q @ k.T / math.sqrt(q.shape[1])
     return torch.softmax(s.masked_fill(future(s), -math.inf), dim=1) @ v
 
 
 def one_row(row, token, share=0.1):
-    """Causal attention, but row `row(n)` of n sees a share of the value of token `token(n)`."""
+    """Return causal attention, except that row `row(n)` of n receives a share of the value of token
+    `token(n)`."""
 
     def peeks(q, k, v):
         at = torch.arange(len(q))[:, None]
@@ -417,18 +421,18 @@ def one_row(row, token, share=0.1):
 
 
 def the_next(x):
-    """Row i is row i + 1 of x (n, d); there is none behind the last: 0."""
+    """Shift x (n, d) up by one row and fill the last row with 0."""
     return torch.cat([x[1:], torch.zeros_like(x[:1])])
 
 
 def normed(q, k, v):
-    """Sees the next value through a layer norm, to which x + 1 and 2 x are the same as x."""
+    """Attend to the next value through a layer norm, which maps x + 1 and 2 x to the same result as x."""
     return ordinary(q, k, v) + 0.1 * the_next(torch.nn.functional.layer_norm(v, v.shape[1:], eps=0.0))
 
 
 def turned(q, k, v):
-    """The three smallest of each row's middle columns turn about their mean, by a fiftieth of the last number
-    of the next value. So the row keeps its sum, its norm, its largest number and both ends."""
+    """Rotate the three smallest middle columns of each row about their mean, by a fiftieth of the last
+    element of the next value. The row keeps its sum, its norm, its largest element and both ends."""
     out, angle = ordinary(q, k, v), the_next(v)[:, -1:] / 50
     places = 1 + out[:, 1:-1].argsort(1)[:, :3]
     three = out.gather(1, places)

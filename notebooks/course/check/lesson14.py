@@ -280,7 +280,13 @@ def check_split(split_state, n, taps, start, end, rng, draw=random):
     compare(got, state_of(t, v[start:end]), what="(m, l, o)", call=call, tolerance=1e-9, hint=hint)
     wanted = d * (high - low + end - start)
     if start < end and traffic.read != wanted:
-        fail("right, but so many numbers are read", call=call, wanted=wanted, got=traffic.read, hint=READS)
+        fail(
+            "correct, but it reads a different number of elements",
+            call=call,
+            wanted=wanted,
+            got=traffic.read,
+            hint=READS,
+        )
 
 
 def state_of(t, v):

@@ -64,7 +64,7 @@ def executed(report, call, hint, **bounds):
     together = report.counters.get("together", {})
     for name, limits in bounds.items():
         for what in outside(limits, together.get(name, 0), f"{name} instruction", "in all warps"):
-            fail(f"right, but {what}", call=call, hint=hint)
+            fail(f"correct, but {what}", call=call, hint=hint)
 
 
 # 16.1 -------------------------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ def check_matmul(matmul, what, a, b, tolerance, rng):
     banks = report.counters["banks"]
     if banks["wavefronts"] != banks["fewest_wavefronts"]:
         fail(
-            f"right, but with {banks['ways']}-way bank conflicts: {banks['wavefronts']} turns of shared"
+            f"correct, but with {banks['ways']}-way bank conflicts: {banks['wavefronts']} turns of shared"
             f" memory, where {banks['fewest_wavefronts']} are enough",
             call=call,
             hint=CONFLICT,

@@ -60,7 +60,9 @@ def used(report, wanted, call, hint):
         if name.startswith(("mma", "ldmatrix", "shfl"))
     }
     if found != wanted:
-        fail("right, but by other instructions", call=call, wanted=said(wanted), got=said(found), hint=hint)
+        fail(
+            "correct, but with other instructions", call=call, wanted=said(wanted), got=said(found), hint=hint
+        )
 
 
 def said(counts):
@@ -287,16 +289,16 @@ def check_walk(flash_kernel, n, rng):
         float64=0,
     )
     if (products := flights.products.total()) != (enough := PRODUCTS * sum(tiles)):
-        fail(f"right, but {products} products are made; {enough} visit each tile once", call=call)
+        fail(f"correct, but {products} products are computed; {enough} process each tile once", call=call)
     least, most = 0, 0
     for block, count in zip(sorted(flights.products), reversed(tiles), strict=True):
         least += flights.products[block] * (count - 1) / count
         most += count * 2 * KEYS * WIDTH // 8
     if (sent := flights.sent.total()) > most:
-        fail(f"right, but {sent} copies are sent; {most} bring each tile once", call=call)
+        fail(f"correct, but {sent} copies are issued; {most} load each tile once", call=call)
     if (covered := flights.covered.total()) < least:
         fail(
-            f"right, but keys and values are under way during {covered} of {products} products only",
+            f"correct, but key and value copies are in flight during only {covered} of {products} products",
             call=call,
             wanted=f"{least:g}: all but those with a block's last tile",
             hint="Bring the next tile before you visit this one, and wait for it after that.",

@@ -165,7 +165,7 @@ class Products(TorchDispatchMode):
         least, most = (BLOCK + c_k - 1) * scores, WINDOW * scores
         if not least <= self.of_matrices <= most or self.by_number > WINDOW * BLOCK:
             fail(
-                f"right, but its products of matrices have {self.of_matrices:,} multiply-adds; windows of"
+                f"correct, but its products of matrices have {self.of_matrices:,} multiply-adds; windows of"
                 f" {BLOCK + c_k - 1} to {WINDOW} columns times blocks of {BLOCK} have {least:,} to {most:,},"
                 " and nothing else multiplies scores",
                 call=call,
@@ -173,7 +173,7 @@ class Products(TorchDispatchMode):
             )
         if self.products > products:
             fail(
-                f"right, but with {self.products} products of matrices, where {products} would do",
+                f"correct, but with {self.products} products of matrices, where {products} would do",
                 call=call,
                 hint=IN_PRODUCTS,
             )
@@ -309,7 +309,7 @@ def on_tensor_cores(report, products, call):
     )
     if sixteens != 2 * products:
         fail(
-            f"right, but it makes {sixteens / 2:g} products of 16 × 16 by 16 × 8 numbers with mma;"
+            f"correct, but it makes {sixteens / 2:g} products of 16 × 16 by 16 × 8 numbers with mma;"
             f" {products} are wanted",
             call=call,
             hint="mma_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3) is one.",
