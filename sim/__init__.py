@@ -11,6 +11,7 @@ kernel modifies the arrays in place. The output is a Report. Read the files in t
     launch         check the configuration, choose an engine, return the Report
     device         limits of the GPU; sectors and bank conflicts of its memory
     events         the hooks that observers override, and the findings that they return
+    sites          the numbering of source locations: accesses, calls, branches, back edges
     recording      the trace of a launch, for figures
     context        the state of one launch: access log, observers, progress
     hooks          which hooks an observer overrides
@@ -18,6 +19,7 @@ kernel modifies the arrays in place. The output is a Report. Read the files in t
     interpreted    the engine that runs a kernel in Python; `dialect` is the `cuda` that the kernel uses
     reruns         run a launch again when its first run is inconclusive
     progress       decide whether an endless loop still changes anything
+    forecast       estimate whether a long loop ends, from the numbers that it compares
     watched        the fraction of a launch that its observers have seen
     report         merge findings, format messages, store counters
     errors         exceptions

@@ -17,25 +17,26 @@ import numpy as np
 from sim.frames import is_simulator_frame
 
 INTERVAL = 1.0  # seconds of CPU time between samples while threads are being compared
-SAMPLES = 3  # in a row in which a number has to move in one direction
-MOST_THREADS = 16  # threads of which a sample has the numbers
-SMALL = 8  # elements of an array whose values may be counters or bounds
-# bounds that need not be in the program: a count down ends at 0, an unsigned count up from -n at 2**32
+SAMPLES = 3  # consecutive samples in which a number must move in the same direction
+MOST_THREADS = 16  # maximum number of threads per sample
+SMALL = 8  # maximum size of an array whose elements may be counters or bounds
+# Bounds that need not occur in the program: a countdown ends at 0, an unsigned count up from -n at 2**32.
 IMPLIED_BOUNDS = {0, 1 << 32, 1 << 64}
 
 
 class Forecast:
-    """The numbers of some threads, sampled a few times in a loop that goes on for long."""
+    """Samples of some threads' numbers, taken in a long-running loop."""
 
     def __init__(self, now):
         self.began, self.samples = now, []  # (CPU time, {thread: Numbers})
 
     def follows(self, thread, sampled):
-        """Return whether a sample that has `sampled` threads should have this one too."""
+        """Return whether a sample that already contains the threads `sampled` should also contain
+        `thread`."""
         return len(sampled) < MOST_THREADS or bool(self.samples) and thread in self.samples[-1][1]
 
     def is_due(self, now):
-        """Return whether it is time for a sample although the threads are still being compared."""
+        """Return whether to take another sample while threads are still being compared."""
         return now - (self.samples[-1][0] if self.samples else self.began) > INTERVAL
 
     def add(self, now, numbers):
@@ -43,11 +44,11 @@ class Forecast:
         self.samples = [*self.samples[1 - SAMPLES :], (now, numbers)]
 
     def seconds_left(self):
-        """Return after how many seconds of CPU time half of the threads whose numbers change have a number at
-        its bound; infinity if fewer threads approach one. The length of a `for` loop is unknown but finite,
-        so its index counts as 0 seconds.
+        """Return the CPU seconds until half of the threads with changing numbers have one at its bound.
 
-        One thread is not enough evidence: numbers that threads draw at random may rise a few times in a row.
+        Return infinity if fewer threads approach a bound. A `for` loop's length is unknown but finite, so its
+        index counts as 0 seconds. A single thread is not enough evidence: numbers that threads draw at random
+        may rise a few times in a row.
         """
         if len(self.samples) < SAMPLES:
             return inf
@@ -58,8 +59,10 @@ class Forecast:
         return (times[-1] - times[0]) * estimates[len(estimates) // 2] if estimates else inf
 
     def of_thread(self, numbers):
-        """Return the time that one thread needs, in multiples of the time between its first and its last
-        Numbers; None if no number of it has changed."""
+        """Return the time that one thread needs, in multiples of the time between its first and last Numbers.
+
+        Return None if none of its numbers has changed.
+        """
         bounds = set.intersection(*(each.bounds for each in numbers)) | IMPLIED_BOUNDS
         least, changes = inf, False
         for key in set(numbers[0].moving).intersection(*(each.moving for each in numbers[1:])):
@@ -74,11 +77,11 @@ class Forecast:
 
 
 class Numbers:
-    """The numbers that one thread can see in `frame`.
+    """The numbers visible to one thread in `frame`.
 
-    moving: those that it compares, by the depth of the frame and the variable's name, or by array and index.
-    indices: the keys of the variables of `for` loops.
-    bounds: all numbers, which others may approach.
+    moving: those that it compares, keyed by the frame's depth and the variable's name, or by array and index.
+    indices: the keys of `for` loop variables.
+    bounds: all visible numbers, which others may approach.
     """
 
     def __init__(self, frame):

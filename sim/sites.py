@@ -1,4 +1,4 @@
-"""Sites: the places in the source of kernels where accesses, calls, branches and back edges of loops are."""
+"""Sites: the source locations of accesses, calls, branches and loops' back edges in kernels."""
 
 import threading
 from dataclasses import dataclass

@@ -10,8 +10,8 @@ Read the files in this order:
     misuse         a launch without any effect, a value of the wrong type for an atomic
     uninitialized  reads of memory that was never written
     order          happens-before between threads, with vector clocks
-    races          unordered accesses to the same byte by two threads; cells groups accesses by byte, and
-                   copies checks asynchronous copies
+    races          unordered accesses to the same byte by two threads; cells groups accesses by byte, pairs
+                   selects the racing pairs, and copies checks asynchronous copies
     advice         the cause and the likely fix of a race: a table of patterns over facts; extents, statements
                    and tickets determine the facts, and fixes words the fixes
     poison         findings that are consequences of an earlier finding
