@@ -153,7 +153,7 @@ def compared(case, size, chosen=None):
     """Return the rows of one case and size, for the `chosen` engines (all by default)."""
     outputs, findings = results(case, size, chosen or engines())
     for got, wanted in pairs(outputs):
-        exact = {got, wanted} == {"fibers", "threads"}  # the same Python arithmetic
+        exact = {got, wanted} == {"fibers", "threads"}  # both engines use the same Python arithmetic
         tolerance = 0.0 if exact else float(TOLERANCES[case.tolerance][0])
         broken = {who: outputs[who] for who in (got, wanted) if isinstance(outputs[who], Exception)}
         distance = (math.nan,) * 3 if broken else distances(outputs[got], outputs[wanted])

@@ -145,7 +145,7 @@ class Found(Exception):
 
 DOES = {"loads": "loads", "stores": "stores to", "atomics": "adds to"}
 CONFLICTS = {"loads": ("stores", "atomics"), "stores": tuple(DOES), "atomics": ("loads", "stores")}
-NOBODY = -1
+NO_PROGRAM = -1
 
 
 class Array:
@@ -157,7 +157,7 @@ class Array:
         self.most = {what: np.zeros(numbers.size, int) for what in DOES}  # maximum over programs
         self.now = {what: np.zeros(numbers.size, int) for what in DOES}  # counts of the current program
         # first and last program that accessed each element
-        self.by = {what: np.full((2, numbers.size), NOBODY) for what in DOES}
+        self.by = {what: np.full((2, numbers.size), NO_PROGRAM) for what in DOES}
         self.tiles = {what: [] for what in DOES}  # (program, elements in the tile) for each access
 
     def element(self, at):
@@ -182,7 +182,7 @@ class Array:
         # on a GPU, programs run concurrently: two of them are never ordered, although they are here
         for other in CONFLICTS[what]:
             by = self.by[other][:, at]
-            clash = np.argwhere(((by != NOBODY) & (by != language.number)).T)
+            clash = np.argwhere(((by != NO_PROGRAM) & (by != language.number)).T)
             if clash.size:
                 place, which = clash[0]
                 does = (
@@ -192,7 +192,7 @@ class Array:
                 does = f"{does} {DOES[other]} it too: nothing says which comes first"
                 raise Found("race between programs", does, fix)
         first, last = self.by[what]
-        first[at] = np.where(first[at] == NOBODY, language.number, first[at])
+        first[at] = np.where(first[at] == NO_PROGRAM, language.number, first[at])
         last[at] = language.number
         # np.add.at also counts repeated positions
         np.add.at(self.now[what], at, 1)
@@ -218,7 +218,7 @@ def unit(size, what="a tile's side"):
     return size
 
 
-def known(given, names, function):
+def refuse_unknown(given, names, function):
     """Raise TypeError for an argument that `function` lacks. `names`: arguments that are accepted and
     ignored."""
     if unknown := sorted(set(given) - names):
@@ -232,7 +232,7 @@ def sides(shape):
     return tuple(map(unit, shape if isinstance(shape, (tuple, list)) else (shape,)))
 
 
-def eleven_bits(x):
+def to_tf32(x):
     """Round float32 to TF32, as tensor cores do: an 11-bit significand, ties to even."""
     bits = np.ascontiguousarray(x, np.float32).view(np.int32)
     return ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(np.float32)
@@ -285,7 +285,7 @@ class Language:
         return at, mask.astype(bool), *others
 
     def load(self, pointer, mask=None, other=None, **hints):
-        known(hints, HINTS, "tl.load")
+        refuse_unknown(hints, HINTS, "tl.load")
         kind = pointer.array.numbers.dtype if isinstance(pointer, Pointer) else np.dtype(np.float32)
         at, mask, other = self.places(pointer, mask, POISON[kind.kind] if other is None else other)
         pointer.array.touch("loads", at, mask, self)
@@ -295,7 +295,7 @@ class Language:
         return Tile(found)
 
     def store(self, pointer, value, mask=None, **hints):
-        known(hints, HINTS, "tl.store")
+        refuse_unknown(hints, HINTS, "tl.store")
         at, mask, value = self.places(pointer, mask, value)
         pointer.array.touch("stores", at, mask, self)
         at, value = at[mask], value[mask].astype(pointer.array.numbers.dtype)
@@ -307,7 +307,7 @@ class Language:
             raise Found("race within a program", does, "tl.sum first, or tl.atomic_add.")
 
     def atomic_add(self, pointer, value, mask=None, **hints):
-        known(hints, {"sem", "scope"}, "tl.atomic_add")
+        refuse_unknown(hints, {"sem", "scope"}, "tl.atomic_add")
         at, mask, value = self.places(pointer, mask, value)
         pointer.array.touch("atomics", at, mask, self)
         before = np.zeros(at.shape, pointer.array.numbers.dtype)
@@ -361,7 +361,7 @@ class Language:
             if precision == "ieee":
                 product = Tile(a @ b)
             else:
-                (a, a_rest), (b, b_rest) = ((eleven_bits(x), eleven_bits(x - eleven_bits(x))) for x in (a, b))
+                (a, a_rest), (b, b_rest) = ((to_tf32(x), to_tf32(x - to_tf32(x))) for x in (a, b))
                 product = Tile(a @ b if precision == "tf32" else a @ b_rest + a_rest @ b + a @ b)
         return product if acc is None else acc + product
 

@@ -57,7 +57,7 @@ def interpreted(kernel, grid, *arguments, num_warps=4, order=None, **constants):
     """
     grid = (*grid, 1, 1)[:3]
     arrays, language = {}, Language(grid)
-    given = {name: taken(name, value, arrays) for name, value in zip(kernel.arg_names, arguments)}
+    given = {name: kernel_argument(name, value, arrays) for name, value in zip(kernel.arg_names, arguments)}
     program = Program(kernel, language)
     for number in range(prod(grid)) if order is None else order:
         language.starts(int(number))
@@ -67,7 +67,7 @@ def interpreted(kernel, grid, *arguments, num_warps=4, order=None, **constants):
     return Launch(prod(grid), arrays)
 
 
-def taken(name, value, arrays):
+def kernel_argument(name, value, arrays):
     """Convert an argument to what the kernel receives: a pointer to an array, or a scalar."""
     if isinstance(value, torch.Tensor):
         value = value.detach().numpy()

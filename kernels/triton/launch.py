@@ -105,11 +105,11 @@ def fresh(kernel, types, num_warps, **constants):
         options={"num_warps": num_warps, "enable_fp_fusion": True},
     )
     return Compiled(
-        beside(Path(kernel.fn.__code__.co_filename).parent, made.asm["ptx"]), made.metadata.shared
+        relocate_files(Path(kernel.fn.__code__.co_filename).parent, made.asm["ptx"]), made.metadata.shared
     )
 
 
-def beside(folder, ptx):
+def relocate_files(folder, ptx):
     """Replace the path of each file that the PTX names by its current path, in `folder` or in this package.
 
     Triton caches a kernel by its source text, so cached PTX may contain the folder of another clone.
@@ -125,7 +125,7 @@ def beside(folder, ptx):
 def recorded(kernel, types, num_warps, **constants):
     """Return the recorded Compiled kernel. Raise LookupError, listing the recordings, if there is none."""
     first, text = recorded_text(kernel, num_warps, **constants).split("\n", 1)
-    return Compiled(beside(HERE, text), int(first.split()[-1]))
+    return Compiled(relocate_files(HERE, text), int(first.split()[-1]))
 
 
 def recorded_text(kernel, num_warps, **constants):

@@ -58,7 +58,7 @@ def calls(run):
         planted(name, run=run)
 
 
-def trimmed(ptx):
+def without_debug_info(ptx):
     """Remove the debug sections, which sim does not read, and shorten paths to those within the project."""
     ptx = ptx[: ptx.find("\t.section\t.debug")]
     ptx = re.sub(r'"[^"]*/(kernels/triton/\w+\.py)"', r'"\1"', ptx)
@@ -78,7 +78,7 @@ def recorder(texts):
     def record(kernel, grid, *arguments, num_warps, **constants):
         ptx, shared = fresh(kernel, tuple(type_of(a) for a in arguments), num_warps, **constants)
         name = record_name(kernel, num_warps, **constants)
-        texts[name] = f"// sources {sources(kernel.__name__)} shared {shared}\n{trimmed(ptx)}"
+        texts[name] = f"// sources {sources(kernel.__name__)} shared {shared}\n{without_debug_info(ptx)}"
         print(name)
 
     return record
