@@ -14,6 +14,7 @@ Conversion Instructions" (prmt).
 import math
 import operator
 from functools import partial
+from itertools import product
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -164,6 +165,27 @@ def dot(width, count, first=0):
     return signed
 
 
+def lane_differences(width, signed_x, signed_y, sums, largest):
+    """Return the semantics of vabsdiff2 or vabsdiff4: the absolute differences of the lanes of x and y.
+
+    width: bits per lane.
+    sums: whether z plus the sum of the differences is returned (.add), and not the lanes.
+    largest: the largest value of a lane (.sat), or None to keep the lowest `width` bits.
+    """
+
+    def differences(x, y, z):
+        packed = 0
+        for i in range(32 // width):
+            lane = abs(part(x, width * i, width, signed_x) - part(y, width * i, width, signed_y))
+            if largest is not None:
+                lane = min(lane, largest)
+            z += lane
+            packed |= (lane & (1 << width) - 1) << width * i
+        return z if sums else packed
+
+    return differences
+
+
 def part(word, start, width, signed):
     """Return `width` bits of a word from bit `start` on, as a signed or an unsigned number."""
     bits = word >> start & (1 << width) - 1
@@ -308,6 +330,14 @@ for _name, _dot in (("dp4a", dot(8, 4)), ("dp2a.lo", dot(16, 2)), ("dp2a.hi", do
         _sum = uint32 if _signs == "uu" else int32
         _semantics = _dot(_left == "s", _right == "s")
         add_entry(f"{_name}.{_left}32.{_right}32", _semantics, (uint32, uint32, _sum), _sum)
+# PTX ISA 9.7.19, "Video Instructions", with the default selection of lanes
+for _lanes in (2, 4):
+    for _result, _left, _right in product("us", repeat=3):
+        _name = f"vabsdiff{_lanes}.{_result}32.{_left}32.{_right}32"
+        _most = (1 << 32 // _lanes - (_result == "s")) - 1
+        for _suffix, _sums, _largest in (("", False, None), (".sat", False, _most), (".add", True, None)):
+            _semantics = lane_differences(32 // _lanes, _left == "s", _right == "s", _sums, _largest)
+            add_entry(_name + _suffix, _semantics, (uint32,) * 3, uint32)
 family("bfind.shiftamt.T", INTEGERS, distance, 1, results=uint32)
 add_entry("fns.b32", nth_set, (uint32, uint32, int32), uint32)
 add_entry("prmt.b32", permuted, (uint32,) * 3, uint32)
