@@ -35,6 +35,7 @@ NUMBERS = INTEGERS + FLOATS + (complex, np.complexfloating)
 
 def wrap(value, bits=64):
     """Return `value` modulo 2**bits as a signed integer of `bits` bits."""
+    # Offset by half the range, so that & selects the signed representative.
     half = 1 << (bits - 1)
     return ((value + half) & ((1 << bits) - 1)) - half
 
@@ -150,6 +151,7 @@ def truncated(value, bits=64, signed=True, least=16):
     low, high = (-(1 << (width - 1)), (1 << (width - 1)) - 1) if signed else (0, (1 << width) - 1)
     if not low < value < high:
         return low if value <= low else high
+    # round() rounds ties to even, int() towards zero.
     return round(value) if half else int(value)
 
 

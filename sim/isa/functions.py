@@ -138,6 +138,7 @@ class Function(Entry):
 
         def of_more(*given, **named):
             if named:
+                # Keyword arguments are bound to positions by the names of the semantics' parameters.
                 given = inspect.signature(self.semantics).bind(*given, **named).args
             return forms[*map(type, given)](*given)
 
@@ -206,6 +207,7 @@ def to_operand_from(given, scalar):
         return scalar
     if scalar is int and source is uint64:
         return lambda x: wrap(int(x))
+    # An unsigned operand that only becomes wider keeps its value, so int() suffices.
     grows = source in UNSIGNED and scalar in UNSIGNED and source(0).itemsize <= scalar(0).itemsize
     return int if grows else to_operand(scalar)
 

@@ -31,33 +31,33 @@ def counted_type(scalar):
 
 
 def of_its_type(x):
-    """Return the Version of popc and clz, whose result has the operand's type."""
+    """Return the overload (Version) of popc and clz, whose result has the operand's type."""
     return Version((counted_type(x),), counted_type(x))
 
 
 def of_32_bits(x):
-    """Return the Version of ffs."""
+    """Return the overload (Version) of ffs."""
     return Version((counted_type(x),), uint32)
 
 
 def of_64_or_32_bits(x):
-    """Return the Version of brev."""
+    """Return the overload (Version) of brev."""
     return Version((uint64,), uint64) if x is uint64 else Version((uint32,), uint32)
 
 
 def of_floats(x, y, z):
-    """Return the Version of fma: float32 unless an operand needs float64."""
+    """Return the overload (Version) of fma: float32 unless an operand needs float64."""
     scalar = paired_type(paired_type(x, y), paired_type(y, z))
     return Version((scalar,) * 3, scalar, fused_float32 if scalar is float32 else None)
 
 
 def of_one_float(x):
-    """Return the Version of cbrt."""
+    """Return the overload (Version) of cbrt."""
     return Version((float64,), single_type(x))
 
 
 def of_two_alike(test, a, b):
-    """Return the Version of selp, which requires both values to have the same type."""
+    """Return the overload (Version) of selp, which requires both values to have the same type."""
     return Version((bool, a, b), a) if a is b else None
 
 

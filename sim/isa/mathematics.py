@@ -77,12 +77,12 @@ def of_one(half):
 
 
 def of_two(x, y):
-    """Return the Version of a function of two real numbers."""
+    """Return the overload (Version) of a function of two real numbers."""
     return None if {x, y} & COMPLEX else Version((paired_type(x, y),) * 2, paired_type(x, y))
 
 
 def of_two_reals(x, y):
-    """Return the Version of atan2 and hypot, which convert two integers to float64."""
+    """Return the overload (Version) of atan2 and hypot, which convert two integers to float64."""
     return Version((float64,) * 2, float64) if {x, y} <= INTEGRAL else of_two(x, y)
 
 
@@ -97,36 +97,37 @@ def single_type(scalar):
 
 
 def of_power(x, y):
-    """Return the Version of pow. A float32 base with an int32 or uint16 exponent has a float32 result;
-    otherwise the types follow of_two."""
+    """Return the overload (Version) of pow. A float32 base with an int32 or uint16 exponent has a float32
+    result; otherwise the types follow of_two."""
     whole = y is np.int32 and x in SINGLE or y is np.uint16 and x is float32
     return of_two(x, float32 if whole else y)
 
 
 def of_scaling(x, exponent):
-    """Return the Version of ldexp."""
+    """Return the overload (Version) of ldexp."""
     return Version((single_type(x), np.int32), single_type(x))
 
 
 def of_parts(x):
-    """Return the Version of modf, whose parts are float32 only for a float32."""
+    """Return the overload (Version) of modf, whose parts are float32 only for a float32."""
     scalar = float32 if x is float32 else float64
     return Version((scalar,), (scalar, scalar))
 
 
 def of_mantissa(x):
-    """Return the Version of frexp."""
+    """Return the overload (Version) of frexp."""
     return Version((single_type(x),), (single_type(x), np.int32))
 
 
 def of_product(x):
-    """Return the Version of degrees and radians. Numba multiplies by a constant in the result type."""
+    """Return the overload (Version) of degrees and radians. Numba multiplies by a constant in the result
+    type."""
     scalar = float64 if x in INTEGRAL | {float64} else float32
     return Version((scalar,), scalar)
 
 
 def of_question(x):
-    """Return the Version of a predicate on one real number, such as isnan."""
+    """Return the overload (Version) of a predicate on one real number, such as isnan."""
     return Version((float64,), bool)
 
 
@@ -165,13 +166,13 @@ math = Library(__name__="math", **interpreted_functions("math"), **CONSTANTS)
 
 
 def of_complex(z):
-    """Return the Version of a complex function: complex64 for arguments of single precision, else
+    """Return the overload (Version) of a complex function: complex64 for arguments of single precision, else
     complex128."""
     return Version((complex128,), complex64 if z is complex64 or z in SINGLE else complex128)
 
 
 def of_question_of_complex(z):
-    """Return the Version of a predicate on one complex number."""
+    """Return the overload (Version) of a predicate on one complex number."""
     return Version((complex128,), bool)
 
 

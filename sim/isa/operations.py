@@ -110,7 +110,7 @@ def shifted_right(a, count):
 
 
 def of_shift(a, b):
-    """Return the Version of a << b and a >> b."""
+    """Return the overload (Version) of a << b and a >> b."""
     scalar = promotion.shift(a, b)
     return scalar and Version((scalar, uint32), scalar)
 
@@ -132,7 +132,7 @@ def pair_results(quotient, remainder):
 
 
 def of_divmod(a, b):
-    """Return the Version of divmod(a, b)."""
+    """Return the overload (Version) of divmod(a, b)."""
     scalar = promotion.quotient_and_remainder(a, b)
     if scalar is None:
         return None
@@ -201,7 +201,7 @@ def unsigned_power(x, n):
 
 
 def rounded(power):
-    """Return `power` with its result rounded to float64, as Numba on Python 3.11 does (see
+    """Return `power` with its result rounded to float64, as Numba does on Python 3.11 and older (see
     operators.BY_WAY_OF_FLOAT64)."""
     return lambda x, n: float64(power(x, n))
 
@@ -215,8 +215,8 @@ POWERS = {float32: float_power(float32(1)), float64: float_power(float64(1))} | 
 
 
 def of_power(a, b):
-    """Return the Version of a ** b. An integer exponent is multiplied out; any other power is computed by
-    pow."""
+    """Return the overload (Version) of a ** b. An integer exponent is multiplied out; any other power is
+    computed by pow."""
     scalar = promotion.exponentiation(a, b)
     if scalar in POWERS and b in INTEGRAL:
         semantics = multiply_repeatedly if scalar in FLOATING else partial(int_power, scalar=scalar)
@@ -257,8 +257,8 @@ def of_extreme(of_floats=None):
 
 
 def of_int(x):
-    """Return the Version of int(x). An integer keeps its type; a float is truncated towards zero and
-    saturated."""
+    """Return the overload (Version) of int(x). An integer keeps its type; a float is truncated towards zero
+    and saturated."""
     return None if x in COMPLEX else Version((x,), x if x in INTEGRAL - {bool} else int)
 
 
@@ -268,22 +268,24 @@ def text_or_number(x):
 
 
 def of_float(x):
-    """Return the Version of float(x). A float keeps its type; any other real number becomes a float64."""
+    """Return the overload (Version) of float(x). A float keeps its type; any other real number becomes a
+    float64."""
     return None if x in COMPLEX else Version((x,), x if x in FLOATING else float64)
 
 
 def of_bool(x):
-    """Return the Version of bool(x)."""
+    """Return the overload (Version) of bool(x)."""
     return Version((wide(x),), bool)
 
 
 def of_complex(x):
-    """Return the Version of complex(x)."""
+    """Return the overload (Version) of complex(x)."""
     return Version((x if x in COMPLEX | {float32} else float64,), complex64 if x is float32 else complex128)
 
 
 def of_both_parts(real, imag):
-    """Return the Version of complex(real, imag): complex64 if both parts are float32, else complex128."""
+    """Return the overload (Version) of complex(real, imag): complex64 if both parts are float32, else
+    complex128."""
     part, whole = (float32, complex64) if real is imag is float32 else (float64, complex128)
     return None if {real, imag} & COMPLEX else Version((part, part), whole)
 
@@ -304,12 +306,12 @@ def of_dtype(scalar):
 
 
 def of_round(x):
-    """Return the Version of round(x), which returns an int."""
+    """Return the overload (Version) of round(x), which returns an int."""
     return None if x in COMPLEX else Version((float64,), int)
 
 
 def of_round_to_digits(x, digits):
-    """Return the Version of round(x, digits), which returns a float."""
+    """Return the overload (Version) of round(x, digits), which returns a float."""
     scalar = float32 if x in NARROW | FLOATING - {float64} else float64
     return None if {x, digits} & COMPLEX else Version((scalar, int), scalar)
 
@@ -324,6 +326,7 @@ def own_width_rule(operation):
     def rule(x):
         if x not in INTEGRAL:
             return Version((wide(x),), x) if operation is not operator.invert else None
+        # ~x of a bool is `not x`; -x and +x of a bool are int64.
         if x is bool:
             return (
                 Version((bool,), bool, operator.not_)
@@ -334,6 +337,7 @@ def own_width_rule(operation):
         if x in UNSIGNED:
             # -uint8(1) is 255 and ~uint32(1) is 2**32 - 2: the result wraps in the narrow type first.
             return Version((x,), uint64, lambda a: operation(a) & (1 << bits) - 1, operation)
+        # -(-128) is -128 for an int8.
         return Version((x,), int, lambda a: wrap(operation(a), bits), operation)
 
     return rule
@@ -344,8 +348,8 @@ MAGNITUDES = {bool: int8, bfloat16: float32, complex64: float32, complex128: flo
 
 
 def of_abs(x):
-    """Return the Version of abs(x). The result has x's type, but int8 for a bool, float32 for a bfloat16
-    and a float for a complex number."""
+    """Return the overload (Version) of abs(x). The result has x's type, but int8 for a bool, float32 for a
+    bfloat16 and a float for a complex number."""
     magnitude = MAGNITUDES.get(x, x)
     if x in COMPLEX:
         return Version((x,), magnitude, lambda z: hypot(z.real, z.imag), abs)
@@ -358,13 +362,13 @@ hypot = ieee.of_two("hypot")
 
 
 def of_equality(a, b):
-    """Return the Version of == and !=."""
+    """Return the overload (Version) of == and !=."""
     scalar = promotion.comparison(a, b)
     return scalar and Version((wide(scalar),) * 2, bool)
 
 
 def of_order(a, b):
-    """Return the Version of <, <=, > and >=, which are not defined for complex numbers."""
+    """Return the overload (Version) of <, <=, > and >=, which are not defined for complex numbers."""
     return None if {a, b} & COMPLEX else of_equality(a, b)
 
 

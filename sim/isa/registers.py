@@ -216,6 +216,7 @@ def _add(name):
     if not (takes or gives):
         return None
     text = f"{{0}} {SIGNS[base]} {{1}}" + (f" {SIGNS[base]} {{2}}" if takes else "")
+    # Borrow and carry are the bit above the result: a negative Python int has ones there.
     return with_carry(text, name.bits, 2, takes, gives)
 
 
@@ -292,6 +293,7 @@ def packed_operation(name):
         return Operation(
             "{0} ^ 0x80008000" if name.base == "neg" else "{0} & 0x7FFF7FFF", ("b32",), ("b32",), True
         )
+    # f16x2 and bf16x2 apply the scalar operation to each half.
     one = find_operation(name.text.replace("x2", ""))
     count, ptx_type = len(one.operands), name.type[:-2]
     key = f"both_{name.canonical.replace('.', '_')}"

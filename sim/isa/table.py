@@ -161,6 +161,7 @@ def by_ptx(name: str) -> Entry:
     Errors: KeyError if the table has no such instruction.
     """
     plain = ".".join(part for part in name.split(".") if part not in MODIFIERS)
+    # Exact spelling first, then any order of modifiers, then without the modifiers that the table ignores.
     found = PTX.get(name) or BY_NAME_PARTS.get(name_parts(name)) or BY_NAME_PARTS.get(name_parts(plain))
     if found is not None:
         return found
@@ -351,6 +352,7 @@ def instruction(
     def add_entry(semantics: Callable[..., None]) -> Instruction:
         _, *parameters = parameters_of(semantics, "lanes")
         typed = {p.name: type_of(semantics, p) for p in parameters}
+        # Keyword-only parameters are results; all others are operands.
         results = {p.name: typed.pop(p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
         entry = Instruction(
             name or semantics.__name__,

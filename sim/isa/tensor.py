@@ -272,6 +272,7 @@ def distribute(words, registers, transposed):
         for lane in range(32):
             group, pair = lane // 4, lane % 4
             if transposed:
+                # Transposed: two elements of the same column come from two lanes' rows.
                 word, first = words[group // 2], 8 * r + 2 * pair
                 register[lane] = (
                     half_word(word[first], group % 2) | half_word(word[first + 1], group % 2) << 16

@@ -88,6 +88,7 @@ class Fragment:
         depth //= 4 * self.each
         if (self.which == "a") == self.transposed:
             return divmod(register, depth)
+        # Two tiles of lines are adjacent in the register order, unless the matrix has only one.
         pair = min(lines // 8, 2)
         first, rest = divmod(register, pair * depth)
         return pair * first + rest % pair, rest // pair
@@ -102,6 +103,7 @@ class Fragment:
         """Return (byte offset in the matrix, element count) for a lane's elements. Elements adjacent in
         memory form one run."""
         size, together = BITS[self.ptx_type] // 8, 2 if self.which == "c" else self.each
+        # Without a stride operand, the matrix is contiguous.
         stride = stride or (self.columns if layout == "row" else self.rows)
         lines = ((r, c) if layout == "row" else (c, r) for r, c in self.positions(lane))
         places, found = [(line * stride + along) * size for line, along in lines], []
@@ -118,6 +120,7 @@ def load(fragment, layout, shape):
 
     def fetch(memory, where, index, stride=0):
         if not is_aligned(fragment, memory, where, index, stride * size, "load"):
+            # The misaligned access was reported; the launch continues with zeros.
             return (0,) * fragment.registers
         runs = fragment.runs(memory.lane, layout, stride)
         data = b"".join(memory.read(where, index + place, count * size).tobytes() for place, count in runs)
@@ -177,6 +180,7 @@ def multiply(name, a, b, c, d, sums, add):
                 for i, (row, column) in enumerate(place[lane])
             ]
             if d.ptx_type == "f16":
+                # Two float16 share a register, the element with the even index in the lower half.
                 bits = [*map(float16_bits, found)]
                 found = [low | high << 16 for low, high in zip(bits[::2], bits[1::2])]
             for result, value in zip(results, found):

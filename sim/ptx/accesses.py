@@ -114,6 +114,7 @@ def load(writer, item):
     text = f"{writer.module.load(ptx_type, space, access.count)}({address_text(writer, source)})"
     if access.count == 1:
         return set_register(writer, to, text, ptx_type)
+    # If no register needs a conversion, the tuple is unpacked directly.
     held = {writer.to_register(part, "_", ptx_type, ptx_type[0] == "u") for part in parts(to) if part}
     if held == {"_"} and None not in parts(to):  # no conversion is needed: one assignment of the tuple
         writer.emit(f"{', '.join(map(writer.name, parts(to)))} = {text}")
@@ -179,6 +180,7 @@ def atomic(writer, item):
     to, (where, *given) = (item.operands[0], item.operands[1:]) if returns else (None, item.operands)
     ptx_type, name = writer.module.atomic(access)
     count = 2 if access.operation == "cas" else 1
+    # The Writer reports a ValueError as an unsupported form of the instruction.
     if len(given) != count:
         raise ValueError(f"{access.opcode} takes {count} operands")
     values = [writer.value(o, ptx_type) for o in given]

@@ -22,8 +22,10 @@ def atomic_semantics(access):
         return access.type, entry.semantics, entry.overwrites
     if access.type in REALS:
         return "u16", on_half(entry.semantics, access.type), entry.overwrites
+    # min and max depend on the sign. An addition does not, so it uses the unsigned type.
     if access.type[0] == "s" and access.operation != "add":
         return f"s{width}", entry.semantics, entry.overwrites
+    # The semantics returns a Python int of any size.
     mask = (1 << width) - 1
     return f"u{width}", lambda old, *operands: entry.semantics(old, *operands) & mask, entry.overwrites
 
