@@ -18,6 +18,10 @@ MIN_REPEATS = 128  # iterations, per looping thread, that must start in a state 
 # with a timeout ends before the verdict. Later waits of that length then take at most MOST_READS clock reads.
 CLOCK_REPEATS, MAX_LEAP = 32, 44
 MOST_READS = 1 << 13
+IDLE_READS, MAX_IDLE_STEP = (
+    16,
+    30,
+)  # reads before the steps of a delay double; binary logarithm of the longest
 FIRST_LEAP = 1 << 20  # ticks, if all looping threads time a wait: about a millisecond of %globaltimer
 
 
@@ -27,11 +31,26 @@ class Clock:
     def __init__(self, context):
         self.context, self.now, self.step = context, 0, 1
         self.readers = set()  # threads that have read it since the last ProgressCheck started
+        # what the reading thread had done at its last read, and how many reads since then did nothing else
+        self.last, self.idle_reads = None, 0
 
     def read(self):
-        self.readers.add(self.context.thread)
-        self.now += self.step
+        """Return the time. Reads between which a thread does nothing else advance it ever faster, so that a
+        delay of a million ticks takes a few dozen reads."""
+        context = self.context
+        self.readers.add(context.thread)
+        did = context.thread, context.entered, len(context.log or ())
+        self.idle_reads = self.idle_reads + 1 if did == self.last else 0
+        self.last = did
+        self.now += max(self.step, 1 << min(max(self.idle_reads - IDLE_READS, 0) // 2, MAX_IDLE_STEP))
         return self.now
+
+    def sleep(self, wait, nanoseconds):
+        """Let the running thread wait by `wait()`, and advance the clock to the end of its sleep. Threads
+        that sleep at the same time share that time."""
+        wakes = self.now + nanoseconds
+        wait(nanoseconds)
+        self.now = max(self.now, wakes)
 
     def advance(self, ticks):
         """Jump ahead, because threads time their waits."""

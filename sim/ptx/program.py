@@ -9,7 +9,7 @@ import numpy as np
 from sim.engine.named_barrier import NAMED_BARRIER
 from sim.errors import LaunchError
 from sim.isa.arithmetic import FLOATS, REALS
-from sim.isa.barriers import FENCES
+from sim.isa.barriers import FENCES, nanosleep
 from sim.isa.registers import HELPERS, WIDTHS, Missing
 from sim.isa.table import INSTRUCTIONS
 from sim.ptx import atomics, calls
@@ -353,10 +353,17 @@ class Program:
         return self.new_name("barrier", lambda run: run.barrier(place, vote, number))
 
     def fence_call(self, entry):
-        """Return the name of the function that executes a fence or nanosleep."""
+        """Return the name of the function that executes a fence."""
         self.used.add(entry.name)
         self.synchronizes |= entry in FENCES
         return self.shared_name(entry.name, lambda run: run.on_memory(entry))
+
+    def sleep_call(self):
+        """Return the name of the function that executes nanosleep and advances the clock."""
+        self.used.add(nanosleep.name)
+        return self.shared_name(
+            nanosleep.name, lambda run: functools.partial(run.context.clock.sleep, run.on_memory(nanosleep))
+        )
 
     def warp_call(self, entry, space=None):
         """Return the name of the function that a lane calls for a warp instruction. `space`: the state

@@ -8,7 +8,6 @@ Source: PTX ISA 9.7, "Instructions".
 """
 
 from sim.isa.arithmetic import REALS
-from sim.isa.barriers import nanosleep
 from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, find_operation
 from sim.isa.table import by_ptx
 from sim.ptx.accesses import SPACES, Access, address_text, atomic, load, parts, store
@@ -211,8 +210,8 @@ def fence(writer, item):
 
 
 def sleep(writer, item):
-    """Emit nanosleep. The duration is ignored."""
-    writer.emit(f"{writer.module.fence_call(nanosleep)}(0)")
+    """Emit nanosleep."""
+    writer.emit(f"{writer.module.sleep_call()}({writer.value(item.operands[0], 'u32')})")
 
 
 def warp(writer, item):

@@ -5,6 +5,7 @@ import pytest
 
 import sim.context
 from sim import load_ptx, simulate
+from sim.progress import Clock
 
 HEAD = """.version 8.0\n.target sm_80\n.address_size 64
 .visible .entry k(.param .u64 y)
@@ -115,3 +116,22 @@ def test_a_search_that_a_clock_has_seeded_is_not_taken_for_an_endless_loop():
     wait = "ld.relaxed.cta.shared.u32 %r4, [%r2]; setp.ne.u64 %p1, %x6, 5; @%p1 bra L;"
     findings, y = run("add.u64 %x4, %x4, 1; L:" + step + wait + STORE, "fibers", observers=())
     assert findings == () and (y == 7).all()
+
+
+LONG = "setp.lt.s64 %p1, %x12, 1000000; @%p1 bra L;" + STORE
+READ = "mov.u64 %x10, %clock64; L: mov.u64 %x11, %clock64; sub.s64 %x12, %x11, %x10;"
+
+
+@pytest.mark.parametrize("sleeps", ["", "nanosleep.u32 1000;", "mov.u32 %r6, 5000; nanosleep.u32 %r6;"])
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_a_wait_of_a_million_ticks_takes_few_reads_of_the_clock(sleeps, engine, monkeypatch):
+    reads, read = [], Clock.read
+
+    def counted(clock):
+        reads.append(clock.context.thread)
+        return read(clock)
+
+    monkeypatch.setattr(Clock, "read", counted)
+    findings, y = run(READ + sleeps + LONG, engine)
+    assert findings == () and (y == 7).all()
+    assert max(map(reads.count, set(reads))) < (1_100 if sleeps else 100)
