@@ -1,5 +1,5 @@
-"""The checks of lesson 10: what a tile must load, its scores after the convolution, the loop over tiles; and
-three faulty ones, with a check of tests for them."""
+"""Checks of lesson 10: the range that a tile must load, its convolved scores, the loop over tiles, and a test
+that must detect three faulty loops."""
 
 import math
 from typing import NamedTuple
@@ -136,13 +136,13 @@ CORNERS = "Which rows and columns does the first owned score reach, and which th
 
 
 def random_tiles(rng):
-    """(i0, rows, j0, columns, c_q, c_k) for all taps."""
+    """Return random (i0, rows, j0, columns, c_q, c_k), for all kernel sizes."""
     sizes = [rng.integers((0, 1, 0, 1), (20, 9, 20, 9)).tolist() for _ in TAPS]
     return [(*size, *taps) for size, taps in zip(sizes, TAPS, strict=True)]
 
 
 def reach(i0, j0, rows, columns, c_q, c_k):
-    """(top, bottom, left, right) of all scores that the owned ones reach, one by one."""
+    """Return (top, bottom, left, right) of the scores that the owned ones depend on, score by score."""
     reached = [
         (i - (c_q - 1) + a, j - (c_k - 1) // 2 + b)
         for i in range(i0, i0 + rows)
@@ -155,7 +155,7 @@ def reach(i0, j0, rows, columns, c_q, c_k):
 
 
 def reach_hint(got, wanted, c_k):
-    """The hint for the first mistake that shows, if the answer is four numbers."""
+    """Return the hint for the first recognisable mistake in four numbers."""
     try:
         top, bottom, left, right = map(float, got)
     except (TypeError, ValueError):
@@ -198,7 +198,7 @@ SMALLER = (
 
 
 def check_tile(convolved_tile, n, taps, tile, rng, loud=1):
-    """One tile (i0, j0, rows, columns) of n tokens, its scores about so large."""
+    """Check one tile (i0, j0, rows, columns) of n tokens, with scores of roughly the given size."""
     i0, j0, rows, columns = tile
     d = int(rng.integers(1, 6))
     q, k, w = loud * normal(rng, n, d), normal(rng, n, d), normal(rng, *taps)
@@ -230,7 +230,7 @@ def check_tile(convolved_tile, n, taps, tile, rng, loud=1):
 
 
 def tile_hint(got, wanted, q_tile, k_tile, w, i0, j0):
-    """The hint whose mistake explains what is seen below the diagonal."""
+    """Return the hint whose mistake reproduces the values below the diagonal."""
     finite = torch.isfinite(wanted)
     if got is None or not torch.equal(torch.isfinite(got), finite):
         return NOT_A_NUMBER if got is not None and got.isnan().any() else MASKED
@@ -248,13 +248,14 @@ def tile_hint(got, wanted, q_tile, k_tile, w, i0, j0):
 
 
 def hide(scores, i0, j0, fill):
-    """scores, with `fill` for keys after their query; its first row is query i0, its first column key j0."""
+    """Replace the scores of keys after their query with `fill`. The first row is query i0, the first column
+    key j0."""
     i, j = torch.arange(len(scores))[:, None] + i0, torch.arange(scores.shape[1]) + j0
     return scores.masked_fill(j > i, fill)
 
 
 def inside(scores, w):
-    """The convolution where the taps fit wholly inside."""
+    """Convolve only where the taps fit entirely inside the scores."""
     return conv2d(scores[None, None], w[None, None])[0, 0]
 
 
@@ -278,8 +279,8 @@ WRITTEN = "Each owned row of O and of L is stored once, after the last tile of k
 
 
 def check_forward(forward, shape, size, rng, no_taps=False):
-    """One shape (n, c_q, c_k, rows loaded, columns loaded), with scores of about `size`, or as one of
-    inputs.TO_1000 has them."""
+    """Check one shape (n, c_q, c_k, rows loaded, columns loaded), with scores of roughly `size` or drawn as
+    in inputs.TO_1000."""
     n, *taps, height, width = shape
     d = int(rng.integers(1, 6))
     q, k, v, w = normal(rng, n, d), normal(rng, n, d), normal(rng, n, d), normal(rng, *taps) * (not no_taps)
@@ -335,7 +336,8 @@ def check_forward(forward, shape, size, rng, no_taps=False):
 
 
 def output_hint(got, wanted, whole):
-    """Return the hint for a wrong output: whether only the rows after the `whole` tiles are wrong."""
+    """Return the hint for a wrong output, depending on whether only the rows after the `whole` tiles are
+    wrong."""
     fine = (
         0 < whole < len(wanted)
         and getattr(got, "shape", None) == wanted.shape
@@ -357,7 +359,7 @@ def numbers_read(n, d, halo, tile):
 
 
 def normal(rng, *shape):
-    """Standard normal numbers, float64."""
+    """Return standard normal numbers in float64."""
     return torch.from_numpy(rng.standard_normal(shape))
 
 
@@ -365,7 +367,7 @@ def normal(rng, *shape):
 
 
 class Tile(NamedTuple):
-    """The data in shared memory: the queries from i0 - P_q to the last owned one; the keys and values from j0
+    """Data in shared memory: the queries from i0 - P_q to the last owned one, and the keys and values from j0
     - P_k to P_r past the owned ones."""
 
     q: torch.Tensor
@@ -377,12 +379,12 @@ class Tile(NamedTuple):
 
     @property
     def s(self):
-        """The scores, nothing masked."""
+        """The unmasked scores."""
         return self.q @ self.k.T / math.sqrt(self.q.shape[1])
 
     @property
     def s0(self):
-        """The scores, 0 where masked."""
+        """The scores, with 0 where masked."""
         halo = halo_of(self.w)
         return hide(self.s, self.i0 - halo.above, self.j0 - halo.left, 0.0)
 
@@ -393,8 +395,8 @@ class Tile(NamedTuple):
 
 
 def in_tiles(update, q, k, v, w, loaded):
-    """Causal convolutional attention of one head, (N, d); update(state, tile) returns the state of the owned
-    rows after one more tile."""
+    """Compute causal convolutional attention of one head, (N, d). update(state, tile) returns the state of
+    the owned rows after one more tile."""
     halo = halo_of(w)
     rows, columns = owned(loaded, halo)
     o, traffic = torch.empty_like(q), Traffic()
@@ -414,19 +416,19 @@ def in_tiles(update, q, k, v, w, loaded):
 
 
 def faultless(state, tile):
-    """As it should be."""
+    """Update the state correctly."""
     t = hide(inside(tile.s0, tile.w), tile.i0, tile.j0, -math.inf)
     return update(state, t, tile.v_owned)
 
 
 def no_zero_mask(state, tile):
-    """The future is masked after the convolution, and not before it."""
+    """Fault: mask the future only after the convolution, not before it."""
     t = hide(inside(tile.s, tile.w), tile.i0, tile.j0, -math.inf)
     return update(state, t, tile.v_owned)
 
 
 def halo_counted(state, tile):
-    """The sums of the softmax, and P V, run over all the loaded columns."""
+    """Fault: compute the softmax sums and P V over all loaded columns."""
     halo = halo_of(tile.w)
     t = inside(pad(tile.s0, (halo.left, halo.right)), tile.w)  # as wide as what is loaded
     t = hide(t, tile.i0, tile.j0 - halo.left, -math.inf)
@@ -435,7 +437,7 @@ def halo_counted(state, tile):
 
 
 def tile_maximum(state, tile):
-    """The tile has a maximum and exponentials of its own, and then joins the state."""
+    """Fault: use the tile's own maximum and then merge. A row that is masked throughout the tile becomes NaN."""
     t = hide(inside(tile.s0, tile.w), tile.i0, tile.j0, -math.inf)
     m_tile = t.amax(dim=1, keepdim=True)
     p = torch.exp(t - m_tile)
@@ -448,8 +450,8 @@ FAULTY = {faulty.__name__: faulty for faulty in (no_zero_mask, halo_counted, til
 
 
 def found_by(test, faulty, rng):
-    """Return whether a test (tokens, c_q, c_k, rows loaded, columns loaded) shows, with one of three sets of
-    random inputs, that `faulty` is wrong."""
+    """Return whether a test (tokens, c_q, c_k, rows loaded, columns loaded) exposes `faulty` with one of
+    three random inputs."""
     n, c_q, c_k, *loaded = test
     return any(
         differs(faulty, normal(rng, 3, n, 4), normal(rng, c_q, c_k) / math.sqrt(c_q * c_k), loaded)
@@ -458,7 +460,7 @@ def found_by(test, faulty, rng):
 
 
 def differs(faulty, qkv, w, loaded):
-    """Return whether the output of in_tiles(faulty, ...) differs by more than 1e-9 anywhere, or is NaN."""
+    """Return whether the output of in_tiles(faulty, ...) has NaN or differs by more than 1e-9."""
     wanted = conv_attention(*qkv[:, None, None], w[None])[0, 0]
     return not ((in_tiles(faulty, *qkv, w, loaded) - wanted).abs().max() <= 1e-9)
 
@@ -485,7 +487,7 @@ MISSED = {
 
 
 def as_test(name, test):
-    """The five whole numbers of a test, or a verdict."""
+    """Return the five integers of a test, or fail the check."""
     if not (
         isinstance(test, tuple | list)
         and len(test) == 5

@@ -1,5 +1,5 @@
-"""The checks of lesson 11: the four parts of a convolutional attention kernel, then the kernel; all run in
-`sim`."""
+"""Checks of lesson 11, all run in `sim`: the four parts of a convolutional attention kernel, then the whole
+kernel."""
 
 import math
 
@@ -114,8 +114,8 @@ SCORE = "Row y of q_tile times row x of k_tile; the query is i0 - P_q + y, the k
 
 
 def check_scores(score, size, taps, i0, j0, rng, about=0):
-    """One tile of S0 in each block, some numbers of Q and K 0; about: how large whole scores are, if they are
-    large."""
+    """Check one tile of S0 per block, with some elements of Q and K set to 0. `about` is the magnitude of
+    large scores."""
     q, k = (with_zeros(rng, BLOCKS, size, size) for _ in range(2))
     if about:
         q, k = np.round(about * q), np.round(8 * k) / 8
@@ -171,7 +171,8 @@ CONVOLUTION = (
 
 
 def check_convolution(convolve, size, taps, i0, j0, rng, about=1):
-    """One tile of T in each block, some scores 0, as masked ones are, the others about so large."""
+    """Check one tile of T per block, with some scores set to 0 as if masked, and the others of magnitude
+    `about`."""
     s, w = with_zeros(rng, BLOCKS, size, size) * float32(about), normal(rng, *taps)
     if about != 1:  # no rounding where sums are large
         s, w = np.round(s), np.round(8 * w) / 8
@@ -205,13 +206,13 @@ def check_convolution(convolve, size, taps, i0, j0, rng, about=1):
 
 
 def convolved(s, w):
-    """The sums of all places at which the taps fit into s, float64."""
+    """Return the convolution at all positions where the taps fit inside s, in float64."""
     windows = np.lib.stride_tricks.sliding_window_view(as_float64(s), w.shape, axis=(-2, -1))
     return np.einsum("...ab,ab->...", windows, as_float64(w))
 
 
 def in_corner(t, size):
-    """t in the upper left corner of tiles full of -inf."""
+    """Place t in the upper left corner of tiles filled with -inf."""
     tile = np.full((*t.shape[:-2], size, size), -math.inf)
     tile[..., : t.shape[-2], : t.shape[-1]] = t
     return tile
@@ -279,7 +280,7 @@ def check_rows(absorb, size, rng, what, m, offset=0, seen=True):
 
 
 def row_hint(name, got):
-    """Return the hint for an answer with this wrong array."""
+    """Return the hint for an answer in which the named array is wrong."""
     if np.isnan(got).any():
         return GUARD
     if name in ("m", "l") and (got != got[:, :, :1]).any():
@@ -288,7 +289,7 @@ def row_hint(name, got):
 
 
 def after_tile(t, m, l):
-    """(m, l, shrink, p), each of the shape of t, after the tiles t, in float64."""
+    """Return (m, l, shrink, p), each with the shape of t, after the tiles t, in float64."""
     t = as_float64(t)
     new_m = np.maximum(t.max(axis=2, keepdims=True), m)
     finite = np.where(np.isinf(new_m), 0, new_m)
@@ -307,8 +308,8 @@ VALUES = "o · shrink + Σ_j p_tile[y, j] · v_tile[j, x]: row y of P times colu
 
 
 def check_values(add_values, size, d, factor, rng, weights=1):
-    """One tile of P times V, added, in each block, some of P and V 0; weights: about the size of P, and of
-    1/V."""
+    """Check the accumulation of P times V for one tile per block, with some elements of P and V set to 0.
+    `weights` is the magnitude of P and of 1/V."""
     p, v = np.abs(with_zeros(rng, BLOCKS, size, size)) * float32(weights), with_zeros(rng, BLOCKS, size, size)
     v, o = v / float32(weights), normal(rng, BLOCKS, size, size) / float32(math.sqrt(weights))
     v[:, :, d:] = 0
@@ -350,7 +351,7 @@ LOG_SUM = "O is right. L is m + log(l) at the end: is the last m the one that be
 
 
 def check_kernel(conv_kernel, n, d, taps, size, rng, scores="scores about 0"):
-    """One launch: O and L of n queries. scores: how inputs.TO_1000 draws them."""
+    """Check O and L of one launch with n queries. `scores` selects a pattern of inputs.TO_1000."""
     q, k, v, scale = *(normal(rng, n, d) for _ in range(3)), inputs.scale_for(rng, d)
     w = normal(rng, *taps) / float32(math.sqrt(math.prod(taps)))
     loud = scores != "scores about 0"
@@ -396,7 +397,7 @@ FIVE = "Five barriers per tile are enough. Which one of yours protects nothing?"
 
 
 def attention(q, k, v, w, scale):
-    """(O, L) of one head, causal, in float64, from the definition: the oracle."""
+    """Return the reference (O, L) of one head by definition: causal, in float64."""
     q, k, v = map(as_float64, (q, k, v))
     n, (c_q, c_k), left = len(q), w.shape, (w.shape[1] - 1) // 2
     s = masked(q @ k.T * float(scale), 0, 0, 0)
@@ -408,7 +409,7 @@ def attention(q, k, v, w, scale):
 
 
 def identity(taps):
-    """Taps that change nothing."""
+    """Return taps that leave the scores unchanged."""
     w = np.zeros(taps, float32)
     w[-1, (taps[1] - 1) // 2] = 1
     return w
@@ -422,7 +423,7 @@ def normal(rng, *shape):
 
 
 def watched(kernel, size, given, outputs, rng, call, grid=BLOCKS):
-    """The launch of blocks of size × size threads, watched for a contract; returns sim's report."""
+    """Launch blocks of size × size threads with the observers of a contract, and return sim's report."""
     observers = *DEFAULT, Trace(limit=kernels.EVENTS), Traffic
     return kernels.run(
         kernel, (grid, (size, size)), given, outputs, rng, call, observers=observers, float64=0
@@ -430,12 +431,12 @@ def watched(kernel, size, given, outputs, rng, call, grid=BLOCKS):
 
 
 def with_zeros(rng, *shape):
-    """Standard normal numbers, one in six of them 0."""
+    """Return standard normal numbers, with one in six replaced by 0."""
     return np.where(rng.random(shape) < 1 / 6, float32(0), normal(rng, *shape))
 
 
 def filled(*shape):
-    """An output that shows where nobody has written."""
+    """Return an output array whose initial values reveal unwritten elements."""
     return np.full(shape, np.nan, float32)
 
 
@@ -444,7 +445,7 @@ def as_float64(x):
 
 
 def masked(scores, i0, j0, fill):
-    """scores, with `fill` where the key comes after its query; the first row is query i0, the first column
+    """Replace the scores of keys after their query with `fill`. The first row is query i0, the first column
     key j0."""
     i, j = np.ogrid[: scores.shape[-2], : scores.shape[-1]]
     return np.where(j + j0 > i + i0, fill, scores)

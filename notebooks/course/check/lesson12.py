@@ -1,5 +1,5 @@
-"""The checks of lesson 12: the gradients of the softmax, the convolution, the taps, then all of them, and
-four wrong ones to diagnose."""
+"""Checks of lesson 12: the gradients of the softmax, the convolution and the taps, then all gradients
+together, and four faulty versions to diagnose."""
 
 import math
 from unittest.mock import patch
@@ -77,7 +77,7 @@ def ex12_1(softmax_backward, rng):
 
 
 def check_softmax(softmax_backward, t, log_sum, v, o, d_o, p, d_t, call):
-    """One call; p and d_t: what is wanted."""
+    """Check one call against the expected p and d_t."""
     got = pair(by_hand(softmax_backward, (t, log_sum, v, o, d_o), call), call)
     judge("P", got[0], p, call, {}, LINES["P"])
     judge("dT", got[1], d_t, call, softmax_mistakes(p, v, o, d_o), LINES["dT"])
@@ -148,7 +148,7 @@ def ex12_4(conv_attention_backward, rng):
 
 
 def check_backward(conv_attention_backward, given, wanted, call):
-    """One call; wanted: dQ, dK, dV, dW."""
+    """Check one call against the expected (dQ, dK, dV, dW)."""
     got = dict(zip(NAMES, four(by_hand(conv_attention_backward, given, call), call), strict=True))
     wanted = dict(zip(NAMES, wanted, strict=True))
     for name in ("dV", "dW", "dQ", "dK"):  # in the order in which they are computed
@@ -193,7 +193,8 @@ READY_MADE = (
 
 
 def by_hand(answer, given, call):
-    """answer(*given), without autograd and the package's gradients, its inputs unchanged."""
+    """Return answer(*given). Reject it if it uses autograd or the package's gradients, or modifies its
+    inputs."""
 
     def refuse(*_, **__):
         fail("it asks autograd", call=call, hint=BY_HAND)
@@ -212,7 +213,7 @@ SINGLE = (
 
 
 def judge(name, got, wanted, call, mistakes, hint):
-    """Compare one piece with autograd's; where a known mistake explains every number, its hint is shown."""
+    """Compare one result with autograd's. If a known mistake explains every value, show its hint."""
     compare(
         got, wanted, what=name, call=call, tolerance=TOLERANCE, hint=diagnose(got, wanted, mistakes) or hint
     )
@@ -220,7 +221,7 @@ def judge(name, got, wanted, call, mistakes, hint):
 
 
 def diagnose(got, wanted, mistakes):
-    """The hint whose mistake gives just what the learner got, where there is one."""
+    """Return the hint whose mistake reproduces the learner's values exactly, if there is one."""
     if not torch.is_tensor(got) or got.shape != wanted.shape:
         return None
     if torch.allclose(got.double(), wanted, rtol=1e-5, atol=1e-5):
@@ -259,7 +260,7 @@ def random(rng, *shape):
 
 
 def with_zeros(rng, *shape):
-    """Random numbers, one in six of them 0."""
+    """Return random numbers, with one in six replaced by 0."""
     return random(rng, *shape) * torch.tensor(rng.random(shape) > 1 / 6)
 
 
@@ -268,19 +269,19 @@ def future(n):
 
 
 def convolve(s, w):
-    """Σ_ab w[a, b] · s[i - P_q + a, j - P_k + b] for s (N, N), with 0 outside."""
+    """Return Σ_ab w[a, b] · s[i - P_q + a, j - P_k + b] for s (N, N), with 0 outside."""
     left = (w.shape[1] - 1) // 2
     return conv2d(pad(s, (left, w.shape[1] - 1 - left, w.shape[0] - 1, 0))[None, None], w[None, None])[0, 0]
 
 
 def forward_scores(q, k, w):
-    """(S0, T), both (N, N)."""
+    """Return (S0, T), both (N, N)."""
     s0 = torch.tril(q @ k.T / math.sqrt(q.shape[1]))
     return s0, convolve(s0, w).masked_fill(future(len(q)), -math.inf)
 
 
 def attend(q, k, v, w):
-    """(O, L) of causal convolutional attention, one head."""
+    """Return (O, L) of causal convolutional attention for one head."""
     _, t = forward_scores(q, k, w)
     return torch.softmax(t, 1) @ v, torch.logsumexp(t, 1)
 
@@ -297,7 +298,7 @@ def without_d(p, v, o, d_o):
 
 
 def scatter(d_t, w):
-    """dS0: each T hands its gradient to the scores that it has read."""
+    """Return dS0: each T passes its gradient to the scores that it depends on."""
     (n, _), (c_q, c_k) = d_t.shape, w.shape
     left = (c_k - 1) // 2
     room = d_t.new_zeros(n + c_q - 1, n + c_k - 1)
@@ -308,15 +309,15 @@ def scatter(d_t, w):
 
 
 def gather(d_t, s0, c_q, c_k, left=None):
-    """dW: what each tap has met, times the gradient of where it went."""
+    """Return dW: for each tap, the sum of its input scores times the gradients of their outputs."""
     n, left = len(d_t), (c_k - 1) // 2 if left is None else left
     room = pad(s0, (left, c_k - 1 - left, c_q - 1, 0))
     return (room.unfold(0, n, 1).unfold(1, n, 1) * d_t).sum((2, 3))
 
 
 def gather_halos_too(d_t, s0, c_q, c_k, tile=4):
-    """dW with the rows in the halo counted again: tiles own 4 rows of T and load the c_q - 1 rows below
-    them."""
+    """Return a faulty dW that counts the halo rows twice. Tiles own 4 rows of T and load the c_q - 1 rows
+    below them."""
     d_w = d_t.new_zeros(c_q, c_k)
     for first in range(0, len(d_t), tile):
         loaded = torch.zeros_like(d_t)
@@ -326,7 +327,7 @@ def gather_halos_too(d_t, s0, c_q, c_k, tile=4):
 
 
 def backward_with(softmax=softmax_gradient, transposed=scatter, mask=torch.tril, taps=gather):
-    """A right conv_attention_backward, but for what is replaced."""
+    """Return a correct conv_attention_backward, except for the replaced parts."""
 
     def backward(q, k, v, w, o, log_sum, d_o):
         s0, t = forward_scores(q, k, w)
@@ -462,7 +463,7 @@ def tap_mistakes(d_t, s0, c_q, c_k):
 
 
 def whole_mistakes(name, given):
-    """Return what the likely mistakes make of one gradient, each under the hint that helps."""
+    """Return {hint: result} for the likely mistakes in one gradient."""
     q, k, v, w, o, log_sum, d_o = given
     place, scale = NAMES.index(name), q.shape[1] ** -0.5
     right = backward_with()(*given)

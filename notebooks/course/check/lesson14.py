@@ -1,5 +1,5 @@
-"""The checks of lesson 14: the last row of T, one split, a test for decoders, the merge as a kernel in `sim`;
-and a few ways to decode with mistakes in them."""
+"""Checks of lesson 14: the last row of T, one split, a test for decoders with faulty decoders to detect, and
+the merge as a kernel in `sim`."""
 
 import itertools
 import math
@@ -114,37 +114,38 @@ def ex14_4(merge_splits, rng):
 
 
 def normal(rng, *shape):
-    """Standard normal numbers, float64."""
+    """Return standard normal numbers in float64."""
     return torch.from_numpy(rng.standard_normal(shape))
 
 
 def random(rng, n, d, taps):
-    """(q, k, w), standard normal."""
+    """Return standard normal (q, k, w)."""
     return normal(rng, n, d), normal(rng, n, d), normal(rng, *taps)
 
 
 def loud(rng, n, d, taps):
-    """(q, k, w) with scores to ±4000, so that some T of every 150 keys is far beyond what exp can take."""
+    """Return (q, k, w) with scores up to ±4000, so that in every 150 keys some T overflow exp."""
     q, k, w = random(rng, n, d, taps)
     tried(f"scores to ±{4 * FAR}")
     return q, k * 4 * FAR / (q @ k.T / math.sqrt(d)).abs().max(), w
 
 
 def blank(rng, n, d, taps):
-    """(q, k, w) with keys of zeros in the middle, whose T is exactly 0."""
+    """Return (q, k, w) with zero keys in the middle, for which T is exactly 0."""
     q, k, w = random(rng, n, d, taps)
     k[n // 3 : n - n // 3] = 0
     return q, k, w
 
 
 def sides(taps):
-    """(P_k, P_r) of taps (c_q, c_k)."""
+    """Return (P_k, P_r) for taps (c_q, c_k)."""
     left = (taps[1] - 1) // 2
     return left, taps[1] - 1 - left
 
 
 def hidden(s, query, key):
-    """s with 0 for keys after their query; its first row is that query, its first column that key."""
+    """Set the scores of keys after their query to 0. The first row is query `query`, the first column key
+    `key`."""
     i, j = torch.arange(len(s))[:, None] + query, torch.arange(s.shape[1]) + key
     return s.masked_fill(j > i, 0.0)
 
@@ -196,7 +197,7 @@ SCORES = (
 
 
 def check_scores(window_scores, n, taps, rng, draw=random):
-    """The last row of n tokens."""
+    """Check the last row of T for n tokens."""
     d = int(rng.integers(1, 6))
     q, k, w = draw(rng, n, d, taps)
     window = q[-taps[0] :]
@@ -254,7 +255,7 @@ READS = (
 
 
 def check_split(split_state, n, taps, start, end, rng, draw=random):
-    """The split that owns the keys start to end - 1 of n; where it must not read there is NaN."""
+    """Check the split that owns keys start to end - 1 of n. Elements that it must not read are NaN."""
     d = int(rng.integers(1, 6))
     (q, k, w), v = draw(rng, n, d, taps), normal(rng, n, d)
     window, (left, right) = q[-taps[0] :], sides(taps)
@@ -290,7 +291,7 @@ def check_split(split_state, n, taps, start, end, rng, draw=random):
 
 
 def state_of(t, v):
-    """(m, l, o) of these scores and values; of none, the state of who has read nothing."""
+    """Return (m, l, o) of these scores and values, or the initial state if there are none."""
     if not len(t):
         return -math.inf, 0.0, torch.zeros(v.shape[1], dtype=v.dtype)
     p = torch.exp(t - t.max())
@@ -298,14 +299,14 @@ def state_of(t, v):
 
 
 def only(rows, low, high):
-    """rows, with NaN outside [low, high)."""
+    """Replace rows outside [low, high) with NaN."""
     kept = torch.full_like(rows, math.nan)
     kept[low:high] = rows[low:high]
     return kept
 
 
 def split_mistakes(window, k, v, w, start, end, t):
-    """{hint: the state that comes of it}."""
+    """Return {hint: resulting state} for the likely mistakes."""
     if start == end:
         return {}
     (left, right), v, short = sides(w.shape), v[start:end], len(k) - len(window)
@@ -324,7 +325,7 @@ def split_mistakes(window, k, v, w, start, end, t):
 
 
 def pieces(q, k, w, start, end, halo=True, mask=True, swap=False, below=False):
-    """T of the keys start to end - 1 of one head: right, or with a mistake."""
+    """Return T for keys start to end - 1 of one head, correct or with a mistake."""
     if start == end:
         return k.new_empty(0)
     (left, right), n = sides(w.shape), len(k)
@@ -336,18 +337,19 @@ def pieces(q, k, w, start, end, halo=True, mask=True, swap=False, below=False):
 
 
 def only_here(rows, start, end):
-    """rows, with 0 outside [start, end)."""
+    """Replace rows outside [start, end) with 0."""
     return torch.nan_to_num(only(rows, start, end))
 
 
 def owned_by(n, splits):
-    """[start, end) of each split: n keys in equal shares, those of the last ones smaller, or empty."""
+    """Return [start, end) for each split. The n keys are divided equally; the last splits may own fewer keys
+    or none."""
     share = -(-n // splits)
     return [(min(s * share, n), min((s + 1) * share, n)) for s in range(splits)]
 
 
 def faultless(q, k, v, w, splits):
-    """As it should be; one head."""
+    """Decode one head correctly."""
     return merged([state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned_by(len(k), splits)])
 
 
@@ -360,27 +362,27 @@ def merged(states):
 
 
 def no_halo(q, k, v, w, splits):
-    """Each split convolves the scores of its own keys, with zeros around them."""
+    """Fault: each split convolves only its own keys' scores, padded with zeros."""
     return merged(
         [state_of(pieces(q, k, w, *own, halo=False), v[slice(*own)]) for own in owned_by(len(k), splits)]
     )
 
 
 def unmasked_window(q, k, v, w, splits):
-    """All keys of the cache are in the past of the new token, so nothing is masked."""
+    """Fault: mask nothing, on the assumption that all cached keys precede the new token."""
     return merged(
         [state_of(pieces(q, k, w, *own, mask=False), v[slice(*own)]) for own in owned_by(len(k), splits)]
     )
 
 
 def undivided(q, k, v, w, splits):
-    """The merge divides by l; with one split there is nothing to merge."""
+    """Fault: divide by l only when merging, and skip the merge if there is one split."""
     states = [state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned_by(len(k), splits)]
     return merged(states) if splits > 1 else states[0][2]
 
 
 def full_tiles(q, k, v, w, splits):
-    """Every split works on a whole tile of keys; what lies behind the end of the cache is -inf."""
+    """Fault: pad each split to a whole tile with -inf, so that an empty split yields NaN."""
     share = -(-len(k) // splits)
     states = []
     for start, end in owned_by(len(k), splits):
@@ -391,7 +393,7 @@ def full_tiles(q, k, v, w, splits):
 
 
 def head_by_head(decode):
-    """A decoder of (B, H, …) from one of a single head, with the package's own checks of arguments."""
+    """Turn a single-head decoder into one for (B, H, …), including the package's argument checks."""
 
     def decode_all(q_window, k, v, w, splits):
         *tensors, _ = decode_arguments(q_window, k, v, w, None)
@@ -416,7 +418,7 @@ FAULTY = {
 
 
 def with_pieces(**mistakes):
-    """A decoder with these mistakes in its scores."""
+    """Return a decoder with these mistakes in its scores."""
     return head_by_head(
         lambda q, k, v, w, splits: merged(
             [state_of(pieces(q, k, w, *own, **mistakes), v[slice(*own)]) for own in owned_by(len(k), splits)]
@@ -425,7 +427,7 @@ def with_pieces(**mistakes):
 
 
 def altered(change):
-    """The right output, changed: change(o, q_window, k, v, w, splits)."""
+    """Return a decoder that modifies the correct output: change(o, q_window, k, v, w, splits)."""
 
     def decode(q_window, k, v, w, splits):
         return change(head_by_head(faultless)(q_window, k, v, w, splits), q_window, k, v, w, splits)
@@ -442,14 +444,14 @@ def first_sequence(q_window, k, v, w, splits):
 
 
 def lost_end(q, k, v, w, splits):
-    """The share is rounded down: the last keys belong to nobody."""
+    """Fault: round the split size down, so that no split owns the last keys."""
     share = max(len(k) // splits, 1)
     owned = [(min(s * share, len(k)), min((s + 1) * share, len(k))) for s in range(splits)]
     return merged([state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned])
 
 
 def in_pairs(q, k, v, w, splits):
-    """Neighbours are merged, then pairs, then fours; of an odd number the last is lost."""
+    """Fault: merge neighbours, then pairs, then groups of four, and lose the last one of an odd number."""
     states = [state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned_by(len(k), splits)]
     while len(states) > 1:
         states = [joined(*pair) for pair in zip(states[::2], states[1::2])]
@@ -466,7 +468,7 @@ def joined(one, other):
 
 
 def room_for_four(q, k, v, w, splits):
-    """The merge looks at no more than four splits."""
+    """Fault: merge at most four splits."""
     return merged([state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned_by(len(k), splits)][:4])
 
 
@@ -476,31 +478,31 @@ def not_rescaled(q, k, v, w, splits):
 
 
 def first_too_high(o, *_):
-    """The right output, but for the first number."""
+    """Return the correct output, except for its first element."""
     o = o.clone()
     o.view(-1)[0] += 2e-5
     return o
 
 
 def last_too_low(o, *_):
-    """The right output, but for the last number."""
+    """Return the correct output, except for its last element."""
     o = o.clone()
     o.view(-1)[-1] -= 2e-5
     return o
 
 
 def both_off(o, *_):
-    """The right output, but for the first number and the last; the sum is right."""
+    """Return the correct output, except for its first and last elements. The sum stays correct."""
     return last_too_low(first_too_high(o)) if o.numel() > 1 else first_too_high(o)
 
 
 def undivided_scores(q_window, k, v, w, splits):
-    """Decode without the division by √d."""
+    """Fault: decode without dividing the scores by √d."""
     return head_by_head(faultless)(q_window * math.sqrt(k.shape[3]), k, v, w, splits)
 
 
 def square_taps(q_window, k, v, w, splits):
-    """As if there were as many columns of taps as rows: the others are lost."""
+    """Fault: use only as many columns of taps as there are rows."""
     column = torch.arange(w.shape[2])
     return head_by_head(faultless)(q_window, k, v, w * (column < w.shape[1]), splits)
 
@@ -574,7 +576,7 @@ REJECTED = {
 
 
 def judge(is_right):
-    """Reject a test that takes a right decoder for wrong, or the other way round."""
+    """Reject a test that misclassifies a decoder."""
     for name, decode in ACCEPTED.items():
         if not answered(is_right, decode):
             fail(f"your test rejects a right decoder: {name}", wanted="True", got="False", hint=TOO_STRICT)
@@ -584,7 +586,7 @@ def judge(is_right):
 
 
 def answered(is_right, decode):
-    """Return the verdict of the learner's test on a decoder: True or False."""
+    """Return the learner's verdict on a decoder, True or False."""
     answer = is_right(decode)
     if answer is None:
         fail(
@@ -619,7 +621,7 @@ MERGE = (
 
 
 def check_merge(merge_splits, sizes, rng, case, offset=0, empty=(), far=False):
-    """One launch, a block for each head of each batch; parts: (B, H, splits, d + 2)."""
+    """Check one launch with one block per head of each batch. The parts have shape (B, H, splits, d + 2)."""
     batch, heads, splits, d = sizes
     o, l = rng.normal(0, 2, (batch, heads, splits, d)), 10 ** rng.uniform(-2, 1, (batch, heads, splits, 1))
     m = offset + rng.integers(-4, 5, (batch, heads, splits, 1))
