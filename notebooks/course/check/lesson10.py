@@ -437,7 +437,7 @@ def halo_counted(state, tile):
 
 
 def tile_maximum(state, tile):
-    """Fault: use the tile's own maximum and then merge. A row that is masked throughout the tile becomes NaN."""
+    """Fault: use the tile's own maximum and then merge. A fully masked row becomes NaN."""
     t = hide(inside(tile.s0, tile.w), tile.i0, tile.j0, -math.inf)
     m_tile = t.amax(dim=1, keepdim=True)
     p = torch.exp(t - m_tile)
