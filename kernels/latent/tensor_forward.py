@@ -16,22 +16,13 @@ Sources: as latent/forward.py and flash/tensor_forward.py.
 import functools
 import math
 
-import torch
 from numba import cuda
 from numpy import float32, int16, int32, uint32
 from torch.nn.functional import pad
 
-from kernels.common.launch import launch, output
 from kernels.common.tiles import MINUS_INFINITY, reciprocal
 from kernels.tensor_cores.instructions import cp_async_commit, cp_async_wait_0, ldmatrix_x4, ldmatrix_x4_trans
-from kernels.tensor_cores.launch import (
-    check_tensor_cores,
-    kind_of,
-    operand,
-    schedule,
-    tensor_width,
-    with_positive_scale,
-)
+from kernels.tensor_cores.launch import Work, kind_of, launch_padded, operand, tensor_width
 from kernels.tensor_cores.tiles import (
     ARITHMETIC,
     LN2,
@@ -254,29 +245,13 @@ def latent_tensor_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal
 
     All tensors are bfloat16 or float16, already checked by `latent_arguments`. O has the dtype of q.
     """
-    check_tensor_cores(q)
-    (batch, heads, _, d), width = q.shape, tensor_width(max(q.shape[3], k_latent.shape[2]))
-    q, scale = with_positive_scale(q, scale)
+    width = tensor_width(max(q.shape[3], k_latent.shape[2]))
     pieces, keys = PIECES[width], KEYS[width]
-    grid, serpentine = schedule(batch * heads, n, WARPS * pieces * 16, causal, q.device)
-    o, log_sum = output((batch, heads, n, width), like=q, dtype=q.dtype), output((batch, heads, n), like=q)
-    launch(
-        latent_tensor_kernel(width, kind_of(q), WARPS, pieces, keys),
-        grid,
-        WARPS * 32,
-        operand(q, width),
-        *(operand(x[:, None], width) for x in (k_latent, v_latent)),
-        *(square(w, width) for w in (w_q, w_q.mT, w_v)),
-        alpha,
-        window,
-        scale,
-        bool(causal),
-        serpentine,
-        o.view(torch.int32),
-        log_sum,
-        run=run,
-    )
-    return o[..., :d].contiguous(), log_sum
+    kernel = latent_tensor_kernel(width, kind_of(q), WARPS, pieces, keys)
+    latents = (operand(x[:, None], width) for x in (k_latent, v_latent))
+    weights = (square(w, width) for w in (w_q, w_q.mT, w_v))
+    arguments, work = (*latents, *weights, alpha, window), Work(WARPS * pieces * 16, WARPS * 32)
+    return launch_padded(kernel, work, q, n, width, arguments, scale, causal, run)
 
 
 def square(w, width):

@@ -51,24 +51,23 @@ def launch_on_tensor_cores(kernel, work, q, k, v, taps, scale, causal, run):
         column d. `scale` is positive.
     work: rows and threads per block, from which `schedule` computes the grid.
     """
+    width = tensor_width(q.shape[3])
+    arguments = operand(k, width), operand(v, width), *taps
+    return launch_padded(kernel, work, q, q.shape[2], width, arguments, scale, causal, run)
+
+
+def launch_padded(kernel, work, q, n, width, arguments, scale, causal, run):
+    """Launch a kernel for the last n queries, with rows padded to `width` elements; return (O, L).
+
+    kernel: called with (q, *arguments, scale, causal, serpentine, o, log_sum); see `launch_on_tensor_cores`.
+    """
     check_tensor_cores(q)
-    (batch, heads, n, d), width = q.shape, tensor_width(q.shape[3])
+    batch, heads, _, d = q.shape
     q, scale = with_positive_scale(q, scale)
     o, log_sum = output((batch, heads, n, width), like=q, dtype=q.dtype), output((batch, heads, n), like=q)
     grid, serpentine = schedule(batch * heads, n, work.rows, causal, q.device)
-    launch(
-        kernel,
-        grid,
-        work.threads,
-        *(operand(x, width) for x in (q, k, v)),
-        *taps,
-        scale,
-        bool(causal),
-        serpentine,
-        o.view(torch.int32),
-        log_sum,
-        run=run,
-    )
+    given = operand(q, width), *arguments, scale, bool(causal), serpentine
+    launch(kernel, grid, work.threads, *given, o.view(torch.int32), log_sum, run=run)
     return o[..., :d].contiguous(), log_sum
 
 
