@@ -15,8 +15,9 @@ from course.check.contract import Contract
 from course.check.harness import exercise, fail
 from sim.nouns import plural
 
-# n, d, rows, columns
+# n, d, rows, columns; blocks of 40 and 64 threads have two warps, for which syncwarp() is no barrier
 SHAPES = [(4, 3, 4, 2), (1, 3, 4, 2), (5, 3, 2, 4), (9, 4, 4, 3), (6, 5, 3, 7), (27, 3, 4, 4), (3, 17, 2, 2)]
+SHAPES += [(43, 2, 40, 5), (65, 1, 64, 33)]
 LOADS = [  # (numbers in the array, first of the tile, numbers in the tile, threads)
     (12, 4, 4, 4),
     (12, 0, 7, 3),
@@ -81,20 +82,22 @@ def part(array, start, length):
 @exercise("5.2", "visit")
 def ex05_2(visit, rng):
     kernels.jitted(visit, "visit")
-    for d, keys, room in [(1, 1, 1), (2, 5, 5), (9, 20, 24)]:
+    for d, keys, room in [(1, 1, 1), (2, 5, 5), (9, 20, 24), (67, 2, 3), (130, 1, 1)]:
         check_visits(visit, d, keys, room, "scores about 0", rng)
+    check_visits(visit, 3, 5, 5, "scores about 0", rng, sign=-1)
     for scores in LOUD:
         check_visits(visit, 3, 4, 6, scores, rng)
     return (
-        "one key to 40, in two tiles, some with room for more keys than there are, rows that had read"
-        " something before"
+        "one key to 40, in two tiles, some with room for more keys than there are, d from 1 to 130, rows"
+        " that had read something before, a negative scale"
     )
 
 
-def check_visits(visit, d, keys, room, scores, rng):
-    """Run two blocks of three rows, where each row processes two key tiles. The first row of a block starts
-    empty, the others from a random state."""
+def check_visits(visit, d, keys, room, scores, rng, sign=1):
+    """Update each row of two blocks, three rows per block, with two tiles of keys. The first row of a block
+    starts empty, the others start with a state from earlier keys. Thread t updates row 2 - t."""
     q, k, v, scale = inputs.attention(rng, 6, 2 * keys, d, scores)
+    scale *= sign
     m, l, o = inputs.states(rng, 6, d)
     m[::3], l[::3], o[::3] = -np.inf, 0, 0
     m[1::3], l[1::3] = 2, 0.6  # a sum below 1 that still affects the result
@@ -117,7 +120,8 @@ def check_visits(visit, d, keys, room, scores, rng):
     contract = Contract(
         each=dict.fromkeys("qkv", 4 * keys * d),
         share=2.5,
-        hint="A visit reads each of its keys once, and changes its own row alone.",
+        barriers=(0, 0),
+        hint="A visit reads each of its keys once, changes its own row alone, and waits for no thread.",
     )
     kernels.judge(
         kernel_that_visits(visit, keys, room, d),
@@ -153,9 +157,15 @@ def ex05_3(flash_kernel, rng):
     for scores in LOUD:
         verify(flash_kernel, rng, 11, 2, 4, 3, 28, loads_shared, scores)
     return (
-        f"{len(SHAPES)} shapes, from 1 row to 27, ragged tiles of queries and of keys, up to 7 key tiles,"
-        " arrays longer than n rows"
+        f"{len(SHAPES)} shapes, from 1 row to {max(n for n, *_ in SHAPES)}, blocks of up to 64 threads,"
+        f" ragged tiles of queries and of keys, up to {most_tiles(SHAPES)} key tiles, arrays longer than"
+        " n rows"
     )
+
+
+def most_tiles(shapes):
+    """Return the maximum number of key tiles of these shapes."""
+    return max(-(-n // columns) for n, _, _, columns in shapes)
 
 
 def loads_shared(n, d, rows, columns):
@@ -343,15 +353,17 @@ def kernel_that_loads(load_tile):
 
 
 def kernel_that_visits(visit, keys, room, d):
-    """Return a kernel with one thread per row that processes two key tiles. All arrays except o are in global
-    memory."""
+    """Return a kernel in which each thread visits two tiles of keys for one row. Only o is in shared memory.
+    Rows are in the reverse order of threads, so that a visit has to use its argument `row`."""
 
     def visit_twice(q, k, v, scale, m, l, o, new_m, new_l, new_o):
         o_tile = cuda.shared.array(0, float32)
-        t, i = cuda.threadIdx.x, cuda.grid(1)
+        t = cuda.blockDim.x - 1 - cuda.threadIdx.x
+        first = cuda.blockIdx.x * cuda.blockDim.x
+        i = first + t
         for c in range(d):
             o_tile[t * d + c] = o[i, c]
-        q_tile = q[(i - t) * d : (i - t + cuda.blockDim.x) * d]
+        q_tile = q[first * d : (first + cuda.blockDim.x) * d]
         my_m, my_l = m[i], l[i]
         for start in range(0, 2 * room * d, room * d):
             my_m, my_l = visit(

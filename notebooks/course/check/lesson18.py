@@ -214,6 +214,10 @@ def drawn(rng, shape, exact):
 def check_products(add_products, rows, columns, warps, exact, rng):
     """Each warp adds two products, to sums that are not 0."""
     s, g = drawn(rng, (rows, columns), exact), drawn(rng, (rows, columns), exact)
+    if warps == 3:
+        # Lanes 12 to 15 have a left operand of zeros, lanes 20 to 23 a right one. A lane that skips mma for
+        # them makes its warp diverge.
+        s[:, 3::8], g[:, 5::8] = 0, 0
     s_row, g_row = rng.integers(0, rows - 15, (2, 2, warps))
     places = np.stack([s_row, g_row, rng.integers(0, columns - 15, (2, warps)) // 8 * 8], -1).astype(int32)
     places[-1, -1] = rows - 16, rows - 16, columns // 8 * 8 - 16  # the last there are
@@ -434,6 +438,9 @@ def check_convolved(convolve, c_q, c_k, exact, rng):
     s, w = drawn(rng, (warps, c_q, columns), exact), drawn(rng, (1, c_q, c_k), exact)
     s *= 64 if exact else 1  # whole numbers as before, and T in the thousands
     s[:, :, KEYS + c_k - 1 :] = 0  # no tap reaches it, and a band has zeros there
+    if c_q == 3:
+        # Lanes 12 to 15 have a left operand of zeros. A lane that skips mma for it makes its warp diverge.
+        s[:, :, 24:40], s[:, :, 88:104] = 0, 0
     load_taps, height, room, numbers = tap_loader("bfloat16", c_q, c_k), 16, 2 * KEYS + 2 * BLOCK, 2 * c_q
 
     @cuda.jit

@@ -88,7 +88,8 @@ def ex22_2(text, rng):
 
 # 22.3 -------------------------------------------------------------------------------------------------------
 
-SHAPES = [*lesson05.SHAPES, (37, 2, 3, 2), (3, 70, 2, 2)]
+# d above 80 finds a fixed local array, n above 127 an index of 8 bits
+SHAPES = [*lesson05.SHAPES, (37, 2, 3, 2), (3, 70, 2, 2), (2, 131, 2, 2), (131, 1, 64, 66)]
 TILES = cuda_kernels.INFINITY + cuda_kernels.LOAD_TILE + cuda_kernels.VISIT
 
 
@@ -102,8 +103,9 @@ def ex22_3(text, rng):
     for scores in lesson05.LOUD:
         lesson05.verify(kernel, rng, 11, 2, 4, 3, 28, lesson05.loads_shared, scores)
     return (
-        f"{len(SHAPES)} shapes, from 1 row to 37, d from 2 to 70, ragged tiles of queries and of keys, up to"
-        " 19 key tiles, arrays longer than n rows"
+        f"{len(SHAPES)} shapes, from 1 row to {max(n for n, *_ in SHAPES)}, d to 131, blocks of up to 64"
+        f" threads, ragged tiles of queries and of keys, up to {lesson05.most_tiles(SHAPES)} key tiles,"
+        " arrays longer than n rows"
     )
 
 

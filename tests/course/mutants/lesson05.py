@@ -140,6 +140,19 @@ MUTANTS = {
         ),
         ("scale forgotten", edited(visit, ("score *= scale", "score *= 1"))),
         ("always the first row", edited(visit, ("q_tile[row * d + c]", "q_tile[c]"))),
+        (
+            "the thread's index in place of row",
+            edited(visit, ("q_tile[row * d + c]", "q_tile[cuda.threadIdx.x * d + c]")),
+        ),
+        ("the scale without its sign", edited(visit, ("score *= scale", "score *= abs(scale)"))),
+        ("16 columns at most", edited(visit, ("score += q_tile", "score += 0 if c > 15 else q_tile"))),
+        (
+            "64 columns at most",
+            edited(
+                visit, ("o_tile[row * d + c] * shrink + p", "o_tile[row * d + c] * shrink + (c < 64) * p")
+            ),
+        ),
+        ("a barrier", edited(visit, ("    return m, l", "    cuda.syncthreads()\n    return m, l"))),
         ("rows of k as columns", edited(visit, ("k_tile[j * d + c]", "k_tile[c * keys + j]"))),
         ("values of the first key", edited(visit, ("v_tile[j * d + c]", "v_tile[c]"))),
         ("returns the last score for m", edited(visit, ("return m, l", "return score, l"))),
@@ -159,6 +172,14 @@ MUTANTS = {
                     "load_tile(q_tile, q, first * d)\n    if first + t >= n:\n        return",
                 ),
             ),
+        ),
+        (
+            "syncwarp after the loads",
+            edited(flash_kernel, ("cuda.syncthreads()  # loaded", "cuda.syncwarp()")),
+        ),
+        (
+            "syncwarp after the visit",
+            edited(flash_kernel, ("cuda.syncthreads()  # used: the next tile may come", "cuda.syncwarp()")),
         ),
         ("always whole tiles of keys", edited(flash_kernel, ("min(columns, n - start)", "columns"))),
         (

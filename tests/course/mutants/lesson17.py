@@ -191,6 +191,16 @@ CONVOLVE = {
     "all but the last row of taps": [("range(bands.shape[0])", "range(bands.shape[0] - 1)")],
     "taps from below": [(B, B.replace("bands[a,", "bands[bands.shape[0] - 1 - a,"))],
     "the last row alone": [("range(bands.shape[0])", "range(bands.shape[0] - 1, bands.shape[0])")],
+    "lanes with zeros in a make no product": [
+        (
+            B,
+            "if s[a, block] == 0 and s[a + 1, block] == 0 and a2 == 0 and a3 == 0: continue\n            "
+            + B,
+        )
+    ],
+    "lanes with zeros in b make no product": [
+        (B, "if bands[a, 0] == 0 and bands[a, 1] == 0: continue\n            " + B)
+    ],
     "t of both blocks in one": [(B, B.replace("4 * block", "0"))],
 }
 

@@ -331,6 +331,17 @@ MUTANTS = {
             add_products,
             ("S G, not Sᵀ G", ("ldmatrix_x4_trans", "ldmatrix_x4")),
             ("G not transposed", ("ldmatrix_x2_trans", "ldmatrix_x2")),
+            (
+                "lanes with zeros in a make no product",
+                (
+                    "    b0, b1 =",
+                    "    if a0 == 0 and a1 == 0 and a2 == 0 and a3 == 0:\n        return\n    b0, b1 =",
+                ),
+            ),
+            (
+                "lanes with zeros in b make no product",
+                ("    sums[0], sums[1]", "    if b0 == 0 and b1 == 0:\n        return\n    sums[0], sums[1]"),
+            ),
             ("quarters 1 and 2 swapped", (ROW, "(lane & 15)"), (RIGHT_HALF, "(lane >> 4) * 8")),
             (
                 "not added",
@@ -398,6 +409,14 @@ MUTANTS = {
         ("a plain function", plain_convolve),
         *wrong(
             convolve,
+            (
+                "lanes with zeros in a make no product",
+                (
+                    "        t[0], t[1], t[2], t[3] = mma",
+                    "        if a0 == 0 and a1 == 0 and a2 == 0 and a3 == 0:\n            continue\n"
+                    "        t[0], t[1], t[2], t[3] = mma",
+                ),
+            ),
             ("rows 16 apart", ("(lane & 15) * 8 + (lane >> 4) * 8", "(lane & 15) * 16 + (lane >> 4) * 8")),
             ("the left half twice", ("(lane & 15) * 8 + (lane >> 4) * 8", "(lane & 15) * 8")),
             ("transposed", ("ldmatrix_x4", "ldmatrix_x4_trans")),

@@ -226,6 +226,15 @@ MUTANTS = {
     ],
     "ex22_3": [
         ("no barrier after the loads", changed(FLASH, ("__syncthreads();  // loaded", ""))),
+        (
+            "a barrier of the warp after the loads",
+            changed(FLASH, ("__syncthreads();  // loaded", "__syncwarp();")),
+        ),
+        (
+            "a barrier of the warp after the visit",
+            changed(FLASH, ("__syncthreads();  // used up", "__syncwarp();")),
+        ),
+        ("an index of 8 bits", changed(FLASH, ("for (int start = 0;", "for (signed char start = 0;"))),
         ("no barrier after the visit", changed(FLASH, ("__syncthreads();  // used up", ""))),
         (
             "a barrier under an if",
