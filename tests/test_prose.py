@@ -2,6 +2,7 @@
 out. CONTRIBUTING.md has the rules (How to write)."""
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -115,17 +116,14 @@ def comments(path):
                 yield token.start[0], token.string
 
 
+@functools.cache
 def prose(path):
-    """Yield (line, text) for everything in a file that is written for people."""
+    """Return [(line, text)] for everything in a file that is written for people."""
     if path.suffix == ".py":
-        yield from ((line, text) for line, _, text, _ in docstrings(path))
-        yield from comments(path)
-    else:
-        text = re.sub(
-            r"```.*?```", lambda code: "\n" * code[0].count("\n"), path.read_text("utf-8"), flags=re.S
-        )
-        # tables quote the lessons' own titles
-        yield from ((n, line) for n, line in enumerate(text.split("\n"), 1) if not line.startswith("|"))
+        return [(line, text) for line, _, text, _ in docstrings(path)] + list(comments(path))
+    text = re.sub(r"```.*?```", lambda code: "\n" * code[0].count("\n"), path.read_text("utf-8"), flags=re.S)
+    # tables quote the lessons' own titles
+    return [(n, line) for n, line in enumerate(text.split("\n"), 1) if not line.startswith("|")]
 
 
 @pytest.mark.parametrize("pattern", FOLDERS)
