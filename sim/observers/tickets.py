@@ -174,7 +174,8 @@ def claim(facts):
     if found is None or not found.is_element or found.operator:
         return None
     load = of_action(facts, LOAD)
-    headers = [load.line] if load else [read.line for read in facts.reads]
+    # Lines count from each function's `def`, and `outline` has one function.
+    headers = [read.line for read in ([load] if load else facts.reads) if read.function == store.function]
     branches = (headed_branch(outline, line, store.line) for line in headers)
     branch = next(filter(None, branches), None) or branch_on_copy(outline, found.target, headers, store.line)
     if branch is None:
