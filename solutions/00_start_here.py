@@ -9,15 +9,13 @@
 # %% [markdown]
 # # Start here
 #
-# A course in notebooks: from a softmax of three numbers on paper to GPU kernels for convolutional attention. It runs on your laptop. **No GPU is needed**: kernels run in a simulator, and what only a GPU can tell was recorded on
-# one and says so.
+# In this course you start with the softmax of three numbers, on paper. You end with your own GPU kernels for convolutional attention. Everything runs on your laptop. **You do not need a GPU**: your kernels run in a simulator. Measurements that need a real GPU were recorded on one, and are labelled.
 #
-# **How to use a notebook.** Shift+Enter runs a cell and goes to the next. Run all cells of a lesson from the top, in order. Where you find `___`, write down what you expect, on paper or in the cell, *before* you run the next one: a wrong guess
-# is worth more than a right answer that you have read. Folded cells only draw.
+# **How to use a notebook.** Press Shift+Enter to run a cell and move to the next one. Run the cells of a lesson in order, from the top. Where you see `___`, write down what you expect *before* you run the next cell, on paper or in the cell. A wrong guess teaches you more than a correct answer that you only read. Folded cells only draw figures.
 #
 # ## The first five minutes
 #
-# Eight threads, each with one number. Each puts its number on a table that all can see (`shared` memory), and adds to it the number of its right neighbour. (The last one's neighbour is the first.)
+# Your first kernel has eight threads, and each thread has one number. Each thread writes its number to a table that all threads can see, in *shared memory*. Then it adds the number of its right neighbour to its own. The neighbour of the last thread is the first one.
 
 # %%
 import numpy as np
@@ -42,9 +40,9 @@ def add_neighbours(x, out):
 x, out = np.arange(8, dtype=float32), np.zeros(8, dtype=float32)
 
 # %% [markdown]
-# **Guess.** x is 0, 1, 2, … 7, so out should be 1, 3, 5, … 13, and 7 for the last. Will it be? `___`
+# **Guess.** x is 0, 1, 2, … 7. So `out` should be 1, 3, 5, … 13, with 7 in the last position. Will it be? `___`
 #
-# On a GPU you would probably see just that, nearly always. The simulator runs the threads in an order drawn at random, watches every access, and says more:
+# A GPU would almost always print exactly that. The simulator runs the threads in a random order and watches every access to memory, so it can tell you more:
 
 # %%
 report = simulate(add_neighbours, on_finding="report", seed=1)[1, 8](x, out)
@@ -53,8 +51,7 @@ print(f"\nfindings: {len(report.findings)}; the first:\n")
 print(report.findings[0].message)
 
 # %% [markdown]
-# A thread may look at its neighbour's place before the neighbour has written there. That is a **race**: right today, wrong tomorrow, and no error message on any GPU. The remedy is one line between writing and reading, at which all threads of
-# the block wait for each other:
+# A thread may read its neighbour's position before the neighbour has written to it. This is a **race**: the result is correct today and wrong tomorrow, and no GPU reports an error. You fix it with one line between the write and the read, a **barrier**. All threads of the block wait there for each other:
 
 
 # %%
@@ -72,38 +69,39 @@ report = simulate(add_neighbours_in_order, on_finding="report", seed=1)[1, 8](x,
 print(out, "findings:", len(report.findings))
 
 # %% [markdown]
-# You have found and mended your first GPU bug. In lesson 03 you build such a simulator yourself, and lesson 04 has eight more kinds of bugs.
+# You have found and fixed your first GPU bug. In lesson 03 you build such a simulator yourself, and lesson 04 has eight more kinds of bugs.
 #
 # ## Exercises
 #
-# An exercise is a function whose body is `raise NotImplementedError("exercise 1.2")`. Put your code in the place of that line, run the cell, then the next one, which **checks** it: with fresh numbers each time, and with sizes that do not
-# divide evenly. Until then, "Run All" stops there with two lines:
+# An exercise is a function whose body is `raise NotImplementedError("exercise 1.2")`. Replace that line with your code and run the cell. Then run the next cell, which **checks** your function with new random numbers and with sizes that do not divide evenly. Until the exercise is solved, "Run All" stops there with two lines:
 #
 # ```
 # ✗ exercise 1.2 · merge: not written yet
 #   Put your code in place of raise NotImplementedError("exercise 1.2"), run both cells.
 # ```
 #
-# A wrong answer gets the call that shows it, what was wanted, what came, and often the mistake by name. Hints are folded below each exercise. What is right is ticked, and stays ticked when you come back.
+# If your answer is wrong, the check shows a call that fails, the expected result and your result. Often it also names the mistake. Each exercise has folded hints. A solved exercise is ticked, and the tick is still there when you come back.
 #
 # ## The map
 #
-# An arrow leads from a lesson to one that builds on it.
+# An arrow points from a lesson to a lesson that builds on it.
 
 # %% jupyter={"source_hidden": true}
 show_figure(draw_map(), map_in_words())
 
 # %% [markdown]
-# Here is what each lesson builds, its minutes, as readers estimated who solved it from its text alone, and how many of its exercises you have done. Run the cell again to bring the last column up to date. A lesson of more than an hour has sections; stop at one.
+# The table lists what you build in each lesson, the time that it takes, and how many of its exercises you have solved. Readers who solved each lesson using only its text estimated the times. Run the cell again to update the last column. Lessons longer than an hour have sections, and you can stop after any of them.
+#
+# The [glossary](../docs/glossary.md) explains the terms of the course, and names the lesson in which you first need each one.
 
 # %%
 Markdown(contents())
 
 # %% [markdown]
-# ## Three ways through
+# ## Three routes
 #
-# - **The simulator only**: for those who want to write and debug CUDA kernels. Lesson 06 uses the merge of lesson 01 in its last third; in 08 take the counts and leave the flash kernel of the roofline to the others. Then `sim/README.md`.
-# - **Attention only**: paper and PyTorch, no kernels. Lesson 15 trains with the kernels that others build in 11 and 13; you can use them as they are.
+# - **The simulator only**, if you want to write and debug CUDA kernels. The last third of lesson 06 uses the merge from lesson 01. In lesson 08, do the sections that count accesses and skip the flash kernel in the roofline. Continue with `sim/README.md`.
+# - **Attention only**: paper and PyTorch, no kernels. Lesson 15 trains a model with the kernels from lessons 11 and 13. You can use them without having written them.
 # - **Everything**, in order.
 
 # %%
@@ -111,6 +109,6 @@ for way, lessons in WAYS.items():
     print(f"{way:20} {hours(lessons):9} {' '.join(lessons)}")
 
 # %% [markdown]
-# Each lesson's solution, executed, is in `solutions/` of the repository: to compare with, afterwards. Where something does not work, `make doctor` says what is installed, whether there is a GPU, and the remedy for every known trouble.
+# The folder `solutions/` of the repository contains every lesson, solved and executed, so that you can compare afterwards. If something does not work, run `make doctor`. It reports what is installed and whether there is a GPU, and tells you how to fix every known problem.
 #
 # **Next:** [lesson 01](01_online_softmax.ipynb), or [lesson 03](03_threads_and_blocks.ipynb) if you came for the simulator.

@@ -18,6 +18,7 @@ PAGES = [
     "sim/README.md",
     "kernels/README.md",
     "docs/design.md",
+    "docs/glossary.md",
     "docs/measurements.md",
     "docs/validation.md",
 ]
