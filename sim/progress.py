@@ -22,7 +22,7 @@ IDLE_READS, MAX_IDLE_STEP = (
     16,
     30,
 )  # reads before the steps of a delay double; binary logarithm of the longest
-FIRST_LEAP = 1 << 20  # ticks, if all looping threads time a wait: about a millisecond of %globaltimer
+FIRST_LEAP = 1 << 20  # clock ticks to skip if all looping threads time a wait: about 1 ms
 
 
 class Clock:

@@ -68,7 +68,7 @@ class Task:
         return torch.cat([pad(text, (0, 1), value=self.letters + 1), question, answer], dim=1)
 
     def spell(self, text):
-        """A text (length,) as people read it."""
+        """Return an encoded text of shape (length,) as a readable string."""
         alphabet = "abcdefghijklmnopqrstuvwxyz"[: self.letters] + ".#"
         tokens = [alphabet[token] for token in text.tolist()]
         return " ".join(tokens[: -self.written]) + " → " + " ".join(tokens[-self.written :])
@@ -142,8 +142,8 @@ def answer_logits(model, task, text):
 
 @torch.no_grad()
 def share_wrong(model, task, texts=2048, seed=10**6, batch=256):
-    """The share, 0 to 1, of fresh texts whose answer has any wrong letter. A right answer is also what the
-    model writes letter by letter."""
+    """Return the fraction of new texts for which the answer has a wrong letter. A right answer is also what
+    the model writes letter by letter."""
     generator = torch.Generator(model.logits.weight.device).manual_seed(seed)
     wrong = 0
     for _ in range(texts // batch):

@@ -17,8 +17,8 @@ def throw_into(ident, exception):
 
 
 class OSThread:
-    """A coroutine with its own operating-system thread, which runs one body after another. Two locks pass
-    control."""
+    """A coroutine with its own operating-system thread, which runs one body after another. Two locks hand
+    control back and forth."""
 
     def __init__(self):
         self.body = self.error = self.thrown = None

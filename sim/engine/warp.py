@@ -21,7 +21,7 @@ class Group:
         self.operation, self.mask, self.threads, self.bits = operation, mask, {}, 0
 
     def missing(self, block, warp):
-        """Return the lane mask of those that are in the mask, have not returned and have not arrived."""
+        """Return the mask of the lanes that are in the group's mask but have neither arrived nor returned."""
         return FULL if self.mask == CONVERGED else self.mask & block.lanes_alive[warp] & ~self.bits
 
 

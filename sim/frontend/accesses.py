@@ -74,7 +74,7 @@ class Accesses(ast.NodeTransformer):
         return self.name(f"t{self.temporaries}", node).id
 
     def constant(self, value, node):
-        """Return a new name for a value that has no literal."""
+        """Return a new name bound to a value that cannot be written as a literal."""
         name = self.name(f"c{len(self.constants)}", node)
         self.constants[name.id] = value
         return name

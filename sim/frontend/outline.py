@@ -106,7 +106,7 @@ class Outline:
         return not held and (LOOP not in kinds or not earlier) and all(in_front)
 
     def ends(self, branch):
-        """Return whether the only arm of a branch ends with its only `return`."""
+        """Return whether a branch has a single arm whose only `return` is its last statement."""
         statements = branch.parts[0].parts if branch.kind == BRANCH else []
         inner = statements[0].parts if len(statements) == 1 and statements[0].parts else statements
         kinds = [part.kind for part in inner]

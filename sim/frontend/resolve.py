@@ -126,8 +126,8 @@ def referent(value):
 
 
 def referent_of(node):
-    """Return the Referent of an expression. Nodes added by a code printer have none and count as attributes
-    of a value."""
+    """Return the Referent of an expression. Nodes that a code generator added carry no Referent; they are
+    treated as ordinary attribute accesses on a value."""
     return getattr(node, "referent", OF_A_VALUE)
 
 

@@ -229,7 +229,7 @@ class Rewriter(Accesses):
             name = self.name(f"f{len(self.calls)}", node)
             self.calls[name.id], node.func = (ast.unparse(node.func), tuple(given.items())), name
         node.func.referent = called
-        if given:  # The callee is specialised for these types, so its operands need no width.
+        if given:  # The callee is specialised for these types, so its arguments need no explicit type.
             return node
         entry = (
             INSTRUCTIONS.get(f"builtins.{called.name}.{len(types_)}")

@@ -235,7 +235,7 @@ class Simplify(ast.NodeTransformer):
 
 
 def located(statements, node):
-    """Return `statements`, giving each one without a position the position of `node`."""
+    """Give every statement without a position the position of `node`, and return `statements`."""
     return [ast.fix_missing_locations(ast.copy_location(statement, node)) for statement in statements]
 
 

@@ -1,4 +1,5 @@
-"""PTX comparisons, choices and conversions, with one entry per type: setp.lt.f32, selp.b32, cvt.rni.s32.f32.
+"""PTX comparison, selection and conversion instructions, with one entry per type: setp.lt.f32, selp.b32,
+cvt.rni.s32.f32.
 
 Source: PTX ISA 9.7.6, "Comparison and Selection Instructions"; 9.7.9, "Data Movement and Conversion
 Instructions" (mov, cvt).

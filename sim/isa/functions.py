@@ -26,7 +26,7 @@ VALUE = "the same number, in the type of the result"
 
 
 def identity(x):
-    """Return x. This is the semantics of a conversion that the result type performs."""
+    """Return x. It serves conversions in which storing x in the result type does all the work."""
     return x
 
 

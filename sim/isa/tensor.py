@@ -51,7 +51,7 @@ def float_decoder(exponent_bits, fraction_bits):
 
 
 def integer_decoder(sign):
-    """Return the function from a byte to its value. `sign` is 128 for signed bytes, else 0."""
+    """Return a function that converts a byte to its integer value. `sign` is 128 for signed bytes, else 0."""
     return lambda bits: (bits ^ sign) - sign
 
 
@@ -148,7 +148,7 @@ def product_sums(decode_a, decode_b, width, drop=0, rows=16, columns=8):
         for at in range(rows * columns):
             row, column = at // columns, at % columns
             found[at] = dot(x, y, row, column, length)
-            # For the larger K, the second half is in further registers.
+            # For the larger K, additional registers hold the second half.
             if 8 * len(b) == 2 * columns:
                 found[at] += dot(x, y, row + rows, column + columns, length)
         return found

@@ -122,6 +122,7 @@ def tensor_array(tensor, name):
         )
     tensor = tensor.detach()
     if str(tensor.dtype) != "torch.bfloat16":
-        # Not tensor.numpy(), which forbids torch to resize the storage later, as FSDP does with parameters.
+        # Not tensor.numpy(), which would prevent torch from resizing the storage later, as FSDP does with
+        # parameters.
         return np.from_dlpack(tensor)
     return np.from_dlpack(tensor.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)

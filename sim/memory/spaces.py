@@ -132,7 +132,8 @@ class AddressSpace:
         return next((other for other in others if other.root.size % multiple), None)
 
     def sure_alignment(self, allocation):
-        """Return the largest alignment of the allocation, 16 bytes at most, that is certain on any GPU."""
+        """Return the largest alignment, up to 16 bytes, that the allocation is guaranteed to have on any
+        GPU."""
         return next((size for size in (16, 8, 4, 2) if self.shifting(allocation, size) is None), 1)
 
     def find(self, address):

@@ -116,7 +116,7 @@ class Memory:
             self.context.announce_ordering("copies_received", [sent.copy for sent in arrived])
 
     def track(self, barrier):
-        """Let an mbarrier count an arrival once all copies sent by the current thread have arrived.
+        """Make an mbarrier count one arrival once all copies issued by the current thread have completed.
 
         They arrive, at the latest, when a thread tests the barrier's phase.
         """

@@ -178,7 +178,7 @@ def distinct(column):
 
 
 def shared(cell, party):
-    """Return whether several parties access one cell. The result may be a false True if the packed numbers
+    """Return whether several parties access one cell. False positives are possible if the packed numbers
     exceed 64 bits."""
     bits = int(party.max(initial=0)).bit_length()
     # the highest bits may be lost, which can only make different cells equal

@@ -196,7 +196,8 @@ class Facts:
         return names if max(times) <= 1 else None
 
     def span(self, name):
-        """Return (first, end), byte offsets in the array, of the function's accesses through a name."""
+        """Return the range (first, end) of byte offsets in the array that the function accesses through a
+        name."""
         home = self.outline.function(self.low)
 
         def by_name(number):

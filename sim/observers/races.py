@@ -270,8 +270,8 @@ class Races(OrderingObserver):
         return False
 
     def lacks_fence(self, a, b):
-        """Return whether fences before all atomics would order the two accesses, in a launch that
-        synchronises by atomics."""
+        """Return whether, in a launch that synchronises through atomics, a fence before every atomic would
+        order the two accesses."""
         if len(self.events) == MOST_EVENTS or not self.context.synchronizes:
             return False
         replayed, order = self.generous

@@ -143,7 +143,7 @@ class Writer:
         for instruction in block.body:
             self.emit_instruction(instruction)
         if block.branch is not None and block.branch.opcode.startswith("brx"):
-            # -1 is the number of no block: the function returns.
+            # -1 is not a block number: it makes the function return.
             numbers = ", ".join(str(-1 if t is None else t.number) for t in block.targets)
             self.module.item = block.branch
             self.origins.check(block.branch.operands[0])

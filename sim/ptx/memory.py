@@ -132,8 +132,8 @@ class Memory:
         return None
 
     def owner(self, space):
-        """Return a function for the owner of a space's regions: the running block, the running thread, or
-        None. A cached region is valid while the owner is unchanged."""
+        """Return a function that returns the owner of a space's regions: the running block, the running
+        thread, or None. A cached region is valid while the owner is unchanged."""
         context = self.context
         if space == "shared":
             return lambda: context.thread.block

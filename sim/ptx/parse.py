@@ -103,7 +103,7 @@ class Parser(Operands):
         return variable
 
     def declaration(self, space):
-        """Parse a declaration from after its state space, without a semicolon."""
+        """Parse the part of a declaration that follows the state space, without the semicolon."""
         line, align, vector = self.line(), self.alignment(), 1
         if self.next in (".v2", ".v4"):
             vector = int(self.take()[2:])
@@ -221,7 +221,7 @@ class Parser(Operands):
         return replace(jump, operands=(Symbol(self.resolve_label(jump.operands[0].name, braces)),))
 
     def resolve_label(self, name, braces):
-        """Return the unique name of a label, from the innermost open braces that declare it."""
+        """Return the unique name of a label, looked up in the innermost enclosing scope that declares it."""
         found = (self.labels[brace, name] for brace in reversed(braces) if (brace, name) in self.labels)
         return next(found, name)
 

@@ -11,7 +11,7 @@ CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "glob
 # Opcodes whose results are times if an operand is a time. Results of other instructions count as observed
 # values: the predicate of a comparison, or the xor of a random number generator seeded from a clock.
 ARITHMETIC = {"mov", "cvt", "add", "sub", "neg", "abs", "shr", "div", "min", "max", "selp"}
-HIGH_PRODUCTS = {"hi", "wide"}  # modifiers of the multiplications by which compilers divide
+HIGH_PRODUCTS = {"hi", "wide"}  # modifiers of the multiplications that compilers emit for a division
 
 
 def timed_registers(function):

@@ -186,7 +186,8 @@ class Origins:
         return f"{python_name(parameter.name)}_origins"
 
     def on_parameter(self, function):
-        """Return the global name of a function on a parameter's origins."""
+        """Return the name, among the globals of the generated code, of a function that handles the origins of
+        a parameter."""
         return self.module.shared_name(function.__name__, lambda run: function)
 
     def declared(self, variables):

@@ -86,7 +86,7 @@ class Store:
         return unset
 
     def write_pointers(self, variable: Any, address: Callable[[Any], int]) -> None:
-        """Write the addresses in a variable's initial value, once.
+        """Fill in the addresses that a variable's initial value contains. Only the first call has an effect.
 
         address: the function Symbol -> address.
         """
@@ -222,7 +222,7 @@ def as_array(value: Any, view: np.ndarray, name: str) -> np.ndarray:
 
 
 class Variables(MutableMapping[str, np.ndarray]):
-    """The variables of a module in one state space, by the names of the source: "const" or "global".
+    """The variables of a module in one state space, keyed by their names in the source: "const" or "global".
 
     `variables[name]` is an array (without dimensions for a single number). It shows a kernel's stores, and
     the host may change it in place; for constant memory it is a copy. `variables[name] = value` sets the

@@ -6,7 +6,8 @@ from numba import cuda, float32, float64
 
 @cuda.jit(device=True)
 def exchanged(tile, t, value):
-    """Return the `value` of the thread across the tile. All threads of the block must call this."""
+    """Return the `value` of the thread at the mirrored position in the tile. All threads of the block must
+    call this."""
     tile[t] = value
     cuda.syncthreads()
     return tile[tile.shape[0] - 1 - t]

@@ -1,4 +1,4 @@
-"""Answers made from a right one: what the books of mutants share."""
+"""Helpers of the mutant modules, which derive answers by editing a correct one."""
 
 import builtins
 import inspect

@@ -29,7 +29,7 @@ WIDTH = 16
 FEW_SIZES, SIZES = sizes(st.integers(1, WIDTH)), sizes(st.integers(1, 128))
 SAMPLE = [
     shape if shape.d <= WIDTH else shape._replace(d=13) for shape in SHAPES[::5]
-]  # together they have every length and all taps
+]  # together they cover every length and every number of taps
 ON_A_CPU = [*SAMPLE, *(pytest.param(shape, marks=nightly) for shape in SHAPES if shape not in SAMPLE)]
 
 

@@ -12,8 +12,8 @@ from sim.events import LOAD
 from sim.nouns import plural
 
 LANES = 32
-SHUFFLES = 6  # that a warp's sum may take: five steps, and one to hand the sum round
-STEPS = 10_000  # a launch here goes round its while loops some thousand times at most
+SHUFFLES = 6  # that a warp's sum may take: five reduction steps, and one to broadcast the sum
+STEPS = 10_000  # more than all iterations of while loops in a launch of this lesson
 WHOSE = (
     "Every thread with an element writes the sum of the whole warp: five rounds, with the partners 16, 8, 4,"
     " 2 and 1 away in both directions."

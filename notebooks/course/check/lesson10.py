@@ -18,7 +18,7 @@ from kernels.reference.tiled import State, Traffic, nothing_read, update
 TAPS = [(1, 1), (2, 2), (3, 5), (1, 4), (4, 1), (6, 11), (3, 3), (5, 2)]
 
 # (tokens, c_q, c_k, rows and columns loaded): one token, one tile, ragged tiles, more taps than tokens, odd
-# and even, oblong, tiles that own little.
+# and even tiles that are not square and own few elements.
 SHAPES = [
     *[(1, 1, 1, 1, 1), (1, 3, 3, 4, 4), (2, 5, 7, 6, 8), (5, 1, 1, 2, 3), (7, 3, 5, 16, 16), (8, 2, 4, 5, 7)],
     *[

@@ -182,7 +182,7 @@ def check_convolution(convolve, size, taps, i0, j0, rng, about=1):
     def every_sum(s, w, i0, j0, out, used):
         b, y, x = cuda.blockIdx.x, cuda.threadIdx.y, cuda.threadIdx.x
         t = convolve(s[b], w, i0, j0)
-        out[b, y, x], used[b, y, x] = t, math.atan(t)  # computed in float64 if t is one
+        out[b, y, x], used[b, y, x] = t, math.atan(t)  # computed in float64 if t is float64
 
     report = watched(every_sum, size, (s, w, i0, j0), (got, used), rng, call)
     rows, columns = size - taps[0] + 1, size - taps[1] + 1
@@ -239,7 +239,7 @@ def check_rows(absorb, size, rng, what, m, offset=0, seen=True):
     """One tile of T in each block, and the state of each row before it: (m, l, shrink, p) of every thread. m:
     about the maximum of a row; its l is drawn by itself."""
     shape = BLOCKS, size, size
-    # no rounding where scores are large
+    # large scores are exactly representable
     t = np.round(8 * (normal(rng, *shape) * float32(3) + float32(offset))) / 8
     t[rng.random(shape) < 0.3] = -math.inf
     t[:, :, 0] = offset  # so that a row sees something

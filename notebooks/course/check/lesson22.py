@@ -350,7 +350,7 @@ def mended(letter, changes):
 
 
 def bare(line):
-    """A line without its comment and the spaces around."""
+    """Return a line without its comment and the surrounding whitespace."""
     return line.partition("//")[0].strip()
 
 

@@ -40,7 +40,7 @@ def main():
 
 
 def printed(source):
-    """{the function of each cell under @live: what it printed}, of one lesson, run as a program."""
+    """Run one lesson as a program, and return {function name: printed output} for its @live cells."""
     cells = {}
 
     def live(cell):

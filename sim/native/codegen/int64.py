@@ -345,7 +345,8 @@ class Body(ast.NodeVisitor):
             # Offsets are in bytes, and all fields are int64.
             position = I64(FIELDS[node.attr].offset // 8)
             return pointer(self.builder, self.int64_value(node.value), position, I64)
-        # A field of several int64 is an array inside the structure; other fields contain an address.
+        # A field that holds several int64 values is an array inside the structure; every other field holds an
+        # address.
         if isinstance(node.value, ast.Attribute) and FIELDS[node.value.attr].size > 8:
             return self.builder.gep(self.pointer_to(node.value), [self.int64_value(node.slice)])
         return pointer(self.builder, self.int64_value(node.value), self.int64_value(node.slice), I64)

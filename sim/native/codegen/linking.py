@@ -53,8 +53,8 @@ class LinkedLibrary(JITCodeLibrary):
         self._finalized = True
 
     def _get_module_for_linking(self):
-        """Return the IR with everything it needs. Numba calls this for libraries of its own that link this
-        one."""
+        """Return the IR, with its dependencies linked in. Numba calls this when one of its own libraries
+        links this one."""
         return link_needed(self._final_module.clone(), self)
 
     def get_pointer_to_function(self, name):

@@ -128,8 +128,8 @@ def span(start, stop, step):
 
 @inline_always
 def agree_span(state, before, now):
-    """Combine the bounds of a thread's range with the bounds of earlier threads. Different bounds diverge. A
-    step of 0 in `before` means that no thread has been seen yet."""
+    """Combine the bounds of a thread's range with the bounds of earlier threads. Bounds that differ count as
+    divergence. A step of 0 in `before` means that no thread has been seen yet."""
     if before[2] != 0 and before != now:
         diverge(state)
     return now

@@ -95,7 +95,7 @@ class Calls(Names):
 
     def call_wait(self, node):
         """Lower a call that is a synchronisation point, and mark it with the attributes `sync` (its
-        instruction) and `site`. sim.native.lower.hoisting moves it into a statement by itself."""
+        instruction) and `site`. sim.native.lower.hoisting then moves the call into a statement of its own."""
         called, arguments = node.func.referent.name, node.args
         if node.keywords:
             named = {keyword.arg: keyword.value for keyword in node.keywords}

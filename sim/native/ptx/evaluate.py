@@ -228,7 +228,7 @@ class Evaluator(Arithmetic):
         return self.apply(self.value(node.func), given, {k.arg: self.value(k.value) for k in node.keywords})
 
     def call_named(self, name, given):
-        """Return the result of a call by name, if the name is not a variable."""
+        """Return the result of a call whose callee is a plain name and not a variable."""
         found = self.special(name, given) if self.special else NotImplemented
         if found is not NotImplemented:
             return found

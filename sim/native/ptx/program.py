@@ -136,7 +136,7 @@ class Lowering(Program):
         return self.add_call("report")
 
     def atomic(self, access):
-        """Return (PTX type, name of a function) for an atomic operation."""
+        """Return (PTX type, name of the function that implements it) for an atomic operation."""
         if access.type not in VIEWS or access.reach == "block" and access.space != "shared":
             raise Missing
         ptx_type, *_ = atomics.atomic_semantics(access)
