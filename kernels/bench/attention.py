@@ -61,7 +61,7 @@ def milliseconds(function, *arguments):
 
 
 def host_microseconds(function, shape, calls=200):
-    """Return the host time of one call, with checks and output allocation, not waiting for the GPU."""
+    """Return the host time of one call, including checks and allocation, without waiting for the GPU."""
     q = torch.randn(shape, device="cuda")
     function(q, q, q)
     torch.cuda.synchronize()

@@ -52,8 +52,8 @@ class Row:
     ulp: float
     tolerance: float
     findings: int
-    error: str = ""  # why values are missing
-    refused: bool = False  # the engine declined to run the kernel
+    error: str = ""  # the reason why values are missing
+    refused: bool = False  # whether the engine declined to run the kernel
 
     @property
     def verdict(self):
@@ -114,7 +114,7 @@ def by_gpu(case, given):
 def refused(broken):
     """Return whether the only failure is that the native engine declined to compile the kernel.
 
-    broken: {engine: exception}.
+    broken: {engine: the exception that it raised}.
     """
     from sim.errors import LaunchError
 
@@ -177,8 +177,8 @@ def compared(case, size, chosen=None):
 def all_rows(work, chosen):
     """Return the rows of every (name, size) in `work`, in that order.
 
-    Cases run in parallel, one per core, and the largest, which are last, start first. On a GPU, where each
-    needs some hundred MiB, SHARING of them run at a time.
+    Cases run in parallel, one per core. The largest cases, which come last in `work`, start first. On a GPU,
+    each case needs a few hundred MiB, so SHARING cases run at a time.
     """
     bar = partial(tqdm, desc="compare", total=len(work), disable=None)
     if len(work) == 1:
@@ -200,8 +200,8 @@ def distances(got, wanted):
     """Return (largest error, mean error, largest distance in ulp) of two tuples of tensors; NaN if any is
     NaN.
 
-    Only outputs present in both are compared, since a previous stage may lack the last. An ulp is the
-    distance between adjacent values of got's dtype at the expected value, so it is tiny near 0.
+    Only outputs present in both tuples are compared, since a previous stage may lack the last output. An ulp
+    is the distance between adjacent values of got's dtype at the expected value, so it is tiny near 0.
     """
     errors, ulps = [], []
     for one, other in zip(got, wanted):
@@ -223,7 +223,7 @@ def distances(got, wanted):
 
 
 def machine():
-    """Return the date, the GPU and the versions, which every recorded figure must state."""
+    """Return the date, the GPU and the software versions, which must accompany every recorded figure."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "date": str(date.today()),
@@ -254,14 +254,14 @@ def record(rows, counted):
 
 
 def as_data(row):
-    """Return a row with its verdict as plain data; None replaces NaN, which JSON lacks."""
+    """Return a row and its verdict as plain data, with None in place of NaN, which JSON cannot represent."""
     return {name: None if value != value else value for name, value in asdict(row).items()} | {
         "verdict": row.verdict
     }
 
 
 def missing(ncu, chosen):
-    """Return sentences that state what was not compared."""
+    """Return one sentence for each comparison that was not made."""
     if left_out := [engine for engine in engines() if engine not in chosen]:
         yield f"Not compared: {' and '.join(left_out)}."
     if not torch.cuda.is_available():

@@ -4,12 +4,13 @@ kernels.bench
 The contestants, in float32 and then, on tensor cores, in bfloat16, are: the kernels; PyTorch eager
     (`kernels.reference`); the same through torch.compile; and `scaled_dot_product_attention` (SDPA), which
     has no convolution, with the name of the backend that it chose. In decoding, "split keys" has no
-    convolution either: it is the decoding kernels with a single tap of 1, which divide the keys among blocks
+    convolution either: it runs the decoding kernels with a single tap of 1, which divide the keys among
+        blocks
     as usual.
 
-Before a contestant is timed, its values are compared with float64 (one head, all batches); a contestant with
-wrong values is not timed. Times are medians of CUDA events around calls with a cold cache. Decoding is timed
-with replayed CUDA graphs, because a token takes less time on the GPU than a launch takes in Python. Memory is
+Before a contestant is timed, its results are compared with float64 (one head, all batches); a contestant with
+wrong results is not timed. Times are medians of CUDA events around calls with a cold cache. Decoding is timed
+with replayed CUDA graphs, because the GPU processes a token faster than Python launches a kernel. Memory is
 the peak above the inputs.
 """
 
@@ -89,7 +90,7 @@ def timed_if_right(row, results, right, times):
     rejected.
 
     results: returns the contestant's tensors.
-    right: the correct ones in float64, for one head: O, and gradients if there are any.
+    right: the correct tensors in float64, for one head: O, and the gradients if they were computed.
     """
     found = errors([x[:, :1].double() for x in results()], right)
     allowed = ALLOWED[row["dtype"]]
@@ -166,7 +167,7 @@ def sdpa_backend(q, k, v, causal=True):
 
 
 def measured_flash(shape, dtype=torch.bfloat16):
-    """Yield the forward milliseconds of attention without taps, for these kernels and SDPA."""
+    """Yield the forward time in milliseconds of attention without taps, for these kernels and for SDPA."""
     q, k, v = torch.randn(3, *shape, device=DEVICE, dtype=dtype)
     with torch.no_grad():
         right = [attention(*one_head(q, k, v), causal=True)]
@@ -232,7 +233,7 @@ def measured_languages(shape):
     """Yield one row per language: milliseconds of flash attention and of convolutional attention, forward and
     backward.
 
-    The rows also have the microseconds of one token, in a CUDA graph.
+    Each row also contains the time per token in microseconds, measured in a CUDA graph.
     """
     q, k, v, w, d_o, window = languages.inputs(Shape(*shape, *TAPS, True), device=DEVICE)
     for name in languages.HOMES:
@@ -248,7 +249,7 @@ def measured_languages(shape):
         }
 
 
-# one function per table, which returns its rows
+# one function per table, which yields its rows
 SECTIONS = {
     "training": lambda: [row for shape, taps in FLOATS for row in measured(shape, taps)],
     "halves": lambda: [row for shape, taps in HALVES for row in measured(shape, taps, torch.bfloat16)],

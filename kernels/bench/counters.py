@@ -1,4 +1,4 @@
-"""Memory requests, and their sectors or wavefronts: the simulator's counters against the GPU's (`ncu`)."""
+"""Compare the simulator's memory request, sector and wavefront counts with those of a GPU (`ncu`)."""
 
 import csv
 import io
@@ -33,7 +33,7 @@ METRICS = {
     "shared store conflicts": ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum",),
     "shared store bytes": ("smsp__sass_data_bytes_mem_shared_op_st.sum",),
 }
-# known differences on a GPU (compiled for sm_90): its value, and the reason
+# known differences on a GPU (compiled for sm_90): the GPU's value, and the reason
 EXPLAINED = {
     ("matmul_tiled", "shared load requests"): (
         10240,
@@ -125,7 +125,7 @@ def of_kind(sites, kind, width):
 
 
 def measured():
-    """Return {case: {counter: value}} from the GPU's counters, with one launch each under `ncu`.
+    """Return {case: {counter: value}} from the GPU's counters, launching each case once under `ncu`.
 
     Raise RuntimeError with ncu's message if it fails.
     """
@@ -183,6 +183,6 @@ def counts(progress):
 
 
 def compared_count(case, counter, predicted, measured):
-    """Return a Count, with an explanation only if the GPU's value is exactly the explained one."""
+    """Return a Count, with an explanation only if the GPU's value equals the known one exactly."""
     number, why = EXPLAINED.get((case, counter), (None, ""))
     return Count(case, counter, predicted, measured, why if predicted != measured == number else "")

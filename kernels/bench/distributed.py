@@ -6,9 +6,9 @@ The results are written as JSON.
     python -m kernels.bench.distributed [--ranks 2] [--lengths 32768 65536 131072]
         [--json kernels/data/sharded.json]
 
-There is one process per GPU, with NCCL; "one GPU" is the same call in a group of one. Communication alone is
-the same exchanges without kernels. Computation alone is the same kernels without exchanges: each rank uses
-uninitialised memory in place of the received tensors.
+Each GPU has one process, and the processes communicate through NCCL. "One GPU" is the same call in a group of
+size one. Communication alone is the same exchanges without kernels. Computation alone is the same kernels
+without exchanges: each rank uses uninitialised memory in place of the received tensors.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def milliseconds(call, repeats):
 
 
 def times(n, heads, d, layout, group, repeats, kind=Ring):
-    """Return the (forward, backward) milliseconds of one call, of the slowest rank.
+    """Return the (forward, backward) times of one call in milliseconds, measured on the slowest rank.
 
     kind: Ring, or Silent for computation alone.
     """
@@ -104,7 +104,7 @@ def times(n, heads, d, layout, group, repeats, kind=Ring):
 
 
 def exchanges(n, heads, d, group, repeats):
-    """Return the milliseconds to send K and V around the ring, and those of one all-gather."""
+    """Return the times in milliseconds of sending K and V around the ring, and of one all-gather."""
     ring, ranks = Ring(group, torch.empty(0, device="cuda")), distributed.get_world_size(group)
     block = torch.randn(1, heads, 2 * n // ranks, d, device="cuda")
 

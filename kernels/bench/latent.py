@@ -6,8 +6,8 @@ All contestants are causal, with a reciprocal term of 64 keys: the kernels; PyTo
     (`kernels.reference.latent_tiled`); and `scaled_dot_product_attention` (SDPA), without a reciprocal term,
     on keys and values expanded for every head. The expansion is included in SDPA's time, except in decoding,
     where a cache would hold the expanded heads. All run in float32; the kernels, PyTorch and SDPA also in
-    bfloat16. Errors against float64 are computed first. Times are medians of CUDA events, for decoding of
-    replayed CUDA graphs; memory is the peak above the inputs.
+    bfloat16. Errors against float64 are computed first. Times are medians measured with CUDA events; decoding
+    is timed with replayed CUDA graphs. Memory is the peak above the inputs.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def measured(name, batch, n, dtype):
     *tensors, d_o = (x.to(dtype) for x in inputs(shape, device="cuda"))
     leaves = [x.requires_grad_() for x in tensors]
     torch._dynamo.reset()
-    torch._functorch.config.donated_buffer = False  # needed to run a backward pass several times
+    torch._functorch.config.donated_buffer = False  # allow several backward passes through the same graph
     attend, repeats = contestant(name, tensors[2]), 3 if name == "tiled" else 10
     with torch.no_grad():
         error = error_of(attend, tensors) if name != "sdpa" and batch == 1 else None

@@ -21,7 +21,7 @@ from kernels.reference import multi_token_attention as eager
 
 HEADS, WIDTH, TAPS = 16, 64, (6, 11)
 LENGTHS, CACHES = (256, 1024, 2048, 4096), (4096, 16384)
-COMPILED = 2048  # minimum length for torch.compile, which needs 15 s per length
+COMPILED = 2048  # only from this length on is torch.compile timed, because it needs 15 s per length
 
 
 def main():

@@ -19,7 +19,7 @@ def quiet():
 
     Also disable TF32 for float32 convolutions.
     """
-    torch._functorch.config.donated_buffer = False  # needed to run a backward pass several times
+    torch._functorch.config.donated_buffer = False  # allow several backward passes through the same graph
     torch.backends.cudnn.allow_tf32 = False
     warnings.filterwarnings("ignore", message=".*Grid size .* low occupancy")
     warnings.filterwarnings("ignore", module=r"torch\._inductor")

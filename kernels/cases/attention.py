@@ -1,6 +1,6 @@
 """The attention functions in the form that a Case needs: tensors in, a tuple of outputs out.
 
-For each kind of attention, this file has a call of the kernels, the reference, and the tiled reference.
+For each kind of attention, this file defines calls of the kernels, the reference and the tiled reference.
 """
 
 import torch
@@ -53,7 +53,7 @@ def conv_gradients_tile_by_tile(q, k, v, w, d_o):
 
 
 def conv_gradients_by_kernels(q, k, v, w, d_o, run=None):
-    """Run the backward pass on the reference's O and L, so that only backward kernels are launched."""
+    """Run the backward pass with O and L from the reference, so that only backward kernels are launched."""
     return conv_backward.conv_backward(q, k, v, w, *conv_and_log_sum(q, k, v, w), d_o, run=run)
 
 

@@ -22,11 +22,11 @@ class Case:
     reference: Callable  # (*tensors, floats as float64) -> tuple of correct outputs
     tolerance: str  # one of TOLERANCES
     sizes: tuple[dict, ...]  # small sizes, which every engine runs
-    # one size for each kernel variant that the host code can choose; if empty, those of `sizes`
+    # one size for each kernel variant that the host code can choose; if empty, `sizes` is used
     compiled: tuple[dict, ...] = ()
     counted: dict | None = None  # the size at which the simulator's counters are compared with the hardware's
     shared: Callable = lambda **size: (0,)  # (**size) -> bytes of static shared memory
-    # (**size) -> whether a local array is in memory instead of registers, per launch
+    # (**size) -> for each launch, whether a local array is in local memory rather than in registers
     spills: Callable = lambda **size: (False,)
     # (*tensors) -> the first outputs, computed by the previous stage of the course
     previous: Callable | None = None

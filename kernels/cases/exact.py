@@ -58,7 +58,8 @@ def horner_by_hand(x):
 
 
 def elementwise(kernel, x, run=None):
-    """Run kernel(x, out), with out shaped like x and filled with -1, which none of these kernels writes."""
+    """Run kernel(x, out). `out` is shaped like x and filled with -1, a value that none of these kernels
+    writes."""
     out = torch.full_like(x, -1)
     launch(kernel, (blocks(x.numel()),), THREADS, x, out, run=run)
     return (out,)

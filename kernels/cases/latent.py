@@ -129,7 +129,7 @@ def forward_case(*tensors, run=None):
 
 
 def backward_case(*tensors, run=None):
-    """Run the backward pass on the reference's O and L, so that only backward kernels are launched."""
+    """Run the backward pass with O and L from the reference, so that only backward kernels are launched."""
     *tensors, d_o = tensors
     o, log_sum = reference_case(*tensors, d_o)[:2]
     return latent_backward(*tensors, o, log_sum, d_o, *TERMS_OF_CASES, run=run)
@@ -155,8 +155,8 @@ def tiled_case(q, k, v, w_q, w_v, _):
 
 
 def shared_bytes(resident, rows, width):
-    """Return the shared bytes of a kernel with `resident` resident tiles, a streamed tile and a tile of
-    scores."""
+    """Return the bytes of shared memory of a kernel with `resident` resident tiles, a streamed tile and a
+    tile of scores."""
     return 4 * ((resident * rows + COLUMNS) * (width + GROUP) + rows * WEIGHTS)
 
 
@@ -171,7 +171,7 @@ def backward_shared(d, latent, **_):
 
 
 def decode_shared(heads, latent, **_):
-    """Return the shared bytes of the three launches of decoding.
+    """Return the bytes of shared memory of the three decoding launches.
 
     project   r = W_q k̃ and a partial sum per warp
     split     a tile of heads, a streamed tile and a tile of scores

@@ -1,9 +1,9 @@
 """A kernel that loads 16-bit matrices with `ldmatrix`, from rows with two different pitches.
 
 The simulator predicts the number of wavefronts (passes of the 32 banks), and a GPU's counters confirm it.
-`ldmatrix` loads 8 × 8 matrices, whose rows are 16 bytes long: four banks. Eight rows take one wavefront if
-together they cover all 32 banks. They do not if the pitch is a multiple of 128 bytes, because all eight rows
-then start in the same bank.
+`ldmatrix` loads 8 × 8 matrices, whose rows are 16 bytes long and span four banks. Eight rows take one
+wavefront if together they cover all 32 banks. They do not if the pitch is a multiple of 128 bytes, because
+all eight rows then start in the same bank.
 """
 
 import functools

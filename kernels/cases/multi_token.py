@@ -1,6 +1,6 @@
 """Test shapes for the multi-token layer, and its errors against float64 on each.
 
-The errors are those of the forward pass, of the backward pass and of one decoded token.
+Errors are measured for the forward pass, the backward pass and one decoded token.
 """
 
 import itertools

@@ -13,18 +13,18 @@ from kernels.multi_token import kernels as multi_token_kernels
 
 
 def conv_forward_shared(d, **_):
-    """Return the shared bytes: scores, a chunk each of q and k, some rows of v, the taps, and a factor per
-    row."""
+    """Return the bytes of shared memory: scores, a chunk each of q and k, some rows of v, the taps, and a
+    factor per row."""
     size = conv_forward.SIZE
     chunks = 2 * size * conv_forward.CHUNK_WORDS + conv_forward.ROWS_AT_A_TIME * width_for(d)
     return (4 * (size * (size + PADDING) + chunks + TAPS**2 + size),)
 
 
 def conv_backward_shared(d, **_):
-    """Return the shared bytes, equal for both kernels.
+    """Return the bytes of shared memory, which are equal for both kernels.
 
-    They hold tiles of scores and of their gradients, a chunk of each factor of both products, some rows, and
-    the taps in both directions.
+    Shared memory holds tiles of scores and of their gradients, a chunk of each factor of both products, some
+    rows, and the taps in both directions.
     """
     size = conv_backward.SIZE
     chunks = 2 * size * conv_backward.CHUNK_WORDS + min(16 * width_for(d), 512)
@@ -32,7 +32,7 @@ def conv_backward_shared(d, **_):
 
 
 def conv_decode_shared(d, c_q, **_):
-    """Return the shared bytes of both launches.
+    """Return the bytes of shared memory of both launches.
 
     split   per warp a piece of K, its ring buffers, o, weights, m, l; the window of queries and its taps
     merge   o and l of the merging warps
@@ -44,7 +44,7 @@ def conv_decode_shared(d, c_q, **_):
 
 
 def multi_token_shared(heads, **_):
-    """Return {kernel: shared bytes}.
+    """Return {kernel: bytes of shared memory}.
 
     convolve       a tile with its halo, and the taps
     mix            a map
@@ -64,7 +64,7 @@ def multi_token_shared(heads, **_):
 
 
 def multi_token_row_shared(heads, c_q, **_):
-    """Return the shared bytes of the four launches that decode one token.
+    """Return the bytes of shared memory of the four launches that decode one token.
 
     window   pieces of K, scores, the window of queries and its taps
     mix      the map, its values and statistics
@@ -83,5 +83,5 @@ def multi_token_row_shared(heads, c_q, **_):
 
 
 def of_launches(names):
-    """Return a function of the size that lists the shared bytes of the kernels with these names."""
+    """Return a function (**size) -> list of the bytes of shared memory of the kernels with these names."""
     return lambda **size: tuple(multi_token_shared(**size)[name] for name in names.split())

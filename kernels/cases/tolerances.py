@@ -23,5 +23,5 @@ def relative_errors(got, wanted, least_scales=None):
 
 
 def within_tolerance(errors):
-    """Return whether every relative error is within its tolerance. NaN is not."""
+    """Return whether every relative error is within its tolerance. NaN never is."""
     return all(error <= (FORWARD if name in FORWARD_RESULTS else BACKWARD) for name, error in errors.items())

@@ -42,14 +42,14 @@ LIMITS = {
 
 
 def check(given, dtypes=FLOAT32, filled="", sizes=(), like=None):
-    """Check that tensors fit each other, and return {letter: size}.
+    """Check that the shapes, dtypes and devices of the tensors match, and return {letter: size}.
 
-    given: {name: (tensor, letters)} or {name: (tensor, letters, dtypes)}. None among these dtypes represents
-        the dtype of the first tensor.
-    dtypes: the dtypes allowed for the first tensor; the other tensors must have the same one. None allows
-        any.
+    given: {name: (tensor, letters)} or {name: (tensor, letters, dtypes)}. None in `dtypes` stands for the
+        dtype of the first tensor.
+    dtypes: the dtypes allowed for the first tensor; the other tensors must have the same dtype. None allows
+        any dtype.
     filled: letters whose size must be at least 1.
-    sizes: {letter: size}, sizes that are already known.
+    sizes: {letter: size} for the letters whose size is already known.
     like: (name, tensor or cache) whose device and dtype all tensors must share; the first tensor by default.
 
     Raise TypeError if an argument is not a tensor or has the wrong dtype, and ValueError for a wrong size or
@@ -187,8 +187,8 @@ def conv_arguments(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
 def check_conv(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
     """Check the arguments of convolutional attention, and return (scale as a float32, extent).
 
-    q, k, v: (B, H, N, d), or rows of a longer sequence as `extent` describes. All have one of `dtypes` and
-        the same device, none is empty, and 1 <= d <= 128.
+    q, k, v: (B, H, N, d), or rows of a longer sequence as `extent` describes. They share one of `dtypes` and
+        one device, are not empty, and 1 <= d <= 128.
     w: (H, c_q, c_k), float32 or the dtype of q, with c_q and c_k from 1 to 15.
     scale: a number, or None for 1/sqrt(d).
 
@@ -205,7 +205,7 @@ def backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent=None, dtypes=F
     """Check the arguments of a backward pass; return q, k, v, w, scale, d_o and extent.
 
     o, d_o: the output and its gradient, shaped like the owned rows of q.
-    log_sum: (B, H, N) of these rows, float32.
+    log_sum: (B, H, N), float32, the log-sum-exp of the same rows.
 
     The other arguments are those of `conv_arguments`. Raise TypeError or ValueError for an invalid argument.
     """
@@ -253,7 +253,8 @@ def in_autocasts_type(*tensors, exact=()):
 
 
 def autocasts_type(x):
-    """Return the dtype that torch.autocast prescribes on the device of x, or None if autocast is off there.
+    """Return the dtype that torch.autocast prescribes on the device of x, or None if autocast is disabled for
+    that device.
 
     The result is float32 if autocast's dtype is not in HALVES.
     """

@@ -6,9 +6,9 @@ def differentiable_once(forward, backward, tensors, others, name, outputs=2):
 
     forward: the operator (*tensors, *others, …) -> O or (O, …).
     backward: the operator (*tensors, *outputs, d_o, *others, wanted: list[bool]) -> one gradient per tensor.
-        `wanted` says which gradients are needed; the others may be empty tensors.
-    tensors, others, outputs: the number of each. Of the outputs, the first `outputs` are saved for the
-        backward pass.
+        `wanted` states which gradients are needed; the operator may return empty tensors for the others.
+    tensors, others: the numbers of tensor arguments and of other arguments.
+    outputs: the number of outputs, counted from the first, to save for the backward pass.
     name: the public name, for the error message of a second derivative.
     """
 

@@ -13,14 +13,14 @@ DATA = Path(__file__).parents[1] / "data"
 
 @functools.cache
 def recorded_ptx(language):
-    """Return {name: PTX} of everything recorded for a language, "triton" or "cuda_cpp"."""
+    """Return {name: PTX} for every kernel recorded in a language, "triton" or "cuda_cpp"."""
     with ZipFile(DATA / f"{language}.zip") as archive:
         return {Path(name).stem: archive.read(name).decode() for name in archive.namelist()}
 
 
 def record_ptx(language, texts):
-    """Write the archive of a language from {name: PTX}. The output is deterministic: equal texts give equal
-    bytes."""
+    """Write the archive of a language from {name: PTX}. The output is deterministic: identical texts produce
+    identical bytes."""
     with ZipFile(DATA / f"{language}.zip", "w") as archive:
         for name, text in sorted(texts.items()):
             # ZipInfo without a date, so that the archive does not depend on the time

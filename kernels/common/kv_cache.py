@@ -94,7 +94,7 @@ class Cache:
 class KVCache(Cache):
     """A Cache with keys and values per head, (B, H, length, d).
 
-    window: c_q of the layer: the convolution reads this many rows of queries, so that many are kept.
+    window: the layer's c_q. The convolution reads this many query rows, so the cache keeps that many.
     query_heads: the number of query heads, if it differs from the number of key and value heads.
     """
 
@@ -162,7 +162,7 @@ def check_sizes(least: int = 1, **sizes: int) -> None:
 
 
 def check_cache(cache: Cache, **wanted: object) -> None:
-    """Raise ValueError unless the attributes of the cache have these values."""
+    """Raise ValueError unless the cache's attributes equal the expected values."""
     for name, value in wanted.items():
         if (got := getattr(cache, name, None)) != value:
             raise ValueError(

@@ -47,8 +47,8 @@ def simulated(kernel, grid, block, *arguments, engine=None, **options):
     bug.
 
     engine, options: arguments of sim.simulate. By default, small launches are interpreted (engine "fibers"),
-        and larger ones are compiled ("native"): this takes seconds the first time, and then runs thousands of
-        times faster.
+        and larger ones are compiled ("native"): compilation takes seconds the first time, and the compiled
+        kernel runs thousands of times faster.
     """
     from sim import simulate
 

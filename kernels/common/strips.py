@@ -12,8 +12,8 @@ from kernels.common.tiles import GROUP, INDEX
 STRIP, ROW_THREADS = 8, 4  # adjacent columns per thread; threads per row
 TAPS = 16  # rows and columns of taps in shared memory: 15, rounded up to a multiple of GROUP
 WINDOW = STRIP + GROUP
-# Registers per thread. With 128, two blocks of 256 threads are resident. The latency that this hides
-# outweighs the cost of spilling.
+# Registers per thread. With 128, two blocks of 256 threads are resident. The latency that the
+# second block hides outweighs the cost of spilling.
 MOST_REGISTERS = 128
 
 

@@ -11,8 +11,8 @@ Each block of the first kernel owns a tile of queries; each block of the second 
     dV        = Pᵀ dO
 
 A score contributes to T of the queries below it and of the keys on both sides, so its gradient depends on dT
-of all of these. The halo is therefore on every side. A tile of size × size scores owns size - 2·P_q rows and
-size - 2·(c_k - 1) columns:
+of all these entries, and the tile needs a halo on every side. A tile of size × size scores owns size - 2·P_q
+rows and size - 2·(c_k - 1) columns:
 
     S0    rows [i0 - P_q, i0 + rows + P_q)    columns [j0 - (c_k - 1), j0 + columns + (c_k - 1))
     dT    rows [i0, i0 + rows + P_q)          columns [j0 - P_r, j0 + columns + P_k)
@@ -20,7 +20,7 @@ size - 2·(c_k - 1) columns:
 
 Each of these starts at index (0, 0) of its shared tile, so the owned columns start at P_r in dT and at 0 in
 dS. Only owned scores are summed into dW, dK and dV.
-Sources: as conv/forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
+Sources: those of conv/forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
 
     grid    (B · H, ⌈N / owned⌉)        block   (size / 4)² threads: 256 for size 64
     shared  2 · size · (size + 9) + 2 · size · 12 + 512 + 2 · 16² floats, static: 46.5 KiB
@@ -108,7 +108,9 @@ def queries_kernel(width, size):
             tap_sums[x] = float32(0)
         for x in range(patch_numbers):
             d_q_patch[x] = float32(0)
-        cuda.syncthreads()  # s_tile has been cleared: step 5 writes to it even if no query sees a key
+        # all threads have cleared s_tile; the barrier is needed even if no query sees a key, because step 5
+        # still writes to s_tile
+        cuda.syncthreads()
         last_key = min(keys, i0 + rows + diagonal) if causal else keys
         for j0 in range(0, last_key, columns):
             # 2. compute S0 and dO·vᵀ, and from them dT
@@ -249,13 +251,13 @@ def conv_backward(
     q, k, v, w, causal, scale: the arguments of `conv_forward`.
     o, log_sum: the results of `conv_forward`.
     d_o: the gradient of o, with its shape and dtype.
-    wanted: which of the four gradients are needed. The others are None; a kernel is launched only if one of
-        its results is needed.
-    deterministic: make dW reproducible bit for bit, at some cost in memory and time. The other gradients
-        always are, and so is dW of 16-bit tensors.
+    wanted: which of the four gradients are needed. The others are returned as None; a kernel is launched only
+        if one of its results is needed.
+    deterministic: make dW reproducible bit for bit, at some cost in memory and time. The other gradients, and
+        dW of 16-bit tensors, are always reproducible.
     size: rows and columns of a tile of float32 scores, 64 or 32.
     extent: as for `conv_forward`. Then o, log_sum and d_o belong to the owned queries, computed over all keys
-        of the sequence. The gradients are those of the owned scores; halo rows have gradients, too.
+        of the sequence. Only the owned scores contribute to the gradients; halo rows receive gradients, too.
 
     Raise TypeError or ValueError for an invalid argument; the message states the actual and the expected
     value.

@@ -21,7 +21,7 @@ def probabilities_and_gradients(
     Elements that are masked, outside the sequence, or beyond the halo of dT become 0.
 
     strip: this thread's strips, STRIP elements each, in the order of `convolve_strips`.
-    i0, j0: the owned query and the owned key at index (0, 0) of dT.
+    i0, j0: the query and the key at index (0, 0) of dT, counted from the first owned ones.
     log_sum, d: (N,), L and D of the owned queries.
     keys: the number of owned keys.
     """

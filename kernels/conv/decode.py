@@ -67,7 +67,7 @@ RING = 2 * LANES  # scores kept per row of the window; a power of two, so that &
 def load_window(q_tile, taps, q_rows, w_rows, scale):
     """Load the window and the taps, transposed: q_tile[c, a] = scale · q_a[c], and taps[b, a] = w_rows[a, b].
 
-    Elements without a query or a tap are set to 0.
+    Elements that correspond to no query or no tap are set to 0.
     """
     width, slots = q_tile.shape
     (rows, d), (c_q, c_k) = q_rows.shape, w_rows.shape

@@ -1,7 +1,7 @@
 """Convolutional attention, backward kernels on tensor cores: bfloat16 or float16 data, float32 accumulators.
 
-The formulas are those of `conv_backward`. One kernel is compiled in two variants. It owns rows of the scores
-and loops over their columns:
+The formulas are those of `conv_backward`. One kernel is compiled in two variants. Each block owns rows of the
+scores and loops over their columns:
 
     for queries  rows are queries, columns are keys: dQ, and the gradient of the taps
     for keys     rows are keys, columns are queries, so scores and taps are transposed: dK and dV
@@ -13,7 +13,7 @@ An iteration processes COLUMNS columns in three phases. In each phase, a warp co
            memory; dV
     3. dS  by products with bands of the flipped taps; dQ or dK; the gradient of the taps
 
-A row shift is merely another address in shared memory, so the halo of rows is computed once per block: row x
+A row shift only changes the address in shared memory, so the halo of rows is computed once per block: row x
     of T depends on the rows x to x + row_taps - 1 of S0, and row x of dS on the same rows of dT. A ring
     buffer keeps the columns of S0 and dT that the next window needs, so there is no halo of columns.
 
@@ -70,7 +70,7 @@ from kernels.tensor_cores.tiles import (
 )
 
 WARPS = 8  # warps per block
-FEW = 16  # up to this number of queries, D is computed from the scores
+FEW = 16  # for at most this number of queries, D is computed from the scores
 
 
 # The kernel -------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
     d_tiles, two_steps, bands_in_all = width // 8, 2 * COLUMNS, row_taps * window
     ring_rows, d_numbers = rows + halo, d_tiles * 4
     shifts, sums_of_shift = -(-row_taps // warps), SUMS * (window - 1)
-    # arrays that only one variant needs have one element in the other
+    # an array that only one variant needs has one element in the other variant
     v_numbers, sum_numbers = (d_numbers, 1) if of_keys else (1, shifts * sums_of_shift)
     number_columns, scratch_warps = (two_steps, 1) if of_keys else (1, warps)
     copy_rows, copy = tile_copier(rows, width, threads), tile_copier(COLUMNS, width, threads)
@@ -118,7 +118,8 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
 
     @cuda.jit(device=True)
     def any_masked(row, column):
-        """Return whether the causal mask hides any score in 16 rows and COLUMNS columns from here on."""
+        """Return whether the causal mask hides any score in the 16 rows and COLUMNS columns that start at
+        this one."""
         return row + 15 > column if of_keys else column + COLUMNS - 1 > row
 
     @cuda.jit(device=True)
@@ -175,7 +176,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
         n, warp_row = x.shape[2], warp * 16
         tile = cuda.blockIdx.y if of_keys else cuda.gridDim.y - 1 - cuda.blockIdx.y
         i0 = tile * owned
-        t_begin = i0 if of_keys and causal else 0  # first column of dT that any owned row sees
+        t_begin = i0 if of_keys and causal else 0  # first column of dT that is visible to any owned row
         begin = max(0, t_begin - columns_before)
         end = (min(n, i0 + owned) if causal and not of_keys else n) - s_offset
         factor = LOG2E if scaled else scale * LOG2E
@@ -235,7 +236,7 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
                 if scaled:
                     g[z] = clamped(g[z])
             row, column = t_row + warp_row, first + t_offset
-            # only test single elements in tiles at an edge of the sequence, the halo or the mask
+            # test individual elements only in tiles at an edge of the sequence, the halo or the mask
             edge = column < t_begin or column + COLUMNS > n or row < 0 or row + 16 > n
             if edge or warp_row + 16 > made or causal and any_masked(row, column):
                 for z in range(NUMBERS):

@@ -10,7 +10,8 @@ of these blocks. A block processes KEYS keys at a time:
          8m; these rows overlap, and start 16 bytes apart. Its right operand is a band of taps, as in
          `tensor_forward`. So row m of the product is T of eight keys. Every warp computes all of T, which is
          faster than waiting for the other warps
-    O    Each warp adds its quarter of the keys. Row m of the left operand has the weights of the keys 8m to
+    O    Each warp accumulates its quarter of the keys. Row m of the left operand contains the weights of the
+    keys 8m to
          8m + 7, and zeros elsewhere, so each lane already holds the elements that it must supply. The rows
          are summed at the end
 

@@ -11,8 +11,8 @@ The formulas are those of `conv_forward`. S0 never leaves the registers:
                columns start P_k to the right of input columns, so that the window lies inside. The part of
                S0 that the next iteration needs stays in registers
 
-This recomputes S0 of the P_q rows above each strip, so Q Kᵀ takes (strip + P_q) / strip times the work. S0
-and the taps are rounded to 16 bits.
+Each strip recomputes S0 of the P_q rows above it, so Q Kᵀ needs (strip + P_q) / strip times as many
+operations. S0 and the taps are rounded to 16 bits.
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the
     loop).
 
@@ -229,7 +229,7 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
 
 
 def shape_of(width, c_q, c_k):
-    """Return (strip, keys per iteration): the largest values that fit the registers, by measurement."""
+    """Return (strip, keys per iteration): the largest values that fit in the registers, as measured."""
     if width > 64:
         return 2, 32
     return (4, 32) if c_q < 9 and c_k <= 9 else (4, 16)

@@ -1,12 +1,12 @@
 """Device functions of the convolution kernels: products of tiles, and the mapping of threads to elements.
 
-A tile of scores has `size` rows and columns, 64 (or 32 in tests, for small blocks). It is stored in shared
-memory, with PADDING more columns of zeros. Its (size / PATCH)² threads are one-dimensional, and share the
-tile in two ways:
+A tile of scores has `size` rows and columns, 64 (or 32 in tests, for small blocks). In shared memory, each of
+its rows is followed by PADDING zeros. Its (size / PATCH)² threads are one-dimensional, and share the tile in
+two ways:
 
-    patches    For products. With step = size / PATCH, a thread has the rows row + r · step and the columns
+    patches    For products. With step = size / PATCH, a thread owns the rows row + r · step and the columns
                column + c · step, for r, c < PATCH. The lanes of a warp form 8 rows by 4 columns
-    strips     For convolutions. Thread t has the STRIP adjacent columns that start at
+    strips     For convolutions. Thread t owns the STRIP adjacent columns that start at
                (t % ROW_THREADS + s · ROW_THREADS) · STRIP of row t // ROW_THREADS. The threads of a row are
                adjacent lanes of a warp
 
@@ -25,7 +25,7 @@ PATCH = 4
 PADDING = 9  # columns that a strip and its taps, in groups of four, may read beyond the tile
 PLACE = (1 << 31) - 1  # like INDEX, for rows of q, k and v
 NUMBERS, PATCH_OPERANDS = PATCH * PATCH, PATCH * GROUP
-# Strips per thread. A thread has NUMBERS elements of a tile: one patch, or strips in one row or two.
+# Strips per thread. A thread owns NUMBERS elements of a tile: one patch, or strips in one row or two.
 STRIPS = NUMBERS // STRIP
 
 

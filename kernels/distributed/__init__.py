@@ -1,4 +1,4 @@
-"""Context parallelism for convolutional attention: each rank of torch.distributed has a part of the tokens.
+"""Context parallelism for convolutional attention: each rank of torch.distributed holds part of the tokens.
 
 A sequence of N tokens is divided into chunks. A rank holds one chunk ("contiguous"), or two ("zigzag": chunks
 r and 2·R - 1 - r of 2·R, so that all ranks have equal work under a causal mask). For each of its chunks, a
@@ -50,7 +50,7 @@ def conv_attention_sharded(
     like q.
 
     q, k, v: (B, H, n, d), this rank's tokens. Ranks may have different n, and n may be 0.
-    w: (H, c_q, c_k), equal on all ranks.
+    w: (H, c_q, c_k), identical on all ranks.
     group: a process group or a one-dimensional DeviceMesh; None is the default group.
     causal, scale: as for `conv_attention`.
     layout: "contiguous": rank r holds chunk r of the sequence. "zigzag": the first half of its rows (the
@@ -96,7 +96,7 @@ def conv_attention_decode_sharded(
     """Compute `conv_attention_decode`, (B, H, 1, d), on every rank, with the cache sharded over `group`; no
     gradients.
 
-    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens, equal on all ranks.
+    q_window: (B, H, R, d), the queries of the last R = min(c_q, N_k) tokens, identical on all ranks.
     k, v: (B, H, n, d), this rank's chunk of the cache, in rank order; n may be 0.
     w: (H, c_q, c_k).
 

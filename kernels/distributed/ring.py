@@ -33,7 +33,7 @@ class Ring:
         order.
 
         Raise ValueError on all ranks if the facts differ. A rank with invalid arguments passes facts = None;
-        it then gets None, and the other ranks raise ValueError.
+        the call then returns None there, and raises ValueError on the other ranks.
         """
         # float64 represents all sizes, and the scale, exactly
         mine = torch.tensor([facts is not None, length, *(facts or {}).values()], dtype=torch.float64)
@@ -53,7 +53,7 @@ class Ring:
         return [int(length) for _, length, *_ in theirs]
 
     def gather(self, x):
-        """Return every rank's x, in rank order; all must have the same shape."""
+        """Return every rank's x, in rank order; every rank's x must have the same shape."""
         with self.explained("all ranks"):
             parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.ranks)]
             distributed.all_gather(parts, x.contiguous(), group=self.group)

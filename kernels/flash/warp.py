@@ -56,7 +56,7 @@ def warp_attention_kernel(width):
         left, right = window
         right = 0 if causal else right
         if i >= n:
-            return  # the whole warp returns, and the kernel has no barrier that other warps would wait at
+            return  # the whole warp returns; this is safe because the kernel has no block-wide barrier
         # 1. load the query in every lane, and initialise the state
         for c in range(width):
             q_row[c] = scale * q[batch, head, i, c] if c < d else float32(0)

@@ -18,7 +18,7 @@ and [band] = [0 <= p - j < window]:
 
 The heads share k̃ and ṽ, so blocks of all heads add to dk̃ and dṽ atomically. For reproducible results, each
 head adds to a separate part, and the parts are summed afterwards.
-Sources: as latent/forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
+Sources: those of latent/forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L and D).
 
     grid    (⌈N / rows⌉, H, B) and (⌈N_k / rows⌉, H, B)
     block   64 threads for 32 rows (16 if L or d is above 64)
@@ -59,8 +59,8 @@ def latent_backward(
     q: (B, H, M, d), including the queries before the first row of output.
     o, log_sum: the results of `latent_forward`, for the last N queries.
     d_o: the gradient of o.
-    wanted: which of the six gradients are needed. The others are None; a kernel is launched only if one of
-        its results is needed.
+    wanted: which of the six gradients are needed. The others are returned as None; a kernel is launched only
+        if one of its results is needed.
     deterministic: make the results reproducible bit for bit. This needs memory for one part per head and
         block.
 

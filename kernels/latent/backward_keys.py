@@ -77,7 +77,7 @@ def add_product_of(total, tile, sums):
 
 @functools.cache
 def keys_kernel(width, rows):
-    """Return the kernel that owns keys, for rows of at most `width` elements and `rows` keys per block."""
+    """Return the kernel whose blocks own `rows` keys each, for rows of at most `width` elements."""
     pitch, mine = width + GROUP, rows // STEP
     places, numbers = mine * PATCH, mine * width // ROW_THREADS
 

@@ -41,8 +41,7 @@ def score_gradients(patch, d_p, i0, n, log_sum, d):
 
 @functools.cache
 def queries_kernel(width, rows):
-    """Return the kernel that owns queries, for rows of at most `width` elements and `rows` queries per
-    block."""
+    """Return the kernel whose blocks own `rows` queries each, for rows of at most `width` elements."""
     pitch, mine = width + GROUP, rows // STEP
     places, numbers = mine * PATCH, mine * width // ROW_THREADS
 

@@ -10,7 +10,7 @@ W_q k̃_p for each head:
 The heads share the latents, so the rows of a block's tile are heads, where latent/forward.py has queries:
 each latent key is read from memory once for all heads. A cache holds 2·L elements per token, independent of
 the number of heads, and the queries of the band: H·d elements for each of the last window - 1 tokens.
-Sources: as latent/forward.py; Dao et al. 2023, "Flash-Decoding for long-context inference" (the split).
+Sources: those of latent/forward.py; Dao et al. 2023, "Flash-Decoding for long-context inference" (the split).
 
     grid    (H, B) to project; (splits, ⌈H / rows⌉, B) to read the latents; (H, B) to merge
     block   256 threads; 64 threads for 8, 16 or 32 heads; 256 threads

@@ -10,7 +10,7 @@ All projections are applied to quantities of the owned queries, which stay in sh
 and the raw queries are streamed through it:
 
     q̃_i              avoids projecting every key for each head
-    r_i = W_q k̃_p    avoids latent queries of all keys in the band, because q̃_j·k̃_p = q_j·r_i
+    r_i = W_q k̃_p    avoids computing q̃_j for all keys in the band, because q̃_j·k̃_p = q_j·r_i
     Σ_j P_ij ṽ_j     is accumulated in registers; W_v is applied to this sum instead of to each value
 
 (m, l) are updated as in flash/forward.py, and only O and L = m + log l are stored.

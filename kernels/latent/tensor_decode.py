@@ -4,7 +4,7 @@ This replaces the second kernel of latent/decode.py, with these differences. The
 heads, whose latent queries stay in registers. A block processes KEYS latents at a time. Each warp processes a
 quarter of them and updates its own (m, l, Σ P ṽ), while the next tile is copied. At the end the warps add
 their results one after the other, so that the order of the sum is fixed.
-Sources: as latent/decode.py and flash/tensor_forward.py.
+Sources: those of latent/decode.py and flash/tensor_forward.py.
 
     grid    (splits, ⌈H / 16⌉, B)
     block   WARPS · 32 threads
@@ -113,7 +113,7 @@ def split_kernel(width, kind):
                         for e in range(2):
                             c, x = tile * 8 + (lane & 3) * 2 + e, tile * 4 + r * 2 + e
                             sums[row, c] = os[x] if turn == 0 else sums[row, c] + os[x]
-            cuda.syncthreads()  # this warp's state has been added: the next warp may add its own
+            cuda.syncthreads()  # this warp has added its state: the next warp may proceed
 
     @cuda.jit
     def latent_decode_tensor_kernel(q_latent, k_latent, v_latent, band, length, parts):

@@ -5,7 +5,7 @@ and the latents are streamed. The loop is that of `flash_tensor_forward`. A warp
 and keeps it in registers as operands of `mma`. In shared memory, r = W_q k̃ of the same positions then
 replaces q. Only tiles that touch the band load raw queries and multiply them by r. At the end, Σ P ṽ is
 divided by l, rounded to 16 bits and stored in place of r, and W_v is applied to it.
-Sources: as latent/forward.py and flash/tensor_forward.py.
+Sources: those of latent/forward.py and flash/tensor_forward.py.
 
     grid    (B · H, tiles of rows), in the order of `kernels.tensor_cores.launch.schedule`
     block   WARPS · 32 threads, PIECES · 16 queries per warp
@@ -168,7 +168,7 @@ def latent_tensor_kernel(width, kind, warps, m_tiles, keys):
         batch, head = cuda.blockIdx.x // q.shape[1], cuda.blockIdx.x % q.shape[1]
         lane, warp_row = cuda.threadIdx.x & 31, (cuda.threadIdx.x >> 5) * (m_tiles * 16)
         n, n_keys = o.shape[2], k.shape[2]
-        missing = n_keys - q.shape[2]  # the number of keys without a query
+        missing = n_keys - q.shape[2]  # the number of keys that precede the first query
         i0 = row_tile(serpentine) * rows
         position = n_keys - n + i0  # position of the block's first query among the keys
         my_row, my_column = warp_row + (lane >> 2), (lane & 3) * 2

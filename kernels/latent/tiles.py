@@ -1,11 +1,11 @@
 """Device functions of the latent kernels: products of a resident tile in shared memory with streamed tiles.
 
 A block has THREADS threads. Its resident tile has 32 rows of up to 64 elements, or 16 rows of up to 128.
-Other rows are streamed through shared memory, COLUMNS at a time. Thread t has rows t // ROW_THREADS + 8·r, r
-< rows / 8. In a tile of scores it has the columns t % ROW_THREADS + ROW_THREADS·c, c < PATCH. So ROW_THREADS
-adjacent lanes hold complete rows of scores, whose maxima they compute by shuffles. In a tile as wide as a
-row, thread t has the columns GROUP·(t % ROW_THREADS) + 32·g + x, x < GROUP, so that the lanes of a warp
-access different banks.
+Other rows are streamed through shared memory, COLUMNS at a time. Thread t owns the rows t // ROW_THREADS +
+8·r, r < rows / 8. In a tile of scores it owns the columns t % ROW_THREADS + ROW_THREADS·c, c < PATCH. So
+ROW_THREADS adjacent lanes hold complete rows of scores, whose maxima they compute by shuffles. In a tile as
+wide as a row, thread t owns the columns GROUP·(t % ROW_THREADS) + 32·g + x, x < GROUP, so that the lanes of a
+warp access different banks.
 """
 
 from numba import cuda

@@ -52,12 +52,12 @@ class SelfAttention(nn.Module):
     def from_multihead_attention(cls, layer: nn.MultiheadAttention, **options: Any) -> Self:
         """Create a layer with the weights of an nn.MultiheadAttention, on its device.
 
-        The layer expects x as (B, N, E), even if the other layer had batch_first=False.
+        The new layer expects x as (B, N, E), even if the original layer had batch_first=False.
 
         options: further arguments of the class.
 
-        Raise ValueError for features that this class does not support: dropout, keys or values of another
-            size, extra keys.
+        Raise ValueError for features that this class does not support: dropout, keys or values whose size
+        differs from E, and extra keys.
         """
         unlike = {
             "dropout": (layer.dropout, 0.0),
@@ -174,8 +174,8 @@ class ConvAttention(SelfAttention):
 
     @torch.no_grad()
     def step(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """Append one token x (B, 1, E) to `cache`, and return its row of forward, (B, 1, E), without
-        gradients."""
+        """Append one token x (B, 1, E) to `cache`, and return the row that `forward` would compute for it,
+        (B, 1, E), without gradients."""
         q, k, v = self.heads(x)
         if x.shape[1] != 1:
             raise ValueError(

@@ -92,7 +92,8 @@ class LatentAttention(nn.Module):
 
     @torch.no_grad()
     def prefill(self, x: torch.Tensor, cache: LatentCache) -> torch.Tensor:
-        """Append the tokens x (B, N, E) to `cache`, and return their rows of forward, without gradients.
+        """Append the tokens x (B, N, E) to `cache`, and return the rows that `forward` would compute for
+        them, without gradients.
 
         A prompt may be split over several calls.
         """
@@ -106,8 +107,8 @@ class LatentAttention(nn.Module):
 
     @torch.no_grad()
     def step(self, x: torch.Tensor, cache: LatentCache) -> torch.Tensor:
-        """Append one token x (B, 1, E) to `cache`, and return its row of forward, (B, 1, E), without
-        gradients."""
+        """Append one token x (B, 1, E) to `cache`, and return the row that `forward` would compute for it,
+        (B, 1, E), without gradients."""
         q, k_latent, v_latent = self.projected(x)
         if x.shape[1] != 1:
             raise ValueError(

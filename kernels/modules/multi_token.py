@@ -74,7 +74,7 @@ class MultiTokenAttention(nn.Module):
         self.after_taps = new_taps("after_kernel_size", num_heads, after_kernel_size)
         self.after_head_map = new_map("after_head_group", num_heads, after_head_group)
         self.norm = nn.Parameter(torch.ones(self.head_dim)) if norm else None
-        # zeros: sigmoid(0) = 1/2, a half-open gate
+        # zeros, because sigmoid(0) = 1/2 leaves the gate half open
         self.gate_weight = nn.Parameter(torch.zeros(self.head_dim)) if gate else None
         self.gate_bias = nn.Parameter(torch.zeros(())) if gate else None
 
@@ -156,8 +156,8 @@ class MultiTokenAttention(nn.Module):
 
     @torch.no_grad()
     def step(self, x: torch.Tensor, cache: KVCache) -> torch.Tensor:
-        """Append one token x (B, 1, E) to `cache`, and return its row of forward, (B, 1, E), without
-        gradients."""
+        """Append one token x (B, 1, E) to `cache`, and return the row that `forward` would compute for it,
+        (B, 1, E), without gradients."""
         if x.ndim != 3 or x.shape[1] != 1:
             raise ValueError(
                 f"argument x has shape {tuple(x.shape)}; wanted (B, 1, E): a step takes one token, and"
@@ -181,7 +181,7 @@ class MultiTokenAttention(nn.Module):
 
 
 def checked_head_dim(embed_dim: int, num_heads: int, kv_heads: int, head_dim: int | None) -> int:
-    """Return d; raise ValueError if the head counts do not divide, or d is outside 1 to 128."""
+    """Return d; raise ValueError if the head counts do not divide evenly, or if d is not in 1 to 128."""
     if num_heads < 1 or (head_dim is None and embed_dim % num_heads):
         raise ValueError(f"argument embed_dim is {embed_dim}; wanted a multiple of num_heads, {num_heads}")
     if kv_heads < 1 or num_heads % kv_heads:

@@ -1,8 +1,8 @@
 """Forward and backward pass of the multi-token layer, one band of query rows at a time.
 
 All heads of a group are mixed twice, and the scores of 32 heads with their halos do not fit in the shared
-    memory of a block. So we do not process tiles on chip, but bands: R rows of the scores of all heads, with
-    all columns, in a scratch buffer in global memory that the next band overwrites. Because a band has
+    memory of a block. We therefore process bands instead of on-chip tiles: R rows of the scores of all heads,
+    with all columns, in a scratch buffer in global memory that the next band overwrites. Because a band has
     complete rows, their softmax needs no extra pass, nor does D in the backward pass, and no column is
     computed twice. Only the halo rows above a band, and in the backward pass also below it, are computed
     again:
@@ -11,11 +11,12 @@ All heads of a group are mixed twice, and the scores of 32 heads with their halo
     backward   S of rows [i0 - P'_q - P_q, i1 + P_q), P of [i0 - P'_q, i1 + P_q), dU of [i0, i1 + P_q + P'_q),
                dT of [i0, i1 + P_q), gradients from later queries;  dQ of rows [i0, i1); sums for the rest
 
-with P_q = c_q - 1 of the first taps and P'_q of the second. Nothing of size N×N is stored; the backward pass
-recomputes everything. The forward pass needs 2 · B · H · (R + halo) · N floats, the backward pass 5 · B · H ·
-(R + halo) · N. R is chosen so that a band has about BAND scores, but is at least 86, so memory grows with N.
-PyTorch (cuBLAS on a GPU) computes the products with q, k, v and their gradients, between the kernels of
-`kernels.multi_token.kernels`. All sums have a fixed order, so results are reproducible bit for bit.
+with P_q = c_q - 1 of the first taps and P'_q of the second. No N×N matrix is stored; the backward pass
+recomputes all intermediate results. The forward pass needs 2 · B · H · (R + halo) · N floats, the backward
+pass 5 · B · H · (R + halo) · N. R is chosen so that a band has about BAND scores, but is at least 86, so
+memory grows with N. PyTorch (cuBLAS on a GPU) computes the products with q, k, v and their gradients, between
+the kernels of `kernels.multi_token.kernels`. All sums have a fixed order, so results are reproducible bit for
+bit.
 """
 
 from typing import NamedTuple

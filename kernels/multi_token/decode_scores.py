@@ -1,6 +1,6 @@
 """Decoding with the multi-token layer: the scores T for the query window, and the first head map.
 
-These are the first two of the four kernels that `decode.py` describes, with the formulas.
+These are the first two of the four kernels described in `decode.py`, which also states the formulas.
 """
 
 import functools

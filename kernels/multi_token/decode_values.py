@@ -1,6 +1,6 @@
 """Decoding with the multi-token layer: the sums over V, and the merge of the splits.
 
-These are the last two of the four kernels that `decode.py` describes, with the formulas.
+These are the last two of the four kernels described in `decode.py`, which also states the formulas.
 """
 
 import functools

@@ -97,8 +97,8 @@ def multi_token_convolve_kernel(x, x_first, w, flipped, causal, y, y_first):
         y[r, c] = Σ_ab w[a, b] · x[r + P_q - a, c + P_k - b] if flipped
 
     x and y are bands with the same columns; x has the rows on which y depends, except those outside the
-    sequence. A thread has a strip in each of TURNS groups of columns, and ROW_THREADS adjacent threads share
-    a row.
+    sequence. A thread computes one strip in each of TURNS groups of columns, and ROW_THREADS adjacent threads
+    share a row.
     """
     tile = cuda.shared.array((HALO_ROWS, PITCH), float32)
     taps = cuda.shared.array((TAPS, TAPS), float32, alignment=16)

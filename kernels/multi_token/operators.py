@@ -69,8 +69,8 @@ def multi_token_attention(
 
     The kernels' sums have a fixed order, so `torch.use_deterministic_algorithms(True)` changes nothing. For
     matrix products on a GPU, PyTorch may require the environment variable CUBLAS_WORKSPACE_CONFIG=:4096:8;
-    its error message says so. Raise TypeError or ValueError for an invalid argument; the message states the
-    actual and the expected value.
+    its error message then names this variable. Raise TypeError or ValueError for an invalid argument; the
+    message states the actual and the expected value.
     """
     causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, *in_autocasts_type(q, k, v))
     given = {name: (tensor, "B H N d") for name, tensor in (("q", q), ("k", k), ("v", v))}
@@ -104,7 +104,7 @@ def multi_token_attention_decode(
     gradient.
 
     q_window: (B, H, R, d), the queries of the last R = min(c_q + after_c_q - 1, N_k) tokens, the new one
-        last. Taps that are None count as c_q = 1.
+        last. For omitted (None) taps, c_q is 1.
     k, v: (B, H_kv, N_k, d), of all tokens including the new one. Each head is shared by H / H_kv neighbouring
         query heads. They may be views; they are not copied.
     splits: the maximum number of blocks among which the sum over a head's keys is divided, 1 or more; chosen
@@ -137,7 +137,7 @@ def multi_token_attention_decode(
 def check_window(q, k, v):
     """Return {letter: size} of q_window (B, H, R, d), k and v (B, H_kv, N_k, d).
 
-    Raise an error unless they fit each other and H_kv divides H.
+    Raise an error unless their shapes match and H_kv divides H.
     """
     given = {"q_window": (q, "B H R d"), "k": (k, "B H_kv N_k d"), "v": (v, "B H_kv N_k d")}
     sizes = check(given, ANY_FLOAT, filled="B H H_kv")
@@ -246,7 +246,8 @@ def multi_token_backward_operator(
 
 
 def like(sums, given):
-    """Convert each gradient to the dtype of its argument; replace missing ones by empty tensors."""
+    """Convert each gradient to the dtype of its argument, and replace missing gradients with empty
+    tensors."""
     nothing = given[0].new_empty(0, dtype=torch.float32)
     return [sums[name].to(x.dtype) if name in sums else nothing.clone() for name, x in zip(NAMES, given)]
 

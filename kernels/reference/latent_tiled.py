@@ -7,7 +7,7 @@ For one sequence: q (H, N, d), k_latent and v_latent (N_k, L), w_q (H, d, L), w_
     reciprocal scores    They need the latent queries of the key positions. The latent queries of the last
                          window - 1 tokens before a tile of queries are kept on chip (option 3 of the text)
     fully masked tiles   The running maximum is unchanged, since -inf - -inf is NaN (`tiled.weight`)
-    keys before queries  Query i is at position N_k - N + i. A key without a query has no reciprocal score
+    keys before queries  Query i is at position N_k - N + i. A key that has no query has no reciprocal score
     W_v                  It is applied once to the sum over all tiles, not to the values of each tile
 """
 
@@ -61,7 +61,8 @@ def steps_back(start, stop, tile, device):
 
 
 def reciprocal(own_keys, cached, stop, tile):
-    """Return k̃_p·q̃_j, (H, queries, keys of the tile), with 0 where the latent query of key j is not cached.
+    """Return k̃_p·q̃_j, (H, queries, keys of the tile), with 0 for each key j whose latent query is not
+    cached.
 
     cached: (H, C, L), the latent queries of the positions [stop - C, stop).
     """

@@ -31,8 +31,7 @@ from kernels.reference import (
 
 
 class Gradients(NamedTuple):
-    """The gradients of the arguments of `multi_token_attention`, in their shapes; None for an argument that
-    is None."""
+    """Gradients of `multi_token_attention`, each shaped like its argument; None for an omitted argument."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -63,8 +62,8 @@ def multi_token_attention_backward(
 
     d_y: the gradient of y.
 
-    The other arguments are those of `multi_token_attention`. The gradient passes back through each
-    convolution and each head map by its transpose.
+    The other arguments are those of `multi_token_attention`. Each convolution and each head map propagates
+    the gradient backward through its transpose.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     s, t, _ = mixed_scores(q, k, taps, head_map, causal, scale)
@@ -99,7 +98,7 @@ def transposed_map(head_map):
 
 
 def map_gradient(d_y, x, head_map):
-    """Return the gradient of `mix_heads` with respect to the map, in its shape.
+    """Return the gradient of `mix_heads` with respect to the map, shaped like the map.
 
     It is Σ d_y[g] x[h], summed over batch, rows and columns.
     """
@@ -110,7 +109,8 @@ def map_gradient(d_y, x, head_map):
 
 
 def gated_norm_backward(o, norm, gate, d_y):
-    """Return (dO, d_norm, d_gate) of `gated_norm`; an operation that is None has the gradient None."""
+    """Return the gradients (dO, d_norm, d_gate) of `gated_norm`; the gradient of an omitted (None) operation
+    is None."""
     x = o if norm is None else normed(o) * norm
     d_x, d_norm, d_gate = d_y, None, None
     if gate is not None:

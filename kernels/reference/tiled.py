@@ -40,7 +40,7 @@ class Traffic:
 
 
 class State(NamedTuple):
-    """The online-softmax state of some rows after a number of keys."""
+    """Online-softmax state of a set of rows after some of the keys."""
 
     m: torch.Tensor  # maximum score so far
     l: torch.Tensor  # (rows, 1)  Σ exp(score - m)
@@ -65,7 +65,7 @@ def merge(a, b):
 
 
 def tile_state(scores, values):
-    """Return the state of one tile by itself, from scores (rows, keys) and values (keys, d)."""
+    """Return the state of a single tile, from scores (rows, keys) and values (keys, d)."""
     m = scores.amax(dim=1, keepdim=True)
     p = weight(scores, m)
     return State(m, p.sum(dim=1, keepdim=True), p @ values)

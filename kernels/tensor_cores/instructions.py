@@ -97,7 +97,7 @@ def of_registers(name, text, operands, results):
 
     answer = results[0] if len(results) == 1 else types.UniTuple(results[0], len(results))
     # Numba reads the number of arguments from the signature, so the function is generated with a fixed
-    # number.
+    # number of parameters.
     names = ", ".join(f"x{number}" for number in range(len(operands)))
     source = f"def {name}(typing, {names}):\n    check({names})\n    return answer(*operands), code\n"
     space = {"check": check, "answer": answer, "operands": operands, "code": code}

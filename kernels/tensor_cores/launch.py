@@ -17,7 +17,7 @@ RESIDENT = 2  # resident blocks per multiprocessor
 
 
 class Work(NamedTuple):
-    """The work of a block: the number of query rows that it owns, and its number of threads."""
+    """Work per block: the number of query rows that it owns, and its number of threads."""
 
     rows: int
     threads: int
@@ -111,6 +111,6 @@ def aligned(rows):
 def with_positive_scale(q, scale):
     """Return an equivalent (q, scale) with scale > 0.
 
-    The kernels require it: they assume that a larger score has a larger weight.
+    The kernels require a positive scale, because they assume that a larger score has a larger weight.
     """
     return (q, scale) if scale > 0 else (-q, -scale) if scale < 0 else (q * 0, float32(1))

@@ -1,7 +1,7 @@
 """Device functions of the tensor-core kernels: copies of tiles, the online softmax, products.
 
 A warp owns `m_tiles` tiles of 16 rows. In the accumulator layout of `mma`
-(`kernels.tensor_cores.instructions`), a lane holds elements of two rows of each tile, so of 2 · m_tiles rows:
+(`kernels.tensor_cores.instructions`), a lane holds elements of two rows per tile, 2 · m_tiles rows in total:
 the lane's row r is in the upper (r % 2 = 0) or lower (r % 2 = 1) half of tile r // 2. Four lanes, a quad,
 share a row. In an array of accumulators, each group of four elements belongs to one 16 × 8 block: two columns
 of the upper row, then two of the lower.
@@ -100,8 +100,8 @@ def tile_copier(rows, width, threads):
 
 @functools.cache
 def row_copier(width, threads):
-    """Create copy(tile, base, count, x, batch, head, first), like `tile_copier` with a run-time number of
-    rows.
+    """Create copy(tile, base, count, x, batch, head, first), like `tile_copier`, but with a run-time number
+    of rows.
 
     Rows of x have at most `width` elements, a multiple of CHUNK. The remaining columns of the tile become
     zeros.
@@ -156,8 +156,8 @@ def softener(m_tiles, n_tiles, d_tiles):
     It replaces s, the lane's m_tiles × n_tiles × 4 scores, by 2^(factor · (s - m)), and updates m, l and o of
     its rows. m is equal in the four lanes of a row; l is the sum of this lane's elements only.
 
-    m approximates the running maximum. It is raised, and l and o are rescaled, only if a weight would exceed
-    2^SLACK. That is rare, so most tiles skip the shuffles and the rescaling.
+    m approximates the running maximum. m is raised, and l and o are rescaled, only if a weight would exceed
+    2^SLACK. This is rare, so most tiles skip the shuffles and the rescaling.
     """
 
     @cuda.jit(device=True)

@@ -27,7 +27,7 @@ DEVICE = torch.device("cuda")
 
 
 def scale_kernel():
-    """Return a kernel that has not been compiled yet."""
+    """Return a new kernel that has not been compiled."""
 
     @cuda.jit
     def scale(x, factor, out):
@@ -140,7 +140,7 @@ def host_us(work, calls=200, rounds=7):
 
 
 def rounded(value):
-    """Return the value with three significant digits; an integer from 100 on."""
+    """Return the value rounded to three significant digits, as an integer if it is at least 100."""
     return float(f"{value:.3g}") if value < 100 else round(value)
 
 
@@ -216,12 +216,12 @@ def stopwatch_us():
 
 
 def numba(kernel, grid, block, *arguments):
-    """Launch as Numba itself does, on the default stream."""
+    """Launch the kernel on the default stream, as Numba does by default."""
     kernel[grid, block](*arguments)
 
 
 def unseen_by_kernel(run, wrap):
-    """Return the number of wrong results of `scale` if torch's stream waits and then fills x.
+    """Return the number of wrong results of `scale` when torch's stream waits before it fills x.
 
     wrap: converts a tensor to a kernel argument.
     """
@@ -240,7 +240,7 @@ def unseen_by_kernel(run, wrap):
 
 
 def unseen_by_torch(run):
-    """Return the number of sums of `row_sums`, a slow kernel, that are missing in a copy made on torch's
+    """Return the number of sums of `row_sums`, a slow kernel, that are missing from a copy made on torch's
     stream."""
     kernel, n = row_sums(float32(0)), 2**16
     q, k = 0.1 * torch.randn(n, 64, device=DEVICE), 0.1 * torch.randn(1024, 64, device=DEVICE)

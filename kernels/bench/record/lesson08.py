@@ -39,7 +39,7 @@ GLOBAL, SHARED_METRIC = (
     "l1tex__t_{}_pipe_lsu_mem_global_op_{}.sum",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared_op_{}.sum",
 )
-ACCESSES = {  # access -> metrics of (requests, pieces)
+ACCESSES = {  # kind of access -> names of the metrics that count its (requests, pieces)
     "load": (GLOBAL.format("requests", "ld"), GLOBAL.format("sectors", "ld")),
     "store": (GLOBAL.format("requests", "st"), GLOBAL.format("sectors", "st")),
     "shared load": ("smsp__inst_executed_op_shared_ld.sum", SHARED_METRIC.format("ld")),
@@ -217,7 +217,7 @@ def assemble(machine, found, times, threads):
     """Return the data of the JSON file.
 
     machine: the GPU and versions.
-    found: {label: metrics}.
+    found: {label: {metric: value}}, from ncu.
     times: {label: microseconds}.
     threads: {label: threads per block}.
     """
@@ -279,7 +279,7 @@ def assemble(machine, found, times, threads):
 
 
 def by_label(labels, names, profiled):
-    """Return {label: metrics}; raise an error unless every launch is of the kernel of its label."""
+    """Return {label: metrics}; raise an error unless each launch ran the kernel that its label names."""
     for label, name, (got, _) in zip(labels, names, profiled, strict=True):
         if name not in got:
             sys.exit(f"{label}: wanted kernel {name}, ncu saw {got}")

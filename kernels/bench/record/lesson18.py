@@ -2,10 +2,11 @@
 
     python -m kernels.bench.record.lesson18 > lesson18.json
 
-The data are the driver's figures for the 16-bit kernels (registers, bytes spilled, shared memory, resident
-blocks), the times of the backward pass and of one token in a CUDA graph with a cold cache, and PyTorch's
-times. Each variant of the backward kernels is compiled in a separate process. They compile in parallel, and
-are timed one after the other. The program needs about half a minute, and 10 GiB of GPU memory.
+The data are the resource usage that the driver reports for the 16-bit kernels (registers, spilled bytes,
+shared memory, resident blocks), the times of the backward pass and of one token in a CUDA graph with a cold
+cache, and PyTorch's times. Each variant of the backward kernels is compiled in a separate process. They
+compile in parallel, and are timed one after the other. The program needs about half a minute, and 10 GiB of
+GPU memory.
 """
 
 import json
@@ -33,7 +34,7 @@ BUILT = [
     for of_keys in (False, True)
     for warps, most in [(8, None), (8, 128), (8, 80), (4, 128), (4, 168)]
 ]
-CACHES = {  # shape of a cache -> numbers of splits to time
+CACHES = {  # cache shape -> the numbers of splits to time
     (1, 8, 4096, 64): (1, 2, 4, 8, 16, 24, 32),
     (1, 8, 16384, 64): (1, 2, 4, 8, 16, 32, 64, 128),
     (8, 16, 16384, 64): (1, 2, 4, 6, 8, 16, 32),
@@ -79,8 +80,8 @@ def passes(given, wanted, warps=conv_tensor_backward.WARPS):
 
 
 def backward_kernel(of_keys, warps, most, turn):
-    """Return the driver's figures for one variant of a backward kernel, and its time on BACKWARD's last
-    shape."""
+    """Return the resource usage that the driver reports for one variant of a backward kernel, and the
+    kernel's time on the last shape of BACKWARD."""
     shape = BACKWARD[-1]
     kernel = conv_tensor_backward.gradient_kernel(shape[3], "bfloat16", *TAPS, of_keys, warps, most)
     conv_tensor_backward.registers_of = lambda width: most
@@ -97,7 +98,8 @@ def backward_kernel(of_keys, warps, most, turn):
 
 
 def driver_facts(kernel, threads):
-    """Return the driver's figures for a compiled kernel."""
+    """Return the resource usage that the driver reports for a compiled kernel: registers, local and shared
+    memory, resident blocks."""
     (made,) = kernel.overloads.values()
     function, context = made._codelibrary.get_cufunc(), cuda.current_context()
     return {
@@ -110,9 +112,9 @@ def driver_facts(kernel, threads):
 
 
 def backward(shape):
-    """Return one row per contestant, bfloat16: milliseconds of a backward pass.
+    """Return one row per contestant: the time of a bfloat16 backward pass in milliseconds.
 
-    Ours is a CUDA graph; autograd launches the others one after the other.
+    Our kernels run in a CUDA graph; autograd launches the kernels of the other contestants one by one.
     """
     given = inputs(shape)
     yield {"shape": shape, "name": "kernels", "ms": milliseconds(replay(passes(given, (True,) * 4)))}
@@ -137,7 +139,7 @@ def caches(shape, dtype):
 def decoding(shape, tried):
     """Return one row per decoder: microseconds per token.
 
-    They are measured in a graph that reads one cache after the other, and launched from Python.
+    Each decoder is timed twice: in a CUDA graph that reads all caches in sequence, and launched from Python.
 
     tried: the numbers of splits to time, in a graph.
     """
@@ -164,7 +166,7 @@ def decoding(shape, tried):
 
 
 def decoder():
-    """Return the driver's figures for the 16-bit decoder with d = 64."""
+    """Return the resource usage that the driver reports for the 16-bit decoder with d = 64."""
     return driver_facts(decode_tensor.decode_tensor_kernel(64, "bfloat16", *TAPS), decode_tensor.THREADS)
 
 
