@@ -79,7 +79,7 @@ def decoding():
 
 
 def decoders(n):
-    """Return {name: function that computes the row of the last of n tokens}."""
+    """Return {name: function that computes the output row of the last of n tokens}."""
     q, k, v = torch.randn(3, 1, HEADS, n, WIDTH, device="cuda")
     layer, last = parts(), q[:, :, 1 - 2 * TAPS[0] :].contiguous()
     few = last[:, :, -TAPS[0] :].contiguous()

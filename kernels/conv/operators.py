@@ -87,7 +87,7 @@ def conv_backward_operator(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (dQ, dK, dV, dW) as `conv_backward` does, for arguments that are already checked.
 
-    Gradients that are not wanted are empty tensors.
+    Gradients that are not needed are returned as empty tensors.
     """
     q, k, v, w, o, log_sum, d_o = (x.contiguous() for x in (q, k, v, w, o, log_sum, d_o))
     deterministic = torch.are_deterministic_algorithms_enabled()

@@ -80,7 +80,8 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
     def convolve(t, scores, taps):
         """Compute T of KEYS keys in t, four elements per lane.
 
-        They belong to the keys x, x + 1, x + 64 and x + 65, where x = 8 (lane // 4) + 2 (lane % 4).
+        The four elements belong to the keys x, x + 1, x + 64 and x + 65, where x = 8 (lane // 4) + 2 (lane %
+        4).
         """
         lane = cuda.threadIdx.x & 31
         at = CARRIED - lag + (lane & 15) * 8

@@ -105,7 +105,7 @@ def latent_backward_operator(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (dQ, dK̃, dṼ, dW_q, dW_v, dα) as `latent_backward` does.
 
-    Gradients that are not wanted are empty tensors.
+    Gradients that are not needed are returned as empty tensors.
     """
     deterministic = torch.are_deterministic_algorithms_enabled()
     tensors = q, k_latent, v_latent, w_q, w_v, alpha

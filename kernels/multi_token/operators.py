@@ -235,8 +235,8 @@ def multi_token_backward_operator(
     scale: float,
     wanted: list[bool],
 ) -> list[torch.Tensor]:
-    """Return the gradients of NAMES as `bands.backward` does. Gradients that are not wanted are empty
-    tensors."""
+    """Return the gradients of NAMES as `bands.backward` does. Gradients that are not needed are returned as
+    empty tensors."""
     layer = layer_of((taps, head_map, after_taps, after_head_map), causal, scale)
     names = [name for name, want in zip(NAMES, wanted) if want]
     q, k, v = (x.detach().contiguous() for x in (q, k, v))

@@ -78,7 +78,7 @@ def in_band(back, window):
 def latent_attention_backward(
     q, k_latent, v_latent, w_q, w_v, o, log_sum, d_o, alpha=0.0, window=0, causal=True, scale=None
 ):
-    """Return the gradients (dQ, dK̃, dṼ, dW_q, dW_v, dα) of latent attention; materialises the N×N_k
+    """Return the gradients (dQ, dK̃, dṼ, dW_q, dW_v, dα) of latent attention, materialising the N×N_k
     matrices.
 
     q: (B, H, M, d), q_before and q concatenated.

@@ -38,7 +38,7 @@ def multi_token_attention(
     scale=None,
     documents=None,
 ):
-    """Compute the multi-token layer without its projections; return y, shaped like q. Materialises N×N
+    """Compute the multi-token layer without its projections; return y, shaped like q. This materialises N×N
     matrices.
 
     q, k, v: (B, H, N, d), any floating dtype, after rotary embedding.
