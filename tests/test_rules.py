@@ -1,5 +1,5 @@
-"""The rules of the house, as `make lint` checks them: imports point down, nothing is imported or named in
-vain, code is formatted, types are right."""
+"""Code rules that `make lint` checks: imports follow the layers, no import or name is unused, code is
+formatted, and types are correct."""
 
 import os
 import re
@@ -16,7 +16,7 @@ LINT_IMPORTS = "from importlinter.cli import lint_imports_command; lint_imports_
 
 
 def run(*command, cwd=ROOT):
-    """Run this Python; its exit status and all that it said, on one line."""
+    """Run this Python code. Return its exit status and its output on one line."""
     surroundings = os.environ | {"PYTHONPATH": str(cwd / "notebooks")}
     outcome = subprocess.run(
         [sys.executable, *command], cwd=cwd, env=surroundings, capture_output=True, text=True
@@ -66,7 +66,7 @@ TEXTS = [text for folder in FOLDERS for text in ROOT.glob(f"{folder}*.md")]
 
 
 def anchors(text):
-    """The headings that a link may lead to, as they are written in links."""
+    """Return the anchors of a page's headings, as they are written in links."""
     headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

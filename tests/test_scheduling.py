@@ -1,4 +1,5 @@
-"""The distribution of tests over processes: each runs once, and the run ends, wherever a process crashes."""
+"""Tests of the distribution of tests over processes: each test runs once, and the run ends even if a process
+crashes."""
 
 from argparse import ArgumentTypeError
 from itertools import chain
@@ -18,8 +19,8 @@ TESTS = [f"{file}::test_{place}" for file, number in FILES.items() for place in 
 
 
 class Process:
-    """A process of pytest-xdist as its scheduler sees it. It begins a test when it knows the next, or that
-    there is none."""
+    """A pytest-xdist process as its scheduler sees it. It begins a test once it knows the next test, or knows
+    that there is none."""
 
     def __init__(self):
         self.gateway = SimpleNamespace(id="a process")

@@ -41,17 +41,17 @@ class Task:
 
     @property
     def written(self):
-        """Letters in an answer: the whole block."""
+        """Return the number of letters in an answer: the whole block."""
         return self.size
 
     @property
     def length(self):
-        """Tokens in a text with its question and answer."""
+        """Return the number of tokens in a text with its question and answer."""
         return self.blocks * (self.size + 1) + 1 + self.asked + self.written
 
     def draw(self, count, generator):
-        """`count` texts, (count, length) int64, on the generator's device; equal generators draw equal
-        texts."""
+        """Return `count` random texts, (count, length) int64, on the generator's device. Generators in equal
+        states draw equal texts."""
         random = dict(generator=generator, device=generator.device)
         rows = torch.arange(count, device=generator.device)
         # 1. letters drawn by lot, the answer among them, and from it the question
@@ -75,8 +75,8 @@ class Task:
 
 
 class LastLetter(Task):
-    """The paper's other variant: the answer is the last letter alone of the block that holds all letters
-    asked for."""
+    """The paper's other variant: the answer is only the last letter of the block that holds all letters asked
+    for."""
 
     @property
     def written(self):
@@ -91,14 +91,15 @@ class LastLetter(Task):
 
 
 class OrdinaryAttention(FusedAttention):
-    """Causal attention without convolution, as a layer of the transformer."""
+    """A causal attention layer without convolution."""
 
     def forward(self, x):
         return super().forward(x, causal=True)
 
 
 class Layer(nn.Module):
-    """Attention, then two linear maps with a bend between, each added to what came in."""
+    """A transformer layer: attention, then two linear maps with a nonlinearity between them. Both parts have
+    residual connections."""
 
     def __init__(self, attention, width):
         super().__init__()
@@ -136,7 +137,8 @@ class Transformer(nn.Module):
 
 
 def answer_logits(model, task, text):
-    """The logits (B, written, vocabulary) for the letters of the answer, each given those before it."""
+    """Return the logits (B, written, vocabulary) for the letters of the answer, each conditioned on all
+    tokens before it."""
     return model(text[:, :-1])[:, -task.written :]
 
 
@@ -168,14 +170,15 @@ class Plan:
     cool_down: float = 0.3  # the last share of the steps, over which the rate falls to 0
 
     def rate_at(self, step):
-        """The learning rate of a step: up in a straight line, level, down in a straight line."""
+        """Return the learning rate of a step: a linear warm-up, a constant phase, then a linear decay."""
         return self.rate * min(
             1.0, (step + 1) / self.warm_up, (self.steps - step) / (self.cool_down * self.steps)
         )
 
 
 class Training:
-    """A model in training: everything that the next step depends on, so that it can be stored and resumed."""
+    """A training run: the complete state that the next step depends on, so that it can be stored and
+    resumed."""
 
     def __init__(self, model, task, plan, seed):
         self.model, self.task, self.plan = model, task, plan
@@ -192,8 +195,8 @@ class Training:
         return len(self.losses)
 
     def step(self):
-        """One batch of fresh texts, one step downhill; returns the mean cross-entropy of the answers'
-        letters, a tensor."""
+        """Train on one batch of fresh texts. Return the mean cross-entropy of the answers' letters as a
+        tensor."""
         rate = self.plan.rate_at(self.steps_done)
         for group, factor in zip(self.optimizer.param_groups, (1.0, self.plan.tap_factor), strict=True):
             group["lr"] = rate * factor
@@ -208,8 +211,8 @@ class Training:
         return self.losses[-1]
 
     def run(self, checkpoint=None, every=200):
-        """Take the steps that are left, yielding the number done after each; with a path, store a checkpoint
-        every so often and at the end."""
+        """Take the remaining steps and yield the number done after each. With a path, store checkpoints at
+        regular intervals and at the end."""
         while self.steps_done < self.plan.steps:
             self.step()
             if checkpoint and (self.steps_done % every == 0 or self.steps_done == self.plan.steps):
@@ -217,8 +220,8 @@ class Training:
             yield self.steps_done
 
     def save(self, path):
-        """Write a checkpoint in one step: at any moment `path` is the old file or the new one, never half of
-        one."""
+        """Write a checkpoint atomically: at any moment `path` is the complete old file or the complete new
+        file."""
         path = Path(path)
         descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".draft")
         try:

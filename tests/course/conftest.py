@@ -1,4 +1,4 @@
-"""Fixtures that the tests of the course share: a ledger of their own, and the count of mutants at the end."""
+"""Shared fixtures of the course tests: a separate ledger, and the count of mutants at the end."""
 
 import pytest
 
@@ -7,14 +7,14 @@ from course.cuda_cpp import have_nvrtc
 
 @pytest.fixture(autouse=True)
 def state_dir(tmp_path, monkeypatch):
-    """An empty state directory, so that no test ticks the ledger of the person who runs it."""
+    """Return an empty state directory, so that no test changes the ledger of the person who runs it."""
     monkeypatch.setenv("COURSE_STATE_DIR", str(tmp_path / "state"))
     return tmp_path / "state"
 
 
 @pytest.fixture(autouse=True)
 def compiler(request):
-    """Skips an answer in CUDA C++ where there is no NVRTC: its check says that it is not checked."""
+    """Skip a CUDA C++ answer where NVRTC is missing, because its check only reports that it did not run."""
     given = getattr(request.node, "callspec", None)
     name = str(given and (given.params.get("name") or given.params.get("check")))
     if name in ("ex22_2", "ex22_3", "ex22_4", "ex22_5") and not have_nvrtc():

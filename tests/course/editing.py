@@ -9,8 +9,8 @@ from course.definitions import used_names
 
 
 def edited(piece, *edits):
-    """The function with each (old, new) of `edits` made in its source, in which every `old` stands exactly
-    once."""
+    """Return the function with each (old, new) of `edits` applied to its source. Every `old` must occur
+    exactly once."""
     piece = getattr(piece, "py_func", piece)
     source = textwrap.dedent(inspect.getsource(piece))
     for old, new in edits:
@@ -28,5 +28,5 @@ def edited(piece, *edits):
 
 
 def wrong(piece, *answers):
-    """A wrong answer for each (what it does, edits ...)."""
+    """Return a wrong answer for each (description, edits ...)."""
     return [(what, edited(piece, *edits)) for what, *edits in answers]

@@ -1,4 +1,4 @@
-"""Kernels of notebooks, forked from a process that has imported what all lessons import: each starts 3 CPU
+"""Notebook kernels forked from a process that has already imported what all lessons import. Each starts 3 CPU
 seconds sooner."""
 
 import multiprocessing
@@ -19,7 +19,7 @@ INLINE = "module://matplotlib_inline.backend_inline"  # what a kernel's environm
 
 
 def install():
-    """From now on jupyter_client forks each kernel that it starts."""
+    """Make jupyter_client fork each kernel that it starts from now on."""
     from jupyter_client.provisioning import local_provisioner
 
     context = multiprocessing.get_context("forkserver")
@@ -28,7 +28,7 @@ def install():
 
 
 class Forked:
-    """The part of subprocess.Popen that jupyter_client uses."""
+    """The subset of subprocess.Popen that jupyter_client uses."""
 
     stdin = stdout = stderr = None
 
@@ -58,7 +58,7 @@ class Forked:
 
 
 def run(arguments, env, cwd, quiet, there):
-    """A kernel, as `python -m ipykernel_launcher` runs it."""
+    """Run a kernel as `python -m ipykernel_launcher` would."""
     os.setsid()
     there.send("ready")
     os.environ.clear()

@@ -1,4 +1,4 @@
-"""The set-up: what it runs, what it does when a step fails or is interrupted, and that a second one costs
+"""Tests of the set-up: the commands that it runs, failed and interrupted steps, and a second run that does
 nothing."""
 
 import re
@@ -26,7 +26,7 @@ def root(tmp_path, monkeypatch):
 
 
 class Commands:
-    """Stands in for subprocess.call: keeps what it is asked to run; the steps named in `fails` fail."""
+    """A fake subprocess.call that records its commands. The steps named in `fails` fail."""
 
     def __init__(self, root, fails=()):
         self.root, self.fails, self.ran, self.steps = root, fails, [], []
@@ -333,7 +333,7 @@ def test_only_setup_lab_and_test_install(root, monkeypatch, capsys, command, the
 
 
 def test_a_second_set_up_installs_nothing(tmp_path):
-    """The real command, in a project whose .venv is empty but stamped: pip could not even start there."""
+    """Run the real command in a project whose .venv is empty but stamped, where pip could not even start."""
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "notebooks" / "course", tmp_path / "notebooks" / "course")

@@ -1,4 +1,5 @@
-"""Work from another lesson: the learner's where it is done, the solution's where it is not."""
+"""Tests of functions imported from another lesson: the learner's version if it is done, otherwise the
+solution's."""
 
 import json
 

@@ -1,5 +1,5 @@
-"""The build: stubs and solutions out of one source, the same bytes each time, and nothing of a lesson that
-fails."""
+"""Tests of the build: it makes stubs and solutions from one source, its output is reproducible, and it writes
+nothing for a lesson that fails."""
 
 import shutil
 from pathlib import Path
@@ -24,7 +24,7 @@ def root(tmp_path):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A project whose lesson has been built; tests must leave it as it is."""
+    """Return a project whose lesson has been built. Tests must not change it."""
     root = tmp_path_factory.mktemp("built")
     for folder in ("notebooks", "solutions", "my_lessons"):
         (root / folder).mkdir()
@@ -35,7 +35,7 @@ def built(tmp_path_factory):
 
 
 def copy_of(project, to):
-    """A project to change."""
+    """Return a copy of a project that a test may change."""
     return Path(shutil.copytree(project, to / "project"))
 
 

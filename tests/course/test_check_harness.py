@@ -1,4 +1,4 @@
-"""The harness of the checks: what passes, what fails, and what is said about it."""
+"""Tests of the check harness: which answers pass or fail, and with which messages."""
 
 import itertools
 import math
@@ -285,7 +285,8 @@ def test_nothing_is_thrown_once_the_check_is_over(impatient):
 
 
 def test_a_watch_keeps_nothing_of_the_learners_alive(impatient):
-    """Checks count the memory that an answer holds, so its variables have to end with their function."""
+    """Checks measure the memory that an answer holds, so its variables must be freed when its function
+    returns."""
 
     class Tile:
         pass

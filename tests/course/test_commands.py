@@ -1,5 +1,5 @@
-"""The commands: help, make and CONTRIBUTING.md say what is taken, and a signal ends all that a command has
-started."""
+"""Tests of the commands: help, make and CONTRIBUTING.md list the accepted arguments, and a signal ends every
+process that a command started."""
 
 import os
 import re
@@ -23,7 +23,7 @@ needs_groups = pytest.mark.skipif(os.name == "nt", reason="Windows has no signal
 
 @pytest.fixture
 def untouched(monkeypatch):
-    """Fails a test in which a command sets up or looks whether it must."""
+    """Fail a test in which a command runs the set-up or checks whether it is needed."""
     monkeypatch.setattr(command_line, "set_up", lambda root: pytest.fail("nothing was to be set up"))
     monkeypatch.setattr(command_line, "is_set_up", lambda root: pytest.fail("nobody asked for a command"))
 

@@ -1,5 +1,5 @@
-"""The contents page: every lesson stands on it, in the README as well, with the same minutes, and the
-ledger's ticks are counted."""
+"""Tests of the contents page: it and the README list every lesson with the same minutes, and the ledger's
+completed exercises are counted."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""CUDA C++ in a string: what is compiled, what a stub and a missing compiler do, and PTX next to PTX."""
+"""Tests of CUDA C++ in a string: compilation, stubs, a missing compiler, and PTX side by side."""
 
 import numpy as np
 import pytest

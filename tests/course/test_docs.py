@@ -1,4 +1,4 @@
-"""The documentation's link check: it finds what leads nowhere; and each page of the API is there."""
+"""Tests of the documentation: the link check finds broken links, and every API page exists."""
 
 from course import docs
 

@@ -1,4 +1,4 @@
-"""The doctor: from what was found on a machine to what it says, and what every known problem's remedy is."""
+"""Tests of the doctor: its report for given facts about a machine, and the remedy for every known problem."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""The task's texts, the small transformer, and a training that can be stopped and taken up again."""
+"""Tests of find-the-block: its texts, the small transformer, and a training run that can be stopped and
+resumed."""
 
 import functools
 import os
@@ -23,7 +24,7 @@ SHORT = Plan(steps=6, batch=4, warm_up=2)
 
 
 def test_the_last_letter_alone():
-    """The texts are those of the whole block's answer, up to the answer."""
+    """Compare the texts with those of the whole-block variant, up to the answer."""
     task, whole = LastLetter(blocks=3, size=2, letters=8), TINY
     text, other = (each.draw(20, torch.Generator().manual_seed(4)) for each in (task, whole))
     assert text.shape == (20, task.length) and task.length == whole.length - 1
@@ -34,7 +35,7 @@ def test_the_last_letter_alone():
 
 
 def convolution(task=TINY):
-    """A maker of layers with convolution, for a CPU."""
+    """Return a factory of convolutional layers for a CPU."""
     return functools.partial(
         ConvAttention, kernel_size=(task.asked, 2 * task.size - 1), attention=reference.conv_attention
     )
@@ -49,7 +50,7 @@ def training(plan=SHORT, task=TINY, attention=convolution(), seed=1):
 
 
 def drawn(task, count=500, seed=1):
-    """Texts, and their parts: blocks (count, blocks, size), question and answer."""
+    """Return texts and their parts: blocks (count, blocks, size), question and answer."""
     text = task.draw(count, torch.Generator().manual_seed(seed))
     blocks = text[:, : task.blocks * (task.size + 1)].unflatten(1, (task.blocks, -1))
     return text, blocks, text[:, -task.size - task.asked : -task.size], text[:, -task.size :]
@@ -143,7 +144,8 @@ def test_a_new_model_with_convolution_is_the_one_without():
 
 
 class Guess(torch.nn.Module):
-    """Stands for a model: for each text it says its letters, or in every second text the wrong last one."""
+    """A fake model that predicts each text's letters correctly, or the wrong last letter in every second
+    text."""
 
     def __init__(self, mistakes):
         super().__init__()

@@ -1,5 +1,5 @@
-"""The work of `make lab` before JupyterLab starts: the learner's copies are made once and never
-overwritten."""
+"""Tests of what `make lab` does before JupyterLab starts: it makes the learner's copies once and never
+overwrites them."""
 
 import http.server
 import json
@@ -22,7 +22,7 @@ def published(tmp_path):
 
 
 def notebook(says):
-    """The text of a notebook with one cell."""
+    """Return the text of a notebook with one cell."""
     return json.dumps({"cells": [{"source": says}], "metadata": dict(build.METADATA), "nbformat": 4})
 
 

@@ -1,5 +1,5 @@
-"""The check of lesson 03 leaves no thread behind whose failure would be printed, later, below another
-cell."""
+"""Test that the check of lesson 03 leaves no thread running. Its failure would be printed later, below
+another cell."""
 
 import threading
 

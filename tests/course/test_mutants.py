@@ -1,4 +1,4 @@
-"""Every check rejects the wrong answers that learners give, and passes right ones."""
+"""Tests that every check rejects learners' typical wrong answers and accepts correct ones."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""nbval can fail: with the project's own settings it passes a stored notebook as it was built and fails one
+"""Tests that nbval can fail: with the project's settings it passes a stored notebook as built, and fails one
 with a changed output."""
 
 import shutil
@@ -31,7 +31,7 @@ def test_one_changed_output_fails_that_cell_alone(tmp_path):
 
 
 def run_nbval(*notebooks):
-    """pytest with the project's settings and its conftest over these notebooks, in a process of its own."""
+    """Run pytest on these notebooks in a separate process, with the project's settings and conftest."""
     settings = [
         "-c",
         str(ROOT / "pyproject.toml"),

@@ -35,7 +35,7 @@ def test_the_names_that_a_cell_uses():
 
 
 class Result:
-    """The object that IPython gives to the hook after a cell."""
+    """The object that IPython passes to the hook after a cell."""
 
     def __init__(self, before=None, inside=None):
         self.error_before_exec, self.error_in_exec = before, inside

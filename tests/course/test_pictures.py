@@ -1,4 +1,4 @@
-"""The data that the pictures of lessons read from a trace."""
+"""Tests of the trace data that the lessons' pictures read."""
 
 import numpy as np
 from numba import cuda

@@ -107,10 +107,10 @@ def test_readers_right_answers_are_accepted(check, label, answer, few):
 
 
 def shuffled(items):
-    """The same order in every run, but not that of the source."""
+    """Return the items in a fixed random order, so that the choice does not follow the source."""
     return random.Random(18).sample(items, len(items))
 
 
 def accepts(check, answer, few):
-    """Return whether the check accepts a wrong answer, with the first seed or with any of three."""
+    """Return whether the check accepts a wrong answer for the first seed or for any of three seeds."""
     return any(not verdict(check, answer, seed) for seed in few(range(3), 1))

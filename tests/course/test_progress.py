@@ -1,4 +1,4 @@
-"""The ledger of exercises: what it keeps, what it survives, and how it looks."""
+"""Tests of the exercise ledger: its contents, its robustness, and its display."""
 
 import json
 import multiprocessing

@@ -1,4 +1,5 @@
-"""course.ptx: types and PTX with no GPU, counts that count, and a loud word where the compiler is missing."""
+"""Tests of course.ptx: types and PTX without a GPU, correct counts, and a clear message where the compiler is
+missing."""
 
 import warnings
 

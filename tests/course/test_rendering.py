@@ -79,7 +79,7 @@ def opened(browser, tmp_path):
 
 
 def keep(page, name):
-    """A screenshot, where somebody wants them."""
+    """Save a screenshot if COURSE_SCREENSHOTS is set."""
     if folder := os.environ.get("COURSE_SCREENSHOTS"):
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
@@ -229,7 +229,7 @@ def test_keys_move_a_slider_in_jupyterlab_and_press_its_buttons(browser, jupyter
     slider.wait_for(timeout=120_000)
 
     def moved_by(*keys):
-        """The slider's value after each key."""
+        """Return the slider's value after each key."""
         return [page.keyboard.press(key) or slider.input_value() for key in keys]
 
     slider.focus()

@@ -1,4 +1,4 @@
-"""The pictures with a slider: their steps are those of the run."""
+"""Tests that the steps of pictures with a slider match those of the run."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""The message of a notebook's cell that needs an exercise which is not written yet; other errors look as
-always."""
+"""Tests of the message that a notebook cell shows if it needs an unfinished exercise. Other errors look as
+usual."""
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell

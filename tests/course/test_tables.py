@@ -1,4 +1,4 @@
-"""Tables of lessons: the same cells as text and as HTML."""
+"""Tests that the lessons' tables have the same cells as text and as HTML."""
 
 import pytest
 

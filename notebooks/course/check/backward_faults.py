@@ -1,8 +1,6 @@
-"""Lesson 13's faulty pieces: what goes wrong in the published backward algorithms, one fault at a time, for
-the lesson's kernels.
+"""Faulty kernels for lesson 13: the errors in the published backward algorithms, one fault at a time.
 
-Each takes the arguments of the piece that it stands in for; in FAULTS, its name.
-"""
+Each takes the arguments of the kernel that it replaces. FAULTS names that kernel."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The checks of lesson 13: what a tile of the backward pass loads; dT, dS, dW, dQ, dK and dV of one tile, in
+"""Checks for lesson 13: the cells that a backward tile loads; dT, dS, dW, dQ, dK and dV of one tile, run in
 `sim`; and four faulty passes to diagnose."""
 
 import functools
@@ -277,20 +277,20 @@ REACH = {
 
 
 def readers_of(i0, j0, rows, columns, c_q, c_k):
-    """The cells of T that read an owned cell of S0."""
+    """Return the cells of T that read an owned cell of S0."""
     left = (c_k - 1) // 2
     owned = [(r, c) for r in range(i0, i0 + rows) for c in range(j0, j0 + columns)]
     return {(r + c_q - 1 - a, c + left - b) for r, c in owned for a in range(c_q) for b in range(c_k)}
 
 
 def read_by(cells, c_q, c_k):
-    """The cells of S0 that these cells of T read."""
+    """Return the cells of S0 that the given cells of T read."""
     left = (c_k - 1) // 2
     return {(i - (c_q - 1) + a, j - left + b) for i, j in cells for a in range(c_q) for b in range(c_k)}
 
 
 def frame(cells):
-    """(top, bottom, left, right) of cells; bottom and right are one past the last."""
+    """Return the bounding box (top, bottom, left, right) of cells, with exclusive bottom and right."""
     i, j = zip(*cells, strict=True)
     return min(i), max(i) + 1, min(j), max(j) + 1
 
@@ -304,7 +304,7 @@ Pass = namedtuple("Pass", "q k d_o w log_sum delta s0 p d_p d_t d_s")
 
 
 def backward_pass(rng, n, d, c_q, c_k):
-    """The Pass of random numbers: n tokens, rows of d, taps (c_q, c_k)."""
+    """Return a Pass on random inputs with n tokens, rows of d numbers and c_q × c_k taps."""
     q, k, v, d_o = torch.from_numpy(rng.standard_normal((4, 1, 1, n, d)))
     w = torch.from_numpy(rng.standard_normal((1, c_q, c_k)) / math.sqrt(c_q * c_k))
     t = conv_scores(q, k, w)
@@ -329,7 +329,7 @@ def backward_pass(rng, n, d, c_q, c_k):
 
 
 class Tile(NamedTuple):
-    """One tile of a Pass: it owns rows [i0, i0 + rows) and columns [j0, j0 + columns), and its S0 is size ×
+    """A tile of a Pass, which owns rows [i0, i0 + rows) and columns [j0, j0 + columns). Its S0 is size ×
     size."""
 
     pass_: Pass
@@ -351,17 +351,17 @@ class Tile(NamedTuple):
 
     @property
     def owned(self):
-        """(first row, first column, height, width) of what is owned."""
+        """Return (first row, first column, height, width) of the owned part."""
         return self.i0, self.j0, self.rows, self.columns
 
     @property
     def of_t(self):
-        """(first row, first column, height, width) of dT."""
+        """Return (first row, first column, height, width) of dT."""
         c_q, c_k = self.taps
         return self.i0, self.j0 - self.right, self.size - c_q + 1, self.size - c_k + 1
 
     def cut(self, matrix, place):
-        """This part of an N×N matrix, with 0 outside."""
+        """Return this tile's part of an N×N matrix, with 0 outside the matrix."""
         i0, j0, height, width = place
         room = np.pad(matrix, 40)
         return room[40 + i0 : 40 + i0 + height, 40 + j0 : 40 + j0 + width]
@@ -389,7 +389,7 @@ class Tile(NamedTuple):
 
 
 def tiles(rng):
-    """Every tile that the kernels visit, in all SHAPES, and one of LARGE, with a few threads."""
+    """Yield every tile that the kernels visit in all SHAPES, and one tile of LARGE with few threads."""
     for n, d, c_q, c_k, size in SHAPES:
         whole = backward_pass(rng, n, d, c_q, c_k)
         rows, columns = size - 2 * (c_q - 1), size - 2 * (c_k - 1)
@@ -401,7 +401,7 @@ def tiles(rng):
 
 
 def tile_at(whole, size, i0, j0, threads):
-    """The Tile of this size whose own part begins at row i0 and column j0."""
+    """Return the Tile of this size whose owned part begins at row i0 and column j0."""
     (n, _), (c_q, c_k) = whole.q.shape, whole.w.shape
     rows, columns = size - 2 * (c_q - 1), size - 2 * (c_k - 1)
     return Tile(whole, size, i0, j0, min(rows, n - i0), min(columns, n - j0), threads)
@@ -425,7 +425,8 @@ TOGETHER = (
 
 
 def is_bug(finding):
-    """An index that counts from the end, as in w[-1 - a], is none: Numba wraps it."""
+    """Return whether a finding is a bug. Negative indices such as w[-1 - a] are not, because Numba wraps
+    them."""
     return finding.kind != "negative-index"
 
 
@@ -434,24 +435,24 @@ def normal(rng, *shape):
 
 
 def beyond(tile):
-    """The tile with two rows and columns of NaN more: shared memory that is not its business."""
+    """Return the tile with two extra rows and columns of NaN: shared memory that the kernel must not use."""
     return np.pad(tile, ((0, 2), (0, 2)), constant_values=np.nan)
 
 
 def poison(place):
-    """NaN in place of a tile, and beyond it."""
+    """Return an array of NaN as large as a tile and its surroundings."""
     return np.full((place[2] + 2, place[3] + 2), np.nan, float32)
 
 
 def added(before, more):
-    """`before` with `more` added in its upper left corner."""
+    """Return a copy of `before` with `more` added to its upper left corner."""
     after = before.copy()
     after[: more.shape[0], : more.shape[1]] += more
     return after
 
 
 def replaced(before, new):
-    """`before` with `new` in its upper left corner."""
+    """Return a copy of `before` whose upper left corner is replaced by `new`."""
     after = before.copy()
     after[: new.shape[0], : new.shape[1]] = new
     return after
@@ -500,7 +501,8 @@ V_LINE = "d_v_tile[j, c] += Σ over the rows i of p_tile[i, right + j] · d_o[i0
 
 
 def agree(name, got, wanted, call, mistakes, hint):
-    """Compare one piece; where a known mistake explains every number, its hint is shown."""
+    """Compare one result with the expected values. If a known mistake explains every number, show its
+    hint."""
     known = (
         said for said, mistaken in mistakes.items() if np.allclose(got, mistaken, 1e-4, 1e-4, equal_nan=True)
     )
@@ -515,7 +517,7 @@ def agree(name, got, wanted, call, mistakes, hint):
 
 
 def poisoned(got, wanted):
-    """The hint for NaN where there should be a number, or a number outside the tile's part."""
+    """Return the hint for a NaN where a number is expected, or for a number outside the tile's part."""
     mine, theirs = np.isnan(numbers(got)), np.isnan(numbers(wanted))
     if (mine & ~theirs).any():
         return (
@@ -569,7 +571,7 @@ def s_mistakes(tile):
 
 
 def taps_met(tile, height=None, first=None, width=None):
-    """Σ dT · S0 for each tap, over this part of dT; the owned part unless told otherwise."""
+    """Return Σ dT · S0 for each tap, summed over this part of dT (by default the owned part)."""
     height, first, width = height or tile.rows, tile.right if first is None else first, width or tile.columns
     c_q, c_k = tile.taps
     s, part = tile.s, tile.d_t[:height, first : first + width]

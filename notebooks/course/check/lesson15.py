@@ -1,4 +1,4 @@
-"""The checks of lesson 15: a layer with taps, the share of wrong answers, and what the strongest tap
+"""Checks for lesson 15: a layer with taps, the share of wrong answers, and the key that the strongest tap
 reads."""
 
 import numpy as np
@@ -175,8 +175,8 @@ def check_dtype(layer):
 
 
 def check_first_weights(TapAttention):
-    """Check that making the taps draws no random number. Models that differ in their taps have to start with
-    the same other weights."""
+    """Check that creating the taps draws no random numbers. Models that differ only in their taps must start
+    with the same other weights."""
     drawn = []
     for kernel_size in ((1, 1), (2, 5)):
         with torch.random.fork_rng(devices=[]):
@@ -193,14 +193,15 @@ def check_first_weights(TapAttention):
 
 @torch.no_grad()
 def scramble(layer, rng, taps):
-    """Random numbers for the taps, or for every other parameter: biases too, which PyTorch may start at 0."""
+    """Randomize the taps, or every other parameter. Biases are included, because PyTorch may initialize them
+    to 0."""
     for name, parameter in layer.named_parameters():
         if (name == "taps") == taps:
             parameter.copy_(torch.tensor(rng.standard_normal(parameter.shape)))
 
 
 def oracle(layer, kernel_size):
-    """The package's layer, in float64, with the weights of the learner's."""
+    """Return the package's layer in float64, with the weights of the learner's layer."""
     width = layer.out_proj.in_features
     ours = ConvAttention(width, layer.heads, kernel_size, attention=conv_attention).double()
     weights = {
@@ -214,8 +215,8 @@ def oracle(layer, kernel_size):
 
 
 def check_forward(layer, x, what, call, hint):
-    """Against the oracle: with one tap that changes nothing if the layer is new, else with the layer's own
-    taps."""
+    """Compare the layer with the oracle: with one identity tap if the layer is new, otherwise with the
+    layer's taps."""
     ours = oracle(layer, (1, 1) if what.startswith("a new") else layer.taps.shape[1:])
     if not what.startswith("a new"):
         ours.load_state_dict(ours.state_dict() | {"taps": layer.taps.detach()})
@@ -259,8 +260,8 @@ def check_gradients(layer, x, rng, call):
 
 
 class Writer(nn.Module):
-    """Logits (B, N, letters) for the next letter, each from all letters before: a recurrent network with
-    random weights."""
+    """A recurrent network with random weights. It returns logits (B, N, letters) for the next letter, each
+    computed from all letters before it."""
 
     def __init__(self, letters):
         super().__init__()
@@ -278,7 +279,8 @@ class Writer(nn.Module):
 
 @torch.no_grad()
 def written(model, prompt, size):
-    """The texts (B, prompt + size) that the model writes, the likeliest letter each time."""
+    """Return the texts (B, prompt + size) that the model writes by taking the most likely letter each
+    time."""
     text = prompt
     for _ in range(size):
         text = torch.cat([text, model(text)[:, -1:].argmax(-1)], dim=1)

@@ -1,5 +1,5 @@
-"""The checks of lesson 16: fragments, and products on tensor cores, in `sim`: values, and which instructions
-were executed how often."""
+"""Checks for lesson 16: fragments and tensor-core products in `sim`. They compare values and count executed
+instructions."""
 
 import re
 
@@ -20,12 +20,12 @@ MMA = "mma_m16n8k16_f32_bf16"
 
 
 def bits(matrix):
-    """A matrix in bfloat16, as int16."""
+    """Return a matrix rounded to bfloat16, as int16 bit patterns."""
     return np.ascontiguousarray(matrix).astype(bfloat16).view(int16)
 
 
 def value(given):
-    """The numbers that bits or words stand for, in float64."""
+    """Return the float64 values that bit patterns or words represent."""
     return given.view(bfloat16).astype(np.float64)
 
 
@@ -60,7 +60,7 @@ def held(piece):
 
 
 def executed(report, call, hint, **bounds):
-    """Reject a launch whose warps executed an instruction fewer or more times than (fewest, most)."""
+    """Reject a launch in which a warp executed an instruction fewer or more times than (fewest, most)."""
     together = report.counters.get("together", {})
     for name, limits in bounds.items():
         for what in outside(limits, together.get(name, 0), f"{name} instruction", "in all warps"):
@@ -214,7 +214,7 @@ TWO = "Two instructions of a warp fetch all eight registers: ldmatrix_x4 and ldm
 
 
 def every_warp(fragments, height, pitch):
-    """A kernel in which each warp fetches the fragments at its own corner."""
+    """Return a kernel in which each warp loads the fragments at a different corner."""
 
     @cuda.jit
     def kernel(a, b, corners, out):
@@ -243,7 +243,7 @@ def every_warp(fragments, height, pitch):
 
 @cuda.jit(device=True)
 def show(out, number, register):
-    """The two numbers of a register, the lower one first."""
+    """Format the two numbers in a register, the lower one first."""
     out[cuda.threadIdx.x, 2 * number] = register & 0xFFFF
     out[cuda.threadIdx.x, 2 * number + 1] = (register >> 16) & 0xFFFF
 
@@ -380,8 +380,8 @@ def check_matmul(matmul, what, a, b, tolerance, rng):
 
 
 def check_alignment(matmul):
-    """Reject shared arrays of which a GPU may put the first row anywhere; `sim` puts all at multiples of
-    16."""
+    """Reject shared arrays whose first row a GPU may misalign. `sim` places every array at a multiple of 16
+    bytes."""
     two, four = np.zeros((1, 1), int16), np.zeros((1, 1), float32)
     try:
         made = ptx.compiled_here(matmul, two, two, four, architecture=ARCHITECTURE)

@@ -1,5 +1,5 @@
-"""The checks of lesson 17: operands of tensor cores lane by lane, copies under way while products are made,
-routes of a convolution, taps as a matrix."""
+"""Checks for lesson 17: tensor-core operands lane by lane, copies in flight during products, ways to compute
+a convolution, and taps as a matrix."""
 
 from collections import Counter, defaultdict
 
@@ -20,31 +20,31 @@ GROUP, PLACE = LANES // 4, LANES % 4 * 2  # g and 2 t of the lane maps
 
 
 def words(low, high):
-    """Two arrays of numbers, rounded to bfloat16, as the halves of uint32."""
+    """Pack two arrays into uint32 words, rounding each number to bfloat16."""
     low, high = (np.asarray(x, float32).astype(bfloat16).view(np.uint16).astype(uint32) for x in (low, high))
     return low | high << np.uint32(16)
 
 
 def parts(found):
-    """The numbers in words: (…, 2) float32."""
+    """Return the numbers packed in words, as (…, 2) float32."""
     return np.stack([found << np.uint32(16), found & np.uint32(0xFFFF0000)], -1).view(float32)
 
 
 def right_operand(b):
-    """(32, 2) words: the lanes' parts of B (16, 8) as a right operand of mma."""
+    """Return (32, 2) words: each lane's registers for B (16, 8) as the right operand of mma."""
     rows = PLACE[:, None] + 8 * np.arange(2)
     return words(b[rows, GROUP[:, None]], b[rows + 1, GROUP[:, None]])
 
 
 @cuda.jit(device=True)
 def unpack(out, lane, r, word):
-    """out[lane, r] = the two numbers in a register."""
+    """Return out, where out[lane, r] holds the two numbers in register r."""
     out[lane, r, 0] = cuda.libdevice.int_as_float(int32(word << uint32(16)))
     out[lane, r, 1] = cuda.libdevice.int_as_float(int32(word & uint32(0xFFFF0000)))
 
 
 def bits(rng, *shape):
-    """Normal numbers as bits of bfloat16."""
+    """Return normally distributed numbers as bfloat16 bit patterns."""
     return normal(rng, *shape).astype(bfloat16).view(int16)
 
 
@@ -53,7 +53,8 @@ def which_half(half):
 
 
 def used(report, wanted, call, hint):
-    """Reject a launch whose warps did together anything but `wanted`, {instruction: times}."""
+    """Reject a launch unless its warps executed exactly the mma, ldmatrix and shfl instructions in `wanted`,
+    {instruction: count}."""
     found = {
         name: count
         for name, count in report.counters["together"].items()
@@ -122,7 +123,7 @@ def ex17_1(as_left, rng):
 
 
 def where_from(out, wanted, weights):
-    """The first wrong half of a register, and which weight it holds."""
+    """Describe the first wrong half of a register, and the weight that it holds instead."""
     wrong = np.argwhere(out != wanted)
     if not len(wrong):
         return "p stays as it is."
@@ -342,7 +343,7 @@ COUNTS = {
 
 
 def banded(taps):
-    """B (16, 8) of one row of taps."""
+    """Return the band matrix B (16, 8) for one row of taps."""
     b = np.zeros((16, 8), float32)
     for j in range(8):
         b[j : j + len(taps), j] = taps

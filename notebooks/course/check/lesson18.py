@@ -1,5 +1,5 @@
-"""The checks of lesson 18: the tap gradient as products of windows, by a warp and its diagonals; registers
-that let blocks fit; the convolution of a decoder's scores with overlapping rows."""
+"""Checks for lesson 18: the tap gradient as products of windows, computed by a warp and its diagonals;
+register limits that let more blocks fit; and the convolution of a decoder's scores with overlapping rows."""
 
 import numpy as np
 import torch
@@ -126,7 +126,8 @@ def met(s, g, c_q, c_k):
     """(dW, {hint: what a likely mistake gives})"""
 
     def taps(first=0, end=g.shape[1], shift=1):
-        """dW of the columns [first, end), the rows of s_tile shifted by this many for each row of taps."""
+        """Return dW for the columns [first, end), where each row of taps shifts the rows of s_tile by the
+        given distance."""
         block, rows = g[:, first:end], len(g)
         windows = [
             [s[a * shift : a * shift + rows, first + b : end + b] for b in range(c_k)] for a in range(c_q)
@@ -144,7 +145,7 @@ def met(s, g, c_q, c_k):
 
 
 class Products(TorchDispatchMode):
-    """Counts products of matrices and their multiply-adds, and the largest product number by number."""
+    """Counter of matrix products and their multiply-adds. It records the largest product."""
 
     def __init__(self):
         super().__init__()
@@ -201,18 +202,19 @@ BY_INSTRUCTIONS = (
 
 
 def bits(numbers):
-    """float32 numbers as bfloat16's bits."""
+    """Return float32 numbers as bfloat16 bit patterns."""
     return numbers.astype(bfloat16).view(int16)
 
 
 def drawn(rng, shape, exact):
-    """Numbers that bfloat16 has, none of them 0: whole, or about normal."""
+    """Return nonzero numbers that bfloat16 represents exactly: whole numbers, or approximately normal
+    ones."""
     numbers = rng.integers(1, 10, shape) * rng.choice([-1, 1], shape) if exact else rng.standard_normal(shape)
     return numbers.astype(bfloat16).astype(np.float64)
 
 
 def check_products(add_products, rows, columns, warps, exact, rng):
-    """Each warp adds two products, to sums that are not 0."""
+    """Check that each warp adds two products to nonzero sums."""
     s, g = drawn(rng, (rows, columns), exact), drawn(rng, (rows, columns), exact)
     if warps == 3:
         # Lanes 12 to 15 have a left operand of zeros, lanes 20 to 23 a right one. A lane that skips mma for
@@ -285,7 +287,7 @@ def check_products(add_products, rows, columns, warps, exact, rng):
 
 
 def known(got, mistakes, otherwise):
-    """The hint of the mistake that gives just what was got, or `otherwise`."""
+    """Return the hint for the mistake that produces exactly this result, or `otherwise`."""
     same = (said for said, value in mistakes.items() if np.allclose(got, value, 1e-4, 1e-4))
     return next(same, otherwise)
 
@@ -296,17 +298,18 @@ def cut(s, g, place):
 
 
 def halves_swapped(a):
-    """A 16 × 16 left operand whose upper right and lower left quarters have changed places."""
+    """Return a 16 × 16 left operand with its upper right and lower left quarters exchanged."""
     return np.block([[a[:8, :8], a[8:, :8]], [a[:8, 8:], a[8:, 8:]]])
 
 
 def spread(product):
-    """(32, 4): the numbers of a 16 × 8 matrix as the lanes of a warp have them."""
+    """Return (32, 4): a 16 × 8 matrix as it is distributed over the lanes of a warp."""
     return np.stack([product[TO_ROW + 8 * (i // 2), TO_COLUMN + i % 2] for i in range(4)], 1)
 
 
 def on_tensor_cores(report, products, call):
-    """Reject a launch that made another number of products of 16 × 16 by 16 × 8 on tensor cores."""
+    """Reject a launch that did not compute the expected number of 16 × 16 by 16 × 8 products on tensor
+    cores."""
     together = report.counters.get("together", {})
     sixteens = sum(
         count * (2 if "k16" in name else 1) for name, count in together.items() if name.startswith("mma_")
@@ -398,7 +401,7 @@ def fitting(registers, threads, shared_bytes):
 
 
 def most(blocks, threads, shared_bytes):
-    """The answer, by trying every number: the largest that is 255 or a multiple of 8."""
+    """Find the answer by exhaustive search: the largest register count that is 255 or a multiple of 8."""
     tried = [MOST_REGISTERS, *range(248, 0, -8)]
     return next((r for r in tried if min(fitting(r, threads, shared_bytes)) >= blocks), 0)
 
@@ -433,7 +436,7 @@ LAST_ROW = "Equal to what the last row of taps alone gives: the sums of one mma 
 
 
 def check_convolved(convolve, c_q, c_k, exact, rng):
-    """T of KEYS keys by one warp, in a block of two."""
+    """Check T for KEYS keys, computed by one warp in a block of two warps."""
     columns, warps = KEYS + BLOCK, 2
     s, w = drawn(rng, (warps, c_q, columns), exact), drawn(rng, (1, c_q, c_k), exact)
     s *= 64 if exact else 1  # whole numbers as before, and T in the thousands

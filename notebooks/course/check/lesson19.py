@@ -1,5 +1,5 @@
-"""The checks of lesson 19: a map over heads on a tile, the second pass, the cache of queries; and machines
-with faults."""
+"""Checks for lesson 19: a map over heads on a tile, the second pass, the cache of queries, and faulty layers
+to diagnose."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ from sim.nouns import plural
 
 
 def drawing(seed):
-    """randn in float64, from a generator of its own."""
+    """Return a float64 randn that uses a separate generator."""
     generator = torch.Generator().manual_seed(int(seed))
     return lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)
 
@@ -363,7 +363,7 @@ def run(fault, given, spans, d_o):
 
 
 def convolved(x, taps, spans):
-    """x (H, N, N) convolved by itself within each of `spans`."""
+    """Convolve x (H, N, N) separately within each of `spans`."""
     if taps is None:
         return x
     blocks = [reference.convolve(x[None, :, start:end, start:end], taps)[0] for start, end in spans]

@@ -1,5 +1,5 @@
-"""The checks of lesson 20: bytes of a cache, multiply-adds, decoding from latents, a tile with a reciprocal
-band, the gradient of what heads share."""
+"""Checks for lesson 20: cache sizes in bytes, multiply-adds, decoding from latents, a tile with a reciprocal
+band, and the gradient of the parameters that heads share."""
 
 import math
 import operator
@@ -40,7 +40,7 @@ def ex20_1(cache_bytes, rng):
 
 
 def two_whole_numbers(got, call):
-    """`got` as a pair of ints, or a verdict; 4.0 is a whole number."""
+    """Return `got` as a pair of ints, or a verdict. 4.0 counts as a whole number."""
     try:
         numbers = tuple(int(x) if isinstance(x, float) and x == int(x) else operator.index(x) for x in got)
     except (TypeError, ValueError, OverflowError):
@@ -78,7 +78,7 @@ def ex20_2(multiply_adds, rng):
 
 
 def costs(n_q, n_k, heads, d, latent):
-    """Multiply-adds of both ways, summed product by product."""
+    """Return the number of multiply-adds for both methods, summed product by product."""
     expand = n_k * latent * d + n_k * latent * d + n_q * d * n_k + n_q * n_k * d
     absorb = n_q * d * latent + n_q * latent * n_k + n_q * n_k * latent + n_q * latent * d
     return heads * expand, heads * absorb

@@ -1,5 +1,6 @@
-"""The checks of lesson 21: kernels in Triton, run by kernels.triton.interpreter, their programs in a random
-order. Where Triton is installed, each is compiled for sm_80 as well, and its PTX runs in the simulator."""
+"""Checks for lesson 21: Triton kernels, run by kernels.triton.interpreter with their programs in random
+order. Where Triton is installed, each kernel is also compiled for sm_80, and its PTX runs in the
+simulator."""
 
 import operator
 from functools import cache, partial
@@ -30,7 +31,7 @@ ROUNDED = (
 
 
 def jitted(kernel, name):
-    """Reject a plain function where Triton wants a kernel."""
+    """Reject a plain function where a Triton kernel is required."""
     if not (hasattr(kernel, "fn") and hasattr(kernel, "arg_names")):
         fail(f"{name} is a plain Python function", hint="@triton.jit belongs in the line above its def.")
 
@@ -70,8 +71,8 @@ def at_most(arrays, name, what, limit, call, hint, by="counts"):
 
 
 def in_tiles(arrays, name, what, largest, call, hint, most=None):
-    """Reject a launch with a tile of more than `largest` numbers of an array, or with more than most[program]
-    tiles of it by a program."""
+    """Reject a launch with a tile of more than `largest` elements of an array, or in which a program uses
+    more than most[program] tiles of it."""
     for number, size in arrays[name].tiles[what]:
         if size > largest:
             said = (
@@ -88,7 +89,7 @@ def in_tiles(arrays, name, what, largest, call, hint, most=None):
 
 
 def owned(arrays, name, owners, call):
-    """Reject a launch in which another program than owners[element] stores an element of an array."""
+    """Reject a launch in which a program other than owners[element] stores an element of an array."""
     found = arrays[name].by["stores"][0]
     over = np.flatnonzero(found != owners)
     if over.size:
@@ -98,8 +99,8 @@ def owned(arrays, name, owners, call):
 
 
 def by_triton(kernel, grid, arguments, output, wanted, call, *, tolerance=1e-5, **constants):
-    """Compile the kernel by Triton, if that is here, and compare what its PTX gives in the simulator; says
-    what was found out."""
+    """Compile the kernel with Triton if it is installed, run its PTX in the simulator, and compare the
+    results. Return a summary."""
     if triton.__version__ is None:
         return "not compiled: Triton is not here"
     given = [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in copies(arguments)]
@@ -371,7 +372,7 @@ def calling(convolved):
 
 
 def correlated(x, taps):
-    """Σ_ab taps[a, b] x[i + a, j + b] where all of it is inside, float64."""
+    """Return Σ_ab taps[a, b] x[i + a, j + b] in float64, at the positions where every term is inside x."""
     windows = np.lib.stride_tricks.sliding_window_view(np.float64(x), taps.shape)
     return np.einsum("ijab,ab->ij", windows, np.float64(taps))
 
@@ -399,6 +400,6 @@ def convolved_hint(x, taps, wanted, got):
 
 
 def whole_layer(q, k, v, taps):
-    """Convolutional attention in float64 by the reference, for (n, d) and (c_q, c_k)."""
+    """Compute convolutional attention in float64 with the reference, for (n, d) and (c_q, c_k)."""
     given = (x.double()[None, None] for x in (q, k, v))
     return reference.conv_attention(*given, taps.double()[None])[0, 0]

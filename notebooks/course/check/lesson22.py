@@ -1,5 +1,5 @@
-"""The checks of lesson 22: kernels in CUDA C++, compiled by NVRTC without a GPU, run in `sim` under the same
-contracts as those in Python."""
+"""Checks for lesson 22: CUDA C++ kernels, compiled by NVRTC without a GPU and run in `sim` under the same
+contracts as the Python kernels."""
 
 import math
 import os
@@ -142,7 +142,7 @@ def ex22_4(text, rng):
 
 
 def check_rows(kernel, width, rows, offset, alike, rng):
-    """Update every row with its tiles of scores, one after the other: 3 each, or 0 to 3."""
+    """Check the update of every row with its tiles of scores, in order: 3 tiles for each row, or 0 to 3."""
     tiles = np.full(rows, 3) if alike else rng.permutation(np.arange(rows) % 4)
     t = np.round(8 * (rng.normal(0, 3, (3, rows, width)) + offset)) / 8
     t[rng.random(t.shape) < 0.3] = -math.inf
@@ -275,8 +275,8 @@ SHARED = (
 
 
 def hunted(letter, n, d=5):
-    """Launch a kernel of the hunt on n rows (of d numbers): what sim finds, and whether the values are
-    right."""
+    """Launch a kernel of the hunt on n rows (of d numbers). Print the findings of sim, and whether the
+    values are correct."""
     rng = np.random.default_rng(22)
     configuration, given, outputs, place, wanted, _ = hunt_launch(letter, n, rng, d)
     kernel = compiled(cuda_kernels.HUNT[letter], f"{NAMES[letter]}.cu", NAMES[letter])
@@ -337,7 +337,8 @@ def check_mended(kernel, letter, n, d, rng):
 
 
 def mended(letter, changes):
-    """The kernel's text with each wrong line of `changes` {wrong: right} replaced, whatever its indent."""
+    """Return the kernel's text with each wrong line of `changes` {wrong: right} replaced, ignoring
+    indentation."""
     if not isinstance(changes, dict) or not all(isinstance(x, str) for pair in changes.items() for x in pair):
         fail(f'{letter}: wanted {{"wrong line": "right line"}}', got=repr(changes))
     lines = cuda_kernels.HUNT[letter].splitlines()
@@ -390,13 +391,13 @@ def compiled(text, name, entry, *options, behind="", **headers):
 
 
 def first_errors(message, most=10):
-    """The compiler's message without its first line and remarks, as far as anybody reads it."""
+    """Return the compiler's message without its first line and remarks, cut to a readable length."""
     lines = [line for line in message.splitlines()[1:] if line.strip() and not line.startswith("Remark")]
     return "\n".join(lines[:most])
 
 
 def no_float64(ptx, text):
-    """Fail where an instruction has to do with a float64, with the line of the text that it comes from."""
+    """Fail if an instruction uses float64, and name the source line that it comes from."""
     line = 0
     for instruction in ptx.splitlines():
         if place := re.match(r"\s*\.loc\s+1\s+(\d+)", instruction):

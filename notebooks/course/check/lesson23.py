@@ -1,5 +1,5 @@
-"""The checks of lesson 23: halos of a shard, the merge of (O, L), the ring, faults at a border, balanced
-stretches; and machines with faults."""
+"""Checks for lesson 23: halos of a shard, merging (O, L), the ring, faults at a border, balanced stretches,
+and faulty implementations to diagnose."""
 
 import itertools
 import math
@@ -60,7 +60,7 @@ def ex23_1(halo, rng):
 
 
 def whole_numbers(got, count, call):
-    """`got` as a tuple of `count` ints, or a verdict."""
+    """Return `got` as a tuple of `count` ints, or a verdict."""
     try:
         numbers = tuple(operator.index(x) for x in got)
     except TypeError:
@@ -238,7 +238,7 @@ def ex23_3(ring, rng):
 
 
 def merged_pair(one, other):
-    """(O, L) of the keys of both pairs."""
+    """Return (O, L) over the keys of both pairs."""
     sums = torch.stack([one[1], other[1]])
     weights = torch.softmax(sums, 0)
     return weights[0][:, None] * one[0] + weights[1][:, None] * other[0], torch.logsumexp(sums, 0)
@@ -300,7 +300,7 @@ def ex23_5(my_stretches, rng):
 
 
 def tokens(n, d, c_q, c_k, seed=23):
-    """(q, k, v (n, d), w (c_q, c_k)), float64, the same on every rank."""
+    """Return (q, k, v (n, d), w (c_q, c_k)) in float64, equal on every rank."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, n, d, generator=generator, dtype=torch.float64)
     return q, k, v, torch.randn(c_q, c_k, generator=generator, dtype=torch.float64)
@@ -340,7 +340,7 @@ def output(machine, changed=False, n=24, ranks=3, c_q=3, c_k=5):
 
 
 def wrong_rows(machine, c_q=3, c_k=5):
-    """The rows of O in which a machine differs from one device."""
+    """Return the rows of O in which an implementation differs from one device."""
     q, k, v, w = tokens(24, 4, c_q, c_k)
     wanted = conv_attention(*(x[None, None] for x in (q, k, v)), w[None])[0, 0]
     error = (output(machine, c_q=c_q, c_k=c_k) - wanted).abs().amax(1)

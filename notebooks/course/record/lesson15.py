@@ -52,15 +52,15 @@ class Recorder:
         return self.options.limit - (time.time() - self.began)
 
     def model(self, candidate, convolution):
-        """With convolution: asked × (2 size - 1) taps a head. Without: one tap a head, the same class,
-        kernels and starting weights."""
+        """Return the model. With convolution, each head has asked × (2 size - 1) taps; without, it has one
+        tap, in the same class, with the same kernels and initial weights."""
         task, (width, heads, layers), _ = candidate
         taps = (task.asked, 2 * task.size - 1) if convolution else (1, 1)
         layer = functools.partial(ConvAttention, kernel_size=taps, **self.attention)
         return Transformer(task, layer, width, heads, layers).to(self.device)
 
     def warm_up(self, candidate):
-        """Compile the kernels, so that the first run's seconds are those of training."""
+        """Compile the kernels, so that the time of the first run includes no compilation."""
         began = time.time()
         task, _, plan = candidate
         for convolution in (True, False):
@@ -70,7 +70,7 @@ class Recorder:
         say(f"warm-up {time.time() - began:.1f} s, loss {training.losses[-1].item():.2f}")
 
     def train(self, candidate, convolution, seed):
-        """(model, what is recorded of one run)."""
+        """Return (model, record) of one training run."""
         task, _, plan = candidate
         torch.manual_seed(seed)
         model = self.model(candidate, convolution)

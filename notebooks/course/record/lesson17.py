@@ -37,13 +37,13 @@ STEPS = {  # step -> (the walk, without ldmatrix?, are rows padded?)
 
 @cuda.jit(device=True)
 def two_words(tile, row, c):
-    """tile[row, c] and tile[row + 1, c] in one register."""
+    """Pack tile[row, c] and tile[row + 1, c] into one register."""
     return uint32((int32(tile[row, c]) & 0xFFFF) | (int32(tile[row + 1, c]) << 16))
 
 
 @cuda.jit(device=True)
 def plain_value_operands(tile, first, column):
-    """The lesson's value_operands, without ldmatrix."""
+    """Load the operands of the lesson's value_operands without ldmatrix."""
     lane = cuda.threadIdx.x % 32
     row, c = first + lane % 4 * 2, column + lane // 4
     return (
@@ -58,7 +58,8 @@ def plain_value_operands(tile, first, column):
 
 
 def flash_kernel(walk, plain, padded):
-    """(kernel, queries of a block, threads) of the lesson's text with the recording's sizes."""
+    """Return (kernel, queries per block, threads), compiled from the lesson's text with the recording's
+    sizes."""
     text = needed(cells_of(source("17")), "flash_with, one_place, two_places, plain_key_operands")
     for old, new in [(SMALL, SIZES), *([] if padded else [(PADDED, UNPADDED)])]:
         if text.count(old) != 1:
@@ -99,7 +100,7 @@ def flash_steps():
 
 
 def row(name, call, out, wanted, largest=0.05):
-    """Milliseconds of a call whose output, made before, is right."""
+    """Return a table row with the milliseconds per call. Raise ValueError if the output `out` is wrong."""
     torch.cuda.synchronize()
     difference = (out.float() - wanted).abs().max().item()
     if not difference <= largest:

@@ -24,7 +24,7 @@ from course.bootstrap import ROOT
 
 
 def main():
-    """Runs the solution of each lesson that has such a cell."""
+    """Run the solution of each lesson that has a cell under @live."""
     cells = {}
     for source in sorted((ROOT / "solutions").glob("[0-9]*.py")):
         if "@live" in source.read_text(encoding="utf-8"):
