@@ -15,7 +15,7 @@ from course.bootstrap import ROOT, SetUpError, cuda_requirements, is_set_up, set
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A project to set up, on a machine without a driver and with no PIP_ARGS."""
+    """Return a project to set up, on a machine without a driver and with no PIP_ARGS."""
     monkeypatch.setattr(bootstrap, "cuda_driver", lambda: None)
     monkeypatch.setattr(bootstrap.platform, "system", lambda: "Linux")
     monkeypatch.delenv("PIP_ARGS", raising=False)

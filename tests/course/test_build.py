@@ -14,7 +14,7 @@ TINY = Path(__file__).parent / "tiny" / "01_tiny.py"
 
 @pytest.fixture
 def root(tmp_path):
-    """An empty project with one source and a learner's own file."""
+    """Return an otherwise empty project with one source and a learner's file."""
     for folder in ("notebooks", "solutions", "my_lessons"):
         (tmp_path / folder).mkdir()
     shutil.copy(TINY, tmp_path / "solutions")

@@ -19,7 +19,7 @@ def two_arms(x, out, group):
 
 
 def lanes_by_warp(threads, group):
-    """{warp: the lanes of each moment}."""
+    """Return {warp: the lanes at each moment}."""
     x, out = np.ones((2, threads), dtype=np.float32)
     report = simulate(two_arms, observers=[*DEFAULT, Trace])[1, threads](x, out, group)
     return {warp: [lanes for *_, lanes in found] for warp, found in moments_of(report.recording).items()}

@@ -59,7 +59,8 @@ def browser():
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """opened(lesson, theme, width, scripts=True): the lesson's page; nothing is fetched from the network."""
+    """Return opened(lesson, theme, width, scripts=True), which opens the lesson's page without network
+    access."""
 
     def open_page(lesson, theme, width, scripts=True):
         html, _ = HTMLExporter(template_name="lab", theme=theme).from_filename(lesson)
@@ -134,7 +135,7 @@ def test_without_scripts_all_pictures_are_there(opened, lesson):
 
 @pytest.fixture
 def jupyterlab(tmp_path):
-    """jupyterlab(notebook): the address at which JupyterLab shows a copy of this file."""
+    """Return jupyterlab(notebook): the address at which JupyterLab shows a copy of this file."""
     served = tmp_path / "my_lessons"
     served.mkdir()
     with socket.socket() as free:

@@ -9,7 +9,7 @@ from course.stubs import shorten_in_notebook
 
 @pytest.fixture
 def shown(capsys):
-    """shown(code): all that a notebook's shell, with the course loaded, prints when it runs this cell."""
+    """Return shown(code): the complete output of a notebook shell, with the course loaded, for this cell."""
     shell = InteractiveShell.instance()
     shell.run_line_magic("colors", "nocolor")
     shorten_in_notebook()

@@ -359,8 +359,8 @@ def bare(line):
 
 
 def compiled(text, name, entry, *options, behind="", **headers):
-    """The kernel `entry` of the learner's text, a str, with `behind` behind it. Fails with the compiler's
-    message, for a kernel that is not there, and for float64."""
+    """Compile the kernel `entry` from the learner's text, a str, with `behind` appended. Report the
+    compiler's message if compilation fails. Also fail if the kernel is missing or uses float64."""
     # here, as they need Numba
     from course.cuda_cpp import cleaned, ptx_of
     from course.ptx import NoCompiler

@@ -107,7 +107,7 @@ def ex23_2(merge, rng):
 
 
 def nothing_in(part, empty):
-    """The pair, with every second row unseen if `empty`."""
+    """Return the pair. If `empty`, every second row sees no keys."""
     o, log_sum = (x.clone() for x in part)
     if empty:
         o[::2], log_sum[::2] = 0, -math.inf
