@@ -415,20 +415,22 @@ def in_tiles(update, q, k, v, w, loaded):
     return o
 
 
+# The lesson prints these functions, and the learner looks for the fault. A docstring states what the author
+# of the faulty code believed; it must not name the fault.
 def faultless(state, tile):
-    """Update the state correctly."""
+    """As it should be."""
     t = hide(inside(tile.s0, tile.w), tile.i0, tile.j0, -math.inf)
     return update(state, t, tile.v_owned)
 
 
 def no_zero_mask(state, tile):
-    """Fault: mask the future only after the convolution, not before it."""
+    """The future is masked after the convolution, and not before it."""
     t = hide(inside(tile.s, tile.w), tile.i0, tile.j0, -math.inf)
     return update(state, t, tile.v_owned)
 
 
 def halo_counted(state, tile):
-    """Fault: compute the softmax sums and P V over all loaded columns."""
+    """The sums of the softmax, and P V, run over all the loaded columns."""
     halo = halo_of(tile.w)
     t = inside(pad(tile.s0, (halo.left, halo.right)), tile.w)  # as wide as what is loaded
     t = hide(t, tile.i0, tile.j0 - halo.left, -math.inf)
@@ -437,7 +439,7 @@ def halo_counted(state, tile):
 
 
 def tile_maximum(state, tile):
-    """Fault: use the tile's own maximum and then merge. A fully masked row becomes NaN."""
+    """The tile has a maximum and exponentials of its own, and then joins the state."""
     t = hide(inside(tile.s0, tile.w), tile.i0, tile.j0, -math.inf)
     m_tile = t.amax(dim=1, keepdim=True)
     p = torch.exp(t - m_tile)

@@ -348,8 +348,10 @@ def owned_by(n, splits):
     return [(min(s * share, n), min((s + 1) * share, n)) for s in range(splits)]
 
 
+# The lesson prints these functions, and the learner looks for the fault. A docstring states what the author
+# of the faulty code believed; it must not name the fault.
 def faultless(q, k, v, w, splits):
-    """Decode one head correctly."""
+    """As it should be; one head."""
     return merged([state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned_by(len(k), splits)])
 
 
@@ -362,27 +364,27 @@ def merged(states):
 
 
 def no_halo(q, k, v, w, splits):
-    """Fault: each split convolves only its own keys' scores, padded with zeros."""
+    """Each split convolves the scores of its own keys, with zeros around them."""
     return merged(
         [state_of(pieces(q, k, w, *own, halo=False), v[slice(*own)]) for own in owned_by(len(k), splits)]
     )
 
 
 def unmasked_window(q, k, v, w, splits):
-    """Fault: mask nothing, on the assumption that all cached keys precede the new token."""
+    """All keys of the cache are in the past of the new token, so nothing is masked."""
     return merged(
         [state_of(pieces(q, k, w, *own, mask=False), v[slice(*own)]) for own in owned_by(len(k), splits)]
     )
 
 
 def undivided(q, k, v, w, splits):
-    """Fault: divide by l only when merging, and skip the merge if there is one split."""
+    """The merge divides by l; with one split there is nothing to merge."""
     states = [state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned_by(len(k), splits)]
     return merged(states) if splits > 1 else states[0][2]
 
 
 def full_tiles(q, k, v, w, splits):
-    """Fault: pad each split to a whole tile with -inf, so that an empty split yields NaN."""
+    """Every split works on a whole tile of keys; what lies behind the end of the cache is -inf."""
     share = -(-len(k) // splits)
     states = []
     for start, end in owned_by(len(k), splits):
@@ -444,14 +446,14 @@ def first_sequence(q_window, k, v, w, splits):
 
 
 def lost_end(q, k, v, w, splits):
-    """Fault: round the split size down, so that no split owns the last keys."""
+    """The share is rounded down: the last keys belong to nobody."""
     share = max(len(k) // splits, 1)
     owned = [(min(s * share, len(k)), min((s + 1) * share, len(k))) for s in range(splits)]
     return merged([state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned])
 
 
 def in_pairs(q, k, v, w, splits):
-    """Fault: merge neighbours, then pairs, then groups of four, and lose the last one of an odd number."""
+    """Neighbours are merged, then pairs, then fours; of an odd number the last is lost."""
     states = [state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned_by(len(k), splits)]
     while len(states) > 1:
         states = [joined(*pair) for pair in zip(states[::2], states[1::2])]
@@ -468,7 +470,7 @@ def joined(one, other):
 
 
 def room_for_four(q, k, v, w, splits):
-    """Fault: merge at most four splits."""
+    """The merge looks at no more than four splits."""
     return merged([state_of(pieces(q, k, w, *own), v[slice(*own)]) for own in owned_by(len(k), splits)][:4])
 
 
@@ -497,12 +499,12 @@ def both_off(o, *_):
 
 
 def undivided_scores(q_window, k, v, w, splits):
-    """Fault: decode without dividing the scores by √d."""
+    """Decode without the division by √d."""
     return head_by_head(faultless)(q_window * math.sqrt(k.shape[3]), k, v, w, splits)
 
 
 def square_taps(q_window, k, v, w, splits):
-    """Fault: use only as many columns of taps as there are rows."""
+    """As if there were as many columns of taps as rows: the others are lost."""
     column = torch.arange(w.shape[2])
     return head_by_head(faultless)(q_window, k, v, w * (column < w.shape[1]), splits)
 
