@@ -100,8 +100,8 @@ class Context:
         # --- numbers of sites with special atomics ----------------------------------------------------------
         self.overwriting = set()  # atomics whose result does not depend on the old value: exch
         self.strong = {}  # relaxed and acquire loads, relaxed and release stores -> LOAD or STORE
-        self.invalidates = False  # whether the kernel may invalidate mbarriers
-        self.invalidating = set()  # log segments that do so
+        self.invalidates = False  # whether the kernel may invalidate mbarriers (mbarrier.inval)
+        self.invalidating = set()  # log segments that invalidate an mbarrier
         # atomics of scope .cta -> LOAD or STORE; for other blocks they count as plain accesses
         self.block_scoped = {}
 
@@ -109,7 +109,7 @@ class Context:
 
         # --- the current thread -----------------------------------------------------------------------------
         self.thread = None
-        self.entered = 0  # number of times a thread was resumed
+        self.entered = 0  # number of times that any thread has been resumed
         # single-element accessors, indexed by the array's rank
         self.load = self.store = ()
         self.live = ()  # blocks that have started and not ended, if several run concurrently

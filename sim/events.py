@@ -140,8 +140,7 @@ class Finding:
     fix: str = ""
     count: int = 0
     message: str = field(default="", compare=False)
-    # distance of the threads in `accesses`: 0 in different blocks, 1 in different warps of a block, 2 in one
-    # warp
+    # proximity of the threads in `accesses`: 0 in different blocks, 1 in different warps of a block, 2 in
     # one warp
     near: int = field(default=0, compare=False)
     advice: Advice | None = field(default=None, compare=False)

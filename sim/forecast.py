@@ -1,4 +1,4 @@
-"""An estimate whether a loop ends, from the numbers that it compares.
+"""An estimate of whether a loop ends, from the numbers that it compares.
 
 Whether a loop ends cannot be decided in general. But a loop that is only long often compares a number that
 approaches a bound: an index that approaches a length, or a count that approaches zero. The threads of an

@@ -147,7 +147,7 @@ def run(grid, context, fiber):
             else:
                 grid.run(fiber)
         except Stuck:
-            # If the watchdog raised this between two threads, no thread has a finding yet.
+            # If the watchdog fired between two threads, nothing has been reported for any thread yet.
             if all(finding.kind not in ENDLESS for finding in context.findings):
                 grid.scheduler.report_no_progress(context.thread, None)
     context.announce("launch_finished", context)

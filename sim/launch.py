@@ -172,7 +172,7 @@ def run_launch(engine: EngineName, on_finding: OnFinding, launch: Launch, *argum
         for argument in classified:
             check_argument(argument)
     outcome = ENGINES[engine]().run(replace(launch, arguments=classified))
-    # A kernel in another language replaces Numba's names in the findings by its own.
+    # A kernel in another language rewords the findings in that language's terminology.
     reword = launch.function.reword if isinstance(launch.function, Kernel) else list
     findings = reword(link_causes(outcome.findings))
     fields = {**vars(outcome), "findings": merge_findings(findings, outcome.code)}

@@ -1,4 +1,4 @@
-"""The test whether a launch with a long-running loop still makes progress.
+"""A test of whether a launch with a long-running loop still makes progress.
 
 The decision compares everything that threads can observe: their variables and memory. Counting iterations
 instead would report loops that are correct but slow.

@@ -25,7 +25,7 @@ class Fiber:
         self.suspend = self.greenlet.parent.switch
 
     def begin(self, thread, kernel, arguments):
-        """Set the next body: `thread` runs `kernel`."""
+        """Set the next body to run: `kernel`, executed as `thread`."""
         self.body = functools.partial(thread.run, kernel, arguments)
 
     def loop(self):

@@ -11,7 +11,7 @@ class GeneratorFiber:
     """A coroutine with the interface of Fiber. `resume()` runs the body to its next barrier or its end."""
 
     def begin(self, thread, kernel, arguments):
-        """Set the next body: `thread` runs `kernel`."""
+        """Set the next body to run: `kernel`, executed as `thread`."""
         generator = kernel(*arguments)
         thread.waits, thread.frame = BARRIER, generator.gi_frame
         self.body = thread.run_generator(generator)

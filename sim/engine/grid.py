@@ -26,14 +26,14 @@ class Thread:
         self.warp, self.lane = divmod(linear, warp_size)
         self.fiber = self.waits = self.frame = self.payload = self.result = self.error = None
         self.done = False
-        # call_chain and iteration_counts of `frame`; empty if the kernel does not need them
+        # results of call_chain and iteration_counts for `frame`; empty if the kernel does not need them
         self.calls = self.iterations = ()
         # asynchronous copies (sim.memory.transfer.Sent): those since the last commit, and a list per commit
         self.sent, self.groups = [], []
-        self.failed_atomic = None  # its last atomic, if that did not change memory
+        self.failed_atomic = None  # the thread's last atomic, if it did not change memory
         # (mbarrier, site) of its last test of a phase, if the phase was incomplete
         self.failed_wait = None
-        self.times_skipped = 0  # consecutive times that it was skipped because its atomic would fail again
+        self.times_skipped = 0  # number of consecutive skips because its atomic would fail again
 
     def run(self, kernel, arguments):
         """Run the kernel as the body of the fiber. An exception is stored in `error` for the scheduler."""

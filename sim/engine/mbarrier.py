@@ -7,7 +7,7 @@ from sim.nouns import plural
 def failed_waits(context, thread):
     """Return {thread: (mbarrier, site)} for all threads that poll the same mbarrier.
 
-    It is the mbarrier that `thread` polls, or else the one polled by the first such thread.
+    Use the mbarrier that `thread` polls or, if it polls none, the one polled by the first such thread.
     """
     check = context.progress_check
     looping = check.states if check else thread.block.threads

@@ -38,7 +38,7 @@ class OSThread:
             ) from error
 
     def begin(self, thread, kernel, arguments):
-        """Set the next body: `thread` runs `kernel`."""
+        """Set the next body to run: `kernel`, executed as `thread`."""
         self.body = functools.partial(thread.run, kernel, arguments)
 
     def loop(self):

@@ -46,7 +46,7 @@ class Scheduler:
         )
         self.abandoned = 0  # number of blocks ended early
         self.woken = False  # whether threads of parked blocks can run again
-        # opportunities to yield since the current thread was resumed, and the number that it may pass up
+        # opportunities to yield since the current thread was resumed, and the maximum that it may decline
         self.turns = self.patience = 0
         self.thread_index, self.block_index, self.block = Dim3(), Dim3(), None
 
@@ -270,7 +270,7 @@ class Scheduler:
         """End a block early by unwinding its threads."""
         self.abandoned += 1
         for thread in block.threads:
-            if not thread.done and thread.frame is not None:  # a thread that has never waited has not started
+            if not thread.done and thread.frame is not None:  # a thread that never waited has not started
                 thread.fiber.abandon()
             thread.done = True
         block.alive, block.ready = 0, []

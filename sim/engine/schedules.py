@@ -25,7 +25,7 @@ SKIPS = 8  # number of rounds that the other threads run before the one held bac
 class Seeded:
     """Random orders drawn from the launch's seed. Threads yield at every opportunity."""
 
-    patience = 0  # number of opportunities to yield that a thread passes up
+    patience = 0  # number of opportunities to yield that a thread declines before it yields
     interleaves = False  # whether threads yield even if no thread waits for them
 
     def __init__(self, random):

@@ -7,7 +7,7 @@ from sim.context import PATIENCE
 from sim.engine.os_thread import throw_into
 from sim.errors import Stuck
 
-INTERVAL = 0.5  # seconds between checks
+INTERVAL = 0.5  # polling interval in seconds
 
 
 class Watchdog:

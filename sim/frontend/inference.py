@@ -243,7 +243,7 @@ class Types(CallTypes):
         return operation(node.op, self.of(node.left), self.of(node.right))
 
     def alike(self, left, right):
-        """Return whether Python compares these two expressions as Numba does."""
+        """Return whether Python and Numba compare these two expressions in the same way."""
         types_ = [self.of(left), self.of(right)]
         integers = all(bits(type_) is not None or is_signed(type_) for type_ in types_)
         return all(map(is_float, types_)) or integers or NONE in types_ or with_float64(*types_)

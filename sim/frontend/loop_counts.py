@@ -55,7 +55,7 @@ class BarrierPasses:
 
     def of_function(self, function):
         if function not in self.cache:
-            self.cache[function] = NEVER  # what a recursive call finds
+            self.cache[function] = NEVER  # the estimate that a recursive call reads
             source = source_of(function)
             self.cache[function] = NEVER if source is None else self.of_body(source.tree.body, ast.Return)
         return self.cache[function]

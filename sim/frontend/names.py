@@ -95,7 +95,7 @@ def cuda_name(value):
 def names_by_identity(module):
     """Return {id: name} for the members of `module` and of its namespaces, such as "atomic.add"."""
     offered = {**(stand_ins() if module.__name__ == "numba.cuda" else {}), **vars(module)}
-    home = module.__name__.partition(".")[0]  # skip modules that it merely imports, such as numpy
+    home = module.__name__.partition(".")[0]  # skip modules that `module` merely imports, such as numpy
     named = {
         name: member
         for name, member in public(offered)

@@ -186,7 +186,7 @@ class Namespace:
 
 
 class Binder:
-    """A binder of functions to one launch.
+    """Creates copies of functions, rewritten for one launch.
 
     dialect: the object that replaces `numba.cuda`.
     modules: {name: replacement module}.

@@ -126,8 +126,10 @@ def referent(value):
 
 
 def referent_of(node):
-    """Return the Referent of an expression. Nodes that a code generator added carry no Referent; they are
-    treated as ordinary attribute accesses on a value."""
+    """Return the Referent of an expression.
+
+    A node added by a code generator has none and is treated as an attribute access on a value.
+    """
     return getattr(node, "referent", OF_A_VALUE)
 
 

@@ -23,7 +23,7 @@ from sim.isa.table import INSTRUCTIONS
 
 BY_WIDTH = ("clz", "popc", "abs")  # functions whose result depends on the width of an integer operand
 NARROW = SIGNED - {int}
-# With float32, these integers give float32 in Numba; wider ones give float64.
+# In Numba, these integers combined with float32 yield float32; wider integers yield float64.
 SHORT = (np.int8, np.int16)
 UNSET = object()  # value of a variable before its first assignment
 

@@ -92,7 +92,7 @@ class Versions:
     def unassigned(self, statements):
         """Return the Names in `statements` that may be read before their variable is assigned."""
         stored = stored_names(statements) - self.opaque
-        # A phi is incomplete if one of its paths is: iterate to the fixed point.
+        # A phi may be unassigned if any incoming version may be, so iterate to the fixed point.
         lacking, before = {None}, 0
         while len(lacking) > before:
             before = len(lacking)

@@ -97,7 +97,7 @@ def from_end(index):
 
 
 def as_list(result):
-    """Wrap the result of visiting a statement in a list, unless it already is a list."""
+    """Wrap the result of visiting a statement in a list, unless it is one already."""
     return result if isinstance(result, list) else [result]
 
 
@@ -235,7 +235,7 @@ class Simplify(ast.NodeTransformer):
 
 
 def located(statements, node):
-    """Give every statement without a position the position of `node`, and return `statements`."""
+    """Copy the position of `node` to each statement that lacks one, and return `statements`."""
     return [ast.fix_missing_locations(ast.copy_location(statement, node)) for statement in statements]
 
 
@@ -245,7 +245,7 @@ class SplitByType:
     Each type has one name. Conversions are inserted where versions of different types merge.
 
     type_of(version): returns a key that identifies the type.
-    torn: the variables that need several names.
+    torn: the variables that must be split into several names.
     fresh(name): returns a new name that resembles `name`.
     converted(node, type): returns an expression that converts `node` to the type.
     """

@@ -137,7 +137,7 @@ def join(a, b):
         scalar = unify_scalars(a.scalar, b.scalar)
         return ANY if scalar is None else Number(scalar, *hull(a, b))
     if isinstance(a, ArrayType) and isinstance(b, ArrayType):
-        # Arrays of different layout unify to a layout that holds for both.
+        # Arrays with different layouts unify to a type that describes both.
         rowwise = a.rowwise and b.rowwise
         one, other = (replace(array, rowwise=rowwise, shape=None) for array in (a, b))
         return one if one == other else ANY

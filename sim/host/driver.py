@@ -40,7 +40,7 @@ class Memory:
         return address
 
     def free(self, address):
-        """Forget an allocation. Memory that this object did not allocate is ignored."""
+        """Drop an allocation. Ignore memory that this object did not allocate."""
         if self.blocks.pop(int(address), None) is not None:
             self.addresses.remove(int(address))
             self.fresh.discard(int(address))
@@ -217,7 +217,7 @@ class Functions:
         return self.handles
 
     def cuStreamCreate(self, flags):
-        return driver.binding.CUstream(self.new_handle() + 0x1000)  # low handles are the default streams
+        return driver.binding.CUstream(self.new_handle() + 0x1000)  # low handles denote the default streams
 
     def cuStreamAddCallback(self, stream, callback, data, flags):
         ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.py_object)(int(callback))(

@@ -262,7 +262,7 @@ def run_seeds(function, options, configuration, values):
         for array, old in zip(arrays, before):
             array[...] = old
     report = one(first)
-    # equal findings are shown once, as the first seed found them
+    # show equal findings once, in the form found by the first seed
     merged = {finding.key: finding for finding in (*others, *report.findings)}
     findings = sorted(merged.values(), key=lambda finding: finding.severity != "error")
     return replace(report, findings=tuple(findings))

@@ -10,7 +10,7 @@ import numpy as np
 
 from sim.errors import LaunchError
 
-# types accepted as a single number
+# types of arguments that count as a single number
 NUMBER_TYPES = int, float, complex, np.bool_, np.number, Enum, type(None)
 
 

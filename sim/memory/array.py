@@ -218,7 +218,7 @@ class Array(Methods):
 
     def derived(self, array):
         """Return an Array for `array`, an ndarray over this Array's memory."""
-        # numpy may give an empty array any address.
+        # numpy may place an empty array at any address.
         moved = array.ctypes.data - self.numpy.ctypes.data if array.size else 0
         return self.another(moved, array.dtype, array.shape, array.strides)
 

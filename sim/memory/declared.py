@@ -101,7 +101,7 @@ class Declarations:
             marks = None
             if watched:
                 marks = [0] * layout.size if fast else bytearray(nbytes)
-            # Each thread of the block has its copy at a separate address.
+            # Each thread's copy has a separate address.
             address = allocation.base + context.thread.linear * nbytes
             return Array(context, allocation, full.copy(), 0, layout, allocation.name, address, marks)
 

@@ -1,5 +1,6 @@
-"""Array methods over all elements, in order and in Numba's types: sum, prod, mean, var, std, any, all,
-argmin, argmax, fill, item, flat.
+"""Array methods that process all elements in order, computing in the types that Numba uses.
+
+They are sum, prod, mean, var, std, any, all, argmin, argmax, fill, item and flat.
 
 Each element counts as one access.
 """
