@@ -11,7 +11,7 @@ import numpy as np
 from sim.forecast import Numbers
 from sim.frames import is_simulator_frame
 
-MAX_STATES = 64  # a thread that goes through more states than this is not in a short cycle
+MAX_STATES = 64  # a thread that passes through more distinct states than this is not in a short cycle
 OUTERMOST_MODULE = "sim.engine.grid"  # runs the threads; outer frames belong to no thread
 MIN_REPEATS = 128  # iterations, per looping thread, that must start in a state seen before
 # After CLOCK_REPEATS of them, the clock jumps ahead, by up to 2**MAX_LEAP ticks at a time, so that a wait
@@ -30,7 +30,7 @@ class Clock:
 
     def __init__(self, context):
         self.context, self.now, self.step = context, 0, 1
-        self.readers = set()  # threads that have read it since the last ProgressCheck started
+        self.readers = set()  # threads that have read the clock since the last ProgressCheck started
         # what the reading thread had done at its last read, and how many reads since then did nothing else
         self.last, self.idle_reads = None, 0
 

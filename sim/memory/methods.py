@@ -55,7 +55,7 @@ class Methods:
         return (self.load(place, site) for place in np.ndindex(self.shape))
 
     def folded(self, operation, start):
-        """Fold the elements with `operation`, from first to last."""
+        """Combine the elements with `operation`, from first to last."""
         for value in self.elements():
             start = operation(start, value)
         return start

@@ -54,10 +54,10 @@ class Allocation:
     home: tuple = None
     copies: int = 1  # number of consecutive copies of `root`: one per thread for local memory
     keep: object = None  # the objects that own the memory; set only for launch arguments
-    # per byte: True if it was never written before the launch; None if all bytes were
+    # per byte: whether it was unwritten before the launch; None if all bytes were written
     unwritten: np.ndarray | None = None
     alignment: int = ALIGNMENT  # alignment that the declaration guarantees on any GPU
-    last: bool = False  # whether it follows all others in its space, as dynamic shared memory does
+    last: bool = False  # whether it is placed after all others in its space, like dynamic shared memory
     # whether it is shared memory reserved by the system, which is zero when a block starts
     reserved: bool = False
 
