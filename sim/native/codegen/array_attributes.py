@@ -33,7 +33,7 @@ def transposed_type(x):
 
 
 def real_type(x):
-    """Return the type of the real parts. For real numbers, this is the array's own type."""
+    """Return the type of the real parts. A real array keeps its type."""
     return x.replace(dtype=x.dtype.underlying_float) if isinstance(x.dtype, types.Complex) else x
 
 

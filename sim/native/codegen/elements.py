@@ -88,8 +88,8 @@ def index_value(context, builder, numba_type, code):
 
 
 def position(array, axis, numba_type, code):
-    """Return the position along an axis that an index component selects. An index out of range results in a
-    position out of range."""
+    """Return the position along an axis that an index component selects. An out-of-range index
+    yields an out-of-range position."""
     if not isinstance(numba_type, FromEnd):
         return index_value(array.context, array.builder, numba_type, code)
     extent, back = array.extent(axis), I64(numba_type.back)
@@ -196,7 +196,7 @@ class Element:
         return result
 
     def read(self):
-        """Emit a checked load. An element out of range reads as poison."""
+        """Emit a checked load. An out-of-range element reads as poison."""
         return self.access(watch_load, self.array.load, poison_of(self.context, self.x.dtype))
 
     def write(self, numba_type, value):

@@ -35,7 +35,7 @@ FIELD_SIZES = {
     "indices": THREADS,  # threadIdx of each thread, as x | y << 16 | z << 32
     # For each checked read: 0, or 1 + 1024 * block + thread of the first read without a value.
     "unset": MAX_UNSET,
-    # For each thread, then for each warp (its last thread): epoch and segment when it returned.
+    # Epoch and segment at which each thread returned, then those of the last thread of each warp.
     "returned_at": THREADS + WARPS,
     "returned": THREADS,  # 1 for each thread that has returned
 }

@@ -54,7 +54,7 @@ class LinkedLibrary(JITCodeLibrary):
 
     def _get_module_for_linking(self):
         """Return the IR, with its dependencies linked in. Numba calls this when one of its own libraries
-        links this one."""
+        links against this one."""
         return link_needed(self._final_module.clone(), self)
 
     def get_pointer_to_function(self, name):
@@ -63,7 +63,7 @@ class LinkedLibrary(JITCodeLibrary):
 
 
 class RunLibrary(JITCodeLibrary):
-    """The machine code of a function that Python calls, with everything it needs linked in once."""
+    """The machine code of a function that Python calls, with each of its dependencies linked in once."""
 
     def add_llvm_module(self, module):
         self._final_module.link_in(module)

@@ -241,6 +241,5 @@ def resolve_index(position, length, state, wraps):
 
 @int64_helper
 def clamp_index(position, length, state, wraps):
-    """Return an index of a subarray as a valid index. An index out of range sets an error flag and becomes
-    0."""
+    """Return a valid subarray index. An out-of-range index is replaced by 0 and sets an error flag."""
     return position if 0 <= position < length else max(resolve_index(position, length, state, wraps), 0)

@@ -99,7 +99,7 @@ class PtxAttempt(Attempt):
         table.add(allocation, allocation.root, watch, itemsize, fixed)
 
     def add_own(self, table, allocation, watch, copies, **how):
-        """Add a region of which each block or thread has its own copy.
+        """Add a region that is private to each block or thread.
 
         copies: the number of copies to allocate; 1 for shared memory, because blocks run one after another.
         """
