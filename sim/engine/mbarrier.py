@@ -5,7 +5,7 @@ from sim.nouns import plural
 
 
 def failed_waits(context, thread):
-    """Return {thread: (mbarrier, site)} for all threads that poll the same mbarrier.
+    """Return {thread: (mbarrier, site)} for all threads that poll one mbarrier.
 
     Use the mbarrier that `thread` polls or, if it polls none, the one polled by the first such thread.
     """

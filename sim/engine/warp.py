@@ -102,7 +102,7 @@ def complete_converged(context, block):
 
 
 def mask_without_caller_finding(scheduler, thread, mask, frame):
-    """Return the finding for a lane that passes a mask without the lane itself."""
+    """Return the finding for a lane that passes a mask that does not include the lane itself."""
     site = scheduler.context.sites.of_frame(frame, "call")
     return Finding(
         "warp-divergence",

@@ -40,7 +40,7 @@ OF_CUDA = {
 
 
 class CallTypes:
-    """The mixin of the type inference that handles calls.
+    """The type-inference mixin that handles calls.
 
     The inheriting class provides `of(expression)`, `block` (the block's shape) and `results` (result types of
     device functions).

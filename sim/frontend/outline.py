@@ -146,8 +146,8 @@ class Outline:
         return [within, *found] if found else []
 
     def leaves(self, node, kind, last):
-        """Return whether a part of a Node, up to line `last`, contains a statement of this kind (RETURN or
-        LEAVE) that leaves it."""
+        """Return whether a statement of this kind (RETURN or LEAVE), at or before line `last`, leaves the
+        Node."""
         parts = [
             part for part in node.parts if part.first <= last and not (kind == LEAVE and part.kind == LOOP)
         ]

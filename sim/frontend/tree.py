@@ -1,4 +1,4 @@
-"""A parser from functions to syntax trees with few kinds of statements.
+"""A parser of functions into syntax trees that use only a few kinds of statements.
 
 An assignment that loads or stores an array element has exactly one target, and the statements follow Python's
 order of evaluation. `a[i] += v` becomes `a[i] = a[i] + v`. `a[i, n], n = v, n + 1` becomes

@@ -35,7 +35,7 @@ PYTHON = (np.float16, np.float32, np.float64)
 
 @dataclass(frozen=True)
 class Number:
-    """A number. With `low` and `high`, it is a Python int in that interval. Without, it has the
+    """A number. With `low` and `high`, it is a Python int in that interval. Without them, it has the
     representation that `sim.isa` chooses for `scalar`."""
 
     scalar: type

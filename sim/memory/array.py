@@ -110,7 +110,7 @@ class Array(Methods):
         self.numpy[place] = cast(self.dtype)(value)
 
     def store_all(self, value, site):
-        """Store to every element: a number, or the elements of an array, broadcast as in numpy."""
+        """Fill the array with a number, or with the elements of another array, broadcast as in numpy."""
         if isinstance(value, Array):
             numbers = np.empty(value.shape, object)
             numbers.flat = list(value.elements())

@@ -102,7 +102,8 @@ class Methods:
         return self.first(operator.gt)
 
     def first(self, better):
-        """Return the position of the first NaN; without one, the first position of the best element.
+        """Return the position of the first NaN or, if there is none, of the first occurrence of the best
+        element.
 
         better(a, b): whether a is better than b.
         """

@@ -117,7 +117,7 @@ class AddressSpace:
         return base if self.next[space] <= window_end(space) else None
 
     def shifting(self, allocation, multiple):
-        """Return a declared array whose size may misalign `allocation` with respect to `multiple` bytes.
+        """Return a declared array whose size may shift `allocation` off a `multiple`-byte boundary.
 
         A compiler may place the other array first. Return None if the declaration of `allocation`, or the
         sizes of all others, keep it aligned. Local memory is on a stack, so only its declaration matters;

@@ -75,8 +75,8 @@ class Memory:
             self.log_write(spot, site, data)
 
     def source(self, where, index, size, multiple):
-        """Return the Spot of `size` bytes to read. If the access is refused, its address is None and its
-        memory poison."""
+        """Return the Spot of `size` bytes to read. If the access is refused, the Spot's address is None and
+        its memory is poison."""
         site = self.site("load")
         spot = self.spot(where, index, size, multiple, site, "read")
         if spot is None:

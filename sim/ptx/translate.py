@@ -278,7 +278,7 @@ def assign_results(writer, item, results, text, fits=True):
 
 
 def call(writer, item):
-    """Emit a call of a function, direct or indirect."""
+    """Emit a call to a function, direct or indirect."""
     operands = list(item.operands)
     returns = operands.pop(0).parts if isinstance(operands[0], Group) else ()
     function, *rest = operands

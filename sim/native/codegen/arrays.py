@@ -122,7 +122,7 @@ class Array:
         return self.members._getvalue()
 
     def call(self, function, *codes):
-        """Emit a call of an int64 runtime helper."""
+        """Emit a call to an int64 runtime helper."""
         return function.helper.call(self.context, self.builder, *codes)
 
     def extent(self, axis):

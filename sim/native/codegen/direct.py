@@ -302,7 +302,7 @@ class Body:
         return signature.return_type, result
 
     def call_shared(self, name, signature, codes, code):
-        """Emit a call of a warp or block operation, whose body is emitted once per module and shared by all
+        """Emit a call to a warp or block operation, whose body is emitted once per module and shared by all
         calls."""
 
         def emit(context, builder, signature, codes):

@@ -242,7 +242,7 @@ def column(array, name):
 
 
 def field(context, builder, x, value, name):
-    """Return the Element for a field of a record, which has the ReferenceType `x`."""
+    """Return the Element for a field of a record whose type is the ReferenceType `x`."""
     reference = cgutils.create_struct_proxy(x)(context, builder, value)
     records = Array(context, builder, x.array, reference.records)
     return Element(column(records, name), cgutils.unpack_tuple(builder, reference.index))
@@ -399,7 +399,7 @@ def slice_bounds(context, builder, numba_type, code, extent):
 
 
 def fill(part, numba_type, value):
-    """Store to every element of a subarray: one number, or the elements of an array, which is broadcast."""
+    """Fill a subarray with one number, or with the elements of an array, which is broadcast to its shape."""
     context, builder = part.context, part.builder
     with cgutils.loop_nest(builder, part.each_axis(part.extent), I64) as positions:
         number = value

@@ -75,7 +75,7 @@ def typed_call(typing, version, given):
 
 
 def resolve_call(typing, function, operands, result=None):
-    """Return a function (context, builder, LLVM values) that emits a call of a compiled function.
+    """Return a function (context, builder, LLVM values) that emits a call to a compiled function.
 
     operands: Numba types of the arguments.
     result: the Numba type to which the result is converted, or None to keep the callee's type.

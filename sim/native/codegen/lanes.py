@@ -103,7 +103,7 @@ class Warp:
         self.first = builder.mul(warp, I64(32))
 
     def call(self, function, *codes):
-        """Emit a call of an int64 runtime helper with the launch state as first argument."""
+        """Emit a call to an int64 runtime helper, with the launch state as the first argument."""
         return function.helper.call(self.context, self.builder, self.state, *codes)
 
     def array(self, numba_type, pointer):

@@ -61,8 +61,8 @@ def lanemask_lt(thread) -> uint32:
 
 @int64_helper
 def record_unset(state, is_set, slot):
-    """Record the current thread in `unset[slot]` if it reads an unassigned variable. The smallest thread is
-    kept, so findings do not depend on the order of execution."""
+    """Record the current thread in `unset[slot]` if it reads an unassigned variable. The lowest thread index
+    is kept, so findings do not depend on the order of execution."""
     # 0 means that no thread has been recorded, so count from 1.
     reader = 1 + (state.position << THREAD_BITS | state.own_entry & THREAD)
     if not is_set:

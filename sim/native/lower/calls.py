@@ -68,7 +68,7 @@ class Calls(Names):
         return self.call(called, arguments, node)
 
     def call_builtin(self, node):
-        """Lower a call of a Python builtin. Numbers follow sim.isa; all other arguments are left to Numba."""
+        """Lower a call to a Python builtin. Numbers follow sim.isa; all other arguments are left to Numba."""
         name = f"builtins.{node.func.referent.name}.{len(node.args)}"
         numbers = not any(
             isinstance(part, ast.Starred) or isinstance(getattr(part, "value", None), str)
@@ -116,7 +116,7 @@ class Calls(Names):
     # --- device functions -----------------------------------------------------------------------------------
 
     def call_device(self, node):
-        """Lower a call of a device function. A function that has to be inlined becomes a placeholder call
+        """Lower a call to a device function. A function that has to be inlined becomes a placeholder call
         with the attribute `inlined_function`, which sim.native.lower.hoisting expands."""
         found = node.func.referent
         function, signature = found.function, only_signature(found.value)
@@ -139,7 +139,7 @@ class Calls(Names):
         return self.convert(signature.return_type, made) if signature else made
 
     def device_call(self, device, function, arguments, node):
-        """Return a call of a Device, with the names that it needs as first arguments."""
+        """Return a call to a Device, with the names that it needs as first arguments."""
         if device.tree is None:  # recursion: this function is being lowered right now
             if self.source.function is not function:
                 raise self.cannot_lower(f"{function.__name__} calls itself through {self.source.name}", node)

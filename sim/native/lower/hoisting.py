@@ -205,7 +205,7 @@ class Hoisting:
     # --- device functions -----------------------------------------------------------------------------------
 
     def inline(self, node, before):
-        """Inline a call of a device function: append its statements to `before`, and return its result. Raise
+        """Inline a call to a device function: append its statements to `before`, and return its result. Raise
         CannotLower for recursion."""
         function = node.inlined_function
         if function in self.inlining:

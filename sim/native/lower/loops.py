@@ -35,7 +35,7 @@ def lower_element_loop(lowering, loop):
 
 
 def pairing_builtin(node):
-    """Return "enumerate" or "zip" if `node` is a call of that builtin, else ""."""
+    """Return "enumerate" or "zip" if `node` is a call to that builtin, else ""."""
     name = builtin_called(node)
     return name if name in ("enumerate", "zip") else ""
 
@@ -74,7 +74,7 @@ class LoopCounter(ast.NodeTransformer):
         self.module = module
 
     def make_call(self, name, *arguments):
-        """Return a call of a runtime function whose first argument is the launch state."""
+        """Return a call to a runtime function whose first argument is the launch state."""
         function = ast.Name(self.module.library(name), ast.Load())
         return ast.Call(function, [ast.Name("state", ast.Load()), *arguments], [])
 

@@ -56,7 +56,7 @@ class Names(ast.NodeTransformer):
         return ast.copy_location(ast.Name(name, context or ast.Load()), node)
 
     def call(self, function, arguments, node):
-        """Return a call of a runtime function, which the generated file then imports."""
+        """Return a call to a runtime function, which the generated file then imports."""
         function = self.as_name(self.module.library(function), node)
         return ast.copy_location(ast.Call(function, arguments, []), node)
 

@@ -53,7 +53,7 @@ class Evaluator(Arithmetic):
     """An evaluator of Python statements.
 
     names: {name: a Python value, or a value of sim.native.ptx.values}.
-    special: a function (name, arguments) that returns the value of a call of a function that sim.isa does not
+    special: a function (name, arguments) that returns the value of a call to a function that sim.isa does not
         define, or NotImplemented.
     """
 
@@ -213,7 +213,7 @@ class Evaluator(Arithmetic):
     # --- calls ----------------------------------------------------------------------------------------------
 
     def eval_call(self, node):
-        """Return the result of a call of a function or method."""
+        """Return the result of a function or method call."""
         given = [self.value(part) for part in node.args]
         if isinstance(node.func, ast.Name) and node.func.id not in self.names:
             return self.call_named(node.func.id, given)

@@ -99,7 +99,7 @@ def bit_length(e, x):
 
 
 def call_external(e, name, result, *codes):
-    """Emit a call of an external function: an LLVM intrinsic, or a C function."""
+    """Emit a call to an external function: an LLVM intrinsic or a C function."""
     signature = ir.FunctionType(result, [code.type for code in codes])
     return e.builder.call(cgutils.get_or_insert_function(e.builder.module, signature, name), codes)
 
@@ -256,7 +256,7 @@ ROUNDING = {"rn": "rint", "rz": "trunc", "rd": "floor", "ru": "ceil"}
 
 @form(rf"cvt\.(?P<mode>rn|rz|rd|ru)i\.{REAL}\.(?P=ptx_type)")
 def round_to_integral(e, found, x):
-    """Emit a rounding of a float to an integral float of the same type (`cvt.rni` etc.)."""
+    """Emit code that rounds a float to an integral value of the same type (`cvt.rni` etc.)."""
     return e.intrinsic(ROUNDING[found["mode"]], x)
 
 

@@ -43,8 +43,8 @@ class PtxAttempt(Attempt):
             raise CannotLower("an earlier launch has not freed all of its heap memory")
 
     def lay_out(self):
-        """Allocate memory and bind parameters as the interpreter does, so that simulated addresses are
-        equal."""
+        """Allocate memory and bind parameters as the interpreter does, so that both use the same simulated
+        addresses."""
         launch = self.launch
         space, order = launch.function.module.address_space(), Seeded(np.random.default_rng(0))
         context = Context([], launch.spec, space, launch.block, order)

@@ -145,7 +145,7 @@ class Lowering(Program):
         return ptx_type, self.add_call("atomic", name, ptx_type, access.space, site)
 
     def trap(self):
-        """Return the name of a function for the `trap` instruction."""
+        """Return the name of the function that implements the `trap` instruction."""
         return self.add_call("trap")
 
     def refuse(self, *_):
@@ -164,7 +164,7 @@ class Lowering(Program):
         return name
 
     def warp_call(self, entry, space=None):
-        """Return the name of a function for a warp instruction.
+        """Return the name of the function that implements a warp instruction.
 
         entry: its entry in sim.isa.
         space: the state space from which it loads its operands (`ldmatrix`), or None.

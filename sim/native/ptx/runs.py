@@ -83,14 +83,14 @@ class RunCompiler(Evaluator):
                 self.names[name] = self.of_bits(self.to_integer(bits), ptx_type)
 
     def call(self, name, given):
-        """Emit a call of a function in `calls`. Return NotImplemented for other names."""
+        """Emit a call to a function in `calls`. Return NotImplemented for other names."""
         if name not in self.calls:
             return NotImplemented
         operation, *rest = self.calls[name]
         return getattr(self, f"do_{operation}")(*rest, *given)
 
     def call_helper(self, function, *codes):
-        """Emit a call of an int64 runtime helper."""
+        """Emit a call to an int64 runtime helper."""
         return function.helper.call(self.context, self.builder, *codes)
 
     # --- memory ---------------------------------------------------------------------------------------------

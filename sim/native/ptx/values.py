@@ -339,7 +339,7 @@ class Arithmetic:
         return Predicate(self.builder.icmp_signed(sign, *self.widen_both(a, b)))
 
     def to_predicate(self, value):
-        """Return the truth of a value as i1."""
+        """Return the truth value of `value` as an i1."""
         if isinstance(value, Predicate):
             return value.code
         if isinstance(value, Integer):

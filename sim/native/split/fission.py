@@ -140,7 +140,8 @@ class Fission(Rematerializer):
             joined = f"agree_warps(state, exit_code, {call})"
         lines = ["exit_code = NO_THREAD", *loop, f"    exit_code = {joined}"]
         for name in sorted(exits):
-            # A warp's code is a separate function, so it returns exits from block-wide loops.
+            # A warp's code is a separate function, so it reports an exit from a block-wide loop through its
+            # return value.
             leaves_warp = at == WARP and (name == "return" or not depth)
             leave = f"return {CODES[name]}" if leaves_warp else name
             lines += [f"if exit_code == {CODES[name]}:", f"    {leave}"]
@@ -218,7 +219,7 @@ class Fission(Rematerializer):
             return [*lines, f"{in_text(call.sync, 'all')}(threads, {', '.join(given)})"] if given else lines
         if self.module.logs:
             lines += [f"log_warp(state, {call.site}, warp, threads)"]
-        # Without a result that is read, the "unused" form only runs the checks.
+        # If the result is never read, use the "unused" form, which only runs the checks.
         name = in_text(call.sync, "warp" if results else "unused")
         return [*lines, f"{name}({', '.join(['state, warp, threads', *given])})"]
 
@@ -276,8 +277,8 @@ class Fission(Rematerializer):
         return unparse_lines([part for statement in parts for part in as_list(statement)])
 
     def add_function(self, name, body):
-        """Add a function with this body, and return the text of a call, which is also its signature. The
-        parameters are the free names of the body."""
+        """Add a function with this body, and return the text of a call to it, which doubles as the function's
+        signature. The parameters are the free names of the body."""
         tree = ast.parse("\n".join(["def f():", *indent(body)]))
         names, local = names_read(tree), names_assigned([tree])
         for called in sorted(filter(home_of, names)):
