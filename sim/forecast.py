@@ -44,7 +44,8 @@ class Forecast:
         self.samples = [*self.samples[1 - SAMPLES :], (now, numbers)]
 
     def seconds_left(self):
-        """Return the CPU seconds until half of the threads with changing numbers have one at its bound.
+        """Estimate the CPU seconds until, in half of the threads with changing numbers, a number reaches its
+        bound.
 
         Return infinity if fewer threads approach a bound. A `for` loop's length is unknown but finite, so its
         index counts as 0 seconds. A single thread is not enough evidence: numbers that threads draw at random

@@ -14,8 +14,8 @@ from sim.isa.memory import memory_instruction
 
 
 def cp_async(size):
-    """Add the copy of `size` bytes. It reads `valid` bytes from the source (PTX's operand src-size) and
-    fills the rest with zeros."""
+    """Add the entry for the cp.async that copies `size` bytes. It reads `valid` bytes from the source (PTX's
+    operand src-size) and fills the rest with zeros."""
 
     def semantics(memory, tile, index, source, source_index, valid):
         if not 0 <= valid <= size:

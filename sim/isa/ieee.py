@@ -38,7 +38,7 @@ def scaled(x, exponent):
 
 
 def fraction_and_whole(x):
-    """Return modf(x) as (fraction, integral part), both with the sign of x; the compiled form."""
+    """Return modf(x) as (fraction, integral part), both with the sign of x. This is the compiled form."""
     whole = np.trunc(x)
     return copysign(x - whole if np.isfinite(whole) or np.isnan(whole) else 0.0, x), whole
 

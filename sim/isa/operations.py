@@ -215,8 +215,8 @@ POWERS = {float32: float_power(float32(1)), float64: float_power(float64(1))} | 
 
 
 def of_power(a, b):
-    """Return the overload (Version) of a ** b. An integer exponent is multiplied out; any other power is
-    computed by pow."""
+    """Return the overload (Version) of a ** b. A power with an integer exponent is computed by repeated
+    multiplication, any other by pow."""
     scalar = promotion.exponentiation(a, b)
     if scalar in POWERS and b in INTEGRAL:
         semantics = multiply_repeatedly if scalar in FLOATING else partial(int_power, scalar=scalar)

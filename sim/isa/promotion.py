@@ -38,7 +38,7 @@ SIGNED = {np.int8, np.int16, np.int32, int}
 INTEGRAL = UNSIGNED | SIGNED | {bool}
 # Types whose arithmetic with a float32 has a float32 result
 NARROW = {bool, np.int8, np.int16, np.uint8}
-# half type -> the types with which it remains a half
+# half type -> types that still give a half when combined with it
 HALVES = {float16: {float16, bool, np.int8}, bfloat16: {bfloat16, np.int8, np.uint8}}
 # Floats for which numpy's promotion agrees with Numba's
 PLAIN = {float32, float64}

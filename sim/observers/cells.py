@@ -159,7 +159,7 @@ class Cells:
 
 
 def spread(cells, most):
-    """Return up to `most` of these cells: the first ones, and others at equal distances."""
+    """Return up to `most` of these cells: the first few, and others evenly spaced."""
     if len(cells) <= most:
         return cells
     first = -(-most // 2)

@@ -238,8 +238,8 @@ def fix_of_waiting(facts):
 
 
 def steps_of_usual(facts):
-    """Return the steps of the general fix. Between blocks, a grid barrier marks where the kernel could be
-    split."""
+    """Return the steps of the general fix. For a race between blocks, a grid barrier marks where the kernel
+    could be split."""
     if facts.several_blocks and facts.branch:
         return steps_of_arms(facts)
     if facts.several_blocks and facts.same_line and not facts.colliding and facts.actions == {STORE, LOAD}:

@@ -1,4 +1,4 @@
-"""misuse: kernels that run without an error but cannot be intended.
+"""misuse: kernels that run without an error but cannot do what was intended.
 
 Examples are a launch that writes nothing, a floating-point value for an integer atomic, and a variable that
 is read before it is assigned.

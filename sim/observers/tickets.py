@@ -1,4 +1,4 @@
-"""Reads of an element that one atomic on that element would replace: tickets, claims, checks.
+"""Reads of an element that could be replaced by a single atomic on it: tickets, claims and checks.
 
 A ticket is a counter that threads read and increment in two statements. A claim is a comparison in a branch's
 condition, followed by a store to the same element in the branch. A check is such a comparison before an

@@ -134,7 +134,7 @@ class Writer:
         return True
 
     def emit_block(self, block, around, alone):
-        """Emit a block, under a test of `go` unless it always runs (`alone`)."""
+        """Emit a block, guarded by a test of `go` unless it always runs (`alone`)."""
         with nullcontext() if alone else self.indent_under(f"if go == {block.number}:"):
             self.emit_contents(block, around)
 

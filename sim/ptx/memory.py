@@ -200,7 +200,7 @@ class Memory:
         return lambda address: self.local.report(origin(address), site) or load(address)
 
     def record_written(self, store, nbytes):
-        """Return a store to local memory that also records which bytes the thread has written."""
+        """Return a function that stores to local memory and records which bytes the thread has written."""
         if not self.context.enabled.unwritten:
             return store
         window = WINDOWS["local"]
@@ -378,7 +378,7 @@ class Memory:
         if allocation.copies > 1:
             start += self.context.thread.linear * allocation.root.size
             start = self.frames(allocation).base_below(address, start)
-        # The first element outside of the array that the access touches
+        # The first element touched by the access that lies outside the array
         position = address if address < start else max(address, start + allocation.root.size)
         self.context.refuse(site, what, array, ((position - start) // array.itemsize,))
 

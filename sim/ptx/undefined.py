@@ -182,7 +182,7 @@ class Origins:
     # --- calls ----------------------------------------------------------------------------------------------
 
     def passed(self, parameter):
-        """Return the name of a parameter's origins: {byte: origin}."""
+        """Return the name of the variable that holds the origins of a parameter's bytes: {byte: origin}."""
         return f"{python_name(parameter.name)}_origins"
 
     def on_parameter(self, function):

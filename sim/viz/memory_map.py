@@ -55,7 +55,8 @@ def changes(recording: Recording, rows: np.ndarray, first: int, shown: int) -> l
 
 
 def grid(title: str, home: RecordedArray, touched: np.ndarray) -> tuple[Scene, int, int]:
-    """Return (a Scene with a cell per visible element, the first visible element, their number)."""
+    """Return (a Scene with one cell per visible element, the index of the first visible element, the number
+    of visible elements)."""
     elements, rowwise = prod(home.shape), len(home.shape) > 1 and home.shape[-1] <= WIDEST
     # A multi-dimensional array keeps its rows, unless they are too wide.
     columns = home.shape[-1] if rowwise else min(32, max(elements, 1))

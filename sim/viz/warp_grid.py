@@ -147,8 +147,8 @@ def banks(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: i
 
 
 def sectors(recording: Recording, rows: np.ndarray, lanes: np.ndarray, itemsize: int, site: Site) -> Cost:
-    """Return (cost in words, [(lane, sector)], {sector: number of lanes}, all sectors if there are more than
-    needed)."""
+    """Return (the cost as text, [(lane, sector)], {sector: number of lanes}, the set of sectors). The set is
+    empty if the access touches no more sectors than the minimum."""
     spec, address = recording.spec, recording.address[rows]
     (touched,), (fewest,) = spec.sectors(np.zeros(len(rows), np.int64), address, np.full(len(rows), itemsize))
     distinct, column = np.unique(address // spec.sector_bytes, return_inverse=True)
