@@ -52,7 +52,8 @@ class Module:
     @property
     def constant(self) -> Variables:
         """The `__constant__` variables by name. `module.constant["filter"] = array` sets one, as
-        cudaMemcpyToSymbol does. A launch is refused if it can read one that has not been set."""
+        cudaMemcpyToSymbol does. A launch is refused if its kernel uses a variable of which the host has set
+        no byte."""
         return Variables(self.store, "const")
 
     @property
