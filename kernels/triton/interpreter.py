@@ -24,7 +24,8 @@ import numpy as np
 import torch
 
 from kernels.triton import optional
-from kernels.triton.blocks import Array, Found, Language, Pointer, Tile
+from kernels.triton.blocks import Language, Pointer, Tile
+from kernels.triton.counted_array import Array, Found
 
 ALLOWED = "range float int len isinstance tuple print NotImplementedError AssertionError"
 ALLOWED = {name: getattr(builtins, name) for name in ALLOWED.split()}
@@ -40,7 +41,7 @@ class ProgramBug(Exception):
 
 
 class Launch(NamedTuple):
-    """The result of a launch. arrays: {name: blocks.Array}, with counts per element."""
+    """The result of a launch. arrays: {name: counted_array.Array}, with counts per element."""
 
     programs: int
     arrays: dict

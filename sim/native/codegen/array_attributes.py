@@ -13,7 +13,8 @@ from numba.core.typing.templates import (
 from numba.extending import lower_builtin, lower_getattr_generic
 
 from sim.native.codegen.arrays import Array, GuardedType, ReferenceType, packed, product
-from sim.native.codegen.elements import I64, codes_of, column, column_type, field, index_parts, index_value
+from sim.native.codegen.elements import codes_of, column, column_type, field, index_parts, index_value
+from sim.native.codegen.int64_translation import I64
 from sim.native.codegen.scalars import dtype_of
 
 

@@ -13,7 +13,8 @@ from numba import int64, types
 from numba.core import cgutils
 from numba.extending import NativeValue, intrinsic, models, register_model, unbox
 
-from sim.native.codegen.int64 import I64, int64_helper, pointer
+from sim.native.codegen.int64 import int64_helper
+from sim.native.codegen.int64_translation import I64, pointer
 from sim.native.codegen.scalars import dtype_of, numba_type_of
 from sim.native.codegen.shadow import BARE, BOUNDED, LOCAL
 

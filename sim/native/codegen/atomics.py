@@ -5,7 +5,8 @@ from numba import int64, types
 
 from sim.isa.atomics import ENTRIES
 from sim.isa.functions import SAME
-from sim.native.codegen.elements import I64, is_element, locate_element
+from sim.native.codegen.elements import is_element, locate_element
+from sim.native.codegen.int64_translation import I64
 from sim.native.codegen.isa_functions import compiled_copy, compiled_value, resolve_call
 from sim.native.codegen.linking import inline_always, intrinsic_of
 from sim.native.codegen.scalars import convert

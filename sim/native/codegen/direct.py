@@ -17,7 +17,7 @@ from numba import boolean, float32, float64, int64, types
 from numba.core import cgutils
 
 from sim.native.codegen.arrays import Array, GuardedType
-from sim.native.codegen.int64 import COMPARISONS, I1, I64, OPERATORS, emit_boolop
+from sim.native.codegen.int64_translation import COMPARISONS, I1, I64, OPERATORS, emit_boolop
 from sim.native.codegen.linking import intrinsic_of
 
 TYPES = {"bool": boolean, "float32": float32, "float64": float64}

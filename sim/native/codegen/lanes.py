@@ -17,7 +17,8 @@ from numba.core import cgutils
 
 from sim.isa.table import ALL, FULL, GIVEN, Like
 from sim.native.codegen.arrays import Array, GuardedType, packed
-from sim.native.codegen.int64 import I64, int64_helper
+from sim.native.codegen.int64 import int64_helper
+from sim.native.codegen.int64_translation import I64
 from sim.native.codegen.isa_functions import compiled_copy, resolve_call
 from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.scalars import convert, numba_type_of

@@ -5,10 +5,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sim.native.codegen.arrays import Array
-from sim.native.codegen.elements import I8, I64, fresh_byte, subarray_type
+from sim.native.codegen.elements import fresh_byte
+from sim.native.codegen.int64_translation import I8, I64
 from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.scalars import dtype_of
 from sim.native.codegen.shadow import LOCAL
+from sim.native.codegen.subscripts import subarray_type
 
 # names that generated code may use
 EXPORTED = {"declare_local", "local_array", "fill_poison"}

@@ -7,7 +7,8 @@ from numba import int32, int64, types, uint32
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
 
-from sim.native.codegen.int64 import I64, int64_helper
+from sim.native.codegen.int64 import int64_helper
+from sim.native.codegen.int64_translation import I64
 from sim.native.codegen.shadow import EPOCH_SHIFT, SEGMENT_SHIFT, THREAD, THREAD_BITS, WARP_SHIFT
 
 EXPORTED = {"dim3", "block_index", "start_thread", "has_returned", "lane_of", "lanemask_lt", "check_assigned"}
