@@ -23,7 +23,7 @@ from sim.frontend.rebind import Binder
 from sim.frontend.rewrite import UNSET
 from sim.frontend.tree import OPERATORS
 from sim.frontend.types import type_of_argument
-from sim.isa import mathematics, operations
+from sim.isa import builtin_functions, mathematics
 from sim.isa.conversions import domain
 from sim.isa.table import INSTRUCTIONS, SUSPENDING, YIELDING
 from sim.memory.accessors import accessors
@@ -35,7 +35,7 @@ from sim.memory.spaces import AddressSpace, bind_arguments
 from sim.reruns import ENDLESS, Reruns
 from sim.watched import watched
 
-BUILTINS = vars(builtins) | operations.BUILTINS | {"zip": zip_}
+BUILTINS = vars(builtins) | builtin_functions.BUILTINS | {"zip": zip_}
 # Functions that replace Python's operators in rewritten code, by the name used there.
 CALLED_OPERATORS = {PREFIX + name: INSTRUCTIONS[f"operator.{name}"].call for name in OPERATORS.values()}
 

@@ -19,12 +19,14 @@ Read the files in this order:
 
     conversions   how a value's Python type represents its Numba type; conversions between types
     promotion     Numba's rules for the result type of an operation
-    table         the table itself, and entries for warp instructions
+    table         the table itself
+    warp_instruction   entries for warp instructions
     functions     entries for computations of a single thread
     memory        entries for memory instructions of a single thread
     barriers      entries for barriers, block-wide votes and fences
 
-    operations    Python's operators and builtins
+    operations, powers   Python's operators
+    builtin_functions    Python's builtins for numbers
     operators     semantics of operators that only the interpreter calls
     arithmetic    PTX arithmetic: add.s32, shl.b64, fma.rn.f32
     comparisons   PTX comparisons, choices and conversions: setp.lt.f32, selp, cvt
@@ -40,6 +42,7 @@ Read the files in this order:
 """
 
 from sim.isa import arithmetic as _arithmetic  # noqa: F401  imported for their table entries
+from sim.isa import builtin_functions as _builtin_functions  # noqa: F401
 from sim.isa import comparisons as _comparisons  # noqa: F401
 from sim.isa import copies as _copies  # noqa: F401
 from sim.isa import integers as _integers  # noqa: F401
@@ -51,7 +54,8 @@ from sim.isa import wmma as _wmma  # noqa: F401
 from sim.isa.barriers import vote
 from sim.isa.functions import LLVM, SAME, function
 from sim.isa.memory import memory_instruction
-from sim.isa.table import ALL, CONVERGED, GIVEN, INSTRUCTIONS, Like, Touch, by_ptx, instruction
+from sim.isa.table import ALL, CONVERGED, GIVEN, INSTRUCTIONS, Like, Touch, by_ptx
+from sim.isa.warp_instruction import instruction
 
 __all__ = [
     "ALL", "CONVERGED", "GIVEN", "INSTRUCTIONS", "LLVM", "SAME", "Like", "Touch", "by_ptx",

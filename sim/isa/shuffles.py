@@ -9,7 +9,8 @@ from functools import reduce
 
 from numpy import int32, uint32
 
-from sim.isa.table import GIVEN, Like, instruction
+from sim.isa.table import GIVEN, Like
+from sim.isa.warp_instruction import instruction
 
 
 def shuffle(mode, source, inside):

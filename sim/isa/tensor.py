@@ -26,7 +26,8 @@ from ml_dtypes import bfloat16
 from numpy import float16, float32, int32, uint32
 
 from sim.isa.functions import LookupTable
-from sim.isa.table import Touch, instruction
+from sim.isa.table import Touch
+from sim.isa.warp_instruction import instruction
 
 # --- the elements in a register -----------------------------------------------------------------------------
 

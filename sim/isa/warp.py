@@ -9,7 +9,8 @@ from inspect import Signature, signature
 
 from numpy import int32, int64, uint32
 
-from sim.isa.table import CONVERGED, GIVEN, INSTRUCTIONS, WARP_WIDE, Like, instruction
+from sim.isa.table import CONVERGED, GIVEN, INSTRUCTIONS, WARP_WIDE, Like
+from sim.isa.warp_instruction import instruction
 
 
 def shuffle(name, mode, operand, source):

@@ -33,7 +33,7 @@ import numpy as np
 from numpy import float32, float64, int32, uint32, uint64
 
 from sim.isa.rounding import fused
-from sim.isa.table import Touch, instruction
+from sim.isa.table import Touch
 from sim.isa.tensor import (
     DECODE_BF16,
     DECODE_F16,
@@ -43,6 +43,7 @@ from sim.isa.tensor import (
     integer_decoder,
     product_sums,
 )
+from sim.isa.warp_instruction import instruction
 
 # type -> bits of an element
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "f64": 64, "f32": 32, "s32": 32}

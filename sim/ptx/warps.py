@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from sim.isa import shuffles
 from sim.isa.registers import WIDTHS, Missing, type_name
-from sim.isa.table import BY_NAME_PARTS, GIVEN, INSTRUCTIONS, Instruction, Like, name_parts
+from sim.isa.table import BY_NAME_PARTS, GIVEN, INSTRUCTIONS, Like, name_parts
+from sim.isa.warp_instruction import Instruction
 
 # name_parts of a PTX name -> entry, for warp instructions that Numba does not have. The table lists them by
 # PTX name, some of them without the type.

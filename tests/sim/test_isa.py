@@ -14,7 +14,7 @@ from numba import cuda, njit
 from numpy import complex64, complex128, float16, float32, float64, int32, uint32
 
 from sim import ThreadError, simulate
-from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function, libdevice, operations, operators, vote
+from sim.isa import INSTRUCTIONS, LLVM, atomics, by_ptx, function, libdevice, operators, powers, vote
 from sim.isa.barriers import VOTES
 from sim.isa.functions import Function
 from sim.native.codegen import half_operators as _halves  # noqa: F401  gives halves their operators
@@ -242,13 +242,13 @@ def test_the_compiled_form_gives_what_the_semantics_give(name, few):
 
 
 @pytest.mark.parametrize("scalar", [int, np.uint64])
-@pytest.mark.parametrize("forms", [operations.EXACT, operations.ROUNDED])
+@pytest.mark.parametrize("forms", [powers.EXACT, powers.ROUNDED])
 def test_the_compiled_form_of_a_power(forms, scalar):
     """Exact under Python 3.12, and rounded to a float64 under 3.11, like Numba's."""
-    fast = partial(operators.int_power, scalar=scalar, by_way_of_float64=forms is operations.ROUNDED)
+    fast = partial(operators.int_power, scalar=scalar, by_way_of_float64=forms is powers.ROUNDED)
     entry = Function("power", fast, "", (scalar, scalar), scalar, native=forms[scalar])
     compare(entry, (scalar, scalar))
-    power = 12157665459056928768 if forms is operations.ROUNDED else 3**40
+    power = 12157665459056928768 if forms is powers.ROUNDED else 3**40
     assert entry.call(3, 40) == (power if scalar is np.uint64 else power - 2**64)
 
 

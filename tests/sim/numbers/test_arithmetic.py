@@ -15,8 +15,8 @@ from ml_dtypes import bfloat16
 from numba import njit, types
 from numpy import complex64
 
+from sim.isa.builtin_functions import BUILTINS
 from sim.isa.conversions import cast, domain
-from sim.isa.operations import BUILTINS
 from sim.isa.operators import BY_WAY_OF_FLOAT64
 from sim.isa.promotion import SCALAR
 from sim.isa.table import INSTRUCTIONS, entries_under

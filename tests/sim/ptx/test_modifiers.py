@@ -9,7 +9,8 @@ from ptx.test_language import kernel, run
 from sim.isa.barriers import Barrier
 from sim.isa.functions import Function
 from sim.isa.registers import find_operation
-from sim.isa.table import BY_NAME_PARTS, POSITIONAL, PTX, Instruction, name_parts
+from sim.isa.table import BY_NAME_PARTS, POSITIONAL, PTX, name_parts
+from sim.isa.warp_instruction import Instruction
 from sim.ptx.warps import SHUFFLES, form_of
 
 # modifiers that are parsed separately, so they are missing from the names in the table

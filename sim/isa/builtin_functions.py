@@ -1,0 +1,183 @@
+"""Entries for the builtins that compute with numbers: abs, max, min, round and conversions such as int and
+numpy.float32. `BUILTINS` has the functions that the interpreter calls for them.
+
+Source: Numba's typing on CUDA and the PTX that it emits; PTX ISA 9.7.3 (min, max).
+"""
+
+from functools import reduce
+
+import numpy as np
+from ml_dtypes import bfloat16
+from numpy import complex64, complex128, float32, float64, int8
+
+from sim.isa import ieee, promotion
+from sim.isa.conversions import cast
+from sim.isa.functions import SAME, VALUE, Function, Version, identity
+from sim.isa.operations import SOURCE, of_bool, wide
+from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, NARROW, PLAIN
+from sim.isa.table import INSTRUCTIONS, entries_under
+
+
+def add_entry(name, semantics, rule, native=SAME, **more):
+    """Add a builtin to the table, with the type rule `rule`."""
+    Function(name, semantics, SOURCE, rule=rule, native=native, **more).add()
+
+
+# --- the larger and the smaller -----------------------------------------------------------------------------
+
+
+def second_if_larger(a, b):
+    """Return b if it is larger, else a. A NaN in `a` is returned."""
+    return b if b > a else a
+
+
+def second_if_smaller(a, b):
+    """Return b if it is smaller, else a. A NaN in `a` is returned."""
+    return b if b < a else a
+
+
+def of_extreme(of_floats=None):
+    """Return the type rule of max or min.
+
+    of_floats: the semantics for two float32 or float64 operands, which Numba compiles to PTX's max or min.
+        Other types use the entry's semantics.
+    """
+
+    def rule(a, b):
+        scalar = promotion.unified(a, b)
+        return scalar and Version((scalar, scalar), scalar, of_floats if {a, b} <= PLAIN else None)
+
+    return rule
+
+
+# --- conversions --------------------------------------------------------------------------------------------
+
+
+def of_int(x):
+    """Return the overload (Version) of int(x). An integer keeps its type; a float is truncated towards zero
+    and saturated."""
+    return None if x in COMPLEX else Version((x,), x if x in INTEGRAL - {bool} else int)
+
+
+def text_or_number(x):
+    """Return float(x) for a string such as "inf", or for a number."""
+    return float64(x) if isinstance(x, str) else cast(float64)(x)
+
+
+def of_float(x):
+    """Return the overload (Version) of float(x). A float keeps its type; any other real number becomes a
+    float64."""
+    return None if x in COMPLEX else Version((x,), x if x in FLOATING else float64)
+
+
+def of_complex(x):
+    """Return the overload (Version) of complex(x)."""
+    return Version((x if x in COMPLEX | {float32} else float64,), complex64 if x is float32 else complex128)
+
+
+def of_both_parts(real, imag):
+    """Return the overload (Version) of complex(real, imag): complex64 if both parts are float32, else
+    complex128."""
+    part, whole = (float32, complex64) if real is imag is float32 else (float64, complex128)
+    return None if {real, imag} & COMPLEX else Version((part, part), whole)
+
+
+def of_dtype(scalar):
+    """Return the type rule of a call such as numpy.float32(x). Only complex and bool types accept a complex
+    number."""
+
+    def rule(x):
+        if x in COMPLEX and scalar not in COMPLEX | {bool}:
+            return None
+        return Version((wide(x) if scalar is bool or scalar in COMPLEX else x,), scalar)
+
+    return rule
+
+
+# --- rounding -----------------------------------------------------------------------------------------------
+
+
+def of_round(x):
+    """Return the overload (Version) of round(x), which returns an int."""
+    return None if x in COMPLEX else Version((float64,), int)
+
+
+def of_round_to_digits(x, digits):
+    """Return the overload (Version) of round(x, digits), which returns a float."""
+    scalar = float32 if x in NARROW | FLOATING - {float64} else float64
+    return None if {x, digits} & COMPLEX else Version((scalar, int), scalar)
+
+
+# --- the absolute value ------------------------------------------------------------------------------------
+
+# operand type -> result type of abs, where they differ
+MAGNITUDES = {bool: int8, bfloat16: float32, complex64: float32, complex128: float64}
+
+
+def of_abs(x):
+    """Return the overload (Version) of abs(x). The result has x's type, but int8 for a bool, float32 for a
+    bfloat16 and a float for a complex number."""
+    magnitude = MAGNITUDES.get(x, x)
+    if x in COMPLEX:
+        return Version((x,), magnitude, lambda z: hypot(z.real, z.imag), abs)
+    return Version((magnitude if x is bool else wide(x),), magnitude)
+
+
+hypot = ieee.of_two("hypot")
+
+# --- the entries --------------------------------------------------------------------------------------------
+
+add_entry("builtins.abs.1", abs, of_abs, ulps=1, otherwise=abs)
+add_entry("builtins.max.2", second_if_larger, of_extreme(ieee.larger))
+add_entry("builtins.min.2", second_if_smaller, of_extreme(ieee.smaller))
+add_entry("builtins.int.1", identity, of_int, VALUE)
+add_entry("builtins.float.1", identity, of_float, VALUE, otherwise=text_or_number)
+add_entry("builtins.bool.1", bool, of_bool, otherwise=bool)
+add_entry("builtins.complex.1", complex, of_complex, VALUE)
+add_entry("builtins.complex.2", complex, of_both_parts)
+add_entry("builtins.round.1", np.rint, of_round)
+add_entry("builtins.round.2", ieee.rounded_to_digits, of_round_to_digits)
+for _scalar in sorted(INTEGRAL | FLOATING | COMPLEX, key=str):
+    _dtype = np.dtype(_scalar)
+    add_entry(f"numpy.{_dtype.name}", cast(_dtype), of_dtype(_scalar), VALUE)
+
+# --- what the interpreter calls by the name of a builtin ----------------------------------------------------
+
+
+def dispatch_by_count(name):
+    """Return the builtin that accepts one or two numbers."""
+    return lambda *given: INSTRUCTIONS[f"builtins.{name}.{len(given)}"].call(*given)
+
+
+def fold_extreme(name, better):
+    """Return max or min. Two numbers use the entry, with PTX's rule for NaN. More numbers, or a tuple, are
+    compared one after another with `better`, as in Numba."""
+    of_two = INSTRUCTIONS[f"builtins.{name}.2"].call
+    following = Function(name, better, SOURCE, rule=of_extreme()).call
+
+    def chosen(a, b=None, *more):
+        if b is None or more:
+            return reduce(following, (a, b, *more) if more else a)
+        return of_two(a, b)
+
+    return chosen
+
+
+def sum_(values, start=0):
+    """Return the sum of the values, starting from the int64 0."""
+    return reduce(INSTRUCTIONS["operator.add"].call, values, start)
+
+
+def range_(*bounds):
+    """Return a range. Its bounds may be floats, because math.ceil returns a float in a kernel."""
+    try:
+        return range(*bounds)
+    except TypeError:
+        return range(*map(INSTRUCTIONS["builtins.int.1"].call, bounds))
+
+
+# name of a builtin -> the function that the interpreter calls for it
+BUILTINS = {name.partition(".")[0]: entry.call for name, entry in entries_under("builtins").items()}
+BUILTINS |= {name: dispatch_by_count(name) for name in ("complex", "round")}
+BUILTINS |= {"max": fold_extreme("max", second_if_larger), "min": fold_extreme("min", second_if_smaller)}
+BUILTINS |= {"range": range_, "sum": sum_}

@@ -1,0 +1,218 @@
+"""Entries for warp instructions (`Instruction`), and the decorator that adds them to the table.
+
+The semantics of a warp instruction takes `lanes`, the mask of the participating lanes. Each operand follows
+as a row of 32 values, one per lane. Results are keyword-only parameters, also rows, which the function
+fills in. Annotations are types.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sim.isa.conversions import cast
+from sim.isa.table import (
+    ALL,
+    FULL,
+    GIVEN,
+    SUSPENDING,
+    WARP,
+    WARP_WIDE,
+    Entry,
+    Like,
+    Touch,
+    Type,
+    parameters_of,
+    result_converter,
+    type_of,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Instruction(Entry):
+    """An instruction that the lanes of a warp execute together.
+
+    operands: {name: dtype, or None for a number of any type}.
+    results: {name: dtype, or Like(operand name)}.
+    mask: the participating lanes: GIVEN, CONVERGED or ALL.
+    reads: for a shuffle, the function (lane, *that lane's operands) -> source lane.
+    orders: whether it orders memory accesses among the participating lanes.
+    fetch: the function (memory, *arguments) -> operands, for an instruction that loads its operands from
+        memory.
+    put: the function (memory, *arguments) by which each lane writes to memory after all lanes have arrived.
+    """
+
+    operands: dict[str, Type]
+    results: dict[str, Type]
+    mask: str
+    reads: Callable[..., int] | None = None
+    orders: bool = False
+    fetch: Callable[..., Any] | None = None
+    put: Callable[..., None] | None = None
+    scope = WARP
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of a call's parameters."""
+        operands = list(inspect.signature(self.fetch).parameters)[1:] if self.fetch else list(self.operands)
+        return (["mask"] if self.mask == GIVEN else []) + operands
+
+    @property
+    def default(self) -> tuple[int, ...]:
+        """The arguments of a call without arguments: the full mask, if the instruction takes one."""
+        return (FULL,) if self.mask == GIVEN else ()
+
+    def converted(self, values: Sequence[Any]) -> list[Any]:
+        """Return one lane's operands, converted to the declared types."""
+        return [
+            check_number(self.name, value) if dtype is None else cast(dtype)(value)
+            for value, dtype in zip(values, self.operands.values())
+        ]
+
+    def result_outside_mask(self, operands: Sequence[Any]) -> Any:
+        """Return the result for a lane whose mask does not contain that lane: its own operand, or 0."""
+        given, types = dict(zip(self.operands, operands)), self.results.values()
+        return self.result([given[of] if isinstance(of, Like) else result_converter(of)(0) for of in types])
+
+    def execute(self, lanes: int, operands: dict[int, Sequence[Any]]) -> dict[int, Any]:
+        """Return {lane: result}.
+
+        lanes: the mask of the participating lanes.
+        operands: {lane: its operand values}; lanes that do not participate may be absent.
+        """
+        members = sorted(operands)
+        rows = [
+            fill_absent(
+                [operands[lane][position] if lane in operands else None for lane in range(32)], members
+            )
+            for position in range(len(self.operands))
+        ]
+        results = {name: [None] * 32 for name in self.results}
+        self.semantics(lanes, *rows, **results)
+        converts = [result_converter(type_) for type_ in self.results.values()]
+        return {
+            lane: self.result([convert(row[lane]) for convert, row in zip(converts, results.values())])
+            for lane in members
+        }
+
+    def result(self, parts: Sequence[Any]) -> Any:
+        """Return a lane's results as a call returns them: a tuple, a single value, or None."""
+        return tuple(parts) if len(parts) > 1 else parts[0] if parts else None
+
+
+def check_number(name: str, value: Any) -> Any:
+    """Return `value` if it is a single number. A shuffle exchanges one register per lane, so it cannot pass
+    an array or a tuple.
+
+    Errors: TypeError for anything else.
+    """
+    if not isinstance(value, (int, float, complex, np.generic)):
+        raise TypeError(
+            f"{name} hands one number from lane to lane, got {value!r}; hand the elements over one by one"
+        )
+    return value
+
+
+def fill_absent(row: Sequence[Any], members: Sequence[int]) -> Sequence[Any]:
+    """Return the row of operands, with unwritten bits for each lane that does not participate."""
+    if len(members) == 32:
+        return row
+    # The semantics may read any lane of a row, so absent lanes need a value of the correct type. It is
+    # conspicuous, so that reading an absent lane shows in the result.
+    like = row[members[0]]
+    fill = like if isinstance(like, bool) else unwritten_bits(like)
+    return [fill if value is None else value for value in row]
+
+
+def unwritten_bits(value: Any) -> Any:
+    """Return the content of a register that was never written, in the type of `value`: NaN for a float, a
+    conspicuous bit pattern (0xA5...) for an integer."""
+    dtype = np.dtype(np.int64) if isinstance(value, int) else np.asarray(value).dtype
+    bits = np.full(dtype.itemsize, 0xA5 if dtype.kind in "iu" else 0xFF, np.uint8).view(dtype)[0]
+    return int(bits) if isinstance(value, int) else bits
+
+
+def instruction(
+    *,
+    mask: str = ALL,
+    source: str,
+    name: str | None = None,
+    reads: Callable[..., int] | None = None,
+    orders: bool = False,
+    fetch: Callable[..., Any] | None = None,
+    put: Callable[..., None] | None = None,
+    stands_for: object = None,
+    ptx: tuple[str, ...] = (),
+    touches: tuple[Touch, ...] = (),
+) -> Callable[[Callable[..., None]], Instruction]:
+    """Add the decorated function to the table as a warp instruction. The decorator returns the Instruction,
+    which kernels call.
+
+    The function takes `lanes` (int, the mask of the participating lanes), then each operand as a row of 32
+    values. It fills the rows of its results, which are its keyword-only parameters: `row[lane] = value`.
+    The interpreter calls it unchanged and Numba compiles it unchanged, so it may use only numbers, tuples,
+    loops, and plain functions with the same restrictions.
+
+    Annotations are types. A dtype such as numpy.int8 converts an operand or a result. Like("a") declares a
+    result with the type of operand `a`. An operand without an annotation accepts a number of any type. In a
+    kernel, a call passes one number per operand and returns the calling lane's result, or a tuple of
+    several results.
+
+    mask: the participating lanes. ALL (the default) requires all 32 lanes; a missing lane is reported. With
+        GIVEN, the first argument of a call is the mask. With CONVERGED, the lanes that are converged at the
+        call participate.
+    source: the specification, such as a section of the PTX ISA.
+    name: the name shown in findings; defaults to the function's name.
+    reads: the function (lane, *that lane's operands) -> source lane. Reading from a lane that does not
+        participate is reported.
+    orders: whether it orders memory accesses among its lanes, as bar.warp.sync does.
+    fetch: the function (memory, *arguments) -> tuple of operands, for calls whose arguments are addresses.
+        memory.read(array, index, size) returns `size` bytes.
+    put: the function (memory, *arguments) by which each lane writes to memory after all lanes have arrived.
+    stands_for: the object that kernels call on a GPU: a Numba CUDA intrinsic, or a device function around
+        inline PTX.
+    ptx: its PTX names, such as ("shfl.sync.idx.b32",).
+    touches: its memory effects, a tuple of Touch.
+
+    Errors: ValueError if the name belongs to another function, or if a type is neither a dtype nor Like an
+    operand.
+    """
+
+    def add_entry(semantics: Callable[..., None]) -> Instruction:
+        _, *parameters = parameters_of(semantics, "lanes")
+        typed = {p.name: type_of(semantics, p) for p in parameters}
+        # Keyword-only parameters are results; all others are operands.
+        results = {p.name: typed.pop(p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
+        entry = Instruction(
+            name or semantics.__name__,
+            semantics,
+            source,
+            typed,
+            results,
+            mask,
+            reads,
+            orders,
+            fetch,
+            put,
+            ptx=ptx,
+            touches=touches,
+        )
+        check(entry)
+        entry.expose(stands_for)
+        SUSPENDING.add(entry.name)
+        WARP_WIDE.add(entry.name)
+        return entry
+
+    return add_entry
+
+
+def check(entry: Instruction) -> None:
+    """Raise ValueError if a result has no type, or is Like an operand that does not exist."""
+    for result, type_ in entry.results.items():
+        if type_ is None or isinstance(type_, Like) and type_ not in entry.operands:
+            raise ValueError(
+                f"result {result} of {entry.name} has no type; wanted a dtype such as numpy.int32, or Like"
+                f" one of its operands ({', '.join(entry.operands)})"
+            )
