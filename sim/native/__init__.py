@@ -1,17 +1,16 @@
 """Native engine: compiles kernels for the CPU with Numba and LLVM.
 
-The input is a Launch (sim.engine.base): a kernel in Python or PTX, its arguments, grid, block size and
-observers. The output is an Outcome: findings, counters, notes, and the observers' results.
+What enters is a Launch (sim.engine.base): a kernel in Python or PTX, its arguments, its grid and block shape,
+and its observers. What leaves is an Outcome: findings, counters, notes, and the observers' results.
 
 A kernel describes the work of one thread. The engine splits its code at the synchronisation points (barriers,
-shuffles, votes) and wraps each piece, called a *region*, in a loop over the threads of a block. This
-transformation is known as loop fission. The result is a sequential program that runs one block after another
-on one CPU core.
+shuffles, votes) into *regions*, and wraps each region in a loop over the threads of a block. Compilers call
+this transformation loop fission. The result is a sequential program that runs one block after another on one
+CPU core.
 
 Compiled code checks every memory access against shadow memory, but it can only set error flags. If a flag is
 set, the interpreter runs the affected blocks again and produces the findings. The interpreter also runs every
-kernel that has no compiled form; lowering raises `CannotLower` for these.
-
+kernel that cannot be compiled; for these kernels, lowering raises `CannotLower`.
 Read the files and folders in this order:
 
     engine        choose between compiled and interpreted execution for each launch

@@ -13,9 +13,11 @@ class Native:
     """The native engine. Implements the engine interface of sim.engine.base."""
 
     def run(self, launch):
-        """Run a launch in compiled code and return its Outcome. Fall back to the interpreter if the kernel
-        has no compiled form, if an observer needs events that compiled code does not log, or if an error
-        needs an explanation."""
+        """Run a launch in compiled code and return its Outcome.
+
+        The interpreter takes over if the kernel cannot be compiled, if an observer needs events that compiled
+        code does not log, or if an error needs an explanation.
+        """
         for name, hooks in hooks_without_log(launch.observers).items():
             return interpret(
                 launch, f"interpreted, as {name} observes {hooks[0]}, which compiled code does not log"
@@ -30,9 +32,9 @@ class Native:
 
 
 def attempt_of(function):
-    """Return the class that runs this kernel in compiled code: PtxAttempt for PTX, otherwise Attempt."""
+    """Return the class that attempts a launch in compiled code: PtxAttempt for PTX, Attempt for Python."""
     if not isinstance(function, Kernel):
         return Attempt
-    from sim.native.ptx.launch import PtxAttempt  # takes 50 ms; Python kernels do not need it
+    from sim.native.ptx.launch import PtxAttempt  # the import takes 50 ms, and Python kernels do not need it
 
     return PtxAttempt

@@ -1,5 +1,5 @@
-"""The access log: a sequence of int64 entries that compiled code appends if an observer subscribes to
-accesses, branches or barriers. sim.native.run.access_log replays it.
+"""The access log: int64 entries that compiled code appends while an observer is subscribed to accesses,
+branches or barriers. sim.native.run.access_log replays the log.
 
 The fields of an entry, from the lowest bit:
 
@@ -7,9 +7,9 @@ The fields of an entry, from the lowest bit:
      3 bits   log2 of the access size in bytes
     12 bits   index of the site in `module.sites`
 
-Site numbers from MAX_SITES on denote *marker entries*, whose low bits contain other data: the current thread
-    changes, a barrier opens, the lanes of a warp execute an instruction together, 4 bytes of a written value
-    follow, a block ends.
+Site indices from MAX_SITES on denote *marker entries*. Their low bits contain the data of another event: a
+switch to another thread, a barrier that opens, an instruction that the lanes of a warp execute together,
+up to 4 bytes of a written value, the end of a block.
 """
 
 from numba.core.imputils import impl_ret_borrowed
@@ -23,8 +23,8 @@ EXPORTED = {"with_site", "log_branch", "log_thread", "log_barrier", "log_block",
 SIZE_SHIFT, SITE_SHIFT = 48, 51
 MAX_SITES = (1 << 12) - 8  # maximum number of sites in a kernel
 THREAD_SWITCH, BARRIER_OPENS, COLLECTIVE, VALUE, BLOCK_ENDS = range(MAX_SITES, MAX_SITES + 5)
-# A VALUE entry contains up to 4 bytes of a written value, and above them the dtype's index in DTYPES.
-# A value of 8 or 16 bytes takes several VALUE entries.
+# The low bits of a VALUE entry contain up to 4 bytes of a written value; the bits above them contain the
+# index of its dtype in DTYPES. A value of 8 or 16 bytes therefore takes several VALUE entries.
 VALUE_BITS = 32
 DTYPES = tuple(
     "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64"
@@ -34,8 +34,11 @@ DTYPES = tuple(
 
 @int64_helper
 def append(state, entry):
-    """Append an entry if there is room. `log_count` is incremented in any case, so that the launch notices an
-    overflow."""
+    """Append an entry to the log if there is room.
+
+    `log_count` is incremented even if there is none. The launch compares it with `log_room` to detect an
+    overflow.
+    """
     length = state.log_count
     if length < state.log_room:
         state.log[length] = entry
@@ -44,13 +47,13 @@ def append(state, entry):
 
 @int64_helper
 def log_thread(state, thread):
-    """Log a change of the current thread."""
+    """Log that `thread` becomes the current thread."""
     append(state, THREAD_SWITCH << SITE_SHIFT | thread)
 
 
 @int64_helper
 def log_barrier(state, site):
-    """Log that a block-wide barrier opens."""
+    """Log that a block-wide barrier opens at this site."""
     append(state, BARRIER_OPENS << SITE_SHIFT | site)
 
 
@@ -68,7 +71,7 @@ def log_collective(state, site):
 
 @int64_helper
 def log_warp(state, site, warp, threads):
-    """Log an instruction of a warp, unless all of its lanes have returned."""
+    """Log an instruction that a warp executes at this site, unless all of its lanes have returned."""
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
         if not state.returned[thread]:
             log_collective(state, site)
@@ -77,15 +80,17 @@ def log_warp(state, site, warp, threads):
 
 @inline_always
 def log_branch(state, test, site):
-    """Log a thread's decision at a branch, and return `test`."""
+    """Log whether the current thread takes a branch, and return `test`."""
     append(state, site << SITE_SHIFT | (1 if test else 0))
     return test
 
 
 @intrinsic(prefer_literal=True)
 def with_site(typing, x, site):
-    """Return `x` with a site attached to its type, so that accesses to its elements are logged. Values other
-    than arrays are returned unchanged."""
+    """Attach a site to the type of `x`, so that accesses to its elements are logged, and return `x`.
+
+    Only arrays are logged. Any other value is returned unchanged.
+    """
 
     def code(context, builder, signature, arguments):
         return impl_ret_borrowed(context, builder, signature.return_type, arguments[0])

@@ -1,5 +1,5 @@
-"""Attributes and methods of arrays and records in compiled code: shape, size, transpose, record fields,
-reshape."""
+"""Attributes and methods of arrays and records in compiled code: `shape`, `size`, `T`, record fields,
+`reshape`, `len`."""
 
 from numba import int64, types
 from numba.core.typing.templates import (
@@ -19,7 +19,7 @@ from sim.native.codegen.scalars import dtype_of
 
 
 def int64_type(x):
-    """Return int64, the type of `size`, `ndim` and similar attributes."""
+    """Return int64, the type of `size`, `ndim` and the other integer attributes."""
     return int64
 
 
@@ -29,37 +29,37 @@ def extents_type(x):
 
 
 def transposed_type(x):
-    """Return the type of the transposed array."""
+    """Return the type of the transposed array. Its rows are no longer contiguous."""
     return x.replace(rowwise=False, sizes=x.sizes[::-1])
 
 
 def real_type(x):
-    """Return the type of the real parts. A real array keeps its type."""
+    """Return the type of `x.real`, which for a real array is the type of the array itself."""
     return x.replace(dtype=x.dtype.underlying_float) if isinstance(x.dtype, types.Complex) else x
 
 
 def imaginary_type(x):
-    """Return the type of the imaginary parts, or None for real numbers."""
+    """Return the type of `x.imag`, or None for a real array, for which Numba then rejects `imag`."""
     return real_type(x) if isinstance(x.dtype, types.Complex) else None
 
 
 def itemsize(array):
-    """Return the size of an element in bytes."""
+    """Return the size of one element in bytes, as an i64."""
     return I64(dtype_of(array.x.dtype).itemsize)
 
 
 def transpose(array):
-    """Return the transposed array, which shares its memory."""
+    """Return the transposed array, a view of the same memory."""
     extents, strides = array.each_axis(array.extent)[::-1], array.each_axis(array.stride)[::-1]
     return array.subarray(transposed_type(array.x), I64(0), extents, strides).value
 
 
 def strides(array):
-    """Return the strides in bytes."""
+    """Return the strides in bytes, as numpy defines them."""
     return [array.builder.mul(stride, I64(array.x.pitch)) for stride in array.each_axis(array.stride)]
 
 
-# attribute -> (function GuardedType -> its Numba type, function Array -> its LLVM value)
+# attribute -> (function that returns its Numba type for a GuardedType, function that emits its value)
 ATTRIBUTES = {
     "shape": (extents_type, lambda array: packed(array.builder, array.each_axis(array.extent))),
     "strides": (extents_type, lambda array: packed(array.builder, strides(array))),
@@ -78,7 +78,7 @@ ATTRIBUTES = {
 
 @infer_getattr
 class Attributes(AttributeTemplate):
-    """Typing of attributes and methods of arrays."""
+    """Typing rules for the attributes and methods of arrays."""
 
     key = GuardedType
 
@@ -87,7 +87,7 @@ class Attributes(AttributeTemplate):
 
     @bound_function("Guarded.reshape")
     def resolve_reshape(self, x, arguments, keywords):
-        """Type `reshape`. Only arrays with contiguous rows are supported."""
+        """Return the signature of `reshape`, or None if the rows of the array are not contiguous."""
         (shape,) = arguments
         if x.rowwise and all(isinstance(part, types.Integer) for part in index_parts(shape)):
             return signature(x.replace(ndim=len(index_parts(shape)), sizes=None), shape)
@@ -95,24 +95,26 @@ class Attributes(AttributeTemplate):
 
 @lower_getattr_generic(GuardedType)
 def attribute(context, builder, x, value, name):
-    """Emit an attribute of an array."""
+    """Emit the value of an array's attribute, or the column of a record array's field."""
     array = Array(context, builder, x, value)
     return ATTRIBUTES[name][1](array) if name in ATTRIBUTES else column(array, name).value
 
 
 @lower_builtin("Guarded.reshape", GuardedType, types.Any)
 def reshape(context, builder, signature, arguments):
-    """Emit `reshape`. One of the new sizes may be -1. Raise ValueError at run time if the number of elements
-    changes."""
+    """Emit `reshape`. At most one of the new sizes may be -1.
+
+    The emitted code raises ValueError if the new shape has a different number of elements.
+    """
     (x, shape), result = signature.args, signature.return_type
     array = Array(context, builder, x, arguments[0])
     components = zip(index_parts(shape), codes_of(builder, shape, arguments[1]))
     extents = [index_value(context, builder, *part) for part in components]
     for axis, extent in enumerate(extents):
         others = product(builder, extents[:axis] + extents[axis + 1 :])
-        # An empty array must not cause a division by 0.
+        # An empty array must not cause a division by zero.
         others = builder.select(builder.icmp_signed("==", others, I64(0)), I64(1), others)
-        # A negative size is computed from the other sizes.
+        # As in numpy, a negative size is inferred from the other sizes.
         is_inferred = builder.icmp_signed("<", extent, I64(0))
         extents[axis] = builder.select(is_inferred, builder.sdiv(array.size(), others), extent)
     differs = builder.icmp_signed("!=", product(builder, extents), array.size())
@@ -125,7 +127,7 @@ def reshape(context, builder, signature, arguments):
 
 @infer_global(len)
 class Length(AbstractTemplate):
-    """Typing of `len(array)`."""
+    """Typing rule for `len(array)`."""
 
     def generic(self, arguments, keywords):
         return signature(int64, *arguments) if isinstance(arguments[0], GuardedType) else None
@@ -139,7 +141,7 @@ def length(context, builder, signature, arguments):
 
 @infer_getattr
 class Fields(AttributeTemplate):
-    """Typing of a record's fields as attributes."""
+    """Typing rules for the fields of records."""
 
     key = ReferenceType
 
@@ -150,5 +152,5 @@ class Fields(AttributeTemplate):
 
 @lower_getattr_generic(ReferenceType)
 def field_of_record(context, builder, x, value, name):
-    """Emit a load of a record's field."""
+    """Emit a load of a record's field, with the checks of an array access."""
     return field(context, builder, x, value, name).read()

@@ -1,8 +1,9 @@
-"""Arrays and records in compiled code: a data address, a shape and strides, the address of shadow memory, and
-the address of the launch state.
+"""Arrays and records in compiled code.
 
-Compiled code never owns memory. The launch keeps all memory alive, so there is no reference counting.
-sim.native.codegen.shadow defines the checks of an access.
+An array is a structure: the address of its data, a shape, strides, the address of its shadow memory, and the
+address of the launch state. sim.native.codegen.shadow defines how an access is checked.
+
+Compiled code never owns memory. The launch keeps all memory alive, so no reference counting is needed.
 """
 
 import functools
@@ -20,17 +21,17 @@ from sim.native.codegen.shadow import BARE, BOUNDED, LOCAL
 
 
 class Guarded:
-    """An ndarray as an argument of compiled code.
+    """An ndarray in the form in which compiled code accepts it as an argument.
 
     watch: the kind of check (sim.native.codegen.shadow).
-    shadow: address of the shadow memory: two int64 for each element, or one uint8 for local memory.
-    sizes: the size of each dimension that is a compile-time constant, else None.
+    shadow: the address of the shadow memory, which has two int64 per element, or one uint8 for local memory.
+    sizes: for each dimension, its size if that is a compile-time constant, else None.
     """
 
     __slots__ = ("references", "packed", "_numba_type_")
 
     def __init__(self, array, watch, shadow, state, sizes=None):
-        # zero-sized dtypes would divide by 0
+        # A dtype of size zero would cause a division by zero.
         itemsize = array.itemsize or 1
         data, strides = array.__array_interface__["data"][0], (n // itemsize for n in array.strides)
         # The order must match `unbox_guarded`.
@@ -40,13 +41,14 @@ class Guarded:
 
 
 def array_type(array, watch, sizes=None):
-    """Return the GuardedType for an ndarray."""
+    """Return the GuardedType that describes an ndarray."""
     return guarded_type(array.dtype, array.ndim, array.flags.c_contiguous, watch, sizes)
 
 
 @functools.cache
 def guarded_type(dtype, ndim, rowwise, watch, sizes):
-    """Return the GuardedType with these properties, as one object per combination."""
+    """Return the GuardedType with these properties. The types are cached, because each launch needs one for
+    every array argument."""
     return GuardedType(numba_type_of(dtype), ndim, rowwise, watch, sizes)
 
 
@@ -56,12 +58,12 @@ def guarded_type(dtype, ndim, rowwise, watch, sizes):
 class GuardedType(types.Type):
     """The Numba type of a Guarded.
 
-    rowwise: the array is C-contiguous, so its strides follow from its shape.
-    sizes: the size of each dimension that is a compile-time constant, else None.
+    rowwise: whether the array is C-contiguous, so that its strides follow from its shape.
+    sizes: for each dimension, its size if that is a compile-time constant, else None.
     pitch: the unit of the strides, in bytes. It exceeds the size of an element if the array is a column of
         records, or the real parts of complex numbers.
-    site: index of the site where elements are accessed, if accesses are logged
-        (sim.native.codegen.access_log). Subarrays have none.
+    site: the index of the site where elements are accessed, if accesses are logged
+        (sim.native.codegen.access_log). A subarray has no site.
     """
 
     def __init__(self, dtype, ndim, rowwise, watch, sizes=None, pitch=None, site=None):
@@ -71,7 +73,7 @@ class GuardedType(types.Type):
         super().__init__(f"Guarded({dtype}, {ndim}, {self.sizes}, {rowwise}, {watch}, {self.pitch}, {site})")
 
     def replace(self, site=None, **changes):
-        """Return this type with some of its fields changed. The site is dropped unless it is passed."""
+        """Return this type with some of its properties changed. The site is dropped unless it is passed."""
         facts = {
             name: getattr(self, name) for name in ("dtype", "ndim", "rowwise", "watch", "sizes", "pitch")
         }
@@ -80,7 +82,7 @@ class GuardedType(types.Type):
 
 @register_model(GuardedType)
 class GuardedModel(models.StructModel):
-    """The members of a Guarded in LLVM code. Addresses are int64."""
+    """The members of a Guarded as an LLVM structure. Addresses are int64."""
 
     def __init__(self, manager, numba_type):
         extents = types.UniTuple(int64, numba_type.ndim)
@@ -90,11 +92,14 @@ class GuardedModel(models.StructModel):
 
 @unbox(GuardedType)
 def unbox_guarded(numba_type, value, c):
-    """Convert a Guarded to an LLVM structure. `packed` is the address of an int64 array with all members, so
-    unboxing needs only one Python attribute."""
+    """Convert a Guarded to an LLVM structure.
+
+    `packed` is the address of an int64 array that contains all members, so that unboxing reads only one
+    Python attribute.
+    """
     structure = cgutils.create_struct_proxy(numba_type)(c.context, c.builder)
     builder, n = c.builder, numba_type.ndim
-    # `packed_address` is a new reference; release it after use.
+    # `packed_address` is a new reference, so it must be released after use.
     packed_address = c.pyapi.object_getattr_string(value, "packed")
     row = builder.inttoptr(c.pyapi.long_as_longlong(packed_address), I64.as_pointer())
     c.pyapi.decref(packed_address)
@@ -111,7 +116,7 @@ def unbox_guarded(numba_type, value, c):
 
 
 class Array:
-    """Code generation for an array of type `x`. Offsets and sizes are LLVM values."""
+    """Code generator for an array of type `x`. Offsets and sizes are i64 values."""
 
     def __init__(self, context, builder, x, value=None):
         self.context, self.builder, self.x = context, builder, x
@@ -119,7 +124,7 @@ class Array:
 
     @property
     def value(self):
-        """The array's structure as one LLVM value."""
+        """The array's structure, as one LLVM value."""
         return self.members._getvalue()
 
     def call(self, function, *codes):
@@ -127,8 +132,8 @@ class Array:
         return function.helper.call(self.context, self.builder, *codes)
 
     def extent(self, axis):
-        """Return the size of a dimension."""
-        # A constant extent lets LLVM fold index arithmetic.
+        """Return the size of a dimension, as a constant where the type contains it."""
+        # A constant size lets LLVM fold the index arithmetic.
         constant = self.x.sizes[axis]
         return I64(constant) if constant is not None else self.builder.extract_value(self.members.shape, axis)
 
@@ -143,31 +148,33 @@ class Array:
         return [*map(function, range(self.x.ndim))]
 
     def size(self):
-        """Return the number of elements."""
+        """Return the number of elements of the array."""
         return product(self.builder, self.each_axis(self.extent))
 
     def pointer(self, flat):
-        """Return a pointer to the element at offset `flat`, in elements."""
+        """Return a pointer to the element at offset `flat`, which counts elements."""
         llvm_type = self.context.get_data_type(self.x.dtype)
-        # The pitch equals the element size, so pointer arithmetic on the element type suffices.
+        # If the pitch equals the size of an element, pointer arithmetic on the element type suffices.
         if self.x.pitch == dtype_of(self.x.dtype).itemsize:
             return pointer(self.builder, self.members.data, flat, llvm_type)
         address = self.builder.add(self.members.data, self.builder.mul(flat, I64(self.x.pitch)))
         return self.builder.inttoptr(address, llvm_type.as_pointer())
 
     def load(self, flat):
-        """Load the element at offset `flat`."""
+        """Load the element at offset `flat`, without any check."""
         return self.context.unpack_value(self.builder, self.x.dtype, self.pointer(flat))
 
     def store(self, flat, value):
-        """Store a value of the element type at offset `flat`."""
+        """Store a value of the element type at offset `flat`, without any check."""
         self.context.pack_value(self.builder, self.x.dtype, value, self.pointer(flat))
 
     def subarray(self, result, flat, extents, strides, offset=0):
-        """Return the array of type `result` that begins `flat` elements plus `offset` bytes after the first
-        element."""
+        """Return the array of type `result` that begins `flat` elements and `offset` bytes after this array.
+
+        It shares the data, the shadow memory and the launch state of this array.
+        """
         part, builder = Array(self.context, self.builder, result), self.builder
-        # bytes of shadow memory per element
+        # the size in bytes of an element's shadow memory
         cell = {LOCAL: 1, BARE: 0, BOUNDED: 0}.get(self.x.watch, 16)
         begin = builder.add(builder.mul(flat, I64(self.x.pitch)), I64(offset))
         part.members.data = builder.add(self.members.data, begin)
@@ -177,17 +184,18 @@ class Array:
         return part
 
     def element_parts(self, result, offset):
-        """Return the array of the parts at byte `offset` of each element, for example a column of records."""
+        """Return the array of the parts that begin at byte `offset` of each element, such as a column of
+        records."""
         return self.subarray(result, I64(0), self.each_axis(self.extent), self.each_axis(self.stride), offset)
 
 
 def product(builder, numbers):
-    """Return the product of i64 values."""
+    """Return the product of i64 values, which is 1 for an empty list."""
     return reduce(builder.mul, numbers, I64(1))
 
 
 def packed(builder, numbers):
-    """Return i64 values as an LLVM array."""
+    """Return i64 values as one LLVM array value."""
     return cgutils.pack_array(builder, numbers, I64)
 
 
@@ -195,19 +203,24 @@ def packed(builder, numbers):
 
 
 def spill_array_bytes(threads):
-    """Return the size in bytes of one array in the spill buffer: 16 bytes per thread, rounded up to whole
-    warps, plus a cache line. The extra line makes one thread's entries in different arrays map to different
-    cache sets."""
+    """Return the size in bytes of one array in the spill buffer.
+
+    An array has 16 bytes for each thread, rounded up to whole warps, and one extra cache line. The extra line
+    makes one thread's entries in different arrays map to different cache sets.
+    """
     return 16 * (-(-threads // 32) * 32) + 64
 
 
-SPILL_ARRAY_BYTES = int64_helper(spill_array_bytes)  # the same function as an int64 helper
+SPILL_ARRAY_BYTES = int64_helper(spill_array_bytes)  # the same function, for compiled code
 
 
 @functools.cache
 def spill_array(name):
-    """Return the intrinsic (spill_buffer, position, threads) -> Guarded: the array at index `position` of the
-    spill buffer, with elements of the dtype called `name`."""
+    """Return the intrinsic (spill_buffer, position, threads) -> array that selects an array of the spill
+    buffer by its index.
+
+    name: the name of the element's dtype.
+    """
     numba_type = GuardedType(numba_type_of(name), 1, True, BARE)
 
     @intrinsic
@@ -229,8 +242,10 @@ def spill_array(name):
 
 
 class Referenced:
-    """A record (numpy.void) as an argument of compiled code. `array` is a view of its memory with no
-    dimensions."""
+    """A record (numpy.void) in the form in which compiled code accepts it as an argument.
+
+    array: a view of the record's memory with no dimensions.
+    """
 
     __slots__ = ("records", "_numba_type_")
 
@@ -240,8 +255,10 @@ class Referenced:
 
 
 class ReferenceType(types.Type):
-    """The Numba type of a reference to a record: an array of records and an index. Accesses to a field are
-    accesses to an element of the array's column."""
+    """The Numba type of a reference to a record, which consists of an array of records and an index.
+
+    An access to a field of the record is an access to an element of the array's column.
+    """
 
     def __init__(self, array):
         self.array = array
@@ -249,13 +266,13 @@ class ReferenceType(types.Type):
 
 
 def is_record(x):
-    """Return whether a type is an array of records."""
+    """Return whether a Numba type is an array of records."""
     return isinstance(x, GuardedType) and isinstance(x.dtype, types.Record)
 
 
 @register_model(ReferenceType)
 class ReferenceModel(models.StructModel):
-    """The members of a record reference in LLVM code."""
+    """The members of a record reference as an LLVM structure."""
 
     def __init__(self, manager, numba_type):
         index = types.UniTuple(int64, numba_type.array.ndim)

@@ -1,4 +1,4 @@
-"""Memory operations that Numba lacks on the CPU: atomics, and loads and stores with cache hints."""
+"""Memory operations that Numba does not support on the CPU: atomics, and accesses with cache hints."""
 
 from llvmlite import ir
 from numba import int64, types
@@ -14,9 +14,10 @@ from sim.native.codegen.shadow import NARROWED, set_error, watch_atomic
 
 
 def atomic(entry):
-    """Return the compiled form of an atomic operation, for arrays of any element type.
+    """Return the intrinsic for an atomic operation. It accepts arrays of any element type.
 
-    It is a plain load and store: compiled threads run one after another, so no other access can intervene.
+    The emitted code is a plain load and a plain store. Compiled threads run one after another, so no other
+    access can occur in between.
     """
     semantics = compiled_copy(entry.native) if entry.native is not SAME else compiled_value(entry.semantics)
 
@@ -49,8 +50,11 @@ def atomic(entry):
 
 
 def convert_operand(element, source, value):
-    """Return an operand of an atomic, converted to the element type. Set the flag NARROWED if a float becomes
-    an integer, so that the interpreter reports a lost fraction."""
+    """Convert an operand of an atomic to the element type.
+
+    Set the error flag NARROWED if a float becomes an integer. The interpreter then checks whether a fraction
+    was lost.
+    """
     if isinstance(element.x.dtype, types.Integer) and isinstance(source, (types.Float, types.Complex)):
         element.array.call(set_error, element.array.members.state, I64(NARROWED))
     return convert(element.context, element.builder, source, element.x.dtype, value)
@@ -58,13 +62,13 @@ def convert_operand(element, source, value):
 
 @inline_always
 def load(x, index):
-    """Load with a cache hint, which has no effect on the result."""
+    """Load an element. The cache hint affects only performance on a GPU."""
     return x[index]
 
 
 @inline_always
 def store(x, index, value):
-    """Store with a cache hint, which has no effect on the result."""
+    """Store to an element. The cache hint affects only performance on a GPU."""
     x[index] = value
 
 

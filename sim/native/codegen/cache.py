@@ -1,11 +1,12 @@
-"""Disk cache of compiled kernels, in a folder per user.
+"""Disk cache of compiled kernels, in one folder per user.
 
-A kernel's generated text is stored in a Python file named by a hash of all its inputs. The machine code that
-Numba compiles from it is stored in files next to it, as pickles. Each file begins with a hash of its
-contents; a damaged file is ignored and replaced. Files that have not been used for a long time are removed.
+The generated text of a kernel is stored in a Python file, whose name contains a hash of everything that
+determines the text. The machine code that Numba compiles from the text is pickled into files next to it. Each
+file begins with a hash of its contents; a damaged file is ignored and replaced. Kernels that have not been
+launched for MAX_UNUSED_SECONDS are removed.
 
-Loading a pickle can run arbitrary code. A folder that another user can change or replace is therefore not
-used.
+Loading a pickle can run arbitrary code. The cache therefore refuses a folder that another user can change or
+replace.
 """
 
 import functools
@@ -31,15 +32,15 @@ from numba.core.compiler import CompileResult
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
-# the `sim` package, whose sources are part of every cache key
+# The `sim` package. Its sources are part of every cache key.
 ROOT = Path(__file__).parents[2]
-MAX_UNUSED_SECONDS = 60 * 24 * 3600  # seconds; older kernels are removed
-MAX_BYTES = 1 << 29  # bytes; limit for the whole cache
+MAX_UNUSED_SECONDS = 60 * 24 * 3600  # a kernel is removed if it has not been launched for 60 days
+MAX_BYTES = 1 << 29  # the limit for the whole cache, 512 MiB
 
 
 @functools.cache
 def version():
-    """Return a hash of the compiler versions and of all sources on which compiled code depends."""
+    """Return a hash of the compiler versions and of all sources that can affect compiled code."""
     sources = (
         path
         for path in sorted(ROOT.rglob("*.py"))
@@ -51,10 +52,10 @@ def version():
 
 @functools.cache
 def folder():
-    """Return the cache folder, which is below NUMBA_CACHE_DIR or the user's cache directory.
+    """Return the cache folder, which is in NUMBA_CACHE_DIR or in the user's cache directory.
 
-    If other users could change the folder, warn and use a temporary folder that is deleted when the process
-    ends. Do the same, without a warning, if the folder is not writable.
+    If other users could change the folder, warn, and use a temporary folder that is deleted when the process
+    ends. If the folder is not writable, use a temporary folder without a warning.
     """
     home = (
         os.environ.get("NUMBA_CACHE_DIR")
@@ -73,7 +74,7 @@ def folder():
                 stacklevel=2,
             )
         else:
-            # check that the folder is writable
+            # Creating a file proves that the folder is writable.
             with tempfile.TemporaryFile(dir=path):
                 prune(path)
                 return path
@@ -84,11 +85,11 @@ def folder():
 
 
 def find_permission_problem(path):
-    """Return how another user could change the contents of `path`, or "" if that is impossible.
+    """Return a text that says how another user could change the contents of `path`, or "" if none can.
 
     The folder itself must belong to the current user, must not be a link, and must not be writable by others.
-    The folders above it must belong to the current user or the administrator, and must not be world-writable
-    without the sticky bit: otherwise, other users could rename them.
+    The folders above it must belong to the current user or the administrator. If they are world-writable,
+    they must have the sticky bit, because other users could rename their entries otherwise.
     """
     if not stat.S_ISDIR(path.lstat().st_mode):
         return f"{path} is no folder"
@@ -100,7 +101,7 @@ def find_permission_problem(path):
         return f"{path} belongs to another user"
     if own.st_mode & 0o022:
         return f"others may write in {path}"
-    # The owner of / is the administrator; in a container its user id is not always 0.
+    # The owner of / is the administrator. Inside a container, this user's id may differ from 0.
     trusted = {0, os.geteuid(), Path("/").stat().st_uid}
     for above in path.resolve().parents:
         info = above.stat()
@@ -112,9 +113,11 @@ def find_permission_problem(path):
 
 
 def prune(path):
-    """Remove kernels that have not been launched for a long time, and the least recently used ones if the
-    cache exceeds its size limit. Files that belong to one kernel have the same name up to the first dot, and
-    are removed together."""
+    """Remove the kernels that have not been launched for a long time. If the cache exceeds its size limit,
+    also remove the least recently used kernels.
+
+    The files of one kernel have the same name up to the first dot, and are removed together.
+    """
     kernels = {}
     for entry in path.iterdir():
         kernels.setdefault(entry.name.partition(".")[0], []).append((entry, *usage(entry)))
@@ -127,8 +130,10 @@ def prune(path):
 
 
 def usage(entry):
-    """Return (time of last use, size in bytes) of a file or folder, or (0, 0) if another process has just
-    removed it."""
+    """Return (time of last use, size in bytes) of a file or folder.
+
+    Return (0, 0) if another process has just removed it.
+    """
     try:
         info = entry.stat()
         nbytes = sum(usage(file)[1] for file in entry.iterdir()) if entry.is_dir() else info.st_size
@@ -146,22 +151,24 @@ def size():
 
 
 def write_hashed(path, data):
-    """Write a file: a line with the hash of `data`, then `data`. The write is atomic, so another process
-    never sees a partial file."""
+    """Write a line with the hash of `data`, then `data`, to a file.
+
+    The file is replaced atomically, so another process never reads a partial file.
+    """
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         file.write(f"# {digest(data)}\n".encode() + data)
     os.replace(file.name, path)
 
 
 def read_hashed(path):
-    """Return the data of a file written by `write_hashed`, or None if the file is missing or damaged."""
+    """Return the data of a file that `write_hashed` wrote, or None if the file is missing or damaged."""
     with suppress(OSError):
         first, _, data = path.read_bytes().partition(b"\n")
         return data if first == f"# {digest(data)}".encode() else None
 
 
 def digest(data):
-    """Return the SHA-256 of bytes, as hexadecimal text."""
+    """Return the SHA-256 hash of bytes, as hexadecimal text."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -169,7 +176,8 @@ def digest(data):
 
 
 def path_of(kernel, key):
-    """Return the path of the file for a kernel of this name. `key` must determine the generated text."""
+    """Return the path of a kernel's file. `key` must contain everything that determines the generated
+    text."""
     return folder() / f"{kernel}_{digest((version() + key).encode())[:20]}.py"
 
 
@@ -185,22 +193,27 @@ def read(path):
 
 
 def run_text(text, names, path="<string>"):
-    """Execute generated text in the namespace `names`. Python's syntax warnings are suppressed, because
-    lowering can produce unusual code, such as a call of None in a branch that is never taken."""
+    """Execute generated text in the namespace `names`.
+
+    Python's syntax warnings are suppressed: lowering can produce unusual code, such as a call of None in a
+    branch that is never taken.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         exec(compile(text, path, "exec"), names)
 
 
 def load(path, text):
-    """Return the module for generated text, and execute the text on first use. The module is registered in
-    sys.modules, because Numba's cache looks it up there."""
+    """Return the module for generated text. The text is executed the first time.
+
+    The module is registered in sys.modules, because Numba's cache looks it up there.
+    """
     if path.stem not in sys.modules:
         module = types.ModuleType(path.stem)
         module.__file__ = str(path)
         run_text(f"\n{text}", vars(module), path)
-        # Numba and inspect read source lines from linecache.
-        # The first line of the file is its hash, so line numbers of the text are shifted by one.
+        # Numba and `inspect` read source lines from linecache. The first line of the file is its hash, so the
+        # text begins on line 2.
         linecache.cache[str(path)] = len(text), None, f"\n{text}".splitlines(True), str(path)
         sys.modules[path.stem] = module
         os.utime(path)
@@ -211,8 +224,10 @@ def load(path, text):
 
 
 class MachineCodeCache(NullCache):
-    """The on-disk cache of one function's machine code, in the interface that Numba expects. There is one
-    file per signature."""
+    """The disk cache of one function's machine code, with the interface that Numba expects.
+
+    Each signature has its own file.
+    """
 
     def __init__(self, function):
         self.function = function
@@ -222,23 +237,26 @@ class MachineCodeCache(NullCache):
         return Path(self.function.__code__.co_filename).parent
 
     def path(self, signature):
-        """Return the path of the machine code for a signature on this CPU."""
+        """Return the path of the file with the machine code for a signature on this type of CPU."""
         function, machine = self.function, cpu_target.target_context.codegen().magic_tuple()
         key = digest(repr((signature, machine)).encode())[:20]
         name = f"{function.__module__}.{function.__qualname__}-{function.__code__.co_firstlineno}"
         return self.folder() / f"{name}.{key}.nbc"
 
     def load_overload(self, signature, context):
-        """Return compiled code for a signature, or None if it is missing or damaged."""
+        """Return the compiled code for a signature, or None if the file is missing or damaged."""
         context.refresh()
         if data := read_hashed(self.path(signature)):
             with suppress(Exception):  # unpickling a damaged file may raise any exception
                 return self.rebuild(context, *pickle.loads(data))
 
     def save_overload(self, signature, result):
-        """Save compiled code, unless it refers to an address that is valid in this process only. Numba
-        compiles such references for functions that are recursive through another function, or with different
-        argument types."""
+        """Save the compiled code for a signature, unless it contains an address that is valid only in this
+        process.
+
+        Numba compiles such an address into functions that are recursive through another function, or with
+        different argument types.
+        """
         if not any(name.startswith(RuntimeLinker.PREFIX) for name in global_names(result.library)):
             with suppress(OSError):
                 write_hashed(self.path(signature), dumps(self.reduce(result)))

@@ -1,10 +1,10 @@
-"""Direct translation of generated code to LLVM, without Numba, for kernels whose types are known in advance:
-kernels in PTX.
+"""Direct translation of generated code to LLVM, without Numba. It requires that all types are known in
+advance, as they are for kernels in PTX.
 
 Numba takes about 60 ms per region, and a kernel with shuffles has dozens of regions. The translator supports
 assignments, `if`, `while`, `for` over `range(n)` or `range(m, n)`, `return`, integer arithmetic and
-comparisons, elements of arrays over threads, and calls of intrinsics. Numba compiles only the grid function,
-which Python calls.
+comparisons, elements of arrays over threads, and calls of intrinsics. Numba still compiles the grid function,
+because Python calls it.
 """
 
 import ast
@@ -24,10 +24,10 @@ TYPES = {"bool": boolean, "float32": float32, "float64": float64}
 
 
 def direct(numba_types):
-    """Return a decorator for functions that only compiled code calls.
+    """Return a decorator that turns a generated function into an intrinsic. Only compiled code can call it.
 
-    numba_types: {variable: name of its type} for floats and predicates. Other variables are int64, or have
-        the type of their first value.
+    numba_types: {variable: name of its type} for floats and predicates. Any other variable is int64, or has
+        the type of the first value that is assigned to it.
     """
 
     def decorate(function):
@@ -39,13 +39,13 @@ def direct(numba_types):
 
 @functools.cache
 def functions_of(path):
-    """Return {name: tree} for the functions in a file."""
+    """Return {name: syntax tree} for the functions in a file."""
     tree = ast.parse("".join(linecache.getlines(path)))
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
 class Function:
-    """A function of generated code. It is translated only if its machine code is not in the cache."""
+    """A function of generated code. It is translated only if its machine code is not in the disk cache."""
 
     def __init__(self, function, numba_types):
         self.function, self.numba_types = function, numba_types
@@ -57,8 +57,9 @@ class Function:
         return functions_of(self.function.__code__.co_filename)[self.function.__name__]
 
     def typed(self, typing, *given):
-        """Return (signature, code generator) for arguments of these Numba types."""
-        # Generated functions return an exit code (int64) or nothing.
+        """Return (signature, code generator) for arguments of these Numba types, as Numba asks an
+        intrinsic."""
+        # A generated function returns an exit code (int64) or nothing.
         nodes = ast.walk(self.tree)
         returns = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)
 
@@ -73,38 +74,38 @@ class Function:
 
 
 def call_emitted(context, builder, symbol, signature, codes, emit, *attributes):
-    """Emit a call of the function called `symbol`. If the current LLVM module does not contain it yet, add
-    it.
+    """Emit a call of the function called `symbol`. Add the function to the current LLVM module if it is
+    missing there.
 
-    emit: a function (context, builder, signature, arguments) that emits the body.
-    attributes: LLVM function attributes.
+    emit: a function (context, builder, signature, arguments) that emits the function's body.
+    attributes: the function's LLVM attributes.
     """
     convention, argument_types = context.call_conv, signature.args
     llvm_type = convention.get_function_type(signature.return_type, argument_types)
     function = cgutils.get_or_insert_function(builder.module, llvm_type, symbol)
     if not function.blocks:
-        # Other modules may emit the same function; the linker keeps one definition.
+        # Other modules may contain the same function; the linker keeps one definition.
         function.linkage = "linkonce_odr"
         function.attributes.update(attributes)
         convention.decorate_function(function, [f"x{i}" for i in range(len(argument_types))], argument_types)
         inner = ir.IRBuilder(function.append_basic_block("entry"))
         emit(context, inner, signature, convention.decode_arguments(inner, argument_types, function))
     status, result = convention.call_function(builder, function, signature.return_type, argument_types, codes)
-    # Numba's calling convention returns a status, which must be passed on to the caller.
+    # A function with Numba's calling convention returns a status. An error must be returned to the caller.
     with cgutils.if_unlikely(builder, status.is_error):
         convention.return_status_propagate(builder, status)
     return result
 
 
 class Body:
-    """The translation of one function's body. A value is a pair (Numba type, LLVM value)."""
+    """Translator of one function's body. Each value is a pair (Numba type, LLVM value)."""
 
     def __init__(self, function, typing, context, builder, signature):
         self.function, self.typing, self.context, self.builder = function, typing, context, builder
         self.signature, self.cells, self.arrays, self.loops = signature, {}, {}, []
 
     def emit(self, codes):
-        """Emit the body for these arguments."""
+        """Emit the body. `codes` are the LLVM values of the arguments."""
         for name, *value in zip(self.function.parameters, self.signature.args, codes):
             self.assign_name(name, value)
         self.run(self.function.tree.body)
@@ -112,7 +113,8 @@ class Body:
             self.give_back((int64, I64(0)))
 
     def run(self, statements):
-        """Emit statements, up to the first one that ends the basic block. Later ones are unreachable."""
+        """Emit statements up to the first one that ends the basic block. The statements after it are
+        unreachable, and LLVM allows no instruction after a terminator."""
         for node in statements:
             if self.builder.block.is_terminated:
                 return
@@ -121,16 +123,16 @@ class Body:
     # --- variables ------------------------------------------------------------------------------------------
 
     def cell(self, name, numba_type=int64):
-        """Return (type, stack slot) of a variable."""
+        """Return (type, stack slot) of a variable. The slot is allocated on first use."""
         if name not in self.cells:
             numba_type = self.function.numba_types.get(name, numba_type)
-            # zfill: a variable that no path assigned reads as 0.
+            # zfill: a variable that the executed path has not assigned reads as 0.
             code = cgutils.alloca_once(self.builder, self.context.get_value_type(numba_type), zfill=True)
             self.cells[name] = numba_type, code
         return self.cells[name]
 
     def assign_name(self, name, value):
-        # arrays are parameters or spill arrays, which generated code assigns once
+        # Only parameters and spill arrays are arrays, and generated code assigns each of them once.
         if isinstance(value[0], GuardedType):
             self.arrays[name] = value
             return
@@ -165,7 +167,7 @@ class Body:
         self.give_back(self.value(node.value) if node.value else None)
 
     def give_back(self, value):
-        """Emit a return. Functions without a result return a dummy value."""
+        """Emit a return. A function without a result returns a dummy value."""
         returns = self.signature.return_type == int64
         code = self.cast(value, int64) if returns else self.context.get_dummy_value()
         self.context.call_conv.return_value(self.builder, code)
@@ -187,8 +189,8 @@ class Body:
         self.loop(lambda: self.test(node.test), node.body)
 
     def do_for(self, node):
-        """Emit a `for` loop. The iteration count is kept in `following`, because the body may assign the loop
-        variable."""
+        """Emit a `for` loop. The next value of the loop variable is stored separately, in `following`,
+        because the body may assign the loop variable."""
         start, stop = [I64(0), *(self.value(bound)[1] for bound in node.iter.args)][-2:]
         _, counter = self.cell(node.target.id)
         following = cgutils.alloca_once(self.builder, I64)
@@ -205,14 +207,14 @@ class Body:
     def loop(self, emit_condition, statements):
         """Emit a loop.
 
-        goes_on: a function that emits the loop condition.
+        emit_condition: a function that emits the loop condition and returns it as an i1.
         """
         head, body, end = map(self.builder.append_basic_block, ("head", "body", "end"))
         self.builder.branch(head)
         self.builder.position_at_end(head)
         self.builder.cbranch(emit_condition(), body, end)
         self.builder.position_at_end(body)
-        # targets of `continue` and `break`
+        # `continue` branches to the first block, `break` to the second.
         self.loops.append((head, end))
         self.run(statements)
         self.loops.pop()
@@ -228,15 +230,15 @@ class Body:
     # --- expressions ----------------------------------------------------------------------------------------
 
     def value(self, node):
-        """Return (Numba type, LLVM value) of an expression."""
+        """Return (Numba type, LLVM value) for an expression."""
         return getattr(self, f"of_{type(node).__name__.lower()}")(node)
 
     def integer(self, node):
-        """Return an expression's value as i64."""
+        """Return an expression's value, converted to i64."""
         return self.cast(self.value(node), int64)
 
     def test(self, node):
-        """Return an expression's truth value as i1."""
+        """Return an expression's truth value, as an i1."""
         numba_type, code = self.value(node)
         return code if code.type == I1 else self.builder.icmp_signed("!=", code, code.type(0))
 
@@ -246,7 +248,7 @@ class Body:
     def of_name(self, node):
         if node.id in self.arrays:
             return self.arrays[node.id]
-        # A global name that is not a local variable is an integer constant, such as an exit code.
+        # A global name that is not a local variable denotes an integer constant, such as an exit code.
         names = self.function.function.__globals__
         if node.id in names and node.id not in self.cells:
             return int64, I64(names[node.id])
@@ -264,7 +266,7 @@ class Body:
 
     def of_binop(self, node):
         left, right = self.integer(node.left), self.integer(node.right)
-        if isinstance(node.op, ast.FloorDiv):  # generated code divides by powers of two only
+        if isinstance(node.op, ast.FloorDiv):  # the divisor in generated code is always a power of two
             return int64, self.builder.ashr(left, I64(right.constant.bit_length() - 1))
         return int64, getattr(self.builder, OPERATORS[type(node.op)])(left, right)
 
@@ -294,7 +296,7 @@ class Body:
         called = self.function.function.__globals__[node.func.id]
         signature, code = called._defn(self.typing, *(numba_type for numba_type, _ in given))
         codes = [*map(self.cast, given, signature.args)]
-        # Operands that are arrays mark an operation of a warp or block.
+        # Only the operations of a warp or block take arrays as operands.
         if any(isinstance(of, GuardedType) for of in signature.args):
             result = self.call_shared(node.func.id, signature, codes, code)
         else:
@@ -302,8 +304,8 @@ class Body:
         return signature.return_type, result
 
     def call_shared(self, name, signature, codes, code):
-        """Emit a call to a warp or block operation, whose body is emitted once per module and shared by all
-        calls."""
+        """Emit a call to a warp or block operation. Its body is large, so it is emitted once per module as a
+        function that all calls share."""
 
         def emit(context, builder, signature, codes):
             result = code(context, builder, signature, codes)

@@ -1,4 +1,5 @@
-"""Operators of float16 and bfloat16 in compiled code. sim.isa defines them, and computes in float64."""
+"""Operators of float16 and bfloat16 in compiled code. sim.isa defines their semantics and computes in
+float64."""
 
 import operator
 
@@ -15,8 +16,11 @@ float16, bfloat16 = HALVES["float16"], HALVES["bfloat16"]
 
 
 def overload_halves(called, entry):
-    """Overload a Python operator or function for operands of which at least one is a Half, with the semantics
-    of an entry of sim.isa."""
+    """Overload a Python operator or function for operands of which at least one is a Half.
+
+    called: the operator or function.
+    entry: the entry of sim.isa that defines the semantics.
+    """
     form = function_of(entry)
 
     def of_one(a):
@@ -45,7 +49,7 @@ def define_comparison(name, sign):
 
 
 for _name in "neg pos not_ add sub mul truediv floordiv mod pow eq ne lt le gt ge".split():
-    # also the in-place operator: `x += y` calls `iadd`
+    # The in-place operator `x += y` calls `iadd`.
     for _called in (_name, f"i{_name}"):
         if hasattr(operator, _called):
             overload_halves(getattr(operator, _called), INSTRUCTIONS[f"operator.{_name}"])

@@ -1,5 +1,5 @@
-"""Compiled forms of the functions in sim.isa: convert the operands, call the function that the entry declares
-for Numba, convert the result."""
+"""Compiled forms of the functions in sim.isa. A form converts its operands, calls the function that the entry
+declares for Numba, and converts the result."""
 
 import functools
 import hashlib
@@ -21,21 +21,21 @@ from sim.native.codegen.symbols import in_text, offering
 
 
 def compiles(entry):
-    """Return whether an entry of sim.isa is a Function with a compiled form."""
+    """Return whether an entry of sim.isa is a Function that has a compiled form."""
     return isinstance(entry, Function) and entry.native is not None
 
 
 @functools.cache
 def function_of(entry):
-    """Return the function that generated code calls for an entry. It accepts all operand types that the entry
-    supports."""
+    """Return the intrinsic that generated code calls for an entry of sim.isa. It accepts every combination of
+    operand types that the entry supports."""
 
     def typed(typing, *given):
         scalars = [*map(scalar_of, given)]
         version = None if None in scalars else entry.version(*scalars)
         operand_types = [*map(types.unliteral, given)]
         if version and entry.name in DIVISIONS and version.results in INTEGRAL and is_above_zero(given[-1]):
-            operand_types[-1] = given[-1]  # keep the literal type, so that LLVM sees a constant
+            operand_types[-1] = given[-1]  # keep the literal type, so that LLVM sees a constant divisor
             version = version._replace(native=DIVISIONS[entry.name])
         return version and typed_call(typing, version, operand_types)
 
@@ -43,12 +43,13 @@ def function_of(entry):
     return intrinsic_of(in_text(entry.name), parameters, typed, prefer_literal=entry.name in DIVISIONS)
 
 
-# For a literal divisor above 0, Numba's own operators are correct and faster: division by 0 cannot occur.
+# If the divisor is a positive literal, division by zero cannot occur. Numba's own operators are then correct,
+# and faster than the semantics of sim.isa.
 DIVISIONS = {"operator.floordiv": operator.floordiv, "operator.mod": operator.mod}
 
 
 def is_above_zero(numba_type):
-    """Return whether a Numba type is an integer literal greater than 0."""
+    """Return whether a Numba type is the type of an integer literal greater than 0."""
     return isinstance(numba_type, types.IntegerLiteral) and numba_type.literal_value > 0
 
 
@@ -56,8 +57,7 @@ __getattr__ = offering(__name__, lambda entry, maker: function_of(entry))
 
 
 def typed_call(typing, version, given):
-    """Return (signature, code generator) for a Version of an entry, called with operands of these Numba
-    types."""
+    """Return (signature, code generator) for a Version of an entry and operands of these Numba types."""
     operands = [*map(numba_type_of, version.operands)]
     is_tuple = isinstance(version.results, tuple)
     result = tuple(map(numba_type_of, version.results)) if is_tuple else numba_type_of(version.results)
@@ -75,12 +75,13 @@ def typed_call(typing, version, given):
 
 
 def resolve_call(typing, function, operands, result=None):
-    """Return a function (context, builder, LLVM values) that emits a call to a compiled function.
+    """Return a function (context, builder, codes) that emits a call to a compiled function. `codes` are the
+    LLVM values of the arguments.
 
-    operands: Numba types of the arguments.
-    result: the Numba type to which the result is converted, or None to keep the callee's type.
+    operands: the Numba types of the arguments.
+    result: the Numba type to which the result is converted, or None to keep the type that the callee returns.
     """
-    typing.refresh()  # The function may have been registered after Numba's last refresh.
+    typing.refresh()  # the function may have been registered after Numba's last refresh
     callee = typing.resolve_value_type(function)
     signature = typing.resolve_function_type(callee, tuple(operands), {})
 
@@ -94,12 +95,12 @@ def resolve_call(typing, function, operands, result=None):
     return call
 
 
-# Numba would type these as min and max of a tuple.
+# Numba types a call of `max` itself as the maximum of one tuple, so wrap the call with two arguments.
 OF_TWO = {max: inline_always(lambda a, b: max(a, b)), min: inline_always(lambda a, b: min(a, b))}
 
 
 def compiled_form(version, result):
-    """Return the function that implements a Version for operands that have been converted."""
+    """Return the function that computes a Version from operands that are already converted."""
     if version.native is BITS:
         return reinterpreter(result)
     form = compiled_value(version.semantics if version.native is SAME else version.native)
@@ -111,9 +112,11 @@ def compiled_form(version, result):
 
 @functools.cache
 def compiled_copy(function):
-    """Return a copy of a function for Numba, in which the functions that it calls are replaced by their
-    compiled forms. Keyword-only parameters become positional parameters at the end, because Numba does not
-    support keyword-only ones."""
+    """Return a copy of a Python function for Numba, in which compiled forms replace the functions that it
+    calls.
+
+    Numba does not support keyword-only parameters, so they become positional parameters at the end.
+    """
     code = function.__code__
     code = code.replace(co_argcount=code.co_argcount + code.co_kwonlyargcount, co_kwonlyargcount=0)
     used = [name for name in code.co_names if name in function.__globals__]
@@ -123,8 +126,10 @@ def compiled_copy(function):
 
 
 def compiled_value(value):
-    """Return the form that compiled code uses for a global variable of a reference implementation: entries,
-    lookup tables and functions are replaced, other values stay."""
+    """Return the object that replaces a global variable of a reference implementation in compiled code.
+
+    Entries of sim.isa, lookup tables and functions are replaced. Any other value is returned unchanged.
+    """
     if value is OPAQUE_IDENTITY:
         return opaque_identity
     value = value.function if isinstance(value, LookupTable) else value
@@ -137,9 +142,9 @@ def compiled_value(value):
 
 @functools.cache
 def llvm(form):
-    """Return an LLVM intrinsic as a function for compiled code.
+    """Return the intrinsic that calls an LLVM intrinsic.
 
-    form: an LLVM (sim.isa.functions), which contains the intrinsic's name and additional constant operands.
+    form: an LLVM (sim.isa.functions), which contains the LLVM intrinsic's name and its constant operands.
     """
 
     def code(context, builder, signature, arguments):
@@ -159,7 +164,7 @@ def llvm(form):
 
 @intrinsic
 def opaque_identity(typing, x):
-    """Return `x` unchanged, through an empty inline-assembly statement that LLVM cannot optimise."""
+    """Return `x` unchanged. An empty inline-assembly statement hides the value from LLVM's optimiser."""
 
     def code(context, builder, signature, arguments):
         integer = arguments[0].type
@@ -173,7 +178,7 @@ FLOATS = {"float": "f32", "double": "f64"}
 
 @functools.cache
 def reinterpreter(numba_type):
-    """Return the function that reinterprets the bits of a number as this Numba type."""
+    """Return the intrinsic that reinterprets the bits of a number as a value of this Numba type."""
 
     @intrinsic
     def reinterpreted(typing, x):
@@ -186,15 +191,19 @@ def reinterpreter(numba_type):
 
 
 def digest(entry):
-    """Return a hash of everything that an entry's machine code depends on."""
+    """Return a hash of everything that determines an entry's machine code."""
     facts = repr([describe(getattr(entry, fact.name)) for fact in fields(entry)])
-    anywhere = re.sub(" at 0x[0-9a-f]+", "", facts)  # Object addresses differ in each process.
+    anywhere = re.sub(" at 0x[0-9a-f]+", "", facts)  # the addresses of objects differ between processes
     return hashlib.sha256(anywhere.encode()).hexdigest()[:16]
 
 
 def describe(value, seen=frozenset()):
-    """Return nested tuples and strings that identify a value by its content. A function is described by its
-    bytecode and by the values that it refers to, recursively."""
+    """Return nested tuples and strings that identify a value by its content, independently of the process.
+
+    A function is identified by its bytecode and, recursively, by the values to which it refers.
+
+    seen: the functions that are being described. It ends the recursion at a function that refers to itself.
+    """
     value = value.function if isinstance(value, LookupTable) else getattr(value, "__wrapped__", value)
     if isinstance(value, FunctionType) and value not in seen:
         names = value.__globals__
@@ -205,7 +214,7 @@ def describe(value, seen=frozenset()):
         return describe(value.func, seen), describe(value.args, seen), sorted(value.keywords.items())
     if isinstance(value, CodeType):
         return value.co_code, value.co_names, value.co_varnames, [describe(part) for part in value.co_consts]
-    # the iteration order of a set of strings differs in each process
+    # The iteration order of a set of strings differs between processes.
     if isinstance(value, (set, frozenset, dict)):
         parts = value.items() if isinstance(value, dict) else value
         return sorted(repr(describe(part, seen)) for part in parts)

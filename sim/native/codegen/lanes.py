@@ -1,12 +1,13 @@
-"""Warp-wide and block-wide instructions in compiled code: shuffles, votes, matrix operations. sim.isa.table
+"""Instructions of whole warps and blocks in compiled code: shuffles, votes, matrix operations. sim.isa.table
 defines their semantics.
 
-Operands and results are arrays over threads. A warp's part of such an array, 32 consecutive elements, is
-called a *row*.
+Operands and results are arrays with one element per thread. The 32 consecutive elements that belong to one
+warp are called a *row*.
 
-Lanes are *present* if they have not returned. If an instruction takes a mask, all present lanes must pass the
-same mask, and it must include every present lane. An instruction declared with mask=ALL needs all 32 lanes.
-If these rules are violated, the block stops. A lane that reads from an absent lane sets an error flag.
+A lane is *present* if its thread has not returned. If an instruction takes a mask, all present lanes must
+pass the same mask, and the mask must include every present lane. An instruction declared with mask=ALL
+requires all 32 lanes. If a warp violates these rules, its block stops. If a lane reads from an absent lane,
+it sets an error flag.
 """
 
 import functools
@@ -29,7 +30,7 @@ from sim.native.codegen.synchronization import diverge
 
 @int64_helper
 def present_lanes(state, warp, threads):
-    """Return the mask of the lanes of a warp that have not returned."""
+    """Return the mask of a warp's present lanes."""
     present = 0
     for thread in range(32 * warp, min(32 * warp + 32, threads)):
         if not state.returned[thread]:
@@ -39,13 +40,13 @@ def present_lanes(state, warp, threads):
 
 @int64_helper
 def check_mask(state, present, masks):
-    """Stop the block unless all present lanes pass the same mask, and this mask includes every present lane.
+    """Stop the block unless all present lanes pass the same mask, and the mask includes every present lane.
 
-    present: mask of the present lanes.
-    masks: address of 32 int64, the mask that each lane passes.
+    present: the mask of the present lanes.
+    masks: the address of 32 int64 values, the mask that each lane passes.
     """
     first = -1
-    # -1 means that no present lane has been seen; a valid mask is never negative.
+    # `first` is -1 until a present lane has been found. A mask is never negative.
     for lane in range(32):
         if present >> lane & 1:
             mask = masks[lane] & FULL
@@ -63,17 +64,20 @@ def check_all(state, present):
 
 @int64_helper
 def check_read(state, present, lane, source):
-    """Set an error flag if a present lane reads from lane `source`, which is absent."""
-    # A source lane outside 0..31 is handled by the reference implementation.
+    """Set an error flag if lane `lane` is present but reads from an absent lane.
+
+    source: the lane that is read.
+    """
+    # The reference implementation defines the result for a source lane outside 0..31.
     if present >> lane & 1 and 0 <= source < 32 and not present >> source & 1:
         set_error(state, DIVERGED)
 
 
 @int64_helper
 def next_segment(state, warp):
-    """Start a new segment of a warp: later accesses of its lanes are ordered after earlier ones. Segments
-    have 16 bits in shadow memory, and wrap around."""
-    # 16 bits, as in a shadow entry
+    """Start a new segment of a warp. Later accesses of its lanes are ordered after the accesses of the
+    earlier segments."""
+    # A shadow entry has 16 bits for the segment, so the counter wraps around.
     state.segments[warp] = (state.segments[warp] + 1) & 0xFFFF
 
 
@@ -81,23 +85,23 @@ def next_segment(state, warp):
 
 
 def row_type(numba_type):
-    """Return the type of a row of this Numba type."""
+    """Return the type of a row with elements of this Numba type."""
     return GuardedType(numba_type, 1, True, BARE, (32,))
 
 
 def element_type(x):
-    """Return the element type of an array over threads, or the type of a uniform number."""
+    """Return the element type of an array over threads. A uniform number has its own type."""
     return x.dtype if isinstance(x, GuardedType) else x
 
 
 def thread_operand(context, builder, x, value, thread):
-    """Return a thread's operand: an element of an array over threads, or a uniform number."""
+    """Load a thread's operand: its element of an array over threads, or the number that is uniform."""
     return Array(context, builder, x, value).load(thread) if isinstance(x, GuardedType) else value
 
 
 class Warp:
-    """Code generation for one warp. Operands are arrays over threads or uniform numbers; all values are LLVM
-    values."""
+    """Code generator for one warp. An operand is an array over threads, or a number that all threads share.
+    All numbers and addresses are LLVM values."""
 
     def __init__(self, context, builder, state, warp):
         self.context, self.builder, self.state, self.warp = context, builder, state, warp
@@ -108,24 +112,24 @@ class Warp:
         return function.helper.call(self.context, self.builder, self.state, *codes)
 
     def array(self, numba_type, pointer):
-        """Return the 32 values at a pointer as a row."""
+        """Return a row whose 32 values begin at a pointer."""
         row = Array(self.context, self.builder, row_type(numba_type))
-        # A row of BARE kind is not checked: the compiler generated the accesses, so they are valid.
+        # The compiler itself generates the accesses to a row, so they need no checks.
         row.members.data, row.members.state = self.builder.ptrtoint(pointer, I64), self.state
         row.members.shape = packed(self.builder, [I64(32)])
         return row.value
 
     def allocate_row(self, numba_type):
-        """Return a new row on the stack."""
+        """Return a new row on the stack, with undefined values."""
         room = ir.ArrayType(self.context.get_data_type(numba_type), 32)
         return self.array(numba_type, cgutils.alloca_once(self.builder, room))
 
     def given(self, x, value, first, lane):
-        """Return the operand of the thread at index `first + lane`."""
+        """Load the operand of the thread at index `first + lane`."""
         return thread_operand(self.context, self.builder, x, value, self.builder.add(first, lane))
 
     def copy(self, source, target):
-        """Copy 32 values, and convert them.
+        """Copy 32 values, and convert them to the target's type.
 
         source, target: (Numba type, value, index of the first element).
         """
@@ -135,14 +139,16 @@ class Warp:
             Array(self.context, self.builder, x, array).store(self.builder.add(first, loop.index), value)
 
     def check_mask(self, present, x, value):
-        """Emit `check_mask` for the masks that the lanes pass."""
+        """Emit the function `check_mask` for the masks that the lanes pass."""
         masks = Array(self.context, self.builder, row_type(int64), self.row(int64, x, value))
         self.call(check_mask, present, masks.members.data)
 
     def check_reads(self, present, emit_source, rows, arrays):
-        """Emit a check that each lane reads from a present lane.
+        """Emit a check that each present lane reads from a present lane.
 
-        emit_source: emits the lane from which a lane reads, given its operands.
+        emit_source: a function that emits the source lane, given a lane and its operands.
+        rows: the Numba types of the operands' rows.
+        arrays: the rows.
         """
         with cgutils.for_range(self.builder, I64(32)) as loop:
             operands = [self.given(x, array, I64(0), loop.index) for x, array in zip(rows, arrays)]
@@ -150,9 +156,12 @@ class Warp:
             self.call(check_read, present, loop.index, source)
 
     def row(self, numba_type, x, value):
-        """Return the operands of all lanes as a row of this type: a slice of their array if the types match,
-        otherwise a converted copy."""
-        # Equal types: the warp's part of the spill array can be used in place.
+        """Return the operands of all lanes as a row of this type.
+
+        If the type matches, the row is the warp's part of the operand's array. Otherwise, it is a converted
+        copy.
+        """
+        # Without a conversion, the instruction can read and write the spill array in place.
         if isinstance(x, GuardedType) and x.dtype == numba_type:
             pointer = Array(self.context, self.builder, x, value).pointer(self.first)
             return self.array(numba_type, pointer)
@@ -167,14 +176,14 @@ class Warp:
 @functools.cache
 def lane_intrinsic(entry, has_results):
     """Return the intrinsic (state, warp, threads, mask, *operands, *results) that executes a warp instruction
-    and stores its results. The mask is missing for instructions that take none.
+    and stores its results. An instruction without a mask has no such parameter.
 
-    has_results: whether any result is used. If not, the intrinsic takes no results, and only performs the
-        checks.
+    has_results: whether the kernel uses any result. If not, the intrinsic has no parameters for results, and
+        only performs the checks: an invalid mask is an error even if the value is unused.
     """
-    # Without results, the checks still run: invalid masks are errors even if nobody uses the value.
+    # names of the mask parameter and results that the intrinsic takes
     masks, results = ["mask"] * (entry.mask == GIVEN), list(entry.results.items()) if has_results else []
-    # None: the operand has any type, or a result has the type of an operand (Like).
+    # None marks an operand of any type, and a result that has the type of an operand (Like).
     declared = [*entry.operands.values(), *(None if isinstance(of, Like) else of for _, of in results)]
     names = [*masks, *(f"x_{name}" for name in [*entry.operands, *dict(results)])]
 
@@ -203,12 +212,12 @@ def lane_intrinsic(entry, has_results):
             arrays = [warp.row(*of) for of in zip(numba_types, operands, values)] if results else []
             if emit_source:
                 warp.check_reads(present, emit_source, rows[:count], arrays)
-            # The instruction synchronises the warp's memory accesses, as `syncwarp` does.
+            # Like `syncwarp`, the instruction orders the memory accesses of the warp.
             if entry.orders:
                 warp.call(next_segment, number)
             if semantics:
                 semantics(context, builder, [present, *arrays])
-            # A row of another type was a converted copy, so copy the results back.
+            # If the types differ, the row is a converted copy. Copy its results back to the array.
             for numba_type, row, x, value in [*zip(numba_types, arrays, operands, values)][count:]:
                 if x.dtype != numba_type:
                     warp.copy((row_type(numba_type), row, I64(0)), (x, value, warp.first))
@@ -221,15 +230,15 @@ def lane_intrinsic(entry, has_results):
 
 @functools.cache
 def vote_intrinsic(entry):
-    """Return the intrinsic (threads, number, result) that combines the operands of all threads of a block and
-    stores the result for each thread."""
+    """Return the intrinsic (threads, number, result) that executes a vote of a block: it combines the
+    operands of all threads, and stores the result for each thread."""
     (operand,), (result,) = entry.operands.values(), entry.results.values()
     result_type = numba_type_of(result)
 
     def typed(typing, threads, number, result):
         element = element_type(number)
         operand_type = element if operand is None else numba_type_of(operand)
-        # The reference implementation combines two values; the vote is a fold over all threads.
+        # The reference implementation combines two values. The vote folds it over all threads.
         fold = resolve_call(typing, compiled_copy(entry.semantics), [result_type, operand_type], result_type)
 
         def code(context, builder, signature, arguments):

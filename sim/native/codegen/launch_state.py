@@ -1,5 +1,7 @@
-"""The state of one launch: a C structure of int64 fields that compiled code reads and writes. int64 runtime
-helpers (sim.native.codegen.int64) access the fields by name."""
+"""The state of one launch: a C structure of int64 fields that compiled code reads and writes.
+
+int64 runtime helpers (sim.native.codegen.int64) access the fields by name.
+"""
 
 import ctypes
 import functools
@@ -7,10 +9,10 @@ from math import prod
 
 import numpy as np
 
-# maximum threads per block, warps per block, and recorded reads of unassigned variables
+# the maximum numbers of threads per block, warps per block, and recorded reads of unassigned variables
 THREADS, WARPS, MAX_UNSET = 1024, 32, 64
 
-# field -> number of int64 elements. Addresses refer to numpy arrays that the launch keeps alive.
+# Field -> number of its int64 elements. Addresses refer to numpy arrays that the launch keeps alive.
 FIELD_SIZES = {
     "errors": 1,  # error flags of the current block (sim.native.codegen.shadow)
     "stopped": 1,  # nonzero if the block or launch has to stop; codes in sim.native.codegen.shadow
@@ -42,25 +44,28 @@ FIELD_SIZES = {
 
 
 class State(ctypes.Structure):
-    """The structure that compiled code receives by address. All fields start at 0."""
+    """The structure whose address compiled code receives. All fields start at 0."""
 
     _fields_ = [
         (name, ctypes.c_int64 * count if count > 1 else ctypes.c_int64) for name, count in FIELD_SIZES.items()
     ]
 
     def __init__(self, block):
-        """Create the state of a launch with blocks of this shape."""
+        """Create the state of a launch.
+
+        block: the block shape.
+        """
         super().__init__()
         self.address, self.indices[: prod(block)] = ctypes.addressof(self), indices_of(block)
 
 
-# ctypes field descriptors, which contain offset and size
+# The ctypes descriptors of the fields, which contain their offsets and sizes.
 FIELDS = {name: getattr(State, name) for name in FIELD_SIZES}
 
 
 @functools.cache
 def indices_of(block):
-    """Return threadIdx of every thread of a block of this shape, packed as in the field `indices`."""
+    """Return the threadIdx of every thread of a block of this shape, packed as in the field `indices`."""
     thread = np.arange(prod(block))
     return (
         thread % block[0] | thread // block[0] % block[1] << 16 | thread // (block[0] * block[1]) << 32

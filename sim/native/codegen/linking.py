@@ -1,8 +1,8 @@
 """Numba compiler pipelines for functions that only compiled code calls.
 
-By default, Numba optimises each function to machine code, and links a copy of it into each caller. Functions
-that are compiled here stay LLVM IR until they are linked into the grid function; LLVM then optimises
-everything together, once. This halves the time spent in LLVM, and saves memory.
+By default, Numba compiles each function to machine code, and links a copy of it into each of its callers. The
+functions that are compiled here stay LLVM IR until they are linked into the grid function. LLVM then
+optimises everything together, once. This halves the time spent in LLVM, and saves memory.
 """
 
 import functools
@@ -26,22 +26,25 @@ from sim.native.codegen.cache import MachineCodeCache
 
 
 class NoEnvironment:
-    """A replacement for the code generator of a library that never becomes machine code. Numba registers a
-    function's environment there; LowerToRun registers it for the function that links the library."""
+    """A stand-in for the code generator of a library that never becomes machine code.
+
+    Numba registers each function's environment with the code generator. LowerToRun registers it instead with
+    the library that the function is linked into.
+    """
 
     def set_env(self, name, environment):
         pass
 
 
 class LinkedLibrary(JITCodeLibrary):
-    """The LLVM IR of a function that is not compiled to machine code by itself."""
+    """A library for a function that is not compiled to machine code by itself. It contains LLVM IR."""
 
     codegen = NoEnvironment()
 
     def add_ir_module(self, module):
         for function in module.functions:
             if function.blocks:
-                # Several libraries may define the same function; the linker keeps one definition.
+                # Several libraries may contain the same function; the linker keeps one definition.
                 function.linkage = "linkonce_odr"
         super().add_ir_module(module)
 
@@ -53,17 +56,17 @@ class LinkedLibrary(JITCodeLibrary):
         self._finalized = True
 
     def _get_module_for_linking(self):
-        """Return the IR, with its dependencies linked in. Numba calls this when one of its own libraries
-        links against this one."""
+        """Return the IR of this library with all dependencies linked in. Numba calls this method when it
+        links this library into one of its own."""
         return link_needed(self._final_module.clone(), self)
 
     def get_pointer_to_function(self, name):
-        """Return 0: there is no machine code."""
+        """Return 0, because there is no machine code."""
         return 0
 
 
 class RunLibrary(JITCodeLibrary):
-    """The machine code of a function that Python calls, with each of its dependencies linked in once."""
+    """A library for a function that Python calls. Each of its dependencies is linked in once."""
 
     def add_llvm_module(self, module):
         self._final_module.link_in(module)
@@ -74,14 +77,16 @@ class RunLibrary(JITCodeLibrary):
         super().finalize()
 
     def _optimize_final_module(self):
-        """Run LLVM's module passes once."""
+        """Run LLVM's module passes once, after everything has been linked."""
         passes, builder = self._codegen._module_pass_manager()
         passes.run(self._final_module, builder)
 
 
 def link_needed(module, library):
-    """Link all libraries that `library` needs into `module`, and return it. Callers are linked before their
-    callees, because LLVM drops functions that have no caller yet."""
+    """Link all libraries that `library` needs into `module`, and return the module.
+
+    Callers are linked before their callees, because LLVM drops a function that has no caller yet.
+    """
     for other in reversed(collect_libraries(library, {})):
         linked = isinstance(other, LinkedLibrary)
         module.link_in(other._final_module if linked else other._get_module_for_linking(), preserve=True)
@@ -90,7 +95,10 @@ def link_needed(module, library):
 
 def collect_libraries(library, found):
     """Add all libraries that `library` needs, directly or indirectly, to the dictionary `found`, and return
-    it. Callees come before their callers."""
+    it.
+
+    Callees come before their callers.
+    """
     for other in library._linking_libraries:
         if other not in found:
             if isinstance(other, LinkedLibrary):
@@ -100,8 +108,8 @@ def collect_libraries(library, found):
 
 
 class NonLiteralDispatcher(CPUDispatcher):
-    """A Numba dispatcher that ignores literal types. Numba would otherwise compile a function once for each
-    constant that is passed to it."""
+    """A Numba dispatcher that ignores literal types. Otherwise, Numba would compile a function once for each
+    constant that a caller passes."""
 
     def get_call_template(self, arguments, keywords):
         return super().get_call_template([*map(types.unliteral, arguments)], keywords)
@@ -112,15 +120,15 @@ class NonLiteralDispatcher(CPUDispatcher):
 
 @functools.cache
 def bytes_of(llvm_type):
-    """Return the size of an LLVM type in bytes."""
+    """Return the size in bytes of a value of an LLVM type."""
     return cpu_target.target_context.get_abi_sizeof(llvm_type)
 
 
 class Lower(lowering.Lower):
-    """Numba's lowering to LLVM, with two changes that save time.
+    """Numba's lowering to LLVM, with two changes that save compile time.
 
-    Reference counting is disabled if no variable needs it. (A list in a reference implementation does.) Sizes
-    of types are cached; Numba asks LLVM for the size of every variable.
+    Reference counting is disabled in functions that do not need it. (A reference implementation that creates
+    a list does.) The sizes of types are cached, because Numba asks LLVM for the size of every variable.
     """
 
     def init(self):
@@ -138,7 +146,7 @@ class Lower(lowering.Lower):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class LowerToLink(NativeLowering):
-    """The final pass for functions that only compiled code calls."""
+    """The final compiler pass for functions that only compiled code calls."""
 
     _name = "lower_to_link"
     lowering_class = Lower
@@ -150,7 +158,7 @@ class LowerToLink(NativeLowering):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class LowerToRun(NativeLowering):
-    """The final pass for functions that Python calls."""
+    """The final compiler pass for functions that Python calls."""
 
     _name = "lower_to_run"
     lowering_class = Lower
@@ -159,7 +167,7 @@ class LowerToRun(NativeLowering):
         library = state.library = RunLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
         library.enable_object_caching()
         changed = super().run_pass(state)
-        # Linked functions refer to environments that must be registered with this library.
+        # Linked functions refer to environments, which must be registered with this library.
         for variable in library._final_module.global_variables:
             environment = lookup_environment(variable.name)
             if environment is not None:
@@ -168,8 +176,10 @@ class LowerToRun(NativeLowering):
 
 
 def remove_dead_code(function):
-    """Run Numba's dead-code elimination on a function's IR, but keep stores to arrays that runtime functions
-    return. Numba takes these arrays for local objects, and would drop the stores."""
+    """Run Numba's dead-code elimination on a function's IR, but keep all stores to arrays.
+
+    Numba mistakes an array that a runtime function returns for a local object, and would drop its stores.
+    """
     stored = {
         store.target.name for block in function.blocks.values() for store in block.find_insts(ir.SetItem)
     }
@@ -177,7 +187,7 @@ def remove_dead_code(function):
 
 
 class ClosureInlining(InlineClosureCallPass):
-    """Numba's closure inlining, with `remove_dead_code` in place of its dead-code elimination."""
+    """Numba's closure inlining, with `remove_dead_code` instead of Numba's dead-code elimination."""
 
     run = FunctionType(
         InlineClosureCallPass.run.__code__,
@@ -187,7 +197,7 @@ class ClosureInlining(InlineClosureCallPass):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class InlineClosures(InlineClosureLikes):
-    """A pass that runs closure inlining only for functions that contain an inner function."""
+    """Compiler pass for closure inlining. It skips functions that contain no inner function."""
 
     _name = "inline_closures"
 
@@ -203,8 +213,10 @@ class InlineClosures(InlineClosureLikes):
 
 
 class CachedTyping:
-    """Numba's typing context, with a cache for the types of calls. Type inference is iterative, and resolves
-    each call again in every iteration."""
+    """Numba's typing context, with a cache for the types of calls.
+
+    Type inference iterates until the types no longer change, and resolves every call in every iteration.
+    """
 
     def __init__(self, context):
         self.context, self.known = context, {}
@@ -213,7 +225,7 @@ class CachedTyping:
         return getattr(self.context, name)
 
     def resolve_function_type(self, called, given, named):
-        # Dispatchers compile the callee and cache by themselves.
+        # A Dispatcher compiles the callee, and has its own cache.
         if named or isinstance(called, types.Dispatcher):
             return self.context.resolve_function_type(called, given, named)
         key = called, tuple(given)
@@ -224,7 +236,7 @@ class CachedTyping:
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class CachedTypeInference(NopythonTypeInference):
-    """Type inference with CachedTyping."""
+    """Compiler pass for type inference with CachedTyping."""
 
     _name = "typing"
 
@@ -236,20 +248,20 @@ class CachedTypeInference(NopythonTypeInference):
             state.typingctx = context
 
 
-# Numba's pass -> replacement; None for the final pass, which depends on the compiler
+# Numba's pass -> the pass that replaces it. None marks the final pass, which differs between the compilers.
 REPLACED_PASSES = {
     InlineClosureLikes: InlineClosures,
     NopythonTypeInference: CachedTypeInference,
     NativeLowering: None,
 }
-# Passes to skip, because kernels need neither array-expression rewrites nor reference counting.
+# These passes are skipped: kernels need neither array-expression rewrites nor reference counting.
 SKIPPED_PASSES = {NopythonRewrites, IRLegalization}
 
 
 class Compiler(CompilerBase):
-    """Numba's compiler without the passes that kernels do not need.
+    """Numba's compiler, without the passes that kernels do not need.
 
-    lower: the final pass.
+    lower: the final pass, which subclasses set.
     """
 
     def define_pipelines(self):
@@ -276,8 +288,7 @@ class External(Compiler):
 
 
 def kernel(function):
-    """Compile a function for calls from Python, and cache its machine code on disk
-    (sim.native.codegen.cache)."""
+    """Compile a function that Python calls, and cache its machine code on disk (sim.native.codegen.cache)."""
     dispatcher = njit(error_model="numpy", nogil=True, no_cfunc_wrapper=True, pipeline_class=External)(
         function
     )
@@ -286,14 +297,15 @@ def kernel(function):
 
 
 def intrinsic_of(name, parameters, typed, **options):
-    """Return a Numba intrinsic called `name`.
+    """Return a Numba intrinsic.
 
-    parameters: names of its parameters.
+    name: the intrinsic's name.
+    parameters: the names of its parameters.
     typed: a function (typing, *types) that returns (signature, code generator), or None for types that the
         intrinsic does not accept.
-    options: for numba.extending.intrinsic.
+    options: keyword arguments for numba.extending.intrinsic.
     """
-    # Numba requires a function with explicit parameters.
+    # Numba reads the parameters from the function's signature, so generate a function that lists them.
     names = ", ".join(parameters)
     made = {"typed": functools.partial(typed_without_none, typed)}
     exec(f"def {name}(typing, {names}):\n    return typed(typing, {names})", made)
@@ -301,9 +313,11 @@ def intrinsic_of(name, parameters, typed, **options):
 
 
 def typed_without_none(typed, typing, *given):
-    """Return `typed(typing, *given)`. If no signature fits operands that may be None, use their non-None
-    types; a None then raises TypeError at run time. (Numba has such a fallback, but it fails for
-    intrinsics.)"""
+    """Return `typed(typing, *given)`. If no signature accepts operands that may be None, return the signature
+    for operands that are not None.
+
+    A None then raises TypeError at run time. Numba has the same fallback, but its own fails for intrinsics.
+    """
     found = typed(typing, *given)
     if found is None and any(isinstance(numba_type, types.Optional) for numba_type in given):
         return typed(typing, *(t.type if isinstance(t, types.Optional) else t for t in given))
@@ -320,7 +334,10 @@ LIKE_CODE = {"jit_options": INTERNAL}  # keyword arguments for numba.extending.o
 
 
 def linked(**options):
-    """Return a decorator for functions that only compiled code calls."""
+    """Return a decorator for functions that only compiled code calls.
+
+    options: further options of Numba's compiler.
+    """
     targets = {name: value for name, value in INTERNAL.items() if name != "pipeline_class"}
     options = {"nopython": True, "boundscheck": None, **targets, **options}
     return lambda function: NonLiteralDispatcher(function, targetoptions=options, pipeline_class=Internal)
@@ -328,5 +345,5 @@ def linked(**options):
 
 compiled = linked()  # regions and device functions of a kernel
 inline_always = linked(forceinline=True)  # runtime functions
-# a recursive function needs an address, so it is compiled to machine code
+# A recursive function needs an address, so it must be compiled to machine code.
 recursive = njit(error_model="numpy", pipeline_class=External)

@@ -1,4 +1,4 @@
-"""Local arrays of threads in compiled code, and the contents of memory that no thread has written yet."""
+"""Local arrays of threads in compiled code, and the poison that fills memory before a thread writes to it."""
 
 from numba import int64, types
 from numba.core import cgutils
@@ -12,13 +12,13 @@ from sim.native.codegen.scalars import dtype_of
 from sim.native.codegen.shadow import LOCAL
 from sim.native.codegen.subscripts import subarray_type
 
-# names that generated code may use
+# the names that generated code may use
 EXPORTED = {"declare_local", "local_array", "fill_poison"}
 
 
 @intrinsic
 def fill_poison(typing, x):
-    """Fill an array with poison, the contents of uninitialised memory."""
+    """Fill an array with poison, the contents that the simulator gives to uninitialised memory."""
 
     def code(context, builder, signature, arguments):
         poison(Array(context, builder, x, arguments[0]))
@@ -28,10 +28,11 @@ def fill_poison(typing, x):
 
 
 def poison(array):
-    """Emit code that fills an array with poison, and marks the elements of a local array as unwritten."""
+    """Emit code that fills an array with poison. The elements of a local array are also marked as
+    unwritten."""
     x, builder, count = array.x, array.builder, array.size()
     filled = [(array.members.data, dtype_of(x.dtype).itemsize, fresh_byte(x.dtype))]
-    # Local arrays have one shadow byte per element: 0 means unwritten.
+    # Local arrays have one shadow byte per element, and 0 marks an unwritten element.
     filled += [(array.members.shadow, 1, 0)] * (x.watch == LOCAL)
     for address, each, byte in filled:
         pointer = builder.inttoptr(address, I8.as_pointer())
@@ -39,10 +40,11 @@ def poison(array):
 
 
 def make_row_intrinsic(name, is_fresh):
-    """Return the intrinsic (array, thread) -> the local array of one thread, which is a row of the array for
-    all threads.
+    """Return the intrinsic (array, thread) that returns the local array of one thread. The local arrays of
+    all threads are the rows of one array.
 
-    is_fresh: also fill the row with poison, for the statement that declares the array.
+    name: the intrinsic's name.
+    is_fresh: whether to fill the row with poison, as the statement that declares the array does.
     """
 
     def typed(typing, x, thread):

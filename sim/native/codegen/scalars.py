@@ -1,6 +1,6 @@
 """Numbers in compiled code, including float16 and bfloat16, which Numba supports only on GPUs.
 
-A value of these two types, called a *Half*, is stored as 16 bits. Every conversion goes through float64.
+A value of these two types is called a *Half* and stored as 16 bits. All its conversions go through float64.
 """
 
 import ml_dtypes
@@ -15,8 +15,8 @@ from sim.isa import promotion
 
 
 class Half(types.Number):
-    """The Numba type of a 16-bit float. From the lowest bit: `fraction` bits of fraction, the exponent, the
-    sign."""
+    """The Numba type of a 16-bit float. From the lowest bit, its fields are `fraction` bits of fraction, the
+    exponent, and the sign."""
 
     def __init__(self, dtype, fraction):
         self.numpy, self.fraction = np.dtype(dtype), fraction
@@ -25,8 +25,8 @@ class Half(types.Number):
         super().__init__(self.numpy.name)
 
     def unify(self, typing, other):
-        """Return the type of a variable that is assigned values of both types. Numba also calls this for min
-        and max."""
+        """Return the type of a variable to which values of both types are assigned. Numba also calls this
+        method for the results of min and max."""
         scalar = promotion.unified(scalar_of(self), scalar_of(other)) if scalar_of(other) else None
         return None if scalar is None else numba_type_of(scalar)
 
@@ -35,18 +35,19 @@ HALVES = {half.name: half for half in (Half(np.float16, 10), Half(ml_dtypes.bflo
 
 
 def numba_type_of(dtype):
-    """Return the Numba type for a scalar type or numpy dtype. Python's int becomes int64."""
+    """Return the Numba type for a scalar type or numpy dtype. Python's int maps to int64."""
     dtype = np.dtype(np.int64 if dtype is int else dtype)
     return HALVES.get(dtype.name) or numpy_support.from_dtype(dtype)
 
 
 def dtype_of(numba_type):
-    """Return the numpy dtype for a Numba type."""
+    """Return the numpy dtype that corresponds to a Numba type."""
     return numba_type.numpy if isinstance(numba_type, Half) else numpy_support.as_dtype(numba_type)
 
 
 def scalar_of(numba_type):
-    """Return the scalar type (sim.isa.promotion) for a Numba type, or None if it is not a number."""
+    """Return the scalar type (sim.isa.promotion) that corresponds to a Numba type, or None if the type is not
+    numeric."""
     numba_type = numba_type.dtype if isinstance(numba_type, types.IntEnumMember) else numba_type
     numba_type = types.unliteral(numba_type)
     if isinstance(numba_type, types.Boolean):
@@ -59,14 +60,14 @@ def scalar_of(numba_type):
 
 @register_model(Half)
 class HalfModel(models.PrimitiveModel):
-    """A Half in LLVM code: an i16."""
+    """The representation of a Half in LLVM code: an i16."""
 
     def __init__(self, manager, numba_type):
         super().__init__(manager, numba_type, ir.IntType(16))
 
 
 class HalfNumber:
-    """A float16 or bfloat16 scalar as an argument of compiled code."""
+    """A float16 or bfloat16 scalar in the form in which compiled code accepts it as an argument."""
 
     __slots__ = ("packed", "_numba_type_")
 
@@ -78,18 +79,19 @@ HALF_NUMBERS = np.float16, ml_dtypes.bfloat16
 
 
 def type_of_number(value):
-    """Return the Numba type of a number that the host passes. Raise ValueError if there is none."""
+    """Return the Numba type of a number that the host passes. Raise ValueError if Numba has no type for
+    it."""
     return HALVES[value.dtype.name] if isinstance(value, HALF_NUMBERS) else typeof(value)
 
 
 def argument_of(value):
-    """Return a number in the form that compiled code accepts as an argument."""
+    """Return a number in the form in which compiled code accepts it as an argument."""
     return HalfNumber(value) if isinstance(value, HALF_NUMBERS) else value
 
 
 @unbox(Half)
 def unbox_half(numba_type, value, c):
-    """Convert a HalfNumber to an i16."""
+    """Convert a HalfNumber to the i16 that represents it in compiled code."""
     packed = c.pyapi.object_getattr_string(value, "packed")
     bits = c.builder.trunc(c.pyapi.long_as_longlong(packed), ir.IntType(16))
     c.pyapi.decref(packed)
@@ -102,12 +104,11 @@ I64, DOUBLE = ir.IntType(64), ir.DoubleType()
 
 
 def to_double(builder, half, value):
-    """Convert a Half to float64. The conversion is exact."""
+    """Emit a conversion from a Half to float64. It is exact."""
     bits, shift = builder.zext(value, I64), I64(52 - half.fraction)
     size = builder.shl(builder.and_(bits, I64(0x7FFF)), shift)
-    # Move the fraction and exponent to their positions in a float64.
-    # The exponent is then too small by the difference of the biases, which the multiplication corrects.
-    # The multiplication also normalises subnormal numbers.
+    # Move the fraction and the exponent to their positions in a float64. The exponent is then too small by
+    # the difference of the two biases. The multiplication corrects it, and also normalises subnormal numbers.
     finite = builder.fmul(builder.bitcast(size, DOUBLE), DOUBLE(2.0 ** (1023 - half.bias)))
     special = builder.bitcast(builder.or_(size, I64(0x7FF << 52)), DOUBLE)
     is_finite = builder.icmp_unsigned("<", size, I64(half.infinity << 52 - half.fraction))
@@ -117,16 +118,17 @@ def to_double(builder, half, value):
 
 
 def from_double(builder, half, double):
-    """Round a float64 to the nearest Half, ties to even."""
-    shift, smallest = 52 - half.fraction, 2.0 ** (1 - half.bias)  # `smallest`: smallest normal Half
-    # Float64 values near `spacer` are as far apart as subnormal Halves, so adding `spacer` rounds to them.
+    """Emit a conversion from float64 to the nearest Half. Ties are rounded to even."""
+    shift, smallest = 52 - half.fraction, 2.0 ** (1 - half.bias)  # `smallest`: the smallest normal Half
+    # The float64 values near `spacer` are as far apart as subnormal Halves. Adding `spacer` therefore rounds
+    # a number to the nearest subnormal Half.
     spacer = smallest * 2.0**shift
     bits = builder.bitcast(double, I64)
     size = builder.and_(bits, I64(2**63 - 1))
     spaced = builder.fadd(builder.bitcast(size, DOUBLE), DOUBLE(spacer))
     subnormal = builder.sub(builder.bitcast(spaced, I64), builder.bitcast(DOUBLE(spacer), I64))
-    # For normal numbers, add just under half a unit in the last place, plus the lowest kept bit for ties.
-    # The same addition corrects the bias of the exponent.
+    # A normal number is rounded in the integer domain: add just under half a unit in the last place, and the
+    # lowest remaining bit, so that ties go to even. The same addition corrects the bias of the exponent.
     tie = builder.and_(builder.lshr(size, I64(shift)), I64(1))
     nearly = I64((1 << shift - 1) - 1 - (1023 - half.bias << 52))
     rounded = builder.lshr(builder.add(builder.add(size, tie), nearly), I64(shift))
@@ -143,7 +145,7 @@ def from_double(builder, half, double):
 @lower_cast(Half, types.Complex)
 @lower_cast(Half, Half)
 def cast_from_half(context, builder, source, target, value):
-    """Emit a conversion from a Half to another float."""
+    """Emit a conversion from a Half to another floating-point type."""
     if source == target:
         return value
     return context.cast(builder, to_double(builder, source, value), float64, target)
@@ -151,11 +153,11 @@ def cast_from_half(context, builder, source, target, value):
 
 @lower_cast(Half, types.Integer)
 def cast_half_to_integer(context, builder, source, target, value):
-    """Emit a conversion from a Half to an integer.
+    """Emit a conversion from a Half to an integer type.
 
-    float16 follows Numba on CUDA (`cvt.rni`): round to nearest, ties to even, and saturate. bfloat16 converts
-    like other floats: it truncates. NaN becomes 0, or for 64-bit integers the value with only the top bit
-    set.
+    float16 follows Numba on CUDA (`cvt.rni`): it rounds to the nearest integer, ties to even, and saturates.
+    bfloat16 is truncated like the other floating-point types. NaN becomes 0, or, for 64-bit integers, the
+    value in which only the top bit is set.
     """
     double = to_double(builder, source, value)
     if source.numpy != np.float16:
@@ -165,8 +167,13 @@ def cast_half_to_integer(context, builder, source, target, value):
 
 
 def to_integer(builder, target, double, wide, width):
-    """Convert an integral float64 to a Numba integer type, saturated to `width` bits. NaN becomes 0 if
-    `width` is less than `wide`, else the value with only the top bit set."""
+    """Emit a conversion from an integral float64 to a Numba integer type.
+
+    target: the integer type.
+    wide: the width in bits from which NaN becomes the value in which only the top bit is set; else it becomes
+        0.
+    width: the width in bits to which the conversion saturates.
+    """
     integer = ir.IntType(width)
     name = f"llvm.fpto{'si' if target.signed else 'ui'}.sat.i{width}.f64"
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(integer, [DOUBLE]), name)
@@ -178,9 +185,11 @@ def to_integer(builder, target, double, wide, width):
 
 
 def convert(context, builder, source, target, value):
-    """Convert an LLVM value from one Numba type to another. A float becomes an integer as in `cvt.rzi`, which
-    Numba emits on CUDA (see sim.isa.conversions.truncated). The elements of a tuple are converted one by
-    one."""
+    """Emit a conversion from one Numba type to another.
+
+    A float becomes an integer as in `cvt.rzi`, which Numba emits on CUDA (see sim.isa.conversions.truncated).
+    The elements of a tuple are converted one by one.
+    """
     if isinstance(target, types.BaseTuple):
         parts = zip(source, target, cgutils.unpack_tuple(builder, value), strict=True)
         return context.make_tuple(builder, target, [convert(context, builder, *part) for part in parts])
@@ -194,18 +203,18 @@ def convert(context, builder, source, target, value):
 @lower_cast(types.Integer, Half)
 @lower_cast(types.Boolean, Half)
 def cast_to_half(context, builder, source, target, value):
-    """Emit a conversion from another number to a Half."""
+    """Emit a conversion from another number to a Half, through float64."""
     return from_double(builder, target, context.cast(builder, value, source, float64))
 
 
 @lower_cast(Half, types.Boolean)
 def cast_half_to_boolean(context, builder, source, target, value):
-    """Emit a test for a Half other than +0 and -0."""
+    """Emit a test whether a Half differs from +0 and -0. NaN counts as true, as in Python."""
     half = ir.IntType(16)
     return builder.icmp_unsigned("!=", builder.and_(value, half(0x7FFF)), half(0))
 
 
 @lower_builtin(bool, Half)
 def half_is_true(context, builder, signature, arguments):
-    """Emit `bool(x)`."""
+    """Emit `bool(x)` for a Half."""
     return cast_half_to_boolean(context, builder, *signature.args, signature.return_type, *arguments)

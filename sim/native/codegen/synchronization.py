@@ -1,5 +1,5 @@
-"""Functions that generated code calls between regions: barriers, iteration limits, and checks that threads
-agree on control flow."""
+"""Functions that generated code calls between regions: barriers, iteration limits, and the checks that
+threads agree on control flow."""
 
 from numba import int64, types
 from numba.core import cgutils
@@ -24,14 +24,18 @@ EXPORTED = set(
     " barrier is_stopped count_iteration count_range check_interrupt".split()
 )
 
-REPLAY_THRESHOLD = 1 << 16  # log entries after which a launch pauses at the end of a block, to replay the log
-# Exit codes of a region. They begin at 10 because a region that evaluates a test returns 0 or 1 (`is_true`).
+REPLAY_THRESHOLD = 1 << 16  # at the end of a block, a launch pauses if its log has more entries than this
+# Exit codes of a region. A region that evaluates a test returns 0 or 1 (see `is_true`), so they begin at 10.
 NO_THREAD, GO, END, BREAK, CONTINUE = -1, 10, 11, 12, 13
 
 
 @int64_helper
 def begin_block(state, threads, position, while_limit, for_limit):
-    """Reset the per-block state before the block at linear index `position` runs."""
+    """Reset the state of a block before it runs.
+
+    position: the linear index of the block.
+    while_limit, for_limit: the maximum number of loop iterations in the block.
+    """
     state.epoch += 1
     state.block_start = state.epoch
     state.first_epochs[position] = state.epoch
@@ -47,9 +51,9 @@ def begin_block(state, threads, position, while_limit, for_limit):
 
 @int64_helper
 def end_block(state) -> bool:
-    """Store the block's error flags. Return True if the launch has to stop or pause."""
+    """Store the block's error flags. Return whether the launch must stop or pause."""
     state.block_errors[state.position] = state.errors
-    # Check for Ctrl-C every 64 blocks.
+    # Polling for Ctrl-C costs a call into Python, so poll every 64 blocks.
     if state.position & 63 == 63:
         check_interrupt(state)
     if state.log_count > REPLAY_THRESHOLD and state.stopped < OF_LAUNCH:
@@ -59,17 +63,17 @@ def end_block(state) -> bool:
 
 @int64_helper
 def diverge(state):
-    """Stop the current block, because its threads have diverged."""
+    """Stop the current block because its threads have diverged."""
     set_error(state, DIVERGED)
     state.stopped = max(state.stopped, OF_BLOCK)
 
 
 @int64_helper
 def barrier(state) -> bool:
-    """Pass a block-wide barrier. Return False if the block has to stop.
+    """Pass a block-wide barrier. Return False if the block must stop.
 
-    A barrier that some threads can never reach, because they have returned, counts as divergence. The
-    interpreter produces the finding.
+    A thread that has returned never reaches the barrier, so the others would wait forever. This counts as
+    divergence, and the interpreter produces the finding.
     """
     if state.returned_count:
         diverge(state)
@@ -80,7 +84,7 @@ def barrier(state) -> bool:
 
 @int64_helper
 def is_stopped(state) -> bool:
-    """Return whether the block or the launch has to stop."""
+    """Return whether the block or the launch must stop."""
     return state.stopped != 0
 
 
@@ -89,15 +93,18 @@ def is_stopped(state) -> bool:
 
 @int64_helper
 def agree(state, before, now, thread):
-    """Combine the exit code `now` of a thread with the common exit code `before` of the threads so far, and
-    return the new common code. Threads diverge if two codes other than END differ.
+    """Combine a thread's exit code with the exit code on which the threads before it agreed.
 
-    A returned thread does not participate in later decisions, so the result is END only if every thread
-    returned END.
+    Return the code on which they now agree. Threads diverge if their codes differ. A thread that has returned
+    takes no part in later decisions, so END agrees with every other code. The result is END only if every
+    thread returned END.
+
+    before: the code of the threads so far, or NO_THREAD.
+    now: the code of this thread.
     """
     if now == END:
         state.returned[thread] = 1
-        # Record the segment in which the thread returned. Entries from 1024 on are per warp.
+        # Record the segment in which the thread returned. From index 1024 on, there is one element per warp.
         segment = state.own_entry >> SEGMENT_SHIFT
         state.returned_at[thread] = segment
         state.returned_at[1024 + (thread >> WARP_SHIFT)] = segment
@@ -108,7 +115,7 @@ def agree(state, before, now, thread):
 
 @int64_helper
 def agree_warps(state, before, now):
-    """Combine the exit codes of warps, in the same way as `agree` but without recording returned threads."""
+    """Combine the exit codes of warps in the same way as `agree`, but without recording returned threads."""
     if before != NO_THREAD and before != END and before != now and now != END:
         diverge(state)
     return before if now == END and before != NO_THREAD else now
@@ -116,20 +123,23 @@ def agree_warps(state, before, now):
 
 @int64_helper
 def is_true(state, exit_code) -> bool:
-    """Return whether the threads agreed that a test is true. False if the block has stopped."""
+    """Return whether the threads agreed that a test is true. Return False if the block has stopped."""
     return exit_code == 1 and state.stopped == 0
 
 
 @inline_always
 def span(start, stop, step):
-    """Return the bounds of a range as int64 values."""
+    """Return the bounds and the step of a range as int64 values."""
     return int64(start), int64(stop), int64(step)
 
 
 @inline_always
 def agree_span(state, before, now):
-    """Combine the bounds of a thread's range with the bounds of earlier threads. Bounds that differ count as
-    divergence. A step of 0 in `before` means that no thread has been seen yet."""
+    """Combine the range of a thread with the range on which the threads before it agreed, and return the
+    thread's range. Threads diverge if their ranges differ.
+
+    before, now: (start, stop, step). A step of 0 in `before` means that no thread has been seen yet.
+    """
     if before[2] != 0 and before != now:
         diverge(state)
     return now
@@ -137,8 +147,10 @@ def agree_span(state, before, now):
 
 @int64_helper
 def step_of(step):
-    """Return the agreed step of a loop. If all threads have returned, the step is 0, and any other value
-    works, because the loop body then does nothing."""
+    """Return the step of a loop on which the threads agreed.
+
+    If all threads have returned, it is 0, which Python rejects. Return 1 instead: the loop body does nothing.
+    """
     return step if step != 0 else 1
 
 
@@ -147,7 +159,7 @@ def step_of(step):
 
 @int64_helper(inline=False)
 def check_interrupt(state) -> bool:
-    """Stop the launch if the user pressed Ctrl-C. Return whether the launch has to stop."""
+    """Stop the launch if the user pressed Ctrl-C. Return whether the launch must stop."""
     if poll_interrupt():
         state.stopped = INTERRUPTED
     return state.stopped >= OF_LAUNCH
@@ -155,7 +167,7 @@ def check_interrupt(state) -> bool:
 
 @int64_helper
 def exhaust(state):
-    """Stop the launch, because its loops exceeded an iteration limit."""
+    """Stop the launch because its loops exceeded an iteration limit."""
     set_error(state, EXHAUSTED)
     state.stopped = max(state.stopped, OF_LAUNCH)
 
@@ -167,7 +179,7 @@ def count_iteration(state) -> bool:
     state.while_left -= 1
     if state.while_left < 0:
         exhaust(state)
-    # Polling costs a call into Python, so poll every 65,536 iterations.
+    # Polling for Ctrl-C costs a call into Python, so poll every 65,536 iterations.
     elif state.while_left & 0xFFFF == 0:
         check_interrupt(state)
     return state.stopped == 0
@@ -175,7 +187,7 @@ def count_iteration(state) -> bool:
 
 @int64_helper
 def range_length(start, stop, step):
-    """Return `len(range(start, stop, step))`, or 0 for a step of 0."""
+    """Return `len(range(start, stop, step))`. A step of 0 gives 0 instead of an error."""
     if step == 0:
         return 0
     return max(0, (stop - start + step - 1) // step if step > 0 else (stop - start + step + 1) // step)
@@ -183,8 +195,8 @@ def range_length(start, stop, step):
 
 @int64_helper
 def count_iterations(state, count) -> bool:
-    """Subtract the iterations of a `for` loop from the block's budget. Return False if the budget is exceeded
-    or the block has stopped."""
+    """Subtract the iterations of a `for` loop from the number that the block has left. Return False if none
+    is left or the block has stopped."""
     before = state.for_left
     state.for_left -= count
     if state.for_left < 0:
@@ -196,7 +208,7 @@ def count_iterations(state, count) -> bool:
 
 @int64_helper
 def limit_stop(state, start, stop, step):
-    """Return the `stop` of a `for` loop's range, or `start` if the loop must not run."""
+    """Return `stop` of a `for` loop's range, or `start` if the loop must not run."""
     return stop if count_iterations(state, range_length(start, stop, step)) else start
 
 

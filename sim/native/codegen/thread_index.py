@@ -1,4 +1,4 @@
-"""Current thread and block: indices for generated code, and checks of unassigned variables."""
+"""The current thread and block: their indices, and checks that the thread has assigned a variable."""
 
 from collections import namedtuple
 
@@ -19,13 +19,16 @@ DIM3 = types.NamedUniTuple(int32, 3, Dim3)
 
 @int64_helper
 def dim3(x, y, z) -> DIM3:
-    """Return a Dim3 of three int32."""
+    """Return three int32 values as a Dim3."""
     return x, y, z
 
 
 @int64_helper
 def block_index(position, width, height) -> DIM3:
-    """Return blockIdx for a linear block index, x fastest."""
+    """Return the blockIdx of the block at linear index `position`. x varies fastest.
+
+    width, height: the first two sizes of the grid.
+    """
     return position % width, position // width % height, position // (width * height)
 
 
@@ -34,7 +37,7 @@ def start_thread(state, thread) -> DIM3:
     """Make `thread` the current thread, and return its threadIdx."""
     segment = state.segments[thread >> WARP_SHIFT]
     state.own_entry = state.epoch << EPOCH_SHIFT | segment << SEGMENT_SHIFT | thread
-    # Three 16-bit fields, as `indices_of` packs them.
+    # The index consists of three 16-bit fields, as `indices_of` packs them.
     index = state.indices[thread]
     return index & 0xFFFF, index >> 16 & 0xFFFF, index >> 32
 
@@ -47,13 +50,13 @@ def has_returned(state, thread) -> bool:
 
 @int64_helper
 def lane_of(thread) -> int32:
-    """Return the lane of a thread within its warp."""
+    """Return the index of a thread within its warp."""
     return thread & 31
 
 
 @int64_helper
 def lanemask_lt(thread) -> uint32:
-    """Return the mask of the lanes below the thread's own lane."""
+    """Return the mask of the lanes below the thread's lane."""
     return (1 << (thread & 31)) - 1
 
 
@@ -62,9 +65,11 @@ def lanemask_lt(thread) -> uint32:
 
 @int64_helper
 def record_unset(state, is_set, slot):
-    """Record the current thread in `unset[slot]` if it reads an unassigned variable. The lowest thread index
-    is kept, so findings do not depend on the order of execution."""
-    # 0 means that no thread has been recorded, so count from 1.
+    """Record the current thread in `unset[slot]` if it reads a variable that it has not assigned.
+
+    The lowest block and thread are recorded, so that findings do not depend on the order of execution.
+    """
+    # 0 means that no thread has been recorded, so thread numbers begin at 1.
     reader = 1 + (state.position << THREAD_BITS | state.own_entry & THREAD)
     if not is_set:
         state.unset[slot] = reader if state.unset[slot] == 0 else min(state.unset[slot], reader)
@@ -72,8 +77,10 @@ def record_unset(state, is_set, slot):
 
 @intrinsic
 def check_assigned(typing, state, value, is_set, slot):
-    """Return the value of a variable, and record the read if the thread has not assigned the variable. An
-    unassigned number reads as 0, because LLVM would leave it undefined."""
+    """Return the value of a variable, and record the read if the thread has not assigned the variable.
+
+    A number that has not been assigned reads as 0, because LLVM would treat it as undefined.
+    """
 
     def code(context, builder, signature, arguments):
         state, found, is_set, slot = arguments

@@ -1,5 +1,5 @@
-"""CUDA's vector types (float4, int2, ...) in compiled code: named tuples, constructed from numbers and
-shorter vectors as in sim.isa.vectors."""
+"""CUDA's vector types (float4, int2, ...) in compiled code. They are named tuples. As in sim.isa.vectors,
+they are constructed from numbers and shorter vectors."""
 
 from collections import namedtuple
 
@@ -14,7 +14,10 @@ EXPORTED = {f"cuda_{name}" for name in VECTORS}
 
 
 def constructor(vector):
-    """Return the constructor of a vector type for compiled code."""
+    """Return the function that constructs a vector in compiled code.
+
+    vector: the class of the vector type in sim.isa.vectors.
+    """
     vector_type, number = namedtuple(vector.__name__, tuple(vector.names)), numba_type_of(vector.dtype)
 
     def construct(*parts):
@@ -25,7 +28,7 @@ def constructor(vector):
         numbers = [f"parts[{i}]{member}" for i, part in enumerate(parts) for member in members(part)]
         if len(numbers) != len(vector.names):
             return None
-        # Numba needs a function with a fixed number of arguments for each combination of types.
+        # Numba unrolls no loop over a tuple of mixed types, so generate code with one expression per number.
         exec(
             f"def made(*parts):\n    return vector_type({', '.join(f'number({text})' for text in numbers)})",
             names := {"vector_type": vector_type, "number": number},
@@ -36,8 +39,11 @@ def constructor(vector):
 
 
 def members(part):
-    """Return the suffixes that select the numbers in a constructor argument of this Numba type: `[0]`, `[1]`,
-    ... for a vector, "" for a number."""
+    """Return the suffixes that select the numbers in a constructor argument: `[0]`, `[1]`, ... for a vector,
+    "" for a number.
+
+    part: the Numba type of the argument.
+    """
     return [f"[{position}]" for position in range(len(part))] if isinstance(part, types.BaseTuple) else [""]
 
 
