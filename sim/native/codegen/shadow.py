@@ -1,31 +1,31 @@
-"""Shadow memory: detects races, uninitialised reads and invalid indices during compiled accesses.
+"""Shadow memory, which detects races, uninitialised reads and invalid indices in compiled code.
 
-A check only sets an error flag in the field `errors` of the launch state, and the block continues.
-Afterwards, the interpreter runs the block again and produces the findings. An invalid load returns poison; an
-invalid store is dropped. A block whose threads diverge at a synchronisation point stops early.
+A check only sets an error flag in the field `errors` of the launch state. The block continues: an invalid
+load returns poison, and an invalid store is dropped. Afterwards, the interpreter runs the block again and
+produces the findings. Only divergence at a synchronisation point stops a block early.
 
-Each element of a checked array has two *shadow entries* of 64 bits: one for its last write, one for its last
-    reads. The fields of an entry, from the lowest bit:
-
+Each element of a checked array has two *shadow entries* of 64 bits: one for its last write, and one for its
+last reads. The fields of an entry, from the lowest bit:
     10 bits   linear index of the thread in its block
      6 bits   flags (ATOMIC, MANY, WARPS, PLAIN)
-    16 bits   segment: number of times the warp's lanes have synchronised
-    31 bits   epoch: number of barriers and blocks of the launch so far
+    16 bits   segment: how often the lanes of the thread's warp have synchronised
+    31 bits   epoch: how many barriers and blocks the launch has begun
 
-Epochs increase throughout a launch, so an entry of an earlier block is always smaller than the current
-block's first epoch, and shadow memory never has to be reset between blocks.
+Epochs increase throughout a launch. An entry of an earlier block is therefore smaller than the first epoch of
+the current block, and shadow memory need not be reset between blocks.
 
-In global memory, entries for reads and atomics of an earlier block are kept when later blocks read the
-element or change it atomically. An access that races with the later blocks also races with the earlier block,
-and the entry identifies that block.
+In global memory, the read or atomic of a later block does not overwrite the entry for a read or atomic of an
+earlier block. Any access that races with the later block also races with the earlier block, and the entry
+identifies the earlier block.
 
-False positives only cost an unnecessary rerun. False negatives are not acceptable.
+A false positive only costs an unnecessary rerun of a block. A false negative is an undetected error, and is
+not acceptable.
 """
 
 from sim.native.codegen.int64 import byte, int64_helper, set_byte
 
-# Kinds of check:
-# BARE     bounds only, because no observer is subscribed
+# BARE     only bounds, because no observer is subscribed
+# BOUNDED  only bounds
 # BOUNDED  bounds only
 # GLOBAL   global memory that was written before the launch
 # EMPTY    global memory that was not written before the launch
@@ -44,10 +44,10 @@ NARROWED, BOUNDS, UNWRITTEN, RACE, BLOCK_RACE, DIVERGED, EXHAUSTED = ERROR_FLAGS
     1 << bit for bit in range(7)
 )
 # Values of the field `stopped`:
-# OF_BLOCK     the block has to stop
-# OF_LAUNCH    the launch has to stop
-# INTERRUPTED  the user pressed Ctrl-C
-# FULL         the launch has to pause until the access log is replayed
+# OF_BLOCK     the block must stop
+# OF_LAUNCH    the launch must stop
+# INTERRUPTED  the launch must stop, because the user pressed Ctrl-C
+# FULL         the launch must pause until the access log has been replayed
 OF_BLOCK, OF_LAUNCH, INTERRUPTED, FULL = 1, 2, 3, 4
 
 THREAD_BITS, SEGMENT_SHIFT, EPOCH_SHIFT, WARP_SHIFT = 10, 16, 32, 5
@@ -64,7 +64,7 @@ ATOMIC, MANY, WARPS, PLAIN = (1 << bit for bit in range(THREAD_BITS, THREAD_BITS
 
 @int64_helper
 def set_error(state, flag):
-    """Set an error flag (one of ERROR_FLAGS) for the current block."""
+    """Set an error flag for the current block. `flag` is one of ERROR_FLAGS."""
     state.errors |= flag
 
 
@@ -73,7 +73,7 @@ def record_block_race(state, epoch):
     """Record that the current block races with the block to which `epoch` belongs."""
     set_error(state, BLOCK_RACE)
     pairs, length, position = state.pairs, state.pair_count, state.position
-    # Racing blocks usually race at many elements in a row; record the pair once.
+    # Racing blocks usually race at many consecutive elements. Record each pair of blocks once.
     if length > 0 and pairs[2 * length - 2] == position and pairs[2 * length - 1] == epoch:
         return
     if length < state.pair_room:
@@ -93,17 +93,22 @@ def is_same_epoch(before, own):
 
 @int64_helper
 def left_before_sync(before, state):
-    """Return whether the thread of a shadow entry (or, for an entry of several threads, one of them) returned
-    before its warp's next synchronisation. In that case, later `syncwarp` calls do not order its access."""
-    # Fields `returned_at[1024:]` are per warp.
+    """Return whether the thread of a shadow entry returned before the next synchronisation of its warp. For
+    an entry of several threads, return whether one of them did.
+
+    A later `syncwarp` does not order the access of a thread that has already returned.
+    """
+    # From index 1024 on, `returned_at` has one element per warp.
     position = 1024 + ((before & THREAD) >> WARP_SHIFT) if before & MANY else before & THREAD
     return state.returned_at[position] == before >> SEGMENT_SHIFT
 
 
 @int64_helper
 def is_unordered(before, own, state):
-    """Return whether a recorded access of the current epoch is by another thread and no `syncwarp` orders it
-    before the current thread's access."""
+    """Return whether a recorded access of the current epoch is unordered with the current thread's access.
+
+    It is unordered if another thread performed it, and no `syncwarp` separates it from the current access.
+    """
     if before & WARPS or (before ^ own) & WARP:
         return True
     if (before ^ own) & SEGMENT:
@@ -115,10 +120,10 @@ def is_unordered(before, own, state):
 def check_order(before, state, between_blocks):
     """Set an error flag if the recorded access `before` and the current thread's access are unordered.
 
-    between_blocks: whether the memory is shared between blocks.
+    between_blocks: whether several blocks can access the memory.
     """
     own = state.own_entry
-    # 0: never accessed. Equal entries: the same thread in the same segment.
+    # 0 marks an element without accesses. Equal entries come from the same thread in the same segment.
     if before == 0 or before == own:
         return
     if between_blocks and is_from_earlier_block(before, state):
@@ -129,11 +134,16 @@ def check_order(before, state, between_blocks):
 
 @int64_helper
 def add_reader(before, state, between_blocks):
-    """Return the shadow entry for the reads of an element, updated with a read by the current thread."""
+    """Return the shadow entry for the reads of an element, after another read by the current thread.
+
+    before: the current entry.
+    between_blocks: whether several blocks can access the memory.
+    """
     own = state.own_entry
     if before == 0:
         return own
-    # Keep the oldest reader: a later store that races with this read also races with that one.
+    # Keep the entry of the earlier block: a later store that races with this read also races with the earlier
+    # one.
     if between_blocks and is_from_earlier_block(before, state):
         return before
     if not is_same_epoch(before, own):
@@ -146,14 +156,16 @@ def add_reader(before, state, between_blocks):
 
 @int64_helper
 def is_from_earlier_block(written, state):
-    """Return whether a shadow entry is older than the current block. An empty entry counts as older."""
+    """Return whether a shadow entry is older than the current block. The empty entry, 0, counts as older."""
     return written >> EPOCH_SHIFT < state.block_start
 
 
 @int64_helper
 def watch_load(watch, shadow, flat, state):
-    """Check a load of the element at index `flat`, and update the shadow memory. `watch` is the kind of
-    check."""
+    """Check a load of the element at index `flat`, and update its shadow entries.
+
+    watch: the kind of check.
+    """
     if watch == LOCAL:
         watch_local(shadow, flat, state)
         return
@@ -161,14 +173,14 @@ def watch_load(watch, shadow, flat, state):
     if watch != GLOBAL and is_from_earlier_block(written, state):
         set_error(state, UNWRITTEN)
     check_order(written, state, watch != SHARED)
-    # Skip the update for repeated reads by one thread, the most common case.
+    # A thread often reads an element repeatedly. Skip the update then.
     if read != state.own_entry:
         shadow[2 * flat + 1] = add_reader(read, state, watch != SHARED)
 
 
 @int64_helper
 def watch_store(watch, shadow, flat, state):
-    """Check a store to the element at index `flat`, and update the shadow memory."""
+    """Check a store to the element at index `flat`, and update its shadow entries."""
     if watch == LOCAL:
         set_byte(shadow, flat, 1)
         return
@@ -181,8 +193,10 @@ def watch_store(watch, shadow, flat, state):
 
 @int64_helper
 def watch_atomic(watch, shadow, flat, state):
-    """Check an atomic operation on the element at index `flat`, and update the shadow memory. Atomics do not
-    race with each other, but they race with unordered plain accesses."""
+    """Check an atomic operation on the element at index `flat`, and update its shadow entries.
+
+    Atomics do not race with each other, but they race with unordered plain accesses.
+    """
     if watch == LOCAL:
         watch_local(shadow, flat, state)
         return
@@ -206,7 +220,7 @@ def watch_atomic(watch, shadow, flat, state):
     elif is_same_epoch(written, own):
         if is_unordered(written, own, state):
             set_error(state, RACE)
-        # A single entry has to represent both accesses: keep the plain store, which is the stricter case.
+        # One entry has to represent both accesses. Keep the plain store, because more accesses race with it.
         new = own
     else:
         new |= PLAIN
@@ -217,8 +231,10 @@ def watch_atomic(watch, shadow, flat, state):
 
 @int64_helper
 def watch_local(written, flat, state):
-    """Set an error flag for a load of an unwritten element of local memory. Its shadow memory has one byte
-    per element, which is 1 if the element has been written."""
+    """Set an error flag for a load of an element of local memory that has not been written.
+
+    written: the address of the shadow memory, one byte per element, which is 1 for a written element.
+    """
     if byte(written, flat) == 0:
         set_error(state, UNWRITTEN)
 
@@ -228,10 +244,13 @@ def watch_local(written, flat, state):
 
 @int64_helper(inline=False)
 def resolve_index(position, length, state, wraps):
-    """Return the index of an element counted from the start, or -1 if it is out of range.
+    """Return an index counted from the start of a dimension, or -1 if it is out of range.
 
-    Set an error flag if the index is out of range, or if it is negative and `wraps` is 0. A GPU does not wrap
-    negative indices.
+    An index that is out of range sets an error flag. So does a negative index if `wraps` is 0, because a GPU
+    does not wrap negative indices around.
+
+    position: the index in the program.
+    length: the size of the dimension.
     """
     resolved = position + length if -length <= position < 0 else position if 0 <= position < length else -1
     if resolved < 0 or resolved != position and not wraps:
@@ -241,5 +260,6 @@ def resolve_index(position, length, state, wraps):
 
 @int64_helper
 def clamp_index(position, length, state, wraps):
-    """Return a valid subarray index. An out-of-range index is replaced by 0 and sets an error flag."""
+    """Return an index that is valid for a subarray. An index that is out of range sets an error flag and is
+    replaced by 0."""
     return position if 0 <= position < length else max(resolve_index(position, length, state, wraps), 0)

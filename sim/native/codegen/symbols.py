@@ -1,11 +1,11 @@
-"""Names that generated code may use, and the module that defines each of them."""
+"""The names that generated code may use, and the modules that define them."""
 
 import functools
 import importlib
 
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE
 
-# modules that export functions to generated code, listed in their EXPORTED
+# The modules that export functions to generated code. EXPORTED in each module lists these functions.
 HOMES = (
     "sim.native.codegen.thread_index",
     "sim.native.codegen.synchronization",
@@ -17,13 +17,13 @@ HOMES = (
     "sim.native.codegen.vectors",
 )
 GEOMETRY = ("threadIdx", "blockIdx", "blockDim", "gridDim")
-# names that a generated function may take in addition to its parameters
+# the names that a generated function may take in addition to the parameters of the source function
 SPECIAL = ("state", "thread", *GEOMETRY)
-# Parameters of the grid function that precede `state`.
+# the parameters of the grid function that precede `state`
 GRID_PARAMETERS = ("first_position", "end_position", "grid_shape", "block_shape", "while_limit", "for_limit")
-# library modules that kernels may use -> their name in generated code
+# library module that kernels may use -> its name in generated code
 MODULES = {"math": "math", "cmath": "cmath", "numpy": "np", "operator": "operator", "_operator": "operator"}
-# Names that the templates of generated code use themselves. A kernel's variables are renamed if they collide.
+# The names that the templates of generated code use. A kernel's variable is renamed if it has such a name.
 RESERVED = {
     *SPECIAL,
     *MODULES.values(),
@@ -44,11 +44,11 @@ RESERVED = {
 
 @functools.cache
 def homes():
-    """Return {function: module} for every function that the modules in HOMES export."""
+    """Return {name of a function: module that exports it} for the modules in HOMES."""
     return {name: home for home in HOMES for name in importlib.import_module(home).EXPORTED}
 
 
-# prefix of a name in generated code -> module whose __getattr__ creates the function from an entry of sim.isa
+# prefix of a name in generated code -> module whose __getattr__ makes the function for an entry of sim.isa
 MAKERS = {
     "isa": "sim.native.codegen.isa_functions",
     "warp": "sim.native.codegen.lanes",
@@ -58,14 +58,19 @@ MAKERS = {
 
 
 def in_text(name, maker="isa"):
-    """Return the name in generated code of an entry of sim.isa."""
+    """Return the name that an entry of sim.isa has in generated code.
+
+    maker: the prefix, a key of MAKERS.
+    """
     return f"{maker}_{name.replace('.', '_')}"
 
 
 @functools.lru_cache(maxsize=1)
 def entries(count):
-    """Return {name in generated code: entry of sim.isa}. `count`, the size of the instruction table, is only
-    a cache key, because packages may add instructions."""
+    """Return {name in generated code: entry of sim.isa}.
+
+    count: the size of the instruction table. It is only a cache key, because a package may add instructions.
+    """
     of_warp = {in_text(name, maker): name for name in WARP_WIDE for maker in ("warp", "unused")}
     of_block = {in_text(name, "all"): name for name in BLOCK_WIDE}
     names = {in_text(name): name for name in INSTRUCTIONS} | of_warp | of_block
@@ -73,18 +78,17 @@ def entries(count):
 
 
 def entry_of(name):
-    """Return the entry of sim.isa that has this name in generated code, or None."""
+    """Return the entry of sim.isa that has this name in generated code, or None if there is no such entry."""
     return entries(len(INSTRUCTIONS)).get(name)
 
 
 def home_of(name):
-    """Return the module that defines a name of generated code, or None."""
+    """Return the module that defines this name of generated code, or None if no module defines it."""
     return MAKERS[name.partition("_")[0]] if entry_of(name) else homes().get(name)
 
 
 def offering(module, make):
-    """Return a module-level `__getattr__` for a module in MAKERS. It creates functions by calling
-    `make(entry, maker)`."""
+    """Return the `__getattr__` of a module in MAKERS. It makes a function by calling `make(entry, maker)`."""
 
     def __getattr__(name):
         if entry_of(name) is None or home_of(name) != module:
