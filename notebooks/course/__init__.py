@@ -1,8 +1,8 @@
 """Names for lessons to import: the checks, the progress list, the progress bar, figures, tables, GPU cells,
 and functions brought over from other lessons."""
 
-# `brought`, `live`, `progress` and `progress_bar` name both a module and the function in it; these lines
-# export the function.
+# Each of `brought`, `live`, `progress` and `progress_bar` is both a module and a function in that module.
+# These imports make the package attribute the function.
 from course import check
 from course.brought import brought
 from course.figures import show_figure

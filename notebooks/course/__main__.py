@@ -11,8 +11,8 @@ from types import ModuleType
 if __package__:
     from course.commands import main
 else:
-    # Run by its path, perhaps before anything is installed: the package under its name, without its __init__
-    # and what that imports.
+    # This file may run by its path before anything is installed. It therefore registers the package `course`
+    # without running `course/__init__.py`, whose imports may be missing.
     package = ModuleType("course")
     package.__path__ = [str(Path(__file__).parent)]
     sys.modules["course"] = package

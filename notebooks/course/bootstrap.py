@@ -1,5 +1,7 @@
-"""Set-up: creates .venv and installs the versions pinned in constraints.txt. It runs before anything is
-installed, so it uses the standard library only."""
+"""Set-up of the course: creates .venv and installs the versions pinned in constraints.txt.
+
+This module runs before anything is installed, so it imports only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +23,23 @@ from course.processes import started
 ROOT = Path(__file__).resolve().parents[2]
 OLDEST_PYTHON = (3, 11)
 
-# CUDA 13.0 is what the oldest driver of its generation reads, and what torch's own wheels bring. One version
-# of each: choosing among a dozen takes pip half a minute.
+# CUDA 13.0 runs on every driver of the CUDA 13 series, and PyTorch's wheels use it too.
+# The versions are pinned because pip takes half a minute to choose among a dozen.
 CUDA_13 = ("numba-cuda[cu13]", "cuda-toolkit==13.0.3.0", "cuda-bindings==13.5.0", "nvidia-nvjitlink==13.0.88")
 CUDA_12 = ("numba-cuda[cu12]", "cuda-bindings==12.9.10")
-NEWEST_12 = 9  # minor version within CUDA 12
+NEWEST_12 = 9  # newest minor version of CUDA 12 that we install
 
-PIP = "pip==26.3"  # those that come with Python take twice the time, most of it to choose a wheel
+PIP = "pip==26.3"  # The pip that comes with Python takes twice as long, mostly to choose among wheels.
 
-UV = "uv==0.13.9"  # has a built-in address for PyTorch's CPU builds
+UV = "uv==0.13.9"  # uv has a built-in address for PyTorch's CPU builds
 
-# What the steps download, as measured on Linux for x86.
+# download sizes of the steps, measured on Linux for x86
 PIP_SIZE = "2 MB"
 TORCH_FOR_CPU, COMPILERS = "about 190 MB", "about 200 MB"
 PACKAGES, PACKAGES_AND_TORCH = "about 200 MB", "0.4 to 0.7 GB"
-LAST_LINES = 16  # lines of setup.log to show after a failure
+LAST_LINES = 16  # number of lines of setup.log to show after a failure
 
-# fails in a partly created .venv
+# This command fails in a partly created .venv.
 PYTHON_WITH_PIP = f"import sys, pip; sys.exit(sys.version_info < {OLDEST_PYTHON})"
 
 NO_VENV = """Python could not make .venv. On Debian and Ubuntu this installs the part that is missing:
@@ -52,12 +54,14 @@ To try again: """
 
 
 class SetUpError(Exception):
-    """Set-up cannot continue. The message says how to fix the problem."""
+    """Error that ends the set-up. Its message says how to fix the problem."""
 
 
 def set_up(root: Path, run=None) -> None:
-    """Create root/.venv and install the course into it, keeping a .venv that works. A stamp file is written
-    only after a complete set-up."""
+    """Create root/.venv and install the course into it, keeping a .venv that works.
+
+    A stamp file is written only after a complete set-up.
+    """
     if sys.version_info < OLDEST_PYTHON:
         raise SetUpError(too_old())
     stamp(root).unlink(missing_ok=True)
@@ -73,7 +77,8 @@ def set_up(root: Path, run=None) -> None:
         with step(f"PyTorch without CUDA libraries, as there is no NVIDIA driver: {TORCH_FOR_CPU}") as result:
             for_cpu = install_torch_for_cpu(root, run)
             result.append("" if for_cpu else "not to be had here, so the one with CUDA libraries follows")
-    built_with = ["--no-build-isolation"] if unpack(root, run, step, for_cpu) else []  # setuptools is there
+    # unpack has installed setuptools
+    built_with = ["--no-build-isolation"] if unpack(root, run, step, for_cpu) else []
     with step(f"the course, and the packages that are still missing: {missing_size(for_cpu)}"):
         must(install(root, run, [*built_with, "-e", f"{root}[course,dev]"]), NO_INSTALL)
     if cuda:
@@ -85,7 +90,10 @@ def set_up(root: Path, run=None) -> None:
 
 
 def make_venv(root: Path, run) -> str:
-    """Create root/.venv unless a working one exists. Return a note about an existing one, or ""."""
+    """Create root/.venv unless a working one exists.
+
+    Return a note if the .venv that is kept uses another Python version, or "".
+    """
     python = str(venv_python(root))
     half_made = not Path(python).exists() or run([python, "-c", PYTHON_WITH_PIP], trying=True)
     if half_made:
@@ -94,9 +102,11 @@ def make_venv(root: Path, run) -> str:
 
 
 def unpack(root: Path, run, step, has_torch: bool) -> bool:
-    """Install the blocks of constraints.txt in parallel, one pip process per block, because pip uses one
-    core. Dependencies are not resolved. Return whether all blocks were installed; anything missing is
-    installed with the course. uv uses all cores by itself."""
+    """Install the blocks of constraints.txt in parallel, and return whether all of them were installed.
+
+    Each block gets its own pip process, because pip uses one core. Dependencies are not resolved here;
+    installing the course adds any missing package. uv uses all cores by itself.
+    """
     if uv():
         return False
     with step(f"a newer pip: {PIP_SIZE}"):
@@ -108,14 +118,21 @@ def unpack(root: Path, run, step, has_torch: bool) -> bool:
 
 
 def wants_torch_for_cpu(driver: tuple[int, int] | None, system: str) -> bool:
-    """Return whether to try PyTorch's CPU build first. This applies to Linux without an NVIDIA driver, where
-    the standard wheel cannot even be imported without CUDA libraries, unless the user has set PIP_ARGS."""
+    """Return whether to try PyTorch's CPU build first.
+
+    This applies to Linux without an NVIDIA driver, unless the user has set PIP_ARGS. The standard wheel
+    cannot
+    be imported there without installing the CUDA libraries as well.
+    """
     return system == "Linux" and driver is None and not pip_arguments()
 
 
 def install_torch_for_cpu(root: Path, run) -> bool:
-    """Install PyTorch's CPU build; return whether it was found. pip searches its configured indexes first.
-    Then uv is tried, which has a built-in address for PyTorch's index."""
+    """Install PyTorch's CPU build and return whether an index offered it.
+
+    pip searches its configured indexes first. uv is tried next, because it knows the address of PyTorch's
+    own index.
+    """
     version = next(pin for block in pins(root) for pin in block if pin.startswith("torch=="))
     if not run([*pip(root), "--no-deps", f"{version}+cpu"], trying=True):
         return True
@@ -143,8 +160,11 @@ def pins(root: Path) -> list[list[str]]:
 
 
 def install(root: Path, run, what) -> int:
-    """Install requirements into root/.venv and return the exit status. uv is tried first if it is available.
-    pip is the fallback, because uv does not support all of pip's arguments."""
+    """Install requirements into root/.venv and return the exit status.
+
+    uv is tried first if it is available. pip is the fallback, because uv does not support all of pip's
+    arguments.
+    """
     by_pip = [*pip(root), *what]
     by_uv = [uv(), "pip", *by_pip[by_pip.index("install") :], "--python", by_pip[0]]
     return run(by_uv) and run(by_pip) if uv() else run(by_pip)
@@ -158,9 +178,9 @@ def uv() -> str | None:
 def pip(root: Path) -> list[str]:
     """Return the pip command that installs into root/.venv.
 
-    Compiling bytecode takes a third of the installation time, so it is left to the first import. If
-    PYTHONDONTWRITEBYTECODE is set, as in many containers, every process would compile PyTorch again, so pip
-    compiles it instead.
+    Compiling bytecode takes a third of the installation time, so Python compiles each module when it is first
+    imported. If PYTHONDONTWRITEBYTECODE is set, as in many containers, every process would have to compile
+    PyTorch again, so pip compiles the bytecode during the installation instead.
     """
     compiling = "--compile" if sys.dont_write_bytecode else "--no-compile"
     started = [str(venv_python(root)), "-m", "pip", "--disable-pip-version-check", "install", compiling]
@@ -188,8 +208,11 @@ class Steps:
 
 
 class Logged:
-    """Runner for parallel commands that writes their output to a file. After a failure it shows the last
-    lines of output, unless the commands were only `trying`. Calls return the worst exit status."""
+    """Runner that executes commands in parallel and writes their output to a log file.
+
+    A call returns the highest exit status. After a failure it prints the last lines of the output, unless
+    `trying` says that a failure is expected.
+    """
 
     def __init__(self, log: Path):
         self.log = log
@@ -211,7 +234,7 @@ class Logged:
 
 
 def what_is_kept(root: Path) -> str:
-    """Return a note if root/.venv uses a different Python version than the running one, else ""."""
+    """Return a note if root/.venv uses another Python version than this process, else ""."""
     version = venv_version(root)
     if version in (None, sys.version_info[:2]):
         return ""
@@ -241,8 +264,8 @@ def is_set_up(root: Path) -> bool:
 
 
 def fingerprint(root: Path) -> str:
-    """Return a hash of all inputs of the set-up. A different hash means that set-up must run again."""
-    import tomllib  # Python 3.11's: an older Python is told so before it gets here
+    """Return a hash of all inputs of the set-up. If the hash changes, the set-up has to run again."""
+    import tomllib  # tomllib exists since Python 3.11; the set-up refuses older versions before this line
 
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     installed = [
@@ -272,7 +295,7 @@ def runs_in_venv(root: Path) -> bool:
 
 
 def pip_arguments() -> list[str]:
-    """Return the additional pip arguments from the variable PIP_ARGS."""
+    """Return the extra pip arguments that the user has set in PIP_ARGS."""
     return shlex.split(os.environ.get("PIP_ARGS", ""), posix=os.name != "nt")
 
 
@@ -290,19 +313,21 @@ def cuda_driver() -> tuple[int, int] | None:
 
 
 def cuda_requirements(driver: tuple[int, int] | None, system: str) -> tuple[str, ...]:
-    """Return the numba-cuda requirements that match this driver. The list is empty on macOS, for which no
-    wheels exist."""
+    """Return the numba-cuda requirements that match this driver. macOS has no such wheels, so its list is
+    empty."""
     if system == "Darwin":
         return ()
     if driver is None or driver[0] != 12:
         return CUDA_13
-    # newer parts write PTX that this driver cannot read
+    # Newer CUDA components would generate PTX that this driver cannot load.
     return (*CUDA_12, f"cuda-toolkit==12.{min(driver[1], NEWEST_12)}.*")
 
 
 def remedy(requirements: tuple[str, ...], set_up: bool = True) -> str:
-    """Return a command that installs requirements into .venv without activating it. Before set-up, it is the
-    set-up command."""
+    """Return a command that installs requirements into .venv, which need not be activated.
+
+    If .venv does not exist yet, return the command that runs the set-up.
+    """
     if not set_up:
         return "make setup"
     quoted = " ".join(f'"{requirement}"' for requirement in requirements)
@@ -319,8 +344,10 @@ def too_old() -> str:
 
 
 def hand_over(command: list[str]) -> int:
-    """Replace this process with another command, or run the command and wait on systems without exec. The
-    child handles Ctrl-C. Return its exit status."""
+    """Replace this process with another command.
+
+    On systems without exec, run the command as a child, which handles Ctrl-C, and return its exit status.
+    """
     sys.stdout.flush()
     if os.name != "nt":
         os.execv(command[0], command)

@@ -1,5 +1,4 @@
-"""Functions brought over from another lesson: the learner's version, read from the notebook in the same
-folder."""
+"""Loader for functions that the learner has written in another lesson of the same folder."""
 
 import ast
 import inspect
@@ -17,8 +16,8 @@ MAGIC = "%", "!"
 def brought(lesson, name):
     """Return the function `name` from the saved notebook `lesson` ("05_flash_kernel") in the same folder.
 
-    The solution is used instead, and a line says so, if the notebook is missing or if the function or one of
-    its callees is still a stub.
+    If the notebook is missing, or if the function or one of its callees is still a stub, return the published
+    solution instead and print a line that says so.
     """
     mine, solution = (folder / f"{lesson}.ipynb" for folder in (Path.cwd(), ROOT / "solutions"))
     if mine.exists() and f"def {name}(" in (text := definitions(mine)):
@@ -31,8 +30,10 @@ def brought(lesson, name):
 
 
 def definitions(notebook):
-    """Return the imports, functions, classes and plain constants of a notebook, in order. Cells that @live
-    runs and cells with syntax errors are skipped."""
+    """Return the imports, functions, classes and plain constants of a notebook, in order.
+
+    Cells that @live runs and cells with syntax errors are skipped.
+    """
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     return "\n\n\n".join(part for text in texts for part in parts(text))
@@ -57,7 +58,7 @@ def is_kept(node):
 
 
 def defined(text, name, notebook):
-    """Execute the definitions and return the named function, in such a way that tools can read its source."""
+    """Execute the definitions and return the function `name`, with its source registered for inspect."""
     file = f"<{notebook.stem}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     names = {"__name__": notebook.stem}
@@ -66,7 +67,7 @@ def defined(text, name, notebook):
 
 
 def unwritten(function, seen):
-    """Return whether a function, or one of its callees in the same notebook, is a stub."""
+    """Return whether a function is a stub or calls a stub in the same notebook."""
     function = inspect.unwrap(getattr(function, "py_func", function))
     code = getattr(function, "__code__", None)
     if code is None or code in seen or function.__globals__.get("__file__"):

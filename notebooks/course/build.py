@@ -1,4 +1,4 @@
-"""Build of both notebooks of a lesson from its source: the exercise notebook with stubs, and the executed
+"""Build of a lesson's two notebooks from its source: the exercise notebook with stubs, and the executed
 solution."""
 
 import argparse
@@ -20,7 +20,7 @@ from nbformat import NotebookNode
 from course.bootstrap import ROOT
 
 CELL_SECONDS = 600
-# No machine-dependent metadata: the kernel would add its own version here.
+# The metadata is fixed because the kernel would add its own version, which differs between machines.
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
@@ -29,7 +29,7 @@ REGION = re.compile(r"^( *)# BEGIN SOLUTION (\S+)\n.*?^ *# END SOLUTION *$", re.
 
 
 class BuildError(Exception):
-    """A lesson cannot be built. The message names the file and the reason."""
+    """Error that a lesson cannot be built. The message names the file and the reason."""
 
 
 def main(arguments: list[str]) -> int:
@@ -52,8 +52,10 @@ def main(arguments: list[str]) -> int:
 
 
 def write(root: Path, numbers: Iterable[str] = ()) -> list[str]:
-    """Write both notebooks of each lesson. Nothing is written for a lesson that fails. Return an empty list,
-    because errors are raised."""
+    """Write both notebooks of each lesson and return an empty list of differences.
+
+    A lesson that fails raises BuildError, and neither of its notebooks is written.
+    """
     for source in sources(root, numbers):
         print(f"building {source.stem} ...", flush=True)
         stub, solution = read(source)
@@ -68,8 +70,10 @@ def write(root: Path, numbers: Iterable[str] = ()) -> list[str]:
 
 
 def keep(fresh: Path, compiled: Path) -> None:
-    """Replace the recorded compiler output of a lesson (see course.ptx). A lesson that compiles nothing has
-    no file."""
+    """Replace the recorded compiler output of a lesson (see course.ptx).
+
+    A lesson that compiles nothing has no recording.
+    """
     compiled.unlink(missing_ok=True)
     if fresh.exists():
         compiled.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +81,7 @@ def keep(fresh: Path, compiled: Path) -> None:
 
 
 def stale(root: Path, numbers: Iterable[str] = ()) -> list[str]:
-    """Return a line for each notebook whose content, apart from outputs, differs from its source."""
+    """Return one line for each notebook that differs from its source, apart from outputs."""
     found = []
     for source in sources(root, numbers):
         stub, solution = map(text, read(source))
@@ -116,20 +120,24 @@ def number(source: Path) -> str:
 
 
 def read(source: Path) -> tuple[NotebookNode, NotebookNode]:
-    """Return the two unexecuted notebooks of a source, with stubs and with solutions. They differ only within
-    the marked regions."""
+    """Return the exercise notebook and the solution notebook of a source, neither of them executed.
+
+    They differ only in the regions that the source marks as solutions.
+    """
     lesson = jupytext.reads(source.read_text(encoding="utf-8"), fmt="py:percent")
     return notebook(source.stem, lesson.cells, stubbed), notebook(source.stem, lesson.cells, str)
 
 
 def notebook(name: str, cells: list[NotebookNode], change) -> NotebookNode:
-    """Return a notebook of these cells, with `change` applied to each code cell. A cell's id is derived from
-    the notebook's name, its position and its stub."""
+    """Return a notebook with these cells, after applying `change` to the source of each code cell.
+
+    A cell's id is a hash of the notebook's name, the cell's position and its stub.
+    """
     result = nbformat.v4.new_notebook(metadata=nbformat.from_dict(METADATA))
     for place, cell in enumerate(cells):
         new = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
         identity = sha256(f"{name} {place} {stubbed(cell.source)}".encode()).hexdigest()[:12]
-        # jupyter: cell is initially collapsed
+        # The "jupyter" metadata says whether a cell is collapsed at first.
         kept = {key: cell.metadata[key] for key in ("tags", "jupyter") if cell.metadata.get(key)}
         result.cells.append(
             new(change(cell.source) if cell.cell_type == "code" else cell.source, id=identity, metadata=kept)
@@ -151,8 +159,10 @@ def stubbed(code: str) -> str:
 def execute(
     lesson: NotebookNode, source: Path, going_on: bool = False, environment: dict[str, str] | None = None
 ) -> None:
-    """Run the code cells in place, as on a machine without a GPU. Errors and warnings raise BuildError unless
-    `going_on` is set."""
+    """Run the code cells in place, as on a machine without a GPU.
+
+    going_on: continue after an error or a warning instead of raising BuildError.
+    """
     with tempfile.TemporaryDirectory() as state:
         client = NotebookClient(
             lesson,
@@ -179,8 +189,10 @@ def execute(
 
 
 def refuse_warnings(lesson: NotebookNode, source: Path) -> None:
-    """Raise BuildError if a cell wrote to stderr. Learners would see that text too, and it varies between
-    runs."""
+    """Raise BuildError if a cell wrote to stderr.
+
+    Stored notebooks would show that text to learners, and warnings vary between runs.
+    """
     for cell in lesson.cells:
         for output in cell.get("outputs", []):
             if output.get("name") == "stderr":

@@ -1,6 +1,6 @@
-"""Entry point of `python notebooks/course COMMAND`: runs the set-up if it is needed, then the command.
+"""Entry point of `python notebooks/course COMMAND`, which runs the set-up if necessary and then the command.
 
-It runs before anything is installed, so it uses the standard library only.
+This module runs before anything is installed, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from course.bootstrap import (
 )
 from course.processes import end_on_sigterm
 
-# commands that run the set-up; the others only report that it is missing
+# Only these commands run the set-up; the others report that it is missing.
 INSTALLING = ("setup", "lab", "test", "test-all")
 NOT_SET_UP = """The course is not set up here: make setup (without make: python notebooks/course setup)"""
 STALE = """What the course needs has changed since it was set up.
@@ -33,7 +33,8 @@ Set up again: make setup (without make: python notebooks/course setup)"""
 
 def main(arguments: list[str]) -> int:
     """Run the set-up if it is needed, then the command in .venv's Python. Return the exit status."""
-    os.environ.setdefault("PYTHONUTF8", "1")  # for .venv's Python: on Windows a pipe takes no ✓ otherwise
+    # Without UTF-8 mode, Python on Windows cannot write ✓ to a pipe.
+    os.environ.setdefault("PYTHONUTF8", "1")
     command = arguments[0] if arguments else "help"
     if commands.answer(arguments) or commands.refusal(arguments):
         return commands.main(arguments)

@@ -1,4 +1,4 @@
-"""Implementations of the course's commands (see `course.manual`). They run inside .venv."""
+"""Implementations of the course's commands, which run inside .venv. `course.manual` describes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from course.manual import COMMANDS, help_of, help_text
 from course.processes import end_on_sigterm, started
 
 HELP = ("help", "-h", "--help")
-# paths that codespell checks; its options are in pyproject.toml
+# Paths that codespell checks. Its options are in pyproject.toml.
 SPELLED = (
     "sim",
     "kernels",
@@ -33,9 +33,9 @@ def main(arguments: list[str]) -> int:
     if why := refusal(arguments):
         print(why, file=sys.stderr)
         return 2
-    # lessons and tests use small launches on purpose
+    # Lessons and tests launch small grids on purpose.
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")
-    # lessons rely on Numba's implicit copies to and from the GPU
+    # Lessons rely on Numba's implicit copies to and from the GPU.
     os.environ.setdefault("NUMBA_CUDA_WARN_ON_IMPLICIT_COPY", "0")
     end_on_sigterm()
     command, *rest = arguments
@@ -43,8 +43,10 @@ def main(arguments: list[str]) -> int:
 
 
 def answer(arguments: list[str]) -> str:
-    """Return the help text that the arguments request, or "". Commands with their own options print their own
-    help."""
+    """Return the help text that the arguments request, or "".
+
+    A command that parses its own options also prints its own help.
+    """
     command, *rest = arguments or ["help"]
     if command in HELP and rest in ([], ["--make"]):
         return help_text(make=bool(rest))
@@ -56,7 +58,7 @@ def answer(arguments: list[str]) -> str:
 
 
 def refusal(arguments: list[str]) -> str:
-    """Return why a command cannot be run, or ""."""
+    """Return the reason why a command cannot be run, or ""."""
     command, *rest = arguments
     if command in HELP:
         return f"help takes the name of one command, or nothing; given: {' '.join(rest)}"
@@ -112,40 +114,44 @@ def build(arguments: list[str]) -> int:
 
 
 def test(arguments: list[str]) -> int:
-    """Run pytest once with one process per core: tests, stored notebooks, import rules, and freshness of
-    generated files."""
+    """Run pytest with one process per core, on a sample of the cases.
+
+    The tests also cover stored notebooks, import rules, and whether generated files are up to date.
+    """
     return run("-m", "pytest", "--numprocesses=auto", "--dist=loadfile", "--no-loadscope-reorder", *arguments)
 
 
 def test_all(arguments: list[str]) -> int:
-    """Run `test` without leaving out any case."""
+    """Run `test` on all cases."""
     return test(["--all", *arguments])
 
 
 def power(arguments: list[str]) -> int:
-    """Print a table of the exercises and the answers that a check judges wrongly."""
+    """Print a table of exercises with the answers that the checks judge wrongly."""
     return run("tests/course/power/survey.py", *arguments)
 
 
 def test_gpu(arguments: list[str]) -> int:
-    """Run the tests that need a GPU. Without one they are reported as skipped, and only the CPU part of
-    `compare` runs."""
+    """Run the tests that need a GPU.
+
+    On a machine without a GPU, these tests are skipped and `compare` runs only its CPU part.
+    """
     from course.doctor import gpu_names
 
     counters = ["--ncu"] if gpu_names() and shutil.which("ncu") else []
-    # each process has a context on the GPU, which takes some hundred MB of its memory
+    # Each process creates a CUDA context, which takes some hundred MB of GPU memory.
     several = "-m", "pytest", "--numprocesses=4"
     tests = run(*several, "--dist=worksteal", "tests", "-m", "gpu", *arguments)
     return max(tests, run(*several, "--dist=loadfile", "solutions"), compare(counters))
 
 
 def compare(arguments: list[str]) -> int:
-    """Print a table of differences with one verdict per row."""
+    """Print a table that compares each kernel with its reference, one verdict per row."""
     return run("-m", "kernels.bench.compare", *arguments)
 
 
 def bench(arguments: list[str]) -> int:
-    """Print a table of times and memory."""
+    """Measure and print a table of run times and memory."""
     return run("-m", "kernels.bench", *arguments)
 
 
@@ -155,7 +161,8 @@ def plots(arguments: list[str]) -> int:
 
 
 def lint(arguments: list[str]) -> int:
-    """Run import-linter, ruff, its formatter, codespell and mypy, even if an earlier one reports problems."""
+    """Run import-linter, ruff, its formatter, codespell and mypy. A tool runs even if an earlier one
+    failed."""
     imports = run(
         "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()", "--no-logo"
     )
@@ -171,15 +178,17 @@ def docs(arguments: list[str]) -> int:
 
 
 def bench_sim(arguments: list[str]) -> int:
-    """Print one table that compares our simulator with Numba's on the same kernels."""
+    """Print a table that compares the run time of our simulator with Numba's on the same kernels."""
     return run("tests/sim/bench_sim.py", *arguments)
 
 
 def run(*arguments: str) -> int:
-    """Run Python with these arguments in the project's folder and return the exit status. Ctrl-C and SIGTERM
-    stop it and all processes that it has started. Only pytest receives Ctrl-C itself, so that it can report
-    its results so far."""
-    # processes that are cut off leave resources behind; Python's tracker clears them up, and would warn
+    """Run Python with these arguments in the project's folder and return the exit status.
+
+    Ctrl-C and SIGTERM stop it and all processes that it has started. pytest also receives Ctrl-C itself, so
+    that it can report the results so far.
+    """
+    # Python's resource tracker cleans up after processes that were stopped, and warns about each resource.
     quiet = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))
     environment = {**os.environ, "PYTHONWARNINGS": quiet}
     command, with_terminal = [sys.executable, *arguments], "pytest" in arguments

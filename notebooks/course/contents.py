@@ -1,4 +1,5 @@
-"""Map of the lessons: their content, duration and prerequisites, and three routes through the course."""
+"""Table of the lessons with their content, duration and prerequisites, and three routes through the
+course."""
 
 from dataclasses import dataclass
 from textwrap import fill
@@ -9,11 +10,11 @@ from course.progress import done, exercises
 
 @dataclass(frozen=True)
 class Lesson:
-    """One lesson.
+    """Metadata of one lesson.
 
-    file: its notebook.
-    minutes: an estimate by readers who solved the lesson using only its text (for 17 by its author), or None.
-    after: the lessons that it builds on.
+    file: name of its notebook.
+    minutes: time that test readers needed with only the lesson's text (for 17, its author), or None.
+    after: numbers of the lessons that it builds on.
     """
 
     file: str
@@ -199,7 +200,10 @@ WAYS = {
 
 
 def hours(numbers):
-    """Format the total duration of these lessons: "5 h 10". A "+" is appended if one has not been timed."""
+    """Format the total duration of these lessons, such as "5 h 10".
+
+    A "+" at the end says that the duration of at least one lesson is unknown.
+    """
     times = [LESSONS[number].minutes for number in numbers]
     whole, minutes = divmod(sum(filter(None, times)), 60)
     return f"{whole} h {minutes:02}{' +' * (None in times)}"
@@ -254,7 +258,7 @@ def draw_map():
         ).get_bbox_patch()
     for x, (way, colour) in zip((-0.45, 0.75, 2.3), colours.items()):
         axes.text(x, -3.9, f"■ {way}", color=colour, fontsize=12, weight="bold")
-    figure.canvas.draw()  # computes the box sizes, which the arrows need
+    figure.canvas.draw()  # Drawing computes the box sizes, which the arrows need.
     for number, lesson in LESSONS.items():
         for before in lesson.after:
             ends = {"patchA": boxes[before], "patchB": boxes[number], "shrinkA": 2, "shrinkB": 2}

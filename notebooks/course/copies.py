@@ -1,4 +1,4 @@
-"""The learner's copies of the lessons in my_lessons/. They are created once and never overwritten."""
+"""The learner's copies of the lessons in my_lessons/, which are created once and never overwritten."""
 
 import json
 from hashlib import sha256
@@ -8,7 +8,7 @@ from ipykernel.ipkernel import IPythonKernel
 from jupyter_client.kernelspec import KernelSpecManager
 
 KERNEL = "python3"
-RECORD = ".as_copied.json"  # records the published text that each copy was made from
+RECORD = ".as_copied.json"  # maps each copy to the published text that it was made from
 
 
 def copy_lessons(published: Path, copies: Path) -> list[str]:
@@ -28,8 +28,10 @@ def copy_lessons(published: Path, copies: Path) -> list[str]:
 
 
 def copy_lesson(copy: Path, content: bytes, record: dict[str, str]) -> str:
-    """Write a lesson to `copy` unless that file exists, record the content that it was made from, and return
-    a status line."""
+    """Copy a lesson to `copy` unless that file exists, and return a status line.
+
+    The published content is recorded, so that a later change to the lesson can be reported.
+    """
     now = sha256(content).hexdigest()
     try:
         with copy.open("xb") as file:
@@ -46,16 +48,20 @@ def copy_lesson(copy: Path, content: bytes, record: dict[str, str]) -> str:
 
 
 def copy_solutions(published: Path, copies: Path) -> None:
-    """Copy the executed solutions to a place that the lessons can link to. Existing copies are overwritten,
-    because learners do not edit them."""
+    """Copy the executed solutions into the learner's folder, where links in the lessons point.
+
+    Existing copies are overwritten, because learners do not edit them.
+    """
     copies.mkdir(exist_ok=True)
     for solution in published.glob("[0-9]*.ipynb"):
         (copies / solution.name).write_bytes(as_this_kernel_writes(solution.read_bytes()))
 
 
 def as_this_kernel_writes(content: bytes) -> bytes:
-    """Return a notebook with the metadata of this machine's kernel. JupyterLab writes this metadata when the
-    kernel starts, and marks a notebook with different metadata as modified."""
+    """Return a notebook with the metadata of this machine's kernel.
+
+    JupyterLab writes this metadata when the kernel starts, and marks the notebook as modified if it differs.
+    """
     notebook = json.loads(content)
     spec = KernelSpecManager().get_kernel_spec(KERNEL)
     notebook["metadata"] |= {

@@ -1,7 +1,7 @@
-"""CUDA C++ source strings, compiled to PTX by NVRTC without a GPU and run in the simulator.
+"""Compiler for CUDA C++ source strings. NVRTC compiles them to PTX without a GPU, and sim runs the PTX.
 
-NVRTC is installed with numba-cuda on Linux and Windows. If it is missing, as on macOS, PTX recorded during
-the build of the lessons is used (recorded/NN_topic.json, see course.ptx).
+NVRTC is installed with numba-cuda on Linux and Windows. If it is missing, as on macOS, the module uses PTX
+that was recorded when the lessons were built (recorded/NN_topic.json, see course.ptx).
 """
 
 import functools
@@ -22,13 +22,17 @@ MISSING = (
 
 
 def cuda_cpp(source, name="kernel.cu", *options, **headers):
-    """Compile a string of CUDA C++ and return sim's Module of its kernels. Findings refer to the source as
-    `name`. Without NVRTC, a text that was not recorded is replaced with the solution, and a line says so.
+    """Compile a string of CUDA C++ and return its kernels as a Module of sim.
 
+    If NVRTC is missing and the text was not recorded, compile the published solution instead and print a line
+    that says so.
+
+    name: file name under which findings refer to the source.
     options: additional NVRTC options, such as "-DWIDTH=8".
     headers: header texts; tiles="..." defines tiles.cuh.
 
-    Errors: NotImplementedError for a stub; LaunchError with the compiler's message; NoCompiler.
+    Raises NotImplementedError for a stub, LaunchError with the compiler's message, and NoCompiler if there is
+    neither a compiler nor a recording.
     """
     try:
         ptx = ptx_of(source, name, *options, **headers)
@@ -57,22 +61,27 @@ def title(name, options, headers):
 
 
 def cleaned(text):
-    """Return the text without solution marks and without the empty first line. Raises NotImplementedError if
-    it contains a stub."""
+    """Return the text without solution marks and without an empty first line.
+
+    Raises NotImplementedError if the text contains a stub.
+    """
     if found := STUB.search(text):
         raise NotImplementedError(found[1])
     return "".join(line for line in text.removeprefix("\n").splitlines(True) if not MARK.match(line))
 
 
 def normal(text):
-    """Return the text without comments and extra spaces. Line breaks are kept, because findings report line
-    numbers."""
+    """Return the text without comments and extra spaces.
+
+    Line breaks are kept, because findings report line numbers.
+    """
     lines = (re.sub(r"\s*([^\w\s])\s*", r"\1", line.partition("//")[0]) for line in text.splitlines())
     return "\n".join(" ".join(line.split()) for line in lines).rstrip() + "\n"
 
 
 def by_nvrtc(source, name, options, headers):
-    """Compile the text with NVRTC. Raises NoCompiler or LaunchError."""
+    """Compile the text with NVRTC. Raise NoCompiler if NVRTC is missing, and LaunchError if it rejects the
+    text."""
     if not have_nvrtc():
         raise NoCompiler(MISSING)
     from sim.ptx.nvrtc import compile_ptx
@@ -92,7 +101,7 @@ def by_nvrtc(source, name, options, headers):
 
 @functools.cache
 def have_nvrtc():
-    """Return whether NVRTC is installed. COURSE_NO_COMPILER=1 simulates its absence."""
+    """Return whether NVRTC is installed. COURSE_NO_COMPILER=1 simulates a machine without NVRTC."""
     if os.environ.get("COURSE_NO_COMPILER"):
         return False
     try:

@@ -9,7 +9,7 @@ from course.bootstrap import ROOT
 
 
 def source(lesson):
-    """Return the source text of a lesson, such as "05"."""
+    """Return the source text of a lesson, given its number, such as "05"."""
     (path,) = ROOT.joinpath("solutions").glob(f"{lesson}_*.py")
     return path.read_text(encoding="utf-8")
 
@@ -20,7 +20,7 @@ def cells_of(text):
 
 
 def needed(before, cell):
-    """Return, in order, the top-level statements of the earlier cells that the names in `cell` depend on."""
+    """Return the top-level statements of earlier cells that define the names used in `cell`, in order."""
     statements = [(node, text) for text in before for node in parsed(text)]
     made_by = {name: i for i, (node, *_) in enumerate(statements) for name in names_made(node)}
     wanted, open_names = set(), used_names(cell)
@@ -37,7 +37,7 @@ def parsed(text):
 
 
 def whole(node, text):
-    """Return a statement's source text, including decorators."""
+    """Return a statement's source text, with its decorators."""
     first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
     return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
 

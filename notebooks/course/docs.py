@@ -12,13 +12,16 @@ from urllib.parse import unquote, urlsplit
 from course.bootstrap import ROOT
 
 API = "sim sim.events sim.observers sim.recording sim.report sim.isa sim.viz sim.engine.base kernels".split()
-INNER = ["sim.native", "sim.frontend", "sim.memory", "sim.host", "sim.cuda"]  # for those who work on sim
+# internal packages, documented for contributors to sim
+INNER = ["sim.native", "sim.frontend", "sim.memory", "sim.host", "sim.cuda"]
 STYLE = "body{max-width:50em;margin:2em auto;padding:0 1em;font:16px/1.5 system-ui,sans-serif}"
 
 
 def main(arguments: list[str]) -> int:
-    """Write the documentation to a folder, by default `site`. Return 1 if a link is dead, 2 for invalid
-    arguments."""
+    """Write the documentation to a folder, by default `site`.
+
+    Return 1 if a link is dead and 2 if the arguments are invalid.
+    """
     if len(arguments) > 1 or arguments and arguments[0].startswith("-"):
         print(f"docs takes the name of one folder; given: {' '.join(arguments)}", file=sys.stderr)
         return 2
@@ -45,14 +48,16 @@ def write_api(folder: Path) -> None:
 
     vars(kernels).update(
         {name: getattr(kernels, name) for name in kernels.__all__}
-    )  # each is imported on demand
+    )  # Reading the attributes imports the functions, which kernels otherwise imports on first use.
     pdoc.render.configure(docformat="markdown", show_source=False)
     pdoc.pdoc(*API, *(f"!{name}" for name in INNER), output_directory=folder)
 
 
 def write_lesson(notebook: Path, page: Path) -> None:
-    """Write a published lesson as HTML. Links to other lessons are kept; links to other project files become
-    plain text."""
+    """Write a published lesson as HTML.
+
+    Links to other lessons are kept; links to other project files become plain text.
+    """
     from nbconvert import HTMLExporter
 
     html, _ = HTMLExporter(embed_images=True).from_filename(str(notebook))
@@ -104,7 +109,7 @@ def dead_links(site: Path) -> list[str]:
 
 
 def leads_somewhere(page, target, pages) -> bool:
-    """Return whether a link of `page` is external, or resolves to an existing page and anchor."""
+    """Return whether a link of `page` is external or resolves to an existing page and anchor."""
     if target.scheme or target.netloc:
         return True
     there = (page.parent / unquote(target.path)).resolve() if target.path else page

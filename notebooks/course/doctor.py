@@ -1,5 +1,7 @@
-"""Diagnosis of the installation: finds the installed components and GPUs, and a remedy for every known
-problem. It uses the standard library only."""
+"""Diagnosis of the installation: finds components, GPUs and known problems, and suggests a fix for each.
+
+This module imports only the standard library, because it must run in a broken installation.
+"""
 
 import ctypes
 import os
@@ -16,11 +18,11 @@ from course.processes import started
 
 SHOWN = ("numpy", "torch", "numba", "numba-cuda")
 NO_GPU = "no GPU: every lesson runs in the simulator"
-# The parts that turn a kernel into PTX, by generation: their version is the newest CUDA that a driver must
-# understand.
+# Packages that generate PTX, the newest generation first.
+# The driver must support the CUDA version of the installed one.
 PTX_WRITERS = ("nvidia-nvvm", "nvidia-cuda-nvcc-cu12")
-# Each import is tried in a process of its own, since a broken package may even crash; what it prints is a
-# fact.
+# Each import runs in its own process, because a broken package may crash Python.
+# The doctor collects the text that the process prints.
 IMPORTS = {
     "simulator": "import numpy, greenlet, ml_dtypes, sim",
     "torch": "import torch; print(torch.version.cuda or '')",
@@ -35,20 +37,20 @@ class Facts:
 
     python: tuple[int, ...] = (3, 11, 0)
     system: str = "Linux"
-    versions: dict[str, str] = field(default_factory=dict)  # installed packages and their versions
-    # name in IMPORTS -> last line of the import's error
+    versions: dict[str, str] = field(default_factory=dict)  # package name -> version, for installed packages
+    # name in IMPORTS -> last line of the error message
     broken: dict[str, str] = field(default_factory=dict)
-    driver: tuple[int, int] | None = None  # the newest CUDA that the driver understands
+    driver: tuple[int, int] | None = None  # newest CUDA version that the driver supports
     gpus: tuple[str, ...] = ()
-    torch_cuda: tuple[int, int] | None = None  # the CUDA that torch was built for
-    ptx: tuple[int, int] | None = None  # the CUDA whose PTX a kernel is compiled to
-    set_up: bool = True  # whether there is a .venv
-    compiled: str = ""  # where the native engine keeps compiled kernels, and how large they are
+    torch_cuda: tuple[int, int] | None = None  # CUDA version for which torch was built
+    ptx: tuple[int, int] | None = None  # CUDA version of the component that generates PTX
+    set_up: bool = True  # whether .venv exists
+    compiled: str = ""  # folder and size of the native engine's cache of compiled kernels
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """One problem and its remedy. `stops` means that no lesson can run."""
+    """A problem and its remedy. `stops` means that no lesson can run until it is fixed."""
 
     what: str
     remedy: str
@@ -56,8 +58,10 @@ class Trouble:
 
 
 def main() -> int:
-    """Print the report for this machine. Return 1 if a problem prevents lessons from running in the
-    simulator, else 0."""
+    """Print the report for this machine.
+
+    Return 1 if a problem prevents lessons from running in the simulator, else 0.
+    """
     facts = examine()
     troubles = diagnose(facts)
     print(*report(facts, troubles), sep="\n", flush=True)
@@ -112,8 +116,7 @@ def lesson_troubles(facts: Facts):
 
 
 def gpu_troubles(facts: Facts):
-    """Return the problems that prevent kernels from being compiled or run on a GPU. The simulator does not
-    need a GPU."""
+    """Return the problems that affect kernels compiled for or run on a GPU. The simulator needs no GPU."""
     yield from numba_cuda_troubles(facts)
     if facts.gpus and facts.torch_cuda is None and "torch" not in facts.broken:
         yield Trouble(
@@ -180,8 +183,10 @@ def examine() -> Facts:
 
 
 def try_imports() -> tuple[dict[str, str], dict[str, str]]:
-    """Try all IMPORTS in parallel. Return the output of each successful import and the last error line of
-    each failed one."""
+    """Try all IMPORTS in parallel.
+
+    Return (outputs of the imports that succeeded, last error lines of those that failed), both by name.
+    """
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     said, broken = {}, {}
     with ExitStack() as all_end:
@@ -220,7 +225,7 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def number(version: str) -> tuple[int, int] | None:
-    """Parse the version 13.4.92 as (13, 4). Return None if there is no version."""
+    """Parse the version "13.4.92" as (13, 4). Return None if there is no version."""
     major, _, rest = version.partition(".")
     return (int(major), int(rest.partition(".")[0])) if rest else None
 

@@ -2,7 +2,7 @@
 
 import io
 
-# Okabe and Ito's palette, in the order in which a lesson should reach for it.
+# Okabe and Ito's palette, sorted by how early a lesson should use the colour.
 BLUE, ORANGE, GREEN, PINK, SKY, RED, YELLOW = (
     "#0072B2 #E69F00 #009E73 #CC79A7 #56B4E9 #D55E00 #F0E442".split()
 )
@@ -14,7 +14,7 @@ def show_figure(figure, words):
     The words are also stored in the notebook as the image's alternative text. JupyterLab 4 and nbconvert's
     default pages do not render that text, so the line below the image serves readers who cannot see it.
     """
-    # here, so that the package loads where Jupyter is missing
+    # imported here so that the package loads without Jupyter
     from IPython.display import Image, Markdown, display
     from matplotlib import pyplot
 
@@ -30,7 +30,7 @@ def draw_squares(sizes):
 
     figure, axes = pyplot.subplots(figsize=(9, 5.2), layout="constrained")
     x, sides = 0.0, [(size / 2**20) ** 0.5 for size in sizes.values()]
-    room = max(sides) / 3  # for a label
+    room = max(sides) / 3  # minimum width for a label
     for name, side, colour in zip(sizes, sides, (BLUE, RED, GREEN)):
         middle = x + max(side, room) / 2
         axes.add_patch(pyplot.Rectangle((middle - side / 2, 0), side, side, color=colour))

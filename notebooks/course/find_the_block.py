@@ -1,14 +1,13 @@
-"""Find the block: a task on which attention needs two keys at once, a small transformer with or without
-convolution, and its training.
+"""Find the block: a task in which attention has to match two keys at once, and a small transformer for it.
 
-A text of blocks of letters, then a question of a few letters; the answer is the one block that holds them
-all:
+A text consists of blocks of letters, followed by a question of a few letters. The answer is the only block
+that contains all letters of the question:
 
-    x q b . m d s . a q k . # k q → a q k          three letters a block, two asked for
+    x q b . m d s . a q k . # k q → a q k          three letters per block, two letters in the question
 
-Every letter asked for may stand in other blocks too, but all of them together in the answer alone: a query
-that looks for one letter finds the wrong blocks as well. The idea of the task is that of Golovneva et al.
-2025, arXiv 2504.00927, section 4.1; texts, sizes and training here are our own.
+Each letter of the question may occur in other blocks too, but only the answer contains all of them. A query
+that looks for a single letter therefore finds wrong blocks as well. The idea of the task comes from Golovneva
+et al. 2025, arXiv 2504.00927, section 4.1; texts, sizes and training are our own.
 """
 
 import os
@@ -27,11 +26,13 @@ from kernels import FusedAttention
 
 @dataclass(frozen=True)
 class Task:
-    """The size of the texts. Tokens are 0 to letters - 1, then the end of a block, then the mark before the
-    question."""
+    """Sizes of the texts.
+
+    Tokens 0 to letters - 1 are letters. Token `letters` ends a block, and `letters + 1` begins the question.
+    """
 
     blocks: int = 5
-    size: int = 3  # letters in a block, all different
+    size: int = 3  # number of letters in a block, all different
     asked: int = 2
     letters: int = 12
 
@@ -50,20 +51,22 @@ class Task:
         return self.blocks * (self.size + 1) + 1 + self.asked + self.written
 
     def draw(self, count, generator):
-        """Return `count` random texts, (count, length) int64, on the generator's device. Generators in equal
-        states draw equal texts."""
+        """Return `count` random texts, (count, length) int64, on the generator's device.
+
+        Generators in equal states draw equal texts.
+        """
         random = dict(generator=generator, device=generator.device)
         rows = torch.arange(count, device=generator.device)
-        # 1. letters drawn by lot, the answer among them, and from it the question
+        # 1. Draw letters for each block, choose the block that is the answer, and draw the question from it.
         lots = torch.rand(count, self.blocks, self.letters, **random)
         place = torch.randint(self.blocks, (count,), **random)
         answer = lots[rows, place].topk(self.size).indices
         question = answer.gather(1, torch.rand(count, self.size, **random).topk(self.asked).indices)
-        # 2. every other block is without one letter of the question
+        # 2. Remove one letter of the question from every other block.
         left_out = question.gather(1, torch.randint(self.asked, (count, self.blocks), **random))
         blocks = lots.scatter(2, left_out[..., None], -1.0).topk(self.size).indices
         blocks[rows, place] = answer
-        # 3. the marks
+        # 3. Insert the separators and the mark before the question.
         text = pad(blocks, (0, 1), value=self.letters).flatten(1)
         return torch.cat([pad(text, (0, 1), value=self.letters + 1), question, answer], dim=1)
 
@@ -75,8 +78,7 @@ class Task:
 
 
 class LastLetter(Task):
-    """The paper's other variant: the answer is only the last letter of the block that holds all letters asked
-    for."""
+    """The paper's other variant, in which the answer is only the last letter of the matching block."""
 
     @property
     def written(self):
@@ -98,8 +100,7 @@ class OrdinaryAttention(FusedAttention):
 
 
 class Layer(nn.Module):
-    """A transformer layer: attention, then two linear maps with a nonlinearity between them. Both parts have
-    residual connections."""
+    """A transformer layer: attention, then a two-layer perceptron, each with a residual connection."""
 
     def __init__(self, attention, width):
         super().__init__()
@@ -116,11 +117,11 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Logits for the token after each token of a text; each layer's attention is made by `attention(width,
-    heads)`.
+    """A transformer that returns logits for the token after each token of a text.
 
-    For instance `OrdinaryAttention`, `functools.partial(ConvAttention, kernel_size=(2, 5))`, or a class of
-    your own: x (B, N, E) in and out.
+    attention(width, heads) creates a layer's attention, a module that maps x (B, N, E) to the same shape.
+    Examples
+    are `OrdinaryAttention`, `functools.partial(ConvAttention, kernel_size=(2, 5))`, or a class of your own.
     """
 
     def __init__(self, task, attention, width=64, heads=2, layers=2):
@@ -130,22 +131,28 @@ class Transformer(nn.Module):
         self.last_norm, self.logits = nn.LayerNorm(width), nn.Linear(width, task.vocabulary)
 
     def forward(self, text):
-        """text: (B, N), N < task.length; returns (B, N, vocabulary)."""
+        """Return logits (B, N, vocabulary) for text (B, N), where N < task.length."""
         return self.logits(
             self.last_norm(self.layers(self.letters(text) + self.places.weight[: text.shape[1]]))
         )
 
 
 def answer_logits(model, task, text):
-    """Return the logits (B, written, vocabulary) for the letters of the answer, each conditioned on all
-    tokens before it."""
+    """Return the logits (B, written, vocabulary) for the letters of the answer.
+
+    Each letter's logits depend on all tokens before it.
+    """
     return model(text[:, :-1])[:, -task.written :]
 
 
 @torch.no_grad()
 def share_wrong(model, task, texts=2048, seed=10**6, batch=256):
-    """Return the fraction of new texts for which the answer has a wrong letter. A right answer is also what
-    the model writes letter by letter."""
+    """Return the fraction of new texts for which the predicted answer has a wrong letter.
+
+    Each letter is predicted given the correct letters before it. If all of them are correct, greedy
+    generation
+    would produce the same answer.
+    """
     generator = torch.Generator(model.logits.weight.device).manual_seed(seed)
     wrong = 0
     for _ in range(texts // batch):
@@ -159,15 +166,18 @@ def share_wrong(model, task, texts=2048, seed=10**6, batch=256):
 
 @dataclass(frozen=True)
 class Plan:
-    """The length and the settings of the training. The taps are few and start as the identity, so their
-    learning rate is tap_factor times that of the other parameters."""
+    """Length and settings of the training.
+
+    There are few taps, and they start as the identity, so their learning rate is tap_factor times the
+    others'.
+    """
 
     steps: int = 600
     batch: int = 64
     rate: float = 3e-3
     tap_factor: float = 10.0
     warm_up: int = 50
-    cool_down: float = 0.3  # the last share of the steps, over which the rate falls to 0
+    cool_down: float = 0.3  # fraction of the steps, at the end, during which the learning rate falls to 0
 
     def rate_at(self, step):
         """Return the learning rate of a step: a linear warm-up, a constant phase, then a linear decay."""
@@ -177,7 +187,7 @@ class Plan:
 
 
 class Training:
-    """A training run: the complete state that the next step depends on, so that it can be stored and
+    """A training run with the complete state on which the next step depends, so that it can be saved and
     resumed."""
 
     def __init__(self, model, task, plan, seed):
@@ -188,14 +198,15 @@ class Training:
         self.optimizer = torch.optim.AdamW(
             [{"params": rest}, {"params": taps}], betas=(0.9, 0.98), weight_decay=0.01, fused=True
         )
-        self.losses = []  # of each step, tensors on the model's device: reading one waits for the GPU
+        # Losses stay tensors on the model's device, because reading a value would wait for the GPU.
+        self.losses = []
 
     @property
     def steps_done(self):
         return len(self.losses)
 
     def step(self):
-        """Train on one batch of fresh texts. Return the mean cross-entropy of the answers' letters as a
+        """Train on one batch of new texts. Return the mean cross-entropy of the answers' letters as a
         tensor."""
         rate = self.plan.rate_at(self.steps_done)
         for group, factor in zip(self.optimizer.param_groups, (1.0, self.plan.tap_factor), strict=True):
@@ -211,8 +222,10 @@ class Training:
         return self.losses[-1]
 
     def run(self, checkpoint=None, every=200):
-        """Take the remaining steps and yield the number done after each. With a path, store checkpoints at
-        regular intervals and at the end."""
+        """Perform the remaining steps and yield the number of completed steps after each.
+
+        checkpoint: path of a file to which the state is saved every `every` steps and at the end, or None.
+        """
         while self.steps_done < self.plan.steps:
             self.step()
             if checkpoint and (self.steps_done % every == 0 or self.steps_done == self.plan.steps):
@@ -220,8 +233,8 @@ class Training:
             yield self.steps_done
 
     def save(self, path):
-        """Write a checkpoint atomically: at any moment `path` is the complete old file or the complete new
-        file."""
+        """Save a checkpoint atomically: `path` always contains a complete file, either the old or the new
+        one."""
         path = Path(path)
         descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".draft")
         try:
@@ -246,10 +259,11 @@ class Training:
         }
 
     def resume(self, path):
-        """Go on from a checkpoint of the same task and plan: the next steps are those that would have
-        followed, bit for bit on a CPU.
+        """Continue from a checkpoint of the same task and plan.
 
-        Raises ValueError if the checkpoint is of another task or plan.
+        On a CPU, the following steps are bit-identical to those of an uninterrupted run.
+
+        Raises ValueError if the checkpoint belongs to another task or plan.
         """
         state = torch.load(path, map_location=self.model.logits.weight.device, weights_only=True)
         for name, ours in {"task": asdict(self.task), "plan": asdict(self.plan)}.items():

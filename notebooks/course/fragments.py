@@ -14,7 +14,7 @@ CORNERS = {
     "B": (LEFT + 16 * SIDE + GAP, TOP),
     "D": (LEFT + 16 * SIDE + GAP, TOP + 16 * SIDE + GAP),
 }
-LOOKS = "load", "store", "atomic", "active"  # for the four lanes of a quad
+LOOKS = "load", "store", "atomic", "active"  # colours of the four lanes of a quad
 BANKS, WORD = 32, 4
 
 
@@ -22,8 +22,10 @@ BANKS, WORD = 32, 4
 
 
 def lanes_of(report):
-    """Return the lanes that one warp used, {"A": {(row, column): lane}, "B": ..., "D": ...}. The traced
-    launch must name its arrays a (words of A's rows), b (words of B's columns) and out (D)."""
+    """Return the lane that held each element in one warp, {"A": {(row, column): lane}, "B": ..., "D": ...}.
+
+    The traced launch must name its arrays a (32-bit words of A's rows), b (words of B's columns) and out (D).
+    """
     trace, held = report.trace, {}
     names = [home.name for home in trace.arrays]
     for matrix, name in {"A": "a", "B": "b", "D": "out"}.items():
@@ -40,8 +42,10 @@ def lanes_of(report):
 
 
 def cells_of(matrix, row, column):
-    """Return the matrix cells that one array element covers. A word holds two neighbours in a row of A, or in
-    a column of B."""
+    """Return the matrix cells that one array element covers.
+
+    A 32-bit word holds two neighbours in a row of A or in a column of B.
+    """
     if matrix == "D":
         return [(row, column)]
     pair = [(row, 2 * column), (row, 2 * column + 1)]
@@ -79,8 +83,10 @@ def registers(*lanes):
 
 
 def in_words(cells, named=False):
-    """Format (matrix, cell, look, mark) entries as "A[1, 4], A[1, 5], ...; B ...; D ...", with marks if
-    `named`."""
+    """Format (matrix, cell, look, mark) entries as "A[1, 4], A[1, 5], ...; B ...; D ...".
+
+    named: append each entry's mark.
+    """
     said = {matrix: [] for matrix in SHAPES}
     for matrix, (row, column), _, mark in cells:
         said[matrix].append(f"{mark} = " * named + f"{matrix}[{row}, {column}]")
@@ -88,7 +94,8 @@ def in_words(cells, named=False):
 
 
 def view(title, steps):
-    """Return a Scene of the three matrices, arranged as for a product on paper: B above D, A to its left."""
+    """Return a Scene of the three matrices, arranged as in a matrix product on paper: B above D, A to its
+    left."""
     columns, rows = 24 * SIDE + GAP, 32 * SIDE + GAP
     scene = Scene(title, LEFT + columns + 8, TOP + rows + 8, adds=False)
     scene.labels.append((8, 14, "colours: the four lanes of a group, lane % 4", ""))

@@ -19,10 +19,10 @@ from course.progress import COPIES, adopt_users_ledger, done, exercises, next_ex
 
 SETTINGS = {
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
-    # the names of lessons do not fit next to the dates
+    # The file browser is too narrow for a lesson's name and its date.
     "@jupyterlab/filebrowser-extension:browser": {"showLastModifiedColumn": False},
 }
-ANSWER_SECONDS = 5  # only to mention a running server
+ANSWER_SECONDS = 5  # maximum time to wait for a server that may already be running
 
 
 def main(jupyter_arguments: list[str]) -> int:
@@ -30,7 +30,8 @@ def main(jupyter_arguments: list[str]) -> int:
     component is missing that every lesson needs."""
     if doctor.main():
         return 1
-    from course.copies import RECORD, copy_lessons, copy_solutions  # the doctor reports a missing Jupyter
+    # imported after the doctor, which reports a missing Jupyter
+    from course.copies import RECORD, copy_lessons, copy_solutions
 
     adopted = adopt_users_ledger() if (COPIES / RECORD).exists() else ""
     print(*copy_lessons(ROOT / "notebooks", COPIES), sep="\n")
@@ -52,8 +53,10 @@ def main(jupyter_arguments: list[str]) -> int:
 
 
 def where_it_goes_on(copies: Path) -> str:
-    """Return a message if JupyterLab does not open at the first lesson, with instructions for starting again;
-    else ""."""
+    """Return a message if JupyterLab does not open at the first lesson, else "".
+
+    The message also says how to start again from the first lesson.
+    """
     onward = exercise_to_open(copies)
     if onward is None:
         return ""
@@ -75,7 +78,7 @@ def running_server(copies: Path) -> dict | None:
 
 
 def answers(server: dict) -> bool:
-    """Return whether a server responds at its address. A server that asks for a password counts."""
+    """Return whether a server responds at its address. A request for a password counts as a response."""
     try:
         urlopen(f"{server['url']}api", timeout=ANSWER_SECONDS).close()
     except HTTPError:
@@ -114,15 +117,19 @@ def start_options(copies: Path) -> list[str]:
 
 
 def page(copies: Path) -> str:
-    """Return the path of the page to open, relative to the server's address. It is the lesson of the first
-    unfinished exercise, or the contents page if none is done. The URL has no fragment, because Jupyter Server
-    appends its token after it and would then ask for a password."""
+    """Return the path of the page to open, relative to the server's address.
+
+    The page is the lesson of the first unfinished exercise, or the contents page if no exercise is done. The
+    URL has no fragment, because Jupyter Server appends its token to the URL. Inside a fragment the token
+    would
+    be ignored, and the server would ask for a password.
+    """
     lessons = sorted(copies.glob("[0-9]*.ipynb"))
     return f"/lab/tree/{quote(first_page(copies, lessons))}" if lessons else "/lab"
 
 
 def first_page(copies: Path, lessons: list[Path]) -> str:
-    """Return the name of the notebook to open."""
+    """Return the file name of the notebook to open."""
     onward = exercise_to_open(copies)
     return place(onward) if onward else lessons[0].name
 
@@ -139,8 +146,10 @@ def in_order(number: str) -> tuple[int, ...]:
 
 
 def write_settings(environment: Path) -> None:
-    """Disable JupyterLab's news prompt, update check and date column in our own environment. An existing
-    overrides.json takes precedence."""
+    """Disable JupyterLab's news prompt, update check and date column in .venv.
+
+    An overrides.json that exists is left unchanged.
+    """
     file = environment / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
     if file.parent.parent.is_dir():
         file.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Cells that need a GPU. Without one, they show recorded output with its date."""
+"""Decorator for cells that need a GPU. Without one, they show recorded output with its date."""
 
 import functools
 import json
@@ -10,7 +10,7 @@ RECORD = Path(__file__).parent / "recorded" / "live.json"
 def live(cell):
     """Run the decorated cell, a function without arguments, if there is a GPU; otherwise print its recorded
     output."""
-    import torch  # here, as lessons 03 to 06 can do without
+    import torch  # imported here, because lessons 03 to 06 do not need PyTorch
 
     if torch.cuda.is_available():
         return cell()
@@ -20,6 +20,8 @@ def live(cell):
 
 @functools.cache
 def recorded():
-    """Return the recording: {"source": "Recorded on an NVIDIA H200, ...", "cells": {function name: output}}.
-    `course.record.live` writes it."""
+    """Return the recording, {"source": "Recorded on an NVIDIA H200, ...", "cells": {function name: output}}.
+
+    `course.record.live` writes it.
+    """
     return json.loads(RECORD.read_text(encoding="utf-8"))

@@ -1,26 +1,31 @@
-"""Table of the course's commands, with their description and arguments for make and for Python. `help` and
-CONTRIBUTING.md list them. Help works before set-up, so this module uses the standard library only."""
+"""Table of the course's commands, with their descriptions and their arguments for make and for Python.
+
+`help` and CONTRIBUTING.md list them. Help works before the set-up, so this module imports only the standard
+library.
+"""
 
 from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
 
-IN_PYTHON = "python notebooks/course"  # on Windows: py notebooks/course
-WIDTH = 100  # columns of help
+IN_PYTHON = "python notebooks/course"  # On Windows, the command is `py notebooks/course`.
+WIDTH = 100  # width of the help text, in columns
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command: `python notebooks/course NAME ARGUMENTS`, or `make TARGET VARIABLE="ARGUMENTS"`. A command
-    without a variable takes no arguments."""
+    """A command: `python notebooks/course NAME ARGUMENTS`, or `make TARGET VARIABLE="ARGUMENTS"`.
+
+    A command without a variable takes no arguments.
+    """
 
     name: str
     what: str
     variable: str = ""
-    examples: tuple[str, ...] = ()  # examples of arguments
-    target: str = ""  # make's name for the command, if it differs
-    own_help: bool = False  # the command parses its own options and prints its own help
+    examples: tuple[str, ...] = ()  # example arguments, shown in the help text
+    target: str = ""  # the make target, if its name differs
+    own_help: bool = False  # whether the command parses its own options and prints its own help
 
     @property
     def takes_arguments(self) -> bool:
@@ -110,7 +115,7 @@ def help_text(make: bool = False) -> str:
 
 
 def entry(command: Command, make: bool = False) -> list[str]:
-    """Return the help lines of one command: its name, its description and an example for each use."""
+    """Return the help lines of one command: its name, its description and an example of each use."""
     name = command.target if make and command.target else command.name
     said = textwrap.wrap(command.what, WIDTH - 14)
     shown = command.in_make if make else command.in_python

@@ -1,5 +1,8 @@
-"""Detection of outdated definitions. If a cell fails, functions from its last successful run remain defined,
-and a check would judge those."""
+"""Detection of outdated definitions.
+
+If a cell fails, the functions from its last successful run remain defined. A check would judge those instead
+of the code on the screen.
+"""
 
 import ast
 import inspect
@@ -12,11 +15,11 @@ DEFINES = re.compile(r"^(?:(?:async +)?def|class) +(\w+)|^(\w+) *(?::[^=\n]+)?=(
 
 
 class Cells:
-    """Record of the names that the notebook's cells have defined. IPython calls it before and after each
+    """Record of the names that the notebook's cells have defined, which IPython updates before and after each
     cell."""
 
     def __init__(self, names):
-        self.names = names  # the notebook's variables
+        self.names = names  # global variables of the notebook
         self.cell, self.before, self.outdated = "", {}, {}
 
     def begin(self, info):
@@ -25,7 +28,7 @@ class Cells:
         self.before = {name: self.names[name] for name in defined(self.cell) if name in self.names}
 
     def end(self, result):
-        """After an error, mark each name that still has its old value. A redefined name is up to date."""
+        """Mark each name that still has its old value after an error. A redefined name is up to date."""
         error = result.error_before_exec or result.error_in_exec
         for name, value in self.before.items():
             if error and self.names.get(name) is value:
@@ -56,20 +59,20 @@ def words(text):
     """Return the names that a cell uses."""
     try:
         tree = ast.parse(text)
-    except SyntaxError:  # of a cell with IPython's own commands
+    except SyntaxError:  # The cell contains IPython commands, so search for words instead.
         return set(re.findall(r"\w+", text))
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def called(value):
-    """Return the global names that a function uses, or none for other values."""
+    """Return the global names that a function uses. Other values have none."""
     function = inspect.unwrap(getattr(value, "py_func", value)) if callable(value) else None
     code = getattr(function, "__code__", None)
     return {name for part in nested(code) for name in part.co_names} if code else set()
 
 
 def why(error, name):
-    """Return a message that explains why a name is outdated, and what to do."""
+    """Return a message that explains why a name is outdated and how to update it."""
     if isinstance(error, SyntaxError):
         line = f"\n    line {error.lineno}: {(error.text or '').strip()}" if error.lineno else ""
         what = f"has a syntax error, so {name} is still the old one{line}"
@@ -78,11 +81,11 @@ def why(error, name):
     return f"the last cell that defines {name} {what}\n  Correct that cell and run it, then this one."
 
 
-WATCHED = []  # the Cells of this notebook, if there is one
+WATCHED = []  # holds the Cells object of this notebook, or nothing outside a notebook
 
 
 def watch_cells():
-    """Start tracking cell definitions in a notebook. Outside a notebook this is a no-op."""
+    """Start tracking the definitions of a notebook's cells. Outside a notebook, do nothing."""
     ipython = sys.modules.get("IPython")
     shell = ipython and ipython.get_ipython()
     if shell and not WATCHED:

@@ -9,7 +9,7 @@ from matplotlib.colors import to_rgb
 from course.figures import BLUE, GREEN, ORANGE
 from sim.viz.lockstep import requests
 
-WIDE = 11  # inches: 880 pixels in a notebook
+WIDE = 11  # width in inches, which is 880 pixels in a notebook
 PALE = "#e8e8e8"
 
 
@@ -54,9 +54,9 @@ def draw_square(axes, x, y, shade, word):
 
 
 def draw_divergence(reports):
-    """Draw the lanes that execute each line together.
+    """Draw which lanes execute each line together.
 
-    Input is {heading: report of a traced launch of one block}. Time runs downwards, and inactive lanes are
+    reports: {heading: report of a traced launch of one block}. Time runs downwards, and inactive lanes are
     pale.
     """
     rows = []
@@ -80,11 +80,12 @@ def moments_of(recording):
     return {warp: sorted(found[warp], key=itemgetter(0)) for warp in sorted(found)}
 
 
-# Bars over time ---------------------------------------------------------------------------------------------
+# Timelines
+# ---------------------------------------------------------------------------------------------------
 
 
 def draw_times(rows, marks=()):
-    """Draw a timeline of bars, for Python code and for streams.
+    """Draw a timeline with one row of bars per stream or thread.
 
     rows: {name: [(begin, end, words, colour)]}, from the top; colour None means waiting.
     marks: (time, name of the row that reaches the mark, name of the row that waits for it).
@@ -121,7 +122,8 @@ def draw_bar(axes, height, begin, end, words, colour):
     axes.text(middle, height, words, ha="center", va="center", fontsize=11, color=ink, **ground)
 
 
-# A kernel's way ---------------------------------------------------------------------------------------------
+# Stages of compilation
+# ---------------------------------------------------------------------------------------
 
 STATIONS = (
     "your function,\nin Python",
@@ -133,7 +135,7 @@ MAKERS = "Numba,\nat the\nfirst\nlaunch", "Numba\nand\nlibNVVM", "the\nassembler
 
 
 def draw_way(lines=("", "", "", "")):
-    """Draw the stages of a kernel from Python to the GPU, each with a line of code, and its path to sim."""
+    """Draw the stages of a kernel from Python to the GPU, each with a line of code, and the path to sim."""
     figure = plt.figure(figsize=(WIDE, 2.7))
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-1.15, 10.15), ylim=(-1.5, 0.85))

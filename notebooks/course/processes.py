@@ -1,4 +1,7 @@
-"""Child processes that end together with the command that started them. Standard library only."""
+"""Child processes that end together with the command that started them.
+
+This module imports only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +17,28 @@ HAS_GROUPS = os.name != "nt"
 
 
 def end_on_sigterm() -> None:
-    """Make SIGTERM raise SystemExit in this process, so that `started` can stop its children. A process
-    replaced with exec regains the default behaviour."""
+    """Make SIGTERM raise SystemExit in this process, so that `started` can stop its children.
+
+    A process that replaces this one with exec regains the default behaviour.
+    """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, raise_exit)
 
 
 def raise_exit(number: int, frame: object) -> None:
-    """Exit with the status that shells use for a signal."""
+    """Exit with the status that shells report for a process killed by this signal."""
     sys.exit(128 + number)
 
 
 @contextlib.contextmanager
 def started(command: list[str], with_terminal: bool = False, **options):
-    """Start a command. If an exception (an interrupt, SIGTERM) leaves the `with` block, stop the command and
-    all processes that it has started.
+    """Start a command, and stop it with all its descendants if an exception leaves the `with` block.
 
-    Ctrl-C in a terminal reaches only this process, unless the command is started `with_terminal`. Such a
-    command can read from the terminal and also receives Ctrl-C.
+    Such exceptions include KeyboardInterrupt and the SystemExit raised for SIGTERM. Ctrl-C in a terminal
+    reaches
+    only this process, unless the command is started `with_terminal`. Such a command can read from the
+    terminal
+    and also receives Ctrl-C.
     """
     grouped = HAS_GROUPS and not with_terminal
     group = {"process_group": 0} if grouped else {}
@@ -41,14 +48,13 @@ def started(command: list[str], with_terminal: bool = False, **options):
     except BaseException as reason:
         if with_terminal and isinstance(reason, KeyboardInterrupt):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(GRACE)  # it has words of its own for that
+                child.wait(GRACE)  # The command has received Ctrl-C too and prints its own message.
         end(child, grouped)
         raise
 
 
 def end(child: subprocess.Popen, grouped: bool) -> None:
-    """Stop a child and its descendants with SIGTERM, and those still running after GRACE seconds with
-    SIGKILL."""
+    """Stop a child and its descendants with SIGTERM, and after GRACE seconds with SIGKILL."""
     send = group_of(child) if grouped else family_of(child)
     send(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -68,8 +74,10 @@ def group_of(child: subprocess.Popen):
 
 
 def family_of(child: subprocess.Popen):
-    """Return a function that signals the child and its current descendants, or only the child if psutil is
-    missing."""
+    """Return a function that signals the child and its current descendants.
+
+    Without psutil, the function signals only the child.
+    """
     try:
         import psutil
     except ImportError:

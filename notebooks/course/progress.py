@@ -1,4 +1,4 @@
-"""The progress list: a small file among the learner's lessons that lists the exercises done in this clone."""
+"""The progress list: a small file among the learner's lessons that records which exercises are done."""
 
 import datetime
 import functools
@@ -13,19 +13,21 @@ from pathlib import Path
 from course.bootstrap import ROOT
 
 SOLUTIONS = ROOT / "solutions"
-COPIES = ROOT / "my_lessons"  # the learner's folder
+COPIES = ROOT / "my_lessons"  # folder with the learner's copies of the lessons
 CHECKS = Path(__file__).parent / "check"
 
 
 def progress():
-    """Return a table of the exercises done, one line per lesson. A notebook shows it as HTML."""
+    """Return a table of the exercises that are done, one line per lesson. A notebook shows it as HTML."""
     return Table(exercises(), done())
 
 
 @functools.cache
 def exercises():
-    """Return every lesson's exercises in order: {"01": {"1.0": "predict the factor", ...}, ...}. They are
-    parsed from the source of the checks, because importing all checks takes seconds."""
+    """Return every lesson's exercises in order, {"01": {"1.0": "predict the factor", ...}, ...}.
+
+    They are parsed from the source of the checks, because importing all checks takes seconds.
+    """
     found = {}
     for file in sorted(CHECKS.glob("lesson[0-9][0-9].py")):
         numbered = re.findall(r"@exercise\(\s*\"([\d.]+)\",\s*\"([^\"]+)\"", file.read_text(encoding="utf-8"))
@@ -35,21 +37,24 @@ def exercises():
 
 
 def next_exercise(after=None):
-    """Return the first unfinished exercise after `after`, or else from the start; None if all are done."""
+    """Return the first unfinished exercise after `after`, or else from the start. Return None if all are
+    done."""
     numbers, ticked = [number for lesson in exercises().values() for number in lesson], done()
     start = numbers.index(after) + 1 if after in numbers else 0
     return next((number for number in numbers[start:] + numbers[:start] if number not in ticked), None)
 
 
 def place(number):
-    """Return a link to an exercise's notebook in the learner's folder: "01_online_softmax.ipynb"."""
+    """Return the file name of an exercise's notebook in the learner's folder, "01_online_softmax.ipynb"."""
     lesson = f"{int(number.partition('.')[0]):02}"
     return next(file.with_suffix(".ipynb").name for file in sorted(SOLUTIONS.glob(f"{lesson}_*.py")))
 
 
 def how_far(number):
-    """Return the Markdown that a notebook shows after a passed check: the number of exercises done, the next
-    one, and a link to the solution."""
+    """Return the Markdown that a notebook shows after a passed check.
+
+    It contains the number of exercises done, the next exercise, and a link to the solution.
+    """
     total = sum(map(len, exercises().values()))
     onward = next_exercise(number)
     said = [f"{len(done())} of {total} done"]
@@ -60,9 +65,9 @@ def how_far(number):
 
 
 def done():
-    """Return the exercises done, with the date of the first success: {"1.2": "2026-11-21", ...}.
+    """Return the finished exercises with the date of their first success, {"1.2": "2026-11-21", ...}.
 
-    A damaged file is renamed, with a message, and a new list is started.
+    A damaged file is renamed, a message names the new file, and an empty list is started.
     """
     path = ledger_path()
     try:
@@ -78,7 +83,7 @@ def done():
 
 
 def tick(number):
-    """Mark exercise `number` ("1.2") as done. If the file cannot be written, only a message is printed."""
+    """Mark exercise `number` ("1.2") as done. If the file cannot be written, print a message and continue."""
     try:
         with alone():
             ledger = done()
@@ -89,8 +94,8 @@ def tick(number):
 
 
 def alone():
-    """Lock the progress list, so that concurrent updates from two notebooks are not lost."""
-    from filelock import FileLock  # here, so that the doctor can run where it is missing
+    """Lock the progress list, so that two notebooks that update it at the same time lose no entry."""
+    from filelock import FileLock  # imported here so that the doctor runs even if filelock is missing
 
     path = ledger_path()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,20 +116,23 @@ def write(ledger):
 
 
 def ledger_path():
-    """Return the path of the progress list: in COURSE_STATE_DIR if that is set, else in my_lessons/. A copy
-    of the folder thus includes the progress, and a fresh clone starts at the first lesson."""
+    """Return the path of the progress list, in COURSE_STATE_DIR if that is set, else in my_lessons/.
+
+    A copy of my_lessons/ thus includes the progress, and a new clone starts at the first lesson.
+    """
     return Path(os.environ.get("COURSE_STATE_DIR") or COPIES / ".progress") / "exercises.json"
 
 
 def users_ledger():
     """Return the path of the list that all clones of a user shared in early versions of the course."""
-    from platformdirs import user_state_dir  # here, so that the doctor can run where platformdirs is missing
+    # imported here so that the doctor runs even if platformdirs is missing
+    from platformdirs import user_state_dir
 
     return Path(user_state_dir("gpu-attention-course")) / "exercises.json"
 
 
 def adopt_users_ledger():
-    """Copy the formerly shared list into a clone that has none. Return a message, or ""."""
+    """Copy the formerly shared list into a clone that has no list. Return a message, or ""."""
     if ledger_path().exists() or not users_ledger().exists():
         return ""
     ledger_path().parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +158,7 @@ def set_aside(path, why="damaged"):
 
 
 class Table:
-    """Lessons with their finished and unfinished exercises: text in a terminal, HTML in a notebook."""
+    """Lessons with their finished and unfinished exercises. A terminal shows text, a notebook HTML."""
 
     def __init__(self, lessons, ticked):
         self.rows = [

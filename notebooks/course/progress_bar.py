@@ -1,4 +1,4 @@
-"""The lessons' progress bar: tqdm, unless COURSE_QUIET=1 is set."""
+"""Progress bar of the lessons: tqdm, unless COURSE_QUIET=1 is set."""
 
 import os
 from collections.abc import Iterable
@@ -7,8 +7,10 @@ from tqdm.auto import tqdm
 
 
 def progress_bar(iterable: Iterable | None = None, **tqdm_arguments) -> tqdm:
-    """Return tqdm.auto.tqdm(iterable, ...), for notebooks and terminals. Silent while a notebook is built or
-    tested."""
+    """Return tqdm.auto.tqdm(iterable, ...), for notebooks and terminals.
+
+    The bar is hidden while a notebook is built or tested.
+    """
     return tqdm(iterable, **{"disable": quiet(), **tqdm_arguments})
 
 

@@ -2,8 +2,8 @@
 instructions in.
 
 Compilation needs NVIDIA's library libNVVM, which is installed with numba-cuda on Linux and Windows, but no
-GPU or driver. If it is missing, as on macOS, `compiled` and `type_of` use results recorded during the build
-of the lessons (recorded/NN_topic.json), and raise NoCompiler for anything that was not recorded.
+GPU or driver. If libNVVM is missing, as on macOS, `compiled` and `type_of` use results recorded during the
+build of the lessons (recorded/NN_topic.json), and raise NoCompiler for anything that was not recorded.
 """
 
 import functools
@@ -28,11 +28,11 @@ from numba.cuda import dispatcher
 from numba.cuda.compiler import compile_cuda
 from numba.cuda.cudadrv import nvvm
 
-ARCHITECTURE = "sm_80"  # an A100; newer GPUs run it too
+ARCHITECTURE = "sm_80"  # the architecture of an A100, whose PTX newer GPUs run too
 
 
 class NoCompiler(RuntimeError):
-    """A part of the compiler is missing. A notebook shows only the message."""
+    """Error that a part of the compiler is missing. A notebook shows only the message."""
 
     def _render_traceback_(self):
         return [f"NOTHING WAS COMPILED. {self}"]
@@ -42,8 +42,10 @@ class NoCompiler(RuntimeError):
 
 
 def type_of(expression, **arguments):
-    """Return the name of the type that Numba infers for an expression in a kernel: type_of("i + 1",
-    i=np.int32(5)) is "int64"."""
+    """Return the name of the type that Numba infers for an expression in a kernel.
+
+    type_of("i + 1", i=np.int32(5)) returns "int64".
+    """
     given = {name: type_of_argument(argument) for name, argument in arguments.items()}
     return kept(f"the type of {expression} with {given}", lambda: type_found(expression, given))
 
@@ -62,8 +64,10 @@ def type_found(expression, given):
 
 
 def type_of_argument(argument):
-    """Return the Numba type of a kernel argument. A Numba type is returned unchanged, and a tensor is treated
-    as an array."""
+    """Return the Numba type of a kernel argument.
+
+    A Numba type is returned unchanged, and a tensor is treated as an array.
+    """
     if isinstance(argument, types.Type):
         return argument
     return numba.typeof(argument.detach().cpu().numpy() if hasattr(argument, "detach") else argument)
@@ -76,10 +80,10 @@ def type_of_argument(argument):
 class Compiled:
     """A kernel compiled for one GPU architecture.
 
-    source: the kernel's own lines.
-    first: the number of the first line.
-    ptx: its text.
-    names: a description of each parameter.
+    source: the kernel's source text.
+    first: line number of the first line of `source` in its file.
+    ptx: PTX text of the compiled kernel.
+    names: description of each PTX parameter, in order.
     """
 
     source: str
@@ -125,8 +129,10 @@ class Compiled:
 
     @property
     def registers(self):
-        """Number of 32-bit registers per thread that the assembler allocates. Raises NoCompiler without an
-        assembler."""
+        """Number of 32-bit registers per thread that the assembler allocates.
+
+        Raises NoCompiler if there is no assembler.
+        """
         return kept(f"registers of {digest(self.ptx)} on {self.architecture}", self.registers_assigned)
 
     def registers_assigned(self):
@@ -165,11 +171,13 @@ class Compiled:
 
 
 def compiled(kernel, *arguments, architecture=ARCHITECTURE):
-    """Return the kernel compiled for the given arguments, which are values or Numba types. The kernel is a
-    function, with or without @cuda.jit.
+    """Return the kernel compiled for the given arguments, which are values or Numba types.
 
-    Raises NoCompiler if libNVVM is missing and no recording exists, and Numba's exception for a kernel that
-    it cannot compile.
+    kernel: a function, with or without @cuda.jit.
+
+    Raises NoCompiler if libNVVM is missing and the result was not recorded, and Numba's exception for a
+    kernel
+    that Numba cannot compile.
     """
     function, signature = getattr(kernel, "py_func", kernel), types.void(*map(type_of_argument, arguments))
     constants = [
@@ -184,7 +192,7 @@ def compiled(kernel, *arguments, architecture=ARCHITECTURE):
 
 
 def compiled_here(kernel, *arguments, architecture=ARCHITECTURE):
-    """Compile like `compiled`, but never use a recording."""
+    """Compile the kernel like `compiled`, but never use a recording."""
     function = getattr(kernel, "py_func", kernel)
     signature = types.void(*map(type_of_argument, arguments))
     require_compiler()
@@ -213,14 +221,17 @@ def source_of(function):
     return textwrap.dedent(inspect.getsource(function))
 
 
-# What the lessons' own kernels were compiled to, for machines without the compiler --------------------------
+# Recorded compiler output, for machines without the compiler
+# --------------------------------------------------
 
 RECORDS = Path(__file__).parent / "recorded"
 
 
 def kept(what, compute):
-    """Return compute(), or its recorded result if the compiler is missing. COURSE_RECORD_PTX names a file to
-    record to."""
+    """Return compute(), or its recorded result if the compiler is missing.
+
+    COURSE_RECORD_PTX names a file to which results are recorded.
+    """
     try:
         result = compute()
     except NoCompiler:
@@ -249,7 +260,8 @@ def digest(text):
 
 
 def require_compiler():
-    """Raise NoCompiler unless libNVVM is installed. COURSE_NO_COMPILER=1 simulates its absence."""
+    """Raise NoCompiler unless libNVVM is installed. COURSE_NO_COMPILER=1 simulates a machine without
+    libNVVM."""
     try:
         if os.environ.get("COURSE_NO_COMPILER"):
             raise nvvm.NvvmSupportError("COURSE_NO_COMPILER is set")
@@ -264,20 +276,22 @@ def require_compiler():
 
 @contextmanager
 def another_gpu(architecture):
-    """Compile device functions for `architecture` within the `with` block. Numba would otherwise query the
-    current GPU, and there may be none."""
+    """Compile device functions for `architecture` inside the `with` block.
+
+    Numba would otherwise ask the current GPU for its architecture, and there may be no GPU.
+    """
     stand_in = SimpleNamespace(compute_capability=numbers_of(architecture))
     with patch.object(dispatcher, "get_current_device", lambda: stand_in):
         yield
 
 
 def numbers_of(architecture):
-    """Return (8, 0) for "sm_80"."""
+    """Return the architecture as a tuple: (8, 0) for "sm_80"."""
     return divmod(int(architecture.removeprefix("sm_")), 10)
 
 
 def parameters(function, signature):
-    """Return descriptions of a compiled kernel's parameters: seven or more per array, one per number."""
+    """Return descriptions of a compiled kernel's parameters: seven or more per array, one per scalar."""
     names = []
     for name, kind in zip(function.__code__.co_varnames, signature.args, strict=False):
         sizes = [f"{part}{axis}" for part in ("shape", "strides") for axis in range(getattr(kind, "ndim", 0))]
@@ -292,7 +306,8 @@ TYPES = {"s": "int", "u": "uint", "f": "float", "b": "bits"}
 PLACES = {"tid": "threadIdx", "ntid": "blockDim", "ctaid": "blockIdx", "nctaid": "gridDim"}
 COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 COMPARED |= {f"{name}u": f"{sign}, or NaN," for name, sign in COMPARED.items()}
-SPOKEN = {  # keyed by instruction prefix, of which the longest match applies; {0} is the first operand
+# Keyed by the instruction's prefix; the longest matching prefix applies. {0} is the first operand.
+SPOKEN = {
     "ld.param": "{0} = {1}",
     "ld.global": "{0} = the {type} at {1}",
     "ld.shared": "{0} = the {type} at {1} in shared memory",
@@ -327,8 +342,10 @@ SPOKEN = {  # keyed by instruction prefix, of which the longest match applies; {
 
 
 def spoken(line):
-    """Describe one instruction in words. Return nothing for labels and for instructions that the small
-    dictionary lacks."""
+    """Describe one instruction in words.
+
+    Return nothing for labels, and for instructions that SPOKEN lacks.
+    """
     guard, operation, operands = re.fullmatch(r"(?:@(!?%\w+) +)?(\S+)\s*(.*)", line).groups()
     beginnings = [name for name in SPOKEN if f"{operation}.".startswith(f"{name}.")]
     if not beginnings:
@@ -346,8 +363,10 @@ def spoken(line):
 
 
 def value_of(operand):
-    """Return a readable operand: %rd1 becomes rd1, %tid.x becomes threadIdx.x, 0d3FF0000000000000 becomes the
-    float64 1.0."""
+    """Return a readable operand.
+
+    %rd1 becomes rd1, %tid.x becomes threadIdx.x, and 0d3FF0000000000000 becomes the float64 1.0.
+    """
     operand = operand.strip("[]; ").replace("%", "").lstrip("$")
     number = re.fullmatch(r"0([fd])([0-9A-F]+)", operand)
     if number:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import cloudpickle
 
-# Linux forks all ranks from one process, which has imported PyTorch and what the function needs. Elsewhere
-# each rank is a process of its own: forking after such imports is not safe there.
+# On Linux, one process imports PyTorch and the function's modules, and then forks all ranks.
+# On other systems a fork after these imports is not safe, so each rank starts as its own process.
 FORKS = sys.platform == "linux"
 
 
 class RankFailed(RuntimeError):
-    """At least one rank failed. A notebook shows only the message."""
+    """Error that at least one rank failed. A notebook shows only the message."""
 
     def _render_traceback_(self):
         return str(self).splitlines()
@@ -30,9 +30,12 @@ def run_ranks(function, ranks, *arguments, timeout=60):
     """Run function(*arguments) in each of `ranks` processes, and return their results in rank order.
 
     The processes form torch.distributed's default group, with gloo. `torch.distributed.get_rank()` returns
-    the rank. The function can be defined in a notebook.
+    the
+    rank. The function can be defined in a notebook.
+
     timeout: seconds that a rank waits for another.
-    Raises RankFailed with the last line of each failed rank's error. No process outlives the call.
+
+    Raises RankFailed with the last line of each failed rank's error. All processes have ended on return.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True) as folder:
         folder = Path(folder)
@@ -71,7 +74,8 @@ def end(process):
 
 
 def exit_code(folder, rank, process):
-    """Return the exit code of a rank, which is its process's unless it was forked."""
+    """Return the exit code of a rank. A forked rank stores its code in a file; otherwise it is the
+    process's."""
     forked = folder / f"{rank}.code"
     return int(forked.read_text()) if forked.exists() else process.returncode
 
@@ -100,8 +104,9 @@ def main(folder, ranks, timeout, *share):
     if len(share) == 1:
         return run(folder, ranks, timeout, share[0])
     import_module("torch.distributed")
-    with contextlib.suppress(Exception):  # each rank reports it
-        pickle.loads((folder / "call").read_bytes())  # imports what the function needs
+    with contextlib.suppress(Exception):  # Each rank reports an error of this call itself.
+        # Unpickling imports the modules that the function needs.
+        pickle.loads((folder / "call").read_bytes())
     forked = {rank: fork(run, folder, ranks, timeout, rank) for rank in share}
     for rank, process in forked.items():
         _, status = os.waitpid(process, 0)
@@ -126,7 +131,7 @@ def fork(function, *arguments):
 
 
 def run(folder, ranks, timeout, rank):
-    """Run one rank."""
+    """Join the process group as `rank`, call the function and store its result or its error."""
     from torch import distributed
 
     distributed.init_process_group(
@@ -143,7 +148,8 @@ def run(folder, ranks, timeout, rank):
         traceback.print_exc()
         said = "".join(traceback.format_exception_only(error)).strip()
         (folder / f"{rank}.error").write_text(said, encoding="utf-8")
-        os._exit(1)  # no farewell: the others may wait in an exchange
+        # Exit without leaving the process group, because the other ranks may be waiting in a collective.
+        os._exit(1)
     written = folder / f"{rank}.part"
     written.write_bytes(result)
     written.rename(folder / f"{rank}.result")

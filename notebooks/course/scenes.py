@@ -16,15 +16,20 @@ from sim.viz import Scene, ranges
 # Between global memory and the chip -------------------------------------------------------------------------
 
 ARRAYS = ("Q", "K", "V", "O", "m, l")
-LANES = 8  # a thick arrow is as many lines, two pixels each: a whole d-wide tile
-BAR = 64  # segments of the bar for the total data moved
-MOVED = {(True, False): "load", (False, True): "store", (True, True): "atomic"}  # look: (read, written)
+LANES = 8  # maximum number of lines in an arrow, each two pixels thick; a full arrow represents a d-wide tile
+BAR = 64  # number of segments in the bar that shows the total data moved
+# (whether elements are read, whether elements are written) -> look
+MOVED = {(True, False): "load", (False, True): "store", (True, True): "atomic"}
 
 
 @dataclass
 class Step:
-    """Data movement for one tile of scores: elements read and written per array, the query and key tiles, the
-    elements written earlier to initialise arrays, and the running total."""
+    """Data movement for one tile of scores.
+
+    It contains the elements read and written per array, the query and key tiles, the elements written earlier
+    to
+    initialise arrays, and the running total.
+    """
 
     read: Counter = field(default_factory=Counter)
     written: Counter = field(default_factory=Counter)
@@ -39,8 +44,10 @@ class Step:
 
 
 class SteppedTraffic(Traffic):
-    """Traffic that also records each step in execution order. Tiles have `size` rows, and d must be at least
-    2."""
+    """Traffic that also records each step in execution order.
+
+    Tiles have `size` rows, and d must be at least 2.
+    """
 
     def __init__(self, q, k, v, size):
         super().__init__()
@@ -71,12 +78,13 @@ class SteppedTraffic(Traffic):
 
 
 def tile_by_tile(orders, q, k, v, size):
-    """Return a View of the data that each loop order moves per tile. The thickness of an arrow represents the
-    number of elements.
+    """Return a View of the data that each loop order moves per tile.
+
+    The thickness of an arrow represents the number of elements.
 
     orders: {name: order(q, k, v, rows, columns, traffic)}.
-    q, k, v: (N, d) with d at least 2.
-    size: rows and columns of a tile.
+    q, k, v: arrays of shape (N, d), d >= 2.
+    size: number of rows and of columns in a tile.
     """
     runs = {name: stepped(order, q, k, v, size) for name, order in orders.items()}
     plain = Traffic()
@@ -116,7 +124,8 @@ def stepped(order, q, k, v, size):
 
 
 class Panel:
-    """One loop order's part of the figure: global memory, arrows, the chip, the scores, and a bar for the
+    """The part of the figure for one loop order: global memory, arrows, the chip, the scores, and a bar for
+    the
     total data moved."""
 
     def __init__(self, scene, top, title, steps, tiles, lane):
@@ -157,8 +166,10 @@ class Panel:
         return len(self.scene.cells) - 1
 
     def arrow(self, x, y, tip):
-        """Return the lines of an arrow, from the middle outwards. It points right, or left if `tip` is
-        negative."""
+        """Return the lines of an arrow, from the middle outwards.
+
+        The arrow points right, or left if `tip` is negative.
+        """
         reach = [min(lane, LANES - 1 - lane) * tip for lane in range(LANES)]
         lanes = [
             self.cell(x + min(0, ahead), y + 2 * lane, 60 + abs(ahead), 2) for lane, ahead in enumerate(reach)
@@ -166,7 +177,8 @@ class Panel:
         return sorted(lanes, key=lambda cell: abs(2 * (cell - lanes[0]) + 1 - LANES))
 
     def add_bar(self, most, plain):
-        """Add a bar for up to `most` elements, marked where the standard algorithm ends."""
+        """Add a bar for up to `most` elements, with a mark at the amount that the standard algorithm
+        moves."""
         self.most, y = most, self.y(len(ARRAYS)) + 2
         self.bar = [self.cell(100 + 8 * piece, y, 8, 12) for piece in range(BAR)]
         mark = 100 + round(8 * BAR * plain / most)
@@ -210,16 +222,18 @@ class Panel:
         )
 
 
-# The tile of keys slides past the threads -----------------------------------------------------------------
+# The tile of keys that slides past the threads
+# ----------------------------------------------------------------
 
 SIDE, KEYS, TOP = 26, 196, 58
 
 
 def sliding_tile(recording, d, columns):
-    """Return a View of the first block in a launch of lesson 05's kernel. Each row is a thread with its
-    query, each column a key, and each step an epoch.
+    """Return a View of the first block in a launch of lesson 05's kernel.
 
-    recording: the launch's trace.
+    Each row is a thread with its query, each column is a key, and each step is an epoch.
+
+    recording: trace of the launch.
     d: elements per row.
     columns: keys per tile, at the start of shared memory.
     """
@@ -240,7 +254,7 @@ def sliding_tile(recording, d, columns):
         ("store", "written"),
     )
     below = TOP + 2 * SIDE + 24
-    places = {}  # (array, number): cell, and (thread, key): cell
+    places = {}  # (array, index) or (thread, key) -> cell
     for row, name in enumerate("kv"):
         places |= line_of(scene, name, range(keys * d), KEYS, TOP + SIDE * row)
     for t in range(threads):
@@ -261,14 +275,17 @@ def sliding_tile(recording, d, columns):
 
 
 def line_of(scene, name, numbers, x, y):
-    """Add a piece of a flat array to the scene, from left to right. Return {(name, index): cell}."""
+    """Add consecutive elements of a flat array to the scene, from left to right.
+
+    Return {(name, index): cell}.
+    """
     start = len(scene.cells)
     scene.cells += [(x + SIDE * place, y, SIDE - 2, SIDE - 2) for place in range(len(numbers))]
     return {(name, number): start + place for place, number in enumerate(numbers)}
 
 
 def epochs(recording, places, d, columns):
-    """Yield each step as (description of the epoch, looks of its cells)."""
+    """Yield (description of the epoch, looks of its cells) for each step."""
     used, tile, start = {}, set(), 0
     for epoch in np.unique(recording.epoch[recording.block == 0]).tolist():
         fetched = accesses(recording, epoch, LOAD, "global")
@@ -305,7 +322,7 @@ def in_words(epoch, fetched, met, written, d):
 
 
 def accesses(recording, epoch, action, space):
-    """Return {(array, element): thread} for accesses of one kind to one memory space in an epoch."""
+    """Return {(array, element): thread} for one kind of access to one memory space in an epoch."""
     return {(name, number): thread for name, number, thread in touched(recording, epoch, action, space)}
 
 

@@ -1,4 +1,5 @@
-"""PTX from several languages, side by side, with the instructions of selected source lines highlighted."""
+"""Display of PTX from several languages side by side, with the instructions of selected source lines
+highlighted."""
 
 import re
 from dataclasses import dataclass
@@ -14,14 +15,14 @@ def show_ptx(title, columns):
 
     columns: {name: (ptx, lines)}, where `lines` are the source lines to highlight.
     """
-    # here, so that the package loads where Jupyter is missing
+    # imported here so that the package loads without Jupyter
     from IPython.display import display
 
     display(SideBySide(title, {name: [*marked(*given)] for name, given in columns.items()}))
 
 
 def instructions(ptx):
-    """Yield (source line or 0, instruction or label) for the first kernel's body, in order."""
+    """Yield (source line or 0, instruction or label) for the body of the first kernel, in order."""
     body = ptx[ptx.index(".entry") :]
     name = re.search(r"\.entry\s+(\S+?)\(", body)[1]
     line = 0
@@ -34,7 +35,10 @@ def instructions(ptx):
 
 
 def count(ptx, beginning="", lines=None):
-    """Count the instructions that begin with a prefix, optionally only those from certain source lines."""
+    """Count the instructions that begin with a prefix.
+
+    lines: source lines to which the count is restricted, or None for all.
+    """
     return sum(
         not text.startswith("$") and bare(text).startswith(beginning) and (lines is None or line in lines)
         for line, text in instructions(ptx)
@@ -47,7 +51,7 @@ def bare(instruction):
 
 
 def marked(ptx, lines):
-    """Return (instruction or label, whether it belongs to one of the source lines) for a kernel."""
+    """Return [(instruction or label, whether it belongs to one of the source lines)] for a kernel."""
     return (
         (text, line in lines and not text.startswith("$") and text != "ret")
         for line, text in instructions(ptx)
@@ -56,7 +60,7 @@ def marked(ptx, lines):
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Columns of PTX: `str()` returns text, and a notebook shows HTML. Both depend only on the columns."""
+    """Columns of PTX. `str()` returns text, and a notebook shows HTML."""
 
     title: str
     columns: dict[str, list[tuple[str, bool]]]
@@ -87,8 +91,10 @@ class SideBySide:
 
 
 def code_of(rows):
-    """Return one column's lines as HTML. Highlighted lines have both a background colour and a mark, for
-    readers who cannot distinguish colours."""
+    """Return the lines of one column as HTML.
+
+    Highlighted lines have both a background colour and a mark, for readers who cannot distinguish colours.
+    """
     return "\n".join(
         f'<b style="background:#F0E442;color:black">{MARK}{escape(text)}</b>' if mark else f"  {escape(text)}"
         for text, mark in rows

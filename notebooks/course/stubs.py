@@ -18,15 +18,15 @@ def what_to_do(stub):
 
 
 def shorten_in_notebook():
-    """Make a notebook show this advice instead of a traceback when a stub is called. Outside a notebook this
-    is a no-op."""
+    """Make a notebook show this advice instead of a traceback when a stub is called. Outside a notebook, do
+    nothing."""
     ipython = sys.modules.get("IPython")
     if shell := ipython and ipython.get_ipython():
         shell.set_custom_exc((Exception,), show)
 
 
 def show(shell, kind, error, trace, tb_offset=None):
-    """Show an error in IPython's way, except that errors caused by a stub show the advice."""
+    """Show an error as IPython does, but show the advice if a stub caused the error."""
     if stub := stub_of(error):
         error._render_traceback_ = lambda: [
             f"✗ {stub} is not written yet, and this cell needs it.",

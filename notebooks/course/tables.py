@@ -4,13 +4,16 @@ import re
 from dataclasses import dataclass
 from html import escape
 
-NUMBER = re.compile(r"[-−+]?\d.*|")  # cells that are aligned to the right; empty cells are allowed
+NUMBER = re.compile(r"[-−+]?\d.*|")  # matches cells that are aligned to the right; a cell may be empty
 
 
 def show_table(header, *rows, title=""):
-    """Show a table. `header` and each row have the same number of cells. Numbers are already formatted and
-    are aligned to the right."""
-    # here, so that the package loads where Jupyter is missing
+    """Show a table.
+
+    header and each row: the same number of cells. Numbers are already formatted, and are aligned to the
+    right.
+    """
+    # imported here so that the package loads without Jupyter
     from IPython.display import display
 
     display(Table(title, [*map(str, header)], [[*map(str, row)] for row in rows]))
@@ -18,7 +21,7 @@ def show_table(header, *rows, title=""):
 
 @dataclass(frozen=True)
 class Table:
-    """Formatted table: `str(table)` returns text, a notebook shows HTML. Both depend only on the cells."""
+    """A formatted table. `str(table)` returns text, and a notebook shows HTML."""
 
     title: str
     header: list[str]
@@ -31,7 +34,7 @@ class Table:
 
     @property
     def columns(self):
-        """Return (whether the column is numeric, width in characters) for each column."""
+        """Return [(whether the column is numeric, width in characters)], one pair per column."""
         for name, *cells in zip(self.header, *self.rows):
             yield all(map(NUMBER.fullmatch, cells)), max(map(len, (name, *cells)))
 

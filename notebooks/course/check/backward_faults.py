@@ -1,6 +1,7 @@
-"""Faulty kernels for lesson 13: the errors in the published backward algorithms, one fault at a time.
+"""Faulty kernels for lesson 13. Each contains one error that published backward algorithms contain.
 
-Each takes the arguments of the kernel that it replaces. FAULTS names that kernel."""
+A faulty function takes the arguments of the function that it replaces, which FAULTS names.
+"""
 
 import math
 
@@ -10,7 +11,7 @@ from numpy import float32
 
 @cuda.jit(device=True)
 def meet(tile, w, i, j):
-    """Σ w[a, b] · tile[i + a, j + b]."""
+    """Return Σ w[a, b] · tile[i + a, j + b]."""
     total = float32(0)
     for a in range(w.shape[0]):
         for b in range(w.shape[1]):
@@ -20,7 +21,7 @@ def meet(tile, w, i, j):
 
 @cuda.jit(device=True)
 def readers(tile, w, i, j, height):
-    """Σ w[a, b] · tile[i + P_q - a, j + c_k - 1 - b], of the readers in rows below `height` alone."""
+    """Return Σ w[a, b] · tile[i + c_q - 1 - a, j + c_k - 1 - b] over the rows below `height` only."""
     c_q, c_k = w.shape
     total = float32(0)
     for a in range(max(0, i + c_q - height), c_q):
@@ -31,7 +32,7 @@ def readers(tile, w, i, j, height):
 
 @cuda.jit(device=True)
 def no_rows_below(p_tile, d_t_tile, s_tile, w, log_sum, delta, i0, j0):
-    """gradient_of_t where the tile of rows ends with the owned ones: dT of the rows below stays 0."""
+    """Compute gradient_of_t only for the owned rows, so that dT stays 0 in the halo rows below them."""
     below = w.shape[0] - 1
     height, width = s_tile.shape[0] - below, s_tile.shape[1] - w.shape[1] + 1
     for e in range(cuda.threadIdx.x, height * width, cuda.blockDim.x):
@@ -47,7 +48,7 @@ def no_rows_below(p_tile, d_t_tile, s_tile, w, log_sum, delta, i0, j0):
 
 @cuda.jit(device=True)
 def taps_of_the_whole_tile(tap_sums, d_t_tile, s_tile, w, rows, columns, right):
-    """add_d_w over all the rows and columns of dT, halo included."""
+    """Compute add_d_w over all rows and columns of dT, including the halo."""
     c_q, c_k = w.shape
     for e in range(cuda.threadIdx.x, c_q * c_k, cuda.blockDim.x):
         a, b = e // c_k, e % c_k
@@ -58,7 +59,7 @@ def taps_of_the_whole_tile(tap_sums, d_t_tile, s_tile, w, rows, columns, right):
 
 @cuda.jit(device=True)
 def no_mask(d_s_tile, d_t_tile, w, i0, j0, rows, columns):
-    """gradient_of_s with the gradient of the constant zeros left in."""
+    """Compute gradient_of_s without setting the gradient of masked scores to zero."""
     for e in range(cuda.threadIdx.x, rows * columns, cuda.blockDim.x):
         i, j = e // columns, e % columns
         d_s_tile[i, j] = readers(d_t_tile, w, i, j, rows + w.shape[0] - 1)
@@ -66,7 +67,7 @@ def no_mask(d_s_tile, d_t_tile, w, i0, j0, rows, columns):
 
 @cuda.jit(device=True)
 def scores_of_all_rows(d_s_tile, d_t_tile, w, i0, j0, rows, columns):
-    """gradient_of_s on the halo rows too, as far as their readers are in the tile."""
+    """Compute gradient_of_s for the halo rows too, from the readers that are in the tile."""
     height = rows + w.shape[0] - 1
     for e in range(cuda.threadIdx.x, height * columns, cuda.blockDim.x):
         i, j = e // columns, e % columns
@@ -75,7 +76,7 @@ def scores_of_all_rows(d_s_tile, d_t_tile, w, i0, j0, rows, columns):
 
 @cuda.jit(device=True)
 def keys_of_all_rows(d_k_tile, d_v_tile, d_s_tile, p_tile, q, d_o, i0, rows, columns, right):
-    """add_d_k_d_v over the halo rows too: as many as there are above the owned ones of a whole tile."""
+    """Compute add_d_k_d_v over the halo rows too, of which there are as many as above the owned rows."""
     d, below = q.shape[1], (p_tile.shape[0] - rows) // 2
     for e in range(cuda.threadIdx.x, columns * d, cuda.blockDim.x):
         j, c = e // d, e % d

@@ -1,4 +1,4 @@
-"""Limits on the memory accesses and synchronisation of a launch.
+"""Limits on the memory accesses and the synchronisation of a launch.
 
 A contract counts events of the launch. It does not search the source for names.
 """
@@ -18,41 +18,44 @@ GRID_BARRIER = "grid.sync"
 
 @dataclass(frozen=True)
 class Contract:
-    """Requirements for one launch. The check computes each number; fields that are left out impose no limit.
+    """Requirements for one launch. A field that is left out imposes no limit.
 
-    An access is a load, store or atomic of a single element. `names` lists the arrays in the order of the
-    kernel's parameters, under the names that the check uses ("x y out"). By default, these are the kernel's
-    parameter names. "shared" refers to all shared arrays together.
+    An access is a load, store or atomic of a single element.
+
+    names: the arrays in the order of the kernel's parameters, under the names that the check uses ("x y
+    out").
+        By default, these are the kernel's parameter names. "shared" refers to all shared arrays together.
     """
 
     names: str = ""
-    each: dict = field(default_factory=dict)  # array -> maximum accesses per thread
-    most: dict = field(default_factory=dict)  # array -> maximum accesses by all threads together
-    least: dict = field(default_factory=dict)  # array -> minimum accesses by all threads together
-    # array -> function that maps flat element indices to the global index of the owning thread
+    each: dict = field(default_factory=dict)  # array -> maximum number of accesses per thread
+    most: dict = field(default_factory=dict)  # array -> maximum number of accesses by all threads together
+    least: dict = field(default_factory=dict)  # array -> minimum number of accesses by all threads together
+    # array -> function that maps flat element indices to the global index of the thread that owns the element
     owner: dict[str, Callable] = field(default_factory=dict)
     threads: int = 0  # minimum number of threads that access memory
-    # minimum number of threads that load or update a shared element written by another thread
+    # minimum number of threads that load or update a shared element that another thread has written
     helpers: int = 0
     blocks: int = 0  # minimum number of blocks
-    # maximum ratio of the busiest thread's accesses to the mean over active threads
+    # maximum ratio of the busiest thread's accesses to the mean over the active threads
     share: float | None = None
-    barriers: tuple | None = None  # (minimum, maximum) block-wide barriers per block, on average
-    shuffles: tuple | None = None  # (minimum, maximum) shuffles, summed over all warps
-    atomics: tuple | None = None  # (minimum, maximum) atomic operations
-    grid_barriers: tuple | None = None  # (minimum, maximum) grid-wide barriers
-    shared_bytes: int | None = None  # maximum bytes of shared arrays per block
-    hint: str | None = None  # the requirement as worded in the exercise
+    barriers: tuple | None = None  # (minimum, maximum) number of block-wide barriers per block, on average
+    shuffles: tuple | None = None  # (minimum, maximum) number of shuffles, summed over all warps
+    atomics: tuple | None = None  # (minimum, maximum) number of atomic operations
+    grid_barriers: tuple | None = None  # (minimum, maximum) number of grid-wide barriers
+    shared_bytes: int | None = None  # maximum size of the shared arrays of a block, in bytes
+    hint: str | None = None  # wording of the requirement in the exercise, for messages
 
     def enforce(self, kernel, report, call):
-        """Reject a launch with correct results if it violates a requirement."""
+        """Reject a launch that violates a requirement. Its results have already been found correct."""
         work = Work(report, self.translation(kernel))
         for what in self.broken(work, report):
             fail(f"the result is correct, but {what}", call=call, hint=self.hint)
 
     def translation(self, kernel):
         """Return a dict from the kernel's parameter names to the names that the check uses."""
-        if (names := getattr(kernel, "names", None)) is None:  # of a kernel of PTX
+        # PTX kernels have no Python function whose parameter names could be read.
+        if (names := getattr(kernel, "names", None)) is None:
             code = getattr(kernel, "py_func", kernel).__code__
             names = code.co_varnames[: code.co_argcount]
         return dict(zip(names, self.names.split(), strict=False))
@@ -160,7 +163,8 @@ def times(count):
 
 
 class Work:
-    """Per-thread access counts of a launch, computed from its trace as (blocks, threads per block) tables."""
+    """Number of accesses per thread in a launch, counted in its trace as tables (blocks, threads per
+    block)."""
 
     def __init__(self, report, translation=None):
         self.trace, self.threads = report.trace, int(np.prod(report.block))
@@ -194,8 +198,8 @@ class Work:
         return np.isin(self.trace.array, [i for i, known in enumerate(self.names) if known == name])
 
     def helpers(self):
-        """Return the number of threads that load or update a shared-memory element that another thread in
-        their block writes."""
+        """Return the number of threads that load or update a shared element that another thread of their
+        block writes."""
         chosen = np.flatnonzero(self.chosen("shared"))
         places = [*zip(self.block_number[chosen].tolist(), self.trace.address[chosen].tolist(), strict=True)]
         threads, actions = self.trace.thread[chosen].tolist(), self.trace.action[chosen].tolist()
@@ -207,7 +211,7 @@ class Work:
         return len({(p[0], t) for p, t, action in taken if action != STORE and writers[p] - {t}})
 
     def shared_bytes(self):
-        """Return the maximum size, over all blocks, of the shared arrays that a block accesses."""
+        """Return the largest total size, over all blocks, of the shared arrays that a block accesses."""
         chosen = self.chosen("shared")
         used = np.unique(np.stack([self.block_number[chosen], self.trace.array[chosen]]), axis=1)
         sizes = np.array([home.itemsize * int(np.prod(home.shape)) for home in self.trace.arrays])
@@ -226,7 +230,7 @@ class Work:
         )
 
     def busiest(self, table):
-        """Return the global index of the busiest thread and its count."""
+        """Return the global index of the busiest thread and its number of accesses."""
         return int(table.argmax()), int(table.max(initial=0))
 
     def who(self, thread):

@@ -1,11 +1,11 @@
 """CUDA C++ sources for lesson 22's exercises: headers for the learner's code, kernels that call it, and the
-four buggy kernels of the bug hunt. Each bug is of a kind that occurred in published code."""
+four buggy kernels of the bug hunt. Each bug also occurred in published code."""
 
 INFINITY = """
 #define MINUS_INFINITY __int_as_float(0xff800000)
 """
 
-# 22.3: a kernel's own file includes this as tiles.cuh
+# exercise 22.3: the file of a kernel includes this text as tiles.cuh
 LOAD_TILE = """
 __device__ void load_tile(float* tile, const float* array, int start, int length, int size) {
     for (int e = threadIdx.x; e < length; e += blockDim.x)
@@ -33,7 +33,7 @@ __device__ void visit(int row, const float* q_tile, const float* k_tile,
 }
 """
 
-# 22.4: included as rows.cuh
+# exercise 22.4: kernels include this text as rows.cuh
 ROWS = """
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
@@ -67,7 +67,8 @@ extern "C" __global__ void expressions(int i, int n, int k, float x, const float
 }
 """
 
-# Kernels that call the learner's device functions; appended to their text -----------------------------------
+# Kernels that call the learner's device functions, appended to the learner's text
+# -----------------------------
 
 LOADS = """
 extern "C" __global__ void load_and_copy(const float* array, int start, int length, int size, float* out) {
@@ -97,7 +98,8 @@ extern "C" __global__ void every_row(const float* t, const float* m, const float
 }
 """
 
-# The hunt ---------------------------------------------------------------------------------------------------
+# The bug hunt
+# ------------------------------------------------------------------------------------------------
 
 HUNT = {
     "a": """
@@ -169,7 +171,7 @@ extern "C" __global__ void row_sum(const float* x, float* l, int n) {
 """,
 }
 
-# Other fixes that readers write for the faulty line
+# other correct replacements for the faulty line that test readers wrote
 COMMON_MENDS = {
     "a": [
         ("if (t < n) p[t] = expf(s[t]);", "p[t] = t < n ? expf(s[t]) : 0.0f;"),

@@ -1,5 +1,5 @@
-"""Static search of a kernel's bytecode for Python features that no GPU supports: lists, generators, numpy
-functions on whole arrays. It needs no compiler."""
+"""Search of a kernel's bytecode for Python features that no GPU supports, such as lists, generators and numpy
+functions on whole arrays. The search needs no compiler."""
 
 import builtins
 import dis
@@ -45,8 +45,10 @@ def python_function(kernel):
 
 
 def found(function, seen):
-    """Yield (function name, description) for the first use of each unsupported feature in `function` and its
-    callees."""
+    """Yield (function name, description) for the first use of each unsupported feature.
+
+    The search covers `function` and its callees.
+    """
     if not isinstance(function, FunctionType) or function.__code__ in seen or is_a_librarys(function):
         return
     seen.add(function.__code__)
@@ -58,7 +60,7 @@ def found(function, seen):
 
 
 def asks_for(code):
-    """Yield a description of each operation in a code object, nested ones included, that needs the Python
+    """Yield a description of each operation in a code object and its nested ones that needs the Python
     runtime."""
     steps = [*dis.get_instructions(code)]
     made = [MAKES[step.opname] for step in steps if step.opname in MAKES]
@@ -71,8 +73,10 @@ def asks_for(code):
 
 
 def ends_a_tuple(step):
-    """Return whether an instruction converts a temporary list to a tuple, as in `f(*p, *q)`. Numba sees only
-    the tuple."""
+    """Return whether an instruction converts a temporary list to a tuple, as in `f(*p, *q)`.
+
+    Numba's compiler sees only the tuple.
+    """
     return "LIST_TO_TUPLE" in (step.opname, step.argrepr.removeprefix("INTRINSIC_"))
 
 
@@ -97,8 +101,10 @@ def names(function):
 
 
 def refused(value):
-    """Return why a GPU cannot call this value, or None if it can. The reason is "" if the name is explanation
-    enough."""
+    """Return why a GPU cannot call this value, or None if it can.
+
+    The reason is "" if the name alone explains the refusal.
+    """
     try:
         if value in PYTHONS:
             return ", a Python built-in"

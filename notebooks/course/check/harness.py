@@ -65,8 +65,9 @@ __all__ = [
 def exercise(number, name):
     """Decorate `body(answer, rng) -> summary` as the check of exercise `number` ("1.2").
 
-    The decorated check is called as `check(answer, seed=None)`; a fixed seed reproduces the inputs. It raises
-    CheckFailed, or prints one line and records the exercise as done.
+    The decorated check is called as `check(answer, seed=None)`; a fixed seed reproduces the inputs. It prints
+    one
+    line and records the exercise as done, or raises CheckFailed.
     """
 
     def decorate(body):
@@ -107,8 +108,10 @@ def exercise(number, name):
 
 
 def say_how_far(number):
-    """Display the learner's progress with links. Only in an interactive notebook, because builds and tests
-    compare outputs."""
+    """Display the learner's progress with links.
+
+    Nothing is displayed outside an interactive notebook, because builds and tests compare outputs.
+    """
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if not quiet() and getattr(shell, "kernel", None):
         from IPython.display import Markdown, display
@@ -121,7 +124,8 @@ def say_how_far(number):
 HERE = Path(__file__).resolve().parents[1]
 LAUNCHES = tuple(str(HERE.parents[1] / package) for package in ("sim", "kernels"))
 NOT_THE_LEARNERS = ("<frozen", str(HERE), *LAUNCHES, sysconfig.get_path("stdlib"))
-PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # installed, also for another Python
+# installed packages, including those of another Python
+PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")
 
 
 def explain(error):
@@ -136,8 +140,10 @@ def explain(error):
 
 
 def where_it_was(stop, how):
-    """Describe how the learner's code was stopped and at which line. No line is shown if the check's own code
-    was running."""
+    """Describe at which line the learner's code was stopped.
+
+    No line is shown if the check's own code was running.
+    """
     ours, theirs = steps_of(stop)
     if not theirs:
         return f"{how} while the check's own code was running, outside your code"
@@ -145,25 +151,31 @@ def where_it_was(stop, how):
     return "\n".join([f"{how} in {line}", *code, *indented(4, f"called by  {source(*ours[-1])}")])
 
 
-# Appended to the message of a check that was stopped.
+# appended to the message of a check that was stopped
 NO_VERDICT = "The check did not finish, so there is no verdict on your answer."
 ENDLESS = "Does every iteration of the loop bring it closer to its end?"
 
 
 def steps_of(error):
-    """Return two lists of (frame, line) from an exception's traceback: the check's frames up to the call of
-    the learner's code, and all of the learner's frames. Both are empty if an interrupt arrives before the
-    check begins."""
+    """Return two lists of (frame, line) from an exception's traceback.
+
+    The first list has the check's frames up to the call of the learner's code, the second all of the
+    learner's
+    frames. Both are empty if an interrupt arrives before the check begins.
+    """
     steps = list(traceback.walk_tb(error.__traceback__))
-    body, steps = steps[1:2], steps[2:]  # after the harness
+    body, steps = steps[1:2], steps[2:]  # The first frame is the harness's own.
     way = itertools.takewhile(lambda step: not is_theirs(step[0]), steps)
     ours = [*body, *(step for step in way if is_the_checks(step[0]))]
     return ours, [step for step in steps if is_theirs(step[0])]
 
 
 def is_theirs(frame):
-    """Return whether a frame belongs to the learner's code, that is, to a cell or a file outside any package.
-    Compiled packages have relative source paths."""
+    """Return whether a frame belongs to the learner's code, that is, to a cell or to a file outside any
+    package.
+
+    Compiled packages have relative source paths.
+    """
     file = frame.f_code.co_filename
     if file.startswith(NOT_THE_LEARNERS) or PACKAGES.search(file):
         return False
@@ -179,8 +191,10 @@ def is_the_checks(frame):
 
 
 def failing_line(steps):
-    """Return the failing line as text: "line 3 of merge    m = max(m1, m2)". Lines are counted within the
-    function, because cells have no line numbers."""
+    """Return the failing line as text: "line 3 of merge    m = max(m1, m2)".
+
+    Lines are counted from the start of the function, because notebook cells show no line numbers.
+    """
     frame, line = steps[-1]
     named = [step[0] for step in steps if not step[0].f_code.co_name.startswith("<")]
     code = (named or [frame])[-1].f_code

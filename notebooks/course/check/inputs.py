@@ -1,13 +1,17 @@
-"""Test inputs that expose subtle errors: independently drawn scalars and row states, guard elements after the
-arrays, and scores that require subtracting the maximum."""
+"""Test inputs that expose subtle errors.
+
+The inputs contain independently drawn scalars and row states, guard elements after the arrays, and scores
+that
+overflow unless the maximum is subtracted.
+"""
 
 import numpy as np
 from numpy import float32
 
 from course.check.trial import tried
 
-FAR = 1000  # largest absolute score; exp overflows above 88 in float32 and above 709 in float64
-SENTINEL = 12345.0  # after outputs; finite, because NaN would hide an off-by-one bound
+FAR = 1000  # Largest absolute score. exp overflows above 88 in float32 and above 709 in float64.
+SENTINEL = 12345.0  # Guard value after outputs. It is finite, because NaN would hide an off-by-one bound.
 
 
 def normal(rng, *shape):
@@ -34,12 +38,15 @@ def longer(array, more=7, behind=np.nan):
 
 
 def states(rng, rows, d):
-    """Return (m, l, o) for rows that have processed some keys. Each value is drawn independently, so l and o
-    cannot be derived from m."""
+    """Return (m, l, o) for rows that have processed some keys.
+
+    Each value is drawn independently, so that l and o cannot be derived from m.
+    """
     return rng.normal(0, 5, rows), rng.uniform(0.5, 4, rows), rng.normal(0, 3, (rows, d))
 
 
-DEEP = "scores below -10⁹"  # so that no finite number can be mistaken for minus infinity
+# Scores this low fail any answer that uses a finite number in place of minus infinity.
+DEEP = "scores below -10⁹"
 LOUD = {
     "scores about 0": lambda rng, n: rng.normal(0, 1, n),
     "scores that climb to 1000": lambda rng, n: np.linspace(-FAR, FAR, n) if n > 1 else np.array([FAR]),
@@ -49,14 +56,16 @@ LOUD = {
     DEEP: lambda rng, n: -(2.0**33) * rng.integers(1, 5, n),
     "the last key far above the rest": lambda rng, n: np.append(rng.normal(0, 1, n - 1), FAR),
 }
-# those that leave a float64 its digits, and a float32 its eighths
+# Patterns up to ±1000, which float64 resolves fully and whose multiples of 1/8 are exact in float32.
 TO_1000 = {what: draw for what, draw in LOUD.items() if what != DEEP}
-EIGHTHS = 0.375, 0.625, 0.75, 0.875, 1.25, 1.5  # scales that no float32 rounds
+EIGHTHS = 0.375, 0.625, 0.75, 0.875, 1.25, 1.5  # scales that float32 represents exactly
 
 
 def loud_scores(rng, n):
-    """Return [(description, n scores)] in float64: scores near 0, and scores up to ±1000 that overflow
-    without a running maximum."""
+    """Return [(description, n scores)] in float64.
+
+    The scores range from values near 0 to values up to ±1000, which overflow without a running maximum.
+    """
     tried(f"scores to ±{FAR}")
     return [(what, draw(rng, n)) for what, draw in LOUD.items()]
 
@@ -78,14 +87,13 @@ def attention(rng, queries, keys, d, scores="scores about 0", future=None):
     if future is not None:
         wanted[future] = FAR
     q, k = rng.integers(-1, 2, (queries, d)), rng.integers(-1, 2, (keys, d)) * (scores != DEEP)
-    q[:, 0] = 8  # equal in all rows, so that one column of k determines the scores
+    q[:, 0] = 8  # The first column of q is the same in all rows, so one column of k determines the scores.
     k[:, 0] = wanted / 2 if scores == DEEP else np.round(wanted / (scale * 8))
     return q.astype(float32), k.astype(float32), v, float32(scale)
 
 
 def attended(q, k, v, scale, seen=True):
-    """Return the float64 reference (scores, softmax(scores) v), with scores set to -inf where `seen` is
-    false."""
+    """Return the float64 reference (scores, softmax(scores) v). Scores are -inf where `seen` is false."""
     q, k, v = (np.array(x, np.float64) for x in (q, k, v))
     scores = np.where(seen, float(scale) * q @ k.T, -np.inf)
     p = np.exp(scores - scores.max(1, keepdims=True))

@@ -1,5 +1,7 @@
-"""Launches of a learner's kernel in `sim`, with a random thread order. A finding, an exception or a violated
-contract fails the check."""
+"""Launches of a learner's kernel in `sim`, with a random thread order.
+
+A finding, an exception or a violated contract fails the check.
+"""
 
 from math import prod
 
@@ -15,8 +17,8 @@ from sim.observers import DEFAULT
 from sim.observers.trace import Trace
 from sim.observers.traffic import Traffic
 
-EVENTS = 3_000_000  # limit for a launch with a contract, far above what any check needs
-STEPS = 50_000  # total iterations of while loops before any thread ends
+EVENTS = 3_000_000  # limit on accesses for a launch with a contract, far above the number in any check
+STEPS = 50_000  # limit on the total iterations of while loops before any thread ends
 
 
 def launch(
@@ -47,7 +49,7 @@ def launch(
 
 
 def first(messages, shown=2):
-    """Return the first messages in full, followed by the number of remaining messages."""
+    """Return the first messages in full, followed by the number of further messages."""
     more = len(messages) - shown
     return "\n\n".join([*messages[:shown], *([f"and {plural(more, 'more finding')}"] if more > 0 else [])])
 
@@ -82,8 +84,8 @@ def judge(
 ):
     """Run the kernel, and reject it unless its outputs equal `wanted` and it fulfils the contract.
 
-    wanted: a tuple with one expected array per output, computed before the call.
-    hint: a text, or a function that returns a text for given outputs.
+    wanted: a tuple with the expected value of each output, computed before the call.
+    hint: a text, or a function that returns a text for the given outputs.
     """
     options.setdefault("max_steps", STEPS)
     options["observers"] = (*DEFAULT, *options.get("observers", ()), Trace(limit=EVENTS), Traffic)
@@ -101,7 +103,7 @@ def judge(
 
 
 def jitted(kernel, name):
-    """Reject a plain function where a kernel or a device function is expected."""
+    """Reject a plain function that lacks @cuda.jit."""
     if not hasattr(kernel, "py_func"):
         hint = (
             "Add @cuda.jit in the line above its def. Without it, the function runs only in the simulator:"

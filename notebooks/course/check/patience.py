@@ -6,23 +6,27 @@ import threading
 from contextlib import contextmanager
 
 INTERVAL = 0.5  # sampling interval in seconds
-PATIENCE = 60  # seconds of the learner's own code, excluding launches
-WITH_LAUNCHES = 600  # seconds including launches; the simulator itself stops launches without progress
+PATIENCE = 60  # limit in seconds for the learner's own code, excluding launches
+# limit in seconds including launches; the simulator itself stops launches without progress
+WITH_LAUNCHES = 600
 
 
 class DoesNotEnd(BaseException):
-    """The learner's code has run for too long. It derives from BaseException so that `except Exception` in
-    the learner's code cannot catch it."""
+    """Exception that stops learner's code that has run for too long.
+
+    It derives from BaseException so that `except Exception` in the learner's code cannot catch it.
+    """
 
 
 @contextmanager
 def patience(is_theirs, is_launch):
-    """Yield a Watch that raises DoesNotEnd in the learner's code after too long a time. `watch.waited` is the
-    limit that was exceeded, in seconds. Only time spent inside the learner's functions counts, so a slow
-    reference implementation does not use it up.
+    """Yield a Watch that raises DoesNotEnd when the learner's code exceeds a time limit.
+
+    Only time inside the learner's functions counts, so a slow reference implementation does not use it up.
+    `watch.waited` is the limit that was exceeded, in seconds.
 
     is_theirs: predicate for the learner's frames.
-    is_launch: predicate for frames of a launch.
+    is_launch: predicate for the frames of a launch.
     """
     watch = Watch(threading.get_ident(), sys._getframe(2), is_theirs, is_launch)
     threading.Thread(target=watch.run, daemon=True).start()
@@ -50,13 +54,15 @@ class Watch:
                 self.waited = PATIENCE if self.alone >= PATIENCE else WITH_LAUNCHES
                 if self.alone >= PATIENCE or self.in_all >= WITH_LAUNCHES:
                     self.throw(DoesNotEnd)
-                    self.alone = self.in_all = 0  # so that it is raised again if a bare `except` catches it
+                    # Raise the exception again in case a bare `except` has caught it.
+                    self.alone = self.in_all = 0
 
     def look(self):
-        """Return whether the thread is in the learner's code, and whether it is in a launch.
+        """Return (whether the thread is in the learner's code, whether it is in a launch).
 
-        No reference to a frame is kept. A frame would keep its variables alive, and some checks measure the
-        memory that an answer uses.
+        No reference to a frame is stored. A frame would keep its variables alive, and some checks measure the
+        memory
+        that an answer uses.
         """
         theirs = launch = False
         frame = sys._current_frames().get(self.thread)
@@ -73,11 +79,13 @@ class Watch:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, what)
 
     def stop(self):
-        """Stop watching. Called from the watched thread.
+        """Stop the timer. Called from the watched thread.
 
         An exception that was requested may still be pending. The loop gives CPython the chance to raise it
-        here. Cancelling it with PyThreadState_SetAsyncExc(thread, NULL) would leave CPython's request to look
-        for exceptions set, and a traced function would then repeat its first instruction forever.
+        here.
+        Cancelling it with PyThreadState_SetAsyncExc(thread, NULL) would leave CPython's request to look for
+        exceptions
+        set, and a traced function would then repeat its first instruction forever.
         """
         try:
             with self.acting:

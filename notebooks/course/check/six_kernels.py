@@ -74,7 +74,10 @@ KERNELS = {kernel.__name__: kernel for kernel in (a, b, c, d, e, f)}
 
 
 def launches(rng):
-    """{name: (grid, block, arguments)}: several blocks where it knows blocks, sizes that do not divide."""
+    """Return {name: (grid, block, arguments)} for one launch of each kernel.
+
+    The sizes are not multiples of the block size where the kernel supports that.
+    """
     size = int(rng.integers(9, 16))
     x = rng.standard_normal(96).astype(float32)
     letters = rng.integers(0, 4, size).astype(int32)

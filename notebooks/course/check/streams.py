@@ -1,5 +1,4 @@
-"""Deferred streams for lesson 07's exercise on events. The check chooses the order in which their entries
-run."""
+"""Deferred streams for lesson 07's exercise on events. The check chooses the order in which entries run."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +7,7 @@ from course.check.harness import fail
 
 @dataclass(frozen=True)
 class Mark:
-    """An event in a stream, after its first `place` entries."""
+    """An event in a stream, which is complete when the stream's first `place` entries have run."""
 
     stream: "Stream"
     place: int
@@ -16,7 +15,7 @@ class Mark:
 
 @dataclass(eq=False)
 class Stream:
-    """The Stream class of lesson 07, implemented as a list of its entries."""
+    """The Stream class of lesson 07, implemented as a list of entries that the check runs later."""
 
     name: str
     call: str
@@ -66,8 +65,10 @@ class Stream:
 
 
 def run(streams, choose):
-    """Run all entries of the streams and return whether all finished. `choose` selects one of the ready
-    streams."""
+    """Run all entries of the streams and return whether all finished.
+
+    choose: function that selects one of the ready streams.
+    """
     while ready := [stream for stream in streams if stream.ready]:
         choose(ready).step()
     return all(stream.done == len(stream.entries) for stream in streams)

@@ -1,4 +1,4 @@
-"""Instrumentation for PyTorch answers: tensor sizes, memory, operation counts and forbidden functions."""
+"""Instrumentation for answers in PyTorch: tensor sizes, memory, operation counts and forbidden functions."""
 
 import sys
 import weakref
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from course.check.words import fail
 from kernels.reference.tiled import Traffic
 
-# methods that export values from PyTorch, where they can no longer be tracked
+# Methods that export values from PyTorch, where the check can no longer track them.
 OFF = {"numpy", "tolist", "__array__", "save"}
 READY_MADE = {"scaled_dot_product_attention", "softmax", "log_softmax"}
 AUTOGRAD = {"backward", "grad", "requires_grad_"}
@@ -21,8 +21,9 @@ AUTOGRAD = {"backward", "grad", "requires_grad_"}
 
 @dataclass
 class Seen:
-    """Measurements of an answer: the elements of the largest tensor that it created, the maximum number of
-    elements alive at once, and the number of operations."""
+    """Measurements of an answer: elements of the largest tensor that it created, maximum number of elements
+    alive
+    at once, and number of operations."""
 
     largest: int = 0
     shape: tuple = ()
@@ -34,7 +35,8 @@ class Seen:
 
     def made(self, tensor):
         there = tensor.untyped_storage().nbytes() // tensor.element_size()
-        made = min(tensor.numel(), there)  # a view by expand() stores fewer elements than its shape
+        # A view created by expand() stores fewer elements than its shape says.
+        made = min(tensor.numel(), there)
         if made > self.largest:
             self.largest, self.shape = made, tuple(tensor.shape)
         place = tensor.untyped_storage().data_ptr()
@@ -52,7 +54,7 @@ class Seen:
 
 
 class Results(TorchDispatchMode):
-    """Torch dispatch mode that records every tensor returned by an operation."""
+    """Torch dispatch mode that records every tensor that an operation returns."""
 
     def __init__(self, seen):
         super().__init__()
@@ -99,8 +101,10 @@ def watched():
 
 @contextmanager
 def global_memory():
-    """Exclude the enclosed operations from the counts, because the course's own global-memory model performs
-    them."""
+    """Exclude the enclosed operations from the counts.
+
+    The course's model of global memory performs them, not the answer.
+    """
     before = [seen.looks_away for seen in WATCHING]
     for seen in WATCHING:
         seen.looks_away = True
@@ -113,7 +117,10 @@ def global_memory():
 
 @contextmanager
 def noted(functions):
-    """Yield the names of those Python functions in `functions` that the enclosed code calls."""
+    """Yield the names of those `functions` that the enclosed code calls.
+
+    functions: Python functions, by name.
+    """
     names, called = {function.__code__: function.__qualname__ for function in functions}, []
 
     def note(frame, event, _):
@@ -133,7 +140,7 @@ def within(
 ):
     """Return answer(*given), and reject the answer if it modifies its inputs or exceeds a limit.
 
-    Values must not leave PyTorch (through numpy or tolist) if a limit is set.
+    If a limit is set, values must not leave PyTorch (through numpy or tolist).
 
     largest: maximum number of elements in one new tensor.
     kept: maximum number of elements alive at once, or a function that computes it from the result.
@@ -186,8 +193,8 @@ def unchanged(now, before, call):
 
 
 class OffChip:
-    """A tensor in global memory. It exposes shape and dtype; its values are only available through
-    `traffic.load`."""
+    """A tensor in global memory, which exposes its shape and dtype. Only `traffic.load` returns its
+    values."""
 
     def __init__(self, tensor):
         self.hidden = tensor
@@ -213,7 +220,7 @@ class OffChip:
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        # the result is an array in global memory too
+        # These functions create another array in global memory.
         if function in (torch.empty_like, torch.zeros_like, torch.full_like):
             inner = [value.hidden if isinstance(value, cls) else value for value in args]
             with global_memory():
@@ -259,7 +266,8 @@ class Counted(Traffic):
 
 
 def hidden(array):
-    """Return the tensor inside an OffChip. A plain tensor is on the chip and is returned unchanged."""
+    """Return the tensor inside an OffChip. A plain tensor is already on the chip and is returned
+    unchanged."""
     if not isinstance(array, OffChip):
         fail("it loads from an array that is not in global memory", hint=BY_TILES)
     return array.hidden

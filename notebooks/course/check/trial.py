@@ -1,4 +1,4 @@
-"""Record of one check run: the facts for the success message, and the kernel to compile once all values are
+"""Record of one check: facts for the success message, and the kernel to compile once all values are
 correct."""
 
 from contextlib import contextmanager
@@ -13,9 +13,9 @@ RUNNING = ContextVar("the check that runs")
 
 @dataclass
 class Trial:
-    """State of the running check.
+    """State of the check that is running.
 
-    launch: (kernel, arguments, maximum number of float64 instructions or None) of its last launch.
+    launch: (kernel, arguments, maximum number of float64 instructions or None) of the last launch.
     blocks: largest number of blocks in one launch.
     """
 
@@ -29,10 +29,12 @@ class Trial:
         return [*dict.fromkeys(self.facts), *several, *([self.compiles()] if self.launch else [])]
 
     def compiles(self):
-        """Reject a kernel that Numba cannot compile or that uses too much float64; return a fact for the
-        success message."""
+        """Reject a kernel that Numba cannot compile or that uses too many float64 instructions.
+
+        Return a fact for the success message.
+        """
         kernel, arguments, most = self.launch
-        if hasattr(kernel, "module"):  # a kernel from PTX was compiled before it ran
+        if hasattr(kernel, "module"):  # A kernel from PTX was compiled before it ran.
             from course.cuda_cpp import have_nvrtc
 
             return f"compiles for {ARCHITECTURE}" if have_nvrtc() else "not compiled: NVRTC is not installed"
@@ -44,7 +46,7 @@ class Trial:
             made = compiled_here(kernel, *arguments, architecture=ARCHITECTURE)
         except NoCompiler:
             return "not compiled: libNVVM is not installed"
-        except Exception as error:  # any exception from Numba concerns the kernel
+        except Exception as error:  # Any exception that Numba raises here is about the kernel.
             fail(
                 "the result is correct in the simulator, but Numba cannot compile the kernel for a GPU",
                 hint=reason(error),
@@ -63,8 +65,7 @@ class Trial:
 
 
 def reason(error, lines=8):
-    """Return Numba's error message without the names of compiler passes and without empty lines, cut to a
-    readable length."""
+    """Return Numba's error message, shortened and without the names of compiler passes and empty lines."""
     said = [
         line
         for line in str(error).splitlines()
@@ -91,6 +92,6 @@ def tried(*facts):
 
 
 def launched(kernel, arguments, blocks, most_float64):
-    """Record a launch, so that its kernel is compiled after all values have been checked."""
+    """Remember a launch, so that its kernel is compiled after all values have been checked."""
     if trial := RUNNING.get(None):
         trial.launch, trial.blocks = (kernel, arguments, most_float64), max(trial.blocks, blocks)

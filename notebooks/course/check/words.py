@@ -4,11 +4,11 @@ import textwrap
 
 import numpy as np
 
-WIDTH = 88  # columns, as in the lessons' code; a notebook would break longer lines inside words
+WIDTH = 88  # Width in columns, as in the lessons' code. A notebook would break longer lines inside words.
 
 
 def wrapped(message):
-    """Wrap long lines between words, with continuation lines indented by two more columns."""
+    """Wrap long lines between words, and indent continuation lines by two more columns."""
     return "\n".join(
         textwrap.fill(
             line,
@@ -29,15 +29,15 @@ class MessageAlone(BaseException):
 
 
 class CheckFailed(MessageAlone, AssertionError):
-    """The verdict on a wrong answer."""
+    """Verdict on a wrong answer."""
 
 
 class Interrupted(MessageAlone, KeyboardInterrupt):
-    """Interruption of a check by the learner."""
+    """Exception that reports that the learner interrupted a check."""
 
 
 class NotChecked(Exception):
-    """A check needs something that is missing on this machine. The message names it."""
+    """Exception that reports that this machine lacks something that a check needs. The message names it."""
 
 
 def fail(what, *, call=None, hint=None, wanted=None, got=None):
@@ -50,11 +50,11 @@ def fail(what, *, call=None, hint=None, wanted=None, got=None):
 
 
 def compare(got, wanted, *, what, tolerance, call=None, hint=None):
-    """Reject `got` unless it has the shape of `wanted` and |got - wanted| <= tolerance * max(1, |wanted|)
-    everywhere.
+    """Reject `got` unless it has the shape of `wanted` and |got - wanted| <= tolerance * max(1, |wanted|).
 
     Each of the two is a number, a numpy array, a torch tensor, or a tuple or list of these. NaN is accepted
-    only where NaN is expected.
+    only
+    where NaN is expected.
     """
     if got is None:
         fail(what, call=call, hint="Your function returned None. Does every path through it end in a return?")
@@ -77,18 +77,20 @@ def compare(got, wanted, *, what, tolerance, call=None, hint=None):
 
 
 def instance(got, kinds, *, what, call=None, hint=None):
-    """Reject `got` unless its type is one of `kinds`. `what` describes the expected type in words, such as "a
-    whole number"."""
+    """Reject `got` unless its type is one of `kinds`. `what` describes the expected type: "a whole
+    number"."""
     if isinstance(got, bool) or not isinstance(got, kinds):
         fail(f"wanted {what}, got a {type(got).__name__}", call=call, got=brief(got), hint=hint)
 
 
-FEW = 6  # maximum number of elements to show in full; of larger values, show only the first difference
+FEW = 6  # Arrays with more elements than this are not shown in full; only their first difference is.
 
 
 def agree(mine, theirs, tolerance):
-    """Return a boolean array: whether each pair of values agrees within the tolerance, relative for values
-    above 1. NaN agrees only with NaN."""
+    """Return a boolean array that says where two arrays agree within the tolerance.
+
+    The tolerance is relative for values above 1. NaN agrees only with NaN.
+    """
     with np.errstate(invalid="ignore"):
         near = np.abs(mine - theirs) <= tolerance * np.maximum(1, np.abs(theirs))
     finite = np.isfinite(theirs)
@@ -96,7 +98,8 @@ def agree(mine, theirs, tolerance):
 
 
 def explained(got, mistakes, otherwise, tolerance=1e-6):
-    """Return the hint whose mistake reproduces `got` exactly, or `otherwise`. `mistakes` is {hint: value}."""
+    """Return the hint for the mistake that produces exactly `got`, or `otherwise`. `mistakes` is {hint:
+    value}."""
     try:
         found = numbers(got)
     except TypeError:
@@ -122,8 +125,10 @@ def array(value):
 
 
 def shape(value):
-    """Return the shape of an array, or of a tuple or list of equally shaped parts; otherwise a tuple of the
-    parts' shapes."""
+    """Return the shape of an array, or of a tuple or list of equally shaped parts.
+
+    For parts of different shapes, return a tuple of their shapes.
+    """
     if not isinstance(value, (tuple, list)):
         return array(value).shape
     parts = [shape(part) for part in value]
@@ -148,8 +153,10 @@ def index_of(position, value):
 
 
 def text(value, digits=6):
-    """Format a value as a learner would write it: (2, nan, -inf), without dtypes. Values that are not numeric
-    use repr."""
+    """Format a value as a learner would write it: (2, nan, -inf), without dtypes.
+
+    Values that are not numeric are formatted with repr.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, (tuple, list)):

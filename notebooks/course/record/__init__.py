@@ -1,1 +1,2 @@
-"""Programs that record on a GPU what lessons show, with the course's own models and solutions."""
+"""Programs that run the lessons' models and solutions on a GPU and record the results that the lessons
+show."""

@@ -1,9 +1,10 @@
-"""Record on a GPU what lesson 15 shows: find-the-block with and without convolution, five seeds each; JSON
-as kernels/data/lesson15.json.
+"""Train find-the-block models on a GPU for lesson 15, with and without convolution, for several seeds.
+
+The results become kernels/data/lesson15.json:
 
     python -m course.record.lesson15 --out lesson15.json
 
-The file is written again after every run, so that an interruption costs one run. Progress goes to stderr.
+The file is rewritten after every run, so an interruption costs at most one run. Progress goes to stderr.
 """
 
 import argparse
@@ -25,12 +26,12 @@ import torch
 from course.find_the_block import Plan, Task, Training, Transformer, share_wrong
 from kernels import ConvAttention, reference
 
-# blocks, letters in a block, asked, letters · width, heads, layers · steps, batch, rate
+# Task(blocks, letters per block, letters asked, alphabet), (width, heads, layers), Plan(steps, batch, rate)
 CANDIDATES = {
     "recorded": (Task(5, 3, 2, 12), (32, 2, 2), Plan(1800, 256, 4e-3, cool_down=0.4)),
-    # without convolution 6 to 14 % wrong: too little to show
+    # Without convolution only 6 to 14 % of these answers are wrong, which is too small a difference to show.
     "large": (Task(8, 5, 2, 26), (128, 4, 2), Plan(2500, 256, 2e-3)),
-    "tiny": (Task(2, 2, 2, 6), (16, 2, 1), Plan(20, 8, 3e-3)),  # for trying this script on a CPU
+    "tiny": (Task(2, 2, 2, 6), (16, 2, 1), Plan(20, 8, 3e-3)),  # small enough to try this script on a CPU
 }
 
 
@@ -52,15 +53,19 @@ class Recorder:
         return self.options.limit - (time.time() - self.began)
 
     def model(self, candidate, convolution):
-        """Return the model. With convolution, each head has asked × (2 size - 1) taps; without, it has one
-        tap, in the same class, with the same kernels and initial weights."""
+        """Return a model.
+
+        With convolution, each head has asked × (2 size - 1) taps. Without it, each head has one tap. Both use
+        the same
+        class, kernels and initial weights.
+        """
         task, (width, heads, layers), _ = candidate
         taps = (task.asked, 2 * task.size - 1) if convolution else (1, 1)
         layer = functools.partial(ConvAttention, kernel_size=taps, **self.attention)
         return Transformer(task, layer, width, heads, layers).to(self.device)
 
     def warm_up(self, candidate):
-        """Compile the kernels, so that the time of the first run includes no compilation."""
+        """Compile the kernels before the first run, so that its time excludes compilation."""
         began = time.time()
         task, _, plan = candidate
         for convolution in (True, False):
@@ -70,7 +75,7 @@ class Recorder:
         say(f"warm-up {time.time() - began:.1f} s, loss {training.losses[-1].item():.2f}")
 
     def train(self, candidate, convolution, seed):
-        """Return (model, record) of one training run."""
+        """Train one model and return (model, record)."""
         task, _, plan = candidate
         torch.manual_seed(seed)
         model = self.model(candidate, convolution)
@@ -83,7 +88,7 @@ class Recorder:
                 )
             if self.left() < 0:
                 raise OutOfTime(f"after {done} steps of seed {seed}, convolution {convolution}")
-        torch.stack(training.losses).sum().item()  # waits for the GPU
+        torch.stack(training.losses).sum().item()  # wait for the GPU before reading the clock
         seconds = time.time() - began
         chunks = torch.stack(training.losses).cpu().double().split(max(1, plan.steps // 100))
         run = {
@@ -94,7 +99,7 @@ class Recorder:
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "loss": [
                 float(f"{chunk.mean().item():.4g}") for chunk in chunks
-            ],  # means of this many steps each
+            ],  # Each entry is the mean of this many steps.
             "steps_a_point": max(1, plan.steps // 100),
         }
         if convolution:
@@ -156,8 +161,11 @@ class Recorder:
 
 @torch.no_grad()
 def maps(model, task, seed=15):
-    """One text, and each layer's and head's attention in the rows of its question and answer, in percent:
-    [layer][head][row][key]."""
+    """Return one text with each layer's and head's attention in the rows of its question and answer, in
+    percent.
+
+    The percentages are indexed as [layer][head][row][key].
+    """
     text = task.draw(1, torch.Generator().manual_seed(seed))
     caught = []
     hooks = [

@@ -1,9 +1,9 @@
-"""Record what lesson 17 shows, on a machine with an H200: print the JSON of kernels/data/lesson17.json.
+"""Measure on an H200 what lesson 17 shows, and print it as the JSON of kernels/data/lesson17.json.
 
     python -m course.record.lesson17 > lesson17.json
 
-It times the flash kernels of solutions/17_fast_forward.py with larger tiles, and those of the package and of
-PyTorch for comparison. (The times of convolutions are in bench.json.) Progress goes to stderr.
+The script times the flash kernels of solutions/17_fast_forward.py with larger tiles, and for comparison those
+of the package and of PyTorch. (bench.json has the times of the convolutions.) Progress goes to stderr.
 """
 
 import json
@@ -23,7 +23,7 @@ from kernels.flash.forward import flash_attention
 SIZES, SMALL = "WIDTH, KEYS, WARPS = 64, 64, 4", "WIDTH, KEYS, WARPS = 16, 16, 2"
 PADDED, UNPADDED = "PITCH = WIDTH + 8", "PITCH = WIDTH"
 N, D = 65_536, 64
-STEPS = {  # step -> (the walk, without ldmatrix?, are rows padded?)
+STEPS = {  # step -> (name of the walk, whether operands are loaded without ldmatrix, whether rows are padded)
     "plain loads": ("one_place", True, False),
     "ldmatrix": ("one_place", False, False),
     "ldmatrix, padded rows": ("one_place", False, True),
@@ -54,7 +54,8 @@ def plain_value_operands(tile, first, column):
     )
 
 
-# What is timed ----------------------------------------------------------------------------------------------
+# Timed kernels
+# ------------------------------------------------------------------------------------------------
 
 
 def flash_kernel(walk, plain, padded):
@@ -75,7 +76,8 @@ def flash_kernel(walk, plain, padded):
 
 
 def flash_steps():
-    """A row for each way to the same output, one head of N tokens, causal, bfloat16."""
+    """Yield a table row for each implementation, all with the same input: one head of N tokens, causal,
+    bfloat16."""
     torch.manual_seed(17)
     q, k, v = torch.randn(3, 1, 1, N, D, device="cuda").bfloat16()
     wanted = scaled_dot_product_attention(*(x.float() for x in (q, k, v)), is_causal=True)

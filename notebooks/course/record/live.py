@@ -1,7 +1,7 @@
-"""Record on a GPU what the cells under @live print: the JSON of notebooks/course/recorded/live.json, on
-stdout.
+"""Record on a GPU the output of the cells under @live, and print the JSON of
+notebooks/course/recorded/live.json.
 
-python -m course.record.live > live.json
+    python -m course.record.live > live.json
 """
 
 import io

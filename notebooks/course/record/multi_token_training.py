@@ -1,10 +1,13 @@
-"""Record on a GPU what each part of the multi-token layer adds: find-the-block whose answer is the block's
-last letter, five variants of the layer, several seeds each; JSON as kernels/data/multi_token_training.json.
+"""Train five variants of the multi-token layer on a GPU, to measure what each part of the layer contributes.
+
+The task is find-the-block with the block's last letter as the answer, with several seeds per variant. The
+results become kernels/data/multi_token_training.json:
 
     python -m course.record.multi_token_training --out training.json
 
-Every run is a process of its own, all at once, as a model so small leaves a GPU idle. The layers are those of
-`kernels.MultiTokenAttention`, computed by the plain PyTorch reference: at 40 tokens it is the faster one.
+All runs start at once, each in its own process, because one small model leaves most of the GPU idle. The
+layers
+are `kernels.MultiTokenAttention`, computed by the plain PyTorch reference, which is faster at 40 tokens.
 """
 
 import argparse
@@ -27,7 +30,7 @@ from kernels import MultiTokenAttention, reference
 TASK, WIDTH, HEADS, LAYERS = LastLetter(6, 4, 2, 14), 32, 4, 2
 TAPS = TASK.asked, 2 * TASK.size - 1
 NOTHING = dict(kernel_size=None, after_kernel_size=None, norm=False, gate=False)
-VARIANTS = {  # each has what the one before has, and more
+VARIANTS = {  # Each variant adds one part to the variant before it.
     "none": NOTHING,
     "taps": NOTHING | dict(kernel_size=TAPS),
     "+ head maps": NOTHING | dict(kernel_size=TAPS, head_group=HEADS, after_head_group=HEADS),
@@ -47,8 +50,7 @@ def model(variant, device):
 
 
 def run(variant, seed, plan, device):
-    """Return the record of one training. The seed determines the start and the texts, the same for each
-    variant."""
+    """Run one training and return its record. Equal seeds give every variant the same texts."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     trained, began = model(variant, device), time.time()
@@ -62,7 +64,8 @@ def run(variant, seed, plan, device):
         "share_wrong": share_wrong(trained, TASK, texts=8192),
         "seconds": round(time.time() - began, 1),
         "parameters": sum(parameter.numel() for parameter in trained.parameters()),
-        "loss": [float(f"{chunk.mean().item():.4g}") for chunk in chunks],  # means of this many steps each
+        # Each entry is the mean of this many steps.
+        "loss": [float(f"{chunk.mean().item():.4g}") for chunk in chunks],
         "steps_a_point": max(1, plan.steps // 50),
     }
 
@@ -88,7 +91,7 @@ def main():
         "model": {"width": WIDTH, "heads": HEADS, "layers": LAYERS, "kernel_size": TAPS},
         "runs": [],
     }
-    # The costliest first, so that none is left alone at the end.
+    # The longest jobs start first, so that none of them runs alone at the end.
     jobs = list(product(reversed(VARIANTS), map(int, options.seeds.split(","))))
     with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
         futures = [pool.submit(run, variant, seed, plan, device) for variant, seed in jobs]
