@@ -28,7 +28,8 @@ Read the files in this order:
     operations, powers   Python's operators
     builtin_functions    Python's builtins for numbers
     operators     semantics of operators that only the interpreter calls
-    arithmetic    PTX arithmetic: add.s32, shl.b64, fma.rn.f32
+    ptx_types     PTX's types of numbers
+    integer_arithmetic, float_arithmetic   PTX arithmetic: add.s32, shl.b64, fma.rn.f32
     comparisons   PTX comparisons, choices and conversions: setp.lt.f32, selp, cvt
     mathematics, libdevice, half, integers   the modules that kernels import: math, libdevice, cuda.fp16
     vectors       CUDA's vector types: float4, int2
@@ -41,10 +42,11 @@ Read the files in this order:
     names, expressions, registers   PTX register instructions as Python expressions
 """
 
-from sim.isa import arithmetic as _arithmetic  # noqa: F401  imported for their table entries
-from sim.isa import builtin_functions as _builtin_functions  # noqa: F401
+from sim.isa import builtin_functions as _builtin_functions  # noqa: F401  imported for their table entries
 from sim.isa import comparisons as _comparisons  # noqa: F401
 from sim.isa import copies as _copies  # noqa: F401
+from sim.isa import float_arithmetic as _float_arithmetic  # noqa: F401
+from sim.isa import integer_arithmetic as _integer_arithmetic  # noqa: F401
 from sim.isa import integers as _integers  # noqa: F401
 from sim.isa import mbarrier as _mbarrier  # noqa: F401
 from sim.isa import operations as _operations  # noqa: F401

@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 from numpy import int8, uint8
 
-from sim.isa.arithmetic import FLOATS, INTEGERS, PATTERNS, REALS, UNSIGNED, add_entry, family
 from sim.isa.directed import DIRECTIONS, WHOLE, from_float, to_float
 from sim.isa.functions import SAME
+from sim.isa.ptx_types import FLOATS, INTEGERS, PATTERNS, REALS, UNSIGNED, add_entry, family
 
 
 def unordered(compare):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.isa import bits, ieee
-from sim.isa.arithmetic import REALS
+from sim.isa.ptx_types import REALS
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ Instructions".
 import numpy as np
 from numpy import float16, float32, float64, int64, uint16
 
-from sim.isa import arithmetic, comparisons, ieee  # noqa: F401  the first two register the PTX entries
+from sim.isa import comparisons, float_arithmetic, ieee  # noqa: F401  the first two register the PTX entries
 from sim.isa.directed import DIRECTIONS
 from sim.isa.functions import BITS, SAME, Function, identity
 from sim.isa.table import PTX, entries_under

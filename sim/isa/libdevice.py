@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 from numpy import float32, float64, int32, int64
 
-from sim.isa import arithmetic, bits, comparisons, ieee  # noqa: F401  comparisons registers PTX entries
+from sim.isa import bits, comparisons, float_arithmetic, ieee, integer_arithmetic  # noqa: F401  PTX entries
 from sim.isa.conversions import wrap
 from sim.isa.directed import DIRECTIONS, from_float, square_root
 from sim.isa.functions import BITS, SAME, Function, identity
@@ -278,8 +278,8 @@ for _prefix, _as in (("", lambda semantics: semantics), ("u", unsigned)):
     _native = None if _prefix else SAME
     define(_prefix + "hadd", "iii", _as(average), native=_native)
     define(f"{_prefix}rhadd", "iii", _as(average_up), native=_native)
-    define(_prefix + "sad", "iiii", _as(arithmetic.difference), native=_native)
-define("byte_perm", "iiii", arithmetic.permuted, native=SAME)
+    define(_prefix + "sad", "iiii", _as(integer_arithmetic.difference), native=_native)
+define("byte_perm", "iiii", integer_arithmetic.permuted, native=SAME)
 
 
 def missing(name):

@@ -24,12 +24,12 @@ import numpy as np
 from ml_dtypes import bfloat16, finfo
 from numpy import float32
 
-from sim.isa import arithmetic, bits, comparisons
-from sim.isa.arithmetic import REALS
+from sim.isa import bits, comparisons, integer_arithmetic
 from sim.isa.bits import bits_of
 from sim.isa.expressions import HELPER_ENTRIES, HELPERS, MAKERS, PAIRS, Operation, helper, maker
 from sim.isa.functions import bind_width
 from sim.isa.names import WIDTHS, Missing, Name
+from sim.isa.ptx_types import REALS
 from sim.isa.table import by_ptx
 
 # PTX's name of a rounding direction -> CUDA's name, which the table uses
@@ -83,7 +83,7 @@ EXPRESSIONS = {
     math.sqrt: "sqrt({0})",
     min: "min({0}, {1})",
     max: "max({0}, {1})",
-    arithmetic.multiply_add: "{0} * {1} + {2}",
+    integer_arithmetic.multiply_add: "{0} * {1} + {2}",
     comparisons.chosen: "{0} if {2} else {1}",
 }
 # Operations whose low result bits are the same for signed and unsigned operands
@@ -94,7 +94,7 @@ SIGNLESS = {
     operator.neg,
     operator.eq,
     operator.ne,
-    arithmetic.multiply_add,
+    integer_arithmetic.multiply_add,
 }
 # Operations whose result is in range if unsigned operands are
 RANGE_PRESERVING = {operator.and_, operator.or_, operator.xor, min, max, comparisons.chosen}
@@ -177,8 +177,8 @@ def shift_expressions(sign, beyond):
 
 
 BY_CONSTANT = {
-    arithmetic.shifted_left: shift_expressions("<<", "0"),
-    arithmetic.shifted_right: shift_expressions(">>", "{0} >> 63"),
+    integer_arithmetic.shifted_left: shift_expressions("<<", "0"),
+    integer_arithmetic.shifted_right: shift_expressions(">>", "{0} >> 63"),
 }
 
 

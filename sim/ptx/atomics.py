@@ -1,7 +1,7 @@
 """Semantics of atom and red on bit patterns in memory, derived from the entries of sim.isa.atomics. Source:
 PTX ISA 9.7.13 (atom, red)."""
 
-from sim.isa.arithmetic import REALS
+from sim.isa.ptx_types import REALS
 from sim.isa.registers import HELPERS, WIDTHS, Missing, bits_of, find_operation
 from sim.isa.table import by_ptx
 

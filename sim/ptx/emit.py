@@ -18,7 +18,7 @@ Invariants of the generated code:
 import re
 from contextlib import contextmanager, nullcontext
 
-from sim.isa.arithmetic import REALS
+from sim.isa.ptx_types import REALS
 from sim.isa.registers import WIDTHS, Missing
 from sim.ptx import translate
 from sim.ptx.flow import Loop, blocks_of, order_blocks

@@ -8,8 +8,8 @@ import numpy as np
 
 from sim.engine.named_barrier import NAMED_BARRIER
 from sim.errors import LaunchError
-from sim.isa.arithmetic import FLOATS, REALS
 from sim.isa.barriers import FENCES, nanosleep
+from sim.isa.ptx_types import FLOATS, REALS
 from sim.isa.registers import HELPERS, WIDTHS, Missing
 from sim.isa.table import INSTRUCTIONS
 from sim.ptx import atomics, calls

@@ -7,7 +7,7 @@ statements.
 Source: PTX ISA 9.7, "Instructions".
 """
 
-from sim.isa.arithmetic import REALS
+from sim.isa.ptx_types import REALS
 from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, find_operation
 from sim.isa.table import by_ptx
 from sim.ptx.accesses import SPACES, Access, address_text, atomic, load, parts, store

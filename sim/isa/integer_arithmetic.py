@@ -1,61 +1,24 @@
-"""PTX arithmetic, with one entry per instruction and type: add.s32, shl.b64, fma.rn.f32.
+"""PTX arithmetic on integers and bits, with one entry per instruction and type: add.s32, shl.b64, prmt.b32.
 
-Where libdevice or cuda.fp16 provides the same function, that module adds its name and a compiled form to
-the entry.
+Where libdevice provides the same function, that module adds its name and a compiled form to the entry.
 
-An `.approx` function returns the correctly rounded value; the hardware's result may differ in the last
-bits. `.ftz` is ignored here (see sim.isa.registers).
-
-Source: PTX ISA 9.7.1, "Integer Arithmetic Instructions"; 9.7.3, "Floating-Point Instructions"; 9.7.4, "Half
-Precision Floating-Point Instructions"; 9.7.8, "Logic and Shift Instructions"; 9.7.9, "Data Movement and
-Conversion Instructions" (prmt).
+Source: PTX ISA 9.7.1, "Integer Arithmetic Instructions"; 9.7.8, "Logic and Shift Instructions"; 9.7.9, "Data
+Movement and Conversion Instructions" (prmt); 9.7.19, "Video Instructions".
 """
 
-import math
 import operator
-from functools import partial
 from itertools import product
 
 import numpy as np
-from ml_dtypes import bfloat16
-from numpy import float16, float32, float64, int16, int32, int64, uint16, uint32, uint64
+from numpy import int32, int64, uint32, uint64
 
-from sim.isa import bits, ieee
+from sim.isa import bits
 from sim.isa.conversions import wrap
-from sim.isa.directed import DIRECTIONS, divided, multiplied, square_root
-from sim.isa.functions import SAME, Function
-from sim.isa.rounding import fused, fused_float32
+from sim.isa.functions import SAME
+from sim.isa.ptx_types import INTEGERS, PATTERNS, SIGNED, add_entry, family
 
-# PTX type -> numpy scalar type (PTX ISA 5.2.1, "Fundamental Types")
-SIGNED = {"s16": int16, "s32": int32, "s64": int64}
-UNSIGNED = {"u16": uint16, "u32": uint32, "u64": uint64}
-PATTERNS = {"b16": uint16, "b32": uint32, "b64": uint64}
-FLOATS = {"f32": float32, "f64": float64}
-HALVES = {"f16": float16, "bf16": bfloat16}
-INTEGERS = SIGNED | UNSIGNED
 # operand type -> result type of mul.wide and mad.wide, which is twice as wide
 TWICE = {"s16": int32, "s32": int64, "u16": uint32, "u32": uint64}
-
-
-def add_entry(name, semantics, operands, result, native=None, also=()):
-    """Add a function under its PTX name. `also`: further PTX names."""
-    Function(name, semantics, "PTX ISA", operands, result, native=native, ptx=(name, *also)).add()
-
-
-def family(name, types, semantics, count=2, results=None, native=None):
-    """Add one entry per type. The letter T in `name` is replaced by the type.
-
-    types: {PTX type: numpy scalar type}.
-    count: the number of operands of that type, or a tuple with the types of the operands after the first.
-    results: the result type, or {PTX type: result type}; by default the operand type.
-    """
-    for text, scalar in types.items():
-        result = scalar if results is None else results[text] if isinstance(results, dict) else results
-        operands = (scalar, *count) if isinstance(count, tuple) else (scalar,) * count
-        add_entry(name.replace("T", text), semantics, operands, result, native)
-
-
-# --- integers -----------------------------------------------------------------------------------------------
 
 
 def quotient(x, y):
@@ -243,7 +206,6 @@ def nth_set(mask, base, offset):
 
 
 # mode of prmt -> the function (result byte i, selector) -> source byte (PTX ISA 9.7.9, `prmt`)
-# mode of prmt -> the function (result byte i, selector) -> source byte (PTX ISA 9.7.9, `prmt`)
 SELECTED = {
     "f4e": lambda i, s: (s & 3) + i,
     "b4e": lambda i, s: (s & 3) - i & 7,
@@ -343,80 +305,3 @@ add_entry("fns.b32", nth_set, (uint32, uint32, int32), uint32)
 add_entry("prmt.b32", permuted, (uint32,) * 3, uint32)
 for _mode, _choice in SELECTED.items():
     add_entry(f"prmt.b32.{_mode}", permuting(_choice), (uint32,) * 3, uint32)
-
-# --- floats -------------------------------------------------------------------------------------------------
-
-REALS = FLOATS | HALVES
-
-
-def in_direction(scalar, mode):
-    """Return {opcode: (number of operands, function)} for the operations that round their exact result
-    once.
-
-    scalar: the numpy type of operands and result.
-    mode: the rounding direction, in the names of sim.isa.rounding.
-    """
-    how = {"scalar": scalar, "mode": mode}
-    found = {
-        "add": (2, lambda x, y: fused(x, 1.0, y, **how)),
-        "sub": (2, lambda x, y: fused(x, 1.0, -y, **how)),
-        "mul": (2, partial(multiplied, **how)),
-        "div": (2, partial(divided, **how)),
-        "rcp": (1, partial(divided, 1.0, **how)),
-        "sqrt": (1, partial(square_root, **how)),
-        "fma": (3, fused_float32 if (scalar, mode) == (float32, "rn") else partial(fused, **how)),
-    }
-    if mode == "rn":  # numpy's operators round to nearest and are faster
-        found |= {name: (2, getattr(operator, name)) for name in ("add", "sub", "mul")}
-    return found
-
-
-# entry -> further PTX names with the same semantics: .rn is the default of add, sub and mul; .approx and
-# .full are correctly rounded here; mad of floats is an fma (PTX ISA 9.7.3, `mad`).
-SYNONYMS = {f"{name}.rn.{text}": (f"{name}.{text}",) for name in ("add", "sub", "mul") for text in REALS}
-SYNONYMS |= {f"{name}.rn.f32": (f"{name}.approx.f32", f"{name}.full.f32") for name in ("div", "rcp", "sqrt")}
-SYNONYMS |= {"rcp.rn.f64": ("rcp.approx.f64",)}
-SYNONYMS |= {f"fma.{mode}.{text}": (f"mad.{mode}.{text}",) for mode in DIRECTIONS for text in REALS}
-for _text, _scalar in REALS.items():
-    # Halves support rounding to nearest only.
-    for _mode in DIRECTIONS if _text in FLOATS else ("rn",):
-        for _name, (_count, _semantics) in in_direction(_scalar, _mode).items():
-            _named = f"{_name}.{_mode}.{_text}"
-            add_entry(_named, _semantics, (_scalar,) * _count, _scalar, also=SYNONYMS.get(_named, ()))
-family("abs.T", REALS, abs, 1)
-family("neg.T", REALS, operator.neg, 1)
-# min and max return the number if one operand is NaN; with .NaN they return NaN.
-family("min.T", REALS, ieee.smaller)
-family("max.T", REALS, ieee.larger)
-family("min.NaN.T", REALS, ieee.smaller_or_nan)
-family("max.NaN.T", REALS, ieee.larger_or_nan)
-# PTX's first operand supplies the sign, math.copysign's second.
-family("copysign.T", FLOATS, lambda sign, x: math.copysign(x, sign))
-for _name, _of in {
-    "sin": "sin",
-    "cos": "cos",
-    "lg2": "log2",
-    "ex2": "exp2",
-    "tanh": "tanh",
-    "rsqrt": "rsqrt",
-}.items():
-    family(
-        f"{_name}.approx.T",
-        {"f32": float32} | (HALVES if _name in ("ex2", "tanh") else {}),
-        ieee.of_one(_of),
-        1,
-    )
-add_entry("rsqrt.approx.f64", ieee.of_one("rsqrt"), (float64,), float64)
-for _test, _semantics in {
-    "finite": math.isfinite,
-    "infinite": math.isinf,
-    "number": lambda x: x == x,
-    "notanumber": math.isnan,
-}.items():
-    family(f"testp.{_test}.T", FLOATS, _semantics, 1, results=np.bool_)
-for _text, _scalar in FLOATS.items():
-    _least = float(np.finfo(_scalar).smallest_normal)
-    add_entry(
-        f"testp.normal.{_text}", lambda x, least=_least: least <= abs(x) < math.inf, (_scalar,), np.bool_
-    )
-    add_entry(f"testp.subnormal.{_text}", lambda x, least=_least: 0 < abs(x) < least, (_scalar,), np.bool_)
