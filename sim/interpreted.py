@@ -28,14 +28,14 @@ from sim.isa.conversions import domain
 from sim.isa.table import INSTRUCTIONS, SUSPENDING, YIELDING
 from sim.memory.accessors import accessors
 from sim.memory.argument import arrays_of, of_parts
-from sim.memory.array import MAX_FAST_RANK, array_at, zip_
+from sim.memory.array import MAX_FAST_RANK, array_at
 from sim.memory.declared import Declarations
 from sim.memory.record import Record
 from sim.memory.spaces import AddressSpace, bind_arguments
 from sim.reruns import ENDLESS, Reruns
 from sim.watched import watched
 
-BUILTINS = vars(builtins) | builtin_functions.BUILTINS | {"zip": zip_}
+BUILTINS = vars(builtins) | builtin_functions.BUILTINS
 # Functions that replace Python's operators in rewritten code, by the name used there.
 CALLED_OPERATORS = {PREFIX + name: INSTRUCTIONS[f"operator.{name}"].call for name in OPERATORS.values()}
 

@@ -4,6 +4,7 @@ numpy.float32. `BUILTINS` has the functions that the interpreter calls for them.
 Source: Numba's typing on CUDA and the PTX that it emits; PTX ISA 9.7.3 (min, max).
 """
 
+import itertools
 from functools import reduce
 
 import numpy as np
@@ -176,8 +177,14 @@ def range_(*bounds):
         return range(*map(INSTRUCTIONS["builtins.int.1"].call, bounds))
 
 
+def zip_(*items):
+    """Zip as Numba does: the element after the last pair of a longer array is never loaded."""
+    length = min((len(part) for part in items if hasattr(part, "__len__")), default=None)
+    return zip(*(itertools.islice(part, length) for part in items))
+
+
 # name of a builtin -> the function that the interpreter calls for it
 BUILTINS = {name.partition(".")[0]: entry.call for name, entry in entries_under("builtins").items()}
 BUILTINS |= {name: dispatch_by_count(name) for name in ("complex", "round")}
 BUILTINS |= {"max": fold_extreme("max", second_if_larger), "min": fold_extreme("min", second_if_smaller)}
-BUILTINS |= {"range": range_, "sum": sum_}
+BUILTINS |= {"range": range_, "sum": sum_, "zip": zip_}

@@ -14,6 +14,7 @@ Read the files in this order:
     accessors   the fast path for single elements
     declared    arrays that a kernel declares or captures: shared, local, constant
     methods     array methods that read or write all elements, such as sum
+    views       array attributes and methods that return a view, such as transpose
     atomics     the functions of cuda.atomic
     transfer    byte-level memory for instructions: vector accesses, asynchronous copies, mbarriers
 """

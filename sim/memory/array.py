@@ -17,11 +17,12 @@ from sim.memory.indices import PARTS, FromEnd, checked_integer, indices_of_part,
 from sim.memory.methods import MAX_FAST_RANK, Methods
 from sim.memory.record import Record
 from sim.memory.spaces import poison
+from sim.memory.views import Views
 
 WORDS = {1: "b", 2: "h", 4: "i", 8: "q"}  # size of an integer in bytes -> its memoryview format
 
 
-class Array(Methods):
+class Array(Views, Methods):
     """A view of an allocation that behaves like an ndarray inside a kernel.
 
     root: the underlying bytes: those of the allocation, or a block's or thread's private copy.
@@ -266,34 +267,6 @@ class Array(Methods):
     def nbytes(self):
         return self.size * self.dtype.itemsize
 
-    # Each of these properties is a view, so reading it is not an access.
-    @property
-    def T(self):
-        return self.once(operator.attrgetter, "T")
-
-    @property
-    def real(self):
-        return self.once(operator.attrgetter, "real")
-
-    @property
-    def imag(self):
-        if self.dtype.kind != "c":
-            lacks = "has no imaginary part that is memory"
-            raise TypeError(f"{self.name} is an array of {self.dtype}, and {lacks}")
-        return self.once(operator.attrgetter, "imag")
-
-    def transpose(self, *axes):
-        return self.derived(self.numpy.transpose(*axes))
-
-    def reshape(self, *shape):
-        return self.derived(self.numpy.reshape(*shape, copy=False))
-
-    def ravel(self):
-        return self.derived(self.numpy.reshape(-1, copy=False))
-
-    def view(self, dtype):
-        return self.derived(self.numpy.view(getattr(dtype, "dtype", dtype)))
-
     def __repr__(self):
         return f"<{self.allocation.space} array {self.name} {self.dtype}{list(self.shape)}>"
 
@@ -410,9 +383,3 @@ def only_read(array):
     """Return the error for a write to a read-only array."""
     what = "constant" if array.allocation.space == "const" else "a read-only array"
     return TypeError(f"{array.name} is {what}: a kernel may only read it")
-
-
-def zip_(*items):
-    """Zip as Numba does: the element after the last pair of a longer array is never loaded."""
-    length = min((len(part) for part in items if hasattr(part, "__len__")), default=None)
-    return zip(*(itertools.islice(part, length) for part in items))

@@ -12,8 +12,8 @@ Read the files in this order:
     order          happens-before between threads, with vector clocks
     races          unordered accesses to the same byte by two threads; cells groups accesses by byte, pairs
                    selects the racing pairs, and copies checks asynchronous copies
-    advice         the cause and the likely fix of a race: a table of patterns over facts; extents, statements
-                   and tickets determine the facts, and fixes words the fixes
+    advice         the cause and the likely fix of a race: a table of patterns over facts; access_pair,
+                   extents, statements and tickets determine the facts, and fixes words the fixes
     poison         findings that are consequences of an earlier finding
     words          the terms of findings in each kernel language
     epochs         the base class of the counters: banks, coalescing, branches

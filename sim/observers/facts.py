@@ -1,13 +1,12 @@
-"""Facts about two racing accesses, from the access log and from the source. They determine the advice."""
+"""Facts about two racing accesses: patterns in the source that determine the advice."""
 
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from sim.events import ATOMIC, LOAD, SITES, STORE
 from sim.observers import tickets
-from sim.observers.extents import Extents
+from sim.observers.access_pair import AccessPair
 from sim.observers.statements import (
     ATOMIC_CALL,
     ATOMIC_OPERATORS,
@@ -15,16 +14,11 @@ from sim.observers.statements import (
     EXCHANGE,
     FENCE,
     arguments,
-    assigned,
     assignment,
     element_of,
     extreme,
     is_sum_or_extreme,
-    may_perform,
     mentions,
-    statement,
-    statement_of,
-    statements,
     stepped,
 )
 from sim.observers.words import CPP
@@ -34,180 +28,8 @@ WARP_MASK = re.compile(r"syncwarp\(\s*(0[xX][0-9a-fA-F]+|\d+)[uU]?\s*\)")
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Two accesses to one byte, `a` and `b` (Rows), and the facts about them. If only one access writes, it
-    is `a`."""
-
-    a: Any
-    b: Any
-    address: int  # the byte's address
-    equal: bool  # all racing accesses write the same value
-    replaced: bool  # the thread of one write writes the byte again later
-    colliding: bool  # several threads write the byte
-    sites: tuple[int, ...]  # the sites of all accesses that race for the byte
-    scoped: bool  # they are in different blocks, and one is an atomic of block scope
-    lacks_fence: bool  # fences before the atomics would order the accesses
-    synchronizes: bool  # threads use the results of atomics, or execute fences
-    fenced: bool  # the writer executes a grid-wide fence before its next atomic
-    meetings: dict[tuple[str, str], set[int]]  # (barrier, function) -> lines where the barrier opened
-    near: int  # 0: different blocks, 1: different warps of a block, 2: the same warp
-    outlines: tuple[Any, Any]  # Outlines of the functions of `a` and `b`, or None
-    kernel: str  # the kernel's name
-    language: str
-    space: str  # "shared" or "global"
-    extents: Extents
-    diverged: frozenset[tuple[str, int]]  # (function, line) of barriers that some threads missed
-
-    # --- the two sites --------------------------------------------------------------------------------------
-
-    @property
-    def one(self):
-        return SITES[self.a.site]
-
-    @property
-    def other(self):
-        return SITES[self.b.site]
-
-    @property
-    def actions(self):
-        return {self.a.site & 3, self.b.site & 3}
-
-    @property
-    def several_blocks(self):
-        return self.a.block != self.b.block
-
-    @property
-    def low(self):
-        return min(self.one.line, self.other.line)
-
-    @property
-    def high(self):
-        return max(self.one.line, self.other.line)
-
-    @property
-    def reads(self):
-        """The Sites of the loads that race for the byte."""
-        return [SITES[number] for number in self.sites if number & 3 == LOAD]
-
-    @property
-    def same_line(self):
-        return (self.one.function, self.one.line) == (self.other.function, self.other.line)
-
-    @property
-    def statements_of_line(self):
-        """True if the accesses belong to two statements that share a line."""
-        one, other = self.statement(self.one), self.statement(self.other)
-        return self.same_line and (one != other or not one)
-
-    def statement(self, site):
-        """Return the text of a Site's statement.
-
-        C++ compilers do not record columns for the statements on a line. The text is empty if several of them
-        could perform the access.
-        """
-        found = [text for _, text in statements(site.source)]
-        if self.language != CPP or len(found) < 2:
-            return statement_of(site)
-        fitting = [text for text in found if may_perform(text, site.action)]
-        return fitting[0] if len(fitting) == 1 else ""
-
-    def shared_lines(self, lines):
-        """Return the lines that contain several statements."""
-        return [line for line in lines if self.outline and len(statements(self.outline.lines[line])) > 1]
-
-    @cached_property
-    def outline(self):
-        """The Outline of the function that contains both accesses, or None."""
-        mine, others = self.outlines
-        if mine is None or mine is not others or self.one.function != self.other.function:
-            return None
-        home = mine.function(self.one.line)
-        return mine if home is not None and home is mine.function(self.other.line) else None
-
-    @cached_property
-    def loop(self):
-        return self.outline and self.outline.loop(self.low, self.high)
-
-    @cached_property
-    def branch(self):
-        """The branch with the accesses in different arms, or None."""
-        return self.outline and self.outline.branch(self.one.line, self.other.line)
-
-    @cached_property
-    def block_barriers(self):
-        """The lines in the accesses' function where a block barrier opened."""
-        return self.lines_of("syncthreads")
-
-    @cached_property
-    def barriers(self):
-        """The lines of barriers that can order the accesses: block barriers, or grid barriers between
-        blocks."""
-        return self.lines_of("grid.sync") if self.several_blocks else self.block_barriers
-
-    def lines_of(self, barrier):
-        if self.one.function != self.other.function:
-            return set()
-        lines = self.meetings.get((barrier, self.one.function), set())
-        home = self.outline and self.outline.function(self.low)
-        return {line for line in lines if home is None or home.first <= line <= home.last}
-
-    @cached_property
-    def barriers_in_loop(self):
-        """The lines of barriers inside the innermost loop around both accesses."""
-        lines = self.barriers | (self.lines_of("syncwarp") if self.near == 2 else set())
-        return {line for line in lines if self.loop.first <= line <= self.loop.last}
-
-    # --- names ----------------------------------------------------------------------------------------------
-
-    def called(self, number):
-        """Return the name that the access at a site uses for the memory, or None."""
-        site = SITES[number]
-        if site.action == "atomic":
-            found = ATOMIC_CALL.search(self.statement(site))
-            return found and found[1]
-        found = assignment(self.statement(site))
-        if site.action == "store":
-            return found.name if found and found.is_element else None
-        value = found.value if found else statement(self.statement(site))
-        if found and found.operator and found.is_element:
-            value += f" {found.target}"
-        names = {
-            name
-            for pair in re.findall(r"\b(\w+)\s*\[|\*\s*(\w+)\b(?!\s*[\[*])", value)
-            for name in pair
-            if name
-        }
-        exact = re.match(r"(\w+)\s*\[", site.source[max(site.column - site.indent, 0) :])
-        if exact and exact[1] in names and self.language == "Numba":
-            return exact[1]
-        return names.pop() if len(names) == 1 else None
-
-    @cached_property
-    def views(self):
-        """The two different names that the accesses use for the same memory, or None. Neither name may be
-        reassigned."""
-        names = self.called(self.a.site), self.called(self.b.site)
-        if self.outline is None or None in names or names[0] == names[1]:
-            return None
-        home = self.outline.function(self.low)
-        text = "\n".join(line for _, line in self.outline.text(home))
-        header = re.split(r":\s*\n|\{", text)[0]
-        times = [len(assigned(name, text)) + mentions(header, name) for name in names]
-        return names if max(times) <= 1 else None
-
-    def span(self, name):
-        """Return the range (first, end) of byte offsets in the array that the function accesses through a
-        name."""
-        home = self.outline.function(self.low)
-
-        def by_name(number):
-            site = SITES[number]
-            here = site.function == self.one.function and home.first <= site.line <= home.last
-            return here and self.called(number) == name
-
-        return self.extents.of(self.address, by_name)
-
-    # --- patterns in the source -----------------------------------------------------------------------------
+class Facts(AccessPair):
+    """The facts about two accesses that determine the cause and the fix of their race."""
 
     @cached_property
     def update(self):

@@ -29,7 +29,9 @@ Read the files in this order:
     accesses, atomics, warps, calls   statements of ld and st, atom, warp instructions, indirect calls
     volatile, grid_sync, timed   patterns that span several instructions
     run               one launch: memory layout, arguments, globals of the source
-    memory, regions   loads, stores and atomics by address
+    memory            loads, stores and atomics by address
+    regions, region_table   memory regions, and the checks of an address
+    special_registers  special registers as Python expressions
     undefined         undefined values, from a load of unwritten local memory to their first use
     copies, heap, variables, device_runtime   cp.async, malloc, __device__ variables, printf
     origin            lines and names in the .cu or .py file from which the PTX was compiled

@@ -12,36 +12,15 @@ from sim.isa.barriers import FENCES, nanosleep
 from sim.isa.ptx_types import FLOATS, REALS
 from sim.isa.registers import HELPERS, WIDTHS, Missing
 from sim.isa.table import INSTRUCTIONS
-from sim.ptx import atomics, calls
+from sim.ptx import atomics, calls, special_registers
 from sim.ptx.emit import Writer
-from sim.ptx.grid_sync import HIGH, LOW, GridSync
+from sim.ptx.grid_sync import GridSync
 from sim.ptx.heap import FUNCTIONS
-from sim.ptx.regions import RESERVED
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Instruction, python_name
-from sim.ptx.timed import CLOCKS, timed_registers
+from sim.ptx.timed import timed_registers
 from sim.ptx.undefined import needs_origins
 from sim.ptx.volatile import Uses
-
-# special register -> Python expression, for registers with three components
-COORDINATES = {"tid": "thread.index[{}]", "ctaid": "thread.block.index[{}]"}
-# Special registers with a simple value (PTX ISA, chapter 10). sim has a single multiprocessor and no
-# clusters.
-SPECIALS = {
-    "laneid": "thread.lane",
-    "warpid": "thread.warp",
-    "lanemask_eq": "(1 << thread.lane)",
-    "lanemask_lt": "((1 << thread.lane) - 1)",
-    "lanemask_le": "((2 << thread.lane) - 1)",
-    "lanemask_gt": "(0xFFFFFFFF & -(2 << thread.lane))",
-    "lanemask_ge": "(0xFFFFFFFF & -(1 << thread.lane))",
-    "smid": "0",
-    "nsmid": "1",
-    "gridid": "0",
-    "is_explicit_cluster": "0",
-    "cluster_ctarank": "0",
-    "cluster_nctarank": "1",
-}
 
 
 class Program:
@@ -233,29 +212,8 @@ class Program:
         return self.arguments.setdefault((position, at, ptx_type), f"argument_{position}_{at}_{ptx_type}")
 
     def special(self, name):
-        """Return the expression of a special register (PTX ISA, chapter 10, "Special Registers"). Errors:
-        Missing."""
-        stem, _, axis = name.partition(".")
-        if stem in COORDINATES and axis in tuple("xyz"):
-            return COORDINATES[stem].format("xyz".index(axis))
-        if stem in ("ntid", "nctaid") and axis in tuple("xyz"):
-            return self.shared_name(f"{stem}_{axis}", lambda run: run.extent(stem, axis))
-        # Without an explicit cluster launch, each block is a cluster of one (PTX ISA, chapter 10).
-        if stem.startswith("cluster_") and axis:
-            return "1" if "ncta" in stem else "0"
-        if stem in ("nwarpid", "dynamic_smem_size", "total_smem_size", "aggr_smem_size"):
-            return self.shared_name(stem, lambda run: run.extent(stem, None))
-        if stem == RESERVED.name:
-            self.used.add("shared")
-            return self.shared_name(stem, lambda run: run.address(RESERVED))
-        if stem in (HIGH, LOW):
-            return self.shared_name(stem, lambda run: run.workspace_address(stem))
-        # All clock registers read the same simulated clock.
-        if stem in CLOCKS:
-            return self.shared_name("clock", lambda run: run.context.clock.read) + "()"
-        if stem in SPECIALS:
-            return SPECIALS[stem]
-        raise Missing(f"%{name} is neither declared nor a special register that sim has")
+        """Return the expression of a special register. Errors: Missing."""
+        return special_registers.expression(self, name)
 
     # --- places in the source -------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ Read the files in this order:
     runs        compilation of one run
     evaluate    symbolic execution of a run's statements, which emits LLVM code
     values      values during this execution: integers with known bounds, floats, predicates
+    arithmetic  operators on these values
     functions   LLVM code for floating-point instructions and builtins
     memory      table of memory regions, address translation, and checks
 """

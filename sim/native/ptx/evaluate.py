@@ -14,7 +14,8 @@ import textwrap
 from sim.isa.registers import HELPER_ENTRIES, HELPERS, PAIRS
 from sim.native.lower.module import CannotLower
 from sim.native.ptx import functions
-from sim.native.ptx.values import Arithmetic, Float, Integer, Predicate
+from sim.native.ptx.arithmetic import Arithmetic
+from sim.native.ptx.values import Float, Integer, Predicate
 
 # operator -> (method for integers, LLVM instruction for floats, Python function for known values)
 OPERATORS = {

@@ -17,7 +17,8 @@ from sim.isa.registers import WIDTHS, type_name
 from sim.native.codegen.isa_functions import compiles, function_of, resolve_call
 from sim.native.codegen.scalars import numba_type_of, to_integer
 from sim.native.lower.module import CannotLower
-from sim.native.ptx.values import DOUBLE, I64, Arithmetic, Float, Integer, Predicate
+from sim.native.ptx.arithmetic import Arithmetic
+from sim.native.ptx.values import DOUBLE, I64, Float, Integer, Predicate
 
 # function called by reference implementations -> emitter (Evaluator, *operands) -> value
 BUILTIN = {

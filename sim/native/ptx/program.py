@@ -16,8 +16,9 @@ from sim.native.split.fission import Fission
 from sim.native.split.program import CompiledKernel, Lowered, kernel_text
 from sim.ptx import atomics, register_kinds
 from sim.ptx.emit import Writer
-from sim.ptx.program import SPECIALS, Program
+from sim.ptx.program import Program
 from sim.ptx.regions import RESERVED, VIEWS
+from sim.ptx.special_registers import SPECIALS
 from sim.ptx.syntax import python_name
 from sim.ptx.warps import form_of
 

@@ -1,0 +1,192 @@
+"""The memory regions of a PTX launch: which one contains an address, and which accesses to it are allowed."""
+
+from bisect import bisect_right
+from math import prod
+
+import numpy as np
+
+from sim.events import CONST, GLOBAL, LOCAL, SHARED, SPACE_SHIFT, Finding
+from sim.memory.array import only_read
+from sim.memory.spaces import poisoned
+from sim.memory.transfer import Alignment
+from sim.ptx.regions import GAP, WINDOWS, Frames, Region, whole_array
+
+
+class RegionTable:
+    """The regions of one launch: global and constant regions, shared regions of the running block, and local
+    regions of the running thread."""
+
+    def __init__(self, context):
+        self.context, self.space = context, context.space
+        self.alignment = Alignment.of(context)
+        # Global and constant regions and their base addresses, in ascending order
+        self.fixed, self.bases = [], []
+        self.heap = None  # the Heap of this run
+        self.slots = {SHARED: [], LOCAL: []}  # allocations with one copy per block or thread
+
+    def reserve(self, name, space, nbytes, align, itemsize, shape, copies, root=None, key=None):
+        """Return a new allocation.
+
+        shape: the shape by which findings index its elements; None for one dimension.
+        copies: the number of copies, such as one per thread.
+        root: its bytes; by default zeros.
+        key: see AddressSpace.add.
+        """
+        root = np.zeros(nbytes, np.uint8) if root is None else root
+        shape = shape or (max(nbytes // itemsize, 1),)
+        strides = [prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
+        home = 0, itemsize, shape, strides
+        allocation = self.space.add(name, space, root, home, copies, align=align, key=key)
+        allocation.alignment = align
+        return allocation
+
+    def make_addressable(self, allocation):
+        """Make an allocation accessible to threads."""
+        space = allocation.base >> SPACE_SHIFT
+        if space in self.slots:
+            self.slots[space].append(allocation)
+            return
+        region = Region(allocation, allocation.root)
+        at = bisect_right(self.bases, region.base)
+        self.bases.insert(at, region.base)
+        self.fixed.insert(at, region)
+
+    def block_region(self, allocation):
+        """Return the running block's Region of a shared allocation."""
+        shared = self.context.thread.block.shared
+        region = shared.get(allocation)
+        if region is None:
+            nbytes = allocation.root.size
+            fresh = poisoned(nbytes, None, self.context.poison)
+            root = np.zeros(nbytes, np.uint8) if allocation.reserved else fresh
+            region = shared[allocation] = Region(allocation, root)
+        return region
+
+    def frames(self, allocation):
+        """Return the running thread's Frames of a local allocation."""
+        thread = self.context.thread
+        return thread.block.shared.setdefault((allocation, thread.linear), Frames())
+
+    def push_frame(self, allocation):
+        """Allocate local memory for a call by the running thread. Return its address in the local space.
+
+        Errors: RecursionError if too many calls are active.
+        """
+        frames, nbytes = self.frames(allocation), allocation.root.size
+        place = frames.depth * len(self.context.thread.block.threads) + self.context.thread.linear
+        if place >= allocation.copies:
+            raise RecursionError(f"{frames.depth} calls deep, and no more room for {allocation.name}")
+        if frames.depth == len(frames.regions):
+            base = allocation.base + place * nbytes
+            frames.regions.append(Region(allocation, poisoned(nbytes, None), base))
+        region = frames.regions[frames.depth]
+        frames.depth += 1
+        region.root[:] = poisoned(nbytes, None)
+        region.written = np.zeros(nbytes, bool) if self.context.enabled.unwritten else None
+        region.origins = {}
+        return region.base - WINDOWS["local"]
+
+    def pop_frame(self, allocation):
+        """Release the local memory of the call that returns."""
+        self.frames(allocation).depth -= 1
+
+    def find(self, address):
+        """Return the Region that contains a generic address, or None."""
+        space = address >> SPACE_SHIFT
+        if space in (GLOBAL, CONST):
+            # Regions do not overlap, so only the last one that begins at or below the address can contain
+            # it.
+            at = bisect_right(self.bases, address) - 1
+            return self.fixed[at] if at >= 0 and address < self.fixed[at].end else None
+        for allocation in self.slots.get(space, ()):
+            if allocation.base <= address < allocation.base + allocation.root.size * allocation.copies:
+                if space == SHARED:
+                    return self.block_region(allocation)
+                return self.frames(allocation).find(address)
+        return None
+
+    def owner(self, space):
+        """Return a function that returns the owner of a space's regions: the running block, the running
+        thread, or None. A cached region is valid while the owner is unchanged."""
+        context = self.context
+        if space == "shared":
+            return lambda: context.thread.block
+        if space == "local":
+            return lambda: context.thread
+        return lambda: None
+
+    # --- checks ---------------------------------------------------------------------------------------------
+
+    def check_access(self, address, size, site, what, multiple=None, name="an access"):
+        """Return the Region of an access of `size` bytes at a generic address. Return None after reporting
+        an access that is not allowed.
+
+        multiple: the required alignment, by default the size.
+        name: the instruction's name in the finding about alignment.
+        """
+        region = self.find(address)
+        if region is None or address + size > region.end:
+            self.report_outside(address, site, what, region)
+            return None
+        if self.alignment.refuses(name, region.allocation, address, size, multiple or size, site, what):
+            return None
+        if region.allocation.space == "heap" and not self.heap.check_access(
+            region, address, size, site, what
+        ):
+            return None
+        # Checked last, so that an address outside of the array is reported as such.
+        if what != "read" and not region.allocation.writable:
+            error = only_read(whole_array(self.context, region.allocation))
+            error.site = site
+            raise error
+        return region
+
+    def nearest(self, address):
+        """Return the nearest allocation within GAP bytes in the address's space, or None."""
+        near = [a for a in self.space.allocations if a.base >> SPACE_SHIFT == address >> SPACE_SHIFT]
+        distance = lambda a: max(a.base - address, address - a.base - a.root.size * a.copies, 0)  # noqa: E731
+        found = min(near, key=distance, default=None)
+        return found if found is not None and distance(found) < GAP else None
+
+    def report_outside(self, address, site, what, region):
+        """Report an access outside of all allocations, relative to the nearest one."""
+        allocation = region.allocation if region else self.nearest(address)
+        if allocation is None:
+            self.context.findings.append(self.no_array_finding(address, site, what))
+            return
+        array = whole_array(self.context, allocation)
+        start = allocation.base
+        if allocation.copies > 1:
+            start += self.context.thread.linear * allocation.root.size
+            start = self.frames(allocation).base_below(address, start)
+        # The first element touched by the access that lies outside the array
+        position = address if address < start else max(address, start + allocation.root.size)
+        self.context.refuse(site, what, array, ((position - start) // array.itemsize,))
+
+    def no_array_finding(self, address, site, what):
+        """Return the finding for an address that is near no array."""
+        earlier = self.space.addresses.find_argument(address)
+        if earlier is not None:
+            return Finding(
+                "out-of-bounds",
+                "error",
+                f"address {address:#x} is in no array of this launch",
+                (self.context.witness(what, site),),
+                reason=f"It is in {earlier.name} of an earlier launch, which has stored the pointer.",
+                fix=f"give {earlier.name} to this launch too: a launch can use the arrays that it gets, and"
+                " the variables of its module",
+            )
+        where = "the null pointer, or near it" if 0 <= address < 4096 else "far from all memory of the launch"
+        if 0 <= address < 4096 and self.heap is not None and self.heap.failed_allocations:
+            where += (
+                f"; malloc has returned that, as the heap of {self.context.spec.heap_bytes:,} bytes is full"
+            )
+        return Finding(
+            "out-of-bounds",
+            "error",
+            f"address {address:#x} is in no array",
+            (self.context.witness(what, site),),
+            reason=f"It is {where}.",
+            fix="look at where the pointer comes from: an argument that was not given, or an index that"
+            " wrapped around",
+        )

@@ -1,0 +1,51 @@
+"""Special registers as Python expressions (PTX ISA, chapter 10, "Special Registers"). sim has a single
+multiprocessor and no clusters."""
+
+from sim.isa.registers import Missing
+from sim.ptx.grid_sync import HIGH, LOW
+from sim.ptx.regions import RESERVED
+from sim.ptx.timed import CLOCKS
+
+# special register -> Python expression, for registers with three components
+COORDINATES = {"tid": "thread.index[{}]", "ctaid": "thread.block.index[{}]"}
+# special register -> Python expression, for registers with a simple value
+SPECIALS = {
+    "laneid": "thread.lane",
+    "warpid": "thread.warp",
+    "lanemask_eq": "(1 << thread.lane)",
+    "lanemask_lt": "((1 << thread.lane) - 1)",
+    "lanemask_le": "((2 << thread.lane) - 1)",
+    "lanemask_gt": "(0xFFFFFFFF & -(2 << thread.lane))",
+    "lanemask_ge": "(0xFFFFFFFF & -(1 << thread.lane))",
+    "smid": "0",
+    "nsmid": "1",
+    "gridid": "0",
+    "is_explicit_cluster": "0",
+    "cluster_ctarank": "0",
+    "cluster_nctarank": "1",
+}
+
+
+def expression(program, name):
+    """Return the expression of a special register in the source of a Program. Errors: Missing."""
+    stem, _, axis = name.partition(".")
+    if stem in COORDINATES and axis in tuple("xyz"):
+        return COORDINATES[stem].format("xyz".index(axis))
+    if stem in ("ntid", "nctaid") and axis in tuple("xyz"):
+        return program.shared_name(f"{stem}_{axis}", lambda run: run.extent(stem, axis))
+    # Without an explicit cluster launch, each block is a cluster of one (PTX ISA, chapter 10).
+    if stem.startswith("cluster_") and axis:
+        return "1" if "ncta" in stem else "0"
+    if stem in ("nwarpid", "dynamic_smem_size", "total_smem_size", "aggr_smem_size"):
+        return program.shared_name(stem, lambda run: run.extent(stem, None))
+    if stem == RESERVED.name:
+        program.used.add("shared")
+        return program.shared_name(stem, lambda run: run.address(RESERVED))
+    if stem in (HIGH, LOW):
+        return program.shared_name(stem, lambda run: run.workspace_address(stem))
+    # All clock registers read the same simulated clock.
+    if stem in CLOCKS:
+        return program.shared_name("clock", lambda run: run.context.clock.read) + "()"
+    if stem in SPECIALS:
+        return SPECIALS[stem]
+    raise Missing(f"%{name} is neither declared nor a special register that sim has")
