@@ -1,4 +1,4 @@
-"""Lowering of calls: synchronisation points, device functions, array declarations, and functions of
+"""Lowering of calls: synchronisation points, device functions, declarations of arrays, and functions of
 sim.isa."""
 
 import ast
@@ -25,7 +25,7 @@ from sim.native.lower.liveness import names_assigned, names_read
 from sim.native.lower.module import Declared, literal
 from sim.native.lower.name_lowering import Names
 
-# `cuda.grid` and `cuda.gridsize` along one axis
+# The expressions that replace `cuda.grid` and `cuda.gridsize`, for one axis.
 POSITIONS = {
     "grid": "blockIdx.{axis} * blockDim.{axis} + threadIdx.{axis}",
     "gridsize": "blockDim.{axis} * gridDim.{axis}",
@@ -33,8 +33,11 @@ POSITIONS = {
 
 
 class Calls(Names):
-    """A transformer for calls. Each role of a call (sim.frontend.resolve) that needs more than a renamed
-    function has a method."""
+    """A transformer for the calls in one function.
+
+    The roles of a call are defined in sim.frontend.resolve. There is one method for each role that requires
+    more than a new name for the called function.
+    """
 
     def visit_Call(self, node):
         by_position = getattr(node, "calls", "") in (FUNCTION, ATOMIC)
@@ -45,11 +48,11 @@ class Calls(Names):
         return getattr(self, f"call_{getattr(node, 'calls', '')}", self.generic_visit)(node)
 
     def call_same(self, node):
-        """Lower a call that returns its first argument unchanged, by omitting the call."""
+        """Replace a call that returns its first argument unchanged by that argument."""
         return self.visit(first_argument(node))
 
     def call_position(self, node):
-        """Lower `cuda.grid(n)` or `cuda.gridsize(n)` to arithmetic with indices."""
+        """Replace `cuda.grid(n)` or `cuda.gridsize(n)` by arithmetic with thread and block indices."""
         (ndim,) = (*node.args, *(keyword.value for keyword in node.keywords))
         text = ", ".join(POSITIONS[node.func.referent.name].format(axis=axis) for axis in "xyz"[: ndim.value])
         made = ast.parse(f"({text})", mode="eval").body
@@ -57,30 +60,31 @@ class Calls(Names):
         return located([ast.Expr(made)], node)[0].value
 
     def call_lanes(self, node):
-        """Lower a call that returns the mask of lower lanes."""
+        """Lower a call that returns the mask of the lanes below the thread's own."""
         return self.call("lanemask_lt", [self.as_name("thread", node)], node)
 
     def call_atomic(self, node):
-        """Lower an atomic operation."""
+        """Lower an atomic operation. If accesses are logged, attach the site of the access to its array."""
         called, arguments = node.func.referent.name.replace(".", "_"), [*map(self.visit, node.args)]
         if self.module.logs:
             arguments[0] = self.call("with_site", [arguments[0], self.number("atomic", node)], node)
         return self.call(called, arguments, node)
 
     def call_builtin(self, node):
-        """Lower a call to a Python builtin. Numbers follow sim.isa; all other arguments are left to Numba."""
+        """Lower a call to a Python builtin. sim.isa defines the builtins of numbers; Numba compiles all other
+        calls."""
         name = f"builtins.{node.func.referent.name}.{len(node.args)}"
         numbers = not any(
             isinstance(part, ast.Starred) or isinstance(getattr(part, "value", None), str)
             for part in node.args
         )
-        # `bool` also accepts a tuple, which only Numba's version supports
+        # `bool` also accepts a tuple, which only Numba's own version supports.
         if name in INSTRUCTIONS and numbers and INSTRUCTIONS[name].semantics is not bool:
             return self.call(in_text(name), [self.visit(argument) for argument in node.args], node)
         return self.generic_visit(node)
 
     def call_member(self, node):
-        """Lower a method call."""
+        """Lower a method call, such as `x.reshape(a, b)`."""
         if not isinstance(node.func, ast.Attribute):
             raise self.cannot_lower(f"a call of {ast.unparse(node.func)} has no compiled form", node)
         # Python's `int.bit_count` has the semantics of `popc`.
@@ -94,8 +98,11 @@ class Calls(Names):
         return node
 
     def call_wait(self, node):
-        """Lower a call that is a synchronisation point, and mark it with the attributes `sync` (its
-        instruction) and `site`. sim.native.lower.hoisting then moves the call into a statement of its own."""
+        """Lower a call that is a synchronisation point.
+
+        Its attributes `sync` (the name of the instruction) and `site` mark it for sim.native.lower.hoisting,
+        which moves the call into a statement of its own.
+        """
         called, arguments = node.func.referent.name, node.args
         if node.keywords:
             named = {keyword.arg: keyword.value for keyword in node.keywords}
@@ -104,7 +111,7 @@ class Calls(Names):
             except TypeError as error:
                 raise self.cannot_lower(str(error), node) from None
         arguments = [*map(self.visit, arguments)]
-        # the default mask: all lanes
+        # Without an argument, `syncwarp` synchronises all lanes.
         if called == "syncwarp" and not arguments:
             arguments = [ast.Constant(0xFFFFFFFF)]
         function = ast.Name(called.replace(".", "_"), ast.Load())
@@ -116,14 +123,17 @@ class Calls(Names):
     # --- device functions -----------------------------------------------------------------------------------
 
     def call_device(self, node):
-        """Lower a call to a device function. A function that has to be inlined becomes a placeholder call
-        with the attribute `inlined_function`, which sim.native.lower.hoisting expands."""
+        """Lower a call to a device function.
+
+        If the function has to be inlined, the result is a placeholder call with the attribute
+        `inlined_function`, which sim.native.lower.hoisting expands.
+        """
         found = node.func.referent
         function, signature = found.function, only_signature(found.value)
         given = bound_arguments(function, node)
         if given is None:
             return self.unpacked(function, signature, node)
-        # A declared signature converts the arguments, so their known values must not be substituted.
+        # A declared signature converts the arguments, so the values passed must not replace the parameters.
         known = {} if signature else self.known_arguments(function, given)
         inlines = any(part.in_cuda for part in known.values()) or self.module.must_inline(function)
         remaining = [part for name, part in given.items() if not (inlines and name in known)]
@@ -139,8 +149,13 @@ class Calls(Names):
         return self.convert(signature.return_type, made) if signature else made
 
     def device_call(self, device, function, arguments, node):
-        """Return a call to a Device, with the names that it needs as first arguments."""
-        if device.tree is None:  # recursion: this function is being lowered right now
+        """Return a call to a device function, which passes the names in `device.needs` as first arguments.
+
+        device: the function's Device.
+        function: the Python function.
+        arguments: the other arguments, as lowered syntax trees.
+        """
+        if device.tree is None:  # the function is being lowered right now, so this call is recursive
             if self.source.function is not function:
                 raise self.cannot_lower(f"{function.__name__} calls itself through {self.source.name}", node)
             device.recursive = True
@@ -150,7 +165,7 @@ class Calls(Names):
         return ast.copy_location(made, node)
 
     def unpacked(self, function, signature, node):
-        """Lower a call with starred arguments, such as `f(a, *t)`. Numba compiles it if the tuple comes
+        """Lower a call with starred arguments, such as `f(a, *t)`. Numba requires that the tuple comes
         last."""
         if not any(isinstance(part, ast.Starred) for part in node.args):
             raise self.cannot_lower(
@@ -162,17 +177,19 @@ class Calls(Names):
         return self.device_call(self.device(function), function, [*map(self.visit, node.args)], node)
 
     def known_arguments(self, function, arguments):
-        """Return {parameter: Referent} for parameters with a value that is known during lowering, unless the
-        function assigns them."""
+        """Return {parameter: Referent} for the parameters whose value is known during lowering and never
+        changes, because the function does not assign them."""
         changed = names_assigned(self.module.reachable[function].tree.body)
         known = {name: self.known_referent(part) for name, part in arguments.items() if name not in changed}
         return {name: found for name, found in known.items() if found is not None}
 
     def known_referent(self, argument):
-        """Return the Referent of an argument whose value is known during lowering (a number, dtype, function,
-        or tuple of numbers), else None.
+        """Return the Referent of an argument whose value is known during lowering, or None if it is not
+        known.
 
-        argument: an expression, or the value of a default.
+        Known values are numbers, dtypes, functions, and tuples of numbers.
+
+        argument: an expression, or the value of a parameter's default.
         """
         if isinstance(argument, ast.Tuple):
             parts = [*map(self.known_referent, argument.elts)]
@@ -187,9 +204,10 @@ class Calls(Names):
         return found if part_of_cuda or found.function in self.module.reachable else None
 
     def argument(self, argument, node):
-        """Return the lowered form of a device function's argument.
+        """Return the lowered form of an argument to a device function.
 
-        argument: an expression, or the value of a default.
+        argument: an expression, or the value of a parameter's default.
+        node: the call, for messages.
         """
         if isinstance(argument, ast.AST):
             return self.visit(argument)
@@ -198,7 +216,8 @@ class Calls(Names):
         return self.lower_referent(referent(argument), "default", node)
 
     def convert(self, numba_type, node):
-        """Return `node` wrapped in a conversion, if `numba_type` is a number type."""
+        """Return an expression that converts `node` to a numeric Numba type. For any other type, return
+        `node` itself."""
         dtype = dtype_or_none(numba_type)
         if dtype is None or not is_number(dtype):
             return node
@@ -207,8 +226,11 @@ class Calls(Names):
     # --- arrays ---------------------------------------------------------------------------------------------
 
     def call_declaration(self, node):
-        """Lower the declaration of a shared or local array. Shared arrays become parameters of the kernel. A
-        local array is a row of a parameter that holds the arrays of all threads."""
+        """Lower the declaration of a shared or local array.
+
+        Each array becomes a parameter of the kernel. The parameter for a local array has the arrays of all
+        threads as its rows, and the declaration selects the thread's row.
+        """
         space, dtype_node = node.declares.space, node.declares.dtype
         dtype = self.dtype_given(dtype_node) or referent_of(dtype_node).dtype
         shape = self.versions.shape(node.declares.shape)
@@ -216,10 +238,10 @@ class Calls(Names):
             raise self.cannot_lower(f"cuda.{space}.array requires a constant shape and a numeric dtype", node)
         site = self.source.site("call", node)
         name = name_before(site) or space
-        # CUDA declares dynamic shared memory as an array of shape 0.
+        # In CUDA, an array of shape 0 is a view of dynamic shared memory.
         shape = None if space == "shared" and shape == (0,) else shape
         array = Declared(space, shape, dtype, name, self.module.site(site))
-        # The same declaration, reached twice through inlining, is one array.
+        # Inlining can produce several copies of one declaration. They all refer to the same array.
         known = next((known for known, declared in self.module.declared.items() if declared == array), None)
         known = known or self.module.fresh_name(f"{name}_{space}")
         self.module.declared[known] = array

@@ -1,7 +1,7 @@
-"""Definite assignment: detects reads of variables that a thread has not assigned.
+"""Definite assignment: finds reads of variables to which the thread has not assigned a value.
 
-Static analysis finds the reads that some path reaches before any assignment. For each variable concerned, the
-generated code maintains an is-set flag per thread, and these reads check the flag.
+A static analysis finds each read that some path reaches before any assignment. For each variable of such a
+read, the generated code maintains a flag per thread, which is set by an assignment and checked by the read.
 """
 
 import ast
@@ -13,11 +13,15 @@ from sim.native.lower.liveness import names_assigned
 
 
 def insert_checks(lowering, tree):
-    """Insert flags and checks into a function's tree, before it is lowered. A launch can record up to
-    MAX_UNSET reads; further reads are not checked."""
+    """Insert flags and checks into a function's tree, before the tree is lowered.
+
+    A launch has room for MAX_UNSET reads. Any further read is not checked.
+
+    lowering: the Lowering of the function.
+    """
     room = MAX_UNSET - len(lowering.module.unset)
     found = list(lowering.versions.unassigned(tree.body))[:room]
-    # Targets of `:=` are left out: a flag cannot be set inside an expression.
+    # An assignment expression (`:=`) cannot set a flag, because it is not a statement. Skip its variable.
     walrus = {part.target.id for part in ast.walk(tree) if isinstance(part, ast.NamedExpr)}
     names = sorted({node.id for node in found} - walrus)
     flag_of = {v: lowering.module.fresh_name(f"{v}_is_set") for v in names}
@@ -28,23 +32,26 @@ def insert_checks(lowering, tree):
 
 
 class Flags(ast.NodeTransformer):
-    """A transformer that sets a variable's flag after each assignment, and checks the flag before each
-    uncertain read.
+    """A transformer that sets a variable's flag after each assignment and checks it before each uncertain
+    read.
 
-    reads: the `id` of each Name node to check.
-    flags: {variable: its flag}.
+    lowering: the Lowering of the function.
+    reads: the `id` of each Name node that reads an uncertain variable.
+    flags: {variable: name of its flag}.
     """
 
     def __init__(self, lowering, reads, flags):
         self.lowering, self.reads, self.flags = lowering, reads, flags
 
     def set_to(self, value, names, node):
-        """Return assignments of `value` to the flags of these variables."""
+        """Return the statements that assign `value` to the flags of these variables."""
         return located([ast.parse(f"{self.flags[name]} = {value}").body[0] for name in names], node)
 
     def visit_Name(self, node):
-        """Replace a read by `check_assigned(state, value, is_set, slot)`, where `slot` is the index of the
-        read in `module.unset`."""
+        """Replace an uncertain read by `check_assigned(state, value, is_set, slot)`.
+
+        `slot` is the index of the read in `module.unset`.
+        """
         if id(node) not in self.reads or node.id not in self.flags or not isinstance(node.ctx, ast.Load):
             return node
         lowering, unset = self.lowering, self.lowering.module.unset
@@ -54,7 +61,8 @@ class Flags(ast.NodeTransformer):
         return ast.fix_missing_locations(lowering.call("check_assigned", given, node))
 
     def visit_Assign(self, node):
-        """Set the flags of the variables that an assignment or a loop header assigns."""
+        """Insert statements that set the flags of the variables that an assignment or a loop header
+        assigns."""
         targets = [node.target] if isinstance(node, ast.For) else node.targets
         set_now = self.set_to(True, sorted(names_assigned(targets) & self.flags.keys()), node)
         node = self.generic_visit(node)
@@ -67,10 +75,11 @@ class Flags(ast.NodeTransformer):
 
 
 def decode_unassigned(unset, module):
-    """Yield (site, variable, linear block index, thread) for each unassigned read that occurred during a
-    launch, and clear the records.
+    """Yield (site, variable, linear block index, thread) for each read of an unassigned variable that a
+    launch recorded, and clear the records.
 
     unset: the array of records in the launch's State.
+    module: the lowered module.
     """
     for slot, (site, name) in enumerate(module.unset):
         if unset[slot]:

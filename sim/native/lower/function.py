@@ -1,5 +1,5 @@
-"""Lowering of one function: its statements, its operators, and the numbering of its memory accesses for the
-log."""
+"""Lowering of one function: its statements, its operators, and the sites of its memory accesses for the
+access log."""
 
 import ast
 import copy
@@ -15,8 +15,8 @@ from sim.native.lower.loops import LoopCounter, lower_element_loop
 from sim.native.lower.module import Device
 from sim.native.lower.name_lowering import FIELDS, as_item
 
-# operator -> literal right operands for which the LLVM instruction has Python's semantics
-# With any other right operand, these operators call a runtime function.
+# Operator -> the literal right operands for which the LLVM instruction has Python's semantics. With any other
+# right operand, the operator calls a runtime function.
 SAFE = {ast.LShift: range(64), ast.RShift: range(64), **dict.fromkeys((ast.FloorDiv, ast.Mod, ast.Pow), ())}
 
 
@@ -28,14 +28,16 @@ def is_field(node):
 class Lowering(Calls):
     """A transformer that lowers one function.
 
-    rename: {variable: new name}, for a function that is inlined.
-    known: {parameter: Referent}, for parameters whose value is known during lowering.
+    module: the Module of the kernel.
+    function: the Python function.
+    rename: {variable: new name}, if the function is inlined.
+    known: {parameter: Referent} for the parameters whose value is known during lowering.
     """
 
     def __init__(self, module, function, rename=None, known=()):
         super().__init__(module, module.reachable[function].with_known(known), rename or {})
         self.tree = self.source.tree
-        # Rename local variables that would hide a runtime function.
+        # A local variable must not hide a runtime function, so rename it.
         for name in self.source.local - set(self.rename):
             if home_of(name) or name in RESERVED:
                 self.rename[name] = module.fresh_name(name)
@@ -49,11 +51,12 @@ class Lowering(Calls):
         return self.statements(tree.body[ast.get_docstring(tree) is not None :]) or [ast.Pass()]
 
     def statements(self, statements):
-        """Return the lowered form of statements. One statement can become several."""
+        """Return the lowered form of statements. One statement can become several statements."""
         return [part for statement in statements for part in as_list(self.visit(statement))]
 
     def parameters(self):
-        """Return the names of the function's parameters in lowered text."""
+        """Return the names of the function's parameters in the lowered text. Parameters whose value is known
+        during lowering are left out."""
         if self.tree.args.vararg or self.tree.args.kwarg or self.tree.args.kwonlyargs:
             raise self.cannot_lower(f"{self.source.name} takes *arguments or keyword arguments", self.tree)
         return [
@@ -63,7 +66,8 @@ class Lowering(Calls):
         ]
 
     def function(self, device):
-        """Return the tree of a device function. The names in `device.needs` become its first parameters."""
+        """Return the syntax tree of a device function. The names in `device.needs` become its first
+        parameters."""
         body = [LoopCounter(self.module).visit(statement) for statement in self.body()]
         device.needs |= self.needs | ({"state"} if has(self.tree, ast.While, ast.For) else set())
         names = [ast.arg(name) for name in (*sorted(device.needs), *self.parameters())]
@@ -71,7 +75,7 @@ class Lowering(Calls):
         return located([ast.FunctionDef(device.name, arguments, body, [], None)], self.tree)[0]
 
     def device(self, function):
-        """Return the Device for a function that is not inlined. Lower the function on first use."""
+        """Return the Device for a function that is not inlined. The function is lowered on first use."""
         devices = self.module.devices
         if function not in devices:
             devices[function] = device = Device(
@@ -79,15 +83,15 @@ class Lowering(Calls):
                 needs={"state"} if self.module.logs else set(),
             )
             device.tree = Lowering(self.module, function).function(device)
-            # The first pass reached the recursive call before `needs` was complete, so lower it again.
+            # The recursive call was lowered before `needs` was complete, so lower the function again.
             if device.recursive and device.needs:
                 device.tree = Lowering(self.module, function).function(device)
         return devices[function]
 
-    # --- memory accesses, and their numbers in the log ------------------------------------------------------
+    # --- memory accesses, and their sites in the log --------------------------------------------------------
 
     def visit_Subscript(self, node):
-        """Lower a subscript. If the kernel is logged, attach the number of the access to the array."""
+        """Lower a subscript. If accesses are logged, attach the index of its site to the array."""
         owner = referent_of(node.value).value
         if isinstance(owner, enum.EnumMeta) and isinstance(node.slice, ast.Constant):
             return self.lower_referent(referent(owner[node.slice.value]), node.slice.value, node)
@@ -103,14 +107,16 @@ class Lowering(Calls):
         return node
 
     def from_the_end(self, index):
-        """Wrap negative literal indices in `from_end`, because they count from the end of an axis."""
+        """Mark negative literal indices with `from_end`, because they count from the end of a dimension."""
         if isinstance(index, ast.Tuple):
             index.elts = [*map(self.from_the_end, index.elts)]
         return self.call("from_end", [index.operand], index) if from_end(index) else index
 
     def is_access(self, node):
-        """Return whether a Subscript is logged as a memory access. Elements of shapes and of constant tuples
-        are not, and neither are slices, which load nothing."""
+        """Return whether a Subscript is logged as a memory access.
+
+        Elements of shapes and of constant tuples are not in memory. A slice loads nothing by itself.
+        """
         sliced = isinstance(node.ctx, ast.Load) and has(node.slice, ast.Slice, ast.Starred)
         of_tuple = isinstance(referent_of(node.value).value, tuple)
         return self.module.logs and not (sliced or of_tuple or is_of_shape(node))
@@ -120,7 +126,7 @@ class Lowering(Calls):
         return self.generic_visit(node)
 
     def visit_Compare(self, node):
-        """Evaluate comparisons of a device function with None, whose results are known during lowering."""
+        """Lower a comparison. A comparison of a device function with None is evaluated during lowering."""
         parts = [node.left, *node.comparators]
         functions = any(referent_of(part).role == DEVICE for part in parts)
         none = any(isinstance(part, ast.Constant) and part.value is None for part in parts)
@@ -129,8 +135,11 @@ class Lowering(Calls):
         return self.generic_visit(node)
 
     def visit_BinOp(self, node):
-        """Lower a binary operator. In LLVM, shifts by at least the operand's width and divisions by 0 are
-        undefined, so these operators call a runtime function unless the right operand is a safe literal."""
+        """Lower a binary operator.
+
+        In LLVM, a division by zero is undefined, and so is a shift by at least the width of the operand.
+        These operators therefore call a runtime function unless the right operand is a literal that is safe.
+        """
         node = self.generic_visit(node)
         if type(node.op) in SAFE and not (
             isinstance(node.right, ast.Constant) and node.right.value in SAFE[type(node.op)]
@@ -139,7 +148,7 @@ class Lowering(Calls):
         return node
 
     def visit_If(self, node):
-        """Lower a branch. If the kernel is logged, log each thread's decision."""
+        """Lower a branch. If branches are logged, log the decision of each thread."""
         site = self.number("branch", node.test) if self.module.logs else None
         node = self.generic_visit(node)
         if site:
@@ -150,7 +159,7 @@ class Lowering(Calls):
     visit_IfExp = visit_If
 
     def visit_Assert(self, node):
-        """Lower `assert` to `if not test: raise AssertionError(...)`."""
+        """Lower `assert test` to `if not test: raise AssertionError(...)`."""
         error = ast.Call(ast.Name("AssertionError", ast.Load()), [node.msg] if node.msg else [], [])
         fails = ast.If(ast.UnaryOp(ast.Not(), node.test), [ast.Raise(error, None)], [])
         return self.visit(*located([fails], node))
@@ -161,14 +170,14 @@ class Lowering(Calls):
     visit_ImportFrom = visit_Import
 
     def visit_While(self, node):
-        """Lower a `while` loop. `loop_site` identifies the loop in findings."""
+        """Lower a `while` loop, and mark it with the index of its site, which findings report."""
         site = self.number("loop", node).value
         node = self.visit_If(node)
         node.loop_site = site
         return node
 
     def visit_For(self, node):
-        """Lower a `for` loop. A loop over an array becomes a loop over its indices."""
+        """Lower a `for` loop. A loop over an array becomes a loop over the array's indices."""
         site = self.number("loop", node).value
         before, first = lower_element_loop(self, node)
         if first:

@@ -1,12 +1,13 @@
-"""Hoisting of synchronisation points out of expressions, so that each one is a statement by itself:
-`syncthreads()` or `x = shfl_xor_sync(mask, value, lane)`.
+"""Hoisting of synchronisation points out of expressions. Afterwards, each one is a statement by itself, such
+as `syncthreads()` or `x = shfl_xor_sync(mask, value, lane)`.
 
-A synchronisation point inside an expression is evaluated before the statement, and its result is stored in a
-variable. A conditional expression that contains one becomes an `if` statement, and a `while` test that
-contains one moves into the loop's body. Device functions that contain synchronisation points are inlined.
+A synchronisation point inside an expression is executed before the statement, and its result is stored in a
+new variable. A conditional expression that contains a synchronisation point becomes an `if` statement, and
+the test of such a `while` loop moves into the loop's body. Device functions that contain synchronisation
+points are inlined.
 
-In this package, the attribute `sync` of a call node marks a synchronisation point and names its instruction.
-The attribute `inlined_function` marks a call that has to be inlined.
+In this package, the attribute `sync` of a call node marks a synchronisation point and contains the name of
+its instruction. The attribute `inlined_function` marks a call that has to be inlined.
 """
 
 import ast
@@ -21,35 +22,39 @@ from sim.native.lower.module import CannotLower
 
 
 def contains_sync(node):
-    """Return whether `node` contains a synchronisation point, or a call that will be inlined."""
+    """Return whether a node contains a synchronisation point, or a call that has to be inlined."""
     return any(hasattr(part, "sync") or hasattr(part, "inlined_function") for part in ast.walk(node))
 
 
 def find_sync_call(statement):
-    """Return the synchronising call that a statement consists of, or None for any other statement."""
+    """Return the synchronising call of a statement that consists only of it, or None for any other
+    statement."""
     call = statement.value if isinstance(statement, (ast.Expr, ast.Assign)) else None
     return call if hasattr(call, "sync") else None
 
 
 def count_results(call):
-    """Return the number of elements of a synchronising call's result tuple, or 0 if the result is not a
+    """Return the number of elements in a synchronising call's result tuple, or 0 if its result is not a
     tuple."""
     count = len(INSTRUCTIONS[call.sync].results) if call.sync in WARP_WIDE else 1
     return count if count > 1 else 0
 
 
 def result_names(statement):
-    """Return the variables that receive the results of a synchronising statement, in order."""
+    """Return the variables to which a synchronising statement assigns its results, in order."""
     target = statement.targets[0] if isinstance(statement, ast.Assign) else ast.Tuple([])
     return [part.id for part in getattr(target, "elts", [target])]
 
 
 class Hoisting:
-    """A transformer for the statements of one kernel. Its methods append the statements that have to run
-    first to `before`."""
+    """A transformer for the statements of one kernel.
+
+    Many of its methods take a list `before`. They append the statements to it that must run before the
+    statement being rewritten.
+    """
 
     def __init__(self, module):
-        # inlining: stack of the device functions that are being inlined
+        # `inlining` is the stack of the device functions that are being inlined. It detects recursion.
         self.module, self.inlining = module, []
 
     def kernel(self, function):
@@ -59,7 +64,7 @@ class Hoisting:
         return parameters, self.block(lowering.body())
 
     def block(self, statements):
-        """Return the rewritten form of a list of statements."""
+        """Return the rewritten form of a list of statements. One statement can become several."""
         return [part for statement in statements for part in self.statement(statement)]
 
     def statement(self, node):
@@ -76,7 +81,7 @@ class Hoisting:
             )
         after = handler(node, before)
         for part in before + as_list(after):
-            # New statements keep the line number of the original, which findings report.
+            # A new statement gets the line number of the original statement, which findings report.
             ast.fix_missing_locations(ast.copy_location(part, node) if not hasattr(part, "lineno") else part)
         return before + as_list(after)
 
@@ -91,7 +96,8 @@ class Hoisting:
         return [] if isinstance(value, (ast.Name, ast.Constant)) else ast.Expr(value)
 
     def of_assign(self, node, before):
-        """Rewrite an assignment. `x = call(...)` with a single result keeps its form."""
+        """Rewrite an assignment. The form `x = call(...)` needs no new variable if the call has one
+        result."""
         if (
             hasattr(node.value, "sync")
             and len(node.targets) == 1
@@ -114,8 +120,8 @@ class Hoisting:
         return node
 
     def of_while(self, node, before):
-        """Rewrite a `while` loop. If its test synchronises, the test moves into the body, as `if not test:
-        break`."""
+        """Rewrite a `while` loop. If its test synchronises, the loop becomes `while True`, and its body
+        begins with `if not test: break`."""
         if node.orelse:
             return self.block(remove_else(node, self.module.fresh_name("broken")))
         body = self.block(node.body)
@@ -127,7 +133,7 @@ class Hoisting:
         return node
 
     def of_for(self, node, before):
-        """Rewrite a `for` loop. Its iterable is evaluated once, before the loop."""
+        """Rewrite a `for` loop. As in Python, its iterable is evaluated once, before the loop."""
         if node.orelse:
             return self.block(remove_else(node, self.module.fresh_name("broken")))
         node.iter = self.expression(node.iter, before)
@@ -137,8 +143,10 @@ class Hoisting:
     # --- expressions ----------------------------------------------------------------------------------------
 
     def expression(self, node, before):
-        """Return `node` without synchronisation points. Append the statements that evaluate them to
-        `before`."""
+        """Return an expression without synchronisation points, whose value equals that of `node`.
+
+        Append the statements that execute the synchronisation points to `before`.
+        """
         if node is None or not contains_sync(node):
             return node
         if hasattr(node, "inlined_function"):
@@ -154,7 +162,7 @@ class Hoisting:
                 "threads synchronise within a lambda or a comprehension, which has no compiled form",
                 site_in(node, self.module),
             )
-        # Only the selected branch may execute its synchronisation point.
+        # Only the branch that is selected may execute its synchronisation point.
         if isinstance(node, ast.IfExp) and contains_sync(ast.Tuple([node.body, node.orelse], ast.Load())):
             name, then, otherwise = self.module.fresh_name("chosen"), [], []
             test = self.expression(node.test, before)
@@ -163,7 +171,7 @@ class Hoisting:
                 into.append(assign(name, value))
             before.append(ast.If(test, then, otherwise))
             return ast.Name(name, ast.Load())
-        # `and` and `or` must not execute a synchronisation point after the result is decided.
+        # `and` and `or` must not execute a synchronisation point once the result is decided.
         if isinstance(node, ast.BoolOp) and any(map(contains_sync, node.values[1:])):
             name = self.module.fresh_name("holds")
             before.append(assign(name, self.expression(node.values[0], before)))
@@ -174,7 +182,7 @@ class Hoisting:
                 test = test if isinstance(node.op, ast.And) else ast.UnaryOp(ast.Not(), test)
                 before.append(ast.If(test, [*more, assign(name, value)], []))
             return ast.Name(name, ast.Load())
-        # Any other expression: process its operands from left to right, in evaluation order.
+        # In any other expression, Python evaluates the operands from left to right.
         for field, value in ast.iter_fields(node):
             if isinstance(value, list):
                 value[:] = [
@@ -185,8 +193,10 @@ class Hoisting:
         return node
 
     def arguments(self, node, before):
-        """Return a synchronising call whose arguments are constants or variables. Fission needs names,
-        because it spills operands to arrays over threads."""
+        """Replace the arguments of a synchronising call by constants and variables, and return the call.
+
+        Fission spills variables to arrays over threads, so each operand needs a name.
+        """
         for position, argument in enumerate(node.args):
             argument = self.expression(argument, before)
             simple = (
@@ -194,7 +204,7 @@ class Hoisting:
                 or isinstance(argument, ast.Name)
                 and argument.id in self.module.constants
             )
-            # The first argument of an atomic is an array, which cannot be spilled.
+            # The first argument of an atomic is an array, which fission cannot spill.
             if not simple and not (node.sync.startswith("atomic") and position == 0):
                 name = self.module.fresh_name("given")
                 before.append(assign(name, argument))
@@ -205,14 +215,16 @@ class Hoisting:
     # --- device functions -----------------------------------------------------------------------------------
 
     def inline(self, node, before):
-        """Inline a call to a device function: append its statements to `before`, and return its result. Raise
-        CannotLower for recursion."""
+        """Inline a call to a device function: append its statements to `before`, and return its result.
+
+        Raise CannotLower for recursion.
+        """
         function = node.inlined_function
         if function in self.inlining:
             raise CannotLower(
                 f"{function.__name__} calls itself, and its threads synchronise", node.call_site
             )
-        # Each inlined copy gets variables of its own.
+        # Each inlined copy has its own variables.
         local = sorted(self.module.reachable[function].local)
         rename = {name: self.module.fresh_name(f"{name}_{function.__name__}") for name in local}
         lowering = Lowering(self.module, function, rename, node.known_referents)
@@ -228,9 +240,9 @@ class Hoisting:
 
 
 def remove_else(loop, broken):
-    """Return statements equivalent to a loop with an `else` clause.
+    """Return statements that are equivalent to a loop with an `else` clause.
 
-    broken: name of a new variable that is True after a `break`.
+    broken: the name of a new variable, which becomes True before a `break`.
     """
     otherwise, loop.orelse = loop.orelse, []
     loop.body = [part for statement in loop.body for part in record_breaks(statement, broken)]
@@ -242,8 +254,8 @@ def remove_else(loop, broken):
 
 
 def record_breaks(statement, broken):
-    """Return the statements that replace `statement`, with `broken = True` before each `break` of the
-    enclosing loop. Breaks of inner loops do not count."""
+    """Return the statements that replace `statement`: `broken = True` precedes each `break` of the enclosing
+    loop. A `break` of an inner loop is unchanged."""
     if isinstance(statement, ast.Break):
         return [assign(broken, ast.Constant(True)), statement]
     for name in (
@@ -255,10 +267,13 @@ def record_breaks(statement, broken):
 
 
 def remove_returns(statements, result, site):
-    """Return the statements of a function body with `result = x` in place of `return x`.
+    """Return the statements of a function body in which `result = x` replaces `return x`.
 
-    The statements that follow an `if` with a `return` move into the branches that do not return. Raise
-    CannotLower for a `return` inside a loop.
+    The statements after an `if` that contains a `return` move into those of its branches that do not return.
+    Raise CannotLower for a `return` inside a loop.
+
+    result: the name of the variable.
+    site: the Site of the call, for the message.
     """
     for position, statement in enumerate(statements):
         if isinstance(statement, ast.Return):
@@ -283,7 +298,7 @@ def remove_returns(statements, result, site):
 
 
 def site_in(node, module):
-    """Return the Site of the first synchronisation point in `node`, or None."""
+    """Return the Site of the first synchronisation point in a node, or None if it contains none."""
     for part in ast.walk(node):
         if hasattr(part, "site"):
             return module.sites[part.site]

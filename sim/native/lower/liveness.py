@@ -1,15 +1,15 @@
-"""Liveness analysis on syntax trees: variables that statements may read before assigning them, and variables
-that they assign."""
+"""Liveness analysis on syntax trees: which variables statements may read before they assign them, and which
+variables they assign."""
 
 import ast
 
-# EVERYTHING represents the set of all names, the neutral element of intersection.
-# It is the result of `analyze` for statements that never complete normally, such as `return`.
+# EVERYTHING represents the set of all names, which is the neutral element of intersection. `analyze` returns
+# it for statements that never complete normally, such as `return`.
 EVERYTHING = None
 
 
 def names_read(node):
-    """Return the names that an expression or simple statement reads. `node` may be None."""
+    """Return the names that an expression or a simple statement reads. `node` may be None."""
     return (
         {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load)}
         if node is not None
@@ -18,7 +18,7 @@ def names_read(node):
 
 
 def names_assigned(statements):
-    """Return the names that the statements may assign, at any depth."""
+    """Return the names that statements may assign, at any depth of nesting."""
     return {
         part.id
         for statement in statements
@@ -39,9 +39,11 @@ def definitely_assigned(statements):
 
 
 def analyze(statements, before):
-    """Analyse statements that run after the names in `before` have been assigned.
+    """Analyse a list of statements.
 
-    Return (upward-exposed reads, names definitely assigned at the end or EVERYTHING).
+    Return (upward-exposed reads, names that are definitely assigned at the end or EVERYTHING).
+
+    before: the names that are assigned before the statements run.
     """
     all_exposed, definite = set(), set(before)
     for statement in statements:
@@ -53,8 +55,10 @@ def analyze(statements, before):
 
 
 def analyze_statement(node, definite):
-    """Analyse one statement, as `analyze` does for a list. `definite` contains the names assigned before the
-    statement."""
+    """Analyse one statement, with the same results as `analyze`.
+
+    definite: the names that are assigned before the statement runs.
+    """
     if isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise)):
         return names_read(node) - definite, EVERYTHING
     if isinstance(node, ast.If):
@@ -73,13 +77,12 @@ def analyze_statement(node, definite):
 
 
 def intersect(a, b):
-    """Return the names that are assigned on both of two paths."""
+    """Return the names that are assigned on both of two paths. A path may be EVERYTHING."""
     return b if a is EVERYTHING else a if b is EVERYTHING else a & b
 
 
 def escaping_exits(statements):
-    """Return the kinds of exits ("return", "break", "continue") that transfer control out of these
-    statements."""
+    """Return which of "return", "break" and "continue" can transfer control out of these statements."""
     found = set()
     for statement in statements:
         if isinstance(statement, (ast.Return, ast.Break, ast.Continue)):

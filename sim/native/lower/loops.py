@@ -1,24 +1,25 @@
-"""Lowering of loops: loops over arrays become loops over indices, and loops that may be endless count their
-iterations."""
+"""Lowering of loops. A loop over an array becomes a loop over its indices, and a loop that may not end counts
+its iterations."""
 
 import ast
 
 from sim.frontend.resolve import builtin_called, referent_of
 from sim.frontend.tree import located
 
-CHECK_INTERVAL = 1 << 20  # Iterations between two checks for Ctrl-C in a `for` loop. Must be a power of two.
+CHECK_INTERVAL = 1 << 20  # iterations of a `for` loop between two checks for Ctrl-C; must be a power of two
 
 
 def assign(target, value):
-    """Return an assignment to a variable or target."""
+    """Return an assignment of `value` to a target, which is the name of a variable or a syntax tree."""
     return ast.Assign([ast.Name(target, ast.Store()) if isinstance(target, str) else target], value)
 
 
 def lower_element_loop(lowering, loop):
-    """Turn a loop over an array or tuple, possibly through `enumerate` or `zip`, into a loop over indices.
+    """Turn a loop over an array or tuple into a loop over indices. The iterable may be inside `enumerate` or
+    `zip`.
 
-    Return (statements before the loop, first statements of its body). Both are empty for other loops, which
-    stay unchanged.
+    Return (statements to insert before the loop, first statements of its body). For any other loop, both are
+    empty and the loop is unchanged.
     """
     iterable = isinstance(loop.iter, (ast.Name, ast.Attribute, ast.Subscript)) and not isinstance(
         referent_of(loop.iter).value, tuple
@@ -43,8 +44,8 @@ def pairing_builtin(node):
 def element(lowering, node, position, before, lengths):
     """Return an expression for the element of an iterable at index `position`.
 
-    before: collects statements that must run before the loop.
-    lengths: collects expressions for the lengths of the iterables.
+    before: a list to which the statements are appended that must run before the loop.
+    lengths: a list to which expressions for the lengths of the iterables are appended.
     """
     builtin = pairing_builtin(node)
     if builtin == "zip":
@@ -58,16 +59,16 @@ def element(lowering, node, position, before, lengths):
     before.append(assign(whole.id, lowering.visit(node)))
     lengths.append(ast.Call(ast.Name("len", ast.Load()), [whole], []))
     if lowering.module.logs:
-        # A loop over an array loads its elements, so the loads are logged.
+        # An iteration loads an element, so the load is logged.
         whole = lowering.call("with_site", [whole, lowering.number("load", node)], node)
     return ast.Subscript(whole, position, ast.Load())
 
 
 class LoopCounter(ast.NodeTransformer):
-    """A transformer that inserts iteration counters into loops that may be endless.
+    """A transformer that counts the iterations of loops that may not end.
 
-    `while` loops count every iteration. A `for` loop subtracts its iterations from a budget when it starts,
-    and checks for Ctrl-C regularly if it may be long.
+    A `while` loop counts each iteration. A `for` loop subtracts all its iterations from the block's budget
+    when it begins; if it may be long, it also checks for Ctrl-C regularly.
     """
 
     def __init__(self, module):
@@ -79,27 +80,26 @@ class LoopCounter(ast.NodeTransformer):
         return ast.Call(function, [ast.Name("state", ast.Load()), *arguments], [])
 
     def visit_While(self, node):
-        """Add `count_iteration(state)` to the test of a `while` loop."""
+        """Insert `count_iteration(state)` into the test of a `while` loop."""
         node, count = self.generic_visit(node), self.make_call("count_iteration")
         forever = isinstance(node.test, ast.Constant) and node.test.value
         node.test = count if forever else ast.BoolOp(ast.And(), [count, node.test])
         return node
 
     def is_constant(self, node):
-        """Return whether an expression is a constant in lowered text."""
+        """Return whether an expression is a constant of the generated file."""
         return (
             isinstance(node, ast.Constant) or isinstance(node, ast.Name) and node.id in self.module.constants
         )
 
     def is_small(self, node):
-        """Return whether an expression is a constant of at most CHECK_INTERVAL."""
+        """Return whether an expression is a non-negative integer constant of at most CHECK_INTERVAL."""
         text = ast.unparse(node)
         text = self.module.constants.get(text, text)
         return text.isdecimal() and int(text) <= CHECK_INTERVAL
 
     def visit_For(self, node):
-        """Replace the range of a `for` loop by one that is limited by the budget, unless its bounds are
-        constants."""
+        """Limit the range of a `for` loop by the block's budget, unless its bounds are constants."""
         node = self.generic_visit(node)
         if not is_range(node.iter):
             return node
@@ -117,7 +117,7 @@ class LoopCounter(ast.NodeTransformer):
 
 
 def is_range(node):
-    """Return whether an expression is a call of `range`."""
+    """Return whether an expression is a call of `range` without keyword arguments."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)

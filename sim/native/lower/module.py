@@ -1,9 +1,10 @@
-"""The generated module of a kernel, collected while the kernel is lowered.
+"""The generated module of a kernel. Lowering collects its parts.
 
-Globals and free variables of the kernel become constants at the top of the generated file. `cuda.threadIdx.x`
-becomes `threadIdx.x`, and device functions become functions of the same file. Device functions that contain a
-synchronisation point (a barrier, a shuffle, ...) or declare shared memory are inlined, and each
-synchronisation point becomes a statement by itself (sim.native.lower.hoisting).
+The values that the kernel captures (globals and free variables) become constants at the top of the generated
+file. `cuda.threadIdx.x` becomes `threadIdx.x`, and device functions become functions of the same file. A
+device function is inlined instead if it contains a synchronisation point (a barrier, a shuffle, ...) or
+declares shared memory, and each synchronisation point becomes a statement by itself
+(sim.native.lower.hoisting).
 """
 
 import ast
@@ -24,15 +25,18 @@ from sim.native.codegen.symbols import RESERVED, home_of
 
 
 class CannotLower(Exception):
-    """The exception for code that has no compiled form, with the reason and its Site (or None). The engine
-    then interprets the launch."""
+    """The exception for code that has no compiled form. The engine then interprets the launch.
+
+    what: the reason.
+    site: the Site of the code, or None.
+    """
 
     def __init__(self, what, site=None):
         super().__init__(what)
         self.what, self.site = what, site
 
     def message(self):
-        """Return the reason, followed by the line of the kernel that causes it."""
+        """Return the reason, and the line of the kernel that causes it if it is known."""
         if self.site is None:
             return self.what
         return f"{self.what} ({self.site.function} line {self.site.line}  {self.site.source})"
@@ -42,9 +46,9 @@ class CannotLower(Exception):
 class Declared:
     """A shared or local array that the kernel declares.
 
-    shape: None for dynamic shared memory.
-    name: the kernel's variable to which the array is assigned.
-    site: index of the declaration among the module's sites.
+    shape: the shape, or None for dynamic shared memory.
+    name: the variable of the kernel to which the array is assigned.
+    site: the index of the declaration in the module's `sites`.
     """
 
     space: str
@@ -58,7 +62,8 @@ class Declared:
 class Device:
     """A device function of the generated file.
 
-    needs: names that it takes as extra parameters: names in SPECIAL, and arrays of the module.
+    needs: the names that it takes as extra parameters: names in SPECIAL, and arrays of the module.
+    recursive: whether it calls itself.
     """
 
     name: str
@@ -68,19 +73,19 @@ class Device:
 
 
 def fields_of(dtype):
-    """Return the field names of a record dtype, including fields of nested records. Return an empty set for
-    other dtypes."""
+    """Return the field names of a record dtype, including the fields of nested records. Return an empty set
+    for any other dtype."""
     names = dtype.base.names or ()
     return {*names}.union(*(fields_of(dtype.base[name]) for name in names))
 
 
 class GeneratedModule:
-    """The parts of a generated module: everything except the kernel's own statements.
+    """The parts of a generated module, except for the kernel's own statements.
 
-    taken: names already in use.
-    logs: generate code that writes the access log.
-    prints: the kernel calls `print`.
-    unset: (site, variable) for each read that some path reaches before any assignment.
+    taken: the names that are already in use.
+    logs: whether the generated code writes the access log.
+    prints: whether the kernel calls `print`.
+    unset: a list of (site, variable) for the reads that some path reaches before any assignment.
     """
 
     def __init__(self, taken, logs=False):
@@ -88,14 +93,14 @@ class GeneratedModule:
         # constants: name -> text; imports: name -> module that defines it; devices: function -> Device
         self.constants, self.imports, self.devices = {}, {}, {}
         self.arrays, self.declared = {}, {}  # parameter -> global ndarray; parameter -> Declared
-        # operations: index of a site -> name of the synchronising instruction there
+        # `operations` maps the index of a site to the name of the synchronising instruction at that site.
         self.sites, self.operations = [], {}
         self.prints, self.unset = False, []
-        # Never shadow names that generated code uses, nor builtins.
+        # A new name must hide neither a name that generated code uses nor a builtin.
         self.taken = {*taken, *RESERVED, *dir(builtins)}
 
     def fresh_name(self, name):
-        """Return `name`, with a numeric suffix if it is in use, and reserve the result."""
+        """Return `name`, with a numeric suffix if the name is in use. Reserve the result."""
         candidate, number = name, 1
         while candidate in self.taken or home_of(candidate):
             number += 1
@@ -104,8 +109,10 @@ class GeneratedModule:
         return candidate
 
     def constant(self, name, text):
-        """Return the name of a constant with the value `text`. Reuse an existing constant if one has this
-        value and a similar name."""
+        """Return the name of a constant with the value `text`.
+
+        Reuse a constant that has the same value if its name begins with `name`.
+        """
         for known, value in self.constants.items():
             if value == text and known.startswith(name):
                 return known
@@ -114,8 +121,8 @@ class GeneratedModule:
         return name
 
     def stem(self, name):
-        """Return `name`, extended by underscores until no other name begins with `<result>_`. Names of
-        generated functions can then be formed from it without collisions."""
+        """Return `name` with as many underscores appended as it takes until no other name begins with
+        `<result>_`. The names of generated functions begin with it, and cannot collide."""
         while any(known.startswith(f"{name}_") for known in (*self.taken, *self.constants)):
             name += "_"
         return name
@@ -126,7 +133,7 @@ class GeneratedModule:
         return name
 
     def array(self, value, name):
-        """Return the name of the parameter that passes a global array to the kernel."""
+        """Return the name of the parameter with which a global array is passed to the kernel."""
         for known, array in self.arrays.items():
             if array is value:
                 return known
@@ -135,7 +142,7 @@ class GeneratedModule:
         return name
 
     def site(self, site):
-        """Return the index of a site in `sites`, and append the site if it is new."""
+        """Return the index of a site in `sites`. Append the site if it is new."""
         if site not in self.sites:
             self.sites.append(site)
         return self.sites.index(site)
@@ -144,12 +151,13 @@ class GeneratedModule:
 class Module(GeneratedModule):
     """The generated module of a Python kernel.
 
-    dtypes: ((parameter, dtype), ...) for array parameters whose dtype the text depends on.
+    dtypes: ((parameter, dtype), ...) for the array parameters whose dtype affects the generated text.
     """
 
     def __init__(self, kernel, logs=False, dtypes=()):
         self.kernel, self.dtypes = kernel, dict(dtypes)
-        # used: names from numba.cuda; reachable: function -> Source, for the kernel and its device functions
+        # `used` contains names from numba.cuda. `reachable` maps the kernel and its device functions to
+        # Sources.
         self.used, self.reachable = set(), {}
         self.reach(kernel)
         taken = {
@@ -158,12 +166,14 @@ class Module(GeneratedModule):
         super().__init__(taken | {names.tree.name for names in self.reachable.values()}, logs)
 
     def has_field(self, name):
-        """Return whether any array argument has records with a field of this name."""
+        """Return whether an array argument has records with a field of this name."""
         return any(name in fields_of(dtype) for dtype in self.dtypes.values())
 
     def reach(self, function):
-        """Add `function`, and every function that it calls, to `reachable`. Raise CannotLower for a function
-        without source code."""
+        """Add a function, and every function that it calls, to `reachable`.
+
+        Raise CannotLower for a function without source code.
+        """
         if function in self.reachable:
             return
         if "fp16" in function.__code__.co_names:
@@ -178,8 +188,13 @@ class Module(GeneratedModule):
                 self.reach(found.function)
 
     def must_inline(self, function, seen=frozenset()):
-        """Return whether a device function has to be inlined, because it, or a function that it calls,
-        contains a synchronisation point or declares shared memory."""
+        """Return whether a device function has to be inlined.
+
+        It has to be if it contains a synchronisation point or declares shared memory, or if a function that
+        it calls does so.
+
+        seen: the functions that are being searched. It ends the search at a recursive call.
+        """
         source, seen = self.reachable[function], seen | {function}
         return (
             bool(source.calls(WAIT))
@@ -192,27 +207,30 @@ class Module(GeneratedModule):
         )
 
     def value(self, node):
-        """Return the value of a constant of the generated file that `node` names, or MISSING."""
+        """Return the value of the constant of the generated file that a node names, or MISSING."""
         try:
             return ast.literal_eval(self.constants[node.id])
         except (AttributeError, KeyError, ValueError):
             return MISSING
 
     def fresh_function(self, name):
-        """Return an unused name for a device function."""
+        """Return a name for a device function that is not in use."""
         names = {device.name for device in self.devices.values()}
         return name if name not in names | RESERVED and not home_of(name) else self.fresh_name(name)
 
 
 def import_fp16():
-    """Import numba.cuda.fp16 if it is installed. A kernel may use the name without importing it."""
-    with suppress(ImportError):  # Numba without numba-cuda
+    """Import numba.cuda.fp16 if it is installed. A kernel may use the name without importing the module."""
+    with suppress(ImportError):  # a version of Numba without numba-cuda
         importlib.import_module("numba.cuda.fp16")
 
 
 def tree_of_lambda(function):
-    """Return a lambda as the tree of a function definition, or None. The lambda must be the only one in its
-    source lines, because `inspect` finds lines, not columns."""
+    """Return a lambda as the syntax tree of a function definition.
+
+    `inspect` finds the lines of a lambda, but not its columns. Return None if these lines contain several
+    lambdas, or if the source code is not available.
+    """
     try:
         lines, start = inspect.getsourcelines(function)
         tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -232,7 +250,8 @@ def tree_of_lambda(function):
 
 
 def literal(value):
-    """Return a Python expression that evaluates to `value`, or None for an unsupported type."""
+    """Return a Python expression whose value is `value`, or None if the type of the value is not
+    supported."""
     if isinstance(value, tuple) and type(value) is tuple:
         parts = [literal(part) for part in value]
         return None if None in parts else f"({', '.join(parts)}{',' * (len(parts) == 1)})"
@@ -251,7 +270,7 @@ def literal(value):
 
 
 def number_text(value):
-    """Return a Python expression for a float or complex number, including infinities and NaN."""
+    """Return a Python expression for a float or complex number, which may be infinite or NaN."""
     if np.isfinite(value):
         return repr(value)
     if isinstance(value, complex):

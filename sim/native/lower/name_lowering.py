@@ -1,4 +1,4 @@
-"""Lowering of names: a name becomes a constant, a parameter of the generated function, or a runtime
+"""Lowering of names. A name becomes a constant, a parameter of the generated function, or a runtime
 function."""
 
 import ast
@@ -17,11 +17,11 @@ from sim.native.codegen.symbols import GEOMETRY, MODULES, SPECIAL, home_of, in_t
 from sim.native.lower.module import CannotLower, literal
 
 FIELDS = "only the interpreter logs accesses to fields of records"
-PLAIN = {*ATTRIBUTES, "dtype"}  # attributes of arrays that a record field cannot shadow
+PLAIN = {*ATTRIBUTES, "dtype"}  # attributes of arrays, which are no accesses to memory
 
 
 def as_item(target):
-    """Return `p["field"]` for an assignment target `p.field`. Return other targets unchanged."""
+    """Return `p["field"]` for the assignment target `p.field`. Return any other target unchanged."""
     if not isinstance(target, ast.Attribute):
         return target
     field = ast.copy_location(ast.Constant(target.attr), target)
@@ -29,34 +29,36 @@ def as_item(target):
 
 
 class Names(ast.NodeTransformer):
-    """A transformer for the names of one function.
+    """A transformer for the names in one function.
 
-    source: the function's Source (sim.frontend.resolve).
-    rename: {variable: its name in lowered text}.
-    needs: collects names that the function needs in addition to its parameters.
+    source: the Source of the function (sim.frontend.resolve).
+    rename: {variable: its name in the lowered text}.
+    needs: a set that collects the names that the function needs in addition to its parameters.
     """
 
     def __init__(self, module, source, rename):
         self.module, self.source, self.rename, self.needs = module, source, rename, set()
 
     def number(self, action, node):
-        """Return a constant node with the index of the node's site for this action ("load", "store",
-        "branch", ...)."""
+        """Return a constant node that contains the index of a node's site.
+
+        action: what the code does there: "load", "store", "branch", "atomic", "loop" or "call".
+        """
         return ast.Constant(self.module.site(self.source.site(action, node)))
 
     def cannot_lower(self, what, node):
-        """Return a CannotLower that points at `node`."""
+        """Return a CannotLower that refers to the line of a node."""
         return CannotLower(what, self.source.site("call", node))
 
     def as_name(self, name, node, context=None):
-        """Return a Name node for a name in lowered text, and record it in `needs` if it has to be passed to
-        the function."""
+        """Return a Name node for a name in the lowered text. Record the name in `needs` if it must be passed
+        to the function."""
         if name in SPECIAL or name in self.module.arrays or name in self.module.declared:
             self.needs.add(name)
         return ast.copy_location(ast.Name(name, context or ast.Load()), node)
 
     def call(self, function, arguments, node):
-        """Return a call to a runtime function, which the generated file then imports."""
+        """Return a call to a runtime function, and let the generated file import it."""
         function = self.as_name(self.module.library(function), node)
         return ast.copy_location(ast.Call(function, arguments, []), node)
 
@@ -64,7 +66,7 @@ class Names(ast.NodeTransformer):
 
     def visit_Name(self, node):
         ref = getattr(node, "referent", None)
-        if ref is None:  # inserted by an earlier lowering step
+        if ref is None:  # an earlier lowering step inserted the name
             return node
         if ref.role == VARIABLE:
             return ast.copy_location(ast.Name(self.rename.get(node.id, node.id), node.ctx), node)
@@ -78,17 +80,18 @@ class Names(ast.NodeTransformer):
         return self.lower_referent(node.referent, node.attr, node)
 
     def lower_referent(self, ref, name, node):
-        """Return the expression that replaces a Referent called `name` in the kernel."""
+        """Return the expression that replaces a name or attribute of the kernel, given its Referent."""
         return getattr(self, f"of_{ref.role}")(ref, name, node)
 
     # --- one method per role of a Referent (sim.frontend.resolve) -------------------------------------------
 
     def of_axis(self, ref, name, node):
-        """Lower an axis of a geometry object, such as `threadIdx.x`."""
+        """Lower an axis of a three-dimensional index or size, such as `threadIdx.x`."""
         return ast.copy_location(ast.Attribute(self.as_name(ref.name, node), name, node.ctx), node)
 
     def of_member(self, ref, name, node):
-        """Lower an attribute of a value: a dtype, a record field, or an attribute of an array."""
+        """Lower an attribute of a value, which may be a dtype, a record field, or an attribute of an
+        array."""
         if isinstance(referent_of(node.value).value, ModuleType):
             raise self.cannot_lower(f"{ast.unparse(node)} has no compiled form", node)
         if name == "dtype" and (dtype := self.dtype_given(node)) is not None:
@@ -100,7 +103,8 @@ class Names(ast.NodeTransformer):
         raise self.cannot_lower(FIELDS, node)
 
     def of_geometry(self, ref, name, node):
-        """Lower a name for the position of a thread, such as `threadIdx` or `laneid`."""
+        """Lower a name that gives the position of a thread or a size of the grid, such as `threadIdx` or
+        `laneid`."""
         if ref.name in GEOMETRY:
             return self.as_name(ref.name, node)
         if ref.name == "warpsize":
@@ -108,7 +112,7 @@ class Names(ast.NodeTransformer):
         return self.call("lane_of", [self.as_name("thread", node)], node)
 
     def of_function(self, ref, name, node):
-        """Lower a function that sim.isa defines."""
+        """Lower a function that is defined in sim.isa."""
         if not compiles(ref.entry):
             raise self.cannot_lower(
                 f"{ref.entry.name} has no compiled form; its entry in sim.isa may declare one: native=...",
@@ -121,16 +125,16 @@ class Names(ast.NodeTransformer):
         return self.dtype(ref.dtype, node)
 
     def of_cuda(self, ref, name, node):
-        """Lower another function of numba.cuda, if the runtime library defines it."""
+        """Lower any other function of numba.cuda, which must be defined in the runtime library."""
         if not home_of(f"cuda_{ref.name}"):
             raise self.cannot_lower(f"cuda.{ref.name} has no compiled form", node)
         return self.as_name(self.module.library(f"cuda_{ref.name}"), node)
 
     def of_constant(self, ref, name, node):
-        """Lower a captured value to a literal, or to a constant at the top of the file."""
+        """Lower a captured value to a literal, or to a constant at the top of the generated file."""
         value, text = ref.value, literal(ref.value)
         if isinstance(value, np.generic) and value.dtype.name in HALVES:
-            # Numba cannot type a captured float16, so convert a float at run time.
+            # Numba cannot type a captured float16, so convert a captured float at run time.
             plain = self.lower_referent(referent(float(value)), name, node)
             return ast.copy_location(ast.Call(self.dtype(value.dtype, node), [plain], []), node)
         if text is None:
@@ -140,7 +144,7 @@ class Names(ast.NodeTransformer):
         return self.as_name(self.module.constant(name, text), node)
 
     def of_builtin(self, ref, name, node):
-        """Lower a Python builtin. Its name stays the same."""
+        """Lower a Python builtin. It keeps its name."""
         self.module.prints |= ref.name == "print"
         return self.as_name(ref.name, node)
 
@@ -161,7 +165,7 @@ class Names(ast.NodeTransformer):
             return self.lower_referent(referent(value.value), name, node)
         if isinstance(value, ModuleType) and value.__name__ in MODULES:
             return self.as_name(MODULES[value.__name__], node)
-        # libdevice functions that sim.isa defines have another role; only unsupported ones get here.
+        # Only functions of libdevice without an entry in sim.isa reach this method.
         if home == "numba.cuda.libdevice":
             raise self.cannot_lower(f"libdevice.{own} has no compiled form", node)
         if home in MODULES or isinstance(value, np.ufunc):
@@ -174,14 +178,14 @@ class Names(ast.NodeTransformer):
     # --- types ----------------------------------------------------------------------------------------------
 
     def dtype(self, dtype, node):
-        """Return the name of the function that converts to a dtype."""
+        """Return the name of the function that converts a number to a dtype."""
         if not is_number(dtype):
             raise self.cannot_lower(f"{dtype} is not a numeric type", node)
         return self.as_name(self.module.library(in_text(f"numpy.{dtype.name}")), node)
 
     def dtype_given(self, node):
-        """Return the dtype of `x` for an expression `x.dtype`, if `x` is an array parameter of the kernel.
-        Otherwise return None."""
+        """Return the dtype of `x` for an expression `x.dtype`, where `x` is an array parameter of the kernel.
+        Return None for any other expression."""
         is_name = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
         is_dtype = is_name and node.attr == "dtype"
         of_kernel = self.source.function is self.module.kernel

@@ -1,4 +1,4 @@
-"""Type inference for the variables of a lowered kernel, performed by Numba."""
+"""Type inference for the variables of a lowered kernel. Numba performs it."""
 
 import functools
 import inspect
@@ -13,13 +13,13 @@ from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
 from sim.native.codegen.linking import REPLACED_PASSES, CachedTypeInference, intrinsic_of
 from sim.native.codegen.scalars import numba_type_of
 
-# key for the type of a function's result; contains a space, so no variable has this name
+# The key for the type of a function's result. It contains a space, so it cannot be the name of a variable.
 RESULT = "the result"
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
 class KeepTypes(AnalysisPass):
-    """A compiler pass that stops the compilation and returns the inferred types as its result."""
+    """A compiler pass that ends the compilation, and makes the inferred types its result."""
 
     _name = "keep_types"
 
@@ -44,37 +44,39 @@ class OnlyTypes(compiler.CompilerBase):
 
 
 def variable_types(function, arguments):
-    """Return {variable: set of all Numba types that its assignments have}.
+    """Return {variable: set of the Numba types that its assignments have}.
 
     function: a Python function.
-    arguments: the Numba types with which it is called.
+    arguments: the Numba types of the arguments with which it is called.
     """
     found = {}
     for name, numba_type in infer_types(function, arguments).items():
         variable, _, version = name.partition(".")
-        # Numba also creates names such as $12, and arg.x for the initial value of a parameter.
+        # Numba adds names of its own: $12 for temporaries, and arg.x for the initial value of a parameter.
         if variable.isidentifier() and not (variable == "arg" and version.isidentifier()):
             found.setdefault(variable, set()).add(types.unliteral(numba_type))
     return found
 
 
 def unify_types(found):
-    """Return the one Numba type to which all of these types convert, or None."""
+    """Return the Numba type to which all of these types convert, or None if there is no such type."""
     return cpu_target.typing_context.unify_types(*found) if len(found) > 1 else next(iter(found))
 
 
 def infer_types(function, arguments):
-    """Return {variable of Numba's IR: type}, with the type of the result under the key RESULT."""
+    """Return {variable of Numba's IR: its type}. The key RESULT has the type of the function's result."""
     flags, contexts = compiler.Flags(), (cpu_target.typing_context, cpu_target.target_context)
     flags.nrt, flags.enable_ssa, flags.error_model = True, True, "numpy"
     return compiler.compile_extra(*contexts, function, arguments, None, flags, {}, pipeline_class=OnlyTypes)
 
 
 def type_stub(function):
-    """Return a typed replacement for a device function, which has no code. With the real function, Numba
-    would compile it just to infer the type of a call."""
+    """Return a function that has the type of a device function, but no code.
 
-    @functools.cache  # Numba asks several times for the same types.
+    If Numba used the device function itself, it would compile the function just to infer the type of a call.
+    """
+
+    @functools.cache  # Numba infers the same types several times
     def typed(typing, *given):
         return signature(infer_types(function, given)[RESULT], *given), None
 
@@ -87,8 +89,8 @@ def type_stub(function):
 
 @functools.cache
 def sync_stub(entry):
-    """Return a function for type inference only. Its results have the types that a synchronising instruction
-    returns."""
+    """Return a function for type inference only. Its results have the types of a synchronising instruction's
+    results."""
 
     def typed(typing, *given):
         of = dict(zip(entry.parameters, given))
@@ -102,7 +104,7 @@ def sync_stub(entry):
 
 
 def sync_stubs():
-    """Return {name: stub} for all synchronising instructions that Python kernels can call. Names that contain
-    dots exist in PTX only."""
+    """Return {name: stub} for all synchronising instructions that a Python kernel can call. An instruction
+    whose name contains a dot exists only in PTX."""
     names = [name for name in WARP_WIDE | BLOCK_WIDE if name.isidentifier()]
     return {name: sync_stub(INSTRUCTIONS[name]) for name in names}

@@ -1,5 +1,5 @@
-"""Analysis of which arrays a lowered kernel may write. All other arrays need no shadow memory, and need not
-be copied for a rerun."""
+"""Analysis of which arrays a lowered kernel may write. An array that is only read needs no shadow memory for
+races, and need not be saved for a rerun."""
 
 import ast
 
@@ -8,9 +8,9 @@ from sim.native.lower.liveness import names_assigned
 
 
 class Writes:
-    """A search through the statements of a kernel and of the device functions that it calls.
+    """A search through the statements of a kernel, and of the device functions that it calls.
 
-    It is conservative: a variable may refer to every array that occurs in any of its assignments.
+    The search is conservative: a variable may refer to each array that occurs in any of its assignments.
     """
 
     def __init__(self, module):
@@ -33,7 +33,7 @@ class Writes:
             elif isinstance(node, ast.For):
                 for name in names_in(node.target):
                     aliases.setdefault(name, set()).update(names_in(node.iter))
-        # Follow aliases until no new name is found.
+        # A written name may be an alias of other names. Follow the aliases until no new name is found.
         grown = set()
         while grown != written:
             grown = set(written)
@@ -45,7 +45,7 @@ class Writes:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name in WRITING:
             return names_in(node.args[0])
-        if name in self.variables:  # a function passed as an argument
+        if name in self.variables:  # an unknown function, called through a variable, may write any argument
             return {root for argument in node.args for root in names_in(argument)}
         if name not in self.devices:
             return set()
@@ -55,7 +55,7 @@ class Writes:
         """Return the positions of the parameters that a device function may write."""
         if name not in self.found:
             tree = self.devices[name].tree
-            # Until the body has been analysed, assume that a recursive call writes all parameters.
+            # While the body is being analysed, assume that a recursive call writes all parameters.
             self.found[name] = range(len(tree.args.args))
             written = self.of(tree.body)
             self.found[name] = [
@@ -65,5 +65,5 @@ class Writes:
 
 
 def names_in(node):
-    """Return all names that occur in an expression."""
+    """Return all names that occur in a syntax tree."""
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}

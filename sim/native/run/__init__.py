@@ -2,8 +2,8 @@
 
 Read the files in this order:
 
-    memory       arrays in the form that compiled code expects, with their shadow memory
-    launch       run the blocks, then decide whether errors need an explanation
-    access_log   replay logged accesses to the observers
-    explain      rerun blocks with errors in the interpreter, which reports the findings
+    memory       the arrays in the form that compiled code accepts, and their shadow memory
+    launch       the execution of the blocks, and the decision whether errors need an explanation
+    access_log   the replay of logged accesses to the observers
+    explain      the rerun of blocks with errors in the interpreter, which produces the findings
 """

@@ -2,9 +2,9 @@
 
 Compiled code appends an int64 entry to the *access log* for each access, branch and barrier
 (sim.native.codegen.access_log defines the bits). This module decodes the entries with numpy, and passes them
-to observers in batches. Observers receive the same hook calls as from interpreted threads (sim.context).
+to observers in batches. The observers receive the same calls as from interpreted threads (sim.context).
 
-The log is replayed in chunks. A chunk contains whole blocks only.
+The log is replayed in chunks, each of which contains whole blocks.
 """
 
 from collections.abc import Sequence
@@ -31,21 +31,21 @@ from sim.native.codegen.scalars import HALVES
 from sim.observers import DEFAULT
 
 BRANCH = ACTIONS["branch"]
-MARKER = BRANCH + 1  # action of a marker entry, which is neither an access nor a branch
-DATA_MASK = (1 << SIZE_SHIFT) - 1  # mask of an entry's low bits: the address, or the data of a marker entry
-# hooks that a replay can call
+MARKER = BRANCH + 1  # the action of a marker entry, which is neither an access nor a branch
+DATA_MASK = (1 << SIZE_SHIFT) - 1  # the low bits of an entry: an address, or the data of a marker entry
+# the hooks that a replay can call
 LOGGED = {"accesses", "branches", "collective", "barrier_opened", "block_ended"}
 REPLAYED = LOGGED | {"launch_started", "launch_finished"}
 
 
 def replay_observers(observers):
-    """Return the observers that need the log. The observers of DEFAULT are excluded, because compiled code
-    performs their checks itself."""
+    """Return the observers that need the log. Compiled code performs the checks of the observers in DEFAULT
+    itself, so they are left out."""
     return [observer for observer in observers if observer_class(observer) not in DEFAULT]
 
 
 def hooks_without_log(observers):
-    """Return {observer name: sorted hooks that it overrides but that cannot be replayed from the log}."""
+    """Return {name of an observer: sorted list of the hooks that it overrides and no replay can call}."""
     found = {
         observer_class(observer).__name__: {*overridden_hooks(observer)} - REPLAYED
         for observer in replay_observers(observers)
@@ -59,12 +59,13 @@ def is_logged(observers):
 
 
 class Replay:
-    """The observers of one compiled launch, and the totals of the chunks replayed so far.
+    """The observers of one compiled launch, and the totals of the chunks that have been replayed.
 
+    launch: the launch.
     module: the lowered module. The log identifies a site by its index in `module.sites`.
     space: the simulated address space.
-    homes: {address of an array's first byte on the host: Allocation in `space`}.
-    index_of: a function that converts a block's linear index to its grid index.
+    homes: {address of an array's first byte on the host: its Allocation in `space`}.
+    index_of: a function that converts the linear index of a block to its index in the grid.
     """
 
     def __init__(self, launch, module, space, homes, index_of):
@@ -74,8 +75,8 @@ class Replay:
         self.context = Context(observers, launch.spec, space, launch.block, None)
         self.listeners, self.local = self.context.listeners, self.context.enabled.local
         self.operations, self.index_of = module.operations, index_of
-        # Lookup tables for the action, the site and the access size in bytes of an entry.
-        # The index consists of the upper 16 bits of the entry, which encode its site and size.
+        # Lookup tables for the action, the site, and the access size in bytes of an entry. The upper 16 bits
+        # of the entry, which encode its site and size, are the index.
         kinds = np.arange(1 << 16) >> SITE_SHIFT - SIZE_SHIFT
         actions, sites = np.full(1 << 13, MARKER, np.int8), np.zeros(1 << 13, np.int32)
         actions[: len(module.sites)] = [ACTIONS[site.action] for site in module.sites]
@@ -83,21 +84,21 @@ class Replay:
         self.action, self.site = actions[kinds], sites[kinds]
         self.size = (1 << np.arange(1 << 16) % (1 << SITE_SHIFT - SIZE_SHIFT)).astype(np.int32)
         homes = sorted((low, allocation.base) for low, allocation in homes.items())
-        # The array that starts at host address `low[i]` is simulated at address `low[i] + moved[i]`.
+        # The array at host address `low[i]` has the simulated address `low[i] + moved[i]`.
         self.low, base = np.array(homes or [(0, 0)], np.int64).T
         self.moved = base - self.low
-        self.segments = self.accesses = 0  # totals of all chunks so far
+        self.segments = self.accesses = 0  # the totals of all chunks so far
         self.started, self.skipped, self.blocks = False, 0, launch.blocks
         self.observers = observers
 
     def start(self):
-        """Call the observers' `launch_started` before the first chunk."""
+        """Call the observers' hook `launch_started`, once, before the first chunk."""
         if not self.started:
             self.started = True
             self.context.announce("launch_started", self.context)
 
     def finish(self):
-        """Call the observers' `launch_finished`, and return an Outcome with their findings and counters."""
+        """Call the observers' hook `launch_finished`. Return an Outcome with their findings and counters."""
         with np.errstate(all="ignore"):
             self.start()
             self.context.announce("launch_finished", self.context)
@@ -107,7 +108,7 @@ class Replay:
         return Outcome(found, counters, self.notes(), trace=self.context.trace, columns=columns)
 
     def notes(self):
-        """Return a note if some blocks were not replayed because their log overflowed."""
+        """Return a note if the log of some blocks overflowed, so that these blocks were not replayed."""
         if not self.skipped:
             return ()
         tools = ", ".join(type(observer).__name__ for observer in self.observers)
@@ -116,7 +117,7 @@ class Replay:
 
     @property
     def share(self):
-        """Fraction of the launch's blocks that have been replayed."""
+        """The fraction of the launch's blocks that have been replayed."""
         return 1 - self.skipped / self.blocks
 
     def add(self, log):
@@ -126,7 +127,7 @@ class Replay:
             Chunk(self, log).replay()
 
     def skip(self, log):
-        """Replay a chunk whose last block is incomplete because the log overflowed. Leave that block out."""
+        """Replay a chunk whose last block is incomplete because the log overflowed, except for that block."""
         ends = np.flatnonzero(log >> SITE_SHIFT == BLOCK_ENDS)
         if len(ends):
             self.add(log[: ends[-1] + 1])
@@ -136,16 +137,16 @@ class Replay:
 class Chunk:
     """One chunk of the log.
 
-    `kind` contains the upper 16 bits of each entry, and `region` counts the thread switches before it. Each
+    `kind` contains the upper 16 bits of each entry, and `region` the number of thread switches before it. A
     region is the work of one thread between two synchronisation points.
     """
 
     def __init__(self, launch, log):
         self.launch, self.log = launch, log
-        # View each int64 as four 16-bit values (little-endian), and take the upper one.
+        # View each int64 as four 16-bit values, and take the highest one. The byte order is little-endian.
         self.kind = log.view(np.uint16)[3::4].astype(np.intp)
         self.action = launch.action[self.kind]
-        # `marks`: positions of marker entries; `kinds` and `data`: their kind and payload.
+        # `marks` contains the positions of marker entries; `kinds` and `data` describe these entries.
         marks = np.flatnonzero(self.action == MARKER)
         kinds, data = self.kind[marks] >> SITE_SHIFT - SIZE_SHIFT, log[marks] & DATA_MASK
         switches = kinds == THREAD_SWITCH
@@ -165,13 +166,13 @@ class Chunk:
         ]
 
     def accesses(self):
-        """Return (positions of the accesses in the chunk, columns of a Batch without its values)."""
+        """Return (positions of the accesses in the chunk, the columns of a Batch except for its values)."""
         launch, at, values = self.launch, np.flatnonzero(self.action < BRANCH), self.values_at
         address = self.log[at]
         address &= DATA_MASK
         address += launch.moved[np.searchsorted(launch.low, address, side="right") - 1]
         if not launch.local:
-            # No observer counts local memory: drop its accesses, and the values written there.
+            # If no observer counts local memory, drop its accesses and the values that they wrote.
             wanted = address >> SPACE_SHIFT != LOCAL
             if not wanted.all():
                 values = values[wanted[np.searchsorted(at, values) - 1]]
@@ -191,10 +192,10 @@ class Chunk:
         return at, (thread.astype(np.int64), site.astype(np.int64), self.log[at] & 1)
 
     def replay(self):
-        """Call the hooks for all events of the chunk, in order."""
+        """Call the hooks for all events of the chunk in order."""
         launch, epoch, block = self.launch, 0, None
         for mark, kind, data in self.events:
-            # A block's index is logged at its end, so look ahead to the next BLOCK_ENDS entry.
+            # A block logs its index when it ends, so look ahead to the next BLOCK_ENDS entry.
             block = launch.index_of(next(self.blocks)) if block is None else block
             if kind == COLLECTIVE:
                 launch.context.announce("collective", launch.operations[data], block, launch.sites[data])
@@ -209,8 +210,8 @@ class Chunk:
                 epoch, block = 0, None
 
     def announce_before(self, mark, block, epoch):
-        """Pass all accesses and branches that precede the entry at `mark`, and have not been passed on yet,
-        to the observers."""
+        """Pass the accesses and branches before the entry at position `mark` to the observers, except for
+        those that an earlier call has passed on."""
         self.mark = mark
         for hook, run, make in self.announced:
             columns = run.before(mark)
@@ -223,19 +224,24 @@ class Chunk:
 
 
 class Cursor:
-    """A cursor over parallel `columns` of entries, which are at the increasing positions `at` of a chunk."""
+    """A cursor over entries of a chunk.
+
+    at: the positions of the entries in the chunk, which increase.
+    columns: parallel arrays that describe the entries.
+    """
 
     def __init__(self, at, columns):
         self.at, self.columns, self.taken = at, columns, 0
 
     def before(self, mark):
-        """Return the entries of each column between the previous call's `mark` and this one."""
+        """Return, for each column, the entries between the `mark` of the previous call and this one."""
         first, self.taken = self.taken, int(np.searchsorted(self.at, mark))
         return [column[first : self.taken] for column in self.columns]
 
 
 class Values(Sequence):
-    """The values that the accesses of a Batch wrote. They are decoded from log entries on first use."""
+    """The values that the accesses of a Batch wrote. They are decoded on first use, because most observers do
+    not read them."""
 
     def __init__(self, entries):
         self.entries, self.decoded = entries, None
@@ -247,9 +253,9 @@ class Values(Sequence):
         return self.values()[position]
 
     def values(self):
-        """Return the decoded values. A run of entries with equal dtypes is decoded at once."""
+        """Return the decoded values. Consecutive entries of the same dtype are decoded together."""
         if self.decoded is None:
-            # A VALUE entry holds the dtype's index above the 32 value bits.
+            # In a VALUE entry, the bits above the 32 bits of the value contain the index of its dtype.
             dtypes = self.entries >> VALUE_BITS & 255
             borders = np.flatnonzero(np.diff(dtypes)) + 1
             runs = zip(np.split(self.entries, borders), np.split(dtypes, borders))
@@ -260,7 +266,11 @@ class Values(Sequence):
 
 
 def values_of(entries, name):
-    """Return the values in consecutive entries of one dtype, in the type with which a kernel computes."""
+    """Return the values that consecutive entries of one dtype contain, in the type with which a kernel
+    computes.
+
+    name: the name of the dtype.
+    """
     dtype = HALVES[name].numpy if name in HALVES else np.dtype(name)
-    # Keep the low bits of each entry. The view joins the two entries of a 64-bit value.
+    # Keep the low bits of each entry. The view then joins the two entries of a 64-bit value.
     return map(domain, entries.astype(f"u{min(dtype.itemsize, 4)}").view(dtype))

@@ -1,5 +1,4 @@
-"""Explanation of the errors that compiled checks detected, by rerunning the affected blocks in the
-interpreter."""
+"""Explanation of the errors that compiled code has detected: the interpreter reruns the blocks concerned."""
 
 from dataclasses import replace
 from functools import partial
@@ -14,20 +13,24 @@ from sim.native.codegen.shadow import BLOCK_RACE, DIVERGED, ERROR_FLAGS
 from sim.nouns import plural
 from sim.observers import DEFAULT
 
-# Maximum number of threads that a rerun interprets. A larger launch is rerun in part.
+# The maximum number of threads that a rerun interprets. Of a larger launch, only selected blocks are rerun.
 MAX_RERUN_THREADS = 1 << 13
 
 
 def interpret(launch, note, make_grid=Grid):
-    """Run a launch in the interpreter, and add `note` to the notes of its Outcome."""
+    """Run a launch in the interpreter, and put `note` before the notes of its Outcome."""
     outcome = Interpreted(Fiber).run(launch, make_grid)
     outcome.notes = note, *outcome.notes
     return outcome
 
 
 def explain(attempt):
-    """Return the Outcome of a launch with error flags. The interpreter reruns a small launch from the start,
-    and only selected blocks of a large one."""
+    """Return the Outcome of a launch with error flags.
+
+    The interpreter reruns a small launch from the start. Of a large launch, it reruns only selected blocks.
+
+    attempt: the Attempt, after its `run`.
+    """
     launch, blocks = attempt.launch, choose_blocks(attempt)
     if attempt.is_small:
         attempt.restore()
@@ -36,8 +39,8 @@ def explain(attempt):
     diverged = np.flatnonzero(attempt.block_errors & DIVERGED).tolist()
     outcome = interpret_blocks(attempt, blocks)
     if passes_divergent_barrier(outcome) and not set(diverged) <= set(blocks):
-        # The interpreter lets threads pass this barrier, but compiled code stopped the diverged blocks there.
-        # Interpret all diverged blocks, because otherwise their results would be incomplete.
+        # The interpreter lets threads pass this barrier, but compiled code stopped the diverged blocks there,
+        # so the results of these blocks are incomplete. Interpret all of them.
         blocks = sorted({*blocks, *diverged})
         outcome = interpret_blocks(attempt, blocks)
     note = f"compiled; {count:,} of {plural(launch.blocks, 'block')} {'has' if count == 1 else 'have'} errors"
@@ -56,8 +59,10 @@ def passes_divergent_barrier(outcome):
 
 
 def interpret_blocks(attempt, blocks):
-    """Return the Outcome of a rerun that interprets the blocks at these linear indices and runs all others in
-    compiled code."""
+    """Return the Outcome of a rerun in which the interpreter runs some blocks and compiled code all others.
+
+    blocks: the linear indices of the blocks to interpret.
+    """
     launch = attempt.launch
     attempt.restore()
     watching = replace(
@@ -65,7 +70,7 @@ def interpret_blocks(attempt, blocks):
         observers=tuple(observer for observer in launch.observers if observer_class(observer) in DEFAULT),
     )
     outcome = Interpreted(Fiber).run(watching, partial(MixedGrid, attempt, blocks))
-    # After an endless loop the launch is over; otherwise run the blocks after the last interpreted one.
+    # An endless loop ends the launch. Otherwise, run the blocks after the last interpreted block.
     if not any(finding.kind == "no-progress" for finding in outcome.findings):
         attempt.advance(launch.blocks)
     outcome.findings = [
@@ -82,8 +87,8 @@ def interpret_blocks(attempt, blocks):
 class MixedGrid(Grid):
     """A grid of which only some blocks are interpreted.
 
-    Before each interpreted block, compiled code runs the blocks that precede it, so the interpreted block
-    sees the same memory contents as in the compiled launch.
+    Before an interpreted block, compiled code runs all blocks that precede it. The interpreted block then
+    finds the same contents of memory as in the compiled launch.
     """
 
     def __init__(self, attempt, blocks, *given):
@@ -104,26 +109,31 @@ class MixedGrid(Grid):
 
 
 def races(attempt):
-    """Return an (n, 2) array of the recorded races between blocks: the linear index of a block, and of an
-    earlier block that it races with."""
+    """Return the recorded races between blocks, as an (n, 2) array. Each row contains the linear indices of a
+    block and of the earlier block that it races with."""
     pairs = np.unique(attempt.pairs[: attempt.state.pair_count], axis=0)
-    # Shadow memory records epochs. Epochs increase from block to block, so a binary search finds the block.
+    # Shadow memory identifies a block by an epoch. Epochs increase from block to block, so a binary search
+    # finds the block.
     starts = attempt.first_epochs[: attempt.state.position + 1]
     pairs[:, 1] = np.searchsorted(starts, pairs[:, 1], side="right") - 1
     return pairs
 
 
 def flagged_blocks(attempt):
-    """Return a mask over blocks: True if the block has an error flag, or races with a block that has one."""
+    """Return a mask over blocks. It is True for a block that has an error flag, or races with such a
+    block."""
     found = attempt.block_errors != 0
     found[races(attempt)[:, 1]] = True
     return found
 
 
 def choose_blocks(attempt):
-    """Return the sorted linear indices of the blocks to explain: a few for each kind of error and the blocks
-    that race with them, then other flagged blocks. In total they have at most MAX_RERUN_THREADS threads, or
-    two blocks."""
+    """Return the sorted linear indices of the blocks to explain.
+
+    For each kind of error, a few blocks are chosen, and the blocks that race with them. The remaining room is
+    filled with other flagged blocks. Together, the blocks have at most MAX_RERUN_THREADS threads, unless two
+    blocks alone have more.
+    """
     partners, most = dict(races(attempt)[::-1].tolist()), max(MAX_RERUN_THREADS // attempt.launch.threads, 2)
     blocks_of = [np.flatnonzero(attempt.block_errors & flag)[:most].tolist() for flag in ERROR_FLAGS]
     chosen = set()

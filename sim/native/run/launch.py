@@ -1,4 +1,4 @@
-"""Execution of one compiled launch: run its blocks in order, collect their error flags, and build the
+"""Execution of one compiled launch: runs its blocks in order, collects their error flags, and builds the
 Outcome."""
 
 import signal
@@ -28,28 +28,28 @@ from sim.observers.uninitialized import Uninitialized
 from sim.reruns import format_undecided
 from sim.watched import watched
 
-# total iterations of all `for` loops in one block; beyond this, the block counts as endless
+# A block counts as endless if its `for` loops have more iterations than this in total.
 FOR_LIMIT = 1 << 34
-# total iterations of all `while` loops in one block; a launch's `max_steps` overrides it
+# The same limit for `while` loops. The launch can override it with `max_steps`.
 WHILE_LIMIT = 1_000_000
-LOG_CAPACITY = 1 << 24  # log entries, 8 bytes each; the log of a single block must fit
-MAX_PAIRS = 1 << 16  # pairs of racing blocks that one launch can record
+LOG_CAPACITY = 1 << 24  # log entries of 8 bytes; the entries of a single block must fit
+MAX_PAIRS = 1 << 16  # the number of pairs of racing blocks that one launch can record
 
 
 class Attempt(Memory):
     """An attempt to run one launch in compiled code.
 
-    The constructor compiles the kernel and allocates memory, and `run` executes the blocks. Both raise
-    CannotLower if the interpreter has to run the launch instead. After `run`, `is_clean` indicates whether
-    `outcome` is final or `sim.native.run.explain` has to rerun blocks.
+    The constructor compiles the kernel and allocates memory, and `run` executes the blocks. Either raises
+    CannotLower if the interpreter has to run the launch instead. After `run`, `is_clean` tells whether
+    `outcome` is final. If it is False, `sim.native.run.explain` has to rerun blocks.
     """
 
-    may_raise = True  # the kernel can raise Python exceptions
+    may_raise = True  # whether the kernel can raise Python exceptions
 
     def __init__(self, launch):
         super().__init__(launch)
         self.observer_classes = set(map(observer_class, launch.observers))
-        self.next = 0  # linear index of the next block to run
+        self.next = 0  # the linear index of the next block to run
         self.while_limit = launch.max_steps or WHILE_LIMIT
         self.prepare()
         if (
@@ -60,7 +60,7 @@ class Attempt(Memory):
             raise CannotLower(
                 "its threads act on the results of atomics, so it has to run under several schedules"
             )
-        # Compiled code writes these arrays through raw addresses in the State, so they must stay alive.
+        # Compiled code writes to these arrays through raw addresses in the State, so keep them alive.
         self.first_epochs, self.block_errors = np.zeros((2, launch.blocks), np.int64)
         self.pairs = np.empty((MAX_PAIRS, 2), np.int64)
         self.state.first_epochs, self.state.block_errors = (
@@ -72,7 +72,7 @@ class Attempt(Memory):
         self.compile()
 
     def prepare(self):
-        """Lower the kernel, determine which arrays it may write, and allocate their shadow memory."""
+        """Lower and compile the kernel, determine which arrays it may write, and allocate shadow memory."""
         launch = self.launch
         self.arrays, numba_types = arrays_of(launch.arguments), tuple(map(argument_type, launch.arguments))
         self.program = compiled_program(launch.function, numba_types, is_logged(launch.observers))
@@ -87,7 +87,7 @@ class Attempt(Memory):
     # --- the launch -----------------------------------------------------------------------------------------
 
     def run(self):
-        """Run the blocks in order until the last block, or until a block ends the launch."""
+        """Run the blocks in order, up to the last block or to a block that ends the launch."""
         self.saved = {name: self.arrays[name].copy() for name in self.written}
         module = self.program.lowered.module
         self.replay, self.has_replayed, self.logged = None, False, Outcome()
@@ -102,7 +102,7 @@ class Attempt(Memory):
         except Exception:
             if not self.may_raise or self.replay and self.replay.context.in_observer:
                 raise
-            # The kernel raised. Flag the block, so that the interpreter finds the thread.
+            # The kernel raised an exception. Flag the block, so that the interpreter finds the thread.
             self.block_errors[self.state.position] |= shadow.DIVERGED
         self.wrote = bool(self.state.wrote)
         self.unassigned = list(self.unassigned_variables())
@@ -114,14 +114,17 @@ class Attempt(Memory):
             observers, share = observers + self.replay.observers, self.replay.share
         self.logged.watched, unwatched = watched(observers, share)
         self.logged.notes += unwatched
-        self.replay = None  # `explain` may rerun compiled blocks; they must not be logged twice
+        self.replay = None  # `explain` may run blocks again, which must not be logged twice
 
     def needs_no_explanation(self):
-        """Return whether the blocks run so far have nothing for the interpreter to explain: no enabled error
-        flag, and no finished launch that never wrote to global memory."""
+        """Return whether the interpreter has nothing to explain in the blocks that have run so far.
+
+        It has to explain an enabled error flag, and a finished launch that never wrote to global memory.
+        """
         if (self.block_errors & self.enabled_flags()).any():
             return False
-        # A launch that writes nothing is probably a mistake, which Misuse reports in the interpreter.
+        # A launch that writes nothing is probably a mistake. The observer Misuse reports it in the
+        # interpreter.
         empty = not any(array.size for array in self.arrays.values())
         return (
             empty
@@ -132,13 +135,12 @@ class Attempt(Memory):
 
     @property
     def is_small(self):
-        """True if an error flag causes the interpreter to run the whole launch again, not just the affected
-        blocks."""
+        """True if an error makes the interpreter run the whole launch again, and not only some blocks."""
         return self.launch.blocks * self.launch.threads <= MAX_RERUN_THREADS and not self.has_replayed
 
     def enabled_flags(self):
-        """Return the mask of error flags that matter: flags whose observer is subscribed, and flags that
-        invalidate any launch."""
+        """Return the mask of the error flags that matter. These are the flags of subscribed observers, and
+        the flags that make any launch invalid."""
         flags_of = {
             Races: shadow.RACE | shadow.BLOCK_RACE,
             Uninitialized: shadow.UNWRITTEN,
@@ -148,7 +150,7 @@ class Attempt(Memory):
         return shadow.BOUNDS | shadow.DIVERGED | shadow.EXHAUSTED | subscribed
 
     def compile(self):
-        """Compile the grid function to machine code, unless that has been done for these argument types."""
+        """Compile the grid function to machine code, unless it is compiled for these argument types."""
         run = self.program.run
         if run.overloads:
             return
@@ -159,8 +161,8 @@ class Attempt(Memory):
             raise CannotLower(f"Numba cannot type it: {first_line(error)}") from error
 
     def run_arguments(self, stop):
-        """Return the arguments of the compiled grid function for the blocks from `next` up to `stop`
-        (exclusive)."""
+        """Return the arguments of the grid function for the blocks from index `next` up to but not including
+        `stop`."""
         launch = self.launch
         loop = self.next, stop, launch.grid, launch.block, self.while_limit, FOR_LIMIT
         return *loop, self.state.address, *self.compiled_arguments
@@ -168,28 +170,28 @@ class Attempt(Memory):
     def advance(self, stop):
         """Run the blocks before linear index `stop` that have not run yet.
 
-        Compiled code returns early with status FULL when the access log needs to be replayed. Raise
-        KeyboardInterrupt if the user pressed Ctrl-C.
+        The grid function returns early, with `stopped` set to FULL, when the access log must be replayed.
+        Raise KeyboardInterrupt if the user pressed Ctrl-C.
         """
         while self.next < stop:
             self.program.run(*self.run_arguments(stop))
             self.next = self.state.position + 1 if self.state.stopped == shadow.FULL else stop
             self.replay_log()
         if self.state.stopped == shadow.INTERRUPTED:
-            # Let Python's own SIGINT handler run first: it may raise something else.
+            # Run Python's own SIGINT handler first, because it may raise another exception.
             signal.raise_signal(signal.SIGINT)
             raise KeyboardInterrupt
 
     def replay_log(self):
-        """Replay the access log to the observers and empty it.
+        """Replay the access log to the observers, and empty it.
 
-        Do nothing for a small launch with errors: the interpreter runs that launch again from the start, and
-            observers cannot undo their counts.
+        Do nothing for a small launch with errors. The interpreter runs it again from the start, and observers
+        cannot undo their counts.
         """
         length, self.state.log_count = self.state.log_count, 0
         if self.replay is None or self.is_small and not self.needs_no_explanation():
             return
-        # `log_count` counts the entries that did not fit, so it can exceed the capacity.
+        # `log_count` includes the entries that did not fit, so it can exceed the capacity.
         if length <= len(self.log):
             self.has_replayed = True
             self.replay.add(self.log[:length])
@@ -200,13 +202,13 @@ class Attempt(Memory):
             raise CannotLower(f"one block has more than {LOG_CAPACITY:,} accesses to log")
 
     def restore(self):
-        """Restore the contents that the arguments had before the launch."""
+        """Restore the arrays to the contents that they had before the launch."""
         for name, array in self.saved.items():
             self.arrays[name][...] = array
         self.next = self.state.barriers = 0
 
     def unassigned_variables(self):
-        """Yield a finding for each variable that some thread read before assigning it."""
+        """Yield a finding for each variable that a thread read before assigning it."""
         if Misuse in self.observer_classes:
             for site, name, position, thread in definite_assignment.decode_unassigned(
                 self.state.unset, self.program.lowered.module
@@ -215,14 +217,14 @@ class Attempt(Memory):
                 yield unassigned_variable(Access("read", self.index_of(position), thread, site), name)
 
     def index_of(self, position):
-        """Return the grid index (x, y, z) of the block at this linear index."""
+        """Return the index (x, y, z) in the grid of the block at this linear index."""
         x, y, _ = self.launch.grid
         return position % x, position // x % y, position // (x * y)
 
     # --- the Outcome ----------------------------------------------------------------------------------------
 
     def counters(self):
-        """Return the launch's counters, including those of replayed observers."""
+        """Return the launch's counters, including the counters of the observers that replayed the log."""
         blocks, barriers = self.launch.blocks, self.state.barriers
         threads = blocks * self.launch.threads
         return {"threads": threads, "blocks": blocks, "barriers": barriers, **self.logged.counters}

@@ -1,4 +1,5 @@
-"""Memory of a compiled launch: arguments, arrays that the kernel declares, and the shadow memory of both."""
+"""Memory of a compiled launch: its arguments, the arrays that the kernel declares, and their shadow
+memory."""
 
 from math import prod
 
@@ -19,16 +20,16 @@ from sim.native.split.program import sizes_of
 class Memory:
     """The memory of one launch of `self.program`.
 
-    Every access is bounds-checked. Races and uninitialised reads are also checked if any observer is
-    subscribed (`watched`).
+    Every access is bounds-checked. If any observer is subscribed (`watched`), races and uninitialised reads
+    are checked as well.
     """
 
     def __init__(self, launch):
         self.launch, self.watched, self.state = launch, bool(launch.observers), State(launch.block)
-        self.references = []  # compiled code stores raw addresses into these objects, so keep them alive
+        self.references = []  # compiled code has the raw addresses of these objects, so keep them alive
 
     def arguments(self):
-        """Return all arguments of the compiled grid function that follow `state`, in order."""
+        """Return all arguments that follow `state` in a call of the grid function, in order."""
         module, dynamic = self.program.lowered.module, self.dynamic_memory()
         return [
             *(self.guarded(np.ascontiguousarray(array), BOUNDED) for array in module.arrays.values()),
@@ -38,7 +39,7 @@ class Memory:
         ]
 
     def argument(self, argument):
-        """Return one kernel argument in the form that compiled code expects."""
+        """Return one argument of the kernel in the form that compiled code accepts."""
         if argument.parts is not None:
             return of_parts(argument.value, map(self.argument, argument.parts))
         if argument.array is None:
@@ -49,13 +50,16 @@ class Memory:
 
     def shadows_of_arguments(self):
         """Return {name: (kind of check, address of shadow memory)} for the arrays that need more than bounds
-        checks. Overlapping arrays share shadow memory. Raise CannotLower if arrays overlap but their elements
-        are not aligned with each other."""
+        checks.
+
+        Arrays that overlap share their shadow memory. Raise CannotLower if arrays overlap but the boundaries
+        of their elements do not coincide.
+        """
         shadows = {}
         for low, high, names in overlapping(self.arrays):
             group = {name: self.arrays[name] for name in names}
             empty = starts_empty(unwritten(bytes_between(low, high), [*group.values()]), names[0])
-            # Arrays that are only read, and fully initialised, cannot race.
+            # Arrays that are fully initialised and only read need no checks besides bounds.
             if not {*names} & {*self.written} and not empty:
                 continue
             size = group[names[0]].itemsize
@@ -63,27 +67,34 @@ class Memory:
             distances = [*offsets.values(), *(stride for a in group.values() for stride in a.strides)]
             if any(a.itemsize != size for a in group.values()) or any(d % size for d in distances):
                 raise CannotLower(f"arguments {', '.join(names)} overlap, and their elements do not coincide")
-            # Each element has two int64 entries, 16 bytes in total: last write and last reads.
+            # An element has two int64 entries, 16 bytes in total: one for its last write, one for its last
+            # reads.
             shadow = self.keep_alive(np.zeros(2 * -(-(high - low) // size), np.int64))
             watch = EMPTY if empty else GLOBAL
             shadows |= {name: (watch, shadow + 16 * offset // size) for name, offset in offsets.items()}
         return shadows
 
     def keep_alive(self, array):
-        """Keep `array` alive for the whole launch, and return the address of its first byte."""
+        """Keep an array alive for the whole launch, and return the address of its first byte."""
         self.references.append(array)
         return first_byte(array)
 
     def spill_address(self):
-        """Return the address of a new spill buffer. It contains an array over threads for each spilled
+        """Return the address of a new spill buffer, which has one array over threads for each spilled
         variable."""
         return self.keep_alive(
             np.zeros(self.program.spill_count * spill_array_bytes(self.launch.threads), np.uint8)
         )
 
     def guarded(self, array, watch, shadow=None, sizes=None):
-        """Return an array that the engine allocated, as a Guarded with new shadow memory. If no observer is
-        subscribed, only bounds are checked."""
+        """Return the Guarded of an array that the engine allocated, with new shadow memory.
+
+        If no observer is subscribed, only bounds are checked.
+
+        watch: the kind of check.
+        shadow: existing shadow memory to use instead.
+        sizes: the sizes that are compile-time constants.
+        """
         if not self.watched:
             return Guarded(array, BARE, 0, self.state, sizes)
         if watch == SHARED:
@@ -93,8 +104,11 @@ class Memory:
         return Guarded(array, watch, 0 if shadow is None else self.keep_alive(shadow), self.state, sizes)
 
     def dynamic_memory(self):
-        """Return the bytes of dynamic shared memory, and shadow memory for them. Raise CannotLower if the
-        kernel views the bytes with different element sizes, because shadow entries are per element."""
+        """Return (dynamic shared memory as bytes, its shadow memory).
+
+        Shadow memory has entries per element, so raise CannotLower if the kernel views the bytes with
+        elements of different sizes.
+        """
         declared = self.program.lowered.module.declared.values()
         sizes = {array.dtype.itemsize for array in declared if array.shape is None} or {1}
         if len(sizes) > 1:
@@ -103,7 +117,11 @@ class Memory:
         return np.zeros(self.launch.shared, np.uint8), np.zeros(2 * count, np.int64)
 
     def declared(self, declared, dynamic):
-        """Return the Guarded for a shared or local array that the kernel declares."""
+        """Return the Guarded of a shared or local array that the kernel declares.
+
+        declared: the Declared of the array.
+        dynamic: the result of `dynamic_memory`.
+        """
         dtype, shape, sizes = declared.dtype, declared.shape, sizes_of(declared)
         if declared.space == "local":
             return self.guarded(np.empty((self.launch.threads, *shape), dtype), LOCAL, sizes=sizes)
@@ -114,7 +132,8 @@ class Memory:
         return self.guarded(memory[:whole].view(dtype), SHARED, shadow)
 
     def homes(self):
-        """Return (simulated address space, {address of an array's first byte on the host: Allocation})."""
+        """Return (simulated address space, {address of an array's first byte on the host: its
+        Allocation})."""
         space, module, homes = AddressSpace(), self.program.lowered.module, {}
         bind_arguments(space, self.arrays)
         for allocation in space.allocations:
@@ -127,7 +146,7 @@ class Memory:
             array, copies = guarded.references[0], 1
             if space_name == "local":
                 array, copies = array[0], len(array)
-            # Views of dynamic shared memory all begin at the same byte, and share one allocation.
+            # All views of dynamic shared memory begin at the same byte, so they share one allocation.
             if array.size and first_byte(array) not in homes:
                 home = 0, array.itemsize, array.shape, array.strides
                 root = array.reshape(-1).view(np.uint8)
@@ -136,11 +155,10 @@ class Memory:
 
 
 def check_writable(arrays, writes):
-    """Raise CannotLower if the kernel may write to a read-only array, because compiled code does not check
-    this.
+    """Raise CannotLower if the kernel may write to a read-only array. Compiled code does not check this.
 
-    arrays: {name: ndarray}; elements of a tuple argument are named `name[i]`.
-    writes: names of the parameters that the kernel may write.
+    arrays: {name: ndarray}. The elements of a tuple argument are called `name[i]`.
+    writes: the names of the parameters that the kernel may write.
     """
     for name, array in arrays.items():
         if not array.flags.writeable and name.partition("[")[0] in writes:
@@ -153,7 +171,7 @@ def first_byte(array):
 
 
 def check_declared(module, launch):
-    """Raise LaunchError if the arrays that the kernel declares do not fit into the device's memories."""
+    """Raise LaunchError if the arrays that the kernel declares do not fit into the device's memory."""
     nbytes = {"shared": 0, "local": 0}
     for declared in module.declared.values():
         if declared.shape is not None:
@@ -162,11 +180,13 @@ def check_declared(module, launch):
 
 
 def starts_empty(unwritten, name):
-    """Return whether no byte of the array called `name` has been written.
+    """Return whether no byte of an array has been written.
 
-    Raise CannotLower for a partly written array: shadow memory has one initial state for the whole array.
+    Raise CannotLower for a partly written array, because shadow memory has one initial state for a whole
+    array.
 
-    unwritten: a mask of unwritten bytes, or None if all bytes are written.
+    unwritten: a mask of the unwritten bytes, or None if all bytes have been written.
+    name: the name of the array.
     """
     if unwritten is not None and not unwritten.all():
         raise CannotLower(f"{name} is an array of sim.empty that has been written only in part")

@@ -1,9 +1,10 @@
-"""Loop fission: split one thread's statements at synchronisation points, and compile the resulting regions.
+"""Loop fission: splits the statements of one thread at its synchronisation points, and compiles the regions
+in between.
 
 Read the files in this order:
 
-    specialize      cache of a kernel's programs, one for each tuple of argument types
-    program         generate the Python file of a kernel, and define the calling convention of a launch
-    fission         split statements into regions, and wrap them in loops over threads
-    rematerialize   find variables that a region can recompute instead of spilling
+    specialize      the cache of a kernel's programs, one for each tuple of argument types
+    program         the Python file that is generated for a kernel, and the calling convention of a launch
+    fission         the regions, and the loops over threads in which they run
+    rematerialize   the variables that a region can recompute, so that they are not spilled
 """

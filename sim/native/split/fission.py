@@ -1,15 +1,14 @@
-"""Loop fission: splits one thread's statements at its synchronisation points. Each piece, called a region,
-runs in a loop over threads.
+"""Loop fission: splits the statements of one thread at its synchronisation points. Each piece is called a
+region, and runs in a loop over threads.
 
-A block executes its regions one after another. Between two block-wide barriers, each warp executes its own
-regions up to its own synchronisation points (shuffles, votes, `syncwarp`). Control flow around a
-synchronisation point becomes control flow of the whole block or warp: a region returns the decision of its
-thread as an exit code. If threads return different codes, they have diverged, and the block stops with an
-error flag.
+A block executes its regions one after another. Between two block-wide barriers, each warp executes regions of
+its own, which end at its synchronisation points (shuffles, votes, `syncwarp`). Control flow around a
+synchronisation point becomes control flow of the whole block or warp. To decide it, a region returns an exit
+code for each thread. If the codes differ, the threads have diverged, and the block stops with an error flag.
 
-Variables whose live range crosses a region boundary are spilled to arrays over threads (scalar expansion),
-unless the region can rematerialise them. Other CPU implementations of CUDA and OpenCL use the same method;
-see Stratton, Stone and Hwu, "MCUDA: An Efficient Implementation of CUDA Kernels for Multi-core CPUs" (2008).
+A variable whose live range crosses a region boundary is spilled to an array over threads (scalar expansion),
+unless the region can rematerialise it. Other CPU implementations of CUDA and OpenCL use the same method; see
+Stratton, Stone and Hwu, "MCUDA: An Efficient Implementation of CUDA Kernels for Multi-core CPUs" (2008).
 """
 
 import ast
@@ -32,15 +31,14 @@ from sim.native.lower.loops import LoopCounter, is_range
 from sim.native.lower.module import CannotLower
 from sim.native.split.rematerialize import Rematerializer
 
-# Levels of synchronisation. The order matters: a statement of a lower level can be part of a region.
+# Levels of synchronisation, in increasing order. A statement of a lower level can be part of a region.
 THREAD, WARP, BLOCK = range(3)
 # exit statement -> exit code of a region (sim.native.codegen.synchronization)
 CODES = {"return": "END", "break": "BREAK", "continue": "CONTINUE"}
 
 
 def level(node):
-    """Return the widest level at which threads synchronise in `node`: BLOCK, WARP, or THREAD if they do
-    not."""
+    """Return the highest level at which threads synchronise in a node, or THREAD if they do not."""
     found = {getattr(part, "sync", None) for part in ast.walk(node)} - {None}
     return BLOCK if found & BLOCK_WIDE else WARP if found else THREAD
 
@@ -48,23 +46,27 @@ def level(node):
 class Fission(Rematerializer):
     """The regions of one kernel, as text.
 
-    After construction, `functions` contains the definitions of the regions as lists of lines, and `lines`
-    contains the body of the block function. `spilled` maps each spilled variable to the name of its dtype.
+    The constructor fills `functions` with the definitions of the regions, as lists of lines, and `lines` with
+    the body of the block function. `spilled` maps each spilled variable to the name of its dtype.
+
+    name: the kernel's name, with which the names of all regions begin.
     """
 
     def __init__(self, module, name, parameters, statements, numba_types):
         super().__init__(module, parameters, statements, numba_types)
-        # Operands and results of synchronisation points are spilled even if they could be rematerialised.
-        # The instruction reads the values of all lanes from an array over threads.
+        # The operands and results of a synchronisation point are spilled even if they could be
+        # rematerialised, because the instruction accesses the values of all lanes in an array over threads.
         self.name, self.sync_operands, self.suffix = name, set(), "_of"
-        # Choose a suffix for spill arrays that no variable name ends with.
+        # The name of a spill array must not collide with a variable, so choose a suffix that no name ends
+        # with.
         while any(known.endswith(self.suffix) for known in module.taken):
             self.suffix += "_"
         self.ends = any(
             isinstance(part, ast.Return) for statement in self.statements for part in ast.walk(statement)
         )
         self.spilled = {}
-        # The first pass finds the variables that live across regions. The second pass spills them.
+        # The first pass finds the variables whose live range crosses a region boundary. The second spills
+        # them.
         for _ in range(2):
             self.functions, self.needed = [], set()
             self.lines = self.lower_sequence(self.statements, BLOCK, 0)
@@ -78,8 +80,7 @@ class Fission(Rematerializer):
             }
 
     def dtype(self, variable):
-        """Return the name of a spilled variable's dtype. Raise CannotLower if the variable is not a
-        number."""
+        """Return the name of a spilled variable's dtype. Raise CannotLower if the variable is not numeric."""
         numba_type = self.numba_types.get(variable)
         if not isinstance(numba_type, (types.Number, types.Boolean)):
             raise CannotLower(f"{variable} is a {numba_type} and lives across a barrier")
@@ -88,7 +89,7 @@ class Fission(Rematerializer):
     # --- code of a block or warp ----------------------------------------------------------------------------
 
     def lower_sequence(self, statements, at, depth):
-        """Return the lines that execute `statements` for a whole block or warp.
+        """Return the lines that execute statements for a whole block or warp.
 
         at: the level, BLOCK or WARP.
         depth: the number of enclosing loops at that level.
@@ -103,8 +104,10 @@ class Fission(Rematerializer):
         return (lines + self.lower_section(group, at, depth)) or ["pass"]
 
     def lower_section(self, group, at, depth):
-        """Return the lines that execute statements without a synchronisation point at level `at`. Within a
-        block, these may still contain synchronisation points of warps."""
+        """Return the lines that execute statements without a synchronisation point at level `at`.
+
+        The statements of a block may still contain synchronisation points of its warps.
+        """
         if not group or all(isinstance(statement, ast.Pass) for statement in group):
             return []
         exits = escaping_exits(group)
@@ -117,8 +120,10 @@ class Fission(Rematerializer):
         return self.wrap_in_loop(loop, call, exits, at, depth)
 
     def thread_loop(self, at):
-        """Return the first lines of a loop over the threads of a block or warp. The loop skips threads that
-        have returned."""
+        """Return the first lines of a loop over the threads of a block or warp.
+
+        The loop skips a thread that has returned, and makes each other thread the current one.
+        """
         iterable = "range(threads)" if at == BLOCK else "range(32 * warp, min(32 * warp + 32, threads))"
         return [
             f"for thread in {iterable}:",
@@ -128,10 +133,11 @@ class Fission(Rematerializer):
         ]
 
     def wrap_in_loop(self, loop, call, exits, at, depth):
-        """Return the lines that call a region in a loop, combine the exit codes of its threads, and act on
-        the result.
+        """Return the lines that call a region in a loop, combine the exit codes, and act on the common code.
 
-        exits: the exit statements ("return", "break", "continue") with which the region can end.
+        loop: the first lines of the loop.
+        call: the text of the call.
+        exits: the exit statements ("return", "break", "continue") that can end the region.
         """
         if not exits:
             return [*loop, f"    {call}"]
@@ -140,8 +146,8 @@ class Fission(Rematerializer):
             joined = f"agree_warps(state, exit_code, {call})"
         lines = ["exit_code = NO_THREAD", *loop, f"    exit_code = {joined}"]
         for name in sorted(exits):
-            # A warp's code is a separate function, so it reports an exit from a block-wide loop through its
-            # return value.
+            # The code of a warp is a function of its own, so it uses its return value to leave a loop of the
+            # block.
             leaves_warp = at == WARP and (name == "return" or not depth)
             leave = f"return {CODES[name]}" if leaves_warp else name
             lines += [f"if exit_code == {CODES[name]}:", f"    {leave}"]
@@ -151,7 +157,8 @@ class Fission(Rematerializer):
         """Return the lines for a statement that contains a synchronisation point at level `at`."""
         if find_sync_call(node):
             return self.lower_sync_point(node, at)
-        # A stopped block must leave its loops at once, because later barriers would diverge again.
+        # A stopped block must leave its loops at once, because its threads would diverge at later barriers
+        # too.
         check = ["if is_stopped(state):", f"    return{' END' if at == WARP else ''}"]
         if isinstance(node, ast.If):
             before, test = self.uniform_test(node.test, at)
@@ -170,7 +177,7 @@ class Fission(Rematerializer):
             before, iteration = self.uniform_iterable(node.iter, at)
             body, counter = node.body, ast.unparse(node.target)
             if counter not in self.loops:
-                # The block-wide loop has its own counter, because threads may assign the original.
+                # The threads may assign the loop variable, so the loop of the block has a counter of its own.
                 counter = self.module.fresh_name("counter")
                 self.loops.add(counter)
                 body = [*ast.parse(f"{ast.unparse(node.target)} = {counter}").body, *body]
@@ -179,8 +186,10 @@ class Fission(Rematerializer):
         raise CannotLower(f"threads synchronise within a `{type(node).__name__.lower()}` statement")
 
     def uniform_test(self, test, at):
-        """Return (lines, expression) for a test that must be uniform across the block or warp: the lines
-        evaluate it for each thread, and the expression is the agreed value."""
+        """Return (lines, expression) for a test that must be uniform across the block or warp.
+
+        The lines evaluate the test for each thread. The expression is the value on which the threads agree.
+        """
         if self.is_uniform(test):
             return self.rematerialize(names_read(test)), ast.unparse(test)
         call = self.add_region([], result=f"1 if {ast.unparse(test)} else 0", expression=test)
@@ -189,7 +198,10 @@ class Fission(Rematerializer):
 
     def uniform_iterable(self, iteration, at):
         """Return (lines, expression) for the iterable of a loop, which must be uniform across the block or
-        warp. Raise CannotLower for an iterable that may differ between threads and is not a range."""
+        warp.
+
+        Raise CannotLower for an iterable that may differ between threads and is not a range.
+        """
         if self.is_uniform(iteration):
             return self.rematerialize(names_read(iteration)), ast.unparse(iteration)
         if not is_range(iteration):
@@ -205,7 +217,8 @@ class Fission(Rematerializer):
         return lines, "range(bounds[0], bounds[1], step_of(bounds[2]))"
 
     def lower_sync_point(self, node, at):
-        """Return the lines for a synchronisation point: a block-wide barrier, or an instruction of a warp."""
+        """Return the lines for a synchronisation point, which is a barrier of the block or an instruction of
+        a warp."""
         call, results = node.value, result_names(node)
         names = {argument.id for argument in call.args if isinstance(argument, ast.Name)} | set(results)
         self.needed |= names
@@ -219,28 +232,29 @@ class Fission(Rematerializer):
             return [*lines, f"{in_text(call.sync, 'all')}(threads, {', '.join(given)})"] if given else lines
         if self.module.logs:
             lines += [f"log_warp(state, {call.site}, warp, threads)"]
-        # If the result is never read, use the "unused" form, which only runs the checks.
+        # If the kernel ignores the result, the "unused" form of the instruction only runs the checks.
         name = in_text(call.sync, "warp" if results else "unused")
         return [*lines, f"{name}({', '.join(['state, warp, threads', *given])})"]
 
     def operand_text(self, node):
-        """Return the text of an operand for all lanes: an array over threads, or an expression that is
-        uniform."""
+        """Return the text of an operand: an array over threads if the variable is spilled, otherwise a
+        uniform expression."""
         is_spilled = isinstance(node, ast.Name) and node.id in self.spilled
         return self.spill_name(node.id) if is_spilled else ast.unparse(node)
 
     # --- regions --------------------------------------------------------------------------------------------
 
     def add_region(self, group, result=None, expression=None):
-        """Add a function that runs statements for one thread, and return the text of a call.
+        """Add a function that runs statements for one thread, and return the text of a call to it.
 
         group: the statements.
-        result: the text of an expression that the function returns, if any.
-        expression: the syntax tree from which `result` was made, to find the variables that it reads.
+        result: the text of the expression that the function returns, or None.
+        expression: the syntax tree of `result`, which shows the variables that it reads.
         """
         wanted = exposed_reads(group) | names_read(expression)
         changed = names_assigned(group)
-        # Load variables that only some paths assign, because the region stores them on all paths.
+        # The region stores each variable that it may assign on all paths. If some path does not assign the
+        # variable, load its old value first.
         needed = wanted | changed - certain_assignments(group)
         self.needed |= wanted
         loads = [v for v in self.spilled if v in needed]
@@ -257,10 +271,12 @@ class Fission(Rematerializer):
         return self.add_function(f"{self.name}_{len(self.functions) + 1}", body)
 
     def rematerialize(self, wanted):
-        """Return the assignments that recompute the rematerialisable variables among `wanted`, in dependency
-        order."""
+        """Return the assignments that recompute the variables among `wanted` that can be rematerialised.
+
+        The assignments are in the order of their dependencies.
+        """
         need = set(wanted)
-        # An assignment can read variables that were rematerialised before it, so traverse backwards.
+        # An assignment may read variables that precede it in `rematerialized`, so collect them backwards.
         for variable in reversed(self.rematerialized):
             if variable in need:
                 need |= names_read(self.rematerialized[variable].value)
@@ -270,15 +286,19 @@ class Fission(Rematerializer):
         return list(dict.fromkeys(lines))
 
     def statement_lines(self, group, stores):
-        """Return the lines of one thread's statements. `return` and exits from block-wide loops become exit
-        codes, and loops count their iterations."""
+        """Return the lines of statements for one thread. In these, exits from the region become exit codes,
+        and loops count their iterations."""
         counted, exits = LoopCounter(self.module), Exits(stores)
         parts = [exits.visit(counted.visit(copy.deepcopy(statement))) for statement in group]
         return unparse_lines([part for statement in parts for part in as_list(statement)])
 
     def add_function(self, name, body):
-        """Add a function with this body, and return the text of a call to it, which doubles as the function's
-        signature. The parameters are the free names of the body."""
+        """Add a function, and return the text of a call to it, which is also its signature.
+
+        The free names of the body become the parameters.
+
+        body: the lines of the function's body.
+        """
         tree = ast.parse("\n".join(["def f():", *indent(body)]))
         names, local = names_read(tree), names_assigned([tree])
         for called in sorted(filter(home_of, names)):
@@ -296,20 +316,21 @@ class Fission(Rematerializer):
         return signature
 
     def spill_name(self, variable):
-        """Return the name of the spill array of a variable: its array over threads."""
+        """Return the name of the array over threads to which a variable is spilled."""
         return variable + self.suffix
 
     def spill_accessor(self, dtype):
-        """Return the name of the intrinsic that returns a spill array with this element type."""
+        """Return the name of the intrinsic that returns a spill array with elements of this dtype."""
         self.module.imports["spill_array"] = "sim.native.codegen.arrays"
         return self.module.constant(f"spill_{dtype}", f'spill_array("{dtype}")')
 
 
 class Exits(ast.NodeTransformer):
-    """A transformer that replaces `return`, and exits from block-wide or warp-wide loops, by exit codes.
+    """A transformer that replaces each exit from a region by the `return` of an exit code. Exits are
+    `return`, and `break` and `continue` of a loop that encloses the region.
 
-    stores: statements that store the thread's spilled variables. They run before an exit from a loop; a
-        returned thread needs none.
+    stores: the statements that store the thread's spilled variables. They run before the exit from a loop. A
+        thread that returns needs none, because it runs no other region.
     """
 
     def __init__(self, stores):
@@ -329,7 +350,7 @@ class Exits(ast.NodeTransformer):
         return node if self.depth else self.leave("continue")
 
     def visit_For(self, node):
-        """Leave `break` and `continue` of loops inside the region unchanged."""
+        """Leave the `break` and `continue` of a loop inside the region unchanged."""
         self.depth += 1
         node = self.generic_visit(node)
         self.depth -= 1
@@ -338,19 +359,19 @@ class Exits(ast.NodeTransformer):
     visit_While = visit_For
 
     def visit_FunctionDef(self, node):
-        """Leave nested functions unchanged: their `return` does not end the thread."""
+        """Leave a nested function unchanged. Its `return` does not end the thread."""
         return node
 
 
 def unparse_lines(statements):
-    """Return the source text of statements, as a list of lines."""
+    """Return the source text of statements as a list of lines."""
     return ast.unparse(ast.fix_missing_locations(ast.Module(statements, []))).split("\n")
 
 
 def certain_assignments(group):
     """Return the variables that are assigned on every path through the statements."""
     found = definitely_assigned(group)
-    # None: the end is never reached, so no path lacks an assignment there.
+    # None means that no path reaches the end, so no path reaches it without the assignments.
     return names_assigned(group) if found is None else found
 
 

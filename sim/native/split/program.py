@@ -1,5 +1,5 @@
-"""Generation and compilation of a kernel's program: a Python file with all its regions, stored under a name
-that contains a hash of the inputs."""
+"""Generation and compilation of a kernel's program: a Python file that contains all its regions. The name of
+the file contains a hash of everything that determines its contents."""
 
 import ast
 import copy
@@ -32,10 +32,10 @@ from sim.native.split.fission import Fission, indent, unparse_lines
 
 
 def head(module, title):
-    """Return the lines at the top of the generated file: imports, constants, device functions.
+    """Return the first lines of the generated file: imports, constants, device functions.
 
-    Comments contain the digest of each instruction that the kernel uses. A changed instruction changes the
-    text, and therefore the file name, so outdated machine code is never loaded.
+    A comment contains the digest of each instruction that the kernel uses. If an instruction changes, the
+    text changes, and with it the name of the file, so outdated machine code is never loaded.
     """
     imports = {}
     for name, home in module.imports.items():
@@ -56,7 +56,7 @@ def head(module, title):
 
 
 def function_text(decorator, signature, lines):
-    """Return the lines of a function definition, surrounded by blank lines."""
+    """Return the lines of a function definition, with a blank line before and after it."""
     return ["", decorator, f"def {signature}:", *indent(lines), ""]
 
 
@@ -65,7 +65,7 @@ def function_text(decorator, signature, lines):
 
 @dataclass(eq=False)
 class Lowered:
-    """A kernel as Python statements for one thread, before fission, for any argument types.
+    """A kernel as Python statements for one thread, before fission. It is valid for any argument types.
 
     Each synchronisation point is a statement by itself.
     """
@@ -73,9 +73,9 @@ class Lowered:
     module: Module
     parameters: list
     statements: list
-    writes: set  # names of parameters and declared arrays that the kernel may write
-    code: tuple  # code objects of the kernel and of every function that it calls
-    synchronizes: bool  # the kernel acts on results of atomics, so it may depend on the order of threads
+    writes: set  # the parameters and declared arrays that the kernel may write
+    code: tuple  # the code objects of the kernel and of every function that it calls
+    synchronizes: bool  # whether the kernel acts on results of atomics, which depend on the order of threads
 
 
 @dataclass(eq=False)
@@ -83,21 +83,22 @@ class CompiledKernel:
     """A compiled kernel.
 
     `run` is the grid function, which runs consecutive blocks: `run(first_position, end_position, grid, block,
-        while_limit, for_limit, state, *arrays, *declared, spill_buffer, *arguments)`. Here `arrays` are
-        global arrays, and `declared` are the kernel's shared and local arrays.
+    while_limit, for_limit, state, *arrays, *declared, spill_buffer, *arguments)`. In this signature, `arrays`
+    are global arrays, and `declared` are the kernel's shared and local arrays.
     """
 
     lowered: Lowered
     text: str
     run: object
-    spill_count: int  # number of spilled variables
+    spill_count: int  # the number of spilled variables
 
 
 def lower_kernel(function, dtypes=(), logs=False):
-    """Return the Lowered of a kernel. Raise CannotLower if it has no compiled form.
+    """Return a kernel in its lowered form. Raise CannotLower if the kernel cannot be compiled.
 
+    function: the Python function.
     dtypes: ((parameter, dtype), ...), from sim.native.split.specialize.dtypes_of.
-    logs: generate code that writes the access log.
+    logs: whether to generate code that writes the access log.
     """
     module = Module(function, logs, dtypes)
     if unavailable := interpreted_only(module.used):
@@ -109,12 +110,12 @@ def lower_kernel(function, dtypes=(), logs=False):
         for part in as_list(SplitTuples().visit(statement))
     ]
     statements = name_shared(module, statements)
-    code = tuple(  # Sites count lines from the `def` statement, not from the first decorator.
+    code = tuple(  # sites count lines from the `def` statement, not from the first decorator
         function.__code__.replace(co_firstlineno=source.tree.lineno)
         for function, source in module.reachable.items()
     )
     synchronizes = any(source.acts_on_atomics for source in module.reachable.values())
-    module.reachable = None  # frees the functions, which the cached module would keep alive
+    module.reachable = None  # the module is cached, and would keep the kernel's functions alive
     writes = Writes(module).of(statements)
     if logs and len(module.sites) > MAX_SITES:
         raise CannotLower(f"it has {len(module.sites):,} sites to log, and the log supports {MAX_SITES:,}")
@@ -125,8 +126,11 @@ def lower_kernel(function, dtypes=(), logs=False):
 
 
 def keep_parameters(module, parameters, statements):
-    """Return the statements without assignments to parameters. Each parameter that the kernel assigns is
-    copied to a new variable first, so that regions can treat parameters as constants."""
+    """Return the statements without assignments to parameters.
+
+    A parameter that the kernel assigns is copied to a new variable first. Regions can then treat parameters
+    as constants.
+    """
     new = {name: module.fresh_name(name) for name in sorted(names_assigned(statements) & set(parameters))}
     for part in [part for statement in statements for part in ast.walk(statement)]:
         if isinstance(part, ast.Name):
@@ -135,7 +139,7 @@ def keep_parameters(module, parameters, statements):
 
 
 class SplitTuples(ast.NodeTransformer):
-    """A transformer that splits `a, b = x, y` into two assignments if `x` and `y` do not read `a` or `b`."""
+    """A transformer that splits `a, b = x, y` into two assignments, unless `x` or `y` reads `a` or `b`."""
 
     def visit_Assign(self, node):
         match node:
@@ -147,8 +151,10 @@ class SplitTuples(ast.NodeTransformer):
 
 
 def name_shared(module, statements):
-    """Return the statements without aliases `tile = tile_shared` of declared arrays, if `tile` is assigned
-    only once. The array's parameter is renamed to `tile`."""
+    """Return the statements without the aliases of declared arrays, such as `tile = tile_shared`.
+
+    If `tile` is assigned only once, the parameter for the array is renamed to `tile`.
+    """
     for statement in statements:
         match statement:
             case ast.Assign([ast.Name(variable)], ast.Name(parameter)) if parameter in module.declared:
@@ -162,7 +168,7 @@ def name_shared(module, statements):
 def compile_kernel(lowered, name, numba_types):
     """Return the CompiledKernel for arguments of these Numba types, which are in the order of the parameters.
 
-    Machine code and text are cached on disk. The cache key is the text for one thread together with the
+    Text and machine code are cached on disk. The cache key consists of the text for one thread and of the
     types, so fission runs only if the file is missing.
     """
     module, parameters = lowered.module, lowered.parameters
@@ -190,31 +196,32 @@ def compile_kernel(lowered, name, numba_types):
 
 
 def sizes_of(declared):
-    """Return the size of each dimension of a declared array's parameter, with None for a size known only at
-    launch. Return None for dynamic shared memory."""
+    """Return the size of each dimension of a declared array's parameter, or None for dynamic shared memory.
+
+    The leading dimension of local arrays is the thread. Its size is None, because it is known only at launch.
+    """
     return None if declared.shape is None else (*[None] * (declared.space == "local"), *declared.shape)
 
 
 def array_rank(declared):
-    """Return the number of dimensions of a declared array's parameter. Local arrays have an additional
-    leading dimension: the thread."""
+    """Return the number of dimensions of a declared array's parameter. For local arrays, the thread is an
+    additional leading dimension."""
     return len(declared.shape or (0,)) + (declared.space == "local")
 
 
 def split_by_type(module, statements, parameters, types_of):
-    """Give each variable a single type: split variables that Numba would type differently at different
-    assignments.
+    """Split each variable to which Numba would give several types into one variable per type.
 
-    Return (a copy of the statements, {variable: type}).
+    Return (a copy of the statements, {variable: its type}).
 
-    types_of: a function (statements) -> {variable: set of types that Numba infers}.
+    types_of: a function (statements) -> {variable: set of the types that Numba infers}.
     """
     found = types_of(statements)
     mixed = {name for name, types_ in found.items() if len(types_) > 1}
     statements = copy.deepcopy(statements)
     if mixed:
         options = mixed, module.fresh_name, lambda node, _: node
-        # Trial run: give each SSA version a name of its own, to learn which versions share a type.
+        # Find out which SSA versions share a type: give each version a name of its own in a trial copy.
         trial = copy.deepcopy(statements)
         versions = Versions(parameters, trial, module.value)
         names = SplitByType(trial, versions, lambda version: version, *options).names
@@ -228,24 +235,26 @@ def split_by_type(module, statements, parameters, types_of):
 
 
 def thread_text(module, name, parameters, statements):
-    """Return the kernel's text for one thread, before fission. It serves as a cache key."""
+    """Return the text of the kernel for one thread, before fission. It is part of the cache key."""
     lines = thread_lines(module, name, parameters, statements)
     return "\n".join([*head(module, f"{name}, one thread"), *lines])
 
 
 def thread_lines(module, name, parameters, statements):
-    """Return the lines of the function that runs one thread from start to end."""
+    """Return the lines of a function that runs one thread from start to end."""
     lines = unparse_lines(statements) if statements else ["pass"]
     signature = f"{name}_thread({', '.join([*SPECIAL, *module.arrays, *module.declared, *parameters])})"
     return function_text("", signature, lines)[1:]
 
 
 def types_in(module, name, parameters, numba_types):
-    """Return a function (statements) -> {variable: set of types that Numba infers}. Each device function is
-    typed once for all of its calls."""
+    """Return a function (statements) -> {variable: set of the types that Numba infers}.
+
+    Each device function is typed once, for all of its calls.
+    """
     names, devices = {}, {device.name for device in module.devices.values() if not device.recursive}
     cache.run_text("\n".join(head(module, name)), names)
-    # Stubs have a type and no code, because only type inference runs here.
+    # Only type inference runs here, so the synchronising instructions and device functions need no code.
     names.update(variable_types.sync_stubs())
     names.update({device: variable_types.type_stub(names[device].py_func) for device in devices})
 
@@ -260,11 +269,12 @@ def types_in(module, name, parameters, numba_types):
 
 
 def kernel_text(module, name, parameters, split, decorator="@compiled", renewing=()):
-    """Return the text of a kernel's file: head, regions, a function for one block, and the loop over blocks.
+    """Return the text of a kernel's file: its head, the regions, a function for one block, and the grid
+    function, which loops over blocks.
 
     split: the Fission of the kernel.
-    decorator: the decorator of regions and of the block function.
-    renewing: statements to run before each block.
+    decorator: the decorator of the regions and of the block function.
+    renewing: statements that run before each block.
     """
     shared = [known for known, declared in module.declared.items() if declared.space == "shared"]
     for needed in ("begin_block", "end_block", "block_index", "dim3", "fill_poison", "log_block"):
@@ -299,8 +309,8 @@ def kernel_text(module, name, parameters, split, decorator="@compiled", renewing
 
 
 def first_line(error):
-    """Return the line of a NumbaError that describes the problem, with the line of lowered text that it
-    points at."""
+    """Return the line of a NumbaError that describes the problem, and the line of lowered text to which it
+    refers."""
     lines = [line.strip() for line in str(error).split("\n")]
     lines = [line for line in lines if line and not line.startswith("Failed in ")]
     pointed = re.findall(r"\n\s*(\S[^\n]*)\n\s*\^", str(error))

@@ -1,7 +1,8 @@
-"""Rematerialisation: finds variables that a region can recompute from values that do not change, so that they
-need no spill buffer. Typical examples are indices such as `i = blockIdx.x * blockDim.x + threadIdx.x`.
+"""Rematerialisation: finds the variables that a region can recompute, so that they need no spill buffer.
+Their values depend only on values that never change. A typical example is the index `i = blockIdx.x *
+blockDim.x + threadIdx.x`.
 
-It also finds uniform variables, which have the same value in all threads of a block.
+The analysis also finds uniform variables, which have the same value in all threads of a block.
 """
 
 import ast
@@ -15,24 +16,27 @@ from sim.native.lower.hoisting import contains_sync
 from sim.native.lower.liveness import exposed_reads, names_assigned
 from sim.native.lower.loops import is_range
 
-# Prefixes of sim.isa functions that are cheaper to recompute than to load from the spill buffer.
+# Functions of sim.isa with these prefixes are cheaper to recompute than to load from the spill buffer.
 CHEAP = ("isa_operator_", "isa_builtins_", "isa_numpy_")
-# Functions without side effects, whose result depends on their arguments only.
+# Functions without side effects, whose results depend only on their arguments.
 PURE = {"min", "max", "abs", "len", "int", "float", "bool", "range", "lane_of", "with_site", "from_end"}
-# Names with one value for the whole block.
+# These names have one value for the whole block.
 UNIFORM = {"state", "blockIdx", "blockDim", "gridDim"}
-# Expressions that are pure if their operands are.
+# An expression of one of these kinds is pure if its operands are.
 COMPUTED = ast.Constant, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.IfExp, ast.Tuple
 COMPUTED += ast.Attribute, ast.Subscript, ast.Slice
 
 
 class Rematerializer:
-    """Analysis of one kernel's variables.
+    """Analysis of the variables of one kernel.
 
     `rematerialized` maps each variable that can be recomputed anywhere to its only assignment, in program
-    order. `uniform` contains the names that have one value per block, and `loops` the counters of uniform
-    loops.
+    order. `uniform` contains the names that have one value per block, and `loops` contains the counters of
+    uniform loops.
 
+    module: the lowered module.
+    parameters: the names of the kernel's parameters.
+    statements: the kernel's statements for one thread.
     numba_types: {variable: its Numba type}.
     """
 
@@ -49,9 +53,12 @@ class Rematerializer:
         self.rematerialized, self.uniform = self.find_rematerializable()
 
     def private_counters(self, statements):
-        """Return the counters of loops that contain a synchronisation point and run the same iterations in
-        all threads. A counter that code outside the loop reads is excluded. A counter that has other
-        assignments is renamed within its loop."""
+        """Return the counters of the loops that contain a synchronisation point and run the same iterations
+        in all threads.
+
+        A counter that is read outside the loop is left out. A counter that is assigned elsewhere is renamed
+        within its loop.
+        """
         found = set()
         for node in [part for statement in statements for part in ast.walk(statement)]:
             if (
@@ -61,7 +68,7 @@ class Rematerializer:
                 or node.target.id in names_assigned(node.body)
             ):
                 continue
-            # Empty the body for a moment, to see whether any other statement reads the counter.
+            # Without the body, only statements elsewhere can read the counter.
             name, body, node.body = node.target.id, node.body, [ast.Pass()]
             is_read_elsewhere = name in exposed_reads(self.statements)
             node.body = body
@@ -74,7 +81,7 @@ class Rematerializer:
         return found
 
     def assignments(self):
-        """Return {variable: number of statements, at any depth, that assign it}."""
+        """Return {variable: number of the statements, at any depth, that assign it}."""
         found = Counter()
         for node in [part for statement in self.statements for part in ast.walk(statement)]:
             if isinstance(node, (ast.Assign, ast.For, ast.NamedExpr)):
@@ -83,8 +90,10 @@ class Rematerializer:
         return found
 
     def find_rematerializable(self):
-        """Return ({variable: assignment}, uniform names). Only variables with a single assignment qualify.
-        The assignments are in program order."""
+        """Return ({variable: its assignment}, uniform names). The assignments are in program order.
+
+        A variable that is assigned more than once has no single value, so it is not rematerialised.
+        """
         rematerialized, times = {}, self.assignments()
         shared = [name for name, declared in self.module.declared.items() if declared.space == "shared"]
         uniform = {*self.parameters, *self.module.arrays, *shared, *UNIFORM}
@@ -99,7 +108,7 @@ class Rematerializer:
             calls = "isa_" if arrays else CHEAP
             if declares_local(node.value):
                 rematerialized[names.pop()] = found = copy.deepcopy(node)
-                # The declaration fills the array with poison; recomputing it must only return the address.
+                # Declaring the array again would fill it with poison, so only compute its address.
                 found.value.func.id = "local_array"
             elif self.is_pure(node.value, self.fixed | set(rematerialized), arrays, calls):
                 rematerialized |= dict.fromkeys(names, node)
@@ -108,11 +117,12 @@ class Rematerializer:
         return rematerialized, uniform
 
     def is_pure(self, node, known, array=False, calls=CHEAP):
-        """Return whether an expression has the same value wherever it is evaluated: it consists of constants
-        and of variables in `known`, and does not read memory.
+        """Return whether an expression has the same value wherever it is evaluated.
 
-        array: the value is an array, so a subscript selects a subarray and loads nothing.
-        calls: the prefix (or prefixes) of the sim.isa functions that the expression may call.
+        Such an expression consists of constants and of variables in `known`, and does not read memory.
+
+        array: whether the value is an array. A subscript then selects a subarray and loads nothing.
+        calls: the prefix, or a tuple of prefixes, of the functions of sim.isa that the expression may call.
         """
         if isinstance(node, ast.Call):
             name = node.func.id if isinstance(node.func, ast.Name) else ""
@@ -125,7 +135,7 @@ class Rematerializer:
             return node.id in known or node.id in self.module.constants or node.id in self.module.imports
         if isinstance(node, ast.Subscript) and not (array or self.is_constant_part(node)):
             return False
-        # Indices and conditions are numbers, even in an expression whose value is an array.
+        # An index or a condition is a number, even inside an expression whose value is an array.
         numbers = (getattr(node, "slice", None), getattr(node, "test", None))
         array = array or isinstance(node, ast.Attribute) and node.attr == "shape"
         return isinstance(node, COMPUTED) and all(
@@ -135,7 +145,8 @@ class Rematerializer:
         )
 
     def is_constant_part(self, node):
-        """Return whether a subscript selects an element of a shape or of a constant tuple."""
+        """Return whether a subscript selects an element of a shape or of a constant tuple, which is not in
+        memory."""
         of = node.value
         return (
             isinstance(of, ast.Attribute)
@@ -145,8 +156,12 @@ class Rematerializer:
         )
 
     def is_uniform_iteration(self, node, loops):
-        """Return whether an iterable yields the same values in every thread of the block. A range counts as
-        uniform, because generated code checks that all threads agree on its bounds."""
+        """Return whether an iterable yields the same values in every thread of the block.
+
+        A range always does, because generated code checks that all threads agree on its bounds.
+
+        loops: the counters of enclosing uniform loops.
+        """
         return self.is_pure(node, {*self.parameters, *UNIFORM, *self.module.arrays} | loops) or is_range(node)
 
     def is_uniform(self, node):

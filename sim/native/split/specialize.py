@@ -1,5 +1,5 @@
-"""Cache of a kernel's programs: lowered once for the values of its globals, and compiled once for each tuple
-of argument types."""
+"""Cache of a kernel's programs. A kernel is lowered once for each set of values that it captures, and
+compiled once for each tuple of argument types."""
 
 import inspect
 import weakref
@@ -18,14 +18,16 @@ from sim.native.codegen.shadow import BARE
 from sim.native.lower.module import CannotLower
 from sim.native.split.program import compile_kernel, first_line, lower_kernel
 
-# function -> {cache key: Lowered, CompiledKernel, or the CannotLower that was raised}
-# The weak keys let a kernel be garbage-collected.
+# function -> {cache key: Lowered, CompiledKernel, or the CannotLower that was raised}. The weak keys allow a
+# kernel to be garbage-collected.
 PROGRAMS = weakref.WeakKeyDictionary()
 
 
 def memoize(function, key, make):
-    """Return `make()`, which is called once for each function and key. A CannotLower is cached as well, and
-    raised again."""
+    """Return `make()`, which is called once for each function and key.
+
+    If it raises CannotLower, the error is cached as well, and raised again.
+    """
     programs = PROGRAMS.setdefault(function, {})
     if key not in programs:
         try:
@@ -39,8 +41,10 @@ def memoize(function, key, make):
 
 
 def argument_type(argument):
-    """Return the Numba type of a launch argument. Its arrays are typed as bounds-checked only. Raise
-    CannotLower if Numba has no CPU type for the value."""
+    """Return the Numba type of a launch argument. Arrays get the type without race checks, BARE.
+
+    Raise CannotLower if Numba has no CPU type for the value.
+    """
     if argument.parts is not None:
         return types.BaseTuple.from_types([*map(argument_type, argument.parts)], type(argument.value))
     try:
@@ -56,7 +60,7 @@ def argument_type(argument):
 
 
 def example_type(argument):
-    """Return the Numba type of an argument of `source`, which may be an example value or a Numba type."""
+    """Return the Numba type of an argument of `source`, which is an example value or a Numba type itself."""
     value = argument.value
     if isinstance(value, types.Array):
         return GuardedType(value.dtype, value.ndim, value.layout == "C", BARE)
@@ -64,7 +68,7 @@ def example_type(argument):
         return value
     if argument.parts is not None:
         return types.BaseTuple.from_types([*map(example_type, argument.parts)], type(value))
-    if isinstance(value, list):  # Numba would copy a list to the kernel and back; GPUs do not support lists
+    if isinstance(value, list):  # Numba supports lists on the CPU, but not on a GPU
         raise CannotLower(f"argument {argument.name} is a list")
     return argument_type(argument)
 
@@ -73,7 +77,8 @@ def example_type(argument):
 def source(kernel, *arguments):
     """Return the Python text to which a kernel is lowered.
 
-    arguments: example values for all parameters, or their Numba types.
+    kernel: the kernel.
+    arguments: an example value, or the Numba type, for each parameter.
 
     Raise LaunchError if the kernel cannot be compiled.
     """
@@ -86,10 +91,12 @@ def source(kernel, *arguments):
 
 
 def compiled_program(function, numba_types, logs=False):
-    """Return the CompiledKernel of a function for these argument types. With `logs`, the compiled code writes
-    an access log."""
+    """Return the CompiledKernel of a function for these argument types.
+
+    logs: whether the compiled code writes the access log.
+    """
     dtypes = dtypes_of(function, numba_types)
-    # A kernel is lowered again when a global that it reads has changed.
+    # The key contains the captured values: the kernel is lowered again if a global that it reads changes.
     now = captured_values(function), dtypes, logs
     lowered = memoize(function, now, lambda: lower_kernel(function, dtypes, logs))
     return memoize(
@@ -98,8 +105,10 @@ def compiled_program(function, numba_types, logs=False):
 
 
 def dtypes_of(function, numba_types):
-    """Return ((parameter, dtype), ...) for the array arguments whose dtypes appear in the lowered text:
-    arrays of records, and all arrays if the kernel reads a `dtype` attribute."""
+    """Return ((parameter, dtype), ...) for the array arguments whose dtypes affect the lowered text.
+
+    These are the arrays of records, and all arrays if the kernel reads an attribute called `dtype`.
+    """
     reads_dtype = "dtype" in names_in(function.__code__)
     names = positional(function) or inspect.signature(function).parameters
     arrays = [
