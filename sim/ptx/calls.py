@@ -10,13 +10,19 @@ from sim.ptx.origin import plain_name
 
 # Function addresses are above all memory, so that no data pointer equals one.
 CODE = 1 << 44
+OF_MODULE = 1 << 24  # bytes between the function addresses of two modules
 STEP = 16  # bytes between function addresses
 NEVER_WRITTEN = (1 << 64) - 1  # a pointer loaded from poisoned memory: all bits are set
 
 
 def function_address(text, name):
     """Return the address of a module's function, given its name or an alias."""
-    return CODE + STEP * list(text.functions).index(text.functions[name].name)
+    return code_base(text) + STEP * list(text.functions).index(text.functions[name].name)
+
+
+def code_base(text):
+    """Return the first function address of a module."""
+    return CODE + OF_MODULE * text.number
 
 
 def size_of(function, operand, line):
@@ -45,13 +51,14 @@ def function_table(text, names):
 class Callee:
     """The target of one indirect call.
 
+    code: the first function address of the module.
     returns, arguments: the sizes in bytes of the results and arguments that the call passes.
     passes_origins: whether the function also returns the origins of its results.
     """
 
-    def __init__(self, context, site, returns, arguments, passes_origins):
-        self.context, self.site, self.returns, self.arguments = context, site, returns, arguments
-        self.passes_origins = passes_origins
+    def __init__(self, context, code, site, returns, arguments, passes_origins):
+        self.context, self.code, self.site = context, code, site
+        self.returns, self.arguments, self.passes_origins = returns, arguments, passes_origins
 
     def __call__(self, functions, address):
         """Return the function at an address. If no matching function is there, report it and return a
@@ -79,6 +86,10 @@ class Callee:
             )
             reason = "A pointer that no assignment has set, or an index beyond a table of functions, is none."
             fix = "look at where the pointer comes from: guard the index, or set every entry of the table"
+            if address >= CODE and not self.code <= address < self.code + OF_MODULE:
+                what = f"address {address:#x}, which is a function of another module"
+                reason = "A kernel can call only the functions of its own module."
+                fix = "compile both kernels in one module, or store the pointer by a kernel of this module"
         elif not defined:
             what = f"{plain_name(name)}, which the module declares and does not define"
             reason = "A virtual function that no class overrides is none that can be called."

@@ -15,7 +15,7 @@ import re
 import weakref
 from bisect import bisect_right
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -37,6 +37,7 @@ MOST_STALE = 1 << 26  # maximum bytes of freed memory that keep their values
 MOST_FREED = 1 << 10  # maximum number of freed pieces that later launches remember
 MOST_LOGGED = 1 << 16  # maximum bytes per piece that are logged as stores when it is freed
 LOGGED = 4  # log2 of the bytes per log entry when memory is freed
+HEAPS = weakref.WeakSet()  # the HeapState of each module: no address belongs to two of them
 # Findings that end threads early. Memory that these threads have not freed is not reported as a leak.
 STOPPED = {"deadlock", "no-progress", "barrier-divergence", "warp-divergence"}
 # A source line that allocates: variable name, type of a cast before malloc, type after new
@@ -96,11 +97,27 @@ class HeapState:
     def __init__(self):
         self.before = self.after = KeptHeap()
         self.launch = lambda: None  # a weak reference, because a launch keeps its arguments alive
+        HEAPS.add(self)
 
     def at_start(self, launch):
         """Return the KeptHeap with which a run of a launch begins. Reruns under other schedules begin with
         the same one."""
-        return self.before if launch is self.launch() else self.after
+        if launch is not self.launch():
+            self.after = replace(self.after, next=self.next_address())
+            return self.after
+        return self.before
+
+    def next_address(self):
+        """Return the address of the next piece, above the pieces of all modules. Pieces that are free do not
+        count if the addresses would run out."""
+        heaps = [state.after for state in HEAPS]
+        highest = max(kept.next for kept in heaps)
+        if highest < BASE + (END - BASE) // 2:
+            return highest
+        live = [
+            piece.end for kept in heaps if kept is not self.after for piece in kept.pieces if not piece.freed
+        ]
+        return max([self.after.next, *(round_up(end, UNIT) + GUARD for end in live)])
 
     def run_ended(self, launch, kept):
         """Store the heap that the first run of a launch leaves."""
@@ -191,6 +208,11 @@ class Heap:
         self.context.values.extend([None] * ((rest - piece.base) // UNIT + end - rest))
 
     # --- accesses -------------------------------------------------------------------------------------------
+
+    def find_elsewhere(self, address):
+        """Return whether the address is in a piece of another module."""
+        others = (state.after.pieces for state in list(HEAPS) if state is not self.state)
+        return any(piece.base <= address < piece.end for pieces in others for piece in pieces)
 
     def check_access(self, piece, address, size, site, what):
         """Return whether an access may be performed, and record which bytes it writes."""

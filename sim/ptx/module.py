@@ -76,7 +76,7 @@ class Module:
 
     def address_space(self) -> PaddedSpace:
         """Return a new address space for a launch of one of the module's kernels."""
-        return PaddedSpace(self.store.addresses)
+        return PaddedSpace()
 
     def __repr__(self):
         return f"<PTX module for {self.text.target}: {', '.join(self.names)}>"

@@ -166,7 +166,10 @@ class Program:
                 python_name(symbol.name, "at"), lambda run: run.parameter_address(symbol.name)
             )
         elif variable is None and symbol.name in self.text.functions:
-            return str(calls.function_address(self.text, symbol.name) + symbol.offset)
+            # A per-launch constant: as a literal, the module's number would be part of compiled text.
+            name = self.shared_name(
+                python_name(symbol.name, "code"), lambda run: calls.function_address(self.text, symbol.name)
+            )
         elif variable is None:
             raise Missing(f"the address of {symbol.name}, which the module does not declare")
         else:
@@ -359,7 +362,8 @@ class Program:
         self.calls_pointers = True
         passes = self.tracks and needs_origins(self.text, self.function)
         rest = self.site("call"), returns, arguments, passes
-        return self.new_name("callee", lambda run: calls.Callee(run.context, *rest))
+        code = calls.code_base(self.text)
+        return self.new_name("callee", lambda run: calls.Callee(run.context, code, *rest))
 
     def trap(self):
         """Return the name of the function for a trap."""

@@ -9,6 +9,7 @@ from sim.events import CONST, GLOBAL, LOCAL, SHARED, SPACE_SHIFT, Finding
 from sim.memory.array import only_read
 from sim.memory.spaces import poisoned
 from sim.memory.transfer import Alignment
+from sim.ptx.foreign import explain_address
 from sim.ptx.regions import GAP, WINDOWS, Frames, Region, whole_array
 
 
@@ -149,10 +150,17 @@ class RegionTable:
         return found if found is not None and distance(found) < GAP else None
 
     def report_outside(self, address, site, what, region):
-        """Report an access outside of all allocations, relative to the nearest one."""
+        """Report an access outside of all allocations: relative to the nearest one, unless the address
+        belongs to memory of another launch."""
+        elsewhere = None if region else self.space.addresses.find(address)
         allocation = region.allocation if region else self.nearest(address)
-        if allocation is None:
-            self.context.findings.append(self.no_array_finding(address, site, what))
+        if elsewhere is not None or allocation is None:
+            reason, fix, where = explain_address(address, elsewhere, self.heap)
+            message = f"address {address:#x} is in no array{where}"
+            witness = (self.context.witness(what, site),)
+            self.context.findings.append(
+                Finding("out-of-bounds", "error", message, witness, reason=reason, fix=fix)
+            )
             return
         array = whole_array(self.context, allocation)
         start = allocation.base
@@ -162,31 +170,3 @@ class RegionTable:
         # The first element touched by the access that lies outside the array
         position = address if address < start else max(address, start + allocation.root.size)
         self.context.refuse(site, what, array, ((position - start) // array.itemsize,))
-
-    def no_array_finding(self, address, site, what):
-        """Return the finding for an address that is near no array."""
-        earlier = self.space.addresses.find_argument(address)
-        if earlier is not None:
-            return Finding(
-                "out-of-bounds",
-                "error",
-                f"address {address:#x} is in no array of this launch",
-                (self.context.witness(what, site),),
-                reason=f"It is in {earlier.name} of an earlier launch, which has stored the pointer.",
-                fix=f"give {earlier.name} to this launch too: a launch can use the arrays that it gets, and"
-                " the variables of its module",
-            )
-        where = "the null pointer, or near it" if 0 <= address < 4096 else "far from all memory of the launch"
-        if 0 <= address < 4096 and self.heap is not None and self.heap.failed_allocations:
-            where += (
-                f"; malloc has returned that, as the heap of {self.context.spec.heap_bytes:,} bytes is full"
-            )
-        return Finding(
-            "out-of-bounds",
-            "error",
-            f"address {address:#x} is in no array",
-            (self.context.witness(what, site),),
-            reason=f"It is {where}.",
-            fix="look at where the pointer comes from: an argument that was not given, or an index that"
-            " wrapped around",
-        )

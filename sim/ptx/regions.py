@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,64 +29,97 @@ VIEWS = {
 }
 VIEWS |= {"f32": np.float32, "f64": np.float64}
 GAP = 1 << 24  # guard bytes between arrays: a slightly wrong address is in no array
+NARROW_GAP = 1 << 16  # guard bytes between arrays in a window that is full otherwise
 # The device heap occupies the last quarter of the global window (sim.ptx.heap).
 HEAP_BASE = window_end("global") - (1 << SPACE_SHIFT - 2)
 KEPT_SPACES = "global", "const"
 
 
+class ModuleKey(NamedTuple):
+    """The key of a module's variable, or of other memory that a module owns.
+
+    module: the module's number.
+    lasting: whether the module keeps the address until it is deleted.
+    """
+
+    module: int
+    name: str
+    lasting: bool = True
+
+
 @dataclass(frozen=True)
 class GivenAddress:
-    """The address of a variable or an argument. `lasting`: whether the module keeps it permanently."""
+    """The address range of a variable or an argument. `key`: see Addresses.given."""
 
     name: str
     base: int
     nbytes: int
-    lasting: bool
+    key: tuple
 
     @property
     def end(self):
         return after(self.base, self.nbytes)
 
+    @property
+    def lasting(self):
+        return isinstance(self.key, ModuleKey) and self.key.lasting
+
 
 class Addresses:
-    """Addresses that persist across a module's launches. A variable keeps its address, and an array has the
-    same address in each launch to which it is passed. A pointer that one launch stores in memory is
-    therefore valid in the next one, as on a GPU.
+    """Addresses that persist across launches. A variable keeps its address, and an array has the same
+    address in each launch to which it is passed, whatever the module. A pointer that one launch stores in
+    memory is therefore valid in the next one, as on a GPU, and never refers to other memory.
 
-    given: {(space, key): GivenAddress}. A variable's key is its PTX name. An argument's key is its range of
+    given: {(space, key): GivenAddress}. A variable's key is a ModuleKey. An argument's key is its range of
         host memory and the number of the owning array.
     next: {space: the end of the most recently assigned range}.
+    deleted: the numbers of deleted modules, whose addresses are not yet free.
     """
 
     def __init__(self):
-        self.given, self.next, self.lock = {}, {}, threading.RLock()
+        self.given, self.next, self.lock, self.deleted = {}, {}, threading.RLock(), []
 
     def forget_arguments(self, used):
         """Release the addresses of arguments of earlier launches. `used`: the addresses of this launch."""
         self.given = {key: g for key, g in self.given.items() if g.lasting or g.base in used}
 
-    def first_gap(self, space, start, nbytes, align):
-        """Return the lowest address after `start` with room for `nbytes` and guard bytes between the
+    def forget_deleted(self):
+        """Release the addresses of deleted modules."""
+        # A module may be deleted at any time, by the garbage collector too, so its number is only noted then.
+        while self.deleted:
+            number = self.deleted.pop()
+            self.given = {
+                key: g
+                for key, g in self.given.items()
+                if not isinstance(g.key, ModuleKey) or g.key.module != number
+            }
+
+    def first_gap(self, space, start, nbytes, align, gap):
+        """Return the lowest address after `start` with room for `nbytes` and `gap` guard bytes between the
         assigned ranges."""
         for given in sorted((g for (s, _), g in self.given.items() if s == space), key=lambda g: g.base):
-            base = round_up(start + GAP, align)
-            if after(base, nbytes) + GAP <= given.base:
+            base = round_up(start + gap, align)
+            if after(base, nbytes) + gap <= given.base:
                 return base
             start = max(start, given.end)
-        return round_up(start + GAP, align)
+        return round_up(start + gap, align)
 
-    def find_argument(self, address):
-        """Return the GivenAddress of the argument that contains an address, or None."""
-        return next((g for g in self.given.values() if not g.lasting and g.base <= address < g.end), None)
+    def find(self, address):
+        """Return the GivenAddress that contains an address, or None."""
+        with self.lock:
+            return next((g for g in self.given.values() if g.base <= address < g.base + g.nbytes), None)
+
+
+ADDRESSES = Addresses()  # of all modules of the process, which is one CUDA context
 
 
 class PaddedSpace(AddressSpace):
     """The address space of a PTX launch, with guard bytes between allocations and addresses shared with
-    earlier launches of the module."""
+    all other launches of the process."""
 
     gap = GAP
 
-    def __init__(self, addresses):
+    def __init__(self, addresses=ADDRESSES):
         super().__init__()
         self.addresses, self.start = addresses, dict(self.next)
 
@@ -95,12 +129,13 @@ class PaddedSpace(AddressSpace):
         if space not in KEPT_SPACES:
             return super().choose_address(space, nbytes, align, name, key)
         with self.addresses.lock:
+            self.addresses.forget_deleted()
             given = self.addresses.given.get((space, key))
             if given is None:
                 base = self.new_address(space, nbytes, align)
                 if base is None:
                     return None
-                given = GivenAddress(name, base, nbytes, isinstance(key, str))
+                given = GivenAddress(name, base, nbytes, key)
                 self.addresses.given[space, key] = given
                 self.addresses.next[space] = given.end
         self.next[space] = max(self.next[space], given.end)
@@ -108,13 +143,15 @@ class PaddedSpace(AddressSpace):
 
     def new_address(self, space, nbytes, align):
         """Return an address above all assigned ones. If the window is exhausted, reuse the address of an
-        argument of an earlier launch. Return None if there is still no room."""
-        addresses = self.addresses
+        argument of an earlier launch, then leave fewer guard bytes. Return None if there is still no
+        room."""
+        addresses, limit = self.addresses, HEAP_BASE if space == "global" else window_end(space)
         start = max(self.start[space], addresses.next.get(space, 0))
-        base = addresses.first_gap(space, start, nbytes, align)
-        if after(base, nbytes) > (HEAP_BASE if space == "global" else window_end(space)):
-            addresses.forget_arguments({allocation.base for allocation in self.allocations})
-            base = addresses.first_gap(space, self.start[space], nbytes, align)
+        base = addresses.first_gap(space, start, nbytes, align, GAP)
+        for gap in (GAP, NARROW_GAP):
+            if after(base, nbytes) > limit:
+                addresses.forget_arguments({allocation.base for allocation in self.allocations})
+                base = addresses.first_gap(space, self.start[space], nbytes, align, gap)
         return base if after(base, nbytes) <= window_end(space) else None
 
 

@@ -19,7 +19,7 @@ from sim.ptx.grid_sync import HIGH, GridBarrier, workspace
 from sim.ptx.heap import Heap
 from sim.ptx.memory import Memory
 from sim.ptx.origin import plain_name
-from sim.ptx.regions import KEPT_SPACES, RESERVED, VIEWS, WINDOWS
+from sim.ptx.regions import KEPT_SPACES, RESERVED, VIEWS, WINDOWS, ModuleKey
 
 WORKSPACE = "%envreg1"  # key of the grid barrier's workspace in Run.allocations
 STACK = 1 << 16  # bytes of local memory per thread for the calls of a recursive function
@@ -137,7 +137,8 @@ class Run:
     def reserve(self, variable, nbytes, copies, root=None):
         """Reserve the memory of a variable."""
         itemsize, shape = self.program.origin.home(variable)
-        name, space, align, key = self.label(variable), variable.space, variable.align, variable.name
+        name, space, align = self.label(variable), variable.space, variable.align
+        key = ModuleKey(self.program.text.number, variable.name)
         return self.memory.reserve(name, space, nbytes, align, itemsize, shape, copies, root, key)
 
     def label(self, variable):
@@ -194,7 +195,7 @@ class Run:
             position = [parameter.name for parameter in self.program.entry.parameters].index(name)
             root = np.frombuffer(self.bits[position], np.uint8).copy()
             label = self.launch.arguments[position].name
-            identity = self.program.entry.name, name
+            identity = ModuleKey(self.program.text.number, f"{self.program.entry.name} {name}", lasting=False)
             allocation = self.memory.reserve(label, "const", len(root), 16, 1, None, 1, root, identity)
             self.memory.make_addressable(allocation)
             self.allocations[key] = allocation

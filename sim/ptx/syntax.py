@@ -1,5 +1,6 @@
 """The syntax tree of a PTX module. Functions, variables and instructions record their PTX line."""
 
+import itertools
 import re
 import struct
 from dataclasses import dataclass, field
@@ -165,6 +166,8 @@ class Text:
     variables: dict = field(default_factory=dict)
     files: dict = field(default_factory=dict)  # number in .file -> path
     lines: list = field(default_factory=list)
+    # the number of the module; addresses of variables and functions differ between modules
+    number: int = field(default_factory=itertools.count(1).__next__)
 
     def reachable_variables(self, names):
         """Return, in declaration order, the variables with these names and all variables to which their

@@ -5,6 +5,7 @@ stored, and pointers to variables remain valid.
 """
 
 import re
+import weakref
 from collections.abc import Callable, Iterator, MutableMapping
 from math import prod
 from typing import Any
@@ -16,7 +17,7 @@ from sim.errors import LaunchError
 from sim.memory.argument import host_array
 from sim.ptx.heap import HeapState
 from sim.ptx.origin import evaluate, plain_name, without_comments
-from sim.ptx.regions import Addresses
+from sim.ptx.regions import ADDRESSES
 
 KEYWORDS = {"const": "__constant__", "global": "__device__"}
 PLACES = {"const": "constant", "global": "variable"}  # attributes of a Module
@@ -45,7 +46,9 @@ class Store:
         self.unset: dict[str, np.ndarray] = {}
         self.pointers: dict[str, tuple] = {}
         self.laid_out: dict[str, None] = {}  # in the order in which they were reached
-        self.addresses, self.heap = Addresses(), HeapState()
+        self.heap = HeapState()
+        # When the module is deleted, its addresses become free.
+        weakref.finalize(self, ADDRESSES.deleted.append, text.number).atexit = False
 
     def root(self, variable: Any) -> np.ndarray:
         """Return the bytes of a variable. They begin as its initial value, or as zeros, as in C++."""

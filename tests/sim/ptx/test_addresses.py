@@ -2,6 +2,7 @@
 stored by one launch is valid in the next."""
 
 import gc
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from ptx.test_cuda_cpp import module
 from sim import simulate
 from sim.memory.spaces import owner_number
-from sim.ptx.regions import GAP, HEAP_BASE, Addresses, PaddedSpace
+from sim.ptx.regions import ADDRESSES, GAP, HEAP_BASE, Addresses, ModuleKey, PaddedSpace
 
 INDEX = np.arange(4, dtype=np.int32)
 ENGINES = pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
@@ -87,6 +88,82 @@ def test_a_pointer_to_an_array_that_is_deleted(launch, engine):
     assert "It is in x of an earlier launch" in finding.message
 
 
+# --- pointers from another module, and from shared memory ---------------------------------------------------
+
+
+@pytest.fixture
+def modules(engine):
+    """Return two functions (kernel, *arguments, block) -> Report, for two modules of equal text."""
+    found = [module("pointers", Path(__file__).with_name("programs"))[1] for _ in range(2)]
+
+    def run(kernels, name, *arguments, block=4):
+        return simulate(kernels[name], engine=engine, on_finding="report")[1, block](*arguments)
+
+    return [partial(run, kernels) for kernels in found]
+
+
+@ENGINES
+def test_an_array_has_one_address_in_all_modules(modules, engine):
+    store, use = modules
+    to, x, y = np.zeros(1, np.uint64), np.arange(16, dtype=np.int32), np.zeros(4, np.int32)
+    assert clean(store("store_argument", to, x[8:], block=1))
+    assert clean(use("use_both", to, x[8:], y)) and y.tolist() == [8, 9, 10, 11]
+    other = np.zeros(4, np.int32)
+    (finding,) = [f for f in use("use_argument", to, other).findings if f.kind != "misuse"]
+    assert "It is in x of an earlier launch" in finding.message and other.tolist() == [-1] * 4
+
+
+@ENGINES
+def test_a_view_and_its_array_in_one_launch(modules, engine):
+    store, use = modules
+    to, x, y = np.zeros(1, np.uint64), np.arange(16, dtype=np.int32), np.zeros(4, np.int32)
+    assert clean(store("store_argument", to, x[8:], block=1))
+    report = use("use_both", to, x[:4], y)  # other bytes of the same array
+    (finding,) = [f for f in report.findings if f.kind != "misuse"]
+    assert finding.kind == "out-of-bounds" and "It is in x of an earlier launch" in finding.message
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    "name, user, kind, words",
+    [
+        ("export_variable", "use_argument", "out-of-bounds", "It is in table, a variable of another module"),
+        ("store_objects", "use_objects", "out-of-bounds", "heap memory that a launch of another module"),
+        ("export_function", "call_function", "invalid-call", "which is a function of another module"),
+    ],
+)
+def test_a_pointer_of_another_module(modules, engine, name, user, kind, words):
+    store, use = modules
+    to, y = np.zeros(2, np.uint64), np.zeros(4, np.int32)
+    assert clean(store(name, to, block=1))
+    assert clean(store(user, to, y)) or name == "store_objects"
+    found = [f for f in use(user, to, y).findings if f.kind == kind]
+    assert found and all(words in f.message for f in found)
+
+
+@ENGINES
+def test_a_pointer_to_shared_memory_of_an_earlier_launch(launch, engine):
+    to, y = np.zeros(1, np.uint64), np.zeros(4, np.int32)
+    assert clean(launch("export_shared", to))
+    (finding,) = [f for f in launch("use_argument", to, y).findings if f.kind != "misuse"]
+    assert finding.kind == "out-of-bounds" and "None" not in finding.message
+    assert "a pointer to shared memory is valid only in the block that took it" in finding.message
+
+
+def test_a_deleted_module_returns_its_addresses():
+    """The most recent launch is kept, so another module is launched after the deletion."""
+    kernels, other = (module("pointers", Path(__file__).with_name("programs"))[1] for _ in range(2))
+    number = kernels.text.number
+    simulate(kernels["store_variable"])[1, 1]()
+    owned = lambda: [g for g in ADDRESSES.given.values() if getattr(g.key, "module", None) == number]  # noqa: E731
+    assert {g.name for g in owned()} == {"table", "to_variable"}
+    del kernels
+    simulate(other["store_variable"])[1, 1]()
+    gc.collect()
+    simulate(other["use_variable"])[1, 4](np.zeros(4, np.int32))
+    assert owned() == []
+
+
 @ENGINES
 def test_large_launches_use_variables_of_the_module(launch, engine):
     y, grid, block = np.zeros(64 * 256, np.int32), 64, 256
@@ -103,9 +180,11 @@ def test_large_launches_use_variables_of_the_module(launch, engine):
 
 
 def place(addresses, *keys, nbytes=1024):
-    """Return the addresses that a launch assigns to these keys in global memory."""
+    """Return the addresses that a launch assigns to these keys in global memory. A name is the key of a
+    variable."""
     space = PaddedSpace(addresses)
     root = np.broadcast_to(np.uint8(0), nbytes)
+    keys = [ModuleKey(0, key) if isinstance(key, str) else key for key in keys]
     return [space.add(str(key), "global", root, None, key=key).base for key in keys]
 
 
@@ -143,3 +222,11 @@ def test_a_thousand_launches_with_new_arrays_do_not_fill_the_window():
     for n in range(2000):
         base, again = place(addresses, (n, n + 1), "table")
         assert again == table and table < base < HEAP_BASE
+
+
+def test_modules_do_not_share_addresses():
+    """Fill the window with variables of many modules. The guard bytes shrink, and no two ranges overlap."""
+    addresses, count = Addresses(), 2000
+    bases = [place(addresses, ModuleKey(n, "table"))[0] for n in range(count)]
+    assert len(set(bases)) == count and max(bases) < HEAP_BASE
+    assert np.diff(sorted(bases)).min() > 1024

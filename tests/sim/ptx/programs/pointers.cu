@@ -48,3 +48,13 @@ extern "C" __global__ void fill(int* y) {
 extern "C" __global__ void reverse(int* y, int too_far) {
     y[blockIdx.x * blockDim.x + threadIdx.x] = weights[255 - threadIdx.x + (blockIdx.x == 40) * too_far];
 }
+
+// Pointers that a launch of another module, or a later launch, uses
+extern "C" __global__ void export_variable(int** to) { to[0] = table; }
+extern "C" __global__ void export_function(int (**to)(int)) { to[0] = twice; }
+extern "C" __global__ void call_function(int (**to)(int), int* y) { y[threadIdx.x] = to[0](threadIdx.x); }
+extern "C" __global__ void export_shared(int** to) {
+    __shared__ int tile[4];
+    tile[threadIdx.x] = threadIdx.x;
+    if (threadIdx.x == 0) to[0] = tile;
+}

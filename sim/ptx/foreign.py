@@ -1,0 +1,56 @@
+"""Explanations for addresses that belong to no memory of the launch: memory of other launches and modules,
+shared memory of other blocks, and null pointers."""
+
+from sim.events import LOCAL, SHARED, SPACE_SHIFT
+
+# space -> (name, owner of the memory)
+OWNED = {SHARED: ("shared", "block"), LOCAL: ("local", "thread")}
+
+
+def explain_address(address, given, heap):
+    """Return (reason, fix, end of the message) for an address that is in or near no array of the launch.
+
+    given: the GivenAddress that contains it, or None.
+    heap: the Heap of the launch, or None.
+    """
+    of_launch = " of this launch"
+    if given is not None:
+        return *explain_given(given), of_launch
+    if heap is not None and heap.find_elsewhere(address):
+        return (
+            "It is in heap memory that a launch of another module has allocated.",
+            "compile the two kernels in one module, or copy the data to an array",
+            of_launch,
+        )
+    if address >> SPACE_SHIFT in OWNED:
+        name, owner = OWNED[address >> SPACE_SHIFT]
+        return (
+            f"It is an address in {name} memory, where this kernel has none: a pointer to {name} memory is"
+            f" valid only in the {owner} that took it, and only until that {owner} ends.",
+            f"keep the data in global memory if a later launch or another {owner} uses it",
+            of_launch,
+        )
+    null = 0 <= address < 4096
+    where = "the null pointer, or near it" if null else "far from all memory of the launch"
+    if null and heap is not None and heap.failed_allocations:
+        nbytes = heap.context.spec.heap_bytes
+        where += f"; malloc has returned that, as the heap of {nbytes:,} bytes is full"
+    fix = (
+        "look at where the pointer comes from: an argument that was not given, or an index that wrapped"
+        " around"
+    )
+    return f"It is {where}.", fix, ""
+
+
+def explain_given(given):
+    """Return (reason, fix) for an address in memory of another launch, a GivenAddress."""
+    rule = "a launch can use the arrays that it gets, and the variables of its module"
+    if given.lasting:
+        return (
+            f"It is in {given.name}, a variable of another module.",
+            f"give the data of {given.name} to this launch as an argument: {rule}",
+        )
+    return (
+        f"It is in {given.name} of an earlier launch, which has stored the pointer.",
+        f"give {given.name} to this launch too: {rule}",
+    )
