@@ -1,8 +1,8 @@
-"""Array elements in compiled code: resolve an index, check the access (sim.native.codegen.shadow), load or
-store.
+"""Array elements in compiled code: an access resolves its index, is checked (sim.native.codegen.shadow), and
+loads or stores.
 
-The code is emitted as LLVM instructions, because Numba would compile a separate function for each combination
-of array type and index type.
+The code is emitted as LLVM instructions. Numba would compile a separate function for each combination of
+array type and index type.
 """
 
 from functools import reduce
@@ -19,7 +19,7 @@ from sim.native.codegen.int64_translation import I64
 from sim.native.codegen.scalars import convert, dtype_of, numba_type_of
 from sim.native.codegen.shadow import BARE, BOUNDED, resolve_index, watch_load, watch_store
 
-# names that generated code may use
+# the names that generated code may use
 EXPORTED = {"from_end"}
 
 
@@ -27,13 +27,13 @@ EXPORTED = {"from_end"}
 
 
 def index_parts(index):
-    """Return the types of an index's components: one per indexed axis."""
+    """Return the Numba types of an index's components. There is one component per indexed axis."""
     return tuple(index) if isinstance(index, types.BaseTuple) else (index,)
 
 
 class FromEnd(types.Opaque):
-    """The Numba type of an index `-back`, which counts from the end of its axis. The index is part of the
-    type."""
+    """The Numba type of the literal index `-back`, which counts from the end of its axis. The type contains
+    the value, so the index needs no code."""
 
     def __init__(self, back):
         self.back = back
@@ -54,8 +54,14 @@ def from_end(typing, back):
 
 
 def is_index(x, index, *also):
-    """Return whether a type can index a Guarded: at most one component per axis, each an integer, a FromEnd,
-    or one of the types in `also`."""
+    """Return whether an array can be indexed with this type.
+
+    The index must have at most one component per axis. Each must be an integer or a FromEnd.
+
+    x: the type of the array.
+    index: the type of the index.
+    also: further types that a component may have.
+    """
     parts = index_parts(index)
     return (
         isinstance(x, GuardedType)
@@ -65,18 +71,24 @@ def is_index(x, index, *also):
 
 
 def is_element(x, index):
-    """Return whether an index selects a single element, not a subarray."""
+    """Return whether an index selects a single element, and not a subarray."""
     return is_index(x, index) and len(index_parts(index)) == x.ndim
 
 
 def codes_of(builder, index, code):
-    """Return the LLVM values of an index's components."""
+    """Return the LLVM values of an index's components.
+
+    index: the Numba type of the index.
+    code: its LLVM value.
+    """
     return cgutils.unpack_tuple(builder, code) if isinstance(index, types.BaseTuple) else [code]
 
 
 def index_value(context, builder, numba_type, code):
-    """Return an index as i64. A uint64 above the int64 range becomes the largest int64, which is out of range
-    for every array."""
+    """Return an index as an i64.
+
+    A uint64 above the range of int64 becomes the largest int64, which is out of range for every array.
+    """
     if numba_type != types.uint64:
         return context.cast(builder, code, numba_type, int64)
     most = I64(2**63 - 1)
@@ -84,12 +96,14 @@ def index_value(context, builder, numba_type, code):
 
 
 def position(array, axis, numba_type, code):
-    """Return the position along an axis that an index component selects. An out-of-range index
-    yields an out-of-range position."""
+    """Return the position along an axis that a component of an index selects.
+
+    A component that is out of range gives a position that is out of range.
+    """
     if not isinstance(numba_type, FromEnd):
         return index_value(array.context, array.builder, numba_type, code)
     extent, back = array.extent(axis), I64(numba_type.back)
-    # For a shorter axis, keep the negative index, so that the check reports it.
+    # If the axis is shorter, keep the negative index, so that the check reports it.
     is_inside = array.builder.icmp_signed(">=", extent, back)
     return array.builder.select(is_inside, array.builder.sub(extent, back), I64(-numba_type.back))
 
@@ -98,7 +112,11 @@ def position(array, axis, numba_type, code):
 
 
 def locate_element(context, builder, x, value, index, code):
-    """Return the Element that an index selects."""
+    """Return the Element that an index selects.
+
+    value: the LLVM value of the array, of type `x`.
+    code: the LLVM value of the index, of type `index`.
+    """
     array, codes = Array(context, builder, x, value), codes_of(builder, index, code)
     parts = zip(index_parts(index), codes, strict=True)
     positions = [position(array, axis, *of) for axis, of in enumerate(parts)]
@@ -106,9 +124,9 @@ def locate_element(context, builder, x, value, index, code):
 
 
 class Element:
-    """Code generation for one element of an Array.
+    """Code generator for one element of an Array.
 
-    given: the position along each axis, which may be out of range.
+    given: the element's position along each axis, which may be out of range.
     """
 
     def __init__(self, array, given):
@@ -116,12 +134,14 @@ class Element:
         self.context, self.builder, self.x = array.context, array.builder, array.x
 
     def flat_index(self, missing):
-        """Return the element's offset from the first element, in elements. If the index is out of range,
-        branch to the basic block `missing`."""
+        """Return the element's offset from the first element, which counts elements.
+
+        missing: the basic block to which to branch if the index is out of range.
+        """
         builder, axes, extents = self.builder, range(self.x.ndim), self.array.each_axis(self.array.extent)
-        # Compared as unsigned, a negative position exceeds every extent.
+        # Compared as an unsigned integer, a negative position exceeds every extent.
         is_inside = [builder.icmp_unsigned("<", *of) for of in zip(self.given, extents)]
-        # Fast path: every position is in range. The block `slow_path` handles negative and invalid positions.
+        # On the fast path, all positions are in range. `slow_path` handles negative and invalid positions.
         before, slow_path = builder.block, builder.append_basic_block("slow_path")
         merge = builder.append_basic_block("merge")
         builder.cbranch(reduce(builder.and_, is_inside), merge, slow_path).set_weights([99, 1])
@@ -133,7 +153,7 @@ class Element:
         self.slow_path = builder.block
         builder.position_at_end(merge)
         for axis in axes:
-            # Merge the position as given with the position that the slow path resolved.
+            # Merge the original position with the position that the slow path resolved.
             at = builder.phi(I64)
             at.add_incoming(self.given[axis], before)
             at.add_incoming(positions[axis], self.slow_path)
@@ -141,13 +161,16 @@ class Element:
         return self.flat(positions)
 
     def flat(self, positions):
-        """Return the offset of the element at these positions."""
+        """Return the offset of the element at these positions, which counts elements."""
         terms = [self.builder.mul(at, self.array.stride(axis)) for axis, at in enumerate(positions)]
         return reduce(self.builder.add, terms, I64(0))
 
     def log(self, flat, writes):
-        """Append the access to the access log. For a store or atomic (`writes`), append the new contents of
-        the element as well."""
+        """Append the access to the access log.
+
+        writes: whether the access is a store or atomic. If so, append the new contents of the element as
+            well.
+        """
         builder, state, dtype = self.builder, self.array.members.state, dtype_of(self.x.dtype)
         address = builder.ptrtoint(self.array.pointer(flat), I64)
         header = I64(self.x.site << SITE_SHIFT | dtype.itemsize.bit_length() - 1 << SIZE_SHIFT)
@@ -155,7 +178,7 @@ class Element:
         if not writes:
             return
         header = I64(VALUE << SITE_SHIFT | DTYPES.index(dtype.name) << VALUE_BITS)
-        # One log entry per 4 bytes; smaller elements take one entry.
+        # Each log entry takes up to 4 bytes of the value.
         part_type = ir.IntType(8 * min(dtype.itemsize, 4))
         for offset in range(0, dtype.itemsize, 4):
             part = builder.inttoptr(builder.add(address, I64(offset)), part_type.as_pointer())
@@ -165,18 +188,18 @@ class Element:
     def access(self, check, do, otherwise=None):
         """Emit a checked access: call `do(flat)` if the element exists.
 
-        check: the check of the access: watch_load, watch_store or watch_atomic.
+        check: the check of the access, which is watch_load, watch_store or watch_atomic.
         do: a function that emits the access at an offset, and returns its result or None.
-        otherwise: the result for an element that does not exist. None for accesses without a result.
+        otherwise: the result for an element that does not exist, or None for an access without a result.
         """
         builder, members = self.builder, self.array.members
-        # The element of a 0-dimensional array always exists.
+        # A 0-dimensional array always has its element.
         missing = builder.append_basic_block("missing") if self.given else None
         flat = self.flat_index(missing) if self.given else I64(0)
         if self.x.watch not in (BARE, BOUNDED):
             self.array.call(check, I64(self.x.watch), members.shadow, flat, members.state)
         value = do(flat)
-        # Log after the access, because entries of stores contain the new value.
+        # The entry of a store contains the new value, so append it after the access.
         if self.x.site is not None:
             self.log(flat, writes=check is not watch_load)
         after = builder.block
@@ -192,27 +215,27 @@ class Element:
         return result
 
     def read(self):
-        """Emit a checked load. An out-of-range element reads as poison."""
+        """Emit a checked load. An element that is out of range reads as poison."""
         return self.access(watch_load, self.array.load, poison_of(self.context, self.x.dtype))
 
     def write(self, numba_type, value):
-        """Emit a checked store, with conversion to the element type."""
+        """Emit a checked store of a value, which is converted to the element type."""
         value = convert(self.context, self.builder, numba_type, self.x.dtype, value)
         self.access(watch_store, lambda flat: self.array.store(flat, value))
 
 
 def fresh_byte(numba_type):
-    """Return the byte with which uninitialised memory of this type is filled."""
+    """Return the byte that fills uninitialised memory with elements of this type."""
     return int(fresh_bytes(1, dtype_of(numba_type))[0])
 
 
 def poison_of(context, numba_type):
-    """Return the result of an invalid load: the value whose bytes all equal `fresh_byte`."""
+    """Return the result of an invalid load, a constant whose bytes all equal `fresh_byte`."""
     value = context.get_value_type(numba_type)
     if isinstance(numba_type, types.Complex):
         part = poison_of(context, numba_type.underlying_float)
         return ir.Constant(value, [part, part])
-    # Booleans are i1, and 0xFF as a bool is True.
+    # A boolean is an i1. The byte 0xFF, read as a boolean, is True.
     if numba_type == boolean:
         return value(1)
     size = dtype_of(numba_type).itemsize
@@ -224,8 +247,10 @@ def poison_of(context, numba_type):
 
 
 def column_type(x, name):
-    """Return the type of the column for a record field, or None if the field does not exist or has no
-    compiled form (subarrays and nested records)."""
+    """Return the type of the column of a record field.
+
+    Return None if there is no such field, or if it has no compiled form (a subarray or a nested record).
+    """
     if is_record(x) and name in dtype_of(x.dtype).names:
         dtype = dtype_of(x.dtype)[name]
         return None if dtype.subdtype or dtype.names else x.replace(dtype=numba_type_of(dtype))
@@ -233,12 +258,16 @@ def column_type(x, name):
 
 
 def column(array, name):
-    """Return the column for a record field, as an Array."""
+    """Return the column of a record field, as an Array."""
     return array.element_parts(column_type(array.x, name), dtype_of(array.x.dtype).fields[name][1])
 
 
 def field(context, builder, x, value, name):
-    """Return the Element for a field of a record whose type is the ReferenceType `x`."""
+    """Return the Element for the field of a record.
+
+    x: the record's ReferenceType.
+    value: its LLVM value.
+    """
     reference = cgutils.create_struct_proxy(x)(context, builder, value)
     records = Array(context, builder, x.array, reference.records)
     return Element(column(records, name), cgutils.unpack_tuple(builder, reference.index))

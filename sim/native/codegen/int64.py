@@ -1,9 +1,9 @@
-"""*int64 runtime helpers*: functions of compiled code that compute with int64 only, such as those for shadow
-memory, barriers and iteration limits.
+"""*int64 runtime helpers*: functions of compiled code that compute only with int64. Shadow memory, barriers
+and iteration limits are implemented with them.
 
 Helpers are translated directly from Python to LLVM (sim.native.codegen.int64_translation), because Numba
-takes 10 to 60 ms to compile each function. A helper returns an int64, or the type of its return annotation:
-`bool`, or an integer or tuple type of Numba.
+takes 10 to 60 ms to compile each function. A helper returns an int64, or a value of the type in its return
+annotation: `bool`, or a Numba type of integers or tuples.
 """
 
 import ast
@@ -21,9 +21,9 @@ from sim.native.codegen.linking import LinkedLibrary, intrinsic_of
 
 
 def int64_helper(function=None, *, inline=True):
-    """Turn a function into an int64 runtime helper. Use as a decorator.
+    """Turn a function into an int64 runtime helper. Use it as a decorator.
 
-    inline: force LLVM to inline it into its callers.
+    inline: whether to force LLVM to inline the helper into its callers.
     """
     if function is None:
         return lambda function: int64_helper(function, inline=inline)
@@ -31,14 +31,21 @@ def int64_helper(function=None, *, inline=True):
 
 
 def variant(function, suffix, **known):
-    """Return a helper made from a plain function, specialised for known values of some parameters: constants
-    or other helpers. LLVM decides whether to inline it."""
+    """Return a helper that is a plain function specialised for known values of some parameters.
+
+    function: the plain function.
+    suffix: a text that distinguishes the symbol of the helper from its other variants.
+    known: {parameter: constant or helper}.
+    """
     return make_intrinsic(Function(function, False, f"_{suffix}", known))
 
 
 def make_intrinsic(function):
-    """Return an intrinsic that generated code calls by name, with integers of any type. Its attribute
-    `helper` is the Function or Primitive, for calls from LLVM code."""
+    """Return an intrinsic that generated code calls by the function's name, with integers of any type.
+
+    function: a Function or Primitive. The intrinsic's attribute `helper` refers to it, for calls from LLVM
+        code.
+    """
     result = {None: int64, bool: boolean}.get(function.result, function.result)
 
     def code(context, builder, signature, arguments):
@@ -51,7 +58,7 @@ def make_intrinsic(function):
 
 
 def convert_result(context, builder, found, numba_type):
-    """Convert the int64 results of a helper to a Numba type."""
+    """Convert the int64 results of a helper to the Numba type that it declares."""
     if not isinstance(numba_type, types.BaseTuple):
         return context.cast(builder, found, int64, numba_type)
     parts = [builder.extract_value(found, position) for position in range(len(numba_type))]
@@ -61,11 +68,11 @@ def convert_result(context, builder, found, numba_type):
 
 
 class Function:
-    """An int64 runtime helper, translated on first use.
+    """An int64 runtime helper. It is translated to LLVM on first use.
 
-    library: contains its LLVM code, or None before the first use.
-    symbol: its name in LLVM code. It must be the same in each process, because kernels cached on disk refer
-        to it.
+    library: the library that contains its LLVM code, or None before the first use.
+    symbol: its name in LLVM code. The name must be the same in each process, because kernels in the disk
+        cache refer to it.
     """
 
     def __init__(self, function, inline, suffix="", known=()):
@@ -80,14 +87,14 @@ class Function:
         self.library = None
 
     def call(self, context, builder, *codes):
-        """Emit a call from code that Numba compiles, and link the helper into it."""
+        """Emit a call from code that Numba compiles, and link the helper's library into that code."""
         if self.library is None:
             build(self)
         context.active_code_library.add_linking_library(self.library)
         return self.emit(builder, *codes)
 
     def emit(self, builder, *codes):
-        """Emit a call from code in the same library."""
+        """Emit a call from code in the same library, which needs no linking."""
         return builder.call(self.declare(builder.module), codes)
 
     def declare(self, module):
@@ -100,16 +107,16 @@ class Function:
 
 
 def build(helper):
-    """Translate a helper into a new library, together with all helpers that it calls and that no library
-    contains yet."""
+    """Translate a helper into a new library, and with it each helper that it calls and no library
+    contains."""
     library = LinkedLibrary(cpu_target.target_context.codegen(), helper.symbol)
     module, waiting = library.create_ir_module(library.name), [helper]
-    # Set before translation, because helpers can call each other.
+    # Helpers can call each other, so set the library before the translation.
     helper.library = library
     while waiting:
         callees = Body(module, waiting.pop()).translate()
         for callee in (each for each in callees if isinstance(each, Function)):
-            # A helper belongs to the library of its first caller; later callers link that library.
+            # A helper belongs to the library of its first caller. Later callers link that library.
             if callee.library is None:
                 callee.library = library
                 waiting.append(callee)
@@ -123,7 +130,7 @@ def build(helper):
 
 
 class Primitive:
-    """A helper that is emitted as a few LLVM instructions at each call."""
+    """A helper whose few LLVM instructions are emitted at each call."""
 
     result = library = None
 
@@ -137,33 +144,35 @@ class Primitive:
 
 
 def primitive(emit):
-    """Turn an emitter (builder, *operands) into a helper. Use as a decorator."""
+    """Turn an emitter (builder, *operands) into a helper. Use it as a decorator."""
     return make_intrinsic(Primitive(emit))
 
 
 @primitive
 def byte(builder, address, position):
-    """Load the uint8 at index `position` from an address."""
+    """Load the uint8 at index `position` of the array at an address."""
     return builder.zext(builder.load(pointer(builder, address, position, I8)), I64)
 
 
 @primitive
 def set_byte(builder, address, position, value):
-    """Store a uint8 at index `position` from an address."""
+    """Store a uint8 at index `position` of the array at an address."""
     return builder.store(builder.trunc(value, I8), pointer(builder, address, position, I8))
 
 
 @primitive
 def poll_interrupt(builder):
-    """Return whether Ctrl-C has been pressed since the last call. This consumes the signal, so Python's own
-    handler does not run."""
+    """Return whether the user has pressed Ctrl-C since the last call.
+
+    The call consumes the signal, so Python's own handler does not run.
+    """
     status = ir.IntType(32)
 
     def python(name, result, *given):
         signature = ir.FunctionType(result, [value.type for value in given])
         return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), given)
 
-    # Kernels run without the GIL, which PyOS_InterruptOccurred needs.
+    # PyOS_InterruptOccurred requires the GIL, but kernels run without it.
     gil_state = python("PyGILState_Ensure", status)
     occurred = python("PyOS_InterruptOccurred", status)
     python("PyGILState_Release", ir.VoidType(), gil_state)

@@ -1,13 +1,13 @@
 """Translator from a small subset of Python to LLVM, for int64 runtime helpers (sim.native.codegen.int64).
 
-The subset:
+The subset consists of:
 
     statements    assignments, `if`, `return`, `for` over `range(n)` or `range(m, n)`
     expressions   arithmetic, comparisons, `min`, `max`, calls of other helpers
-    address[i]    int64 at index i from an address
-    address.name  field of the launch state (sim.native.codegen.launch_state) at an address
+    address[i]    the int64 at index i of the array at an address
+    address.name  a field of the launch state (sim.native.codegen.launch_state) at an address
 
-As in C, integers wrap around and division by 0 is undefined.
+As in C, integers wrap around, and division by zero is undefined.
 """
 
 import ast
@@ -33,14 +33,14 @@ COMPARISONS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt
 
 
 def pointer(builder, address, position, llvm_type):
-    """Return a pointer to the element at index `position` of an array of `llvm_type` at an address."""
+    """Return a pointer to the element at index `position` of the array of `llvm_type` at an address."""
     return builder.gep(builder.inttoptr(address, llvm_type.as_pointer()), [position])
 
 
 def emit_boolop(builder, node, test):
-    """Emit `and` or `or` with short-circuit evaluation, and return the result as i1.
+    """Emit `and` or `or` with short-circuit evaluation, and return the result as an i1.
 
-    test: a function that emits an operand and returns it as i1.
+    test: a function that emits an operand and returns it as an i1.
     """
     with builder.goto_entry_block():
         holds = builder.alloca(I1)
@@ -56,8 +56,7 @@ def emit_boolop(builder, node, test):
 
 
 class Body(ast.NodeVisitor):
-    """The translation of one helper's body. Every variable is a stack slot; LLVM promotes the slots to
-    registers."""
+    """Translator of one helper's body. Every variable is a stack slot, which LLVM promotes to a register."""
 
     def __init__(self, module, function):
         self.function, self.callees = function, []
@@ -70,8 +69,9 @@ class Body(ast.NodeVisitor):
             self.builder.store(value, self.cell(name))
 
     def cell(self, name):
-        """Return the stack slot of a variable."""
-        # Allocate in the entry block, so that a variable in a loop does not grow the stack.
+        """Return the stack slot of a variable. It is allocated on first use."""
+        # A slot that is allocated inside a loop would grow the stack in each iteration, so use the entry
+        # block.
         if name not in self.cells:
             with self.builder.goto_entry_block():
                 self.cells[name] = self.builder.alloca(I64, name=name)
@@ -89,16 +89,16 @@ class Body(ast.NodeVisitor):
             self.visit(statement)
 
     def generic_visit(self, node):
-        """Reject syntax outside the subset."""
+        """Raise TypeError for syntax outside the subset."""
         raise TypeError(f"{self.function.name}: int64 helpers do not support {ast.unparse(node)}")
 
     def int64_value(self, node):
-        """Return an expression's value as i64."""
+        """Return an expression's value as an i64."""
         value = self.visit(node)
         return self.builder.zext(value, I64) if value.type == I1 else value
 
     def test(self, node):
-        """Return an expression's truth value as i1."""
+        """Return an expression's truth value as an i1."""
         value = self.visit(node)
         return value if value.type == I1 else self.builder.icmp_signed("!=", value, I64(0))
 
@@ -108,7 +108,7 @@ class Body(ast.NodeVisitor):
         pairs = [(node.targets[0], node.value)]
         if isinstance(node.value, ast.Tuple):
             pairs = zip(node.targets[0].elts, node.value.elts, strict=True)
-        # Evaluate all values before the first store, for assignments such as `a, b = b, a`.
+        # Evaluate all values before the first store, because `a, b = b, a` reads what it assigns.
         for target, value in [(target, self.int64_value(value)) for target, value in pairs]:
             self.builder.store(value, self.pointer_to(target))
 
@@ -131,7 +131,7 @@ class Body(ast.NodeVisitor):
         if result == I64:
             self.builder.ret(parts[0])
             return
-        # LLVM builds a structure by inserting its members into an undefined value.
+        # LLVM builds a structure by inserting its members into an undefined value, one at a time.
         structure = ir.Constant(result, ir.Undefined)
         for position, part in enumerate(parts):
             structure = self.builder.insert_value(structure, part, position)
@@ -145,7 +145,7 @@ class Body(ast.NodeVisitor):
                 self.run(node.orelse)
 
     def visit_For(self, node):
-        # `range(n)` has one argument, `range(m, n)` two.
+        # `range(n)` starts at 0.
         start, stop = [I64(0), *map(self.int64_value, node.iter.args)][-2:]
         cell, builder = self.cell(node.target.id), self.builder
         head, body, end = map(builder.append_basic_block, ("head", "body", "end"))
@@ -174,23 +174,23 @@ class Body(ast.NodeVisitor):
     visit_Subscript = visit_Attribute
 
     def pointer_to(self, node):
-        """Return a pointer to a variable, to a field of the launch state, or to an int64 at an index from an
+        """Return a pointer to a variable, to a field of the launch state, or to an element of the array at an
         address."""
         if isinstance(node, ast.Name):
             return self.cell(node.id)
         if isinstance(node, ast.Attribute):
-            # Offsets are in bytes, and all fields are int64.
+            # Offsets are in bytes, and every field consists of int64 values.
             position = I64(FIELDS[node.attr].offset // 8)
             return pointer(self.builder, self.int64_value(node.value), position, I64)
-        # A field that holds several int64 values is an array inside the structure; every other field holds an
-        # address.
+        # A field with several int64 values is an array inside the structure. Any other field that is
+        # subscripted contains an address.
         if isinstance(node.value, ast.Attribute) and FIELDS[node.value.attr].size > 8:
             return self.builder.gep(self.pointer_to(node.value), [self.int64_value(node.slice)])
         return pointer(self.builder, self.int64_value(node.value), self.int64_value(node.slice), I64)
 
     def visit_BinOp(self, node):
         left, right = self.int64_value(node.left), self.int64_value(node.right)
-        # LLVM's division truncates towards zero, Python's rounds down.
+        # LLVM's division truncates towards zero, but Python's rounds down.
         if not isinstance(node.op, (ast.FloorDiv, ast.Mod)):
             return getattr(self.builder, OPERATORS[type(node.op)])(left, right)
         return self.divide(left, right, isinstance(node.op, ast.Mod))

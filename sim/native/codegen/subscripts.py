@@ -30,8 +30,8 @@ from sim.native.codegen.shadow import BARE, clamp_index
 
 @infer_global(operator.getitem)
 class Getitem(AbstractTemplate):
-    """Typing of `x[...]`. The result is an element, a reference to a record, a subarray, or a field. FromEnd
-    indices also work on tuples."""
+    """Typing rule for `x[...]`. The result is an element, a reference to a record, a subarray, or a column of
+    records. An index that is a FromEnd also selects from a tuple."""
 
     def generic(self, arguments, keywords):
         x, index = arguments
@@ -49,8 +49,8 @@ class Getitem(AbstractTemplate):
 
 @infer_global(operator.setitem)
 class Setitem(AbstractTemplate):
-    """Typing of `x[...] = value` for an element, a field, or a subarray. A subarray accepts one number, or an
-    array that can be broadcast to it."""
+    """Typing rule for `x[...] = value`, which assigns to an element, a field or a subarray. A subarray
+    accepts one number, or an array that can be broadcast to it."""
 
     def generic(self, arguments, keywords):
         x, index, value = arguments
@@ -64,7 +64,8 @@ class Setitem(AbstractTemplate):
             fits = is_element(x, index) and isinstance(value, ReferenceType) and x.site is None
         elif is_element(x, index):
             fits = is_number_like(value, x.dtype)
-        # A subarray, which is not supported if accesses are logged: there would be no entry per element.
+        # `x[index]` is a subarray. If accesses are logged, this is not supported: the log needs an entry per
+        # element.
         else:
             fits = x.site is None and getattr(value, "ndim", 0) <= subarray_type(x, index).ndim
             fits = fits and is_number_like(number, x.dtype)
@@ -72,8 +73,8 @@ class Setitem(AbstractTemplate):
 
 
 def is_number_like(value, wanted):
-    """Return whether a value can be converted to the element type `wanted`. Complex values only fit complex
-    elements."""
+    """Return whether a value can be converted to the element type `wanted`. A complex value fits only a
+    complex element."""
     is_number = isinstance(value, (types.Number, types.Boolean, types.IntEnumMember))
     return is_number and (isinstance(wanted, types.Complex) or not isinstance(value, types.Complex))
 
@@ -90,14 +91,14 @@ def getitem(context, builder, signature, arguments):
     if not is_record(x):
         return element.read()
     reference = cgutils.create_struct_proxy(signature.return_type)(context, builder)
-    # Only the address is formed; fields are loaded and checked when they are read.
+    # A record is only an address here. Its fields are checked and loaded when they are read.
     reference.records, reference.index = arguments[0], packed(builder, element.given)
     return reference._getvalue()
 
 
 @lower_builtin(operator.getitem, types.BaseTuple, FromEnd)
 def getitem_of_tuple(context, builder, signature, arguments):
-    """Emit `t[-back]` for a tuple."""
+    """Emit `t[-back]` for a tuple `t`."""
     x, index = signature.args
     element = builder.extract_value(arguments[0], len(x) - index.back)
     return impl_ret_borrowed(context, builder, signature.return_type, element)
@@ -105,13 +106,13 @@ def getitem_of_tuple(context, builder, signature, arguments):
 
 @lower_builtin(operator.getitem, ReferenceType, types.StringLiteral)
 def getitem_of_record(context, builder, signature, arguments):
-    """Emit a load of `r["name"]`."""
+    """Emit a load of the record field `r["name"]`."""
     return field(context, builder, signature.args[0], arguments[0], signature.args[1].literal_value).read()
 
 
 @lower_builtin(operator.setitem, ReferenceType, types.StringLiteral, types.Any)
 def setitem_of_record(context, builder, signature, arguments):
-    """Emit a store to `r["name"]`."""
+    """Emit a store to the record field `r["name"]`."""
     x, index, source = signature.args
     field(context, builder, x, arguments[0], index.literal_value).write(source, arguments[2])
     return context.get_dummy_value()
@@ -129,7 +130,7 @@ def setitem(context, builder, signature, arguments):
     if not is_record(x):
         element.write(given, value)
         return context.get_dummy_value()
-    # Copy a record field by field, so that each field is checked.
+    # Copy a record field by field, because each field has its own check.
     for name in dtype_of(x.dtype).names:
         source = field(context, builder, given, value, name)
         Element(column(element.array, name), element.given).write(source.x.dtype, source.read())
@@ -140,14 +141,18 @@ def setitem(context, builder, signature, arguments):
 
 
 def subarray_type(x, index):
-    """Return the type of `x[index]`, for an index of integers and slices."""
+    """Return the type of `x[index]` for an index that consists of integers and slices."""
     is_slice = [isinstance(part, types.SliceType) for part in index_parts(index)]
     sizes = (*[None] * sum(is_slice), *x.sizes[len(is_slice) :])
     return x.replace(ndim=len(sizes), rowwise=x.rowwise and not any(is_slice), sizes=sizes)
 
 
 def subarray(array, index, code):
-    """Return `array[index]`, for an index of integers and slices. `code` contains the LLVM values."""
+    """Return `array[index]` for an index that consists of integers and slices.
+
+    index: the Numba type of the index.
+    code: its LLVM value.
+    """
     builder, flat, extents, strides = array.builder, I64(0), [], []
     for axis, (of, each) in enumerate(zip(index_parts(index), codes_of(builder, index, code), strict=True)):
         extent, stride = array.extent(axis), array.stride(axis)
@@ -165,24 +170,24 @@ def subarray(array, index, code):
 
 
 def slice_bounds(context, builder, numba_type, code, extent):
-    """Return (start, length, step) of a slice, clamped to an axis as in Python."""
+    """Return (start, length, step) of a slice, clamped to the extent of an axis as in Python."""
     bounds = context.make_helper(builder, numba_type, code)
     slicing.guard_invalid_slice(context, builder, numba_type, bounds)
     slicing.fix_slice(builder, bounds, extent)
     length = slicing.get_slice_length(builder, bounds)
-    # The start of an empty slice may be out of range; use 0.
+    # The start of an empty slice may be out of range, so replace it by 0.
     is_nonempty = builder.icmp_signed(">", length, I64(0))
     return builder.select(is_nonempty, bounds.start, I64(0)), length, bounds.step
 
 
 def fill(part, numba_type, value):
-    """Fill a subarray with one number, or with the elements of an array, which is broadcast to its shape."""
+    """Fill a subarray with one number, or with the elements of an array that is broadcast to its shape."""
     context, builder = part.context, part.builder
     with cgutils.loop_nest(builder, part.each_axis(part.extent), I64) as positions:
         number = value
         if isinstance(numba_type, GuardedType):
             source = Array(context, builder, numba_type, value)
-            # Axes of length 1 are broadcast.
+            # An axis of length 1 is broadcast, so its index is always 0.
             is_single = [
                 builder.icmp_signed("==", extent, I64(1)) for extent in source.each_axis(source.extent)
             ]

@@ -1,18 +1,20 @@
 """Compilation of PTX kernels.
 
-sim.ptx translates PTX to Python statements for the interpreter. Lowering here starts from these statements.
-Each sequence of statements without a jump or synchronisation point, called a *run*, is compiled to one LLVM
-function. The rest is Python, which sim.native.split.fission splits and wraps in loops over threads, as for
-Python kernels.
+What enters is a launch of a PTX kernel. What leaves is an Outcome, as in sim.native.
+
+sim.ptx translates PTX to Python statements for the interpreter. Compilation starts from the same statements.
+A sequence of statements without a jump or synchronisation point is called a *run*, and compiled to one LLVM
+function. The remaining statements are Python. As for Python kernels, sim.native.split.fission splits them and
+wraps them in loops over threads.
 
 Read the files in this order:
 
-    launch      one launch: memory layout and arguments
-    program     lowering of a kernel, and grouping of its statements into runs
-    runs        compilation of one run
+    launch      one launch: its memory layout and arguments
+    program     the lowering of a kernel, and the grouping of its statements into runs
+    runs        the compilation of one run
     evaluate    symbolic execution of a run's statements, which emits LLVM code
-    values      values during this execution: integers with known bounds, floats, predicates
-    arithmetic  operators on these values
+    values      the values in this execution: integers with known bounds, floats, predicates
+    arithmetic  the operators on these values
     functions   LLVM code for floating-point instructions and builtins
-    memory      table of memory regions, address translation, and checks
+    memory      the table of memory regions, address translation, and checks
 """

@@ -1,4 +1,4 @@
-"""Python's operators on the values of sim.native.ptx.values, emitted as LLVM code."""
+"""Python's operators on the values that sim.native.ptx.values defines. They emit LLVM code."""
 
 from llvmlite import ir
 
@@ -25,7 +25,7 @@ from sim.native.ptx.values import (
 
 
 class Arithmetic:
-    """Python's operators on these values. Each method emits LLVM code with `builder`, and returns the
+    """Code generator for Python's operators. Each method emits LLVM code with `builder`, and returns the
     result."""
 
     def __init__(self, context, builder):
@@ -34,7 +34,7 @@ class Arithmetic:
     # --- integers -------------------------------------------------------------------------------------------
 
     def to_integer(self, value):
-        """Convert a value to an Integer. Python integers become constants."""
+        """Convert a value to an Integer. A Python integer becomes a constant."""
         if isinstance(value, Integer):
             return value
         if isinstance(value, Predicate):
@@ -47,21 +47,25 @@ class Arithmetic:
         return Integer(ir.Constant(ir.IntType(integer_width(value)), value), *clip_bounds(value, value))
 
     def resize(self, value, width):
-        """Return the LLVM value of an Integer, `width` bits wide."""
+        """Return the LLVM value of an Integer, converted to `width` bits."""
         code = self.to_integer(value).code
         if code.type.width == width:
             return code
         integer = ir.IntType(width)
-        # Fold constants here, because llvmlite's builder does not.
+        # llvmlite's builder does not fold constants, so do it here.
         if isinstance(code, ir.Constant):
             return ir.Constant(integer, wrap_signed(code.constant, width))
         resize = self.builder.sext if code.type.width < width else self.builder.trunc
         return resize(code, integer)
 
     def emit(self, operation, a, b, low, high):
-        """Emit a binary LLVM operation on integers, whose result has these bounds."""
-        # The result's bounds determine the width, to which the operands are extended or truncated.
-        # Truncation is safe, because the low bits of these results depend only on low bits of the operands.
+        """Emit a binary LLVM operation on integers.
+
+        operation: the name of the builder's method.
+        low, high: the bounds of the result, or None if they are not known.
+        """
+        # The bounds of the result determine the width in which to compute. Truncating the operands to this
+        # width is safe, because the low bits of the result depend only on the low bits of the operands.
         low, high = clip_bounds(low, high)
         width = integer_width(low, high)
         return Integer(
@@ -78,7 +82,7 @@ class Arithmetic:
         return self.emit("mul", a, b, *result_bounds(a, b, lambda x, y: x * y))
 
     def and_(self, a, b):
-        """Emit a bitwise and. A nonnegative operand bounds the result."""
+        """Emit a bitwise and. The result is at most as large as an operand that is not negative."""
         masks = [x.high for x in (a, b) if x.low is not None and x.low >= 0]
         return self.emit("and_", a, b, *((0, min(masks)) if masks else signed_bits(a, b)))
 
@@ -89,17 +93,17 @@ class Arithmetic:
         return self.emit("xor", a, b, *bits_of_both(a, b))
 
     def shl(self, a, count):
-        """Emit a left shift with Python's semantics. Bits above the 128th are lost."""
+        """Emit a left shift with Python's semantics. Bits above the lowest 128 are lost."""
         if count.high is None:
             raise CannotLower("a shift by a count without known bounds has no compiled form")
         count = self.maximum(count, self.to_integer(0))
-        # Bounds of 2**count, clipped so that the Python integers stay small.
+        # These are the bounds of 2**count, clipped so that Python does not compute with huge integers.
         factor = Integer(None, 1 << min(count.low, 200), 1 << min(count.high, 200))
         low, high = clip_bounds(*result_bounds(a, factor, lambda x, y: x * y))
         width = integer_width(low, high)
         shifted = self.builder.shl(self.resize(a, width), self.resize(self.clamp_to(count, width - 1), width))
         if count.high >= width:
-            # In LLVM, a shift by the full width or more is undefined.
+            # In LLVM, a shift by the full width or more is undefined. Python shifts in zeros.
             beyond = self.builder.icmp_signed(">=", *self.widen_both(count, self.to_integer(width)))
             shifted = self.builder.select(beyond, ir.Constant(ir.IntType(width), 0), shifted)
         return Integer(shifted, low, high)
@@ -109,37 +113,40 @@ class Arithmetic:
         if count.high is None or a.low is None:
             raise CannotLower("a right shift of an integer that may exceed 128 bits has no compiled form")
         count, width = self.maximum(count, self.to_integer(0)), integer_width(a.low, a.high)
-        # A value of 2**127 or more is an unsigned 128-bit integer.
+        # A value of 2**127 or more is an unsigned 128-bit integer, so its top bit is not a sign.
         shift = self.builder.lshr if a.high >= 1 << MAX_MAGNITUDE_BITS else self.builder.ashr
         code = shift(self.resize(a, width), self.resize(self.clamp_to(count, width - 1), width))
         ends = [end >> min(by, 200) for end in (a.low, a.high) for by in (count.low, count.high)]
         return Integer(code, min(ends), max(ends))
 
     def clamp_to(self, value, most):
-        """Return the minimum of a number and a constant."""
+        """Return the minimum of an Integer and a constant."""
         return value if value.high <= most else self.minimum(value, self.to_integer(most))
 
     def divide(self, operation, a, b):
-        """Emit a division or remainder ("udiv" or "urem") of nonnegative integers of up to 64 bits. Division
-        by 0 returns an arbitrary value."""
+        """Emit a division or remainder of nonnegative integers of up to 64 bits. The result of a division by
+        zero is arbitrary, as in PTX.
+
+        operation: "udiv" or "urem".
+        """
         if None in (a.low, b.low) or min(a.low, b.low) < 0 or max(a.high, b.high) >= 1 << 64:
             raise CannotLower(
                 "a division of integers that may be negative or exceed 64 bits has no compiled form"
             )
         by = self.resize(b, 64)
-        # In LLVM, a division by 0 is undefined.
+        # In LLVM, a division by zero is undefined behaviour, so divide by 1 instead.
         by = self.builder.select(self.builder.icmp_unsigned("==", by, I64(0)), I64(1), by)
         code = getattr(self.builder, operation)(self.resize(a, 64), by)
         high = a.high if operation == "udiv" else min(a.high, max(b.high - 1, 0))
-        # Beyond the int64 range, the quotient is an unsigned 64-bit value.
+        # A quotient beyond the range of int64 is an unsigned 64-bit value.
         return self.of_register(code, 64) if high >= 1 << 63 else Integer(code, 0, high)
 
     def negate(self, a):
         return self.sub(self.to_integer(0), a)
 
     def invert(self, a):
-        """Emit a bitwise complement, as -1 - a."""
-        # ~a == -1 - a, which keeps the bounds exact
+        """Emit a bitwise complement."""
+        # ~a equals -1 - a. A subtraction gives exact bounds.
         return self.sub(self.to_integer(-1), a)
 
     def absolute(self, a):
@@ -148,18 +155,19 @@ class Arithmetic:
         return self.bounded(found, max(0, a.low, -a.high), found.high)
 
     def bounded(self, a, low, high):
-        """Return `a` with tighter bounds."""
+        """Return `a` with tighter bounds, which the caller guarantees."""
         return Integer(self.resize(a, integer_width(low, high)), low, high)
 
     def widen_both(self, a, b):
-        """Return the LLVM values of two integers, in the width that both need."""
+        """Return the LLVM values of two integers, in a width that represents both."""
         width = max(integer_width(a.low, a.high), integer_width(b.low, b.high))
         return self.resize(a, width), self.resize(b, width)
 
     def of_register(self, code, width, signed=False):
-        """Return the Integer in a register of `width` bits. The LLVM value may be wider than the register."""
+        """Return the contents of a register of `width` bits as an Integer. The LLVM value `code` may be wider
+        than the register."""
         low, high = (-(1 << width - 1), (1 << width - 1) - 1) if signed else (0, (1 << width) - 1)
-        # An unsigned 64-bit register does not fit into a signed 64-bit integer.
+        # An unsigned 64-bit register exceeds the range of a signed 64-bit integer.
         if integer_width(low, high) == 128:
             return Integer(self.builder.zext(code, ir.IntType(128)), low, high)
         if code.type.width > width:
@@ -170,7 +178,7 @@ class Arithmetic:
     # --- floats ---------------------------------------------------------------------------------------------
 
     def double(self, x):
-        """Return a float as an LLVM double."""
+        """Return a float as an LLVM double. The conversion is exact."""
         if isinstance(x, float):
             return DOUBLE(x)
         if x.ptx_type == "f64":
@@ -180,7 +188,7 @@ class Arithmetic:
         return to_double(self.builder, HALF[x.ptx_type], x.code)
 
     def to_float(self, value, ptx_type):
-        """Convert a value to a float of this PTX type, rounded to nearest even."""
+        """Convert a value to a float of this PTX type, rounded to nearest, ties to even."""
         if isinstance(value, Float) and value.ptx_type == ptx_type:
             return value
         if isinstance(value, (int, float)):
@@ -203,7 +211,7 @@ class Arithmetic:
         return self.round_float(convert(self.resize(value, 64), DOUBLE), ptx_type)
 
     def round_float(self, double, ptx_type):
-        """Round an LLVM double to a float of this PTX type."""
+        """Round an LLVM double to a float of this PTX type, to nearest, ties to even."""
         if ptx_type == "f64":
             return Float(double, ptx_type)
         if ptx_type == "f32":
@@ -211,8 +219,11 @@ class Arithmetic:
         return Float(from_double(self.builder, HALF[ptx_type], double), ptx_type)
 
     def of_floats(self, operation, a, b):
-        """Emit fadd, fsub, fmul or fdiv, correctly rounded. f16 and bf16 are computed in double and rounded
-        again; double is wide enough to make this safe."""
+        """Emit fadd, fsub, fmul or fdiv, correctly rounded.
+
+        f16 and bf16 are computed in double and then rounded. A double has more than twice their precision, so
+        rounding twice gives the same result as rounding once.
+        """
         a, b = self.unify_floats(a, b)
         make = getattr(self.builder, operation)
         if a.ptx_type in FLOATS:
@@ -220,14 +231,16 @@ class Arithmetic:
         return self.round_float(make(self.double(a), self.double(b)), a.ptx_type)
 
     def unify_floats(self, a, b):
-        """Convert two operands to one type: the type of the floats if they agree, otherwise f64."""
+        """Convert two operands to a common type. This is the type of the floats if they agree, otherwise
+        f64."""
         ptx_type = next(x.ptx_type for x in (a, b) if isinstance(x, Float))
         if any(isinstance(x, Float) and x.ptx_type != ptx_type for x in (a, b)):
             ptx_type = "f64"
         return self.to_float(a, ptx_type), self.to_float(b, ptx_type)
 
     def intrinsic(self, name, *values):
-        """Emit an LLVM intrinsic on floats of one type. f16 and bf16 are computed in double."""
+        """Emit an LLVM intrinsic on floats of one type. f16 and bf16 are computed in double and then
+        rounded."""
         ptx_type = values[0].ptx_type
         codes = [x.code if ptx_type in FLOATS else self.double(x) for x in values]
         signature = ir.FunctionType(codes[0].type, [code.type for code in codes])
@@ -247,19 +260,19 @@ class Arithmetic:
         return Float(self.builder.and_(x.code, ir.IntType(16)(0x7FFF)), x.ptx_type)
 
     def bits(self, x):
-        """Return the bits of a float as an unsigned Integer."""
+        """Return the bits of a float, as an unsigned Integer."""
         code = x.code if x.ptx_type in HALF else self.builder.bitcast(x.code, ir.IntType(WIDTHS[x.ptx_type]))
         return self.of_register(code, WIDTHS[x.ptx_type])
 
     def of_bits(self, value, ptx_type):
-        """Return the float of this PTX type with these bits."""
+        """Return the float of this PTX type that has these bits."""
         code = self.resize(value, WIDTHS[ptx_type])
         return Float(code if ptx_type in HALF else self.builder.bitcast(code, FLOATS[ptx_type]), ptx_type)
 
     # --- conversions and comparisons ------------------------------------------------------------------------
 
     def of_code(self, code, ptx_type):
-        """Wrap an LLVM value of a register, or of memory, of this PTX type."""
+        """Return the value of a register, or of memory, of this PTX type, given its LLVM value."""
         if ptx_type in FLOATS or ptx_type in HALF:
             return Float(code, ptx_type)
         if ptx_type == "pred":
@@ -267,16 +280,16 @@ class Arithmetic:
         return self.of_register(code, WIDTHS[ptx_type], ptx_type[0] == "s")
 
     def code_of(self, value, ptx_type):
-        """Return the LLVM value with which a register, or memory, of this PTX type stores a value."""
+        """Return the LLVM value that represents a value in a register, or in memory, of this PTX type."""
         if ptx_type in FLOATS or ptx_type in HALF:
             return self.to_float(value, ptx_type).code
         return self.to_predicate(value) if ptx_type == "pred" else self.resize(value, WIDTHS[ptx_type])
 
     def compare(self, sign, a, b):
-        """Emit a comparison. With a NaN, only "!=" is true."""
+        """Emit a comparison. If an operand is NaN, only "!=" is true."""
         if isinstance(a, Float) or isinstance(b, Float):
             a, b = self.unify_floats(a, b)
-            # Python's `!=` is true for NaN, so it must be the unordered comparison.
+            # Python's `!=` is true for NaN. LLVM's ordered comparison would be false.
             ask = self.builder.fcmp_unordered if sign == "!=" else self.builder.fcmp_ordered
             return Predicate(ask(sign, self.double(a), self.double(b)))
         a, b = self.to_integer(a), self.to_integer(b)
@@ -285,7 +298,7 @@ class Arithmetic:
         return Predicate(self.builder.icmp_signed(sign, *self.widen_both(a, b)))
 
     def to_predicate(self, value):
-        """Return the truth value of `value` as an i1."""
+        """Return the truth value of a value, as an i1."""
         if isinstance(value, Predicate):
             return value.code
         if isinstance(value, Integer):

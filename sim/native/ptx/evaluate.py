@@ -1,8 +1,8 @@
 """Symbolic execution of reference implementations, which emits LLVM code.
 
-The evaluator executes Python statements as Python would. Values that are known during compilation stay Python
-values, so a loop over `range(8)` is unrolled and a shift by a constant has a known count. All other values
-become LLVM code.
+The evaluator executes Python statements as Python does. A value that is known during compilation remains a
+Python value, so a loop over `range(8)` is unrolled, and a shift by a constant has a known count. Any other
+value becomes LLVM code.
 """
 
 import ast
@@ -44,9 +44,9 @@ COMPARISONS = {
 }
 # function of the operator module -> operator
 PLAIN = {plain: operation for operation, (*_, plain) in (OPERATORS | COMPARISONS).items()}
-# types of values that are not known during compilation
+# the types of values that are not known during compilation
 CODE = (Integer, Predicate, Float)
-# Python builtins that reference implementations may call
+# the Python builtins that reference implementations may call
 BUILTINS = {known.__name__: known for known in (min, max, abs, int, bool, range, float, type)}
 
 
@@ -54,8 +54,8 @@ class Evaluator(Arithmetic):
     """An evaluator of Python statements.
 
     names: {name: a Python value, or a value of sim.native.ptx.values}.
-    special: a function (name, arguments) that returns the value of a call to a function that sim.isa does not
-        define, or NotImplemented.
+    special: a function (name, arguments) that emits a call which sim.isa does not define and returns its
+        value, or returns NotImplemented.
     """
 
     def __init__(self, context, builder, names, special=None):
@@ -65,7 +65,7 @@ class Evaluator(Arithmetic):
     # --- statements -----------------------------------------------------------------------------------------
 
     def run(self, statements):
-        """Execute statements. Return the value of a `return` statement, or None."""
+        """Execute statements. Return the value of the `return` statement, or None if there is none."""
         for position, node in enumerate(statements):
             if isinstance(node, ast.Return):
                 return self.value(node.value)
@@ -89,20 +89,20 @@ class Evaluator(Arithmetic):
     def branch(self, node, rest):
         """Execute an `if` statement and the statements after it.
 
-        If the test is not known during compilation, both paths are emitted, and the results are merged by
-        `select`. This is correct because the statements have no side effects.
+        If the test is not known during compilation, both paths are emitted, and `select` merges their
+        results. This is correct because the statements have no side effects.
         """
         test = self.value(node.test)
         if not isinstance(test, CODE):
             return self.run([*(node.body if test else node.orelse), *rest])
         before = dict(self.names)
         then = self.run([*node.body, *rest])
-        # Both paths start from the same variables.
+        # Both paths start with the same values of the variables.
         after, self.names = self.names, dict(before)
         otherwise = self.run([*node.orelse, *rest])
         if then is not None or otherwise is not None:
             return self.select(test, then, otherwise)
-        # A variable that only one path assigns needs no merge: no valid code reads it afterwards.
+        # If only one path assigns a variable, no valid code reads it afterwards, so it needs no merge.
         for name in after.keys() & self.names.keys():
             if after[name] is not self.names[name]:
                 self.names[name] = self.select(test, after[name], self.names[name])
@@ -123,7 +123,7 @@ class Evaluator(Arithmetic):
         return getattr(self, f"eval_{type(node).__name__.lower()}", self.unknown)(node)
 
     def unknown(self, node):
-        """Reject an expression that is not supported."""
+        """Raise CannotLower for an expression that is not supported."""
         raise CannotLower(f"the expression `{ast.unparse(node)}` has no compiled form")
 
     def eval_constant(self, node):
@@ -146,7 +146,7 @@ class Evaluator(Arithmetic):
         values, index = self.value(node.value), self.value(node.slice)
         if not isinstance(index, CODE):
             return values[index]
-        # An index out of range selects the last element.
+        # An index that is out of range selects the last element.
         found = values[-1]
         for position in range(len(values) - 2, -1, -1):
             found = self.select(self.compare("==", index, position), values[position], found)
@@ -192,13 +192,13 @@ class Evaluator(Arithmetic):
         return self.compare(sign, a, b) if isinstance(a, CODE) or isinstance(b, CODE) else plain(a, b)
 
     def conjunction(self, a, b):
-        """Return `a and b`. Both operands are evaluated."""
+        """Return `a and b`. Both operands are evaluated, which has no side effects."""
         if not isinstance(a, CODE) and not isinstance(b, CODE):
             return a and b
         return Predicate(self.builder.and_(self.to_predicate(a), self.to_predicate(b)))
 
     def eval_boolop(self, node):
-        """Return the result of `and` or `or`. There is no short-circuit evaluation."""
+        """Return the result of `and` or `or`. All operands are evaluated, which has no side effects."""
         values = [self.value(part) for part in node.values]
         if not any(isinstance(value, CODE) for value in values):
             return all(values) if isinstance(node.op, ast.And) else any(values)
@@ -218,18 +218,18 @@ class Evaluator(Arithmetic):
         given = [self.value(part) for part in node.args]
         if isinstance(node.func, ast.Name) and node.func.id not in self.names:
             return self.call_named(node.func.id, given)
-        # a method of a value, such as `x.bit_length()`
+        # The callee is a method of a value, such as `x.bit_length()`.
         if isinstance(node.func, ast.Attribute) and isinstance(owner := self.value(node.func.value), CODE):
             if node.func.attr not in functions.BUILTIN:
                 raise CannotLower(f"the method {node.func.attr} of a number has no compiled form")
             return functions.BUILTIN[node.func.attr](self, owner, *given)
-        # `**options` is not supported.
+        # The names in `**options` are not known, so such a call is not supported.
         if any(k.arg is None for k in node.keywords):
             self.unknown(node)
         return self.apply(self.value(node.func), given, {k.arg: self.value(k.value) for k in node.keywords})
 
     def call_named(self, name, given):
-        """Return the result of a call whose callee is a plain name and not a variable."""
+        """Return the result of a call whose callee is a plain name, and not a variable."""
         found = self.special(name, given) if self.special else NotImplemented
         if found is not NotImplemented:
             return found
@@ -244,9 +244,11 @@ class Evaluator(Arithmetic):
         return self.apply(BUILTINS[name], given, {})
 
     def apply(self, function, given, more):
-        """Return the result of calling a Python function. Call it directly if all arguments are known.
+        """Return the result of calling a Python function. If all arguments are known, call the function
+        itself.
 
-        more: keyword arguments.
+        given: the positional arguments.
+        more: the keyword arguments.
         """
         if isinstance(function, functools.partial):
             return self.apply(function.func, [*function.args, *given], {**function.keywords, **more})
@@ -262,11 +264,11 @@ class Evaluator(Arithmetic):
         return self.inline_call(function, given, more)
 
     def inline_call(self, function, given, more):
-        """Return the result of a Python function by executing its source with a new evaluator."""
+        """Return the result of a call by executing the source of the Python function in a new evaluator."""
         bound = inspect.signature(function).bind(*given, **more)
         bound.apply_defaults()
         cells = zip(function.__code__.co_freevars, (c.cell_contents for c in function.__closure__ or ()))
-        # Python's lookup order: locals, closure, globals, builtins.
+        # Python looks a name up in the locals, the closure, the globals, and the builtins, in this order.
         names = {**BUILTINS, **function.__globals__, **dict(cells), **bound.arguments}
         inner = Evaluator(self.context, self.builder, names)
         return inner.run(body_of(function))
@@ -274,9 +276,9 @@ class Evaluator(Arithmetic):
     def apply_to_halves(self, text, count, ptx_type, given):
         """Apply an operation to both 16-bit halves of packed registers, and return the packed results.
 
-        text: a Python expression in a, b, c.
-        count: number of operands.
-        ptx_type: type of a half.
+        text: a Python expression that computes one half from a, b and c.
+        count: the number of operands.
+        ptx_type: the type of one half.
         given: the registers.
         """
         parts = []
@@ -288,20 +290,22 @@ class Evaluator(Arithmetic):
 
 
 def name_of(function):
-    """Return the name of a function, or a text for other objects."""
+    """Return the name of a function, or the text of any other object."""
     return getattr(function, "__name__", str(function))
 
 
 @functools.cache
 def parse_expression(text):
-    """Return the syntax tree of an expression."""
+    """Return the syntax tree of a Python expression."""
     return ast.parse(text, mode="eval").body
 
 
 @functools.cache
 def body_of(function):
-    """Return the statements of a function. A lambda becomes a `return` statement; it must be the only one in
-    its source lines."""
+    """Return the statements of a function, as syntax trees.
+
+    A lambda becomes a `return` statement. It must be the only lambda in its source lines.
+    """
     try:
         text = textwrap.dedent(inspect.getsource(function))
     except OSError:
@@ -316,8 +320,8 @@ def body_of(function):
 def only_lambda(text):
     """Return the syntax tree of the lambda with which a text begins.
 
-    `inspect` returns whole lines, so other code may follow the lambda. Characters are dropped from the end
-    until the rest is valid Python.
+    `inspect` returns whole lines, so other code may follow the lambda. Drop characters from the end of the
+    text until the rest is valid Python.
     """
     try:
         return next(node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Lambda))

@@ -1,8 +1,8 @@
-"""LLVM code for PTX's floating-point instructions, and for functions that reference implementations call.
+"""LLVM code for PTX's floating-point instructions, and for the functions that reference implementations call.
 
-sim.isa defines the semantics; this module selects LLVM instructions with identical results. Instructions
-without a form here are compiled by evaluating their reference implementation (sim.native.ptx.evaluate), or by
-Numba if that fails.
+sim.isa defines the semantics. This module selects LLVM instructions with identical results. An instruction
+that is missing here is compiled by evaluating its reference implementation (sim.native.ptx.evaluate). If that
+fails, Numba compiles it.
 """
 
 import math
@@ -20,7 +20,7 @@ from sim.native.lower.module import CannotLower
 from sim.native.ptx.arithmetic import Arithmetic
 from sim.native.ptx.values import DOUBLE, I64, Float, Integer, Predicate
 
-# function called by reference implementations -> emitter (Evaluator, *operands) -> value
+# function that reference implementations call -> emitter (Evaluator, *operands) -> value
 BUILTIN = {
     "min": Arithmetic.minimum,
     "max": Arithmetic.maximum,
@@ -36,7 +36,7 @@ BUILTIN = {
 
 
 def builtin(function):
-    """Register an emitter for the function of the same name. Use as a decorator."""
+    """Register an emitter for the function that has the same name. Use it as a decorator."""
     BUILTIN[function.__name__] = function
     return function
 
@@ -53,9 +53,9 @@ for _name, _type in TYPES.items():
 
 @builtin
 def copysign(e, x, sign):
-    """Emit `x` with the sign of `sign`."""
+    """Emit the magnitude of `x` with the sign of `sign`."""
     x, sign = e.unify_floats(x, sign)
-    # the sign bit
+    # `top` is the sign bit.
     top = 1 << WIDTHS[x.ptx_type] - 1
     magnitude, sign_bit = e.and_(e.bits(x), e.to_integer(top - 1)), e.and_(e.bits(sign), e.to_integer(top))
     return e.of_bits(e.or_(magnitude, sign_bit), x.ptx_type)
@@ -63,28 +63,34 @@ def copysign(e, x, sign):
 
 @builtin
 def flush(e, x):
-    """Emit a flush to zero: subnormal f32 become zeros of the same sign (`.ftz`)."""
+    """Emit `.ftz`, flush to zero: a subnormal f32 becomes a zero of the same sign."""
     tiny = e.compare("<", e.magnitude(x), e.to_float(2.0**-126, "f32"))
     return e.select(tiny, copysign(e, e.to_float(0.0, "f32"), x), x)
 
 
 @builtin
 def saturated(e, x):
-    """Emit a clamp to [0, 1]; NaN becomes +0 (`.sat`)."""
+    """Emit `.sat`, a clamp to [0, 1]. NaN becomes +0."""
     one, zero = e.to_float(1.0, x.ptx_type), e.to_float(0.0, x.ptx_type)
     return e.select(e.compare(">", x, zero), e.minimum(x, one), zero)
 
 
 @builtin
 def at_least_zero(e, x):
-    """Emit `max(x, 0)` that propagates NaN (`.relu`)."""
+    """Emit `.relu`, which is `max(x, 0)`, except that NaN stays NaN."""
     zero = e.to_float(0.0, x.ptx_type)
     return e.select(e.compare(">", x, zero), x, e.select(e.compare("!=", x, x), x, zero))
 
 
 @builtin
 def two_halves(e, high, low, scalar, mode, relu):
-    """Emit a conversion of two floats to a packed pair of 16-bit floats, with `high` in the upper half."""
+    """Emit a conversion of two floats to a packed pair of 16-bit floats.
+
+    high, low: the floats for the upper and the lower half.
+    scalar: the numpy type of a half.
+    mode: the rounding mode, which must be "rn".
+    relu: whether to replace negative values by 0.
+    """
     if mode != "rn":
         raise CannotLower(f"a conversion to two 16-bit floats with rounding mode {mode} has no compiled form")
     parts = [e.to_float(x, {"float16": "f16", "bfloat16": "bf16"}[scalar.__name__]) for x in (high, low)]
@@ -94,24 +100,28 @@ def two_halves(e, high, low, scalar, mode, relu):
 
 @builtin
 def bit_length(e, x):
-    """Emit the bit length of a nonnegative integer."""
+    """Emit the bit length of an integer that is not negative."""
     zeros = call_external(e, f"llvm.ctlz.i{x.width}", x.code.type, x.code, ir.IntType(1)(0))
     return e.sub(e.to_integer(x.width), Integer(zeros, 0, x.width))
 
 
 def call_external(e, name, result, *codes):
-    """Emit a call to an external function: an LLVM intrinsic or a C function."""
+    """Emit a call to an external function, which is an LLVM intrinsic or a C function.
+
+    result: the LLVM type of its result.
+    codes: the LLVM values of the arguments.
+    """
     signature = ir.FunctionType(result, [code.type for code in codes])
     return e.builder.call(cgutils.get_or_insert_function(e.builder.module, signature, name), codes)
 
 
 # --- floating-point instructions, by their PTX names --------------------------------------------------------
 
-FORMS = []  # (pattern of a PTX name, emitter (Evaluator, match, *operands) -> value)
+FORMS = []  # (pattern for the names of PTX instructions, emitter (Evaluator, match, *operands) -> value)
 
 
 def form(pattern):
-    """Return a decorator that registers an emitter for the PTX names that match a pattern."""
+    """Return a decorator that registers an emitter for the PTX instructions whose names match a pattern."""
 
     def add_form(function):
         FORMS.append((re.compile(pattern + r"\Z"), function))
@@ -125,25 +135,27 @@ REAL = r"(?P<ptx_type>f16|bf16|f32|f64)"
 
 @form(rf"rcp\.(rn|approx\.ftz)\.{REAL}")
 def reciprocal(e, found, x):
-    """Emit 1 / x."""
+    """Emit the reciprocal 1 / x."""
     return e.of_floats("fdiv", e.to_float(1.0, x.ptx_type), x)
 
 
 @form(rf"(fma|mad)\.rn\.{REAL}")
 def multiply_add(e, found, a, b, c):
-    """Emit a fused multiply-add, rounded once."""
+    """Emit a fused multiply-add. It is rounded once."""
     if a.ptx_type in ("f32", "f64"):
         return e.intrinsic("fma", a, b, c)
-    # For f16 and bf16, the product is exact in double, so only the sum is rounded.
-    # Rounding the sum to odd makes the second rounding, to 16 bits, safe.
+    # For f16 and bf16, the product is exact in double, so only the sum is rounded. The sum is rounded to odd,
+    # so that the second rounding, to 16 bits, gives the same result as a single rounding.
     total = sum_and_error(e, e.builder.fmul(e.double(a), e.double(b)), e.double(c))
     return e.round_float(round_to_odd(e, *total), a.ptx_type)
 
 
 @form(r"(?P<name>fma|mad|add|sub|mul)\.(?P<mode>rz|rd|ru)\.f32")
 def directed(e, found, a, b, c=None):
-    """Emit an f32 operation with directed rounding (rz, rd, ru), from the double result and its error. A
-    product of two f32 is exact in double."""
+    """Emit an f32 operation with directed rounding (rz, rd, ru).
+
+    The double result and its rounding error determine the direction. A product of two f32 is exact in double.
+    """
     a, b = e.double(a), e.double(b)
     if found["name"] == "mul":
         return round_directed(e, e.builder.fmul(a, b), DOUBLE(0.0), found["mode"])
@@ -154,7 +166,7 @@ def directed(e, found, a, b, c=None):
     result = round_directed(e, total, error, found["mode"])
     if found["mode"] != "rd":
         return result
-    # When rounding down, a sum that is zero is -0, unless both operands are +0.
+        # If a sum is zero, rounding down gives -0, unless both operands are +0.
     either = e.or_(e.to_integer(top_bit(e, one)), e.to_integer(top_bit(e, other)))
     zero = copysign(e, e.to_float(0.0, "f32"), e.of_bits(e.shl(either, e.to_integer(31)), "f32"))
     return e.select(Predicate(e.builder.fcmp_ordered("==", total, DOUBLE(0.0))), zero, result)
@@ -162,8 +174,11 @@ def directed(e, found, a, b, c=None):
 
 @form(r"(?P<name>rcp|div|sqrt)\.(?P<mode>rz|rd|ru)\.f32")
 def directed_quotient(e, found, a, b=None):
-    """Emit an f32 quotient or root with directed rounding, from the double result and the sign of its error.
-    The remainder a - q b of the double quotient q is exact in double, and so is a - r r of a root r."""
+    """Emit an f32 quotient or root with directed rounding.
+
+    The double result and the sign of its error determine the direction. The remainder a - q b of the double
+    quotient q is exact in double, and so is the remainder a - r r of the root r.
+    """
     emit = e.builder
     if found["name"] == "rcp":
         a, b = DOUBLE(1.0), e.double(a)
@@ -174,7 +189,7 @@ def directed_quotient(e, found, a, b=None):
     by = near if is_root else b
     rest = call_external(e, "llvm.fma.f64", DOUBLE, emit.fneg(near), by, a)
     error = rest if is_root else call_external(e, "llvm.copysign.f64", DOUBLE, rest, emit.fmul(rest, b))
-    # 0, infinity and NaN are exact; there the remainder may be NaN
+    # Results that are 0, infinity or NaN are exact, but their remainder may be NaN.
     size = call_external(e, "llvm.fabs.f64", DOUBLE, near)
     plain = emit.and_(
         emit.fcmp_ordered("<", size, DOUBLE(float("inf"))), emit.fcmp_ordered("!=", near, DOUBLE(0.0))
@@ -185,12 +200,12 @@ def directed_quotient(e, found, a, b=None):
 
 
 def top_bit(e, double):
-    """Return a predicate: whether the sign bit of a double is set."""
+    """Emit a test whether the sign bit of a double is set, and return the predicate."""
     return e.compare("<", Integer(e.builder.bitcast(double, I64), -(1 << 63), (1 << 63) - 1), 0)
 
 
 def sum_and_error(e, a, b):
-    """Emit a sum of doubles, and its rounding error (Knuth's two-sum)."""
+    """Emit a sum of two doubles and its rounding error, and return both (Knuth's two-sum)."""
     add, sub = e.builder.fadd, e.builder.fsub
     total = add(a, b)
     back = sub(total, a)
@@ -198,14 +213,18 @@ def sum_and_error(e, a, b):
 
 
 def round_to_odd(e, total, error):
-    """Emit total + error, rounded to odd: if the sum is inexact, the last bit of the result is 1. Rounding
-    this result again, to a narrower type, causes no double-rounding error (Boldo and Melquiond, 2008)."""
+    """Emit total + error, rounded to odd: if the sum is inexact, the last bit of the result is 1.
+
+    Rounding this result again, to a narrower type, gives the same result as rounding the exact sum once
+    (Boldo and Melquiond, 2008).
+    """
     b = e.builder
     bits = b.bitcast(total, I64)
     grows = b.icmp_unsigned(
         "==", b.fcmp_ordered(">", error, DOUBLE(0.0)), b.fcmp_ordered(">", total, DOUBLE(0.0))
     )
-    # The neighbour towards the exact sum: away from zero if error and total have the same sign.
+    # Move to the neighbour in the direction of the exact sum, which is away from zero if error and total have
+    # the same sign.
     moved = b.add(bits, b.select(grows, I64(1), I64(-1)))
     even = b.icmp_unsigned("==", b.and_(bits, I64(1)), I64(0))
     size = e.builder.call(e.builder.module.declare_intrinsic("llvm.fabs", [DOUBLE]), [total])
@@ -215,9 +234,14 @@ def round_to_odd(e, total, error):
 
 
 def round_directed(e, total, error, mode):
-    """Emit total + error as an f32, rounded down (rd), up (ru) or towards zero (rz)."""
+    """Emit total + error, rounded to f32.
+
+    total: a double.
+    error: the rounding error of `total`, also a double. Only its sign matters.
+    mode: "rd" (down), "ru" (up) or "rz" (towards zero).
+    """
     b, single = e.builder, ir.FloatType()
-    # `near` is the f32 nearest to `total`. Determine whether it lies above or below `total + error`.
+    # `near` is the f32 that is nearest to `total`. Determine whether it lies above or below `total + error`.
     near = b.fptrunc(total, single)
     back = b.fpext(near, DOUBLE)
     equal = b.fcmp_ordered("==", back, total)
@@ -231,10 +255,10 @@ def round_directed(e, total, error, mode):
 
 
 def next_float(b, x, upwards):
-    """Emit the next f32 above or below `x`."""
+    """Emit the next f32 above `x`, or below it if `upwards` is False."""
     word, single = ir.IntType(32), ir.FloatType()
     bits = b.bitcast(x, word)
-    # Floats of one sign are ordered like their bits, so the next float is one bit pattern away.
+    # Floats of one sign have the same order as their bits, so the next float has the next bit pattern.
     grows = b.fcmp_ordered(">" if upwards else "<", x, single(0.0))
     moved = b.add(bits, b.select(grows, word(1), word(-1)))
     smallest = word(1 if upwards else 0x80000001)
@@ -243,7 +267,7 @@ def next_float(b, x, upwards):
 
 @form(rf"(?P<name>sin|cos|lg2|ex2|tanh|rsqrt)\.approx\.{REAL}")
 def approximation(e, found, x):
-    """Emit an approximate instruction, with a result at least as accurate as PTX promises."""
+    """Emit an approximate instruction. The result is at least as accurate as the PTX ISA requires."""
     name, double = found["name"], e.to_float(x, "f64")
     if name == "rsqrt":
         return reciprocal(e, found, e.intrinsic("sqrt", double))
@@ -257,13 +281,13 @@ ROUNDING = {"rn": "rint", "rz": "trunc", "rd": "floor", "ru": "ceil"}
 
 @form(rf"cvt\.(?P<mode>rn|rz|rd|ru)i\.{REAL}\.(?P=ptx_type)")
 def round_to_integral(e, found, x):
-    """Emit code that rounds a float to an integral value of the same type (`cvt.rni` etc.)."""
+    """Emit a rounding of a float to an integral value of the same type, such as `cvt.rni`."""
     return e.intrinsic(ROUNDING[found["mode"]], x)
 
 
 @form(rf"cvt\.(?P<mode>rn|rz|rd|ru)i\.(?P<to>[su]\d+)\.{REAL}")
 def float_to_integer(e, found, x):
-    """Emit a conversion of a float to an integer, saturated."""
+    """Emit a conversion of a float to an integer, which saturates."""
     double = e.intrinsic(ROUNDING[found["mode"]], e.to_float(x, "f64")).code
     signed, bits = found["to"][0] == "s", int(found["to"][1:])
     numba_type = numba_type_of(np.dtype(f"{'i' if signed else 'u'}{bits // 8}"))
@@ -279,7 +303,7 @@ def narrow_directed(e, found, x):
 
 @form(rf"cvt\.rn\.{REAL}\.(?P<of>[su]\d+|f16|bf16|f32|f64)")
 def convert_nearest(e, found, x):
-    """Emit a conversion to a float, rounded to nearest even."""
+    """Emit a conversion to a float, rounded to nearest, ties to even."""
     if isinstance(x, Integer):
         bits = int(found["of"][1:])
         x = e.of_register(e.resize(x, max(bits, 64)), bits, found["of"][0] == "s")
@@ -297,7 +321,7 @@ def of_entry(e, entry, given):
         found = next(filter(None, map(pattern.match, entry.ptx)), None)
         if found:
             return function(e, found, *given)
-    # An LLVM intrinsic is better than the code that evaluation produces.
+    # If the entry declares an LLVM intrinsic, it is better than the code that evaluation would produce.
     if not isinstance(entry.native, LLVM):
         try:
             return e.apply(bind_width(entry.semantics, entry.operands), given, {})
@@ -308,7 +332,7 @@ def of_entry(e, entry, given):
 
 
 def compile_by_numba(e, entry, given):
-    """Emit an instruction by calling the function that Numba compiles for its entry."""
+    """Emit a call to the function that Numba compiles for an entry of sim.isa."""
     call = resolve_call(e.context.typing_context, function_of(entry), map(numba_type_of, entry.operands))
     codes = [e.code_of(x, type_name(dtype)) for x, dtype in zip(given, entry.operands)]
     return e.of_code(call(e.context, e.builder, codes), type_name(entry.results))

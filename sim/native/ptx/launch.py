@@ -17,7 +17,7 @@ from sim.native.split.specialize import memoize
 from sim.observers import DEFAULT
 from sim.ptx.run import Run
 
-WHILE_LIMIT = 1 << 31  # iterations of all loops in one block
+WHILE_LIMIT = 1 << 31  # a block counts as endless if its loops have more iterations than this in total
 
 
 class PtxAttempt(Attempt):
@@ -26,8 +26,10 @@ class PtxAttempt(Attempt):
     may_raise = False
 
     def prepare(self):
-        """Compile the kernel and allocate its memory. Raise CannotLower if the launch needs the
-        interpreter."""
+        """Compile the kernel and allocate its memory.
+
+        Raise CannotLower if the interpreter has to run the launch.
+        """
         launch = self.launch
         if not self.observer_classes <= set(DEFAULT):
             raise CannotLower(
@@ -43,8 +45,8 @@ class PtxAttempt(Attempt):
             raise CannotLower("an earlier launch has not freed all of its heap memory")
 
     def lay_out(self):
-        """Allocate memory and bind parameters as the interpreter does, so that both use the same simulated
-        addresses."""
+        """Allocate memory and bind the parameters. The interpreter's code does this, so that both engines use
+        the same simulated addresses."""
         launch = self.launch
         space, order = launch.function.module.address_space(), Seeded(np.random.default_rng(0))
         context = Context([], launch.spec, space, launch.block, order)
@@ -54,7 +56,8 @@ class PtxAttempt(Attempt):
             if name not in self.source.calls:
                 values[name] = make(self.layout)
         self.values = {name: as_number(values[name], self.source.ptx_types[name]) for name in values}
-        # Fixed regions exist once per launch: host arrays (`keep` is not None) and module variables.
+        # A fixed region exists once per launch. It is an array of the host (`keep` is not None) or a variable
+        # of the module.
         fixed = [region.allocation for region in self.layout.memory.fixed]
         self.arrays = {a.name: a.root for a in fixed if a.keep is not None}
         self.variables = [a for a in fixed if a.keep is None]
@@ -62,12 +65,12 @@ class PtxAttempt(Attempt):
         self.written = [name for name, root in self.arrays.items() if writes and root.flags.writeable]
 
     def run(self):
-        """Run the blocks. Save the variables of the module first, because they persist between launches."""
+        """Run the blocks. First save the variables of the module, whose values persist between launches."""
         self.variables_before = [(a.root, a.root.copy()) for a in self.variables if a.writable]
         super().run()
 
     def restore(self):
-        """Restore the arguments and the module's variables to their contents before the launch."""
+        """Restore the arguments and the variables of the module to their contents before the launch."""
         super().restore()
         for root, before in self.variables_before:
             root[...] = before
@@ -75,7 +78,7 @@ class PtxAttempt(Attempt):
     # --- memory ---------------------------------------------------------------------------------------------
 
     def arguments(self):
-        """Build the table of memory regions. Return the arguments of the compiled grid function that follow
+        """Build the table of memory regions. Return the arguments of the grid function that follow
         `state`."""
         table = Table(self.source.site_count, self.layout.memory.space, len(self.source.atomic_widths) > 1)
         for name in self.source.local_positions:
@@ -90,7 +93,7 @@ class PtxAttempt(Attempt):
         return [self.spill_address(), *(self.values[name] for name in self.program.lowered.parameters)]
 
     def add_fixed(self, table, allocation):
-        """Add a region that exists once per launch: global or constant memory."""
+        """Add a region of global or constant memory, which exists once per launch."""
         empty = starts_empty(allocation.unwritten, allocation.name)
         changes = allocation.space == "global" and self.source.stores
         watch = BARE if not self.watched else EMPTY if empty else GLOBAL if changes else BARE
@@ -99,9 +102,14 @@ class PtxAttempt(Attempt):
         table.add(allocation, allocation.root, watch, itemsize, fixed)
 
     def add_own(self, table, allocation, watch, copies, **how):
-        """Add a region that is private to each block or thread.
+        """Add a region of which each block or thread has its own copy.
 
-        copies: the number of copies to allocate; 1 for shared memory, because blocks run one after another.
+        table: the Table.
+        allocation: the region's Allocation.
+        watch: the kind of check (sim.native.codegen.shadow).
+        copies: the number of copies to allocate. One suffices for shared memory, because blocks run one after
+            another.
+        how: further arguments of Table.add.
         """
         memory = np.full(allocation.root.size * copies, 0xFF, np.uint8)
         itemsize = self.source.narrowest[allocation.space] // 8
@@ -109,8 +117,8 @@ class PtxAttempt(Attempt):
 
 
 def as_number(value, ptx_type):
-    """Return a per-launch constant in the form that compiled code accepts: integers become the int64 with the
-    same 64 bits."""
+    """Return a per-launch constant in the form in which compiled code accepts it. An integer becomes the
+    int64 with the same 64 bits."""
     if ptx_type in ("f32", "f64"):
         return value
     return int(np.uint64(int(value) & (1 << 64) - 1).astype(np.int64))

@@ -1,10 +1,10 @@
-"""Memory of a compiled PTX launch: translation of simulated addresses to host addresses, and checks of
-accesses.
+"""Memory of a compiled PTX launch: translation of simulated addresses to addresses on the host, and the
+checks of accesses.
 
-The *table* lists the regions of memory that the launch can access. A region is described by its simulated
-address, size, host address and shadow memory (sim.native.codegen.shadow). Shadow entries cover *granules* of
-1, 2, 4 or 8 bytes, the narrowest access to the region. Each access site caches the region of its last access,
-so that the table is rarely searched.
+The *table* lists the regions of memory that the launch can access. A region has a simulated address, a size,
+an address on the host, and shadow memory (sim.native.codegen.shadow). A shadow entry covers a *granule* of 1,
+2, 4 or 8 bytes, the size of the narrowest access to the region. Each access site caches the region of its
+last access, so the table is rarely searched.
 """
 
 import functools
@@ -51,7 +51,7 @@ SIZE_COUNT = len(ATOMIC_SIZES)
 
 @int64_helper(inline=False)
 def region_of(table, address, thread):
-    """Return the host address of the table entry for the region that contains an address, or 0."""
+    """Return the address on the host of the table entry for the region that contains an address, or 0."""
     for position in range(table[COUNT]):
         region = table[REGIONS] + 8 * FIELDS * position
         offset = address - region[BASE] - thread * region[STRIDE]
@@ -61,18 +61,23 @@ def region_of(table, address, thread):
 
 
 def check_granules(shadow, offset, shift, watch, state, size, watched):
-    """Check every granule of an access. `watched` is the check for one granule, known at compile time."""
+    """Check every granule of an access.
+
+    watched: the check for one granule, known at compile time.
+    """
     for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
         watched(watch, shadow, granule, state)
 
 
 @int64_helper(inline=False)
 def check_widths(region, offset, size, width, state):
-    """Set an error flag if an unordered atomic of another width has changed the same bytes: atomics of
-    different widths are not atomic with respect to each other.
+    """Set an error flag if an unordered atomic of another width has changed the same bytes.
 
-    Each granule has a shadow entry per width in ATOMIC_SIZES. Atomics of one width do not race with each
-    other, so the entry is maintained like an entry for reads.
+    Atomics of different widths are not atomic with respect to each other. Therefore each granule has a shadow
+    entry per width in ATOMIC_SIZES. Atomics of one width do not race with each other, so the entry is
+    maintained like an entry for reads.
+
+    width: the index of this atomic's width in ATOMIC_SIZES.
     """
     entries, shift, between_blocks = region[WIDTHS], region[SHIFT], region[WATCH] != SHARED
     for granule in range(offset >> shift, (offset + size - 1 >> shift) + 1):
@@ -84,14 +89,17 @@ def check_widths(region, offset, size, width, state):
 
 
 def locate(table, site, address, thread, state, size, writes, width, check):
-    """Return the host address of an access, or the address of scratch bytes if the access is invalid. Set
-    error flags.
+    """Check an access, and return its address on the host. If the access is invalid, set an error flag and
+    return the address of scratch bytes.
 
-    site: index of the access in the kernel.
-    size: bytes of the access, known at compile time, as are `writes`, `width` and `check`.
-    width: index into ATOMIC_SIZES for an atomic, else -1.
+    site: the index of the access in the kernel.
+    address: the simulated address.
+    size: the number of bytes. It is known at compile time, and so are the parameters below.
+    writes: whether the access is a store or atomic.
+    width: the index in ATOMIC_SIZES for an atomic, else -1.
+    check: the check of all granules of the access.
     """
-    # Fast path: the region of this site's last access contains the address.
+    # On the fast path, the region of this site's last access contains the address.
     region = table[SITE_REGIONS + site]
     offset = address - region[BASE] - thread * region[STRIDE]
     if offset < 0 or offset > region[SIZE] - size:
@@ -117,9 +125,10 @@ def locate(table, site, address, thread, state, size, writes, width, check):
 
 @functools.cache
 def locator(watched, size):
-    """Return the helper (table, site, address, thread, state) -> host address for accesses of `size` bytes.
+    """Return the helper (table, site, address, thread, state) that returns the address on the host.
 
-    watched: the check: watch_ptx_load, watch_store or watch_atomic.
+    watched: the check of the access, which is watch_ptx_load, watch_store or watch_atomic.
+    size: the number of bytes of the access.
     """
     name, writes = f"{watched.helper.name}_{size}", watched is not watch_ptx_load
     width = ATOMIC_SIZES.index(size) if watched is watch_atomic else -1
@@ -129,15 +138,15 @@ def locator(watched, size):
 
 @int64_helper
 def watch_ptx_load(watch, shadow, flat, state):
-    """Check a load. Loads from local memory are not checked here, because only the use of an undefined value
-    is an error."""
+    """Check a load. Undefined bytes in local memory are no error here: only the use of an undefined value
+    is."""
     if watch != LOCAL:
         watch_load(watch, shadow, flat, state)
 
 
 @int64_helper(inline=False)
 def is_undefined(table, address, thread, size):
-    """Return 1 if any of the bytes at an address is in local memory and undefined, else 0."""
+    """Return 1 if the thread's local memory contains any of the bytes and they are undefined, else 0."""
     region = region_of(table, address, thread)
     if region == 0 or region[WATCH] != LOCAL:
         return 0
@@ -151,8 +160,8 @@ def is_undefined(table, address, thread, size):
 
 @int64_helper(inline=False)
 def mark_undefined(table, address, thread, size, state):
-    """Mark bytes in local memory as undefined. In other memory, storing an undefined value sets an error
-    flag."""
+    """Mark bytes of local memory as undefined. In any other memory, a store of an undefined value sets an
+    error flag."""
     region = region_of(table, address, thread)
     if region == 0 or region[WATCH] != LOCAL:
         set_error(state, UNWRITTEN)
@@ -165,8 +174,10 @@ def mark_undefined(table, address, thread, size, state):
 
 @int64_helper(inline=False)
 def reset_local(table, position, thread):
-    """Fill a thread's local region with poison, and mark it as undefined. `position` is the index of the
-    region."""
+    """Fill a thread's copy of a local region with poison, and mark its bytes as undefined.
+
+    position: the index of the region in the table.
+    """
     region = table[REGIONS] + 8 * FIELDS * position
     stride, host, shadow = region[STRIDE], region[HOST], region[SHADOW]
     for position in range(thread * stride, thread * stride + region[SIZE]):
@@ -188,8 +199,10 @@ def reset_shared(table):
 
 
 def granule_shift(itemsize, size):
-    """Return log2 of the granule size in bytes: at most `itemsize`, at most 8, and a divisor of the region's
-    `size`."""
+    """Return log2 of the granule size in bytes.
+
+    A granule has at most `itemsize` and at most 8 bytes, and its size divides the region's `size`.
+    """
     shift = min(itemsize, 8).bit_length() - 1
     while size >> shift << shift != size:
         shift -= 1
@@ -199,10 +212,10 @@ def granule_shift(itemsize, size):
 class Table:
     """The table of a launch.
 
-    site_count: number of access sites in the kernel.
+    site_count: the number of access sites in the kernel.
     space: the simulated address space.
     mixed: whether the kernel's atomics have several widths.
-    references: keeps the memory alive to whose addresses the table refers.
+    references: the arrays to which the table's addresses refer. They must stay alive.
     """
 
     def __init__(self, site_count, space, mixed):
@@ -212,7 +225,10 @@ class Table:
         """Add the region of an allocation.
 
         memory: all its bytes, as a uint8 array.
-        itemsize: bytes of the narrowest access to it.
+        watch: the kind of check.
+        itemsize: the number of bytes of the narrowest access to the region.
+        fixed: WRITABLE, READ_ONLY, or OF_BLOCK.
+        stride: the number of bytes between the copies of consecutive threads, or 0.
         """
         shift = granule_shift(itemsize, allocation.root.size)
         granules, shadow, widths = (memory.size >> shift) + 1, None, None
@@ -225,18 +241,18 @@ class Table:
         self.rows.append((allocation.base, allocation.root.size, *addresses, *rest))
 
     def address(self, array):
-        """Return the host address of an array, and keep the array alive. Return 0 for None."""
+        """Return the address of an array on the host, or 0 for None. Keep the array alive."""
         if array is None:
             return 0
         self.references.append(array)
         return array.__array_interface__["data"][0]
 
     def write(self):
-        """Return the host address of the finished table."""
+        """Return the address of the finished table on the host."""
         rows = np.array([*self.rows, (0,) * FIELDS], np.int64)
         numbers = np.zeros(SITE_REGIONS + self.site_count, np.int64)
         scratch = np.full(64, 0xFF, np.uint8)
         numbers[[REGIONS, COUNT, SCRATCH]] = self.address(rows), len(self.rows), self.address(scratch)
-        # Initially, each site caches the last row: an empty region that contains no address.
+        # Until its first access, each site caches the last row, an empty region that contains no address.
         numbers[SITE_REGIONS:] = numbers[REGIONS] + rows[:-1].nbytes
         return self.address(numbers)

@@ -1,5 +1,5 @@
-"""Lowering of a PTX kernel: generates statements for one thread with sim.ptx, omits code that only the
-interpreter needs, and groups statements into runs."""
+"""Lowering of a PTX kernel. It generates statements for one thread with sim.ptx, omits the code that only the
+interpreter needs, and groups the statements into runs."""
 
 import ast
 import re
@@ -26,28 +26,30 @@ from sim.ptx.warps import form_of
 class Lowering(Program):
     """A Program (sim.ptx.program) that generates statements for compilation.
 
-    Memory operations and synchronisation points become calls of named functions. This class records what each
-    name refers to:
+    Memory operations and synchronisation points become calls of named functions. These attributes record what
+    each name refers to:
 
-    calls: name -> (operation of sim.native.ptx.runs, *its arguments).
-    sync_points: name -> (synchronising instruction, PTX types of its operands, PTX types of its results).
-    ptx_types: variable -> its PTX type.
+    calls: {name: (operation of sim.native.ptx.runs, *its arguments)}.
+    sync_points: {name: (synchronising instruction, PTX types of its operands, PTX types of its results)}.
+    ptx_types: {variable: its PTX type}.
     """
 
-    passes_origins = False  # not needed, because calls have no compiled form
+    passes_origins = False  # origins are passed only to functions, and calls have no compiled form
 
     def __init__(self, text, origin, entry):
         self.calls, self.sync_points, self.ptx_types = {}, {}, {"go": "s64", "carry": "u32"}
-        self.site_count = 0  # number of memory accesses; each has an index
-        self.fetches = {}  # sync point -> name of the function that loads its operands from memory
+        self.site_count = 0  # the number of memory accesses, each of which has an index
+        self.fetches = {}  # synchronisation point -> name of the function that loads its operands from memory
         self.local_positions = {}  # local variable -> index of its region in the table
         self.narrowest = {"shared": 64, "local": 64}  # state space -> bits of its narrowest access
-        self.atomic_widths = set()  # widths of the kernel's atomics, in bits
+        self.atomic_widths = set()  # the widths of the kernel's atomics, in bits
         super().__init__(text, origin, entry, False, True)
 
     def translate(self):
-        """Return the Python source of the kernel, and record the PTX type of each variable. Raise CannotLower
-        for instructions without a compiled form."""
+        """Return the Python source of the kernel, and record the PTX type of each variable.
+
+        Raise CannotLower for an instruction that has no compiled form.
+        """
         self.function = self.entry
         writer = Writer(self, self.entry, False)
         lines = writer.write()
@@ -64,19 +66,19 @@ class Lowering(Program):
     # --- names ----------------------------------------------------------------------------------------------
 
     def constant(self, operand, ptx_type):
-        """Return the text of an operand. Floating-point constants become named values."""
+        """Return the text of an operand. A floating-point constant becomes a named value."""
         text = super().constant(operand, ptx_type)
         if text in self.factories:
             self.calls[text] = "float", ptx_type, int(text.partition("_")[2], 16)
         return text
 
     def shared_name(self, name, make):
-        """Return the name of a per-launch constant, which becomes a parameter of the kernel."""
+        """Return the name of a per-launch constant. The constant becomes a parameter of the kernel."""
         self.ptx_types[name] = "u64"
         return super().shared_name(name, make)
 
     def special(self, name):
-        """Return the text of a special register such as `%tid.x`."""
+        """Return the text of a special register, such as `%tid.x`."""
         stem, _, axis = name.partition(".")
         if f"{stem}_{axis}" in SPECIAL:
             return f"{stem}_{axis}"
@@ -86,7 +88,7 @@ class Lowering(Program):
         return text.replace("thread.lane", "(linear & 31)").replace("thread.warp", "(linear >> 5)")
 
     def argument(self, name, at, ptx_type):
-        """Return the text of a kernel parameter, and record its type."""
+        """Return the text of a kernel parameter, and record its PTX type."""
         text = super().argument(name, at, ptx_type)
         self.ptx_types[text] = ptx_type
         return text
@@ -103,7 +105,10 @@ class Lowering(Program):
     # --- memory ---------------------------------------------------------------------------------------------
 
     def number_access(self, ptx_type, space):
-        """Return the index of a new memory access, and update the narrowest access of its state space."""
+        """Return the index of a new memory access, and update the narrowest access of its state space.
+
+        A generic access may address shared or local memory.
+        """
         for of in ("shared", "local"):
             if space in (of, "generic"):
                 self.narrowest[of] = min(self.narrowest[of], WIDTHS[ptx_type])
@@ -111,7 +116,7 @@ class Lowering(Program):
         return self.site_count - 1
 
     def add_call(self, operation, *arguments):
-        """Return a new name for an operation of sim.native.ptx.runs with these arguments."""
+        """Return a new name for the call of an operation of sim.native.ptx.runs with these arguments."""
         name = f"{operation}_{next(self.counter)}"
         self.calls[name] = operation, *arguments
         return name
@@ -137,7 +142,10 @@ class Lowering(Program):
         return self.add_call("report")
 
     def atomic(self, access):
-        """Return (PTX type, name of the function that implements it) for an atomic operation."""
+        """Return (PTX type, name of the function that implements it) for an atomic operation.
+
+        Raise Missing if the operation has no compiled form.
+        """
         if access.type not in VIEWS or access.reach == "block" and access.space != "shared":
             raise Missing
         ptx_type, *_ = atomics.atomic_semantics(access)
@@ -150,7 +158,7 @@ class Lowering(Program):
         return self.add_call("trap")
 
     def refuse(self, *_):
-        """Decline an operation that has no compiled form."""
+        """Raise Missing, for an operation that has no compiled form."""
         raise Missing
 
     strong = transfer = named_barrier = fence_call = callee_name = pointer_call = refuse
@@ -158,7 +166,7 @@ class Lowering(Program):
     # --- synchronisation points -----------------------------------------------------------------------------
 
     def whole_barrier(self, vote, number):
-        """Return the name of a function for a block-wide barrier, with or without a vote."""
+        """Return the name of a function for a block-wide barrier, which may take a vote."""
         name = f"barrier_{next(self.counter)}"
         operands, results = (("pred",), ("s64",)) if vote else ((), ())
         self.sync_points[name] = vote.name if vote else "syncthreads", operands, results
@@ -168,7 +176,7 @@ class Lowering(Program):
         """Return the name of the function that implements a warp instruction.
 
         entry: its entry in sim.isa.
-        space: the state space from which it loads its operands (`ldmatrix`), or None.
+        space: the state space from which the instruction loads its operands (`ldmatrix`), or None.
         """
         if self.item.names[0] == "wmma":
             raise Missing
@@ -187,27 +195,30 @@ class Lowering(Program):
 
 
 def of_register(ptx_type):
-    """Return the register type for an operand type: untyped bits (b32) become unsigned integers (u32)."""
+    """Return the register type for the type of an operand. Untyped bits (b32) become unsigned integers
+    (u32)."""
     return ptx_type.replace("b", "u") if ptx_type[0] == "b" else ptx_type
 
 
 class Statements:
-    """The statements of a Lowering, prepared for loop fission: synchronisation points are marked, and all
-    other straight-line code is grouped into runs."""
+    """The statements of a Lowering, prepared for loop fission.
+
+    Synchronisation points are marked, and all other straight-line code is grouped into runs.
+    """
 
     def __init__(self, source):
         self.source, self.module = source, GeneratedModule(set(source.ptx_types) | set(SPECIAL))
         tree = ast.parse(source.source).body[0]
-        self.runs = []  # (placeholder statement, statements of the run)
-        self.statements = self.suite(tree.body[1:])  # skip `thread = current.thread`
-        given = [name for name in source.factories if name not in source.calls]  # per-launch constants
+        self.runs = []  # pairs (placeholder statement, statements of the run)
+        self.statements = self.suite(tree.body[1:])  # skip the first statement, `thread = current.thread`
+        given = [name for name in source.factories if name not in source.calls]  # the per-launch constants
         self.parameters = ["table", *dict.fromkeys([*source.arguments.values(), *given])]
         self.name_runs()
 
     # --- structure ------------------------------------------------------------------------------------------
 
     def suite(self, nodes):
-        """Return the statements of a block with each run replaced by a placeholder."""
+        """Return the statements of a block, with a placeholder in place of each run."""
         found, run = [], []
         for node in nodes:
             if isinstance(node, (ast.Assign, ast.Expr)):
@@ -227,8 +238,10 @@ class Statements:
         return found + self.run(run)
 
     def run(self, nodes):
-        """Return a placeholder for a run of statements. Return [] for an empty run, and plain jumps
-        unchanged."""
+        """Return a list with the placeholder for a run of statements.
+
+        An empty run needs none. Statements that are only jumps are returned unchanged.
+        """
         if not nodes:
             return []
         if all(is_jump(node) for node in nodes):
@@ -238,8 +251,8 @@ class Statements:
         return [statement]
 
     def split_at_sync(self, node):
-        """Return (statements before, synchronising statement, statement after) for a statement with a
-        synchronisation point, or None for any other statement."""
+        """Return (statements before, synchronising statement, statement after) for a statement that contains
+        a synchronisation point. Return None for any other statement."""
         calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
         calls = [call for call in calls if getattr(call.func, "id", "") in self.source.sync_points]
         if not calls:
@@ -254,13 +267,13 @@ class Statements:
             before = [f"({', '.join(inputs)},) = {fetch}({', '.join(arguments)})"]
         target = f"{', '.join(outputs)} = " if outputs else ""
         *before, sync = ast.parse("\n".join([*before, f"{target}{instruction}({', '.join(inputs)})"])).body
-        # The site is not used, because PTX launches are not logged.
+        # PTX launches are not logged, so the site is not used.
         sync.value.sync, sync.value.site = instruction, 0
         replace_node(call, ast.parse(f"({', '.join(outputs)})", mode="eval").body)
         return before, sync, node if outputs else None
 
     def variable(self, name, ptx_type):
-        """Return a new variable with this PTX type."""
+        """Return a new variable of this PTX type."""
         name = self.module.fresh_name(name)
         self.source.ptx_types[name] = ptx_type
         return name
@@ -271,8 +284,8 @@ class Statements:
         """Replace each placeholder by a call of its run, and define the runs as constants of the generated
         module.
 
-        Inputs of a run are the variables that it may read before assigning them. Outputs are the variables
-        that it assigns and that any other code may read.
+        The inputs of a run are the variables that it may read before assigning them. Its outputs are the
+        variables that it assigns and that any other code may read.
         """
         wanted = set().union(
             *(exposed_reads(nodes) for _, nodes in self.runs), *map(tested_names, self.statements)
@@ -285,7 +298,7 @@ class Statements:
             inputs |= {v: ptx_types[v] for v in read if v in ptx_types}
             named = {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}
             calls = {v: self.source.calls[v] for v in sorted(named & set(self.source.calls))}
-            # `renew` reads the base address, although it is not among its arguments.
+            # `renew` reads the base address of the variable, which is not among its arguments.
             bases = {call[2] for call in calls.values() if call[0] == "renew"}
             inputs |= {v: ptx_types[v] for v in sorted(bases)}
             text = "\n".join(map(ast.unparse, map(ast.fix_missing_locations, nodes)))
@@ -302,7 +315,7 @@ class Statements:
 
 
 def tested_names(node):
-    """Return the names that tests and synchronisation points in a statement read."""
+    """Return the names that the tests and the synchronisation points in a statement read."""
     found = set()
     for part in ast.walk(node):
         if isinstance(part, (ast.If, ast.While)):
@@ -313,7 +326,7 @@ def tested_names(node):
 
 
 def is_tick(node):
-    """Return whether a statement counts a loop iteration, which only the interpreter does."""
+    """Return whether a statement counts a loop iteration. Only the interpreter needs such statements."""
     return isinstance(node, ast.Expr) and getattr(getattr(node.value, "func", None), "id", "") == "tick"
 
 
@@ -324,7 +337,7 @@ def is_jump(node):
 
 
 def replace_node(node, other):
-    """Turn a syntax-tree node into another one in place, so that its parents refer to the new one."""
+    """Turn a syntax-tree node into another node in place, so that its parents refer to the other node."""
     node.__class__ = other.__class__
     node.__dict__.update(other.__dict__)
 
@@ -333,8 +346,10 @@ def replace_node(node, other):
 
 
 def compile_kernel(kernel):
-    """Return (Lowering, CompiledKernel) of a kernel that was loaded by load_ptx. Raise CannotLower if it has
-    no compiled form, and LaunchError if it is invalid."""
+    """Return (Lowering, CompiledKernel) of a kernel that load_ptx has loaded.
+
+    Raise CannotLower if the kernel has no compiled form, and LaunchError if it is invalid.
+    """
     source = Lowering(kernel.module.text, kernel.module.origin, kernel.function)
     made = Statements(source)
     name = made.module.stem(re.sub(r"\W", "_", kernel.__name__))

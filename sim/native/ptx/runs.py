@@ -1,5 +1,5 @@
-"""Compilation of a run: a sequence of PTX instructions without a jump or synchronisation point becomes one
-LLVM function."""
+"""Compilation of a run: a sequence of PTX instructions without a jump or synchronisation point, which becomes
+one LLVM function."""
 
 import ast
 import functools
@@ -17,7 +17,7 @@ from sim.native.ptx.memory import is_undefined, locator, mark_undefined, reset_l
 from sim.native.ptx.values import FLOATS, I64, Integer, Predicate
 from sim.ptx.regions import WINDOWS
 
-# PTX type -> Numba type; integer registers are int64
+# PTX type -> Numba type. All integer registers are int64.
 NUMBA = {"f32": float32, "f64": float64, "pred": boolean, "index": int32}
 # Special registers: name in the text of a run -> expression in the generated module.
 SPECIAL = {f"{name}_{axis}": f"{operation}.{axis}" for axis in "xyz" for name, operation in (
@@ -26,18 +26,19 @@ SPECIAL |= {"linear": "thread"}
 
 
 def numba_type_of(ptx_type):
-    """Return the Numba type of a variable with this PTX type."""
+    """Return the Numba type of a variable that has this PTX type."""
     return NUMBA.get(ptx_type, int64)
 
 
 def ptx_run(name, inputs, outputs, calls, text):
-    """Return the intrinsic that executes a run. It accepts the inputs and returns the outputs: one value, a
+    """Return the intrinsic that executes a run. It takes the inputs, and returns the outputs as one value, a
     tuple, or None.
 
-    inputs, outputs: {variable: PTX type}. Types are f32, f64, pred, or integer types such as u32.
-    calls: {function that accesses memory: (operation, *arguments)}. If there are any, the intrinsic's first
-        parameters are the table of regions, the thread, and the launch state.
-    text: Python statements, as sim.ptx generates them.
+    name: the intrinsic's name.
+    inputs, outputs: {variable: PTX type}. A type is f32, f64, pred, or an integer type such as u32.
+    calls: {function that accesses memory: (operation, *arguments)}. If there are any, the first parameters of
+        the intrinsic are the table of regions, the thread, and the launch state.
+    text: the Python statements that sim.ptx generates.
     """
     first = ["table", "thread", "state"] if calls else []
     given = [*map(numba_type_of, inputs.values())]
@@ -48,10 +49,10 @@ def ptx_run(name, inputs, outputs, calls, text):
     def code(context, builder, signature, arguments):
         run = RunCompiler(context, builder, calls, arguments[: len(first)])
         for (key, ptx_type), found in zip(inputs.items(), arguments[len(first) :]):
-            # Indices such as threadIdx.x are int32 in generated code, and never negative.
+            # An index such as threadIdx.x is an int32 in generated code, and never negative.
             run.names[key] = run.of_code(found, "u32" if ptx_type == "index" else ptx_type)
         run.run(parse_statements(text))
-        # Integers of all widths are passed between runs as int64.
+        # Between runs, integers of all widths are passed as int64.
         ptx_types = {key: ptx_type if ptx_type in NUMBA else "b64" for key, ptx_type in outputs.items()}
         found = [run.code_of(run.names[key], ptx_type) for key, ptx_type in ptx_types.items()]
         if len(found) == 1:
@@ -63,15 +64,15 @@ def ptx_run(name, inputs, outputs, calls, text):
 
 @functools.lru_cache(maxsize=4096)
 def parse_statements(text):
-    """Return the syntax trees of statements."""
+    """Return the syntax trees of Python statements."""
     return ast.parse(text).body
 
 
 class RunCompiler(Evaluator):
     """An Evaluator for the statements of one run.
 
-    calls: as in `ptx_run`.
-    machine: LLVM values of the table, the thread and the launch state.
+    calls: the calls of the run, as in `ptx_run`.
+    machine: the LLVM values of the table, the thread and the launch state.
     """
 
     def __init__(self, context, builder, calls, machine):
@@ -83,7 +84,7 @@ class RunCompiler(Evaluator):
                 self.names[name] = self.of_bits(self.to_integer(bits), ptx_type)
 
     def call(self, name, given):
-        """Emit a call to a function in `calls`. Return NotImplemented for other names."""
+        """Emit a call to a function in `calls`. Return NotImplemented for any other name."""
         if name not in self.calls:
             return NotImplemented
         operation, *rest = self.calls[name]
@@ -96,8 +97,16 @@ class RunCompiler(Evaluator):
     # --- memory ---------------------------------------------------------------------------------------------
 
     def locate(self, watched, ptx_type, space, count, site, address):
-        """Emit the address translation and checks of an access. Return pointers to its `count` elements on
-        the host."""
+        """Emit the address translation and the checks of an access, and return pointers to its elements on
+        the host.
+
+        watched: the check of the access.
+        ptx_type: the type of an element.
+        space: the state space.
+        count: the number of elements.
+        site: the index of the access in the kernel.
+        address: the address within the state space.
+        """
         size, (table, thread, state) = WIDTHS[ptx_type] // 8, self.machine
         address = self.add(self.to_integer(address), self.to_integer(WINDOWS.get(space, 0)))
         codes = table, I64(site), self.resize(address, 64), thread, state
@@ -113,8 +122,10 @@ class RunCompiler(Evaluator):
         return values[0] if count == 1 else values
 
     def do_row(self, lanes, space, site, address):
-        """Emit the operand load of `ldmatrix`: lanes below `lanes` load a row of four 32-bit values; other
-        lanes get zeros."""
+        """Emit the load of an operand for `ldmatrix`.
+
+        The lanes below `lanes` load a row of four 32-bit values. The other lanes get zeros.
+        """
         word, (_, thread, _) = ir.IntType(32), self.machine
         row = cgutils.alloca_once_value(self.builder, ir.Constant(ir.ArrayType(word, 4), None))
         pointers = [self.builder.gep(row, [word(0), word(i)]) for i in range(4)]
@@ -133,8 +144,10 @@ class RunCompiler(Evaluator):
             self.builder.store(self.code_of(value, ptx_type), pointer)
 
     def do_atomic(self, operation, ptx_type, space, site, address, *operands):
-        """Emit an atomic operation, and return the old value. Threads run one after another, so a plain load
-        and store suffice."""
+        """Emit an atomic operation, and return the old value.
+
+        Threads run one after another, so a plain load and a plain store suffice.
+        """
         (pointer,) = self.locate(watch_atomic, ptx_type, space, 1, site, address)
         old = self.of_code(self.builder.load(pointer), ptx_type)
         new = self.apply(by_ptx(operation).semantics, [old, *operands], {})
@@ -142,36 +155,36 @@ class RunCompiler(Evaluator):
         return old
 
     def do_renew(self, position, first, nbytes):
-        """Fill a thread's local variable with poison, and return its simulated address."""
+        """Emit code that fills a thread's local variable with poison, and return its simulated address."""
         table, thread, _ = self.machine
         self.call_helper(reset_local, table, I64(position), thread)
-        # The bounds of the thread index keep the arithmetic in 64 bits.
+        # With the bounds of the thread index, the arithmetic fits into 64 bits.
         offset = self.mul(Integer(thread, 0, 1023), self.to_integer(nbytes))
         return self.add(self.names[first], offset)
 
     # --- undefined values (sim.ptx.undefined): in compiled code, an origin is a predicate -------------------
 
     def do_origin(self, space, nbytes, address):
-        """Return a predicate: whether loaded bytes are undefined."""
+        """Emit a test whether loaded bytes are undefined, and return the predicate."""
         found = self.call_helper(is_undefined, *self.local(space, nbytes, address))
         return Predicate(self.builder.icmp_signed("!=", found, I64(0)))
 
     def do_store_undefined(self, space, nbytes, address, origin):
-        """Mark stored bytes as undefined if `origin` is true."""
+        """Emit code that marks stored bytes as undefined if `origin` is true."""
         with self.builder.if_then(self.to_predicate(origin)):
             self.call_helper(mark_undefined, *self.local(space, nbytes, address), self.machine[2])
 
     def do_report(self, origin):
-        """Set the flag UNWRITTEN if an undefined value is used."""
+        """Emit code that sets the flag UNWRITTEN if an undefined value is used."""
         with self.builder.if_then(self.to_predicate(origin)):
             self.call_helper(set_error, self.machine[2], I64(UNWRITTEN))
 
     def local(self, space, nbytes, address):
-        """Return LLVM values for the table, the generic address, the thread and the number of bytes."""
+        """Return the LLVM values of the table, the generic address, the thread and the number of bytes."""
         table, thread, _ = self.machine
         address = self.add(self.to_integer(address), self.to_integer(WINDOWS.get(space, 0)))
         return table, self.resize(address, 64), thread, I64(nbytes)
 
     def do_trap(self):
-        """Emit `trap`: set an error flag, and leave the rest to the interpreter."""
+        """Emit `trap`, which sets an error flag. The interpreter produces the finding."""
         self.call_helper(set_error, self.machine[2], I64(DIVERGED))
