@@ -80,8 +80,7 @@ def moments_of(recording):
     return {warp: sorted(found[warp], key=itemgetter(0)) for warp in sorted(found)}
 
 
-# Timelines
-# ---------------------------------------------------------------------------------------------------
+# Timelines --------------------------------------------------------------------------------------------------
 
 
 def draw_times(rows, marks=()):
@@ -122,8 +121,7 @@ def draw_bar(axes, height, begin, end, words, colour):
     axes.text(middle, height, words, ha="center", va="center", fontsize=11, color=ink, **ground)
 
 
-# Stages of compilation
-# ---------------------------------------------------------------------------------------
+# Stages of compilation --------------------------------------------------------------------------------------
 
 STATIONS = (
     "your function,\nin Python",

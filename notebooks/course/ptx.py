@@ -221,8 +221,7 @@ def source_of(function):
     return textwrap.dedent(inspect.getsource(function))
 
 
-# Recorded compiler output, for machines without the compiler
-# --------------------------------------------------
+# Recorded compiler output, for machines without the compiler ------------------------------------------------
 
 RECORDS = Path(__file__).parent / "recorded"
 

@@ -222,8 +222,7 @@ class Panel:
         )
 
 
-# The tile of keys that slides past the threads
-# ----------------------------------------------------------------
+# The tile of keys that slides past the threads --------------------------------------------------------------
 
 SIDE, KEYS, TOP = 26, 196, 58
 

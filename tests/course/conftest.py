@@ -1,4 +1,5 @@
-"""Shared fixtures of the course tests: a separate ledger, and the count of mutants at the end."""
+"""Fixtures that the course tests share: a temporary progress list, and the number of mutants in the last
+line."""
 
 import pytest
 
@@ -7,21 +8,24 @@ from course.cuda_cpp import have_nvrtc
 
 @pytest.fixture(autouse=True)
 def state_dir(tmp_path, monkeypatch):
-    """Return an empty state directory, so that no test changes the ledger of the person who runs it."""
+    """Return an empty state directory, so that no test changes the progress list of the person who runs
+    it."""
     monkeypatch.setenv("COURSE_STATE_DIR", str(tmp_path / "state"))
     return tmp_path / "state"
 
 
 @pytest.fixture(autouse=True)
 def compiler(request):
-    """Skip a CUDA C++ answer where NVRTC is missing, because its check only reports that it did not run."""
+    """Skip an answer in CUDA C++ if NVRTC is missing, because its check would only report that it did not
+    run."""
     given = getattr(request.node, "callspec", None)
     name = str(given and (given.params.get("name") or given.params.get("check")))
     if name in ("ex22_2", "ex22_3", "ex22_4", "ex22_5") and not have_nvrtc():
         pytest.skip("NVRTC is not here")
 
 
-KINDS = ["mutant", "mutations", "breakers", "readers' wrong answers"]  # of wrong answers to exercises
+# number of wrong answers to exercises that were tested
+KINDS = ["mutant", "mutations", "breakers", "readers' wrong answers"]
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,4 +1,4 @@
-"""Helpers of the mutant modules, which derive answers by editing a correct one."""
+"""Helpers for the modules with mutants, which derive wrong answers by editing a correct one."""
 
 import builtins
 import inspect
@@ -9,8 +9,10 @@ from course.definitions import used_names
 
 
 def edited(piece, *edits):
-    """Return the function with each (old, new) of `edits` applied to its source. Every `old` must occur
-    exactly once."""
+    """Return the function after replacing each (old, new) of `edits` in its source.
+
+    Every `old` must occur exactly once.
+    """
     piece = getattr(piece, "py_func", piece)
     source = textwrap.dedent(inspect.getsource(piece))
     for old, new in edits:
@@ -18,7 +20,7 @@ def edited(piece, *edits):
             raise ValueError(f"{old!r} stands {source.count(old)} times in {piece.__name__}")
         source = source.replace(old, new)
     name = f"<{piece.__name__} with {edits}>"
-    # so that sim can read it
+    # registers the source text, which sim reads
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     if unknown := used_names(source) - {*piece.__globals__, *vars(builtins), piece.__name__}:
         raise ValueError(f"the edited {piece.__name__} uses {sorted(unknown)}, which its module lacks")
@@ -28,5 +30,5 @@ def edited(piece, *edits):
 
 
 def wrong(piece, *answers):
-    """Return a wrong answer for each (description, edits ...)."""
+    """Return [(description, wrong answer)] for each (description, edits ...)."""
     return [(what, edited(piece, *edits)) for what, *edits in answers]

@@ -15,7 +15,7 @@ from course.bootstrap import ROOT, SetUpError, cuda_requirements, is_set_up, set
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """Return a project to set up, on a machine without a driver and with no PIP_ARGS."""
+    """Return a project to set up, as on a machine without an NVIDIA driver and without PIP_ARGS."""
     monkeypatch.setattr(bootstrap, "cuda_driver", lambda: None)
     monkeypatch.setattr(bootstrap.platform, "system", lambda: "Linux")
     monkeypatch.delenv("PIP_ARGS", raising=False)
@@ -182,7 +182,8 @@ def test_without_a_driver_linux_gets_the_torch_that_needs_no_cuda_libraries(root
     assert not bootstrap.wants_torch_for_cpu(None, "Linux")
     monkeypatch.delenv("PIP_ARGS")
     assert not bootstrap.wants_torch_for_cpu((13, 0), "Linux")
-    assert not bootstrap.wants_torch_for_cpu(None, "Windows")  # its ordinary torch needs no CUDA
+    # The ordinary wheel of torch needs no CUDA on this system.
+    assert not bootstrap.wants_torch_for_cpu(None, "Windows")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_a_step_that_fails_ends_its_line(root, capsys):
 
 def test_the_real_pins_are_two_blocks_of_single_versions():
     torch, rest = bootstrap.pins(ROOT)
-    assert "setuptools" in {pin.partition("==")[0] for pin in torch}  # what the course is built with
+    assert "setuptools" in {pin.partition("==")[0] for pin in torch}  # packages needed to build the course
     assert all(pin.count("==") == 1 for pin in torch + rest) and len(torch + rest) > 100
 
 
@@ -333,7 +334,7 @@ def test_only_setup_lab_and_test_install(root, monkeypatch, capsys, command, the
 
 
 def test_a_second_set_up_installs_nothing(tmp_path):
-    """Run the real command in a project whose .venv is empty but stamped, where pip could not even start."""
+    """Run the real command in a project with an empty .venv and a stamp, where pip could not even start."""
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     shutil.copytree(ROOT / "notebooks" / "course", tmp_path / "notebooks" / "course")

@@ -1,4 +1,4 @@
-"""Tests of functions imported from another lesson: the learner's version if it is done, otherwise the
+"""Tests of functions brought over from another lesson: the learner's version if it is done, else the
 solution's."""
 
 import json
@@ -18,7 +18,7 @@ CELLS = (
 
 @pytest.fixture
 def lesson(tmp_path, monkeypatch):
-    """lesson(body): a notebook of the learner's in which twice has this body."""
+    """Return lesson(body), which writes a learner's notebook where `twice` has this body."""
     monkeypatch.chdir(tmp_path)
 
     def written(body, name="05_flash_kernel"):

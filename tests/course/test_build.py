@@ -1,5 +1,8 @@
-"""Tests of the build: it makes stubs and solutions from one source, its output is reproducible, and it writes
-nothing for a lesson that fails."""
+"""Tests of the build.
+
+It creates stubs and solutions from one source, its output is reproducible, and it writes nothing for a lesson
+that fails.
+"""
 
 import shutil
 from pathlib import Path
@@ -44,7 +47,7 @@ def notebook(root, folder):
 
 
 def source(root, old, new):
-    """Change the lesson's source."""
+    """Replace the text of the lesson's source."""
     file = root / "solutions" / "01_tiny.py"
     text = file.read_text(encoding="utf-8")
     assert old in text

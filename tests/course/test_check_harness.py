@@ -81,7 +81,7 @@ def test_a_failure_names_only_what_it_was_given():
     assert message(fail, "the first half", got={"m": 1}) == "the first half\n    got {'m': 1}"
 
 
-# What compares equal
+# Equality of values -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_no_tolerance_lets_nan_pass():
     assert compared(math.nan, 1.0, tolerance=math.inf) == "here\n    wanted 1      got nan"
 
 
-# What the learner's own exceptions say
+# Messages about exceptions in the learner's code ------------------------------------------------------------
 
 
 def halve(number):
@@ -205,7 +205,7 @@ def test_an_interrupt_shows_the_learners_line_and_one_sentence():
         '      call=f"double({number})", tolerance=0, hint="Twice.")',
         "  The check did not finish, so there is no verdict on your answer.",
     ]
-    assert caught.value.__suppress_context__  # no way through the harness above it
+    assert caught.value.__suppress_context__  # no frame between the harness and the interrupt
 
 
 def test_the_line_of_an_interrupt_in_a_compiled_package_is_the_learners():
@@ -229,7 +229,7 @@ def test_an_interrupt_of_the_checks_own_code_says_so():
     )
 
 
-# Answers that do not end
+# Answers that do not end ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -281,12 +281,12 @@ def test_nothing_is_thrown_once_the_check_is_over(impatient):
     watch = patience.Watch(threading.get_ident(), None, lambda frame: True, lambda frame: False)
     watch.stop()
     watch.throw(patience.DoesNotEnd)
-    assert sum(range(10_000)) == 49_995_000  # some bytecode, in which it would be raised
+    # executes bytecode, during which a pending exception would be raised
+    assert sum(range(10_000)) == 49_995_000
 
 
 def test_a_watch_keeps_nothing_of_the_learners_alive(impatient):
-    """Checks measure the memory that an answer holds, so its variables must be freed when its function
-    returns."""
+    """Run a check that measures memory: the answer's variables must be freed when its function returns."""
 
     class Tile:
         pass
@@ -301,7 +301,8 @@ def test_a_watch_keeps_nothing_of_the_learners_alive(impatient):
 
 
 def test_functions_can_be_traced_after_a_watch():
-    """CPython would repeat the first instruction of a traced function if a watch left its request set."""
+    """Trace a function after a check. CPython would repeat the first instruction if a Watch left its request
+    set."""
     program = """
 import sys
 from course.check.patience import patience
@@ -324,12 +325,12 @@ def test_the_checks_own_time_does_not_count(impatient):
         time.sleep(0.5)
         return "nothing"
 
-    body.__code__ = body.__code__.replace(co_filename=patience.__file__)  # of the course
+    body.__code__ = body.__code__.replace(co_filename=patience.__file__)  # attributes of the course
     exercise("9.3", "oracle")(body)(None)
     assert "9.3" in done()
 
 
-# Checks by name
+# Checks by name ---------------------------------------------------------------------------------------------
 
 
 def test_checks_are_found_by_their_exercise():
@@ -359,7 +360,7 @@ def test_what_cannot_be_checked_here_says_so_in_words_and_ticks_nothing(capsys):
 
 
 def test_tuples_taken_apart_in_a_call_are_no_lists():
-    """Python builds a list for `f(*p, *q)`, which Numba never sees."""
+    """Accept `f(*p, *q)`, for which Python builds a list that Numba never sees."""
 
     def right(x, f, p, q):
         x[0] = f(*p, *q) + f(*p, x[1])

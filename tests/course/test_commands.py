@@ -29,7 +29,7 @@ def untouched(monkeypatch):
 
 
 def make(*arguments):
-    """Run make. The tests may run below a make themselves, and such a make would print its directory."""
+    """Run make without the variables of an outer make, which would make it print its directory."""
     command = ["make", "--no-print-directory", *arguments]
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"MAKEFLAGS": ""}
@@ -60,7 +60,8 @@ def test_help_of_make_lists_what_make_takes():
 @needs_make
 @pytest.mark.parametrize(("name", "arguments"), USES)
 def test_make_runs_what_python_runs(name, arguments):
-    """The line that help shows for make, without running it, is the line that help shows for Python."""
+    """Compare the command that make would run, without running it, with the line that help shows for
+    Python."""
     _, target, *variable = COMMANDS[name].in_make(arguments).split(" ", 2)
     given = [each.replace('"', "") for each in variable]
     assert make("-n", "PYTHON=python", target, *given).stdout.strip() == COMMANDS[name].in_python(arguments)
@@ -136,7 +137,7 @@ def test_it():
 if __name__ == "__main__":
     test_it()
 """
-# How commands start processes: most do as `run` does; pytest, the set-up and doctor have ways of their own.
+# Most commands start processes as `run` does; pytest, the set-up and the doctor each do it in their own way.
 WAYS = {
     "run": "commands.run(file)",
     "pytest": "commands.run('-m', 'pytest', '-q', '-p', 'no:cacheprovider', file)",
@@ -153,7 +154,7 @@ def test_a_signal_ends_a_command_and_all_that_it_has_started(tmp_path, way, numb
     file, begun = tmp_path / "test_starter.py", tmp_path / "begun"
     file.write_text(STARTER.replace("FILE", repr(str(begun))))
     program = (
-        # a process in the background is born deaf to it
+        # A background process may ignore SIGINT from the start.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "import pathlib, sys; from course import bootstrap, commands, doctor, processes\n"
         f"file = {str(file)!r}; doctor.IMPORTS = {{'it': open(file).read()}}; processes.GRACE = 2\n"

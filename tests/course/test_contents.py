@@ -1,5 +1,5 @@
-"""Tests of the contents page: it and the README list every lesson with the same minutes, and the ledger's
-completed exercises are counted."""
+"""Tests of the contents page: it and the README list every lesson with the same duration, and it counts the
+finished exercises in the progress list."""
 
 import re
 from dataclasses import replace

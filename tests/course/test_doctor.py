@@ -62,7 +62,7 @@ def test_where_compiled_kernels_are_kept(here):
     )
 
 
-# facts, what is wrong, the remedy
+# (facts, problem, remedy)
 GPU_TROUBLES = {
     "numba-cuda is missing": (
         but(LAPTOP, versions=without("numba-cuda")),

@@ -57,8 +57,10 @@ def drawn(task, count=500, seed=1):
 
 
 def holds(blocks, letters):
-    """Return whether these letters (count, n) are in these blocks (count, blocks, size): (count, blocks,
-    n)."""
+    """Return whether each letter is in each block, (count, blocks, n).
+
+    letters: (count, n).
+    """
     return (blocks[..., None] == letters[:, None, None]).any(2)
 
 
@@ -97,7 +99,7 @@ def test_one_block_holds_the_question_and_it_is_the_answer(task):
 
 
 def test_one_letter_of_the_question_is_not_enough():
-    """In most texts some other block holds a letter of the question."""
+    """Draw texts: in most of them, another block contains one letter of the question."""
     _, blocks, question, _ = drawn(Task())
     assert (holds(blocks, question).any(-1).sum(1) > 1).float().mean().item() > 0.6
 
@@ -135,7 +137,7 @@ def test_no_letter_of_the_answer_sees_itself_or_later_ones(attention):
 
 
 def test_a_new_model_with_convolution_is_the_one_without():
-    """Taps start as the identity: with equal weights, equal logits."""
+    """Compare both models with equal weights: taps start as the identity, so the logits must be equal."""
     torch.manual_seed(1)
     plain, convolving = Transformer(TINY, ordinary, width=16), Transformer(TINY, convolution(), width=16)
     convolving.load_state_dict(convolving.state_dict() | plain.state_dict())
@@ -144,7 +146,7 @@ def test_a_new_model_with_convolution_is_the_one_without():
 
 
 class Guess(torch.nn.Module):
-    """A fake model that predicts each text's letters correctly, or the wrong last letter in every second
+    """A fake model that predicts each text's letters correctly, or a wrong last letter in every second
     text."""
 
     def __init__(self, mistakes):
@@ -186,14 +188,14 @@ def test_training_learns(attention):
 
 
 def test_what_is_taken_up_again_ends_as_if_never_stopped(tmp_path):
-    """Stop after 4 of 6 steps, and resume as another process would: with other first weights, and another
+    """Stop after 4 of 6 steps and resume as another process would, with other initial weights and another
     generator."""
     whole, path = training(), tmp_path / "run.pt"
     *_, last = whole.run()
     stopped = training()
     for done in stopped.run(path, every=2):
         if done == 5:
-            break  # after the checkpoint of step 4
+            break  # raised after the checkpoint of step 4
     resumed = training(seed=9)
     resumed.resume(path)
     assert (last, resumed.steps_done) == (6, 4)
@@ -205,7 +207,7 @@ def test_what_is_taken_up_again_ends_as_if_never_stopped(tmp_path):
     )
     again = training(seed=9)
     again.resume(path)
-    assert list(again.run()) == []  # the last step was stored too
+    assert list(again.run()) == []  # The last step is saved too.
 
 
 def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
@@ -213,7 +215,8 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     run.step()
     run.save(path)
     before = path.read_bytes()
-    monkeypatch.setattr(os, "fsync", lambda descriptor: 1 / 0)  # the disk gives up while the draft is written
+    # simulates a disk that fails while the draft is written
+    monkeypatch.setattr(os, "fsync", lambda descriptor: 1 / 0)
     run.step()
     with pytest.raises(ZeroDivisionError):
         run.save(path)
@@ -235,7 +238,7 @@ def test_refuses_a_checkpoint_of_something_else(tmp_path, task, plan, name):
 
 @pytest.mark.gpu
 def test_training_on_a_gpu_learns_with_the_kernels(tmp_path):
-    """The kernels' own attention, stored and taken up again."""
+    """Train with the kernels' own attention, save a checkpoint and resume."""
     torch.manual_seed(1)
     task, plan = Task(), Plan(steps=400, batch=128)
     run = Training(

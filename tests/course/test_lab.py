@@ -1,5 +1,5 @@
-"""Tests of what `make lab` does before JupyterLab starts: it makes the learner's copies once and never
-overwrites them."""
+"""Tests of the steps before JupyterLab starts: `make lab` copies the lessons once and never overwrites a
+copy."""
 
 import http.server
 import json
@@ -27,7 +27,7 @@ def notebook(says):
 
 
 def lines(published):
-    """Return the message about each lesson."""
+    """Return the status line of each lesson."""
     return [line.strip() for line in copies.copy_lessons(published, published.parent / "my_lessons")[2:]]
 
 
@@ -106,8 +106,11 @@ def test_a_copy_has_the_metadata_that_jupyterlab_would_write_into_it(published):
 
 @pytest.fixture
 def serving(tmp_path, monkeypatch):
-    """serving(folder): what Jupyter has noted about a server on the folder, which answers every request with
-    403, as one with a password does."""
+    """Return serving(folder), which starts a fake Jupyter server on the folder and records it as Jupyter
+    would.
+
+    It answers every request with status 403, like a server that asks for a password.
+    """
 
     class Refuses(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -163,7 +166,7 @@ def test_going_on_elsewhere_than_at_the_first_page_says_so_and_how_to_start_agai
     folder = published.parent / "my_lessons"
     assert lab.where_it_goes_on(folder) == ""
     tick("1.0")
-    assert lab.where_it_goes_on(folder) == ""  # the lesson is not there: the first page opens
+    assert lab.where_it_goes_on(folder) == ""  # The lesson does not exist, so the contents page opens.
     (folder / "01_online_softmax.ipynb").touch()
     said = lab.where_it_goes_on(folder)
     assert "1 of " in said and "1.1 is the next: 01_online_softmax.ipynb opens" in said
@@ -188,7 +191,7 @@ def test_jupyter_goes_on_at_the_next_exercise(tmp_path, state_dir):
 def test_news_is_off_in_our_environment_and_a_setting_that_is_there_stays(tmp_path):
     settings = tmp_path / "share" / "jupyter" / "lab" / "settings" / "overrides.json"
     lab.write_settings(tmp_path)
-    assert not settings.exists()  # no JupyterLab there
+    assert not settings.exists()  # JupyterLab is not installed there.
     settings.parents[1].mkdir(parents=True)
     lab.write_settings(tmp_path)
     assert json.loads(settings.read_text()) == lab.SETTINGS

@@ -1,5 +1,7 @@
-"""Test that the check of lesson 03 leaves no thread running. Its failure would be printed later, below
-another cell."""
+"""Test that the check of lesson 03 leaves no thread running.
+
+An error in such a thread would be printed later, below another cell.
+"""
 
 import threading
 

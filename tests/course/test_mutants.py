@@ -1,4 +1,4 @@
-"""Tests that every check rejects learners' typical wrong answers and accepts correct ones."""
+"""Tests that every check rejects typical wrong answers of learners and accepts correct ones."""
 
 import runpy
 from pathlib import Path
@@ -9,10 +9,11 @@ from course import check
 from course.check.harness import CheckFailed
 
 SEEDS = 1, 2, 3
-# A push takes the first mutants of an exercise and each twelfth of the others; of all right answers
-# each twentieth: notebooks run the solutions' checks.
+# A CI run tests the first mutants of an exercise, one in twelve of the others, and one in twenty correct
+# answers.
+# The solutions themselves are checked when the notebooks run.
 FIRST, OTHERS, RIGHT = 2, 12, 20
-LONG = {"ex12_4"}  # 8 CPU s
+LONG = {"ex12_4"}  # takes 8 CPU seconds
 BOOKS = {
     path.stem: runpy.run_path(str(path))
     for path in sorted((Path(__file__).parent / "mutants").glob("lesson*.py"))

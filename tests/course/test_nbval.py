@@ -1,5 +1,7 @@
-"""Tests that nbval can fail: with the project's settings it passes a stored notebook as built, and fails one
-with a changed output."""
+"""Tests that nbval can fail.
+
+With the project's settings, it passes a stored notebook as built, and fails one with a changed output.
+"""
 
 import shutil
 import subprocess

@@ -1,5 +1,7 @@
-"""The published lessons: fresh, failing exactly where an exercise is not done, and equal to the solutions
-everywhere else."""
+"""Tests of the published lessons.
+
+They are up to date, fail exactly at unfinished exercises, and equal the solutions everywhere else.
+"""
 
 import json
 import re
@@ -13,8 +15,8 @@ from course.bootstrap import ROOT
 LESSONS = [source.stem for source in build.sources(ROOT)]
 RECORDED = ROOT / "notebooks" / "course" / "recorded"
 each_lesson = pytest.mark.parametrize("lesson", LESSONS)
-# As stubs all take some 200 s of CPU, the longest 18 to 49. What is outside of the marked regions is compared
-# on each push in every lesson.
+# All stubs together take 200 s of CPU time, the slowest 18 to 49 s each.
+# The cells outside the marked regions are compared in every CI run.
 LONG = {"02_flash_attention", "13_conv_backward", "15_training", "23_many_gpus"}
 STUBS = [lesson for lesson in LESSONS if lesson not in LONG][3::18]
 
@@ -38,7 +40,7 @@ def test_there_are_lessons_and_their_notebooks_are_fresh():
 
 @each_lesson
 def test_every_code_cell_of_a_solution_was_executed(lesson):
-    """nbval compares no cell without an execution count."""
+    """Find the execution count of each cell, because nbval skips a cell without one."""
     assert [
         cell.source for cell in code_cells(notebook("solutions", lesson)) if cell.execution_count is None
     ] == []
@@ -46,7 +48,7 @@ def test_every_code_cell_of_a_solution_was_executed(lesson):
 
 @each_lesson
 def test_code_keeps_to_88_columns(lesson):
-    """A cell's code is then read without scrolling sideways, 900 pixels wide too."""
+    """Limit the width of code, so that a cell can be read without scrolling even at 900 pixels."""
     lines = [line for cell in code_cells(notebook("solutions", lesson)) for line in cell.source.splitlines()]
     assert [line for line in lines if len(line) > 88] == []
 
@@ -81,7 +83,7 @@ def test_with_stubs_exactly_the_cells_that_need_an_exercise_fail_and_each_names_
             f"{cell.source}\n{errors}"
         )
         failures += errors
-    for stop in failures[:1]:  # here "Run All" ends
+    for stop in failures[:1]:  # "Run All" stops here.
         first, second = stop.traceback
         assert re.match(r"✗ exercise \d+\.[01] .*not written yet", first) and second.startswith(
             "  Put your code in place of raise"

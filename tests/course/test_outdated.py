@@ -1,5 +1,8 @@
-"""In a notebook: a check of a function whose last cell failed says so, and an interrupted or endless check
-shows the learner's line alone."""
+"""Tests of messages about outdated functions and interrupted checks in a notebook.
+
+A check of a function whose last cell failed says so. An interrupted or endless check shows only the learner's
+line.
+"""
 
 import pytest
 from jupyter_client.manager import start_new_kernel
@@ -53,7 +56,7 @@ def test_a_name_is_outdated_from_a_failed_cell_to_the_next_good_one():
 
     cells = Cells(names)
     run(WRONG, before=SyntaxError("invalid syntax"))
-    assert run(CHECK) == ""  # there is no older one: the name is unknown
+    assert run(CHECK) == ""  # No older definition exists, so the name is unknown.
     run(FIRST, lambda: names.update(merge=lambda: half, half=lambda: 1))  # noqa: F821
     assert run(CHECK) == ""
     run(WRONG, before=SyntaxError("invalid syntax", ("cell", 2, 18, "    return left +")))
@@ -66,18 +69,21 @@ def test_a_name_is_outdated_from_a_failed_cell_to_the_next_good_one():
     assert "syntax error" in run(CHECK)
     assert run(f"{FIRST}\n{CHECK}", lambda: names.update(merge=lambda: half)) == ""  # noqa: F821
     run("half = 1 / 0", inside=ZeroDivisionError())
-    assert "half stopped with ZeroDivisionError before it got there" in run(CHECK)  # merge calls half
+    assert "half stopped with ZeroDivisionError before it got there" in run(CHECK)  # merge calls half.
     run("def merge(): pass\n1 / 0", lambda: names.update(merge=lambda: 1), inside=ZeroDivisionError())
-    assert run(CHECK) == ""  # it did get there
+    assert run(CHECK) == ""  # This definition was reached before the error.
 
 
-# A kernel, as Jupyter starts it ----------------------------------------------------------------------------
+# A real kernel, started by Jupyter --------------------------------------------------------------------------
 
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """run(text, after=None): the error that a cell of a fresh notebook shows, "" if none; the kernel is
-    interrupted as soon as the cell prints `after`."""
+    """Return run(text, after=None), which runs a cell in a fresh notebook and returns its error message, or
+    "".
+
+    after: output of the cell after which the kernel is interrupted.
+    """
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'notebooks'}")
     manager, client = start_new_kernel(kernel_name="python3")
 
@@ -111,7 +117,7 @@ def test_a_check_in_a_kernel(kernel):
     endless = FIRST.replace("return left", "print('begun', flush=True)\n    while True: pass")
     assert kernel(endless) == ""
     first, line, *_ = kernel(CHECK, after="begun").splitlines()
-    # the interrupt comes while the text is on its way, or after
+    # The interrupt arrives while or after the text is sent.
     assert (first[-10:], line) in [
         ("2 of merge", "    print('begun', flush=True)"),
         ("3 of merge", "    while True: pass"),

@@ -1,8 +1,11 @@
-"""Mutation tests: solutions pass for every seed; mutations, standard errors and readers' wrong answers are
-rejected, readers' right ones accepted.
+"""Mutation tests of the checks.
 
-By default a fixed choice of each, with one seed; with --all every one, and 20 seeds for each solution. `make
-power` goes on to 20 seeds for each wrong answer and 1,000 for each solution.
+Solutions must pass for every seed. Mutations, standard breakers and readers' wrong answers must be rejected,
+and
+readers' correct answers accepted.
+
+By default, a fixed sample runs with one seed. With --all, every answer runs, and each solution with 20 seeds.
+`make power` continues to 20 seeds for each wrong answer and 1,000 for each solution.
 """
 
 import random
@@ -19,7 +22,7 @@ from power.mutations import mutations
 from power.survey import EXERCISES
 from readers import BOOKS
 
-CHOSEN = 1  # mutations, and breakers, of each exercise in a plain run
+CHOSEN = 1  # number of mutations and of breakers per exercise in a CI run
 SEEDS = range(20)
 
 pytestmark = pytest.mark.skipif(
@@ -36,8 +39,10 @@ def each_kernel_is_compiled_once():
 
 
 def answers(kind):
-    """A parameter for each answer of this kind; of them a push takes each sixth wrong one, each twelfth right
-    one."""
+    """Return one test parameter per answer of this kind.
+
+    A CI run takes one in six wrong answers and one in twelve correct ones.
+    """
     share = {"WRONG": 6, "RIGHT": 12}[kind]
     books = [getattr(book, kind) for book in BOOKS]
     all_of_them = [(check, *pair) for book in books for check, pairs in book.items() for pair in pairs]
@@ -55,7 +60,8 @@ def answers(kind):
     [pytest.param(name, marks=pytest.mark.nightly if n % 20 else []) for n, name in enumerate(EXERCISES)],
 )
 def test_a_solution_passes_for_every_seed(check, few):
-    """Each push runs all solutions once as the cells of stored notebooks."""
+    """Check the solution with several seeds. Each CI run also executes all solutions in the stored
+    notebooks."""
     solution = EXERCISES[check].solution
     assert not {seed: said for seed in few(SEEDS, 1) if (said := verdict(check, solution, seed))}
 
@@ -69,7 +75,7 @@ def test_a_solution_passes_for_every_seed(check, few):
     ],
 )
 def test_answers_made_by_machine_are_rejected(kind, check, few, record_property):
-    """A push takes mutations of each second exercise, breakers of the others."""
+    """Check generated answers: in a CI run, mutations of every second exercise and breakers of the others."""
     accepted = []
     for label in few(shuffled(list(survey.wrong(check, kind))), CHOSEN):
         _, seeds, _ = survey.judged((check, kind, label, [0]))
@@ -107,7 +113,7 @@ def test_readers_right_answers_are_accepted(check, label, answer, few):
 
 
 def shuffled(items):
-    """Return the items in a fixed random order, so that the choice does not follow the source."""
+    """Return the items in a fixed random order, so that a sample does not follow the order of the source."""
     return random.Random(18).sample(items, len(items))
 
 

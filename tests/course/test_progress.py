@@ -1,4 +1,4 @@
-"""Tests of the exercise ledger: its contents, its robustness, and its display."""
+"""Tests of the progress list: its contents, its robustness, and its display."""
 
 import json
 import multiprocessing
@@ -170,7 +170,7 @@ def test_how_far_one_is(state_dir):
     )
     for number in (number for lesson in exercises().values() for number in lesson if number != "1.1"):
         tick(number)
-    assert next_exercise("1.2") == "1.1"  # the one that was left out
+    assert next_exercise("1.2") == "1.1"  # the exercise that was skipped
     tick("1.1")
     assert (
         how_far("1.2") == f"{total} of {total} done · [a solution of 1.2](solutions/01_online_softmax.ipynb)"

@@ -1,4 +1,4 @@
-"""Tests of course.ptx: types and PTX without a GPU, correct counts, and a clear message where the compiler is
+"""Tests of course.ptx: types and PTX without a GPU, correct counts, and a clear message if the compiler is
 missing."""
 
 import warnings

@@ -1,6 +1,9 @@
-"""The lessons as a browser shows them, in headless Chromium: as pages made by nbconvert, light and dark,
-narrow and wide, with scripts and without; and in JupyterLab itself, where "Run All" of a stub stops and keys
-move a slider. Screenshots go to the folder that COURSE_SCREENSHOTS names, if it names one."""
+"""The lessons as a browser shows them, in headless Chromium.
+
+Pages made by nbconvert are tested light and dark, narrow and wide, with and without scripts. In JupyterLab
+itself, "Run All" of a stub must stop, and keys must move a slider. Screenshots are saved in the folder that
+COURSE_SCREENSHOTS names, if it is set.
+"""
 
 import json
 import os
@@ -25,7 +28,7 @@ from course.bootstrap import ROOT  # noqa: E402
 
 pytestmark = pytest.mark.nightly
 LESSONS = sorted((ROOT / "solutions").glob("[0-9]*.ipynb"))
-# What is wrong with a page: what scrolls sideways, and labels that cover one another.
+# Script that finds faults of a page: elements that scroll sideways, and labels that overlap.
 FAULTS = """() => {
     const page = document.documentElement, wide = box => box.scrollWidth > box.clientWidth + 1;
     const found = wide(page) ? [`the page is ${page.scrollWidth} pixels wide`] : [];
@@ -135,7 +138,7 @@ def test_without_scripts_all_pictures_are_there(opened, lesson):
 
 @pytest.fixture
 def jupyterlab(tmp_path):
-    """Return jupyterlab(notebook): the address at which JupyterLab shows a copy of this file."""
+    """Return jupyterlab(notebook), the address at which JupyterLab shows a copy of this file."""
     served = tmp_path / "my_lessons"
     served.mkdir()
     with socket.socket() as free:
@@ -147,7 +150,7 @@ def jupyterlab(tmp_path):
     )
     whole = {
         "@jupyterlab/notebook-extension:tracker": {"windowingMode": "none"}
-    }  # cells out of sight are there
+    }  # Cells outside the visible area exist in the page too.
     for plugin, settings in (lab.SETTINGS | whole).items():
         file = tmp_path / "settings" / f"{plugin.replace(':', '/')}.jupyterlab-settings"
         file.parent.mkdir(parents=True)
@@ -177,7 +180,7 @@ def jupyterlab(tmp_path):
 @pytest.mark.parametrize("folder", ["notebooks", "solutions"])
 def test_opening_a_lesson_leaves_it_saved(browser, jupyterlab, tmp_path, folder):
     lesson = tmp_path / "made" / "01_online_softmax.ipynb"
-    copies.copy_solutions(ROOT / folder, lesson.parent)  # as lessons are copied, but each time
+    copies.copy_solutions(ROOT / folder, lesson.parent)  # Lessons are copied like this, but only once.
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
     page.goto(jupyterlab(lesson))
     page.get_by_text("| Idle").wait_for(timeout=120_000)
@@ -186,7 +189,7 @@ def test_opening_a_lesson_leaves_it_saved(browser, jupyterlab, tmp_path, folder)
     assert marked.count() == 0
     page.locator(".jp-CodeCell .cm-content").first.click()
     page.keyboard.type("# mine")
-    marked.wait_for(timeout=10_000)  # a change does mark it
+    marked.wait_for(timeout=10_000)  # An actual change does mark the notebook as modified.
     page.close()
 
 
@@ -216,7 +219,8 @@ scene.view()"""
 
 
 def test_keys_move_a_slider_in_jupyterlab_and_press_its_buttons(browser, jupyterlab, tmp_path):
-    """JupyterLab has shortcuts for most of these keys: the arrows select another cell, Enter edits one."""
+    """Press keys on a slider for which JupyterLab has shortcuts: arrows select another cell, Enter edits
+    one."""
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(SCENE)], metadata=nbformat.from_dict(build.METADATA)
     )

@@ -1,4 +1,4 @@
-"""Tests that the steps of pictures with a slider match those of the run."""
+"""Tests that the steps of figures with a slider match those of the run."""
 
 import pytest
 import torch
@@ -14,10 +14,10 @@ ORDERS = {
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_step_is_a_tile_of_scores_and_all_that_moves_is_in_one(order):
-    q, k, v = torch.ones(3, 10, 4).unbind()  # ragged: tiles of 4, 4 and 2
+    q, k, v = torch.ones(3, 10, 4).unbind()  # The last tile is partial: the tiles have 4, 4 and 2 rows.
     steps, plain = stepped(order, q, k, v, 4), Traffic()
     order(q, k, v, 4, 4, plain)
     assert [(step.queries, step.keys) for step in steps] == ORDERS[order]
     moved = sum(step.read.total() + step.written.total() for step in steps)
-    before = 10 * (4 + 2) if order is keys_outer else 0  # m, l and o are set up
+    before = 10 * (4 + 2) if order is keys_outer else 0  # This step initialises m, l and o.
     assert steps[-1].total == plain.moved == before + moved

@@ -1,5 +1,7 @@
-"""Tests of the message that a notebook cell shows if it needs an unfinished exercise. Other errors look as
-usual."""
+"""Tests of the message that a notebook cell shows if it needs an unfinished exercise.
+
+Other errors look as usual.
+"""
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -9,14 +11,14 @@ from course.stubs import shorten_in_notebook
 
 @pytest.fixture
 def shown(capsys):
-    """Return shown(code): the complete output of a notebook shell, with the course loaded, for this cell."""
+    """Return shown(code), the complete output of a notebook shell with the course loaded for this cell."""
     shell = InteractiveShell.instance()
     shell.run_line_magic("colors", "nocolor")
     shorten_in_notebook()
 
     def run(code):
         outcome = shell.run_cell(code)
-        assert outcome.error_in_exec is not None  # Run All stops here
+        assert outcome.error_in_exec is not None  # "Run All" stops here.
         return capsys.readouterr().out
 
     yield run

@@ -1,4 +1,4 @@
-"""Tests that the lessons' tables have the same cells as text and as HTML."""
+"""Tests that a lesson's table has the same cells as text and as HTML."""
 
 import pytest
 

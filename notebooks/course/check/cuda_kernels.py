@@ -67,8 +67,7 @@ extern "C" __global__ void expressions(int i, int n, int k, float x, const float
 }
 """
 
-# Kernels that call the learner's device functions, appended to the learner's text
-# -----------------------------
+# Kernels that call the learner's device functions, appended to the learner's text ---------------------------
 
 LOADS = """
 extern "C" __global__ void load_and_copy(const float* array, int start, int length, int size, float* out) {
@@ -98,8 +97,7 @@ extern "C" __global__ void every_row(const float* t, const float* m, const float
 }
 """
 
-# The bug hunt
-# ------------------------------------------------------------------------------------------------
+# The bug hunt -----------------------------------------------------------------------------------------------
 
 HUNT = {
     "a": """

@@ -1,4 +1,4 @@
-"""Wrong answers to lesson 01 that learners give, and right ones written in other ways than the solution."""
+"""Wrong answers to lesson 01 that learners give, and correct ones that differ from the solution."""
 
 import math
 
@@ -8,7 +8,7 @@ START = (-math.inf, 0.0, 0.0)
 
 
 def running(step, start=START):
-    """An online_softmax out of one step (m, l, o, score, value) -> (m, l, o)."""
+    """Return an online_softmax that applies step(m, l, o, score, value) -> (m, l, o) to each pair."""
 
     def online_softmax(pairs):
         state = start
@@ -121,7 +121,7 @@ def forgets_to_return(pairs):
 
 
 def without_running_state(pairs):
-    """The right numbers, but everything is kept and the definition applied at the end."""
+    """Return correct results, but store all pairs and apply the definition at the end."""
     pairs = list(pairs)
     m = max([score for score, _ in pairs], default=-math.inf)
     weights = [math.exp(score - m) for score, _ in pairs]
@@ -129,7 +129,7 @@ def without_running_state(pairs):
 
 
 def with_branches(pairs):
-    """Right: a new maximum and no new maximum handled apart, in numpy's numbers."""
+    """Correct: handles a new maximum in a separate branch, and computes with numpy's numbers."""
     m, l, o = -np.inf, np.float64(0), 0
     for score, value in pairs:
         if score > m:
@@ -150,7 +150,7 @@ def right_merge(left, right):
 
 
 def merging(factors, maximum=max):
-    """A merge out of its two factors, factors(m1, m2, m) -> (f1, f2)."""
+    """Return a merge that uses factors(m1, m2, m) -> (f1, f2)."""
 
     def merge(left, right):
         (m1, l1, o1), (m2, l2, o2) = left, right
@@ -162,7 +162,7 @@ def merging(factors, maximum=max):
 
 
 def exp(x):
-    """exp as a GPU has it: no exceptions."""
+    """Return exp(x) without raising an exception, as on a GPU."""
     with np.errstate(all="ignore"):
         return float(np.exp(x))
 
@@ -205,7 +205,7 @@ def merges_in_place(left, right):
 
 
 def branching_merge(left, right):
-    """Right: the empty reader first, then the larger maximum to the left."""
+    """Correct: handles an empty state first, after swapping the larger maximum to the left."""
     if left[0] < right[0]:
         left, right = right, left
     if right[1] == 0:
@@ -215,7 +215,7 @@ def branching_merge(left, right):
 
 
 def numpy_merge(left, right):
-    """Right: the factors as one array, NaN replaced by the 0 that it stands for."""
+    """Correct: computes both factors as one array, and replaces the NaN of two empty states by 0."""
     maxima = np.array([left[0], right[0]])
     with np.errstate(invalid="ignore"):
         factors = np.nan_to_num(np.exp(maxima - maxima.max()), nan=0.0)

@@ -19,7 +19,10 @@ def updating(
     of_l=1,
     of_o=1,
 ):
-    """A right update, but for what is replaced; of_l, of_o = 0 leaves a sum without its factor."""
+    """Return a correct `update` with some parts replaced.
+
+    of_l, of_o: exponents of the rescaling factor of l and of o; 0 omits the factor.
+    """
 
     def update(state, scores, values):
         m, l, o = state
@@ -49,7 +52,7 @@ def flat_statistics(state, scores, values):
 
 
 def merges_both(state, scores, values):
-    """Right: the tile's own state, then the merge of lesson 01."""
+    """Correct: computes the tile's own state, and merges it as in lesson 01."""
     m, l, o = state
     m_tile = scores.max(dim=1).values[:, None]
     p = (scores - m_tile).exp()
@@ -59,7 +62,7 @@ def merges_both(state, scores, values):
 
 
 def key_by_key(state, scores, values):
-    """Right: update with the keys of the tile one at a time."""
+    """Correct: processes the keys of the tile one at a time."""
     m, l, o = state
     for score, value in zip(scores.T[:, :, None], values, strict=True):
         m_new = torch.where(score > m, score, m)
@@ -73,7 +76,7 @@ def key_by_key(state, scores, values):
 
 
 def outer(query_tiles=tiles, key_tiles=tiles, score=tile_scores, width=len, finish=lambda m, l, o: o / l):
-    """A right queries_outer, but for what is replaced."""
+    """Return a correct queries_outer with some parts replaced."""
 
     def queries_outer(q, k, v, rows, columns, traffic):
         o = torch.zeros_like(q)
@@ -174,7 +177,7 @@ def softmax_in_each_tile(q, k, v, rows, columns, traffic):
 
 
 def whole_row_loops(q, k, v, rows, columns, traffic):
-    """Right: by index, without the package's helpers but the counter."""
+    """Correct: uses indices instead of the package's helpers, apart from the traffic counter."""
     n, d = q.shape
     out = torch.empty(n, d, dtype=q.dtype)
     i = 0
@@ -205,7 +208,7 @@ def moved(
     keys_once=2,
     once=2,
 ):
-    """A right bytes_moved, but for what is replaced."""
+    """Return a correct bytes_moved with some parts replaced."""
 
     def bytes_moved(n, d, rows, columns, itemsize=4):
         state = n * (d + statistics)
@@ -241,7 +244,7 @@ def padded_rows(n, d, rows, columns, itemsize=4):
 
 
 def by_running(n, d, rows, columns, itemsize=4):
-    """Right: adds up tile by tile."""
+    """Correct: adds up the bytes tile by tile."""
     by_keys = n * d + 2 * n
     for keys in tiles(n, columns):
         by_keys += 2 * (keys.stop - keys.start) * d

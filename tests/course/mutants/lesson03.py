@@ -1,7 +1,7 @@
-"""Wrong answers to the exercises of lesson 03, each with the mistake it makes, and right ones written another
-way.
+"""Wrong answers to the exercises of lesson 03, each labelled with its mistake, and alternative correct
+answers.
 
-A wrong kernel is a right one with a line or two edited; a wrong launcher is a right one with a method
+A wrong kernel is a correct one with one or two lines edited. A wrong launcher is a correct one with a method
 replaced.
 """
 
@@ -25,7 +25,7 @@ THREADS, TILE = 8, 4
 dim3 = namedtuple("dim3", ["x", "y", "z"], defaults=(1, 1, 1))
 
 
-# The right kernels ------------------------------------------------------------------------------------------
+# Correct kernels --------------------------------------------------------------------------------------------
 
 
 def matmul(a, b, c):
@@ -46,7 +46,7 @@ def matmul(a, b, c):
         c[row, col] = total
 
 
-# Right in another way ---------------------------------------------------------------------------------------
+# Alternative correct kernels --------------------------------------------------------------------------------
 
 
 def add_returns_early(x, y, out):
@@ -94,7 +94,7 @@ def matmul_in_one_long_tile(a, b, c):
         c[row, col] = total
 
 
-# Wrong in more than a line ----------------------------------------------------------------------------------
+# Wrong in more than one line --------------------------------------------------------------------------------
 
 
 def sum_alone(x, out):
@@ -117,7 +117,7 @@ def matmul_without_sharing(a, b, c):
         c[row, col] = total
 
 
-# The launchers of 3.2 ---------------------------------------------------------------------------------------
+# Launchers for exercise 3.2 ---------------------------------------------------------------------------------
 
 
 class SharedMemory:
@@ -134,7 +134,7 @@ class OneArray(SharedMemory):
         return self.arrays.setdefault(0, np.full(shape, np.nan, dtype))
 
 
-KEPT = {}  # what a wrong launcher keeps from block to block
+KEPT = {}  # state that a wrong launcher keeps from block to block
 
 
 def run_block(kernel, grid, block, block_index, args):
@@ -160,7 +160,7 @@ def run_block(kernel, grid, block, block_index, args):
 
 
 def launching(*edits):
-    """A launcher whose run_block has these edits."""
+    """Return a launcher whose run_block has these edits."""
     wrong = edited(run_block, *edits)
 
     def launch(kernel, grid, block, *args):
@@ -175,7 +175,7 @@ def launch_first_block_only(kernel, grid, block, *args):
 
 
 def launch_all_blocks_at_once(kernel, grid, block, *args):
-    """Right: nobody promises an order of the blocks."""
+    """Correct: runs all blocks at the same time, because CUDA guarantees no order of blocks."""
     with ThreadPoolExecutor(len(indices(grid))) as pool:
         for block_done in [
             pool.submit(run_block, kernel, grid, block, index, args) for index in indices(grid)
@@ -184,8 +184,8 @@ def launch_all_blocks_at_once(kernel, grid, block, *args):
 
 
 class ThreadLocalLauncher:
-    """Right: one copy of the kernel for the launch, and a `cuda` in which each thread finds its own
-    values."""
+    """Correct: uses one copy of the kernel per launch, whose `cuda` is a threading.local with each thread's
+    indices."""
 
     def __call__(self, kernel, grid, block, *args):
         cuda = threading.local()

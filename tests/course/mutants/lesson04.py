@@ -1,7 +1,7 @@
-"""Wrong answers to the exercises of lesson 04, each with the mistake it makes, and right ones written another
-way.
+"""Wrong answers to the exercises of lesson 04, each labelled with its mistake, and alternative correct
+answers.
 
-A wrong kernel is the lesson's broken one, or its fixed one with a line or two edited, or one written here.
+A wrong kernel is the lesson's broken one, or its fixed one with one or two lines edited, or is written here.
 """
 
 import math
@@ -19,13 +19,15 @@ def lessons(kernel, *edits):
 
 
 def wrong(kernel, *answers):
-    """The lesson's broken kernel, and what becomes of the fixed one by the edits of each answer (what is
-    wrong, *edits)."""
+    """Return the lesson's broken kernel, and its fixed kernel with the edits of each answer.
+
+    answers: (description of the mistake, *edits) each.
+    """
     answers = [(what, lessons(f"{kernel}_fixed", *edits)) for what, *edits in answers]
     return [("leaves the bug in", lessons(kernel)), *answers]
 
 
-# Right in another way ---------------------------------------------------------------------------------------
+# Alternative correct answers --------------------------------------------------------------------------------
 
 
 def checkerboard_by_rows_and_columns(board):
@@ -189,7 +191,7 @@ def sample_by_length(cumulative, u, token):
         token[i] = first
 
 
-# Wrong in more than a line ----------------------------------------------------------------------------------
+# Wrong in more than one line --------------------------------------------------------------------------------
 
 
 def previous_alone(x, out):
@@ -265,7 +267,7 @@ BUGS = {
 
 
 def naming(**others):
-    """The six names, but for some."""
+    """Return an answer that names the bugs of the six kernels correctly except for `others`."""
     return lambda: BUGS | others
 
 

@@ -1,5 +1,5 @@
-"""Wrong answers to the exercises of lesson 05, each with the mistake it makes, and right ones written another
-way."""
+"""Wrong answers to the exercises of lesson 05, each labelled with its mistake, and alternative correct
+answers."""
 
 import math
 
@@ -12,7 +12,7 @@ from power.lessons import from_solutions
 load_tile, visit, flash_kernel = from_solutions("05", "load_tile", "visit", "flash_kernel")
 
 
-# The right ones ---------------------------------------------------------------------------------------------
+# Correct answers --------------------------------------------------------------------------------------------
 
 
 REPAIRS = {
@@ -27,7 +27,7 @@ REPAIRS = {
 }
 
 
-# Right in another way ---------------------------------------------------------------------------------------
+# Alternative correct answers --------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)
@@ -61,7 +61,7 @@ def visit_with_if(row, q_tile, k_tile, v_tile, o_tile, keys, d, scale, m, l):
 
 @cuda.jit
 def flash_two_barriers_first(q, k, v, o, n, d, columns, scale):
-    """Idle threads skip the visit; the barrier that protects the old tile stands before the load."""
+    """Correct: idle threads skip the visit, and the barrier that protects the old tile precedes the load."""
     shared = cuda.shared.array(0, float32)
     t, rows = cuda.threadIdx.x, cuda.blockDim.x
     size = columns * d
@@ -84,12 +84,12 @@ def flash_two_barriers_first(q, k, v, o, n, d, columns, scale):
 
 
 def without(line):
-    """A function that gives all the repairs but the one of this line."""
+    """Return an answer that contains all repairs except the one for this line."""
     return lambda: {wrong: right for wrong, right in REPAIRS.items() if wrong != line}
 
 
 def instead(line, other):
-    """A function that gives all the repairs, with another one for this line."""
+    """Return an answer that contains all repairs, but another one for this line."""
     return lambda: REPAIRS | {line: other}
 
 

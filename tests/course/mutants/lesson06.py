@@ -1,7 +1,7 @@
-"""Wrong answers to the exercises of lesson 06, each with the mistake it makes, and right ones written another
-way.
+"""Wrong answers to the exercises of lesson 06, each labelled with its mistake, and alternative correct
+answers.
 
-A wrong kernel is a right one with a line or two edited.
+A wrong kernel is a correct one with one or two lines edited.
 """
 
 import math
@@ -19,10 +19,10 @@ ALL_LANES = 0xFFFFFFFF
 MINUS_INFINITY = float32(-math.inf)
 
 
-# The right ones ---------------------------------------------------------------------------------------------
+# Correct answers --------------------------------------------------------------------------------------------
 
 
-# Right in another way ---------------------------------------------------------------------------------------
+# Alternative correct answers --------------------------------------------------------------------------------
 
 
 def sum_down_and_hand_round(x, out):
@@ -40,7 +40,7 @@ def sum_down_and_hand_round(x, out):
 def sum_with_warps_that_leave(x, out):
     i = cuda.grid(1)
     if i - i % 32 >= x.size:
-        return  # the whole warp
+        return  # the whole warp returns
     value = x[i] if i < x.size else float32(0)
     step = 1
     while step < 32:
@@ -121,7 +121,7 @@ def attention_that_rescales_rarely(d):
     return kernel.py_func
 
 
-# Wrong in more than a line ----------------------------------------------------------------------------------
+# Wrong in more than one line --------------------------------------------------------------------------------
 
 
 def sum_by_reading_all(x, out):

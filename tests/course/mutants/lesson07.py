@@ -1,5 +1,5 @@
-"""Wrong answers to the exercises of lesson 07, each with the mistake it makes, and right ones written another
-way."""
+"""Wrong answers to the exercises of lesson 07, each labelled with its mistake, and alternative correct
+answers."""
 
 import math
 

@@ -1,7 +1,7 @@
-"""Wrong answers to the exercises of lesson 08, each with the mistake it makes, and right ones written another
-way.
+"""Wrong answers to the exercises of lesson 08, each labelled with its mistake, and alternative correct
+answers.
 
-A wrong kernel is the right one with a line or two edited.
+A wrong kernel is the correct one with one or two lines edited.
 """
 
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from power.lessons import from_solutions
 sectors, turns, transpose, least_time = from_solutions("08", "sectors", "turns", "transpose", "least_time")
 
 
-# The right ones ---------------------------------------------------------------------------------------------
+# Correct answers --------------------------------------------------------------------------------------------
 
 
 PREDICTED = {
@@ -33,7 +33,7 @@ def predictions():
     return PREDICTED
 
 
-# Right in another way ---------------------------------------------------------------------------------------
+# Alternative correct answers --------------------------------------------------------------------------------
 
 
 def sectors_by_every_byte(stride, itemsize, first=0):
@@ -78,7 +78,7 @@ def transpose_through_columns(a, out):
 
 
 def transpose_with_a_twist(a, out):
-    """No padding: row y of the tile is shuffled by y, so that a column goes through all banks."""
+    """Correct: instead of padding, row y of the tile is permuted by y, so that a column uses all banks."""
     tile = cuda.shared.array((TILE, TILE), float32)
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     row, column = cuda.blockIdx.y * TILE, cuda.blockIdx.x * TILE
@@ -108,7 +108,7 @@ def least_time_by_loop(bytes, flops, turns, gpu):
     return longest
 
 
-# Wrong in more than a line ----------------------------------------------------------------------------------
+# Wrong in more than one line --------------------------------------------------------------------------------
 
 
 def transpose_by_one_thread(a, out):
@@ -128,7 +128,7 @@ def transpose_by_one_lane_a_warp(a, out):
 
 
 def changed(**numbers):
-    """A wrong answer that predicts other numbers for some patterns."""
+    """Return a wrong answer that predicts other numbers for some patterns."""
     return lambda: PREDICTED | numbers
 
 

@@ -1,5 +1,5 @@
-"""Wrong answers to the exercises of lesson 09, each with what is wrong, and right answers written
-differently."""
+"""Wrong answers to the exercises of lesson 09, each labelled with its mistake, and alternative correct
+answers."""
 
 import math
 
@@ -15,7 +15,7 @@ def convolved(
     flip=False,
     inside=lambda r, c, n: 0 <= r and 0 <= c < n,
 ):
-    """A right convolved_score, but for what is replaced."""
+    """Return a correct convolved_score with some parts replaced."""
 
     def convolved_score(s0, w, i, j):
         c_q, c_k = w.shape
@@ -62,7 +62,7 @@ def swaps_row_and_column(s0, w, i, j):
 
 
 def by_a_padded_window(s0, w, i, j):
-    """Right: pads, cuts the window out, multiplies."""
+    """Correct: pads the scores, slices the window and multiplies it by the taps."""
     c_q, c_k = w.shape
     left = (c_k - 1) // 2
     padded = pad(s0, (left, c_k - 1 - left, c_q - 1, 0))
@@ -70,7 +70,7 @@ def by_a_padded_window(s0, w, i, j):
 
 
 def from_the_newest(s0, w, i, j):
-    """Right: counts back from query i."""
+    """Correct: counts backwards from query i."""
     c_q, c_k = w.shape
     n, total = len(s0), torch.zeros((), dtype=s0.dtype)
     for back in range(min(c_q, i + 1)):
@@ -106,7 +106,7 @@ def masked_twice(
     taps=lambda w: w,
     crop=True,
 ):
-    """A right conv_scores, but for what is replaced."""
+    """Return a correct conv_scores with some parts replaced."""
 
     def conv_scores(q, k, w):
         s = first(scale(q.shape[1]) * (q @ k.T))
@@ -143,7 +143,7 @@ def forgets_to_pad_at_all(q, k, w):
 
 
 def by_shifting(q, k, w):
-    """Right: adds up shifted copies of the scores, no conv2d."""
+    """Correct: adds up shifted copies of the scores without conv2d."""
     n, (c_q, c_k) = len(q), w.shape
     s = torch.tril((q @ k.mT) / math.sqrt(q.shape[-1]))
     room = torch.zeros(n + c_q - 1, n + c_k - 1, dtype=s.dtype)
@@ -153,7 +153,7 @@ def by_shifting(q, k, w):
 
 
 def by_scores(q, k, w):
-    """Right: exercise 9.1 for every score."""
+    """Correct: calls exercise 9.1 for every score."""
     s0 = zero(q @ k.T / q.shape[1] ** 0.5)
     t = torch.full_like(s0, -math.inf)
     for i in range(len(q)):
@@ -172,7 +172,7 @@ def later(
     rows=slice,
     tolerance=1e-8,
 ):
-    """A right is_causal, but for what is replaced."""
+    """Return a correct is_causal with some parts replaced."""
 
     def is_causal(attend, q, k, v):
         before = attend(q, k, v)
@@ -216,13 +216,13 @@ def returns_the_differences(attend, q, k, v):
 
 
 def reads_the_source(attend, q, k, v):
-    """Compares with ordinary causal attention."""
+    """Wrong: compares the result with ordinary causal attention."""
     s = minus_infinity(q @ k.T / math.sqrt(q.shape[1]))
     return torch.allclose(attend(q, k, v), torch.softmax(s, 1) @ v)
 
 
 def by_moving_one_token(attend, q, k, v):
-    """Right: moves one token at a time, by fixed amounts, and looks at every earlier row."""
+    """Correct: changes one token at a time by fixed amounts, and compares every earlier row."""
     before = attend(q, k, v).numpy().copy()
     for token in range(1, len(q)):
         for shift in (0.5, -3.0):
@@ -236,7 +236,8 @@ def by_moving_one_token(attend, q, k, v):
 
 
 def by_a_difference_above(limit):
-    """Asks whether the largest difference is above a limit: NaN never is."""
+    """Return a wrong is_causal that tests whether the largest difference exceeds a limit, which a NaN never
+    does."""
 
     def is_causal(attend, q, k, v):
         before = attend(q, k, v)
@@ -255,13 +256,13 @@ def to_the_last_bit(attend, q, k, v):
 
 
 def by_prefixes(attend, q, k, v):
-    """Right: the first t tokens alone."""
+    """Correct: computes the first t tokens without any later tokens."""
     whole = attend(q, k, v)
     return all(torch.allclose(attend(q[:t], k[:t], v[:t]), whole[:t]) for t in range(1, len(q) + 1))
 
 
 def by_the_jacobian(attend, q, k, v):
-    """Right: the derivative of each row by each later token."""
+    """Correct: examines the derivative of each row with respect to each later token."""
     if not attend(q, k, v).isfinite().all():
         return False
     n = len(q)
@@ -271,7 +272,7 @@ def by_the_jacobian(attend, q, k, v):
 
 
 def cut_a_prefix(attend, q, k, v):
-    """Right: what the first t tokens give when there are no others."""
+    """Correct: compares the first t rows after all later tokens have been replaced."""
     whole = attend(q, k, v)
     return all(
         torch.allclose(attend(*(torch.cat([x[:t], 7 - x[t:]]) for x in (q, k, v)))[:t], whole[:t])

@@ -18,7 +18,7 @@ def loading(
     right=lambda c_k: c_k - 1 - (c_k - 1) // 2,
     end=0,
 ):
-    """A right to_load, but for what is replaced."""
+    """Return a correct to_load with some parts replaced."""
 
     def to_load(i0, j0, rows, columns, c_q, c_k):
         return i0 - above(c_q), i0 + rows + below(c_q) - end, j0 - left(c_k), j0 + columns + right(c_k) - end
@@ -49,7 +49,7 @@ def another_order(i0, j0, rows, columns, c_q, c_k):
 
 
 def by_counting(i0, j0, rows, columns, c_q, c_k):
-    """Right: the size of what is loaded is that of what is owned and c - 1 more."""
+    """Correct: computes the size of the loaded tile as the size of the owned tile plus c - 1."""
     top, left = i0 + 1 - c_q, j0 - math.ceil(c_k / 2) + 1
     return [top, top + rows + c_q - 1, left, left + columns + c_k - 1]
 
@@ -67,7 +67,7 @@ def convolving(
     convolve=lambda s, w, halo: conv2d(s[None, None], w[None, None])[0, 0],
     second=lambda t, i0, j0, halo: t.masked_fill(future(t.shape, i0, j0), -math.inf),
 ):
-    """A right convolved_tile, but for what is replaced."""
+    """Return a correct convolved_tile with some parts replaced."""
 
     def convolved_tile(q_tile, k_tile, w, i0, j0):
         halo = halo_of(w)
@@ -91,7 +91,7 @@ def wrong_part(s, w, halo):
 
 
 def by_taps(q_tile, k_tile, w, i0, j0):
-    """Right: adds up shifted scores, tap by tap."""
+    """Correct: adds up shifted scores, tap by tap."""
     (c_q, c_k), d = w.shape, q_tile.shape[1]
     rows, columns = len(q_tile) - c_q + 1, len(k_tile) - c_k + 1
     i = torch.arange(len(q_tile)).view(-1, 1) + i0 - c_q + 1
@@ -115,7 +115,7 @@ def looping(
     counter=lambda traffic: traffic,
     queries_anew=False,
 ):
-    """A right forward, but for what is replaced."""
+    """Return a correct forward with some parts replaced."""
 
     def forward(q, k, v, w, loaded, traffic):
         n, halo = len(q), halo_of(w)
@@ -142,7 +142,7 @@ def looping(
 
 
 def stops_early(q, k, v, w, loaded, traffic):
-    """Leaves the ragged tile of rows out."""
+    """Wrong: skips the partial tile of rows at the end."""
     rows, _ = owned(loaded, halo_of(w))
     out, log_sum = torch.zeros_like(q), q.new_zeros(len(q))
     whole = max(len(q) // rows * rows, min(rows, len(q)))
@@ -151,7 +151,7 @@ def stops_early(q, k, v, w, loaded, traffic):
 
 
 def strides_as_loaded(q, k, v, w, loaded, traffic):
-    """Steps by what it loads, not by what it owns: a part of the keys is in no tile."""
+    """Wrong: advances by the loaded columns instead of the owned ones, so some keys are in no tile."""
     halo = halo_of(w)
     rows, columns = owned(loaded, halo)
     out, log_sum = torch.zeros_like(q), q.new_zeros(len(q))
@@ -176,8 +176,7 @@ def without_the_counter(q, k, v, w, loaded, traffic):
 
 
 def own_statistics(q, k, v, w, loaded, traffic):
-    """Right: keeps m, l, o as flat tensors and takes the maximum with the old one first; tiles of keys are
-    never cut at the end."""
+    """Correct: keeps m, l and o as flat tensors, and never shortens the last tile of keys."""
     n, d = q.shape
     above, left, right = halo_of(w)
     rows, columns = loaded[0] - above, loaded[1] - left - right
@@ -206,7 +205,7 @@ def own_statistics(q, k, v, w, loaded, traffic):
 
 
 def tests(sharp=(2, 2, 2, 3, 2), blind=(16, 7, 7, 32, 32)):
-    """A right two_tests, but for what is replaced."""
+    """Return a correct two_tests with some parts replaced."""
     return lambda: (sharp, blind)
 
 

@@ -1,7 +1,7 @@
-"""Wrong answers to the exercises of lesson 11, each with the mistake it makes, and right ones written another
-way.
+"""Wrong answers to the exercises of lesson 11, each labelled with its mistake, and alternative correct
+answers.
 
-A wrong answer is the right one with a line or two edited.
+A wrong answer is the correct one with one or two lines edited.
 """
 
 import math
@@ -18,7 +18,7 @@ load_rows, score, convolve, row_max, row_sum, absorb, add_values = from_solution
 )
 
 
-# The right ones ---------------------------------------------------------------------------------------------
+# Correct answers --------------------------------------------------------------------------------------------
 
 
 def conv_kernel(size):
@@ -56,7 +56,7 @@ def conv_kernel(size):
     return kernel
 
 
-# Right in another way ---------------------------------------------------------------------------------------
+# Alternative correct answers --------------------------------------------------------------------------------
 
 
 @cuda.jit(device=True)

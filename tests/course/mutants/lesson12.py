@@ -1,5 +1,5 @@
-"""Wrong answers to the exercises of lesson 12, each with what is wrong, and right answers written
-differently."""
+"""Wrong answers to the exercises of lesson 12, each labelled with its mistake, and alternative correct
+answers."""
 
 import math
 
@@ -18,7 +18,7 @@ def softmax_with(
     d=column_of_d,
     join=lambda p, d_p, d: p * (d_p - d),
 ):
-    """A right softmax_backward, but for what is replaced."""
+    """Return a correct softmax_backward with some parts replaced."""
 
     def softmax_backward(t, log_sum, v, o, d_o):
         p, d_p = weights(t, log_sum), d_o @ v.T
@@ -40,7 +40,7 @@ def in_single_precision(t, log_sum, v, o, d_o):
 
 
 def softmax_row_by_row(t, log_sum, v, o, d_o):
-    """Right: row by row, P of each score by itself."""
+    """Correct: computes row by row, one probability at a time."""
     rows = []
     for row, top, mine, up in zip(t, log_sum, o, d_o):
         p = torch.tensor([math.exp(score - top) for score in row.tolist()], dtype=t.dtype)
@@ -49,7 +49,7 @@ def softmax_row_by_row(t, log_sum, v, o, d_o):
 
 
 def by_the_table_of_derivatives(t, log_sum, v, o, d_o):
-    """diag(P) - P Pᵀ, times dP: it needs whole rows of P, and leaves L and o aside."""
+    """Wrong: multiplies dP by diag(P) - P Pᵀ, which needs whole rows of P and does not use L and o."""
     p = torch.softmax(t, 1)
     d_p = d_o @ v.T
     return p, torch.stack([(torch.diag(row) - torch.outer(row, row)) @ up for row, up in zip(p, d_p)])
@@ -70,7 +70,7 @@ def softmax_by_autograd(t, log_sum, v, o, d_o):
 
 
 def sides(c_q, c_k):
-    """(left, right, above, below): what the transposed convolution needs."""
+    """Return the padding (left, right, above, below) of the transposed convolution."""
     left = (c_k - 1) // 2
     return c_k - 1 - left, left, 0, c_q - 1
 
@@ -91,7 +91,7 @@ def sides_centred(c_q, c_k):
 
 
 def transposed_with(padding=sides, turn=lambda w: w.flip(0, 1), after=lambda d_s: d_s):
-    """A right transposed_convolve, but for what is replaced."""
+    """Return a correct transposed_convolve with some parts replaced."""
 
     def transposed_convolve(d_t, w):
         return after(conv2d(pad(d_t, padding(*w.shape))[None, None], turn(w)[None, None])[0, 0])
@@ -121,7 +121,7 @@ def loops_in_single_precision(d_t, w):
 
 
 def by_loops(d_t, w, d_s=None):
-    """Right: every T hands its gradient to what it has read."""
+    """Correct: adds the gradient of every T to the scores that it has read."""
     n, (c_q, c_k) = len(d_t), w.shape
     d_s = torch.zeros_like(d_t) if d_s is None else d_s
     for i in range(n):
@@ -135,7 +135,7 @@ def by_loops(d_t, w, d_s=None):
 
 
 def by_conv_transpose(d_t, w):
-    """Right: PyTorch's own transposed convolution, cut to size."""
+    """Correct: calls PyTorch's transposed convolution and crops the result."""
     left = (w.shape[1] - 1) // 2
     return conv_transpose2d(d_t[None, None], w[None, None])[0, 0, w.shape[0] - 1 :, left : left + len(d_t)]
 
@@ -146,7 +146,7 @@ def by_conv_transpose(d_t, w):
 def gradient_with(
     padding=sides_of_the_forward_pass, result=lambda d_w, n: d_w, met=lambda d_t, window: d_t * window
 ):
-    """A right tap_gradient, but for what is replaced."""
+    """Return a correct tap_gradient with some parts replaced."""
 
     def tap_gradient(d_t, s0, c_q, c_k):
         n, room = len(d_t), pad(s0, padding(c_q, c_k))
@@ -168,12 +168,12 @@ def counts_the_border_row_twice(d_t, s0, c_q, c_k):
 
 
 def as_a_large_convolution(d_t, s0, c_q, c_k):
-    """Right: dT itself is the window that slides over the padded scores."""
+    """Correct: uses dT as the window that slides over the padded scores."""
     return conv2d(pad(s0, sides_of_the_forward_pass(c_q, c_k))[None, None], d_t[None, None])[0, 0]
 
 
 def by_unfolding(d_t, s0, c_q, c_k):
-    """Right: all windows at once."""
+    """Correct: extracts all windows at once."""
     windows = pad(s0, sides_of_the_forward_pass(c_q, c_k)).unfold(0, len(d_t), 1).unfold(1, len(d_t), 1)
     return torch.einsum("abij,ij->ab", windows, d_t)
 
@@ -200,7 +200,7 @@ def backward_with(
     scores=lambda s0, q, k: s0,
     turn=lambda x: x.T,
 ):
-    """A right conv_attention_backward, but for what is replaced."""
+    """Return a correct conv_attention_backward with some parts replaced."""
 
     def conv_attention_backward(q, k, v, w, o, log_sum, d_o):
         s0, t = conv_scores(q, k, w)
@@ -235,7 +235,7 @@ def gradient_of_k_without_transpose(q, k, v, w, o, log_sum, d_o):
 
 
 def with_autograd(q, k, v, w, o, log_sum, d_o):
-    """The forward pass once more, and autograd."""
+    """Wrong: repeats the forward pass and uses autograd."""
     inputs = [x.clone().requires_grad_() for x in (q, k, v, w)]
     return torch.autograd.grad(
         torch.softmax(conv_scores(inputs[0], inputs[1], inputs[3])[1], 1) @ inputs[2], inputs, d_o

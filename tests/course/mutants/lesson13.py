@@ -1,7 +1,7 @@
-"""Wrong answers to the exercises of lesson 13, each with the mistake it makes, and right ones written another
-way.
+"""Wrong answers to the exercises of lesson 13, each labelled with its mistake, and alternative correct
+answers.
 
-A wrong piece is a right one with a line or two edited.
+A wrong function is a correct one with one or two lines edited.
 """
 
 import math
@@ -17,7 +17,7 @@ convolved, gradient_of_s, add_d_w, add_d_q, add_d_k_d_v = from_solutions(
 )
 
 
-# The right ones ---------------------------------------------------------------------------------------------
+# Correct answers --------------------------------------------------------------------------------------------
 
 
 def to_load(i0, j0, rows, columns, c_q, c_k):
@@ -45,11 +45,11 @@ def gradient_of_t(p_tile, d_t_tile, s_tile, w, log_sum, delta, i0, j0):
 RIGHT_NAMES = {"a": "no mask", "b": "halo rows", "c": "no rows below", "d": "taps twice"}
 
 
-# Right in another way ---------------------------------------------------------------------------------------
+# Alternative correct answers --------------------------------------------------------------------------------
 
 
 def to_load_by_corners(i0, j0, rows, columns, c_q, c_k):
-    """The frames as lists, the second one by the sum of both sides."""
+    """Correct: returns the frames as lists."""
     left = (c_k - 1) // 2
     top, bottom = i0 - c_q + 1, i0 + rows + c_q - 1
     return [i0, bottom, j0 - (c_k - 1 - left), j0 + columns + left], [
@@ -81,7 +81,7 @@ def t_by_zeros_first(p_tile, d_t_tile, s_tile, w, log_sum, delta, i0, j0):
 
 @cuda.jit(device=True)
 def s_by_turned_taps(d_s_tile, d_t_tile, w, i0, j0, rows, columns):
-    """Runs over the readers from the top, and turns the taps; a thread takes whole rows."""
+    """Correct: loops over the readers from the top with flipped taps. Each thread computes whole rows."""
     c_q, c_k = w.shape
     for i in range(cuda.threadIdx.x, rows, cuda.blockDim.x):
         for j in range(columns):
@@ -94,7 +94,7 @@ def s_by_turned_taps(d_s_tile, d_t_tile, w, i0, j0, rows, columns):
 
 @cuda.jit(device=True)
 def w_by_total(tap_sums, d_t_tile, s_tile, w, rows, columns, right):
-    """One store a tap, columns outside."""
+    """Correct: stores once per tap, with the loop over columns outside the loop over rows."""
     c_q, c_k = w.shape
     for e in range(cuda.threadIdx.x, c_q * c_k, cuda.blockDim.x):
         total = float32(0)
@@ -126,7 +126,7 @@ def k_v_one_after_the_other(d_k_tile, d_v_tile, d_s_tile, p_tile, q, d_o, i0, ro
 
 
 def naming(**changes):
-    """A diagnosis, right but for the changes."""
+    """Return a diagnosis that is correct except for these changes."""
     return lambda: RIGHT_NAMES | changes
 
 

@@ -1,5 +1,5 @@
-"""Wrong answers to the exercises of lesson 14, each with what is wrong, and right ones written
-differently."""
+"""Wrong answers to the exercises of lesson 14, each labelled with its mistake, and alternative correct
+answers."""
 
 import math
 
@@ -21,7 +21,7 @@ later, window_scores, is_right, merge_splits = from_solutions(
 )
 
 
-# The right ones ---------------------------------------------------------------------------------------------
+# Correct answers --------------------------------------------------------------------------------------------
 
 
 def split_state(q_window, k, v, w, start, end, traffic):
@@ -41,7 +41,7 @@ def split_state(q_window, k, v, w, start, end, traffic):
     return m, l, o
 
 
-# Right in another way ---------------------------------------------------------------------------------------
+# Alternative correct answers --------------------------------------------------------------------------------
 
 
 def scores_tap_by_tap(q_window, k, w):
@@ -125,11 +125,11 @@ def merge_with_plain_exponentials(parts, out):
         row[c] = o / l
 
 
-# Wrong in more than a line ----------------------------------------------------------------------------------
+# Wrong in more than one line --------------------------------------------------------------------------------
 
 
 def whole_matrix(q_window, k, w):
-    """Takes the window for all queries there are."""
+    """Wrong: computes the window for all queries instead of only the last one."""
     q = pad(q_window, (0, 0, 0, len(k) - len(q_window)))
     return conv_scores(q[None, None], k[None, None], w[None])[0, 0, len(q_window) - 1]
 
@@ -159,7 +159,7 @@ def test_on_one_split_only(decode):
 
 
 def merge_by_atomics(parts, out):
-    """All splits add at the same time, each with its own unit."""
+    """Wrong: all splits add their results at the same time, each relative to its own maximum."""
     head, batch, s = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
     d = out.shape[3]
     for c in range(d):

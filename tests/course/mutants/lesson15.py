@@ -1,5 +1,5 @@
-"""Wrong answers to the exercises of lesson 15, each with what is wrong, and right answers written
-differently."""
+"""Wrong answers to the exercises of lesson 15, each labelled with its mistake, and alternative correct
+answers."""
 
 import math
 
@@ -36,12 +36,12 @@ class TapAttention(nn.Module):
 
 
 def layer(**methods):
-    """The right layer, but for these methods."""
+    """Return the correct layer with these methods replaced."""
     return type("TapAttention", (TapAttention,), methods)
 
 
 def by_chunks_and_views(self, x):
-    """Right: three chunks, then heads by view and transpose."""
+    """Correct: splits the projection into three chunks, and separates heads by reshape and transpose."""
     b, n, e = x.shape
     return [
         part.reshape(b, n, self.heads, e // self.heads).transpose(1, 2)
@@ -50,7 +50,7 @@ def by_chunks_and_views(self, x):
 
 
 def with_loops_over_heads(self, q, k, v):
-    """Right: the whole of lesson 09, head by head."""
+    """Correct: computes convolutional attention head by head, as in lesson 09."""
     outs, n = [], q.shape[2]
     future = torch.ones(n, n, dtype=torch.bool).triu(1)
     for h, taps in enumerate(self.taps):
@@ -145,7 +145,7 @@ def share_with(
     guess=lambda model, text, size: model(text[:, :-1])[:, -size:].argmax(-1),
     wrong=lambda guess, answer: (guess != answer).any(1),
 ):
-    """A right share_wrong, but for what is replaced."""
+    """Return a correct share_wrong with some parts replaced."""
 
     def share_wrong(model, text, size):
         return wrong(guess(model, text, size), text[:, -size:]).double().mean().item()
@@ -154,7 +154,7 @@ def share_with(
 
 
 def by_writing(model, text, size):
-    """Right: the model writes."""
+    """Correct: lets the model generate the answer."""
     said = text[:, :-size]
     for _ in range(size):
         said = torch.cat([said, model(said)[:, -1:].argmax(-1)], 1)
@@ -162,7 +162,7 @@ def by_writing(model, text, size):
 
 
 def by_counting(model, text, size):
-    """Right: text by text."""
+    """Correct: counts text by text."""
     wrong = 0
     for row in text:
         guesses = model(row[None])[0].argmax(-1)
@@ -217,7 +217,7 @@ def strongest_with(
     right=lambda b, c_k: b - (c_k - 1) // 2,
     width=lambda taps: taps.shape[2],
 ):
-    """A right `strongest`, but for what is replaced."""
+    """Return a correct `strongest` with some parts replaced."""
 
     def strongest(taps):
         _, c_q, c_k = taps.shape
@@ -228,7 +228,7 @@ def strongest_with(
 
 
 def strongest_by_nonzero(taps):
-    """Right: where the largest is."""
+    """Correct: finds the position of the largest tap with nonzero."""
     found = []
     for head in taps:
         a, b = (head.abs() == head.abs().max()).nonzero()[0].tolist()

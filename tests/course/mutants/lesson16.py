@@ -1,5 +1,8 @@
-"""Wrong answers to the exercises of lesson 16, each with the mistake it makes, and right ones written another
-way. A wrong answer is a right one with a line or two edited."""
+"""Wrong answers to the exercises of lesson 16, each labelled with its mistake, and alternative correct
+answers.
+
+A wrong answer is a correct one with one or two lines edited.
+"""
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -30,7 +33,7 @@ ROWS = 32
 
 @cuda.jit(device=True)
 def load_a_by_register(a, first):
-    """A loop over registers, lanes by bits."""
+    """Correct: loops over registers, and computes positions from the bits of the lane."""
     lane = cuda.laneid
     words = cuda.local.array(4, uint32)
     for r in range(4):
@@ -57,7 +60,7 @@ def plain_load_a(a, first):
 
 @cuda.jit(device=True)
 def load_a_by_shuffle(a, first):
-    """Lane 4 g + t gets its words of row g + 8 from the row below by a shuffle of what others loaded."""
+    """Load row g + 8 for lane 4 g + t by a shuffle from the lanes that have loaded it."""
     lane = cuda.threadIdx.x % 32
     i, j = lane // 4, first + lane % 4
     word = a[i + 8, j]
@@ -93,7 +96,7 @@ LOAD_A = [
 
 
 def product_backwards(a, b, out):
-    """From the last words to the first, sums in a local array."""
+    """Correct: multiplies from the last words to the first, with the sums in a local array."""
     lane = cuda.laneid
     d = cuda.local.array(4, float32)
     for e in range(4):
@@ -112,7 +115,7 @@ def product_backwards(a, b, out):
 
 @cuda.jit
 def product_in_two_chains(a, b, out):
-    """Even and odd steps each in sums of their own, added at the end."""
+    """Correct: accumulates even and odd steps separately, and adds both at the end."""
     lane = cuda.threadIdx.x
     i, j = lane // 4, lane % 4
     c0 = c1 = c2 = c3 = e0 = e1 = e2 = e3 = float32(0)
@@ -131,13 +134,13 @@ def product_in_two_chains(a, b, out):
 
 @cuda.jit(device=True)
 def rounded(x):
-    """x with 8 significant bits (Veltkamp's way)."""
+    """Return x rounded to 8 significant bits (Veltkamp's splitting)."""
     large = float32(65537) * x
     return large - (large - x)
 
 
 def product_in_bfloat16(a, b, out):
-    """The sums are rounded to bfloat16 after each step."""
+    """Wrong: rounds the sums to bfloat16 after each step."""
     lane = cuda.threadIdx.x
     i, j = lane // 4, lane % 4
     d0 = d1 = d2 = d3 = float32(0)
@@ -152,7 +155,7 @@ def product_in_bfloat16(a, b, out):
 
 @cuda.jit(device=True)
 def number(words, row, k):
-    """Number k of a row of words, in bfloat16, as float32: by its bits."""
+    """Return bfloat16 element k of a row of 32-bit words as float32, decoded from its bits."""
     bits = (words[row, k // 2] >> (16 * (k % 2))) & 0xFFFF
     size, exponent = float32(bits & 0x7F), int(bits >> 7) & 0xFF
     if exponent > 0:
@@ -238,7 +241,7 @@ U = 2.0**-8
 
 
 def with_error(a, b):
-    """Return these values with their own rounding error, which other values would not have."""
+    """Return the rounding error of these particular values, which is no bound for others."""
     rounded = [x.astype(bfloat16).astype(float) for x in (a, b)]
     return np.abs(rounded[0] @ rounded[1] - a @ b)
 
@@ -284,7 +287,7 @@ BOUND = [
 
 @cuda.jit(device=True)
 def fragments_renamed(a_tile, b_tile, row, column, step):
-    """The matrices in another order, and the registers named after it."""
+    """Correct: loads the matrices in another order, and swaps the registers accordingly."""
     lane = cuda.threadIdx.x % 32
     i, j = lane // 16 * 8 + lane % 8, lane // 8 % 2 * 8
     a0, a2, a1, a3 = ldmatrix_x4(a_tile, (row + i, step + j))
@@ -299,7 +302,7 @@ def corner(lane):
 
 @cuda.jit(device=True)
 def fragments_by_bits(a_tile, b_tile, row, column, step):
-    """B first, and lanes by their bits."""
+    """Correct: loads B first, and computes positions from the bits of the lane."""
     i, j = corner(cuda.laneid)
     b = ldmatrix_x4_trans(b_tile, (step + i, column + j))
     a = ldmatrix_x4(a_tile, (row + i, step + j))
@@ -334,7 +337,7 @@ def fragments_by_loads(a_tile, b_tile, row, column, step):
 
 @cuda.jit(device=True)
 def fragments_in_halves(a_tile, b_tile, row, column, step):
-    """Four instructions of two matrices each."""
+    """Correct: uses four instructions that load two matrices each."""
     i = cuda.threadIdx.x % 16
     a0, a1 = ldmatrix_x2(a_tile, (row + i, step))
     a2, a3 = ldmatrix_x2(a_tile, (row + i, step + 8))
@@ -378,7 +381,7 @@ FRAGMENTS = [
 
 @cuda.jit
 def matmul_otherwise(a, b, c):
-    """Warps go through the pieces column by column, sums in a local array, rows of 56, a barrier in front."""
+    """Correct: assigns warps column by column, keeps sums in a local array, and pads rows to 56 elements."""
     a_tile = cuda.shared.array((ROWS, 56), int16, alignment=16)
     b_tile = cuda.shared.array((ROWS, 72), int16, alignment=16)
     warp = cuda.threadIdx.x >> 5
@@ -403,7 +406,8 @@ def matmul_otherwise(a, b, c):
 
 
 def matmul_by_halves(a, b, c):
-    """One shared array for both tiles; two matrices by an instruction; idle warps make no product."""
+    """Correct: uses one shared array for both tiles, and two matrices per instruction. Idle warps skip the
+    product."""
     tiles = cuda.shared.array((64, 40), int16, alignment=16)
     lane, warp = cuda.laneid, cuda.threadIdx.x // 32
     row, column = warp // 2 * 16, warp % 2 * 16
@@ -429,7 +433,7 @@ def matmul_by_halves(a, b, c):
 
 @cuda.jit(device=True)
 def place(row, column):
-    """Return the position of a value in a row of four pieces that are exchanged."""
+    """Return the swizzled position of a value in its row, which consists of four pieces of eight values."""
     return (column // 8 ^ row // 2 % 4) * 8 + column % 8
 
 
@@ -442,7 +446,7 @@ def load_swizzled(tile, x, row, column):
 
 
 def matmul_swizzled(a, b, c):
-    """No padding: the pieces of each row are exchanged."""
+    """Correct: swizzles the pieces of each row instead of padding the rows."""
     a_tile = cuda.shared.array((32, 32), int16, alignment=128)
     b_tile = cuda.shared.array((32, 32), int16, alignment=128)
     warp, i, j = cuda.threadIdx.x // 32, cuda.laneid % 16, cuda.laneid // 16 * 8
@@ -464,7 +468,7 @@ def matmul_swizzled(a, b, c):
 
 
 def matmul_by_one_warp(a, b, c):
-    """Warp 0 makes all products, the others only load."""
+    """Wrong: warp 0 computes all products, and the other warps only load."""
     a_tile = cuda.shared.array((32, 40), int16, alignment=16)
     b_tile = cuda.shared.array((32, 40), int16, alignment=16)
     i0, j0 = cuda.blockIdx.y * 32, cuda.blockIdx.x * 32
@@ -496,7 +500,7 @@ def matmul_by_one_warp(a, b, c):
 
 
 def matmul_by_all_warps(a, b, c):
-    """Each warp makes every product of the block, and stores its own."""
+    """Wrong: each warp computes every product of the block, and stores only its own."""
     a_tile = cuda.shared.array((32, 40), int16, alignment=16)
     b_tile = cuda.shared.array((32, 40), int16, alignment=16)
     i0, j0, warp = cuda.blockIdx.y * 32, cuda.blockIdx.x * 32, cuda.threadIdx.x // 32

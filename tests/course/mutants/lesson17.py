@@ -1,5 +1,8 @@
-"""Wrong answers to the exercises of lesson 17, each with what is wrong, and right ones written otherwise: the
-solution's cell with lines edited, or with another body."""
+"""Wrong answers to the exercises of lesson 17, each labelled with its mistake, and alternative correct
+answers.
+
+Each answer is the solution's cell with some lines edited, or with another body.
+"""
 
 import sys
 from pathlib import Path
@@ -15,7 +18,7 @@ from kernels.tensor_cores.instructions import cp_async_wait_0, ldmatrix_x2_trans
 
 
 def edited(check, what, *edits):
-    """The answer in whose cell each (old, new) is put in; every `old` stands there exactly once."""
+    """Return the answer after replacing each (old, new) in its cell. Every `old` must occur exactly once."""
     text = LESSON[check].cell
     for old, new in edits:
         if text.count(old) != 1:
@@ -25,7 +28,7 @@ def edited(check, what, *edits):
 
 
 def other(check, body, what="another way"):
-    """The answer whose last solution is this body, indented by four."""
+    """Return the answer whose last solution is replaced by this body, indented by four spaces."""
     text = NAMES + LESSON[check].cell
     begin = text.rindex("    # BEGIN SOLUTION")
     end = text.index("# END SOLUTION", begin)

@@ -1,5 +1,8 @@
-"""Wrong answers to the exercises of lesson 18, each with the mistake it makes, and right ones written another
-way. A wrong kernel function is a right one with a line or two edited."""
+"""Wrong answers to the exercises of lesson 18, each labelled with its mistake, and alternative correct
+answers.
+
+A wrong device function is a correct one with one or two lines edited.
+"""
 
 import torch
 from numba import cuda
@@ -47,7 +50,7 @@ def tap_gradient(s_tile, g_tile, c_q, c_k):
 
 
 def by_windows_of_16(s_tile, g_tile, c_q, c_k):
-    """Windows of 16 columns, all of a row shift in one batch of products."""
+    """Correct: uses windows of 16 columns, and one batch of products per row shift."""
     rows, columns = g_tile.shape
     wide = torch.nn.functional.pad(s_tile, (0, 16 - (8 + c_k - 1)))
     blocks = g_tile.reshape(rows, -1, 8).transpose(0, 1)
@@ -60,7 +63,7 @@ def by_windows_of_16(s_tile, g_tile, c_q, c_k):
 
 
 def turned(s_tile, g_tile, c_q, c_k):
-    """The block's transpose times the window: the diagonals lie on the other side."""
+    """Correct: multiplies the block's transpose by the window, so the diagonals lie on the other side."""
     out, n = torch.empty(c_q, c_k, dtype=s_tile.dtype), g_tile.shape
     for a in range(c_q):
         c = sum(
@@ -116,7 +119,7 @@ def for_show(s_tile, g_tile, c_q, c_k):
 
 @cuda.jit(device=True)
 def quarters_in_another_order(sums, s_tile, s_row, g_tile, g_row, column):
-    """Matrices 1 and 2 as they come without transposing, handed over swapped."""
+    """Correct: loads matrices 1 and 2 in another order, and swaps the registers accordingly."""
     lane = cuda.threadIdx.x % 32
     a0, a2, a1, a3 = ldmatrix_x4_trans(s_tile, (s_row + lane % 16, column + lane // 16 * 8))
     b0, b1 = ldmatrix_x2_trans(g_tile, (g_row + lane % 16, column))
@@ -129,7 +132,7 @@ def quarters_in_another_order(sums, s_tile, s_row, g_tile, g_row, column):
 
 @cuda.jit(device=True)
 def in_two_halves(sums, s_tile, s_row, g_tile, g_row, column):
-    """Eight rows at a time, by the smaller instructions."""
+    """Correct: multiplies eight rows at a time with the smaller instructions."""
     lane = cuda.threadIdx.x & 31
     for half in range(0, 16, 8):
         row = half + (lane & 7)
@@ -182,7 +185,8 @@ def plain(sums, s_tile, s_row, g_tile, g_row, column):
 
 @cuda.jit(device=True)
 def barrier_first(taps, a, diagonals, sums, c_k):
-    """The warp meets before it writes, not after it has read; the last tap is added backwards."""
+    """Correct: synchronises the warp before the writes instead of after the reads, and adds the last tap
+    backwards."""
     lane = cuda.threadIdx.x % 32
     cuda.syncwarp()
     for half in range(2):
@@ -199,7 +203,7 @@ def barrier_first(taps, a, diagonals, sums, c_k):
 
 @cuda.jit(device=True)
 def by_shuffles(taps, a, diagonals, sums, c_k):
-    """A lane asks each number of its tap from the lane that has it."""
+    """Correct: each lane fetches the entries of its tap by shuffles."""
     lane = cuda.threadIdx.x & 31
     total = float32(0)
     for y in range(8):
@@ -238,7 +242,7 @@ FIRST, LAST = "cuda.syncwarp()  # every", "cuda.syncwarp()  # read"
 
 
 def by_trying(blocks, threads, shared_bytes):
-    """Every limit from the largest on."""
+    """Correct: tries every register limit, starting with the largest."""
     warps = (threads + 31) // 32
     if 228 * 1024 // (shared_bytes + 1024) < blocks or min(2048 // (32 * warps), 32) < blocks:
         return 0
@@ -254,7 +258,7 @@ def by_trying(blocks, threads, shared_bytes):
 
 @cuda.jit(device=True)
 def in_registers(t, scores, bands):
-    """Sums in variables, the last row of taps first; row and half of the operand worked out apart."""
+    """Correct: accumulates in variables, starting with the last row of taps."""
     lane = cuda.threadIdx.x % 32
     m, right = lane % 16, lane // 16
     c0, c1, c2, c3 = float32(0), float32(0), float32(0), float32(0)
@@ -266,7 +270,7 @@ def in_registers(t, scores, bands):
 
 @cuda.jit(device=True)
 def a_half_at_a_time(t, scores, bands):
-    """The left columns of the operand, then the right ones, by mma of depth 8."""
+    """Correct: multiplies the left columns of the operand, then the right ones, with mma of depth 8."""
     lane = cuda.threadIdx.x & 31
     for e in range(4):
         t[e] = float32(0)

@@ -1,4 +1,5 @@
-"""Wrong answers to the exercises of lesson 19, each with what is wrong, and right ones written otherwise."""
+"""Wrong answers to the exercises of lesson 19, each labelled with its mistake, and alternative correct
+answers."""
 
 import math
 
@@ -104,7 +105,7 @@ def whole_rows(t_tile, log_sum, v, taps, mixing, i0, rows, columns):
 
 
 def tiles_into_a_row(t_tile, log_sum, v, taps, mixing, i0, rows, columns):
-    """Keeps a row of P as wide as the sequence."""
+    """Wrong: stores a row of P that is as wide as the sequence."""
     above, left = taps.shape[1] - 1, (taps.shape[2] - 1) // 2
     t = torch.cat([t_tile(i0 - above, j0, above + rows, columns) for j0 in range(0, i0 + rows, columns)], 2)
     p = torch.exp(t - rows_of(log_sum, i0 - above, above + rows)[..., None])
@@ -121,13 +122,14 @@ def quotient(t_tile, log_sum, *rest):
 def negative_slice(t_tile, log_sum, v, taps, mixing, i0, rows, columns):
     above = taps.shape[1] - 1
     shifted = log_sum[:, i0 - above : i0 + rows]
-    if shifted.shape[1] < above + rows:  # a negative start: an empty slice, or rows from the end
+    if shifted.shape[1] < above + rows:  # With a negative start, the slice is empty or counts from the end.
         return torch.zeros(len(v), rows, v.shape[2], dtype=v.dtype)
     return passes(t_tile, log_sum, v, taps, mixing, i0, rows, columns)
 
 
 def last_column_first(t_tile, log_sum, v, taps, mixing, i0, rows, columns):
-    """Sums over the tiles from the right; the map is put on O instead of U, head pair by head pair."""
+    """Correct: adds the tiles from right to left, and applies the head map to O instead of U, one pair at a
+    time."""
     above, left = taps.shape[1] - 1, (taps.shape[2] - 1) // 2
     o = torch.zeros(len(v), rows, v.shape[2], dtype=v.dtype)
     for j0 in reversed(range(0, i0 + rows, columns)):
@@ -142,7 +144,7 @@ def last_column_first(t_tile, log_sum, v, taps, mixing, i0, rows, columns):
 
 
 def tap_by_tap(t_tile, log_sum, v, taps, mixing, i0, rows, columns):
-    """One shifted tile for each tap, nothing with a halo; narrower last tile."""
+    """Correct: loads one shifted tile per tap instead of a halo, and shortens the last tile."""
     _, c_q, c_k = taps.shape
     o = v.new_zeros(len(v), rows, v.shape[2])
     for j0 in range(0, i0 + rows, columns):
@@ -208,7 +210,7 @@ def push_by_index(kept, q, c_q, after_c_q):
 
 
 def push_windows_storage(kept, q, c_q, after_c_q):
-    """Keeps a view of a window that is a copy itself."""
+    """Correct: returns a view of the window, which is itself a copy."""
     most = c_q + after_c_q - 1
     window = torch.cat([kept, q[:, -most:]], 1)
     window = window[:, max(0, window.shape[1] - most) :].clone()

@@ -1,4 +1,5 @@
-"""Wrong answers to the exercises of lesson 20, each with what is wrong, and right ones written otherwise."""
+"""Wrong answers to the exercises of lesson 20, each labelled with its mistake, and alternative correct
+answers."""
 
 import math
 

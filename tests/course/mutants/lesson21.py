@@ -1,4 +1,5 @@
-"""Wrong answers to the exercises of lesson 21, each with what is wrong, and right ones written otherwise."""
+"""Wrong answers to the exercises of lesson 21, each labelled with its mistake, and alternative correct
+answers."""
 
 import linecache
 
@@ -9,7 +10,7 @@ from kernels.triton.tiles import load_rows, store_rows
 
 
 def variant(source, *changes):
-    """The kernel of this source, with parts of its text replaced; Triton can read its source."""
+    """Return the kernel of this source, with parts of its text replaced. Triton can read its source."""
     for old, new in changes:
         assert source.count(old), f"{old!r} is not in the source"
         source = source.replace(old, new)

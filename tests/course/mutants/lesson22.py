@@ -1,4 +1,5 @@
-"""Wrong answers to the exercises of lesson 22, each with what is wrong, and right ones written otherwise."""
+"""Wrong answers to the exercises of lesson 22, each labelled with its mistake, and alternative correct
+answers."""
 
 VALUES = {"a": -3, "b": -3, "c": -4, "d": 0, "e": -2, "f": 0, "g": 1, "h": 50}
 
@@ -8,7 +9,7 @@ def said(**other):
 
 
 def changed(text, *pairs):
-    """The text with each (old, new) put in."""
+    """Return the text after replacing each (old, new). Every `old` must occur exactly once."""
     for old, new in pairs:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
@@ -76,7 +77,8 @@ extern "C" __global__ void flash_kernel(const float* q, const float* k, const fl
         for (int c = 0; c < d; c++) o[(first + t) * d + c] = o_tile[t * d + c] / l;
 }
 """
-# the tiles in another order, a thread without a query visits nothing, one barrier in front of the loads
+# Correct: loops over tiles in another order, skips threads without a query, and has a barrier before the
+# loads.
 FLASH_OTHERWISE = """
 #include "tiles.cuh"
 extern "C" __global__ void __launch_bounds__(1024)
@@ -403,7 +405,7 @@ MUTANTS = {
     ],
 }
 
-# a template, one barrier in front of the loads of later tiles
+# Correct: uses a template, and has a barrier before the loads of all tiles but the first.
 FLASH_BY_TEMPLATE = """
 #include "tiles.cuh"
 template <typename T> __device__ T* cut(T*& from, int numbers) {

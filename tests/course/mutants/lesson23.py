@@ -1,5 +1,5 @@
-"""Wrong answers to the exercises of lesson 23, each with what is wrong, and right ones written
-differently."""
+"""Wrong answers to the exercises of lesson 23, each labelled with its mistake, and alternative correct
+answers."""
 
 import math
 

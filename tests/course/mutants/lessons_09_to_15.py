@@ -1,5 +1,9 @@
-"""Wrong answers of readers' kinds to the exercises of lessons 09 to 15: they give right values on easy
-inputs, and break what the statement demands; and right ones that are unusual."""
+"""Further answers to the exercises of lessons 09 to 15, of kinds that readers have tried.
+
+The wrong answers return correct values for easy inputs, but violate a requirement of the exercise. The
+correct
+ones are unusual.
+"""
 
 import runpy
 from pathlib import Path
@@ -22,14 +26,14 @@ L09, L10, L11, L12, L13, L14, L15 = (
 
 
 def floats(answer):
-    """The same numbers as floats."""
+    """Return an answer that returns the same numbers as floats."""
     return lambda *given: tuple(
         floats(lambda p=part: p)() if isinstance(part, tuple) else float(part) for part in answer(*given)
     )
 
 
 def spoiling(answer, which, how):
-    """A right answer that first writes into its argument number `which`, and puts nothing back."""
+    """Return an answer with correct results that modifies argument number `which` and does not restore it."""
 
     def spoils(*given):
         result = answer(*given)
@@ -47,8 +51,10 @@ def doubled(tensor):
 
 
 def forward_in(way):
-    """Lesson 10's loop over tiles, with the state of a tile of rows kept as `way` does: (start, add,
-    finish)."""
+    """Return lesson 10's loop over tiles with another state for a tile of rows.
+
+    way: (start, add, finish), three functions that create, update and evaluate the state.
+    """
     start, add, finish = way
 
     def forward(q, k, v, w, loaded, traffic):
@@ -72,7 +78,7 @@ def forward_in(way):
 
 
 def summed(unit):
-    """Sums of exp(T - unit), no maximum."""
+    """Return a state that adds up exp(T - unit) without a running maximum."""
 
     def add(state, t, v):
         p = torch.exp(t - unit)
@@ -86,7 +92,7 @@ def summed(unit):
 
 
 def whole_rows():
-    """All T and V of a tile of rows, and a softmax at the end."""
+    """Return a state that collects all T and V of a tile of rows, and applies softmax at the end."""
 
     def finish(state):
         t, v = torch.cat(state[0], 1), torch.cat(state[1])
@@ -104,7 +110,7 @@ def with_update():
 
 
 def all_at_once(q, k, v, w, loaded, traffic):
-    """Lets traffic count, and computes from the arrays themselves."""
+    """Wrong: lets `traffic` count the loads, but computes with the whole arrays."""
     forward_in(with_update())(q, k, v, w, loaded, traffic)
     t = reference.conv_scores(q[None, None], k[None, None], w[None])[0, 0]
     return torch.softmax(t, 1) @ v, torch.logsumexp(t, 1)
@@ -160,7 +166,7 @@ row_max, row_sum, weight = L11["row_max"], L11["row_sum"], L11["weight"]
 
 @cuda.jit(device=True)
 def absorb_where_nothing_was(t, m, l):
-    """Right: where nothing was read before, shrink is 1; it meets l = 0 and o = 0."""
+    """Correct: uses the factor 1 before the first key, when l and o are 0."""
     new_m = max(m, row_max(t))
     shrink = weight(m, new_m) if l > 0 else float32(1)
     p = weight(t, new_m)
@@ -175,7 +181,7 @@ def absorb_without_a_maximum(t, m, l):
 
 @cuda.jit(device=True)
 def convolve_from_the_end(s_tile, w, i0, j0):
-    """Right: counts the taps from the end."""
+    """Correct: loops over the taps from the end."""
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     size, (c_q, c_k) = s_tile.shape[0], w.shape
     total = float32(0)
@@ -194,7 +200,7 @@ convolved = L13["convolved"]
 
 @cuda.jit(device=True)
 def s_from_the_end(d_s_tile, d_t_tile, w, i0, j0, rows, columns):
-    """Right: the taps counted from the end."""
+    """Correct: loops over the taps from the end."""
     for e in range(cuda.threadIdx.x, rows * columns, cuda.blockDim.x):
         i, j = e // columns, e % columns
         total = float32(0)
@@ -265,7 +271,7 @@ ERROR, LIMIT = (
 
 
 class SharedTaps(L15["TapAttention"]):
-    """One set of taps, seen by every head."""
+    """Wrong: all heads share one set of taps."""
 
     def __init__(self, width, heads, kernel_size):
         super().__init__(width, heads, kernel_size)

@@ -1,5 +1,8 @@
-"""The standard breakers of an exercise: each argument ignored, a size cap, an input destroyed, what no GPU
-runs, no maximum; and work that is not shared."""
+"""Wrong answers that are generated for every exercise in the same way.
+
+Examples are an ignored argument, a limit on the size, a modified input, Python code that no GPU supports, a
+softmax without a maximum, and work that threads do not share.
+"""
 
 import ast
 import copy
@@ -21,8 +24,8 @@ SCALARS = {
 }
 NO_ARRAYS = {
     *"pairs traffic attend decode model t_tile mine exchange merge copier worker buffers fill compute".split()
-}  # what an exercise gets besides
-# what these get cannot be written to, or is made for one call
+}  # arguments that are not arrays
+# Exercises whose arguments cannot be written to, or are created for a single call.
 UNTOUCHABLE = {"ex02_2", "ex03_2", "ex08_2", "ex08_5"}
 NOT_ON_A_GPU = {
     "a list": "scratch = [0, 1]",
@@ -33,8 +36,10 @@ NOT_ON_A_GPU = {
 
 
 def breakers(exercise):
-    """(label, answer): right values or nearly so, and a demand broken. Raises nothing: what cannot be made
-    for this exercise is left out."""
+    """Yield (label, answer) for answers with correct or almost correct values that violate a requirement.
+
+    A breaker that cannot be applied to this exercise is omitted.
+    """
     if cpp.is_cpp(exercise):
         yield from cpp.breakers(exercise)
         return
@@ -79,7 +84,8 @@ def rewritten(exercise):
 def edits(exercise, function):
     arguments = [argument.arg for argument in function.args.args]
     arrays = [name for name in arguments if name not in SCALARS and not name.isupper()]
-    for name in [name for name in arguments if not name.isupper()]:  # not a constant of Triton's
+    # excludes Triton's compile-time constants
+    for name in [name for name in arguments if not name.isupper()]:
         yield (
             f"ignores {name}",
             functools.partial(
@@ -116,7 +122,7 @@ def edits(exercise, function):
 
 
 def zeros(exercise, name):
-    """The first element's index: a pair where the solution indexes by pairs."""
+    """Return the index of the first element: a pair if the solution uses pairs as indices."""
     pairs = any(
         isinstance(node, ast.Subscript)
         and ast.unparse(node.value) == name
@@ -127,13 +133,13 @@ def zeros(exercise, name):
 
 
 def insert(function, text):
-    """Statements before the first, behind the docstring."""
+    """Insert statements before the first one, but after the docstring."""
     place = 1 if ast.get_docstring(function) else 0
     function.body[place:place] = ast.parse(text).body
 
 
 def at_the_end(function, text):
-    """A statement behind the last, before a return."""
+    """Insert a statement at the end, but before a return."""
     place = len(function.body) - isinstance(function.body[-1], ast.Return)
     function.body[place:place] = ast.parse(text).body
 
@@ -239,7 +245,7 @@ def apply(function, transformer):
 
 
 def destroyers(exercise):
-    """The solution, which then writes into each of its tensor or array arguments."""
+    """Yield the solution with an additional write into each of its tensor or array arguments."""
     solution = exercise.solution
     for number, name in enumerate(inspect.signature(solution).parameters):
         if exercise.check in UNTOUCHABLE or name in SCALARS | NO_ARRAYS:

@@ -1,5 +1,7 @@
-"""Mutations and standard breakers of a solution in CUDA C++, which is text: one token, argument or statement
-changed."""
+"""Mutations and standard breakers of a solution in CUDA C++.
+
+The solution is a text, in which one token, argument or statement is changed.
+"""
 
 import itertools
 import re
@@ -44,12 +46,12 @@ TYPES = r"\b(float|int|unsigned)\s*$"
 
 
 def is_cpp(exercise):
-    """Return whether the answer is a text: these have names in capitals."""
+    """Return whether the answer is a text in CUDA C++, whose name is in capital letters."""
     return exercise.answer.isupper()
 
 
 def altered_cells(exercise):
-    """(label, text of the cell) for every mutation, as power.mutations.altered_cells of Python."""
+    """Yield (label, text of the cell) for every mutation, like power.mutations.altered_cells for Python."""
     lines, (begin, end) = exercise.cell.split("\n"), exercise.lines
     before, text, after = (
         "\n".join(part) for part in (lines[:begin], lines[begin : end - 1], lines[end - 1 :])
@@ -60,7 +62,7 @@ def altered_cells(exercise):
 
 
 def tokens(text):
-    """(place, length, what stands there instead, in words) for every token."""
+    """Yield (position, length, replacement, description) for every token."""
     for found in TOKEN.finditer(text):
         old, place = found[0], found.start()
         declares = old in "*&" and re.search(TYPES, text[:place])
@@ -78,7 +80,7 @@ def numbers(old):
 
 
 def arguments(text):
-    """Two neighbours of a call exchanged."""
+    """Yield an exchange of each pair of adjacent arguments of a call."""
     for call in re.finditer(r"(\w+)\(", text):
         if call[1] not in EITHER_WAY:
             parts = list(split(text, call.end()))
@@ -88,7 +90,7 @@ def arguments(text):
 
 
 def split(text, start):
-    """(begin, end) of each argument of a call whose first begins at `start`."""
+    """Yield (begin, end) of each argument of a call whose first argument begins at `start`."""
     depth, begin = 0, start
     for place in range(start, len(text)):
         depth += (text[place] in "([{") - (text[place] in ")]}")
@@ -100,8 +102,12 @@ def split(text, start):
 
 
 def statements(text):
-    """Each statement that ends in a semicolon dropped, but for declarations; each condition always true, and
-    each choice made for good."""
+    """Yield the removal of each statement, each condition as always true, and each conditional expression as
+    always
+    one of its two values.
+
+    Declarations are kept.
+    """
     depth, begin = 0, 0
     for place, sign in enumerate(text):
         depth += (sign in "([") - (sign in ")]")
@@ -119,7 +125,7 @@ def statements(text):
 
 
 def near(text, place):
-    """The line around a place, in short."""
+    """Return the beginning of the line around a position."""
     line = text[text.rfind("\n", 0, place) + 1 :].partition("\n")[0]
     return line.strip()[:60]
 
@@ -130,7 +136,7 @@ LOOP = re.compile(r"for \(int (\w+) = ([^;]+); \1 < ([^;]+); (?:\1\+\+|\1 \+= ([
 
 
 def breakers(exercise):
-    """(label, answer): each argument ignored, an input destroyed, a size cap, no maximum."""
+    """Return [(label, answer)]: each argument ignored, an input modified, a limit on the size, no maximum."""
     text = exercise.solution
     return [(label, made) for label, made in rewritten(text) if made != text]
 

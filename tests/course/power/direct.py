@@ -1,5 +1,7 @@
-"""Kernels that give right values and share no work: for each exercise the direct way to one element, from
-which a machine makes five kernels."""
+"""Kernels with correct values that share no work.
+
+DIRECT has a direct computation of one element for each exercise. Five kernels are generated from each.
+"""
 
 import linecache
 from textwrap import indent
@@ -34,8 +36,7 @@ for j in range({keys}):
     m = larger
 for c in range(d):
     {o}[{row}c] /= l"""
-# check: (parameters, count of elements, elements per block, body, ways that are right, and what is mine if
-# not cuda.grid(1))
+# check: (parameters, number of elements, elements per block, body, numbers of the ways that are correct)
 DIRECT = {
     "ex03_1": ("x, y, out", "out.size", "cuda.blockDim.x", "out[i] = x[i] + y[i]", {4}),
     "ex03_3": (
@@ -185,7 +186,11 @@ JITTED = {"ex05_3", "ex07_2", "ex07_4"}
 
 
 def unshared(check):
-    """(label, answer) for every way of an exercise not to share its work; none for what is no kernel."""
+    """Yield (label, answer) for every way in which the threads of an exercise's kernel may fail to share the
+    work.
+
+    Yield nothing if the answer is not a kernel.
+    """
     if check not in DIRECT:
         return
     parameters, count, per_block, body, right = DIRECT[check]
@@ -208,7 +213,7 @@ def unshared(check):
 
 
 def kernel(check, label, parameters, text):
-    """The kernel with this body; for exercise 6.3 a function that makes it."""
+    """Return the kernel with this body. For exercise 6.3, return a function that creates it."""
     if check == "ex06_3":
         source = (
             f"{HEAD}def answer(d):\n    def kernel({parameters}):\n{indent(text, ' ' * 8)}\n\n    return"

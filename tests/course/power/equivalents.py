@@ -1,5 +1,7 @@
-"""Mutations that change nothing which an exercise asks for, each looked at, with the reason: {check: {label:
-reason}}."""
+"""Mutations that a check may accept, because they change nothing that the exercise requires.
+
+Each has been reviewed and is listed with its reason: {check: {label: reason}}.
+"""
 
 EMPTY = "a side that has read nothing has l = 0 and o = 0, so its factor is free"
 ROOM = "a shared array with more room than the statement asks for"
@@ -23,7 +25,7 @@ BLIND_TESTS = """parts 3 and 4 swapped in (16, 7, 7, 32, 32)|1 more in 16|1 more
 
 
 def each(text, line, reason):
-    """{label: reason} for the mutations of one line."""
+    """Return {label: reason} for the mutations of one line."""
     return {f"line {line}: {what}": reason for part in text.splitlines() for what in part.split("|")}
 
 

@@ -1,4 +1,4 @@
-"""The verdict of a check on an answer: accepted or not, with a limit of time, and silently."""
+"""Verdict of a check on an answer, with a time limit and without output."""
 
 import contextlib
 import io
@@ -7,15 +7,18 @@ import signal
 from course import check, ptx
 from course.check.harness import CheckFailed
 
-PATIENCE = 60  # seconds for one check; an answer that takes longer does not end
+PATIENCE = 60  # Time limit of one check, in seconds. A slower answer is taken to be endless.
 
 
 class TooLong(BaseException):
-    """An answer that does not end; no `except Exception` of a lesson's may swallow it."""
+    """Error of an answer that exceeds the time limit.
+
+    It derives from BaseException so that no `except Exception` in a lesson catches it.
+    """
 
 
 def verdict(name, answer, seed):
-    """ "" if the check of this name accepts the answer, else what it says."""
+    """Return "" if the check of this name accepts the answer, else its message."""
     previous = signal.signal(signal.SIGALRM, too_long)
     signal.alarm(PATIENCE)
     try:
@@ -34,7 +37,8 @@ def verdict(name, answer, seed):
 
 
 def compiled_once():
-    """From now on a kernel is compiled once for the same types: its PTX depends on no seed."""
+    """Make ptx.compiled_here compile a kernel only once per signature, because its PTX does not depend on the
+    seed."""
     kept = {}
 
     def compiled(kernel, *arguments, architecture):
@@ -42,7 +46,8 @@ def compiled_once():
         closed = tuple(cell.cell_contents for cell in function.__closure__ or ())
         types = tuple(map(ptx.type_of_argument, arguments))
         key = function.__code__, closed, id(function.__globals__), types, architecture
-        if key not in kept:  # the kernel is kept too, so that no other gets its globals' id
+        # Keeping the kernel alive prevents another module from getting the same id of its globals.
+        if key not in kept:
             kept[key] = compile_here(kernel, *arguments, architecture=architecture), kernel
         return kept[key][0]
 

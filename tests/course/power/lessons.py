@@ -1,5 +1,4 @@
-"""The solutions of the exercises, taken from the lessons' sources with just the definitions that they
-need."""
+"""Solutions of the exercises, taken from the lessons' sources with the definitions that they need."""
 
 import ast
 import functools
@@ -12,8 +11,14 @@ from course.definitions import cells_of, needed, source
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise: the check's name; the name of what is checked; the text of its cell, and of what that
-    needs, in order; the lines of the solution within the cell."""
+    """An exercise and its solution.
+
+    check: name of the check.
+    answer: name of the function or class that is checked.
+    cell: text of the exercise's cell.
+    needs: text of the definitions that the cell needs, in order.
+    lines: (begin, end) of the solution in the cell.
+    """
 
     check: str
     answer: str
@@ -22,7 +27,7 @@ class Exercise:
     lines: tuple
 
     def with_cell(self, cell, label):
-        """Return the answer if the exercise's cell has this text; `sim` and Numba can read its source."""
+        """Return the answer for another text of the exercise's cell. `sim` and Numba can read its source."""
         text = f"{self.needs}\n\n\n{cell}\n"
         name = f"<{self.check}: {label} {abs(hash(text))}>"
         linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
@@ -37,7 +42,7 @@ class Exercise:
 
 @functools.cache
 def exercises(lesson):
-    """{"ex05_3": Exercise} of lesson "05"."""
+    """Return {"ex05_3": Exercise} for lesson "05"."""
     text = source(lesson)
     cells = cells_of(text)
     checked = dict(re.findall(r"^check\.(ex\d\d_\d+)\((\w+)\)", text, flags=re.M))
@@ -55,9 +60,12 @@ def exercise(cells, check, answer):
 
 @functools.cache
 def from_solutions(lesson, *names, **others):
-    """Return what these names mean in lesson "05", made with just the definitions that they need, and with
-    the `others`, which edits of them use. Docstrings and the marks of solutions are left out, so that edits
-    change code alone."""
+    """Return the values of these names in lesson "05", with the definitions that they need.
+
+    Docstrings and the marks of solutions are removed, so that edits change only code.
+
+    others: further global names, which edits of the text use.
+    """
     text = without_docstrings(needed(cells_of(source(lesson)), "\n".join(names)))
     file = f"<lesson {lesson}: {', '.join(names)}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
@@ -67,7 +75,7 @@ def from_solutions(lesson, *names, **others):
 
 
 def without_docstrings(text):
-    """The same code without the lines of its functions' docstrings and without `# BEGIN SOLUTION` and `# END
+    """Return the same code without docstrings of functions and without `# BEGIN SOLUTION` and `# END
     SOLUTION`."""
     lines = text.splitlines()
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]

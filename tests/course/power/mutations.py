@@ -44,8 +44,10 @@ STATEMENTS = (ast.Expr, ast.Assign, ast.AugAssign, ast.If, ast.For, ast.While)
 
 
 def mutations(exercise):
-    """(label, text of the cell) for every mutation of an exercise's solution; texts that come out alike count
-    once. The second of two alike in one line is called so: "... (2)"."""
+    """Yield (label, text of the cell) for every mutation of an exercise's solution.
+
+    Mutations with the same text count once. The second mutation with the same label gets the suffix " (2)".
+    """
     labels = Counter()
     for label, text in (cpp.altered_cells if cpp.is_cpp(exercise) else altered_cells)(exercise):
         labels[label] += 1
@@ -68,7 +70,7 @@ def altered_cells(exercise):
 
 
 def replace(tree, old, new):
-    """Put `new` in the place of the node `old`."""
+    """Replace the node `old` by `new` in a tree."""
     for parent in ast.walk(tree):
         for field, value in ast.iter_fields(parent):
             if value is old:
@@ -78,7 +80,7 @@ def replace(tree, old, new):
 
 
 def changes(node):
-    """(what, function: a copy of the node -> what stands in its place)"""
+    """Yield (description, function that maps a copy of the node to its replacement)."""
     if isinstance(node, (ast.BinOp, ast.AugAssign)):
         for other in OPERATORS.get(type(node.op), []):
             yield (

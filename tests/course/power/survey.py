@@ -1,8 +1,9 @@
-"""python tests/course/power/survey.py [ex05_3 ...]: how the checks judge every solution and every wrong
-answer, on all cores.
+"""Table of how the checks judge every solution and every wrong answer, computed on all cores.
 
-A table of the exercises, then each solution that was rejected and each wrong answer that was accepted. Wrong
-answers come first; solutions take what is left of the time.
+    python tests/course/power/survey.py [ex05_3 ...]
+
+After the table of exercises, the program lists each solution that was rejected and each wrong answer that was
+accepted. Wrong answers are judged first, and solutions in the remaining time.
 """
 
 import argparse
@@ -33,7 +34,8 @@ EXERCISES = {check: exercise for lesson in LESSONS for check, exercise in exerci
 
 @functools.cache
 def wrong(check, kind):
-    """{label: function that makes the wrong answer}: those of one kind, but for the reviewed equivalents."""
+    """Return {label: function that creates the wrong answer} for one kind, without the reviewed
+    equivalents."""
     exercise, known = EXERCISES[check], EQUIVALENT.get(check, {})
     if kind == "mutations":
         return {
@@ -50,7 +52,7 @@ def wrong(check, kind):
 
 
 def by_hand(check):
-    """(label, answer): the mutants that people wrote, and what readers tried."""
+    """Yield (label, answer) for the mutants that people wrote and the answers that readers tried."""
     from readers import BOOKS
 
     shelf = map(runpy.run_path, map(str, sorted(HERE.parent.glob("mutants/lesson*.py"))))
@@ -61,12 +63,12 @@ def by_hand(check):
 
 
 def judged(job):
-    """(job, the seeds with which the check says the contrary of what it should, seconds)."""
+    """Return (job, seeds for which the check's verdict is wrong, seconds)."""
     check, kind, label, seeds = job
     began, contrary = time.perf_counter(), []
     try:
         answer = EXERCISES[check].solution if kind == "solutions" else wrong(check, kind)[label]()
-    except Exception:  # a mutation's cell that does not even run
+    except Exception:  # The cell of this mutation cannot even be executed.
         return job, [], time.perf_counter() - began
     for seed in seeds:
         if bool(verdict(check, answer, seed)) == (kind == "solutions"):
@@ -75,13 +77,15 @@ def judged(job):
 
 
 def jobs(checks, kinds, seeds):
-    """Each wrong answer with these seeds."""
+    """Return a job with these seeds for each wrong answer."""
     return [(check, kind, label, seeds) for check in checks for kind in kinds for label in wrong(check, kind)]
 
 
 def rounds(checks, seeds, first_seed, seconds, size=10):
-    """Solutions with ten seeds at a time, those first that have taken the least time.
-    seconds: {check: those of each job that is done}, which grows meanwhile."""
+    """Yield jobs that check solutions with ten seeds each, starting with the fastest solutions.
+
+    seconds: {check: durations of its finished jobs}, which grows meanwhile.
+    """
     todo = {check: iter(range(first_seed, first_seed + seeds, size)) for check in checks}
     given = Counter()
     while todo:
@@ -96,10 +100,10 @@ def rounds(checks, seeds, first_seed, seconds, size=10):
 def survey(
     checks, *, kinds=WRONG, wrong_seeds=20, seeds=1000, first_seed=0, minutes=600.0, processes=None, say=print
 ):
-    """Judge all, and say what was found; returns the number of contrary verdicts."""
+    """Judge all answers, print the results, and return the number of wrong verdicts."""
     end = time.monotonic() + 60 * minutes
     tried, contrary, spent, times = defaultdict(Counter), defaultdict(list), Counter(), defaultdict(list)
-    # every wrong answer with one seed, before any with more
+    # Every wrong answer is judged with one seed before any is judged with more.
     first = [jobs(checks, kinds, range(1)), jobs(checks, kinds, range(1, wrong_seeds))] if wrong_seeds else []
     with multiprocessing.Pool(processes, initializer=compiled_once) as pool:
         todo = itertools.takewhile(
@@ -133,7 +137,7 @@ def survey(
 
 
 def summary(checks, tried, found):
-    """The sums over all exercises, in a line."""
+    """Return one line with the totals over all exercises."""
     said = []
     for kind in WRONG:
         mine = [(check, key) for check in checks for key in tried[check] if key[0] == kind]
@@ -150,7 +154,7 @@ def summary(checks, tried, found):
 
 
 class Throttle:
-    """Hands out items as results come in, so that the time can run out."""
+    """Iterator that hands out items only as results arrive, so that the time limit applies."""
 
     def __init__(self, items, ahead):
         self.items, self.free = iter(items), multiprocessing.Semaphore(ahead)
@@ -167,7 +171,8 @@ class Throttle:
 
 
 def row(check, tried, contrary, spent):
-    """One exercise's line: rejected of all for each kind of wrong answer, seeds of its solution."""
+    """Return the line of one exercise: rejected and total wrong answers of each kind, and seeds of its
+    solution."""
     cells = [f"{check}"]
     for kind in WRONG:
         mine = {key: seeds for key, seeds in tried.items() if key[0] == kind}

@@ -1,5 +1,7 @@
-"""Answers that readers of the lessons tried, a module for each reading: WRONG and RIGHT, {check: [(label,
-answer)]}."""
+"""Answers that readers of the lessons tried, with one module per reading.
+
+A module defines WRONG and RIGHT, each {check: [(label, answer)]}.
+"""
 
 from readers import (
     attacks01_08,

@@ -1,5 +1,7 @@
-"""Wrong answers to lessons 01 to 08 invented to fool the checks, and unusual right ones, next to those that
-readers found."""
+"""Wrong answers to lessons 01 to 08 that were designed to deceive the checks, and unusual correct ones.
+
+They supplement the answers that readers found.
+"""
 
 import itertools
 import math
@@ -14,7 +16,7 @@ from readers.lessons01_08 import LOAD, SUM_HEAD, edit, outer, repairs, tiles_of,
 
 
 def softmax_in_chunks(pairs):
-    """Keeps fifty pairs at a time, in an array."""
+    """Wrong: stores fifty pairs at a time in a list."""
     m, l, o = -math.inf, 0.0, 0.0
     pairs = iter(pairs)
     while chunk := list(itertools.islice(pairs, 50)):
@@ -55,7 +57,7 @@ def softmax_clamped(pairs):
 
 
 def softmax_of_near_scores(pairs):
-    """Leaves out what lies more than 20 below the maximum."""
+    """Wrong: ignores scores more than 20 below the maximum."""
     m, l, o = -math.inf, 0.0, 0.0
     for score, value in pairs:
         if score < m - 20:
@@ -67,7 +69,7 @@ def softmax_of_near_scores(pairs):
 
 
 def softmax_of_a_buffer(pairs):
-    """Keeps the scores where Python does not count: in PyTorch's memory."""
+    """Wrong: stores the scores in PyTorch's memory, which the check of Python's memory does not see."""
     kept, count, m, o = torch.empty(100_000, dtype=torch.float64), 0, -math.inf, 0.0
     for score, value in pairs:
         kept[count], count, new = score, count + 1, max(m, score)
@@ -95,7 +97,7 @@ def merge_larger_wins(left, right):
 
 
 def merge_with_a_unit(left, right):
-    """Forgets that l need not be 1 for a single maximum."""
+    """Wrong: assumes that l is at least 1."""
     m = max(left[0], right[0])
     f1, f2 = (math.exp(side[0] - m) if side[0] > -math.inf else 0.0 for side in (left, right))
     l = max(1.0, f1 * left[1] + f2 * right[1]) if m > -math.inf else 0.0
@@ -145,7 +147,7 @@ def from_its_own_memory():
 
 
 def keeps_keys_of_all(q, k, v, rows, columns, traffic):
-    """Loads the keys once, and keeps them for all tiles of queries."""
+    """Wrong: loads the keys once and reuses them for all tiles of queries."""
     out, kept = torch.empty_like(q), None
     for queries in tiles_of(len(q), rows):
         q_tile = traffic.load(q, queries)
@@ -170,7 +172,7 @@ def all_keys_at_once(q, k, v, rows, columns, traffic):
 
 
 def list_of_scores(q_tile, pairs):
-    """Scores as Python numbers, out of PyTorch's sight."""
+    """Wrong: stores the scores as Python numbers, which PyTorch's memory count does not include."""
     rows = [
         [x for k, _ in pairs for x in (q_tile @ k.T / math.sqrt(q_tile.shape[1]))[i].tolist()]
         for i in range(len(q_tile))
@@ -651,7 +653,7 @@ WRONG = {
     ],
 }
 
-# Unusual and right ------------------------------------------------------------------------------------------
+# Unusual correct answers ------------------------------------------------------------------------------------
 
 
 def softmax_by_while(pairs):

@@ -1,5 +1,5 @@
 """Answers of a reader of lesson 17 (tensor cores, forward): wrong ones that its checks once accepted, and
-unusual right ones."""
+unusual correct ones."""
 
 import runpy
 from pathlib import Path

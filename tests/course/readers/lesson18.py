@@ -1,5 +1,5 @@
 """Answers of a reader of lesson 18 (fast backward and decoding): wrong ones that its checks once accepted,
-with others of their kind, and unusual right ones."""
+variants of them, and unusual correct ones."""
 
 import runpy
 from pathlib import Path
@@ -16,7 +16,7 @@ CLAMPED = "max(min({}, float32(1000)), float32(-1000))"
 
 
 def along_strides(s_tile, g_tile, c_q, c_k):
-    """A row shift's diagonals as the rows of one view of its sums."""
+    """Correct: reads the diagonals of a row shift as rows of a strided view of the sums."""
     rows, columns = g_tile.shape
     taps = []
     for a in range(c_q):

@@ -1,5 +1,6 @@
-"""Answers of the first outside reader of lesson 19: wrong ones that its checks once accepted, with others of
-their kind, and unusual right ones."""
+"""Answers of the first outside reader of lesson 19: wrong ones that its checks once accepted, variants of
+them, and
+unusual correct ones."""
 
 import math
 from collections import deque
@@ -30,7 +31,7 @@ def tile(mix):
 
 
 def all_products_kept(t, head_map):
-    """The H · H tiles one by one, all alive at the same time."""
+    """Wrong: computes the H · H tiles one by one, but keeps all of them alive."""
     parts = [[weight * scores for weight, scores in zip(row, t, strict=True)] for row in head_map]
     return torch.stack([sum(row) for row in parts])
 
@@ -65,7 +66,7 @@ def seen(u, i0, j0):
 
 
 def tiles_of_u(t_tile, log_sum, taps, after_map, i0, rows, columns, places, convolve=convolved):
-    """(j0, the tile of U' there), for each j0 of `places`."""
+    """Yield (j0, tile of U' at column j0) for each j0 in `places`."""
     above, left, right = halo(taps)
     l = rows_of(log_sum, i0 - above, above + rows)[..., None]
     for j0 in places:
@@ -74,7 +75,7 @@ def tiles_of_u(t_tile, log_sum, taps, after_map, i0, rows, columns, places, conv
 
 
 def second(places=lambda end, n, columns: range(0, end, columns), gather=iter, **changes):
-    """A second_pass with one part replaced."""
+    """Return a second_pass with one part replaced."""
 
     def answer(t_tile, log_sum, v, taps, after_map, i0, rows, columns):
         those = places(i0 + rows, v.shape[1], columns)
@@ -103,7 +104,7 @@ def taps_by_hand(p, taps):
 
 
 def scattered(t_tile, log_sum, v, taps, after_map, i0, rows, columns):
-    """Tiles own columns of P, without a halo, and send them to all columns of V that they reach."""
+    """Compute a tile of P without a halo, and add it to all columns of V that its taps reach."""
     above, left, _ = halo(taps)
     o, l = v.new_zeros(len(v), rows, v.shape[2]), rows_of(log_sum, i0 - above, above + rows)[..., None]
     for j0 in range(0, i0 + rows, columns):
@@ -125,7 +126,7 @@ def cached(kept, q, c_q, after_c_q):
 
 
 def contiguous_is_no_copy(kept, q, c_q, after_c_q):
-    """contiguous() copies nothing where a slice is contiguous already, as with one head."""
+    """Wrong: contiguous() returns the same storage if a slice is already contiguous, as with one head."""
     window, after = cached(kept, q, c_q, after_c_q)
     queries = torch.cat([kept, q], 1)
     if len(q) > 1:
@@ -138,7 +139,7 @@ def a_prompt_has_nothing_before_it(kept, q, c_q, after_c_q):
 
 
 def a_memory_of_its_own():
-    """Looks at `kept` only to see whether a sequence begins: right for one sequence at a time."""
+    """Return a push with a memory of its own, which is correct for only one sequence at a time."""
     state = {}
 
     def push(kept, q, c_q, after_c_q):
@@ -157,7 +158,7 @@ def by_a_deque(kept, q, c_q, after_c_q):
 
 
 def cut_before_joined(kept, q, c_q, after_c_q):
-    """A long prompt is never copied."""
+    """Correct: cuts a long prompt before joining it, so the prompt is never copied as a whole."""
     most = c_q + after_c_q - 1
     new = q[:, max(0, q.shape[1] - most) :]
     old = kept[:, max(0, kept.shape[1] - most + new.shape[1]) :]
@@ -176,7 +177,7 @@ LAYERS = {
 
 
 def by_experiments(layers=LAYERS):
-    """The first fault whose layer a machine gets wrong."""
+    """Return an answer that names the first fault whose layer gives a wrong result on a machine."""
 
     def faults():
         from course.check import lesson19

@@ -1,5 +1,6 @@
-"""Answers of a reader of lesson 22 (CUDA C++): wrong ones that the checks once accepted, with others of their
-kind, and unusual right ones that they refused or might refuse."""
+"""Answers of a reader of lesson 22 (CUDA C++): wrong ones that the checks once accepted, variants of them,
+and
+unusual correct ones that the checks rejected or might reject."""
 
 import runpy
 from pathlib import Path
@@ -45,7 +46,7 @@ def absorb(old, new):
 
 
 def mend(letter, right, wrong=None):
-    """The answer to 22.5 in which one letter is fixed in another way."""
+    """Return an answer to exercise 22.5 that fixes one kernel in another way."""
     mends = {letter: {wrong: right} for letter, (wrong, right) in MENDS.items()}
     mends[letter] = {wrong or MENDS[letter][0]: right}
     return lambda: mends

@@ -1,4 +1,5 @@
-"""Answers of readers of lessons 01 to 08: wrong ones that the checks once accepted, and right ones that they
+"""Answers of readers of lessons 01 to 08: wrong ones that the checks once accepted, and correct ones that the
+checks
 rejected."""
 
 import linecache
@@ -12,8 +13,10 @@ from power.lessons import exercises
 
 
 def edit(check, *edits):
-    """The solution with each (old, new) of `edits` made in its cell, in which every `old` stands exactly
-    once."""
+    """Return the solution after replacing each (old, new) of `edits` in its cell.
+
+    Every `old` must occur exactly once.
+    """
     exercise = exercises(check[2:4])[check]
     cell = exercise.cell
     for old, new in edits:
@@ -24,7 +27,7 @@ def edit(check, *edits):
 
 
 def write(text):
-    """The function `answer` of this text."""
+    """Return the function `answer` that this text defines."""
     name = f"<answer {abs(hash(text))}>"
     text = HEAD + text
     linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
@@ -50,7 +53,7 @@ def softmax_of_an_array(pairs):
 
 
 def softmax_of_a_string(pairs):
-    """Keeps everything, but in no list and no array."""
+    """Wrong: stores all pairs in a string, where the check looks for lists and arrays."""
     m, text = -math.inf, ""
     for score, value in pairs:
         m = max(m, score)
@@ -128,7 +131,8 @@ def tiles_of(n, size):
 
 
 def outer(finish):
-    """Loads every tile as the exercise asks, and then does something else with what it kept."""
+    """Return a queries_outer that loads every tile, and then calls finish(q_tile, pairs) with all stored
+    tiles."""
 
     def queries_outer(q, k, v, rows, columns, traffic):
         out = torch.empty_like(q)
@@ -147,7 +151,7 @@ def whole_row(q_tile, pairs):
 
 
 def row_in_pieces(q_tile, pairs):
-    """The whole row of scores, as a list of tiles."""
+    """Wrong: stores the whole row of scores as a list of tiles."""
     scores = [q_tile @ k.T / math.sqrt(q_tile.shape[1]) for k, _ in pairs]
     m = torch.stack([s.amax(1, keepdim=True) for s in scores]).amax(0)
     p = [torch.exp(s - m) for s in scores]
@@ -161,7 +165,7 @@ def pytorchs_own(q_tile, pairs):
 
 
 def for_show(q, k, v, rows, columns, traffic):
-    """Every tile is loaded, and then the whole arrays are used."""
+    """Wrong: loads every tile, but computes with the whole arrays."""
     for _ in tiles_of(len(q), rows):
         traffic.load(q, _)
         for keys in tiles_of(len(k), columns):
@@ -257,7 +261,7 @@ BLOCK_SUM_FOR_SHOW = (
 """
 )
 
-# Lesson 04: right values without what the kernel was about --------------------------------------------------
+# Lesson 04: correct values without the technique that the exercise asks for ---------------------------------
 
 PUSH = """def answer(x, out):
     i = cuda.grid(1)
@@ -322,7 +326,7 @@ REPAIRS = exercises("05")["ex05_4"].solution
 
 
 def repairs(**changes):
-    """The repairs, with another line for the one that holds the key's words."""
+    """Return the repairs, with other replacements for the lines that the keywords name."""
     lines = {
         "rows": "for first in range(0, n, rows):",
         "start": "m, l = float32(0), float32(0)",
@@ -336,7 +340,7 @@ GRIDS = exercises("07")["ex07_4"]
 
 
 def many_shuffles():
-    """Every lane's state is fetched by all the others."""
+    """Wrong: every lane fetches the state of every other lane."""
     text = """@cuda.jit(device=True)
 def answer(m, l, o):
     my_m, my_l, lane = m, l, cuda.threadIdx.x % 32

@@ -1,5 +1,5 @@
 """Answers of a second reader of lessons 08 and 09: wrong ones that their checks once accepted, and unusual
-right ones."""
+correct ones."""
 
 import math
 from itertools import groupby
@@ -20,7 +20,7 @@ def touched(stride, itemsize, first):
 
 
 def from_the_first_to_the_last(stride, itemsize, first=0):
-    """Right: a warp leaves no sector out until each lane has one of its own."""
+    """Correct: counts consecutive sectors, up to one sector per lane."""
     begin, end = first * itemsize // 32, (first + 31 * stride) * itemsize // 32
     return min(32, abs(end - begin) + 1)
 
@@ -39,7 +39,7 @@ def sorted_in_place(addresses):
 
 
 def turn_by_turn(addresses):
-    """Right: in each turn every bank gives one word."""
+    """Correct: removes one word per bank in each wavefront, and counts the wavefronts."""
     left, count = {address // 4 for address in addresses}, 0
     while left:
         left -= set({bank(word): word for word in left}.values())
@@ -93,7 +93,7 @@ def by_fourier(s0, w, i, j):
 
 
 def remembered():
-    """Asks a place of a shape once, and never again."""
+    """Return a wrong answer that caches each score by its position and the shapes, ignoring later values."""
     known = {}
 
     def answer(s0, w, i, j):
@@ -106,14 +106,14 @@ def remembered():
 
 
 def a_slice_times_the_taps(s0, w, i, j):
-    """Right: cut where the matrix ends, without a padded copy."""
+    """Correct: slices the scores at the edges of the matrix, without a padded copy."""
     row, column = i - w.shape[0] + 1, j - (w.shape[1] - 1) // 2
     r, c, end = max(row, 0), max(column, 0), min(column + w.shape[1], len(s0))
     return (s0[r : i + 1, c:end] * w[r - row :, c - column : end - column]).sum()
 
 
 def exact_sum(s0, w, i, j):
-    """Right: Python's numbers, added without rounding."""
+    """Correct: adds Python's floats without rounding errors."""
     s0, w = s0.tolist(), w.tolist()
     left = (len(w[0]) - 1) // 2
     rows = [(taps, s0[i - len(w) + 1 + a]) for a, taps in enumerate(w) if i - len(w) + 1 + a >= 0]
@@ -129,7 +129,7 @@ def exact_sum(s0, w, i, j):
 
 
 def future(n, known=1000):
-    """True where the key comes after the query, among the first `known` tokens."""
+    """Return a mask that is true where the key follows the query, within the first `known` tokens only."""
     tokens = torch.arange(n)
     return (tokens > tokens[:, None]) & (tokens < known) & (tokens[:, None] < known)
 
@@ -144,7 +144,7 @@ def masks_for(before, after):
 
 
 def by_matrix_products(q, k, w):
-    """Right: each row of taps is a banded matrix that the rows above are multiplied with."""
+    """Correct: multiplies the rows above by a banded matrix for each row of taps."""
     n, (c_q, c_k) = len(q), w.shape
     s, t = torch.tril(q @ k.T / math.sqrt(q.shape[1])), torch.zeros(n, n, dtype=q.dtype)
     column, place = torch.arange(n)[:, None], torch.arange(n)
@@ -163,7 +163,7 @@ def drawn_anew(x, t):
 
 
 def causal(same=torch.allclose, cuts=lambda n: range(1, n), change=drawn_anew):
-    """A right is_causal, but for what is replaced."""
+    """Return a correct is_causal with some parts replaced."""
 
     def is_causal(attend, q, k, v):
         before = attend(q, k, v)

@@ -1,5 +1,6 @@
-"""Answers of readers of lessons 09 and 15: wrong ones that the checks once accepted, and right ones that they
-rejected."""
+"""Answers of readers of lessons 09 and 15: wrong ones that the checks once accepted, and correct ones that
+the
+checks rejected."""
 
 import numpy as np
 
@@ -25,14 +26,14 @@ GUESS = "    guess = model"
 
 
 def strongest_by_numpy(taps):
-    """Right: pairs of numpy's whole numbers."""
+    """Correct: returns pairs of numpy's integers."""
     _, c_q, c_k = taps.shape
     places = [np.unravel_index(head.argmax(), head.shape) for head in taps.abs().numpy()]
     return [(c_q - 1 - a, b - (c_k - 1) // 2) for a, b in places]
 
 
 def largest_change(taps):
-    """The tap that has moved farthest from identity taps."""
+    """Wrong: finds the tap that has moved farthest from its initial value instead of the largest tap."""
     _, c_q, c_k = taps.shape
     moved = taps.clone()
     moved[:, c_q - 1, (c_k - 1) // 2] -= 1

@@ -1,5 +1,8 @@
-"""Answers of a reader of lessons 10 to 12: wrong ones that the checks once accepted, and unusual right ones,
-which they must accept. Each is the solution with some of its text edited."""
+"""Answers of a reader of lessons 10 to 12: wrong ones that the checks once accepted, and unusual correct
+ones.
+
+Each answer is the solution with part of its text edited.
+"""
 
 from readers.lessons01_08 import edit
 
@@ -34,7 +37,7 @@ def convolved_tile(q_tile, k_tile, w, i0, j0):
 
 
 def capped(lines):
-    """An edit of 11.5: the loop ends where `lines` say."""
+    """Return the solution of exercise 11.5 with these lines inserted, which end the loop early."""
     return edit("ex11_5", (LOAD_K, lines + LOAD_K))
 
 

@@ -1,5 +1,6 @@
-"""Answers of a reader of lessons 13, 14, 20 and 23: wrong ones that the checks once accepted, with others of
-their kind, and unusual right ones."""
+"""Answers of a reader of lessons 13, 14, 20 and 23: wrong ones that the checks once accepted, variants of
+them, and
+unusual correct ones."""
 
 import math
 
@@ -32,7 +33,7 @@ def by_one_thread(check):
 
 
 def clipped(i0, j0, rows, columns, c_q, c_k):
-    """Frames that end at row and column 0; right wherever they do not reach them."""
+    """Wrong: clips the frames at row and column 0."""
     left, above = (c_k - 1) // 2, c_q - 1
     right = c_k - 1 - left
     of_t = i0, i0 + rows + above, max(0, j0 - right), j0 + columns + left
@@ -47,7 +48,7 @@ K_TILE = "load_rows(k, start - left, end - start + c_k - 1, traffic)"
 
 
 def is_right(shapes=((1, 3, 4), (2, 3, 4), (9, 3, 4), (7, 2, 3)), size=None, d=4, tolerance=1e-5, said=bool):
-    """A test of decoders like the solution's, with another measure, other shapes, another answer."""
+    """Return a test of decoders like the solution's, with other shapes, tolerance and type of result."""
 
     def answer(decode):
         for n, c_q, c_k in shapes:
@@ -75,7 +76,7 @@ MAXIMUM_IN_SHARED_MEMORY = (
 
 
 def rounded(*sizes):
-    """Bytes by float32, which has 24 bits."""
+    """Wrong: computes bytes in float32, which has only 24 bits of precision."""
     tokens, layers, heads, d, latent, size = sizes
     both = torch.tensor([heads * d, latent], dtype=torch.float32) * 2 * tokens * layers * size
     return [int(x) for x in both]
@@ -96,7 +97,7 @@ def rows_that_sum_to_one(p, d_o, w_v):
 
 
 def heads_side_by_side(p, d_o, w_v):
-    """Right: one product over heads and queries together."""
+    """Correct: computes one product over heads and queries together."""
     return p.permute(2, 0, 1).reshape(p.shape[2], -1) @ (d_o @ w_v.mT).reshape(-1, w_v.shape[1])
 
 
@@ -104,7 +105,7 @@ def heads_side_by_side(p, d_o, w_v):
 
 
 def visits_that_call_visits(mine, ranks, attend, exchange, merge):
-    """Every call keeps its K/V block until the last one is done."""
+    """Wrong: every recursive call keeps its K/V block alive until the last call returns."""
     pair = attend(mine)
     if ranks == 1:
         return pair
@@ -113,7 +114,7 @@ def visits_that_call_visits(mine, ranks, attend, exchange, merge):
 
 
 def a_tree_of_pairs(mine, ranks, attend, exchange, merge):
-    """Right: pairs are kept, K/V blocks are not."""
+    """Correct: stores pairs, but no K/V blocks."""
     pairs = [attend(mine)]
     for _ in range(ranks - 1):
         mine = exchange(mine)
