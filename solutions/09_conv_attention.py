@@ -9,19 +9,22 @@
 # %% [markdown]
 # # 09 · Convolutional attention
 #
-# **90 minutes**, and 10 for the two parts marked *optional* · builds on lessons 01 and 02 (softmax, attention) · needs: PyTorch, a pencil
+# **About 100 minutes**, including the two parts marked *optional* · builds on lessons 01 and 02 (softmax,
+# attention) · you need: PyTorch and a pencil
 #
-# You will be able to
+# After this lesson you will be able to
 #
-# 1. say what attention with one query and one key at a time cannot find, and how a convolution of the scores helps;
+# 1. say what attention cannot find when it looks at one query and one key at a time, and how a convolution of
+#    the scores helps;
 # 2. compute convolutional attention with its **two** masks, on paper and in PyTorch;
-# 3. find out whether *any* attention looks into the future, and tell which test finds which mistake.
+# 3. test whether *any* attention function looks into the future, and say which test finds which mistake.
 #
-# No GPU is needed. There is no kernel in this lesson either: it fixes what the kernels of the next lessons must compute. Everything later in part 4
-# is compared with what you write here.
+# You don't need a GPU, and there is no GPU code in this lesson. It defines what the kernels of the next
+# lessons must compute: everything later in part 4 is compared with what you write here.
 #
-# A word beforehand. In this course a *kernel* is a program for a GPU. A convolution has a "kernel" too, the little matrix of weights that it slides
-# over a large one. We call these weights its **taps**.
+# One word has two meanings. In this course, a *kernel* is a program for a GPU. A convolution has a "kernel"
+# too: the small matrix of weights that slides over a large matrix. To keep the two apart, we call these
+# weights the **taps**.
 
 # %%
 import inspect
@@ -44,16 +47,18 @@ torch.set_default_dtype(torch.float64)
 # %% [markdown]
 # ## Alice and the rabbit
 #
-# A query asks for the sentence that mentions Alice *and* the rabbit. Here are three sentences, in 14 tokens:
+# Suppose you want to find the sentence that mentions both Alice *and* the rabbit. Here are three sentences,
+# 14 tokens in total:
 #
 # > Alice reads a book . &nbsp; the rabbit sleeps . &nbsp; Alice and rabbit dance .
 #
-# Ordinary attention looks at **one query and one key** for each of its weights. A single query can ask for both names: say, each "Alice" and each
-# "rabbit" gets the score 4, and every other token gets 0.
+# Ordinary attention computes each weight from **one query and one key**. A single query can ask for both
+# names. Let's say that each "Alice" and each "rabbit" gets the score 4, and every other token gets 0.
 #
-# **Predict.** How much of the attention goes to the third sentence? And if the names get 16 in place of 4?
+# **Predict.** How much of the attention goes to the third sentence? And what if the names get 16 instead of
+# 4?
 #
-# - ( ) nearly all of it  ( ) about a half  ( ) about a third
+# - ( ) nearly all of it  ( ) about half  ( ) about a third
 
 # %%
 text = "Alice reads a book . the rabbit sleeps . Alice and rabbit dance .".split()
@@ -63,8 +68,8 @@ rabbit = torch.tensor([float(word == "rabbit") for word in text])
 
 
 def share_of_the_third(scores):
-    """How much of the softmax of the scores, one a token,
-    falls on the third sentence."""
+    """Return the part of the softmax over all tokens
+    that falls on the third sentence."""
     return torch.softmax(scores, dim=0)[third].sum().item()
 
 
@@ -75,22 +80,24 @@ for strength in (1, 2, 4, 8, 16):
     )
 
 # %% [markdown]
-# A half, however loud the query asks. Both Alices have the same key, so every query gives them the same weight; both rabbits likewise. The third
-# sentence has one of each, and so have the other two sentences together. No weight depends on which words stand *near*. (A query that asks for
-# "dance" would do better. But it does not know that word yet.)
+# Never more than half, however large the scores are. Both Alices have the same key, so every query gives them
+# the same weight. The same holds for the two rabbits. The third sentence contains one of each, and so do the
+# other two sentences together. No weight depends on which words stand *near* a token. (A query that asks for
+# "dance" would do better, but it would have to know that word beforehand.)
 #
-# To be fair: here a key knows its own word and nothing else, as in the first layer of a model. In a deeper layer it may hold something about its
-# neighbours, put there by the layer before. So a transformer can find the sentence; but it needs two layers for it, and room in every key for
-# whatever might be asked.
+# To be fair: here a key knows only its own word, as in the first layer of a model. In a deeper layer, a key
+# may also hold information about its neighbours, put there by the layer before. So a transformer can find the
+# sentence, but it needs two layers for it, and every key needs room for whatever a query might ask.
 #
-# Now let two tokens ask, one after the other: the first asks for Alice, the second for the rabbit. Their scores are two rows. For each key, add up
-# the scores of **both** rows at this key and at its two neighbours: six numbers.
+# Now let two tokens ask, one after the other: the first asks for Alice, the second for the rabbit. Their
+# scores are two rows. For each key, add up the scores of **both** rows at this key and at its two neighbours.
+# That makes six scores for each sum.
 
 
 # %%
 def windows(row):
-    """For each place of the row, the sum of it and its two neighbours;
-    there is nothing beyond the ends."""
+    """Add to each entry of the row its two neighbours.
+    Beyond the ends, the row counts as 0."""
     padded = pad(row, (1, 1))
     return padded[:-2] + padded[1:-1] + padded[2:]
 
@@ -103,12 +110,12 @@ for strength in (1, 2, 4, 8, 16):
     print(f"names score {strength:2}:  {share_of_the_third(strength * together):.3f}")
 
 # %% [markdown]
-# The weights themselves, as bars. Move the slider: the names get louder. (The cell only draws.)
+# Here are the weights as bars. Move the slider to raise the scores of the names. (The cell only draws.)
 
 
 # %% jupyter={"source_hidden": true}
 def draw_weights(steps, boxes=10, pitch=46):
-    """A bar for each token, of ten boxes of 10 %, for each way to ask;
+    """Draw a bar of ten boxes (10 % each) per token and per way to ask.
     steps of the slider: {what changes: {way to ask: scores}}."""
     ways = list(next(iter(steps.values())))
     height = 8 * boxes + 52
@@ -118,7 +125,7 @@ def draw_weights(steps, boxes=10, pitch=46):
         6,
         ("store", "the third sentence"),
         ("load", "the other two"),
-        ("empty", "a box is 10 %"),
+        ("empty", "one box is 10 %"),
     )
     for way, name in enumerate(ways):
         floor = 30 + height * way + 8 * boxes
@@ -139,7 +146,7 @@ def draw_weights(steps, boxes=10, pitch=46):
                 for look in ["store" if 9 <= token < 14 else "load"]
             ]
         words = ", ".join(f"{name} {share}" for name, share in zip(ways, shares))
-        scene.steps.append((f"{what}; of the third sentence: {words}", looks))
+        scene.steps.append((f"{what}; on the third sentence: {words}", looks))
     return scene.view()
 
 
@@ -154,24 +161,26 @@ draw_weights(
 )
 
 # %% [markdown]
-# Only one window holds both names, the one around "and". With names worth 4 it has the score 8, and the others have 4 at most. The softmax makes
-# products out of sums, e⁸ = e⁴ · e⁴; so the louder the query asks, the closer the third sentence comes to *all* of the attention.
+# Only one window contains both names: the one around "and". If each name scores 4, this window scores 8, and
+# no other window scores more than 4. The softmax turns sums into products, e⁸ = e⁴ · e⁴. So the higher the
+# scores, the closer the third sentence comes to getting *all* of the attention.
 #
-# Such a sum is a convolution with six taps, all of them 1. Other taps ask for something else. Let the first query look only to the left of the key,
-# the second only to the right:
+# Such a sum is a convolution with six taps, all of them 1. Other taps ask for something else. For example,
+# let the first query look only to the left of the key, and the second only to the right:
 #
 # | | key to the left | the key | key to the right |
 # |---|---|---|---|
 # | query "Alice" | 1 | 0 | 0 |
 # | query "rabbit" | 0 | 0 | 1 |
 #
-# **Predict** the six numbers: how much does the word in the middle score, with names worth 1, if the text is
+# **Predict** six numbers. If each name scores 1, what does the word in the middle score in each of these
+# texts?
 #
-# | text | all taps 1 | these taps |
+# | text | all taps 1 | the taps above |
 # |---|---|---|
-# | Alice and rabbit | `___` | `___` |
-# | rabbit and Alice | `___` | `___` |
-# | Alice and Alice | `___` | `___` |
+# | Alice and rabbit | | |
+# | rabbit and Alice | | |
+# | Alice and Alice | | |
 
 # %%
 all_ones, one_after_the_other = torch.ones(2, 3), torch.tensor([[1.0, 0, 0], [0, 0, 1]])
@@ -188,12 +197,14 @@ for phrase in ("Alice and rabbit", "rabbit and Alice", "Alice and Alice"):
     )
 
 # %% [markdown]
-# The same on our text, with names worth 2. The slider moves the four other taps from 1, where all are alike, over 0, the second set, to −1. (The cell only draws.)
+# Now the same on our text, with 2 for each name. The slider changes the four taps that are 0 above: at 1 all
+# six taps are equal, at 0 you have the second set of taps, and at −1 these four taps subtract. (The cell only
+# draws.)
 
 
 # %% jupyter={"source_hidden": true}
 def with_taps(w):
-    """For each token the score of its window, with the 2 × 3 taps w."""
+    """Return the score of each token's window, for the 2 × 3 taps w."""
     return conv2d(pad(two_queries, (1, 1))[None, None], w[None, None])[0, 0, 0]
 
 
@@ -208,41 +219,45 @@ draw_weights(
 )
 
 # %% [markdown]
-# A tap of −1 takes weight from the windows in which a name stands in the wrong place.
+# A tap of −1 takes weight away from the windows in which a name is in the wrong position.
 #
-# So a convolution is no "and". It is a weighted sum: with all taps 1, two Alices are as good as Alice and a rabbit. The second set of taps tells them
-# apart, but it wants the names in order and two places apart. In a model the taps are learned, and every head has its own. This is the *key–query
-# convolution* of **multi-token attention** (Golovneva, Wang, Weston, Sukhbaatar: Multi-Token Attention, 2025, arXiv 2504.00927). Their best model
-# uses 6 × 11 taps: the last six queries, eleven keys.
+# So a convolution is not a logical "and". It is a weighted sum. With all taps 1, two Alices score as much as
+# Alice and a rabbit. The second set of taps tells these cases apart, but it only finds the names in this
+# order and with one word between them. In a model, the taps are learned, and every head has its own. This is
+# the *key–query convolution* of [**multi-token attention**](../docs/glossary.md) (Golovneva, Wang, Weston,
+# Sukhbaatar: Multi-Token Attention, 2025, arXiv:2504.00927). The paper's best model uses 6 × 11 taps: the
+# last six queries and eleven keys.
 #
 # ## What exactly is computed
 #
-# We are in a language model: the token in row `i` must not learn anything about the tokens after it. That is **causal** attention, and it needs a
-# mask *twice*:
+# We are in a language model, so the token in row `i` must not learn anything about the tokens after it. This
+# is **causal** attention. With a convolution, it takes *two* masks:
 #
-# 1. scores: `S = QKᵀ/√d`. Where the key comes after the query (j > i) write **0**. This is `S0`.
-# 2. convolve: with `c_q × c_k` taps `W`, and with 0 for everything outside the matrix,
+# 1. Scores: `S = QKᵀ/√d`. Where the key comes after the query (j > i), write **0**. The result is `S0`.
+# 2. Convolution with the `c_q × c_k` taps `W`, where everything outside the matrix counts as 0:
 #
 # $$T_{ij} = \sum_{a=0}^{c_q-1}\ \sum_{b=0}^{c_k-1} W_{ab}\ S0_{\,i-P_q+a,\ j-P_k+b} \qquad P_q = c_q - 1, \quad P_k = \lfloor (c_k-1)/2 \rfloor .$$
 #
-# 3. Where j > i write **−∞** into `T`. Then the softmax of each row, and the product with `V`, as always.
+# 3. Where j > i, write **−∞** into `T`. Then take the softmax of each row and multiply by `V`, as always.
 #
 # | | looks at | because |
 # |---|---|---|
 # | rows | `i` and the `P_q` rows above it | later queries are in the future |
-# | columns | `P_k` to the left of `j`, `c_k − 1 − P_k` to the right | a key's neighbours on both sides are allowed, if they are not in the future of their *row* |
+# | columns | `P_k` to the left of `j`, `c_k − 1 − P_k` to the right | a key's neighbours on both sides are allowed, as long as they are not in the future of their own *row* |
 #
-# With an even `c_k` there is one column more to the right than to the left. As in all of deep learning, the taps are not turned round: `W[0, 0]`
-# meets the oldest query and the leftmost key. (Mathematicians call that a cross-correlation.)
+# If `c_k` is even, there is one more column to the right than to the left. As everywhere in deep learning,
+# the taps are not flipped: `W[0, 0]` is multiplied with the oldest query and the leftmost key.
+# (Mathematicians call this a cross-correlation.)
 #
-# ## A page of small numbers
+# ## A worked example with small numbers
 #
-# Four tokens, 2 × 3 taps: this query and the one before, each with the key, its left and its right neighbour. What stands above the diagonal of `S`
-# is the future.
+# Take four tokens and 2 × 3 taps: this query and the one before, each with the key, its left neighbour and
+# its right neighbour. The entries above the diagonal of `S` are in the future.
 #
 # $$S = \begin{pmatrix} 1 & 3 & 2 & 4 \\ 2 & 1 & 5 & 0 \\ 0 & 1 & 1 & 6 \\ 1 & 2 & 3 & 2 \end{pmatrix} \qquad W = \begin{pmatrix} 1 & 0 & 2 \\ 0 & 1 & -1 \end{pmatrix} \qquad V = \begin{pmatrix} 4 \\ 10 \\ 3 \\ 9 \end{pmatrix}$$
 #
-# Take a pencil. For `T[2, 1]` lay the taps over `S0` so that the *last* row of taps is on row 2 and its *middle* column on column 1:
+# Take a pencil. For `T[2, 1]`, lay the taps over `S0` so that their *last* row is on row 2 and their *middle*
+# column is on column 1:
 #
 # | | column 0 | column 1 | column 2 |
 # |---|---|---|---|
@@ -252,13 +267,13 @@ draw_weights(
 # The sum is 2 + 0 + 0 + 0 + 1 − 1 = **2**. The picture shows the three steps. (The next cell only draws.)
 
 # %% jupyter={"source_hidden": true}
-page_s = torch.tensor([[1.0, 3, 2, 4], [2, 1, 5, 0], [0, 1, 1, 6], [1, 2, 3, 2]])
-page_w = torch.tensor([[1.0, 0, 2], [0, 1, -1]])
-page_v = torch.tensor([[4.0], [10], [3], [9]])
+small_s = torch.tensor([[1.0, 3, 2, 4], [2, 1, 5, 0], [0, 1, 1, 6], [1, 2, 3, 2]])
+small_w = torch.tensor([[1.0, 0, 2], [0, 1, -1]])
+small_v = torch.tensor([[4.0], [10], [3], [9]])
 
 
 def draw_grid(axes, title, cell):
-    """A 4 × 4 grid; cell(i, j) gives text and colour."""
+    """Draw a 4 × 4 grid; cell(i, j) returns text and colour."""
     for i in range(4):
         for j in range(4):
             words, colour = cell(i, j)
@@ -287,14 +302,14 @@ for axes, title in (
     draw_grid(
         axes,
         title,
-        lambda i, j: ("0", GREY) if j > i else (f"{page_s[i, j]:.0f}", PALE),
+        lambda i, j: ("0", GREY) if j > i else (f"{small_s[i, j]:.0f}", PALE),
     )
 for a in range(2):
     for b in range(3):
         second.text(
             b + 0.9,
             a + 1.28,
-            f"×{page_w[a, b]:.0f}".replace("-", "−"),
+            f"×{small_w[a, b]:.0f}".replace("-", "−"),
             ha="right",
             va="bottom",
             fontsize=8,
@@ -324,47 +339,53 @@ show_figure(
 )
 
 # %% [markdown]
-# **On paper:** fill in the nine question marks. The first row is quick: above row 0 there is nothing.
+# **On paper:** fill in the nine question marks. The first row is quick, because there is nothing above row 0.
 #
 # <details><summary>Answer</summary>
 #
 # $$T = \begin{pmatrix} 1 & -\infty & -\infty & -\infty \\ 1 & 2 & -\infty & -\infty \\ 1 & 2 & 2 & -\infty \\ 1 & 1 & 2 & 3 \end{pmatrix}$$
 #
-# `T[2, 0]`, for instance: 0·1 (outside) + 2·0 + 1·2 from row 1, and 0·0 (outside) + 0·1 + 1·(−1) from row 2, together 1. And `T[3, 1]` = 0·1 + 1·0 +
-# 1·2 + 1·0 + 2·1 + 3·(−1) = 1.
+# For example, `T[2, 0]` is 0·1 (outside) + 2·0 + 1·2 from row 1, plus 0·0 (outside) + 0·1 + 1·(−1) from
+# row 2. That is 1. And `T[3, 1]` = 0·1 + 1·0 + 1·2 + 1·0 + 2·1 + 3·(−1) = 1.
 # </details>
 #
-# **And the output:** with powers of 2 in place of e, as in lesson 01, row 1 has the weights 2¹ : 2² = 1 : 2. So its output is (1·4 + 2·10) / 3 = 8.
-# Rows 2 and 3: `___` , `___`
+# **And the output:** use powers of 2 instead of e, as in lesson 01. Then row 1 has the weights 2¹ : 2² = 1 :
+# 2, and its output is (1·4 + 2·10) / 3 = 8. What are the outputs of rows 2 and 3?
 #
 # <details><summary>Answer</summary>
 #
-# Row 2: weights 2 : 4 : 4 = 1 : 2 : 2, output (4 + 20 + 6) / 5 = 6. Row 3: weights 2 : 2 : 4 : 8 = 1 : 1 : 2 : 4, output (4 + 10 + 6 + 36) / 8 = 7.
-# And row 0 sees itself alone: 4.
+# Row 2: the weights are 2 : 4 : 4 = 1 : 2 : 2, and the output is (4 + 20 + 6) / 5 = 6. Row 3: the weights are
+# 2 : 2 : 4 : 8 = 1 : 1 : 2 : 4, and the output is (4 + 10 + 6 + 36) / 8 = 7. Row 0 sees only itself: its
+# output is 4.
 # </details>
 #
 # ### Exercise 9.1 · convolved_score · about six lines
 #
-# Write `convolved_score(s0, w, i, j)`: one entry of `T`, on or below the diagonal, with plain loops; PyTorch's convolution comes next, and this is what it is compared with. `s0` is the N×N matrix, masked with 0 already;
-# `w` has the shape (c_q, c_k), each 1 or more, and possibly more than N. Outside the matrix the score is 0.
+# Write `convolved_score(s0, w, i, j)`. It returns one entry of `T`, on or below the diagonal. Use plain loops
+# or slices, but none of PyTorch's convolutions and no function of the `kernels` package: in the next
+# exercise, PyTorch's convolution is compared with this function.
 #
-# <details><summary>Hint 1: which score belongs to a tap?</summary>
+# - `s0` is the N×N matrix of scores, already masked with 0.
+# - `w` has the shape (c_q, c_k). Both sizes are at least 1, and both can be larger than N.
+# - Outside the matrix, the score is 0.
 #
-# Tap (a, b) meets row `r = i - (c_q - 1) + a` and column `c = j - (c_k - 1) // 2 + b`. Try it with the page: i = 2, j = 1 and the tap (0, 0) give row
-# 1, column 0.
+# <details><summary>Hint 1: which score does a tap multiply?</summary>
+#
+# Tap (a, b) multiplies the score in row `r = i - (c_q - 1) + a` and column `c = j - (c_k - 1) // 2 + b`. Try
+# it with the worked example: i = 2, j = 1 and tap (0, 0) give row 1, column 0.
 # </details>
 #
 # <details><summary>Hint 2: what is outside?</summary>
 #
-# Rows before 0, columns before 0, columns from N on. (No row comes after i, so none is too large.) Mind that Python reads `s0[-1]` as the *last* row
-# and raises no error: test before you read.
+# Rows before 0, columns before 0, and columns from N on. (No row comes after i, so no row is too large.) Be
+# careful: Python reads `s0[-1]` as the *last* row and raises no error. So test the index before you read.
 # </details>
 
 
 # %% tags=["exercise"]
 def convolved_score(s0, w, i, j):
-    """T[i, j]: the taps w (c_q, c_k) laid over s0 (N, N),
-    the last row of taps on row i, column (c_k - 1) // 2 on column j."""
+    """Return T[i, j]: lay the taps w (c_q, c_k) over s0 (N, N), with their last
+    row on row i and their column (c_k - 1) // 2 on column j."""
     # BEGIN SOLUTION 9.1
     c_q, c_k = w.shape
     total = 0.0
@@ -381,49 +402,55 @@ def convolved_score(s0, w, i, j):
 check.ex09_1(convolved_score)
 
 # %% [markdown]
-# The page, from your own loops:
+# The worked example again, computed by your own function:
 
 # %% tags=["uses-exercise"]
-page_s0 = page_s.tril()  # what is on and below the diagonal stays, the rest is 0
+small_s0 = small_s.tril()  # 0 above the diagonal
 for i in range(4):
-    print([f"{convolved_score(page_s0, page_w, i, j):g}" for j in range(i + 1)])
+    print([f"{convolved_score(small_s0, small_w, i, j):g}" for j in range(i + 1)])
 
 # %% [markdown]
 # ## All scores at once
 #
-# PyTorch does the loops in one call: `conv2d(image, taps)` with an image of shape (1, 1, rows, columns) and taps of shape (1, 1, c_q, c_k). It lays
-# the taps over every place where they fit *wholly inside* the image, so we have to **pad**: `pad(s, (left, right, above, below))` puts that many
-# zeros on each side.
+# PyTorch does all these loops in one call: `conv2d(image, taps)`, with an image of shape (1, 1, rows,
+# columns) and taps of shape (1, 1, c_q, c_k). It lays the taps over every position where they fit *entirely
+# inside* the image. So we have to **pad** the image first: `pad(s, (left, right, above, below))` adds that
+# many columns or rows of zeros on each side.
 #
-# **Predict** for 2 × 3 taps: how many zeros to the left, right, above and below, so that a 4 × 4 matrix stays 4 × 4 and `T[0, 0]` is the page's:
-# `___` , `___` , `___` , `___`
+# **Predict** for 2 × 3 taps: how many zeros do you need to the left, to the right, above and below, so that a
+# 4 × 4 matrix stays 4 × 4 and `T[0, 0]` is the same as in the worked example?
 #
 # ### Exercise 9.2 · conv_scores · about five lines
 #
-# Write `conv_scores(q, k, w)`: the whole `T` of one head, with −∞ above the diagonal. `q` and `k` have the shape (N, d), `w` has (c_q, c_k), the
-# result (N, N); they stay as they are. `causal(n)`, below, is the mask: True where the key comes after the query. `s.masked_fill(mask, value)` writes a value wherever the
-# mask is True.
+# Write `conv_scores(q, k, w)`. It returns the whole matrix `T` of one head, with −∞ above the diagonal.
+#
+# - `q` and `k` have the shape (N, d), `w` has the shape (c_q, c_k), and the result has the shape (N, N).
+#   Don't modify the inputs.
+# - `causal(n)`, below, is the mask: True where the key comes after the query. `s.masked_fill(mask, value)`
+#   writes a value wherever the mask is True.
+# - PyTorch's functions are allowed; the functions of the `kernels` package are not.
 #
 # <details><summary>Hint 1: the padding</summary>
 #
-# `left = (c_k - 1) // 2` on the left, `c_k - 1 - left` on the right, `c_q - 1` above, none below. For 2 × 3 taps: 1, 1, 1, 0.
+# Pad `left = (c_k - 1) // 2` on the left, `c_k - 1 - left` on the right, `c_q - 1` above and none below. For
+# 2 × 3 taps: 1, 1, 1, 0.
 # </details>
 #
 # <details><summary>Hint 2: four dimensions</summary>
 #
-# `x[None, None]` puts two dimensions of size 1 in front, `x[0, 0]` takes them off again.
+# `x[None, None]` adds two dimensions of size 1 at the front, and `x[0, 0]` removes them again.
 # </details>
 
 
 # %% tags=["exercise"]
 def causal(n):
-    """(n, n), True where the key comes after the query."""
+    """Return an (n, n) mask, True where the key comes after the query."""
     return torch.ones(n, n, dtype=torch.bool).triu(1)
 
 
 def conv_scores(q, k, w):
-    """T (N, N) of one head:
-    q kᵀ / √d masked with 0, convolved with the taps w (c_q, c_k), masked with -inf."""
+    """Return T (N, N) of one head: q kᵀ / √d, masked with 0, convolved with the
+    taps w (c_q, c_k), masked with -inf."""
     # BEGIN SOLUTION 9.2
     c_q, c_k = w.shape
     left = (c_k - 1) // 2
@@ -439,68 +466,77 @@ def conv_scores(q, k, w):
 check.ex09_2(conv_scores)
 
 # %% [markdown]
-# Attention is what it was: softmax of the rows, times `v`. And the page once more. With d = 4 and the identity matrix for keys, the queries `2 S`
-# give the scores `S`; times ln 2, to have powers of 2.
+# The rest of attention does not change: the softmax of each row, times `v`. Here is the worked example once
+# more. With d = 4 and the identity matrix as keys, the queries `2 S` give the scores `S`. We multiply by ln 2
+# to get powers of 2.
 
 # %%
-page_q, page_k = 2 * math.log(2) * page_s, torch.eye(4)
+small_q, small_k = 2 * math.log(2) * small_s, torch.eye(4)
 
 
 def conv_attention(q, k, v, w):
-    """Convolutional attention of one head, causal: q, k, v (N, d), w (c_q, c_k)."""
+    """Compute causal convolutional attention of one head.
+    q, k, v: (N, d); w: (c_q, c_k)."""
     return torch.softmax(conv_scores(q, k, w), dim=1) @ v
 
 
 # %% tags=["uses-exercise"]
-for row in (conv_scores(page_q, page_k, page_w) / math.log(2)).tolist():
+for row in (conv_scores(small_q, small_k, small_w) / math.log(2)).tolist():
     print("T  ", [round(score, 9) for score in row])
 print(
     "out",
     [
         round(number, 9)
-        for number in conv_attention(page_q, page_k, page_v, page_w).flatten().tolist()
+        for number in conv_attention(small_q, small_k, small_v, small_w)
+        .flatten()
+        .tolist()
     ],
 )
 
 # %% [markdown]
 # ### The reference
 #
-# The package has the same for batches and heads: `q`, `k`, `v` of shape (B, H, N, d), taps of shape (H, c_q, c_k). Its convolution reads
+# The package has the same function for batches and heads: `q`, `k` and `v` have the shape (B, H, N, d), and
+# the taps have the shape (H, c_q, c_k). This is its convolution:
 
 # %%
 print(inspect.getsource(reference.convolve))
 
 # %% [markdown]
-# `groups=heads` is the one thing that yours has not: head h is convolved with taps h, and with no other's. What the next
-# lessons build is compared with `reference.conv_attention`, and yours is too, below.
+# The one difference from yours is `groups=heads`: each head is convolved with its own taps and with no
+# others. What you build in the next lessons is compared with `reference.conv_attention`. Below, we compare
+# yours with it too.
 #
-# ## Taps that we know the answer to
+# ## Taps for which we know the answer
 #
-# A new operation is best tried where we know what must come out.
+# The best way to try a new operation is on inputs for which you know the result.
 #
-# **One tap.** With `W = [[w]]` nothing is mixed: `T = w · S0`. Row 3 of the page has the scores 1, 2, 3, 2 and the values 4, 10, 3, 9. In base 2 the
-# weights are 2 : 4 : 8 : 4, and the output (1·4 + 2·10 + 4·3 + 2·9) / 9 = 6.
+# **One tap.** With `W = [[w]]` nothing is mixed: `T = w · S0`. Row 3 of the worked example has the scores 1,
+# 2, 3, 2 and the values 4, 10, 3, 9. In base 2 the weights are 2 : 4 : 8 : 4, and the output is (1·4 + 2·10 +
+# 4·3 + 2·9) / 9 = 6.
 #
-# **Predict** the output of row 3, w = 0: `___` , w = 2: `___` , w = 100: `___`
+# **Predict** the output of row 3 for w = 0, for w = 2 and for w = 100.
 
 # %% tags=["uses-exercise"]
 for w in (1, 0, 2, 100):
-    out = conv_attention(page_q, page_k, page_v, torch.tensor([[float(w)]]))
+    out = conv_attention(small_q, small_k, small_v, torch.tensor([[float(w)]]))
     print(f"w = {w:3}:  {out[3].item():.2f}")
 
 # %% [markdown]
 # <details><summary>Why?</summary>
 #
-# - **0**: all scores are 0 and all weights equal: the mean, 26/4 = 6.5. (Without the second mask the future would be in it too.)
-# - **2**: the weights are 4 : 16 : 64 : 16 = 1 : 4 : 16 : 4, the output 128/25 = 5.12.
-# - **100**: the largest score takes all, and its value is 3.
+# - **w = 0**: all scores are 0, so all weights are equal and the output is the mean of the values, 26/4 =
+#   6.5.
+# - **w = 2**: the weights are 4 : 16 : 64 : 16 = 1 : 4 : 16 : 4, and the output is 128/25 = 5.12.
+# - **w = 100**: the largest score takes all the weight, and its value is 3.
 #
-# One tap `w` above 0 divides the *temperature* by w: the softmax of S/τ with τ = 1/w.
+# A single positive tap `w` divides the *temperature* by w: it gives the softmax of S/τ with τ = 1/w.
 # </details>
 #
-# **One tap of many.** Let the taps be 0 except for one 1, in the place that meets the score itself: last row, column (c_k − 1) // 2. Then `T` is
-# `S0`, and this is *ordinary attention*. They are called **identity taps**, and training starts from them: at first a model with convolution does
-# what a model without it does.
+# **One tap of many.** Now let all taps be 0 except one, and let that one be 1. Put it at the position that
+# multiplies the score itself: last row, column (c_k − 1) // 2. Then `T` equals `S0`, and this is *ordinary
+# attention*. We call these taps **identity taps**. Training starts from them, so at first a model with the
+# convolution computes the same as a model without it.
 
 # %%
 unchanged = identity_taps(1, 3, 5, dtype=torch.float64)[0]
@@ -516,46 +552,58 @@ print(
 )
 
 # %% [markdown]
-# Keep this test in mind: identity taps must give ordinary attention. It is the first that everybody writes. We shall see how much it finds.
+# Remember this test: identity taps must give ordinary attention. It is the first test that everybody writes.
+# Soon you will see how much it finds, and how much it doesn't.
 #
 # ## A tool: does it see the future?
 #
-# A model that is trained to guess the next token must not see it. If it does, it learns to copy. The training looks splendid, and the model is
-# useless: when it is to write by itself, there is no next token to copy.
+# A model that is trained to predict the next token must not see that token. If it does, it learns to copy it.
+# Training looks excellent, but the model is useless: when it generates text, there is no next token to copy.
 #
-# How do you find out, of a function that you have not written? You need not read it. *Change the future, and see whether the past moves.*
+# How do you find out whether a function that you haven't written sees the future? You don't have to read it.
+# *Change the future, and see whether the past changes.*
 #
 # ### Exercise 9.3 · is_causal · about six lines
 #
-# Write `is_causal(attend, q, k, v)`. `attend(q, k, v)` gives an output of N rows, like every attention here, for any N; `q`, `k`, `v` are (N, d). Return
-# True if no row of the output depends on a later token, and False if one does, be it by a ten-thousandth of a value, in a single column, or so that sums stay as they are. A difference in the last digits is rounding, no
-# dependence. An output with NaN proves nothing: return False. Leave `q`, `k` and `v` themselves as they are.
+# Write `is_causal(attend, q, k, v)`. `attend(q, k, v)` is an attention function: for any N, it takes three
+# tensors of shape (N, d) and returns N rows.
 #
-# Your tool will be tried on eighteen functions, some of them sly: one lets only its first row see the last value; one looks at nothing but the next
-# token's *query*; one sees the next value through a layer norm, to which 2x and x + 1 are the same as x. And with a few tokens as with eighty.
+# - Return True if no row of the output depends on a later token, and False if one does. A small dependence
+#   counts too: a ten-thousandth of a value, or a change in a single column, or a change that leaves all sums
+#   the same.
+# - A difference in the last digits is rounding, not dependence.
+# - If the output contains NaN, nothing can be concluded from it. Return False.
+# - Don't modify `q`, `k` and `v`.
+#
+# The check tries your tool on twenty-one functions, with a few tokens and with about eighty. Some of the
+# functions are sly. In one of them, only the first row sees the last value. Another one looks only at the
+# next token's *query*. A third sees the next value through a layer norm, which maps 2x and x + 1 to the same
+# result as x.
 #
 # <details><summary>Hint 1: one cut</summary>
 #
-# Choose a token `t`. Replace the rows from `t` on by random ones, in all three: `torch.cat([x[:t], torch.randn_like(x[t:])])`. The rows before `t` of
-# the output must be what they were.
+# Choose a token `t`. In all three tensors, replace the rows from `t` on with random ones: `torch.cat([x[:t],
+# torch.randn_like(x[t:])])`. The output's rows before `t` must not change.
 # </details>
 #
 # <details><summary>Hint 2: which cuts?</summary>
 #
-# If row 5 sees token 6, only the cut t = 6 shows it: with a smaller t row 5 itself is changed, with a larger one token 6 is not. So try every t from
-# 1 to N − 1.
+# If row 5 sees token 6, only the cut t = 6 shows it. With a smaller t, row 5 itself is replaced. With a
+# larger t, token 6 stays the same. So try every t from 1 to N − 1.
 # </details>
 #
-# <details><summary>Hint 3: "what they were"</summary>
+# <details><summary>Hint 3: "must not change"</summary>
 #
-# `torch.allclose(after[:t], before[:t])`. Do not ask for equality to the last bit: a matrix product may add in another order. And mind NaN: `difference >
-# limit` is False for it, and so is `difference <= limit`. Ask the question whose False means "not causal".
+# `torch.allclose(after[:t], before[:t])`. Don't ask for equality to the last bit, because a matrix product
+# may add in another order. And be careful with NaN: both `difference > limit` and `difference <= limit` are
+# False for it. Write the comparison so that False means "not causal".
 # </details>
 
 
 # %% tags=["exercise"]
 def is_causal(attend, q, k, v):
-    """Whether no row of attend(q, k, v) depends on a later token; q, k, v: (N, d)."""
+    """Return True if no row of attend(q, k, v) depends on a later token.
+    q, k, v: (N, d)."""
     # BEGIN SOLUTION 9.3
     before = attend(q, k, v)
     for t in range(1, len(q)):
@@ -578,14 +626,15 @@ print(
 # %% [markdown]
 # ## Bug hunt: one line is missing
 #
-# Here is convolutional attention step by step, as a published pseudo-code for a GPU has it: scores, convolution, causal mask, softmax,
-# output. We try it as one tries things, first with identity taps. Then with 2 × 3 taps, on the page.
+# Here is convolutional attention step by step, as a published piece of GPU pseudocode describes it: scores,
+# convolution, causal mask, softmax, output. Let's test it in the usual way, first with identity taps, and
+# then with 2 × 3 taps on the worked example.
 
 
 # %%
 def published(q, k, v, w):
-    """Convolutional attention of one head, q, k, v (N, d):
-    scores, convolution, causal mask, softmax, output."""
+    """Compute convolutional attention of one head: scores, convolution,
+    causal mask, softmax, output. q, k, v: (N, d)."""
     s = q @ k.T / math.sqrt(q.shape[1])
     t = reference.convolve(s[None, None], w[None])[0, 0]
     t = t.masked_fill(causal(len(q)), -math.inf)
@@ -598,12 +647,17 @@ print(
     torch.allclose(found, ordinary, atol=1e-12),
 )
 print("no NaN:", bool(published(q, k, v, taps).isfinite().all()))
-page_out = published(page_q, page_k, page_v, page_w).flatten().tolist()
-print("the page:", [f"{number:.2f}" for number in page_out], " wanted: 4, 8, 6, 7")
+small_out = published(small_q, small_k, small_v, small_w).flatten().tolist()
+numbers = ", ".join(f"{number:.2f}" for number in small_out)
+print(f"the worked example: {numbers}; expected: 4, 8, 6, 7")
 
 # %% [markdown]
-# Identity taps cannot see the mistake: they are 0 wherever it matters. But the page can, and so can your tool. **Guess before you run:** is the
-# function causal? How far does a row see? And why is row 0 of the page right? Then put the missing line in, and run both cells again.
+# Identity taps cannot reveal the mistake, because they are 0 wherever it matters. But the worked example can,
+# and so can your tool. **Guess before you run:** is the function causal? How far ahead does a row see? And
+# why is row 0 of the worked example correct?
+#
+# Then add the missing line to `published` and run the cells again. You have found it when the next cell
+# prints `published is causal: True` and its half of the picture shows no leak.
 
 # %% tags=["uses-exercise"]
 print(
@@ -612,7 +666,8 @@ print(
 
 
 def reacts(attend, q, k, v):
-    """(N, N): row i marks the tokens whose change moves row i of the output."""
+    """Return an (N, N) mask. Row i marks the tokens whose change
+    changes row i of the output."""
     before = attend(q, k, v)
     marks = torch.zeros(len(q), len(q), dtype=torch.bool)
     for token in range(len(q)):
@@ -623,16 +678,20 @@ def reacts(attend, q, k, v):
     return marks
 
 
+# %% tags=["uses-exercise"] jupyter={"source_hidden": true}
 def draw_leaks(ways, widths, side=22):
-    """To which tokens each row reacts, for each way to attend,
-    {name: attend(q, k, v, w)}; a step for taps of each width."""
+    """Draw the tokens to which each row reacts, for each attention function in
+    {name: attend(q, k, v, w)}, with one step of the slider per width of the taps."""
     n = len(q)
     across = 40 + side * (n + 2)
     scene = Scene(
         "row i reacts to token j", across * len(ways), 70 + side * n, adds=False
     )
     scene.legend(
-        6, ("load", "itself or earlier"), ("store", "later: a leak"), ("empty", "not")
+        6,
+        ("load", "reacts to itself or earlier"),
+        ("store", "reacts to later: a leak"),
+        ("empty", "does not react"),
     )
     for way, name in enumerate(ways):
         left = 40 + across * way
@@ -658,18 +717,21 @@ def draw_leaks(ways, widths, side=22):
     return scene.view()
 
 
-draw_leaks({"right": conv_attention, "published": published}, (1, 3, 5, 7))
+draw_leaks({"correct": conv_attention, "published": published}, (1, 3, 5, 7))
 
 # %% [markdown]
 # <details><summary>What is missing, and how far does it see?</summary>
 #
-# The **first mask**. `T[i, j]` mixes the columns up to j + P_r, where P_r = c_k − 1 − P_k is the reach to the right. The entries near the diagonal
-# therefore contain scores of keys that row i must not know. Row i sees P_r tokens of the future: one with 3 columns of taps, three with 7. The −∞
-# comes too late, as the future has already been added to the entries that stay.
+# The **first mask** is missing. `T[i, j]` mixes the columns up to j + P_r, where P_r = c_k − 1 − P_k is the
+# number of columns to the right. So the entries near the diagonal contain scores of keys that row i must not
+# see. Row i sees P_r tokens of the future: one with 3 columns of taps, three with 7. The −∞ comes too late,
+# because the future has already been added to the entries that remain.
 #
-# Row 0 is right because it has one key only. The softmax of one number is 1, whatever the number is. (Do not test causality with a single row!)
+# Row 0 is correct because it has only one key. The softmax of a single number is 1, whatever the number is.
+# (So never test causality with a single row!)
 #
-# How much does it matter? The next cell asks, in four random draws: the norm of the error, divided by that of the output.
+# How much does it matter? The next cell measures it in four random draws: the norm of the error, divided by
+# the norm of the output.
 # </details>
 
 # %% tags=["uses-exercise"]
@@ -682,20 +744,23 @@ for seed in range(4):
     )
     right = conv_attention(*many, w)
     off.append((published(*many, w) - right).norm().item() / right.norm().item())
-print("64 tokens, 3 × 3 taps, off by", ", ".join(f"{100 * each:.0f} %" for each in off))
+percent = ", ".join(f"{100 * each:.0f} %" for each in off)
+print("relative error with 64 tokens and 3 × 3 taps:", percent)
 
 # %% [markdown]
 # ## Why not −∞ the first time?
 #
-# In ordinary attention we mask with −∞, and −∞ + anything = −∞ does the rest. So why not write −∞ before the convolution, and be done?
+# Ordinary attention needs only one mask, −∞, because adding anything to −∞ gives −∞. So why not write −∞
+# before the convolution and skip the second mask?
 #
-# **Predict**, for the page: what is 0 · (−∞), what is −1 · (−∞)? How many rows of the output survive?
+# **Predict** for the worked example: what is 0 · (−∞)? What is −1 · (−∞)? How many rows of the output
+# survive?
 
 # %%
-first_infinity = page_s.masked_fill(causal(4), -math.inf)
+first_infinity = small_s.masked_fill(causal(4), -math.inf)
 print(
     "  T when S is masked with -inf:\n",
-    reference.convolve(first_infinity[None, None], page_w[None])[0, 0],
+    reference.convolve(first_infinity[None, None], small_w[None])[0, 0],
 )
 same_shape = identity_taps(1, 2, 3, dtype=torch.float64)
 print(
@@ -704,32 +769,38 @@ print(
 )
 
 # %% [markdown]
-# Not one row survives. Rows 1 to 3 have a NaN on the diagonal, and one NaN makes the softmax of its whole row NaN. Row 0 of the first matrix has +∞
-# there; subtract the maximum, and +∞ − ∞ is NaN as well. With identity taps it is no better.
+# Not a single row survives. Rows 1 to 3 have a NaN on the diagonal, and one NaN makes the softmax of its
+# whole row NaN. Row 0 of the first matrix has +∞ there. Subtract the maximum, and +∞ − ∞ is NaN as well. With
+# identity taps it is no better.
 #
-# −∞ is no number that one can weigh. A tap of 0 makes NaN out of it, a negative tap +∞, and both signs together NaN again. If all taps are positive
-# there is no NaN in `T`, but −∞ spreads over every entry whose window touches the masked half. With two columns of taps or more, row 0 is then −∞
-# from end to end, and its softmax is NaN once more.
+# You cannot take a weighted sum with −∞ in it. A tap of 0 turns it into NaN, a negative tap turns it into +∞,
+# and +∞ and −∞ together give NaN again. If all taps are positive, `T` contains no NaN, but −∞ spreads to
+# every entry whose window overlaps the masked half. If the taps reach to the right of the key, as they do
+# with two or more columns, all of row 0 becomes −∞, and its softmax is NaN again.
 #
-# So the two masks have different jobs. **0 before** says: *this score adds nothing*. **−∞ after** says: *this key gets no weight*. A 0 after the
-# convolution would not do that. It is a score like any other, and its weight is e⁰.
+# So the two masks have different jobs. **0 before the convolution** says: *this score contributes nothing*.
+# **−∞ after the convolution** says: *this key gets no weight*. A 0 after the convolution would not do that:
+# it is a score like any other, and its weight is e⁰ = 1.
 #
 # ### Which test finds which mistake?
 #
-# Five ways to mask and four tests. **Predict the table** before you run: where is a ✓, where a ✗? (`loops` compares with your `convolved_score`.)
+# Here are five ways to mask and four tests. **Predict the table** before you run: where is there a ✓, and
+# where a ✗? (`loops` compares with your `convolved_score`.)
 #
 # | before / after | identity | finite | causal | loops |
 # |---|---|---|---|---|
-# | 0 / −∞ (right) | | | | |
+# | 0 / −∞ (correct) | | | | |
 # | nothing / −∞ | | | | |
 # | −∞ / −∞ | | | | |
 # | 0 / nothing | | | | |
 # | 0 / 0 | | | | |
+#
+# First, the five ways to mask:
 
 
 # %% tags=["uses-exercise"]
 def by_loops(q, k, v, w):
-    """Convolutional attention from exercise 9.1."""
+    """Compute convolutional attention with your function of exercise 9.1."""
     s0 = (q @ k.T / math.sqrt(q.shape[1])).tril()
     t = torch.full_like(s0, -math.inf)
     for i in range(len(q)):
@@ -739,8 +810,8 @@ def by_loops(q, k, v, w):
 
 
 def masked(before, after):
-    """An attention that fills the future with `before`, convolves,
-    and fills it with `after`; None leaves it alone."""
+    """Return an attention function that fills the future with `before`, convolves,
+    and fills it with `after`. None skips the step."""
 
     def attend(q, k, v, w):
         future = causal(len(q))
@@ -753,8 +824,14 @@ def masked(before, after):
     return attend
 
 
+# %% [markdown]
+# Now the four tests. They use the random `q`, `k`, `v` and `taps`, the identity taps `unchanged`, and the
+# result of PyTorch's causal attention, `ordinary`, from the section about identity taps above.
+
+
+# %% tags=["uses-exercise"]
 def tests(attend):
-    """The four verdicts on an attention of q, k, v and taps."""
+    """Return the verdicts of the four tests on attend(q, k, v, w)."""
     out = attend(q, k, v, taps)
     return {
         "identity": torch.allclose(attend(q, k, v, unchanged), ordinary, atol=1e-12),
@@ -765,7 +842,7 @@ def tests(attend):
 
 
 def verdicts(name, attend):
-    """One row of the table."""
+    """Print one row of the table."""
     print(
         f"{name:20}",
         "".join(f"{'✓' if passed else '✗':10}" for passed in tests(attend).values()),
@@ -784,15 +861,17 @@ verdicts("0 / nothing", masked(0.0, None))
 verdicts("0 / 0", masked(0.0, 0.0))
 
 # %% [markdown]
-# The second row is the dangerous one. It passes the test that everybody writes, it gives no NaN, and its numbers look reasonable. (Rows of NaN are
-# reported as not causal: NaN is close to nothing, not even to itself. That says nothing about the future; the test for finite numbers gives the true
-# reason.)
+# The second row is the dangerous one. It passes the test that everybody writes, it gives no NaN, and its
+# numbers look reasonable. (Rows of NaN are reported as not causal, because NaN is not close to anything, not
+# even to itself. That says nothing about the future; the `finite` test shows the true reason.)
 #
 # ## Find the slips (optional)
 #
-# A public repository with fast kernels for this method describes it by these three lines. Its code is another matter, and so is the paper. Here `i`
-# is the query and `j` the key; θ are the taps, written backwards: θ with i' = 0 belongs to query i itself, i' = 1 to the one before; likewise j'
-# counts to the *left*. That is only a way of writing, and no slip.
+# The documentation of a public repository with fast kernels for this method describes it with the three lines
+# below. The repository's code does something different, and so does the paper. Here `i` is the query and `j`
+# is the key, and θ are the taps, written backwards: θ with i' = 0 belongs to query i itself, and i' = 1 to
+# the query before it. In the same way, j' counts to the *left*. Writing them backwards is only a convention,
+# not a slip.
 #
 # $$A = \operatorname{Softmax}\ \operatorname{Conv2d}_\theta(\hat A)$$
 #
@@ -800,37 +879,43 @@ verdicts("0 / 0", masked(0.0, 0.0))
 #
 # $$\operatorname{Out}_{jh} = \sum a_{ji} V_{ih}$$
 #
-# **Find at least four places** where it differs from the three steps of this lesson. Try 3 × 3 taps, and 1 × 4.
+# **Find at least four places** where it differs from the three steps of this lesson. Try it with 3 × 3 taps,
+# and with 1 × 4 taps.
 #
 # <details><summary>Hint: where to look</summary>
 #
-# How many queries does the first sum run over, with 3 × 3 taps? How many keys the second, with c_k = 4? What is c with the index q − 1? Which mask
-# is there, which is not? And compare the *index* in the mask with the row in which the score stands.
+# How many queries does the first sum cover with 3 × 3 taps? How many keys does the second sum cover with
+# c_k = 4? What is c with the index q − 1? Which mask is there, and which is missing? And compare the
+# *index* in the mask with the row that the score belongs to.
 # </details>
 #
 # <details><summary>Answer</summary>
 #
-# 1. **The factor in front**, c with the index q−1, is no quantity at all. It should be 1/√d. The c_q − 1 is the upper limit of the first sum, which
-#    has slid down.
-# 2. **The first sum** must end at c_q − 1. Its ⌈c_k/2⌉ − 1 belongs to the next one. With 3 × 3 taps it would run over two queries in
-#    place of three. (With the 6 × 11 taps of the paper both limits happen to be 5.)
-# 3. **The second sum** should end at ⌈c_k/2⌉ − 1: each limit has slid one place to the left. For odd c_k there is no difference. With c_k = 4, −2…2
-#    are five taps.
-# 4. **The mask before the convolution** asks i ≥ j − j': whether the key comes after query *i*. The code of the method's authors, and this lesson,
-#    ask i − i' ≥ j − j': whether the key comes after the query *of its own row*.
-# 5. **The mask after the convolution** is missing: above the diagonal the sum is not −∞, and the softmax would give these keys a weight.
-# 6. **The last line** uses j for the query and i for the key, the other way round than the line above, and does not say over what it sums. Read by
-#    itself it is right; read after the line above, it mixes up rows and columns of a.
+# 1. **The factor in front**, c with the index q−1, has no meaning. It should be 1/√d. The c_q − 1 is the
+#    upper limit of the first sum and has slipped into the fraction.
+# 2. **The first sum** must end at c_q − 1. The limit ⌈c_k/2⌉ − 1 belongs to the second sum. With 3 × 3 taps,
+#    the first sum would cover two queries instead of three. (With the paper's 6 × 11 taps, both limits happen
+#    to be 5.)
+# 3. **The second sum** should end at ⌈c_k/2⌉ − 1: each limit has slipped one position to the left. For odd
+#    c_k it makes no difference. With c_k = 4, the range −2…2 has five taps.
+# 4. **The mask before the convolution** tests i ≥ j − j', that is, whether the key comes after query *i*. The
+#    code of the method's authors, and this lesson, test i − i' ≥ j − j', that is, whether the key comes after
+#    the query *of its own row*.
+# 5. **The mask after the convolution** is missing. Above the diagonal the sum is not −∞, and the softmax
+#    would give these keys a weight.
+# 6. **The last line** uses j for the query and i for the key, the opposite of the line above, and does not
+#    say what the sum runs over. By itself it is correct. Together with the line above, it mixes up the rows
+#    and columns of a.
 # </details>
 #
-# Number 4 is a matter of definition: both are causal. **Predict:** which of the four tests find it? And in which columns of a row does `T` differ,
-# with 3 × 3 taps?
+# Number 4 is a matter of definition: both masks are causal. **Predict:** which of the four tests detect the
+# difference? And in which columns of a row does `T` differ, with 3 × 3 taps?
 
 
 # %% tags=["uses-exercise"]
 def formula_scores(q, k, w):
-    """T with the formula's mask:
-    in the window of T[i, j] a key counts if it does not come after query i."""
+    """Return T with the formula's mask: in the window of T[i, j], a key counts
+    if it does not come after query i."""
     s = q @ k.T / math.sqrt(q.shape[1])
     t = torch.full_like(s, -math.inf)
     for i in range(len(q)):
@@ -848,29 +933,35 @@ verdicts(
     "the formula's mask",
     lambda q, k, v, w: torch.softmax(formula_scores(q, k, w), dim=1) @ v,
 )
-w = torch.randn(3, 3)
-differs = (conv_scores(q, k, w) - formula_scores(q, k, w)).tril().abs() > 1e-12
+square = torch.randn(3, 3)
+differs = (conv_scores(q, k, square) - formula_scores(q, k, square)).tril().abs()
 print("\nT differs, 3 × 3 taps:")
-for row in differs:
+for row in differs > 1e-12:
     print("   ", "".join(".x"[mark] for mark in row.int()))
 
 # %% [markdown]
-# Only the comparison with the loops finds it: a test for a property cannot tell two functions apart that both have it. The difference stays near the
-# diagonal: a score counts in the formula and not in the code if its key comes after its own query but not after query i. In the window of `T[i, j]`
-# there is such a score only for the P_q + P_r columns j = i − P_q − P_r + 1 … i, here three (near the first row fewer; and with a single row of taps
-# none, as there each score belongs to query i itself).
+# Only the comparison with the loops finds it. A test for a property cannot distinguish two functions that
+# both have that property.
 #
-# Why do it as the code does? Because then *one* matrix `S0` serves all rows, and the convolution is a plain convolution. With the formula's mask
-# every row i would need a matrix of its own. A model trained with one mask and run with the other is wrong near the diagonal. So, when you take
-# over somebody's taps, take over the mask of the code that trained them.
+# The difference stays near the diagonal. A score counts in the formula but not in the code if its key comes
+# after its own query, but not after query i. The window of `T[i, j]` contains such a score only for the P_q +
+# P_r columns j = i − P_q − P_r + 1 … i, here three. Near the first row there are fewer. With a single row of
+# taps there are none, because every score then belongs to query i itself.
+#
+# Why do it the way the code does? Because then *one* matrix `S0` serves all rows, and the convolution is a
+# plain convolution. With the formula's mask, every row i would need its own matrix. A model that is trained
+# with one mask and run with the other is wrong near the diagonal. So if you use somebody else's taps, also
+# use the mask of the code that trained them.
 #
 # ## What it costs (optional)
 #
-# **Arithmetic.** For each score the product `QKᵀ` needs d multiplications with an addition, the convolution c_q · c_k, the product with `V` again d.
-# With d = 64 and 6 × 11 taps: 64 + 66 + 64. About half as much again as ordinary attention.
+# **Arithmetic.** Count multiply-adds per score: the product `QKᵀ` needs d, the convolution c_q · c_k, and the
+# product with `V` another d. With d = 64 and 6 × 11 taps, that is 64 + 66 + 64, about one and a half times as
+# much as ordinary attention.
 #
-# **Memory.** The reference makes one N×N matrix after the other. **Predict:** how many? Go through the three steps of this lesson, and
-# count each operation that writes a matrix anew: a mask is one, and so is the padding.
+# **Memory.** The reference creates one N×N matrix after another. **Predict:** how many? Go through the three
+# steps of this lesson, and count each operation that writes a new matrix. A mask writes one, and so does the
+# padding.
 
 # %%
 N, d, heads, itemsize = 4096, 64, 32, 4
@@ -884,31 +975,35 @@ steps = [
     "mask with -inf",
     "softmax",
 ]
-# each is written once, and read once by the step after it
+# each is written once and read once by the next step
 moved = 2 * len(steps) * matrix
 print(f"one N×N matrix, all heads:     {matrix / 2**30:.0f} GiB")
-print(f"{len(steps)} of them, out and in:        {moved / 1e9:.0f} GB")
-print(f"at 4300 GB a second:           {1000 * moved / 4.3e12:.1f} ms")
+print(f"{len(steps)}, each written and read:    {moved / 1e9:.0f} GB")
+print(f"time at 4300 GB/s:             {1000 * moved / 4.3e12:.1f} ms")
 print(f"Q, K, V and the output:        {4 * heads * N * d * itemsize / 1e9:.2f} GB")
 
 # %% [markdown]
-# That is the layer of lesson 02 (32 heads, 4096 tokens, float32), computed, not measured: the copy rate of an H200 alone sets this limit, if every
-# step is a kernel of its own and no cache helps. Ordinary attention, written step by step in the same way (product, scale, mask, softmax), moves 8
-# matrices in place of 14; with scale and mask merged into their neighbours, as lesson 02 counts, 4. For training, some of the matrices must also be
-# *kept* until the backward pass: `S0` for the gradient of the taps, and `P`, or what it can be computed from again, for the rest.
+# This is the layer of lesson 02 (32 heads, 4096 tokens, float32). The time is computed, not measured: it is
+# the limit that the copy rate of an H200 alone sets, if every step is a separate kernel and no cache helps.
+# Ordinary attention, written step by step in the same way (product, scale, mask, softmax), moves 8 matrices
+# instead of 14. With scale and mask merged into their neighbours, as lesson 02 counts, it moves 4. For
+# training, some of the matrices must also be *kept* until the backward pass: `S0` for the gradient of the
+# taps, and either `P` or whatever `P` can be recomputed from.
 #
-# Lesson 02 did away with these matrices: compute a tile, use it, forget it. We want the same here. But a tile of `T` is made of more than the same
-# tile of `S0`: it needs the P_q rows above, P_k columns to the left and P_r to the right. Those belong to *other* tiles. What a tile has to load to
-# compute what it owns is the one new idea of lesson 10.
+# Lesson 02 got rid of these matrices: compute a tile, use it, forget it. We want to do the same here. But a
+# tile of `T` depends on more than the same tile of `S0`. It also needs the P_q rows above, P_k columns to the
+# left and P_r columns to the right, and these belong to *other* tiles. What must a tile load to compute the
+# part that it owns? That is the one new idea of lesson 10.
 #
 # ## Validate
 #
-# Float64, N from 1 to 33, taps odd and even, oblong, and larger than N.
+# We compare in float64, for N from 1 to 33, with taps that are odd, even, oblong, and larger than N. The
+# first cell defines the helpers.
 
 
 # %% tags=["uses-exercise"]
 def largest(differences):
-    """The largest of the absolute differences, NaN if there is one."""
+    """Return the largest absolute difference, or NaN if there is one."""
     return max(
         (difference.abs().max().item() for difference in differences),
         key=lambda x: math.inf if math.isnan(x) else x,
@@ -916,7 +1011,7 @@ def largest(differences):
 
 
 def validate(stage, against, differences, tolerance=1e-12):
-    """One row of the table. NaN fails."""
+    """Print one row of the table. NaN fails."""
     agrees = largest(differences) <= tolerance
     print(
         f"{stage:24}  {against:32}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   "
@@ -925,33 +1020,34 @@ def validate(stage, against, differences, tolerance=1e-12):
 
 
 def one_head(function, q, k, v, *rest):
-    """A function of (B, H, N, d), called with one batch and one head."""
+    """Call a function of (B, H, N, d) tensors with one batch and one head."""
     return function(q[None, None], k[None, None], v[None, None], *rest)[0, 0]
 
 
 def same(w):
-    """Identity taps of the shape of w."""
+    """Return identity taps of the shape of w."""
     return identity_taps(1, *w.shape, dtype=w.dtype)[0]
 
 
 def lower(scores):
-    """What is on and below the diagonal."""
+    """Return the entries on and below the diagonal."""
     return scores[torch.ones_like(scores, dtype=torch.bool).tril()]
 
 
+# %% tags=["uses-exercise"]
 shapes = [(1, 1, 1), (1, 3, 3), (5, 2, 4), (8, 6, 11), (17, 3, 3), (33, 7, 7)]
 cases = [(*torch.randn(3, n, 4), torch.randn(c_q, c_k)) for n, c_q, c_k in shapes]
 
-page_t = torch.tensor([1.0, 1, 2, 1, 2, 2, 1, 1, 2, 3])
+small_t = torch.tensor([1.0, 1, 2, 1, 2, 2, 1, 1, 2, 3])
 print(f"{'stage':24}  {'against':32}  largest difference")
 loops_t = torch.tensor(
-    [convolved_score(page_s0, page_w, i, j) for i in range(4) for j in range(i + 1)]
+    [convolved_score(small_s0, small_w, i, j) for i in range(4) for j in range(i + 1)]
 )
-validate("convolved_score", "the page, by hand", [loops_t - page_t])
+validate("convolved_score", "the worked example, by hand", [loops_t - small_t])
 validate(
     "conv_scores",
-    "the page, by hand",
-    [lower(conv_scores(page_q, page_k, page_w)) / math.log(2) - page_t],
+    "the worked example, by hand",
+    [lower(conv_scores(small_q, small_k, small_w)) / math.log(2) - small_t],
 )
 for against, other in {
     "explicit loops (exercise 9.1)": by_loops,
@@ -959,11 +1055,13 @@ for against, other in {
         reference.conv_attention, q, k, v, w[None]
     ),
 }.items():
-    validate(
-        "conv_attention",
-        against,
-        [conv_attention(*case) - other(*case) for case in cases],
-    )
+    errors = [conv_attention(*case) - other(*case) for case in cases]
+    validate("conv_attention", against, errors)
+
+# %% [markdown]
+# Next, taps for which we know the answer. And finally: is the function causal in every shape?
+
+# %% tags=["uses-exercise"]
 for against, other in {
     "tiles of lesson 02, causal": lambda q, k, v: queries_outer(
         q, k, v, 4, 3, Traffic(), causal=True
@@ -983,7 +1081,7 @@ sharper = [
     - scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
     for q, k, v, _ in cases
 ]
-validate("one tap, 2", "the same with twice the scale", sharper)
+validate("one tap, 2", "twice the scale", sharper)
 verdicts_by_shape = [
     is_causal(lambda q, k, v: conv_attention(q, k, v, w), q, k, v)
     for q, k, v, w in cases
@@ -991,9 +1089,10 @@ verdicts_by_shape = [
 print("conv_attention is causal in every shape:", all(verdicts_by_shape))
 
 # %% [markdown]
-# ### On a real GPU, if there is one
+# ### On a real GPU, if you have one
 #
-# The reference is plain PyTorch, and runs wherever its tensors are. Two batches, three heads; the cell prints the same line with and without a GPU.
+# The reference is plain PyTorch and runs wherever its tensors are. The next cell uses two batches and three
+# heads, and prints the same line with and without a GPU.
 
 # %%
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -1008,12 +1107,20 @@ print(
 # %% [markdown]
 # ## In three lines
 #
-# - Convolutional attention mixes neighbouring scores before the softmax, so that several queries and keys decide together; identity taps give
-#   ordinary attention back.
-# - Mask with 0, convolve, mask with −∞: the 0 keeps the future out of the sums, the −∞ keeps it out of the weights. Neither can do the other's job.
-# - Without the first mask the output is finite, right for identity taps, and sees the future. Change the future and watch the past, and compare with
-#   loops.
+# - Convolutional attention mixes neighbouring scores before the softmax, so that several queries and keys
+#   decide together. Identity taps give ordinary attention.
+# - Mask with 0, convolve, mask with −∞. The 0 keeps the future out of the sums, and the −∞ keeps it out of
+#   the weights. Neither can do the other's job.
+# - Without the first mask, the output is finite, correct for identity taps, and sees the future. To find such
+#   a bug, change the future and watch the past, and compare with loops.
 #
-# **You can now** say what a row of this attention may depend on, and catch a function that looks ahead, without reading it.
+# **You can now** say what a row of this attention may depend on, and detect a function that looks ahead
+# without reading its code.
 #
-# **Next:** in [lesson 10](10_overlapping_tiles.ipynb) the N×N matrices go. A tile has to load more than it owns.
+# **Read on:** Golovneva, Wang, Weston, Sukhbaatar, *Multi-Token Attention* (2025, arXiv:2504.00927) defines
+# the method and reports what it gains. Vaswani et al., *Attention Is All You Need* (2017, arXiv:1706.03762),
+# section 3, defines attention and its causal mask. PyTorch's documentation of `torch.nn.Conv2d` gives the
+# formula of the cross-correlation, with padding and groups.
+#
+# **Next:** in [lesson 10](10_overlapping_tiles.ipynb) the N×N matrices disappear. A tile then has to load
+# more than it owns.

@@ -59,14 +59,21 @@ def ex09_1(convolved_score, rng):
             return {place: convolved_score(s0, w, *place) for place in places}
 
         call = f"convolved_score(s0 {(n, n)}, w {(c_q, c_k)}, i, j)"
-        got = within(scores, (torch.tensor(s0), torch.tensor(w)), call=call, refused=CONVOLUTIONS, hint=LOOPS)
-        hint = diagnose(got, wanted, window_mistakes(s0, w), places) or WINDOW_HINT
+        got = within(
+            scores,
+            (torch.tensor(s0), torch.tensor(w)),
+            call=call,
+            refused=CONVOLUTIONS,
+            allowed=(),
+            hint=LOOPS,
+        )
+        hint = diagnose(got, wanted, window_mistakes(s0, w), places) or OTHER
         for i, j in places:
             call = f"convolved_score(s0 {(n, n)}, w {(c_q, c_k)}, i={i}, j={j})"
             compare(got[i, j], wanted[i, j], what="a convolved score", call=call, tolerance=1e-10, hint=hint)
     return (
         f"scores on and below the diagonal, {len(WINDOWS) + 3} shapes of 1 to about {MOST} tokens and"
-        " 1 × 1 to 13 × 21 taps, by loops"
+        " 1 × 1 to 13 × 21 taps, without PyTorch's convolution"
     )
 
 
@@ -127,17 +134,17 @@ def ex09_3(is_causal, rng):
             got="False",
         )
     return (
-        "told twelve attentions that see the future, and one that gives NaN, from seven that are causal, 4"
-        f" to 8 tokens and about {MOST}"
+        "distinguished thirteen attention functions that see the future, and one that gives NaN, from seven"
+        f" that are causal, with 4 to 8 tokens and about {MOST}"
     )
 
 
 # 9.1 and 9.2 ------------------------------------------------------------------------------------------------
 
 LOOPS = "Two loops over the taps: what conv2d gives in the next exercise is compared with them."
-WINDOW_HINT = (
-    "The last row of taps belongs to row i, the rows before it to the queries before; column (c_k - 1) // 2"
-    " of the taps belongs to j."
+OTHER = (
+    "None of the usual mistakes explains this value. Compute it by hand: the last row of taps belongs to row"
+    " i, and column (c_k - 1) // 2 of the taps belongs to column j."
 )
 TURNED = (
     "The taps are turned by 180°: w[0, 0] must meet the oldest query and the leftmost key, not the newest and"
@@ -154,9 +161,17 @@ WRAPPED = (
 NO_MASK = (
     "Equal to what comes out without the first mask: a future key's score must be 0 before the convolution."
 )
-NO_SCALE = "Equal to what comes out when q kᵀ is not divided by √d."
+NO_SCALE = "Equal to the result without the division of q kᵀ by √d."
+SCALED = "Equal to the result with scores q kᵀ / {}. Divide by √d, where d is the number of columns of q."
+SWAPPED = "Equal to the result with k qᵀ. Rows of T are queries and columns are keys: q @ k.T."
+SINGLE = (
+    "Correct to about seven digits only: is a tensor float32? torch.zeros(n) has PyTorch's default type;"
+    " s.new_zeros(n) has the type of s."
+)
+OWN_KEY = "The diagonal is masked, but a query sees its own key: mask where j > i, triu(1)."
 NOT_FINITE = (
-    "Not finite on or below the diagonal: has -inf met a tap? The mask before the convolution writes 0."
+    "Not finite on or below the diagonal: has -inf been multiplied by a tap? The mask before the convolution"
+    " writes 0."
 )
 ABOVE = "Above the diagonal T is -inf: the second mask, after the convolution."
 
@@ -167,7 +182,7 @@ def check_scores(conv_scores, q, k, w):
     s = q @ k.T / math.sqrt(q.shape[1])
     wanted = np.where(lower, correlate(np.tril(s), w), -np.inf)
     call = f"conv_scores(q {q.shape}, k {k.shape}, w {w.shape})"
-    got = within(conv_scores, (torch.tensor(q), torch.tensor(k), torch.tensor(w)), call=call)
+    got = within(conv_scores, (torch.tensor(q), torch.tensor(k), torch.tensor(w)), call=call, allowed=())
     instance(got, torch.Tensor, what="a tensor", call=call)
     if tuple(got.shape) != (n, n):
         rows = "T has a row for each query and a column for each key."
@@ -177,16 +192,24 @@ def check_scores(conv_scores, q, k, w):
         *window_mistakes(np.tril(s), w),
         (NO_MASK, correlate(s, w)),
         (NO_SCALE, correlate(np.tril(q @ k.T), w)),
+        (SCALED.format("d"), correlate(np.tril(q @ k.T / q.shape[1]), w)),
+        (SCALED.format("√N"), correlate(np.tril(q @ k.T / math.sqrt(n)), w)),
+        (SWAPPED, correlate(np.tril(s.T), w)),
     ]
-    hint = (
-        diagnose(got, wanted, mistakes, list(zip(*np.nonzero(lower))))
-        if np.isfinite(got[lower]).all()
-        else NOT_FINITE
-    )
-    compare(
-        np.where(lower, got, -np.inf), wanted, what="T", call=call, tolerance=1e-8, hint=hint or WINDOW_HINT
-    )
+    hint = score_hint(got, wanted, lower, mistakes)
+    compare(np.where(lower, got, -np.inf), wanted, what="T", call=call, tolerance=1e-8, hint=hint)
     compare(got, wanted, what="T", call=call, tolerance=1e-8, hint=ABOVE)
+
+
+def score_hint(got, wanted, lower, mistakes):
+    """Return the hint for a wrong T: the mistake that explains its entries on and below the diagonal."""
+    if np.isneginf(np.diag(got)).all() and np.isfinite(got[np.tri(len(got), k=-1, dtype=bool)]).all():
+        return OWN_KEY
+    if not np.isfinite(got[lower]).all():
+        return NOT_FINITE
+    if np.allclose(got[lower], wanted[lower], rtol=1e-5, atol=1e-5 * np.abs(wanted[lower]).max()):
+        return SINGLE
+    return diagnose(got, wanted, mistakes, list(zip(*np.nonzero(lower)))) or OTHER
 
 
 def correlate(s, w, top=None, left=None):
@@ -294,7 +317,7 @@ def plain_leaks(n, rng):
 
 
 def long_leak(rng):
-    """Return (q, k, v) of many tokens and three attention functions. One is causal. In each of the others, a
+    """Return (q, k, v) of many tokens and four attention functions. One is causal. In each of the others, a
     single row uses the next value, far from both ends or as late as possible."""
     n = int(rng.integers(MOST - 14, MOST + 1))
     row = int(rng.integers(20, n - 20))
@@ -303,6 +326,11 @@ def long_leak(rng):
         ("ordinary causal attention", ordinary, True),
         (what, one_row(lambda _: row, lambda _: row + 1), False),
         (f"{what}, the last row but one", one_row(lambda n: n - 2, lambda n: n - 1), False),
+        (
+            "causal attention in which one of many rows sees a ten-thousandth of the next value",
+            one_row(lambda n: 3 * n // 4, lambda n: 3 * n // 4 + 1, 1e-4),
+            False,
+        ),
     ]
     return torch.tensor(rng.standard_normal((3, n, WIDTH))), attends
 

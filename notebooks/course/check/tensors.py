@@ -4,18 +4,23 @@ import sys
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import kernels
+from course.check.harness import is_theirs
 from course.check.words import fail
 from kernels.reference.tiled import Traffic
 
 # Methods that export values from PyTorch, where the check can no longer track them.
 OFF = {"numpy", "tolist", "__array__", "save"}
 READY_MADE = {"scaled_dot_product_attention", "softmax", "log_softmax"}
+KERNELS = str(Path(kernels.__file__).parent)
+YOURS = "Write this function yourself, or use what you wrote in earlier exercises."
 AUTOGRAD = {"backward", "grad", "requires_grad_"}
 
 
@@ -116,27 +121,47 @@ def global_memory():
 
 
 @contextmanager
-def noted(functions):
-    """Yield the names of those `functions` that the enclosed code calls.
-
-    functions: Python functions, by name.
-    """
+def noted(functions, allowed=None):
+    """Yield the names of those Python functions in `functions` that the enclosed code calls. If `allowed` is
+    given, also yield the functions of `kernels` that the learner's code calls, except those in `allowed`."""
     names, called = {function.__code__: function.__qualname__ for function in functions}, []
+    free = {function.__code__ for function in (Traffic.load, Traffic.store, *(allowed or ()))}
 
     def note(frame, event, _):
-        if event == "call" and frame.f_code in names:
-            called.append(names[frame.f_code])
+        if event != "call":
+            return
+        code = frame.f_code
+        if code in names:
+            called.append(names[code])
+        elif allowed is not None and code not in free and is_from_kernels(frame):
+            called.append(f"{frame.f_globals['__name__']}.{code.co_name}")
 
+    watching = names or allowed is not None
     before = sys.getprofile()
-    sys.setprofile(note if names else before)
+    sys.setprofile(note if watching else before)
     try:
         yield called
     finally:
         sys.setprofile(before)
 
 
+def is_from_kernels(frame):
+    """Return whether a frame is a call of the learner's code into the package `kernels`."""
+    return frame.f_code.co_filename.startswith(KERNELS) and is_theirs(frame.f_back)
+
+
 def within(
-    answer, given, *, call, largest=None, kept=None, operations=None, refused=(), ready_made=(), hint=None
+    answer,
+    given,
+    *,
+    call,
+    largest=None,
+    kept=None,
+    operations=None,
+    refused=(),
+    ready_made=(),
+    allowed=None,
+    hint=None,
 ):
     """Return answer(*given), and reject the answer if it modifies its inputs or exceeds a limit.
 
@@ -147,15 +172,16 @@ def within(
     operations: maximum number of PyTorch operations.
     refused: names of PyTorch functions that must not be called.
     ready_made: functions of the course that must not be called.
+    allowed: functions of `kernels` that the answer may call; all others are rejected. None allows all.
     """
     tensors = [getattr(value, "hidden", value) for value in tree_leaves(given)]
     before = [value.clone() if isinstance(value, torch.Tensor) else value for value in tensors]
-    with watched() as seen, noted(ready_made) as ours:
+    with watched() as seen, noted(ready_made, allowed) as ours:
         result = answer(*given)
     kept = kept(result) if callable(kept) else kept
     bounded = largest or kept or operations
     for name in ours:
-        fail(f"it calls {name}, which is the package's own solution", call=call, hint=hint)
+        fail(f"it calls {name}, which is the package's own solution", call=call, hint=YOURS)
     for name in seen.called:
         if name in refused or (bounded and name in OFF):
             fail(f"it calls {name}, which this exercise does not allow", call=call, hint=hint)

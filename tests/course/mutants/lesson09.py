@@ -6,6 +6,8 @@ import math
 import torch
 from torch.nn.functional import conv2d, pad
 
+from kernels import reference
+
 # Exercise 9.1 · convolved_score -----------------------------------------------------------------------------
 
 
@@ -59,6 +61,10 @@ def only_this_query(s0, w, i, j):
 
 def swaps_row_and_column(s0, w, i, j):
     return convolved()(s0.T, w, i, j)
+
+
+def by_the_package(s0, w, i, j):
+    return reference.convolve(s0[None, None], w[None])[0, 0, i, j]
 
 
 def by_a_padded_window(s0, w, i, j):
@@ -142,6 +148,15 @@ def forgets_to_pad_at_all(q, k, w):
     return minus_infinity(conv2d(room[None, None], w[None, None])[0, 0])
 
 
+def by_the_packages_scores(q, k, w):
+    return reference.conv_scores(q[None, None], k[None, None], w[None])[0, 0]
+
+
+def by_the_packages_convolution(q, k, w):
+    s0 = zero(q @ k.T * q.shape[1] ** -0.5)
+    return minus_infinity(reference.convolve(s0[None, None], w[None])[0, 0])
+
+
 def by_shifting(q, k, w):
     """Correct: adds up shifted copies of the scores without conv2d."""
     n, (c_q, c_k) = len(q), w.shape
@@ -219,6 +234,18 @@ def reads_the_source(attend, q, k, v):
     """Wrong: compares the result with ordinary causal attention."""
     s = minus_infinity(q @ k.T / math.sqrt(q.shape[1]))
     return torch.allclose(attend(q, k, v), torch.softmax(s, 1) @ v)
+
+
+def by_a_mean_below(limit):
+    def is_causal(attend, q, k, v):
+        before = attend(q, k, v)
+        for t in range(1, len(q)):
+            after = attend(*(torch.cat([x[:t], torch.randn_like(x[t:])]) for x in (q, k, v)))
+            if not (after[:t] - before[:t]).abs().mean() <= limit:
+                return False
+        return True
+
+    return is_causal
 
 
 def by_moving_one_token(attend, q, k, v):
@@ -303,6 +330,7 @@ MUTANTS = {
         ("only the taps of query i", only_this_query),
         ("rows for columns", swaps_row_and_column),
         ("gives the score back", lambda s0, w, i, j: s0[i, j]),
+        ("calls the package's convolution", by_the_package),
         ("gives nothing back", lambda s0, w, i, j: None),
     ],
     "ex09_2": [
@@ -337,6 +365,11 @@ MUTANTS = {
         ("pads right and below only", forgets_to_pad_at_all),
         ("keeps a channel axis", with_a_channel_axis),
         ("takes the softmax too", softmax_too),
+        ("calls the package's scores", by_the_packages_scores),
+        ("calls the package's convolution", by_the_packages_convolution),
+        ("float32", lambda q, k, w: masked_twice()(q.float(), k.float(), w.float()).double()),
+        ("scales by √N", lambda q, k, w: masked_twice(scale=lambda _: len(q) ** -0.5)(q, k, w)),
+        ("k qᵀ", lambda q, k, w: masked_twice()(k, q, w)),
     ],
     "ex09_3": [
         ("changes v only", later(which=(2,))),
@@ -355,6 +388,7 @@ MUTANTS = {
         ("changes q, k and v in place", later(change=in_place)),
         ("lets much pass", later(tolerance=0.2)),
         ("a hundredth is nothing", later(tolerance=0.01)),
+        ("a mean in place of a maximum", by_a_mean_below(1e-5)),
         ("takes NaN for equal", by_a_difference_above(1e-9)),
         ("forgives NaN", lambda *given: later()(lambda *tokens: given[0](*tokens).nan_to_num(), *given[1:])),
         ("asks for equality to the last bit", to_the_last_bit),
