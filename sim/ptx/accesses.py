@@ -1,5 +1,5 @@
-"""Python statements for PTX memory instructions: ld, st, atom, red. Function parameters do not reside in
-memory; they are parameters of the Python function.
+"""Python statements for the memory instructions of PTX: ld, st, atom, red. Function parameters are not in
+memory; each of them is a parameter of the Python function.
 
 Source: PTX ISA 9.7.9, "Data Movement and Conversion Instructions" (ld, st); 9.7.13, "Parallel
 Synchronization and Communication Instructions" (atom, red); chapter 8, "Memory Consistency Model".
@@ -9,12 +9,12 @@ from sim.isa.registers import WIDTHS, Missing
 from sim.ptx.syntax import Group, Register, Symbol, python_name
 
 SPACES = {"global", "const", "shared", "local", "param"}
-# Modifiers of strong operations, which do not race with each other (PTX ISA 8.4, "Operation Types")
+# Modifiers of strong operations, which do not race with each other (PTX ISA 8.4, "Operation Types").
 STRONG = {"volatile", "relaxed", "acquire", "release", "mmio"}
-# scope -> reach, as for the fences of Python kernels. With one GPU and no clusters, every scope except cta
-# is the grid.
+# Scope -> reach, as for the fences of Python kernels. There is one GPU without clusters, so every scope
+# except cta reaches the whole grid.
 REACH = {"cta": "block", "cluster": "grid", "gpu": "grid", "sys": "grid", "gl": "grid"}
-# Modifiers that do not change an access's value: cache hints, memory order and scope
+# Modifiers that do not change the value of an access: cache hints, memory order and scope.
 HINTS = set(
     """ca cg cs lu cv wb wt nc weak relaxed acquire release acq_rel volatile mmio cta cluster gpu sys noftz
     unified""".split()
@@ -24,10 +24,10 @@ HINTS = set(
 class Access:
     """The modifiers of an ld, st, atom or red.
 
-    count: the number of vector elements (.v2, .v4), else 1.
-    operation: for atom and red, the operation, such as "add".
-    strong: whether it is a strong operation, which does not race with other strong ones.
-    release: whether it has release semantics, modelled as a preceding fence.
+    count: the number of vector elements: 2 for .v2, 4 for .v4, otherwise 1.
+    operation: the operation of an atom or red, such as "add".
+    strong: whether the operation is strong. Strong operations do not race with each other.
+    release: whether it has release semantics, which is modelled as a fence before the access.
     reach: the threads for which it is strong: "block" or "grid".
     """
 
@@ -40,7 +40,7 @@ class Access:
             self.read_modifier(part)
 
     def read_modifier(self, part):
-        """Record one modifier. Errors: Missing if it is not supported."""
+        """Record one modifier. Raise Missing if it is not supported."""
         plain = part.split("::")[0]
         if plain in SPACES:
             self.space = plain
@@ -62,29 +62,30 @@ class Access:
 
 
 def parts(operand):
-    """Return the elements of a vector operand; a scalar is its only element."""
+    """Return the elements of a vector operand. A scalar is its own only element."""
     return operand.parts if isinstance(operand, Group) else (operand,)
 
 
 def address_text(writer, operand, more=0):
-    """Return the expression for an operand's address plus `more` bytes."""
+    """Return the Python expression for an operand's address plus `more` bytes."""
     base, offset = writer.value(operand.base, "b64"), operand.offset + more
     return f"{base} {'-' if offset < 0 else '+'} {abs(offset)}" if offset else base
 
 
 def access_type(writer, ptx_type, registers):
-    """Return the type in which memory is accessed for these registers: a float type if they hold floats,
-    else an unsigned integer. A signed type is kept only if the value must be sign-extended into a wider
-    register.
+    """Return the PTX type with which memory is accessed for these registers.
 
-    Errors: Missing for more than 64 bits.
+    It is a float type if the registers contain floats, otherwise an unsigned integer type. A signed type is
+    kept only if the value must be sign-extended into a wider register.
+
+    Raise Missing for more than 64 bits.
     """
     width = WIDTHS[ptx_type]
     if width > 64:
         raise Missing
     named = [register for register in registers if isinstance(register, Register)]
     if ptx_type[0] == "s" and any(WIDTHS.get(register.type, 64) > width for register in named):
-        return ptx_type  # the sign has to be extended into a wider register
+        return ptx_type  # the value has to be sign-extended
     holding = {writer.kinds[register.name] for register in named}
     floating = {32: "f32", 64: "f64"}.get(width)
     floats = holding == {floating} or ptx_type == floating and not holding - {floating}
@@ -97,13 +98,13 @@ def set_register(writer, register, text, ptx_type):
 
 
 def load(writer, item):
-    """Emit ld or ldu."""
+    """Emit ld or ldu, a load."""
     access, (to, source, *_) = Access(item.opcode), item.operands
     if access.space == "param" and isinstance(source.base, Symbol):
         return load_parameter(writer, item, access)
     space = "const" if access.space == "param" else access.space
     ptx_type = access_type(writer, access.type, parts(to))
-    # A strong vector access is one access for each element (PTX ISA, Memory Consistency Model).
+    # A strong access to a vector is one access per element (PTX ISA, Memory Consistency Model).
     if access.strong:
         for i, part in enumerate(parts(to)):
             name = writer.module.strong("load", ptx_type, space, access)
@@ -114,9 +115,9 @@ def load(writer, item):
     text = f"{writer.module.load(ptx_type, space, access.count)}({address_text(writer, source)})"
     if access.count == 1:
         return set_register(writer, to, text, ptx_type)
-    # If no register needs a conversion, the tuple is unpacked directly.
+    # If no register needs a conversion, one statement assigns the whole tuple.
     held = {writer.to_register(part, "_", ptx_type, ptx_type[0] == "u") for part in parts(to) if part}
-    if held == {"_"} and None not in parts(to):  # no conversion is needed: one assignment of the tuple
+    if held == {"_"} and None not in parts(to):
         writer.emit(f"{', '.join(map(writer.name, parts(to)))} = {text}")
         return
     for name, part in zip(writer.unpack_tuple(text, access.count), parts(to)):
@@ -125,8 +126,11 @@ def load(writer, item):
 
 
 def load_parameter(writer, item, access):
-    """Emit a load from the .param space. A kernel's parameter is an argument of the Python function. A
-    parameter of a device function or of a call is one long integer, from which bits are extracted."""
+    """Emit a load from the .param space.
+
+    A parameter of a kernel is an argument of the Python function. A parameter of a device function or of a
+    call is one long integer, from which the bits are extracted.
+    """
     symbol, offset = item.operands[1].base, item.operands[1].offset
     size = WIDTHS[access.type] // 8
     for i, part in enumerate(parts(item.operands[0])):
@@ -145,7 +149,7 @@ def load_parameter(writer, item, access):
 
 
 def store(writer, item):
-    """Emit st."""
+    """Emit st, a store."""
     access, (to, source, *_) = Access(item.opcode), item.operands
     if access.space == "param":
         return store_parameter(writer, item, access)
@@ -164,7 +168,8 @@ def store(writer, item):
 
 
 def store_parameter(writer, item, access):
-    """Emit a store to a call parameter or result. The integer starts as 0, so setting bits suffices."""
+    """Emit a store to a parameter or result of a call. Its integer is 0 at first, so setting bits
+    suffices."""
     symbol, offset = item.operands[0].base, item.operands[0].offset
     size = WIDTHS[access.type] // 8
     name = python_name(symbol.name)
@@ -174,13 +179,13 @@ def store_parameter(writer, item, access):
 
 
 def atomic(writer, item):
-    """Emit atom or red."""
+    """Emit atom or red, an atomic operation."""
     access = Access(item.opcode)
     returns = access.base == "atom"
     to, (where, *given) = (item.operands[0], item.operands[1:]) if returns else (None, item.operands)
     ptx_type, name = writer.module.atomic(access)
     count = 2 if access.operation == "cas" else 1
-    # The Writer reports a ValueError as an unsupported form of the instruction.
+    # The Writer reports a ValueError as a form of the instruction that is not supported.
     if len(given) != count:
         raise ValueError(f"{access.opcode} takes {count} operands")
     values = [writer.value(o, ptx_type) for o in given]

@@ -1,4 +1,5 @@
-"""Indirect calls: function addresses, and findings for pointers to no function or to a function with
+"""Indirect calls: the addresses of functions, and findings for a pointer to no function or to a function with
+another signature.
 another signature.
 
 Source: PTX ISA 9.7.12, "Control Flow Instructions" (call).
@@ -10,24 +11,29 @@ from sim.ptx.origin import plain_name
 
 # Function addresses are above all memory, so that no data pointer equals one.
 CODE = 1 << 44
-OF_MODULE = 1 << 24  # bytes between the function addresses of two modules
-STEP = 16  # bytes between function addresses
-NEVER_WRITTEN = (1 << 64) - 1  # a pointer loaded from poisoned memory: all bits are set
+OF_MODULE = 1 << 24  # the number of bytes between the first function addresses of two modules
+STEP = 16  # the number of bytes between two function addresses
+NEVER_WRITTEN = (1 << 64) - 1  # a pointer that is loaded from poisoned memory: all bits are set
 
 
 def function_address(text, name):
-    """Return the address of a module's function, given its name or an alias."""
+    """Return the address of a function of the module, given the function's name or an alias."""
     return code_base(text) + STEP * list(text.functions).index(text.functions[name].name)
 
 
 def code_base(text):
-    """Return the first function address of a module."""
+    """Return the first of a module's function addresses."""
     return CODE + OF_MODULE * text.number
 
 
 def size_of(function, operand, line):
-    """Return the size in bytes of an argument or result of the call on this line. The operand is a register
-    or names a parameter. If several declarations have that name, the last one before the call applies."""
+    """Return the size in bytes of an argument or result of the call on this line.
+
+    If the operand is the name of a parameter and several declarations have this name, the last one before the
+    call applies.
+
+    operand: a register, or a Symbol with the name of a parameter.
+    """
     if hasattr(operand, "type"):
         return WIDTHS[operand.type] // 8
     declared = [v for v in function.variables if v.name == operand.name and v.line <= line]
@@ -35,8 +41,8 @@ def size_of(function, operand, line):
 
 
 def function_table(text, names):
-    """Return the source line that defines `functions`: {address: (function, result sizes, parameter sizes,
-    name)}, with sizes in bytes.
+    """Return the source line that defines `functions`: {address: (function, sizes of results, sizes of
+    parameters, name)}. Sizes are in bytes.
 
     names: {PTX name: Python name, or None for a function without a body}.
     """
@@ -49,7 +55,7 @@ def function_table(text, names):
 
 
 class Callee:
-    """The target of one indirect call.
+    """The target of one indirect call. The generated code calls it to look up the function.
 
     code: the first function address of the module.
     returns, arguments: the sizes in bytes of the results and arguments that the call passes.
@@ -61,18 +67,18 @@ class Callee:
         self.returns, self.arguments, self.passes_origins = returns, arguments, passes_origins
 
     def __call__(self, functions, address):
-        """Return the function at an address. If no matching function is there, report it and return a
+        """Return the function at an address. If there is no matching function, report a finding and return a
         function whose results are poison."""
         function, returns, takes, name = functions.get(address, (None, None, None, None))
-        # Only sizes are compared, because PTX parameters carry no C++ types.
+        # Compare only sizes, because the parameters in PTX have no C++ types.
         if function is None or (returns, takes) != (self.returns, self.arguments):
             self.context.findings.append(self.finding(address, name, returns, takes, function is not None))
             return self.poison
         return function
 
     def poison(self, *arguments):
-        """Return poison in place of the results."""
-        # Poison is all ones, as in memory.
+        """Return poison instead of the function's results."""
+        # As in memory, all bits of poison are set.
         results = tuple((1 << 8 * size) - 1 for size in self.returns)
         results += tuple({} for _ in results) if self.passes_origins else ()
         return results[0] if len(results) == 1 else results or None
@@ -114,5 +120,5 @@ class Callee:
 
 
 def format_sizes(sizes):
-    """Format the sizes of some parameters."""
+    """Format the sizes of some parameters for a message."""
     return " and ".join(f"{size} bytes" for size in sizes) or "nothing"

@@ -1,5 +1,5 @@
-"""Memory accesses of cp.async, mbarrier, ldmatrix and wmma, each to several adjacent bytes. An element is
-identified by (state space, address)."""
+"""Memory accesses of cp.async, mbarrier, ldmatrix and wmma. Each accesses several adjacent bytes. An element
+is identified by (state space, address)."""
 
 from sim.memory.transfer import Memory, Spot
 from sim.ptx.regions import GENERIC, WINDOWS
@@ -8,7 +8,7 @@ from sim.ptx.regions import GENERIC, WINDOWS
 class AddressMemory(Memory):
     """The memory that one instruction accesses by address.
 
-    sites: {action: site number}, with actions such as "load".
+    sites: {action: site number}. An action is a word such as "load".
     """
 
     def __init__(self, memory, name, sites):
@@ -20,12 +20,19 @@ class AddressMemory(Memory):
         return self.sites[action]
 
     def yield_turn(self):
-        """Let other threads run before the current one."""
+        """Let other threads run before the current thread continues."""
         self.regions.yield_turn()
 
     def spot(self, where, index, size, multiple, site, what):
-        """Return the Spot of `size` bytes at an address in the state space `where`, or None if the access
-        was refused and reported."""
+        """Return the Spot of `size` bytes at an address in a state space, or None if the access was refused.
+
+        A refused access is reported.
+
+        where: the state space.
+        index: the address within it.
+        multiple: the alignment in bytes that the instruction requires.
+        what: the word for the access in findings, such as "read".
+        """
         address = index + (WINDOWS[where] if where != GENERIC else 0)
         region = self.regions.check_access(address, size, site, what, multiple, self.name)
         if region is None:

@@ -1,4 +1,4 @@
-"""Device runtime functions that kernels call: printf, assert, and trap.
+"""Functions of the device runtime that kernels call: printf, assert, and trap.
 
 Source: PTX Writer's Guide to Interoperability, "System Calls" (vprintf, __assertfail).
 """
@@ -9,12 +9,12 @@ import numpy as np
 
 from sim.ptx.regions import VIEWS
 
-# A printf conversion: its length modifier and its letter
+# A conversion of printf. The groups are its length modifier and its letter.
 CONVERSION = r"%[-+ #0]*\d*(?:\.\d+)?(hh|ll|[hlzjt])?([diouxXcsfFeEgGpaA%])"
 
 
 class Trapped(Exception):
-    """The abort of a kernel, by `trap` or a failed assertion."""
+    """The exception by which `trap` or a failed assertion aborts the kernel."""
 
 
 def trap(site):
@@ -32,8 +32,11 @@ def assertfail(run, site, message, file, line, function, size):
 
 
 def vprintf(run, site, form, values):
-    """Print as printf does, and return the number of arguments. The arguments are stored consecutively from
-    address `values`, each aligned to its size."""
+    """Print the way printf does, and return the number of arguments.
+
+    form: the address of the format string.
+    values: the address of the arguments, which are stored one after another, each aligned to its size.
+    """
     shown, at = [], values
     text = read_text(run, site, form)
     for long, letter in re.findall(CONVERSION, text):
@@ -46,18 +49,19 @@ def vprintf(run, site, form, values):
         at = -(-at // size) * size
         value = run.memory.make_load(ptx_type, "generic", 1, site)(at)
         at += size
-        # memory gives unsigned integers
+        # Memory is read as unsigned integers.
         if letter in "di" and value >> 8 * size - 1:
             value -= 1 << 8 * size
         shown.append(read_text(run, site, value) if letter == "s" else chr(value) if letter == "c" else value)
-    # Python's % knows no length modifiers, and no %p
+    # Python's % operator supports neither length modifiers nor %p.
     python = re.sub(r"(%[-+ #0]*\d*(?:\.\d+)?)(?:hh|ll|[hlzjt])", r"\1", text).replace("%p", "%#x")
     print(python % tuple(shown), end="")
     return len(shown)
 
 
 def read_text(run, site, address):
-    """Return the zero-terminated text at an address."""
+    """Return the zero-terminated text at an address. Bytes that are not UTF-8 become replacement
+    characters."""
     load, letters = run.memory.make_load("u8", "generic", 1, site), []
     while letter := load(address + len(letters)):
         letters.append(letter)

@@ -1,18 +1,19 @@
 """The Python source of one PTX function.
 
-Control flow becomes nested `while` and `if` statements around the statements of each instruction. The
-variable `go` contains the number of the next basic block (see sim.ptx.flow). A block that only one jump
-reaches is emitted inside that jump.
+Control flow becomes nested `while` and `if` statements around the statements of the instructions. The
+variable `go` contains the number of the next basic block (see sim.ptx.flow). A block to which only one jump
+leads is emitted in place of that jump.
 
 Invariants of the generated code:
 
 - A register is a local variable. An integer register contains its bit pattern as a non-negative Python int,
-  whatever the instruction's type. A floating-point register contains a numpy scalar (see register_kinds), a
-  predicate a bool.
-- An expression may exceed the width of its type. A value is masked when a register is set, unless the
+  whatever the type of the instruction. A floating-point register contains a numpy scalar (see
+  register_kinds), and a predicate contains a bool.
+- An expression may exceed the width of its type. Its value is masked when a register is set, unless the
   instruction guarantees that it is in range.
-- Objects of the launch (accesses, barriers, floating-point constants) are globals. The Program has a
-  factory for each: {name: run -> object}.
+- The objects of a launch (accesses, barriers, floating-point constants) are globals. The Program has a
+    factory
+  for each of them: {name: run -> object}.
 """
 
 import re
@@ -31,16 +32,21 @@ MASKS = {width: (1 << width) - 1 for width in (8, 16, 32, 64, 128)}
 
 
 class Writer:
-    """The translation of one function. `module` is its Program."""
+    """The translation of one function.
+
+    module: the Program to which the function belongs.
+    function: the Function.
+    branches: whether branches are reported to observers.
+    """
 
     def __init__(self, module, function, branches):
         self.module, self.function, self.branches = module, function, branches
-        # register -> Python name; lines emitted so far; their indentation; (line, description) of
-        # unsupported instructions
+        # The Python names of the registers; the lines emitted so far; their indentation; and a list of (line,
+        # description) for the instructions that are not supported.
         self.names, self.lines, self.depth, self.missing = {}, [], 1, []
         self.kinds = register_kinds(function, translate.types_of)
-        # By id(block): the enclosing Loop; the entries of loops; the blocks already emitted inside the jump
-        # to them
+        # The enclosing Loop of each block, by id(block); the ids of the loops' entry blocks; and the ids of
+        # the blocks that have been emitted in place of a jump.
         self.home, self.heads, self.inlined = {}, set(), set()
         self.origins = Origins(self, translate.HANDLERS.keys())
 
@@ -65,7 +71,8 @@ class Writer:
         return [*(python_name(v.name) for v in declared), *self.origins.declared(declared)]
 
     def emit_prologue(self):
-        """Emit the initialisation of local variables: results, local memory and unset registers."""
+        """Emit the initialisation of local variables: results, local memory, and registers that may be read
+        before they are set."""
         self.emit("thread = current.thread")
         for variable in self.function.returns:
             self.emit_parameter(variable)
@@ -78,7 +85,7 @@ class Writer:
                 self.emit(f"{self.origins.name(Register(name, ''))} = False")
 
     def emit_parameter(self, variable):
-        """Emit the initialisation of a call parameter or result, whose bytes are one Python int."""
+        """Emit the initialisation of a parameter or result of a call. Its bytes form one Python int."""
         self.emit(f"{python_name(variable.name)} = 0")
         self.origins.declare(variable)
 
@@ -88,7 +95,7 @@ class Writer:
 
     @contextmanager
     def indent_under(self, head):
-        """Emit the head of an `if` or a loop, and indent everything emitted within the context."""
+        """Emit the head of an `if` or a loop, and indent everything that is emitted within the context."""
         self.emit(head)
         self.depth += 1
         before = len(self.lines)
@@ -100,7 +107,7 @@ class Writer:
     # --- control flow ---------------------------------------------------------------------------------------
 
     def emit_region(self, parts, around):
-        """Emit blocks and loops in order. Each runs if `go` contains its number."""
+        """Emit blocks and loops in order. Each of them runs when `go` contains its number."""
         for part in parts:
             if isinstance(part, Loop):
                 self.emit_loop(part)
@@ -108,7 +115,8 @@ class Writer:
                 self.emit_block(part, around, alone=part is parts[0] and self.is_entered_first(part, around))
 
     def emit_loop(self, loop):
-        """Emit a Loop as a `while` that runs as long as `go` names one of its blocks."""
+        """Emit a Loop as a `while` statement. It runs as long as `go` is the number of one of the Loop's
+        blocks."""
         test = f"go == {loop.first}" if loop.first == loop.last else f"{loop.first} <= go <= {loop.last}"
         with self.indent_under(f"while {test}:"):
             self.module.item = first_instruction(loop)
@@ -116,7 +124,7 @@ class Writer:
             self.emit_region(loop.parts, loop)
 
     def is_entered_first(self, block, loop):
-        """Return whether the first block of a region always runs first, so that it needs no test of `go`."""
+        """Return whether the first block of a region always runs first. If so, it needs no test of `go`."""
         if loop is None:
             return True
         part_of = {id(b): i for i, part in enumerate(loop.parts) for b in blocks_in(part)}
@@ -126,24 +134,28 @@ class Writer:
                 there = part_of.get(id(target))
                 if there is None or target is block:
                     continue
-                # A forward jump reaches its target later in the same pass. A jump within an inner loop is
-                # handled by that loop.
+                # A forward jump reaches its target later in the same iteration. A jump within an inner loop
+                # is handled by the inner loop.
                 inner = isinstance(loop.parts[there], Loop)
                 if here is None or there < here or there == here and not inner:
                     return False
         return True
 
     def emit_block(self, block, around, alone):
-        """Emit a block, guarded by a test of `go` unless it always runs (`alone`)."""
+        """Emit a block.
+
+        alone: whether the block always runs when its region does. Any other block is guarded by a test of
+            `go`.
+        """
         with nullcontext() if alone else self.indent_under(f"if go == {block.number}:"):
             self.emit_contents(block, around)
 
     def emit_contents(self, block, around):
-        """Emit a block's instructions and its jump."""
+        """Emit a block's instructions, and then its jump."""
         for instruction in block.body:
             self.emit_instruction(instruction)
         if block.branch is not None and block.branch.opcode.startswith("brx"):
-            # -1 is not a block number: it makes the function return.
+            # No block has the number -1, so the function returns.
             numbers = ", ".join(str(-1 if t is None else t.number) for t in block.targets)
             self.module.item = block.branch
             self.origins.check(block.branch.operands[0])
@@ -165,8 +177,8 @@ class Writer:
             self.emit_jump(following, around)
 
     def emit_jump(self, target, around):
-        """Emit a jump to `target`: the target's code if no other jump leads to it, else an assignment to
-        `go`."""
+        """Emit a jump to a block. If no other jump leads to the block, emit its code here; otherwise, assign
+        its number to `go`."""
         if target is None:
             self.emit_return()
         elif target.sources == 1 and self.home[id(target)] is around and id(target) not in self.heads:
@@ -187,7 +199,8 @@ class Writer:
     # --- instructions ---------------------------------------------------------------------------------------
 
     def emit_instruction(self, item):
-        """Emit an instruction under its guard, or record it as unsupported."""
+        """Emit an instruction under its guard. If the instruction is not supported, record it in
+        `missing`."""
         if isinstance(item, Variable):
             self.emit_parameter(item)
             return
@@ -206,24 +219,23 @@ class Writer:
         except Missing as missing:
             what = str(missing) or item.opcode
             self.missing.append((item.line, what if item.opcode in what else f"{item.opcode}: {what}"))
-        # Handlers do not validate operands. An instruction with unexpected operands is reported as
-        # unsupported.
+        # Handlers do not validate operands. An instruction with unexpected operands counts as not supported.
         except (AttributeError, IndexError, KeyError, ValueError):
             self.missing.append((item.line, f"{item.opcode} with these operands"))
 
     # --- operands -------------------------------------------------------------------------------------------
 
     def name(self, register):
-        """Return the Python variable of a register."""
+        """Return the name of the Python variable for a register."""
         if register.name not in self.names:
             plain = re.sub(r"\W", "_", register.name.lstrip("%"))
-            # Two PTX names may map to the same identifier; a number makes it unique.
+            # Two PTX names may give the same identifier. A number makes the second one unique.
             fits = plain[0].isalpha() and plain not in self.names.values()
             self.names[register.name] = plain if fits else f"{plain}_{len(self.names)}"
         return self.names[register.name]
 
     def value(self, operand, ptx_type):
-        """Return an operand's value as an expression of a PTX type."""
+        """Return a Python expression for the value of an operand, as a PTX type."""
         if isinstance(operand, Register):
             return convert(
                 self.name(operand), self.kinds[operand.name], WIDTHS.get(operand.type, 64), ptx_type
@@ -233,7 +245,7 @@ class Writer:
         if isinstance(operand, Not):
             return f"(not {self.name(operand.register)})"
         if isinstance(operand, Special):
-            # Special registers have 32 bits, except those with 64 in their name (%clock64).
+            # A special register has 32 bits, unless its name contains 64 (%clock64).
             width = 64 if "64" in operand.name else 32
             return convert(self.module.special(operand.name), "int", width, ptx_type)
         if isinstance(operand, Symbol):
@@ -243,8 +255,8 @@ class Writer:
         raise Missing(str(operand))
 
     def pack(self, group, width):
-        """Return the expression that packs a Group's parts into one value of `width` bits, the first part
-        lowest."""
+        """Return the expression that packs the parts of a Group into one value of `width` bits. The first
+        part becomes the lowest bits."""
         each = width // len(group.parts)
         parts = [self.value(part, f"b{each}") for part in group.parts]
         rest = [f"{part} << {i * each}" for i, part in enumerate(parts[1:], 1)]
@@ -253,7 +265,9 @@ class Writer:
     def assign(self, operand, text, ptx_type, in_range=False):
         """Emit the assignment of an expression to an operand.
 
-        in_range: whether the value is an integer within its type's range, so that it needs no mask.
+        operand: the operand. If it is None, the result is ignored, and the expression is only evaluated.
+        ptx_type: the PTX type of the expression.
+        in_range: whether the value is certainly an integer within the range of its type, and needs no mask.
         """
         if operand is None:
             self.emit(text)
@@ -267,13 +281,14 @@ class Writer:
             self.emit(f"{self.name(operand)} = {self.to_register(operand, text, ptx_type, in_range)}")
 
     def unpack_tuple(self, text, count):
-        """Emit the assignment of a tuple to temporary variables, and return their names."""
+        """Emit the assignment of a tuple to temporary variables, and return the names of these variables."""
         names = [f"part{i}_" for i in range(count)]
         self.emit(f"{', '.join(names)} = {text}")
         return names
 
     def unpack(self, group, text, ptx_type):
-        """Emit the assignment of one value's parts to several registers, lowest bits first."""
+        """Emit the assignment of the parts of one value to several registers. The first register receives the
+        lowest bits."""
         each = WIDTHS[ptx_type] // len(group.parts)
         self.emit(f"whole_ = {text}")
         for i, part in enumerate(group.parts):
@@ -281,7 +296,7 @@ class Writer:
                 self.assign(part, f"whole_ >> {i * each}" if i else "whole_", f"b{each}")
 
     def to_register(self, register, text, ptx_type, in_range):
-        """Return the expression converted to the register's kind."""
+        """Return an expression that converts a value to the form in which the register stores it."""
         holds, width = self.kinds[register.name], WIDTHS.get(register.type, 64)
         if holds == "pred":
             return text
@@ -292,23 +307,26 @@ class Writer:
             return bits if holds == "int" else f"{FROM_BITS[holds]}({bits})"
         if holds in FROM_BITS:
             return f"{FROM_BITS[holds]}(({text}) & {MASKS[width]:#x})"
-        # A value is masked to the narrower of type and register. A signed value in a wider register is
-        # sign-extended, so it is masked to the register's width.
+        # Mask the value to the width of the type or of the register, whichever is narrower. A signed value in
+        # a wider register is sign-extended, so mask it to the width of the register.
         if in_range and WIDTHS[ptx_type] <= width:
             return text
         mask = MASKS[width if ptx_type[0] == "s" else min(width, WIDTHS[ptx_type])]
         return f"({text}) & {mask:#x}"
 
 
-# kind -> the helper that converts a bit pattern to a float
+# kind of register -> the helper that converts a bit pattern to a float
 FROM_BITS = {"f32": "float32_of", "f64": "float64_of"}
-# Initial values of registers that may be read before they are set. Python would raise UnboundLocalError.
+# Initial values of registers that may be read before they are set. Without them, Python would raise
+# UnboundLocalError.
 INITIAL_VALUES = {"int": "0", "pred": "False", "f32": "float32(0)", "f64": "float64(0)"}
 
 
 def registers_read_unset(blocks):
     """Return the registers that are live at the function's entry: some path reads them before setting them.
-    Their value is undefined in PTX, and reading it is harmless, so they receive an initial value."""
+
+    Their value is undefined in PTX. Reading it is harmless, so they receive an initial value.
+    """
     reads, writes = {}, {}
     for block in blocks:
         before, after = set(), set()
@@ -318,7 +336,7 @@ def registers_read_unset(blocks):
                 before |= read - after
                 after |= written
         reads[id(block)], writes[id(block)] = before, after
-    # Backward data-flow analysis to the fixed point: live-in = reads | (live-out - writes).
+    # This is backward data-flow analysis up to the fixed point: live-in = reads | (live-out - writes).
     live, changed = {id(block): set() for block in blocks}, True
     while changed:
         changed = False
@@ -331,17 +349,18 @@ def registers_read_unset(blocks):
 
 
 def describe_operand(operand):
-    """Return an operand roughly as PTX spells it, for messages."""
+    """Return an operand in approximately the form that PTX uses, for messages."""
     return f"%{operand.name}" if isinstance(operand, Special) else str(getattr(operand, "name", "a constant"))
 
 
 def convert(text, holds, width, ptx_type):
-    """Return a register's value as an expression of a PTX type.
+    """Return a Python expression for a register's value, as a PTX type.
 
+    text: the expression for the register itself.
     holds: the register's kind.
     width: the register's width in bits.
     """
-    # Predicates have no bit pattern in PTX, so they are never converted.
+    # Predicates have no bit pattern in PTX, so there is nothing to convert.
     if ptx_type == "pred" or holds == "pred":
         return text
     if ptx_type in REALS:
@@ -355,7 +374,7 @@ def convert(text, holds, width, ptx_type):
         text = f"bits_of({text})"
     wanted = WIDTHS[ptx_type]
     if ptx_type[0] == "s":
-        # Sign extension without a branch: (x ^ sign bit) - sign bit.
+        # Extend the sign without a branch: (x ^ sign bit) - sign bit.
         inner = f"({text} & {MASKS[wanted]:#x})" if width > wanted else text
         top = 1 << wanted - 1
         return f"(({inner} ^ {top:#x}) - {top:#x})"
@@ -363,12 +382,13 @@ def convert(text, holds, width, ptx_type):
 
 
 def blocks_in(part):
-    """Return all Blocks in a Block or Loop."""
+    """Return all Blocks in a Block or Loop, including those of nested Loops."""
     return [block for inner in part.parts for block in blocks_in(inner)] if isinstance(part, Loop) else [part]
 
 
 def first_instruction(loop):
-    """Return an instruction whose line represents the loop in findings: the backward branch, if any."""
+    """Return the instruction whose line represents the loop in findings: its backward branch, if it has
+    one."""
     blocks = blocks_in(loop)
     for block in blocks:
         back = any(target is not None and target.number <= block.number for target in block.targets)

@@ -1,10 +1,10 @@
 """The basic blocks of a function, and an order in which structured code can execute them.
 
-Blocks on a common cycle form a Loop. If each loop of a region counts as one part, the region is acyclic, so
-its parts have a topological order. Code that visits the parts in this order, and executes a part only if it
-is the next one, reaches every block by forward jumps. Only a backward jump needs another iteration: its
-target is in the same Loop, which starts again from its top. In this way, any control-flow graph, even an
-irreducible one, becomes nested `while` loops without duplicating a block.
+Blocks on a common cycle form a Loop. If each Loop counts as one part, the parts of a region form an acyclic
+graph, so they have a topological order. Code that visits the parts in this order, and executes a part only if
+it is the next one, reaches every block by forward jumps. Only a backward jump needs another iteration. Its
+target is in the same Loop, which starts again at its top. In this way, any control-flow graph, even an
+irreducible one, becomes nested `while` loops without duplicated blocks.
 
 Source: PTX ISA 9.7.12, "Control Flow Instructions" (bra, brx.idx, ret, exit).
 """
@@ -17,10 +17,10 @@ from sim.ptx.syntax import Instruction, Label
 
 @dataclass(eq=False)
 class Block:
-    """A basic block: instructions that execute one after another, then a jump to one of `targets`.
+    """A basic block: instructions that execute one after another, and then a jump to one of `targets`.
 
-    There is one target for an unconditional jump, two for a guarded one (the first is taken if the guard
-    holds), and several for an indexed one. A target None represents a return from the function.
+    An unconditional jump has one target. A guarded jump has two, and the first one is taken if the guard is
+    true. An indexed jump has several. A target None represents a return from the function.
     """
 
     body: list = field(default_factory=list)
@@ -32,7 +32,8 @@ class Block:
 
 @dataclass(eq=False)
 class Loop:
-    """Blocks and nested Loops in topological order, the entry first. Their numbers are `first` to `last`."""
+    """Blocks and nested Loops in topological order, beginning with the entry. Their numbers are `first` to
+    `last`."""
 
     parts: list
     first: int = -1
@@ -40,7 +41,7 @@ class Loop:
 
 
 def blocks_of(function):
-    """Return the Blocks of a function in textual order, the entry first."""
+    """Return the Blocks of a function in the order of the text, beginning with the entry."""
     leaders, blocks, wanted = {}, [Block()], destinations(function)
     for item in function.body:
         if isinstance(item, Label):
@@ -51,7 +52,8 @@ def blocks_of(function):
             end_block(blocks, item)
         else:
             blocks[-1].body.append(item)
-    # A block without a jump falls through to the next one. Labels are replaced by their blocks.
+    # A block without a jump falls through to the next block. Replace the labels of all targets by their
+    # blocks.
     for block, following in zip(blocks, [*blocks[1:], None]):
         goes = block.targets or [following]
         block.targets = [block_of_label(leaders, *t, function) if isinstance(t, tuple) else t for t in goes]
@@ -59,8 +61,10 @@ def blocks_of(function):
 
 
 def destinations(function):
-    """Return the names of the labels to which jumps lead. Compilers emit many further labels for debuggers,
-    which need no block."""
+    """Return the names of the labels to which jumps lead.
+
+    Compilers also emit many labels for debuggers. These need no blocks.
+    """
     jumps = (
         item for item in function.body if isinstance(item, Instruction) and item.names[0] in ("bra", "brx")
     )
@@ -68,12 +72,12 @@ def destinations(function):
 
 
 def labels(jump):
-    """Return the Symbols of the possible targets of a branch or return."""
+    """Return the Symbols of the labels to which a branch may jump. A return has none."""
     return jump.operands[1].parts if jump.names[0] == "brx" else jump.operands[:1]
 
 
 def block_of_label(leaders, name, line, function):
-    """Return the Block of a label. Errors: LaunchError if the label does not exist."""
+    """Return the Block at which a label begins. Raise LaunchError if the label does not exist."""
     if name not in leaders:
         raise LaunchError(
             f"PTX line {line}: {function.name} jumps to {name}, a label that its PTX does not have: an"
@@ -83,11 +87,11 @@ def block_of_label(leaders, name, line, function):
 
 
 def end_block(blocks, jump):
-    """End the last block with a jump, and append an empty block."""
+    """End the last block with a jump, and append a new block."""
     ended, following = blocks[-1], Block()
     blocks.append(following)
     indexed = jump.names[0] == "brx"
-    # An unconditional jump needs no instruction, only its target.
+    # An unconditional jump is represented by its target alone.
     ended.branch = jump if jump.guard or indexed else None
     ended.targets = [(symbol.name, jump.line) for symbol in labels(jump)] or [None]
     if jump.guard and not indexed:
@@ -95,8 +99,10 @@ def end_block(blocks, jump):
 
 
 def reachable_blocks(blocks):
-    """Return the non-empty blocks that are reachable from the entry. Set the number of jumps that lead to
-    each."""
+    """Return the non-empty blocks that are reachable from the entry.
+
+    Also count the jumps that lead to each block, in its attribute `sources`.
+    """
 
     def skip_empty(block):
         seen = set()
@@ -112,7 +118,7 @@ def reachable_blocks(blocks):
         block = waiting.pop()
         found.append(block)
         block.targets = [skip_empty(target) for target in block.targets]
-        # A conditional jump with two equal targets is unconditional.
+        # A conditional jump whose two targets are equal is unconditional.
         if block.branch and block.branch.names[0] != "brx" and block.targets[0] is block.targets[1]:
             block.branch, block.targets = None, block.targets[:1]
         for target in block.targets:
@@ -125,9 +131,9 @@ def reachable_blocks(blocks):
 
 
 def order_blocks(blocks):
-    """Return Blocks and Loops in topological order, numbered."""
+    """Return the Blocks and Loops of a function in topological order, and number the blocks."""
     if blocks[0].sources > 1:
-        # The entry is a jump target. An empty block becomes the entry, so that the loop at the former entry
+        # A jump leads to the entry. Put an empty block before it, so that the loop that begins at the entry
         # is found.
         blocks = [Block(targets=[blocks[0]], sources=1), *blocks]
     parts = arrange(blocks, blocks[0])
@@ -136,16 +142,19 @@ def order_blocks(blocks):
 
 
 def arrange(blocks, entry):
-    """Return the parts of a region whose entry is `entry`. Jumps back to the entry belong to the enclosing
-    loop."""
+    """Return the parts of a region in topological order. Jumps back to the entry belong to the enclosing
+    loop.
+
+    entry: the region's entry block.
+    """
     inside = {id(block): block for block in blocks}
     parts = []
     for group in components(blocks, inside, entry):
         if len(group) == 1 and (group[0] is entry or group[0] not in group[0].targets):
             parts.append(group[0])
             continue
-        # The loop's head is a block that a jump from outside enters. An irreducible loop has several; any
-        # of them will do, because `go` selects the block that runs first.
+        # The head of the loop is a block to which a jump from outside leads. An irreducible loop has several
+        # such blocks. Any of them will do, because `go` selects the block that runs first.
         outside = [b for b in blocks if b not in group]
         head = next((b for b in group if any(b in o.targets for o in outside)), group[0])
         parts.append(Loop(arrange(group, head)))
@@ -153,8 +162,12 @@ def arrange(blocks, entry):
 
 
 def components(blocks, inside, entry):
-    """Return the strongly connected components in topological order (Kosaraju's algorithm), the entry's
-    first. Jumps to `entry` are ignored."""
+    """Return the strongly connected components in topological order, beginning with the entry's component.
+
+    The algorithm is Kosaraju's. Jumps to `entry` are ignored.
+
+    inside: {id: Block} for the blocks of the region.
+    """
     targets = {
         key: [id(t) for t in block.targets if id(t) in inside and t is not entry]
         for key, block in inside.items()
@@ -163,8 +176,8 @@ def components(blocks, inside, entry):
     for key, found in targets.items():
         for target in found:
             sources[target].append(key)
-    # First, the postorder of the graph; then the components, by searching the transposed graph in reverse
-    # postorder.
+    # First compute the postorder of the graph. Then find the components by searching the transposed graph in
+    # reverse postorder.
     order, seen = [], set()
     for start in (entry, *blocks):
         order += postorder(id(start), targets, seen)
@@ -174,8 +187,9 @@ def components(blocks, inside, entry):
 
 
 def postorder(start, following, seen):
-    """Return the nodes reachable from `start` without passing through `seen`, in depth-first postorder."""
-    # An explicit stack, because functions with thousands of blocks would exceed Python's recursion limit.
+    """Return the nodes that are reachable from `start`, in depth-first postorder, and add them to `seen`.
+    Nodes that were in `seen` before are skipped."""
+    # Use an explicit stack: a function with thousands of blocks would exceed Python's recursion limit.
     found, path = [], [] if start in seen else [(start, iter(following[start]))]
     seen.add(start)
     while path:
@@ -191,7 +205,7 @@ def postorder(start, following, seen):
 
 
 def number_parts(parts, following):
-    """Number the blocks consecutively in their order. Return the next free number."""
+    """Number the blocks consecutively in this order, and return the next free number."""
     for part in parts:
         if isinstance(part, Loop):
             part.first = following

@@ -1,5 +1,5 @@
-"""Explanations for addresses that belong to no memory of the launch: memory of other launches and modules,
-shared memory of other blocks, and null pointers."""
+"""Explanations for addresses that belong to no memory of the launch. Such an address may be in memory of
+another launch or module, in shared memory of another block, or be the null pointer."""
 
 from sim.events import LOCAL, SHARED, SPACE_SHIFT
 
@@ -8,9 +8,10 @@ OWNED = {SHARED: ("shared", "block"), LOCAL: ("local", "thread")}
 
 
 def explain_address(address, given, heap):
-    """Return (reason, fix, end of the message) for an address that is in or near no array of the launch.
+    """Return (reason, fix, end of the message) for an address that is neither in nor near an array of the
+    launch.
 
-    given: the GivenAddress that contains it, or None.
+    given: the GivenAddress that contains the address, or None.
     heap: the Heap of the launch, or None.
     """
     of_launch = " of this launch"
@@ -43,7 +44,10 @@ def explain_address(address, given, heap):
 
 
 def explain_given(given):
-    """Return (reason, fix) for an address in memory of another launch, a GivenAddress."""
+    """Return (reason, fix) for an address in memory of another launch.
+
+    given: the GivenAddress that contains it.
+    """
     rule = "a launch can use the arrays that it gets, and the variables of its module"
     if given.lasting:
         return (

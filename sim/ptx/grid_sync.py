@@ -1,13 +1,13 @@
-"""Grid-wide synchronization of cooperative groups, as compiled to PTX.
+"""Grid-wide synchronisation of cooperative groups, as compilers translate it to PTX.
 
 `cg::this_grid().sync()` compiles to four steps: a block barrier; an atomic addition by one thread per block
-to a word that the driver provides; a loop in that thread until the word's highest bit has changed; a second
-block barrier. The word is the second one of a workspace, whose address is in %envreg1 (upper half) and
-%envreg2 (lower half).
+to a word that the driver provides; a loop in this thread until the highest bit of the word has changed; and a
+second block barrier. The word is the second word of a workspace, whose address is in %envreg1 (upper half)
+and %envreg2 (lower half).
 
 If the loop directly follows the addition, the thread waits instead of looping, and the barrier orders the
-whole grid, like `grid.sync()` in a Python kernel. If a kernel calls `barrier_arrive` and `barrier_wait`
-separately, the workspace is ordinary memory, and release and acquire order the accesses.
+accesses of the whole grid, like `grid.sync()` in a Python kernel. If a kernel calls `barrier_arrive` and
+`barrier_wait` separately, the workspace is ordinary memory, and release and acquire order the accesses.
 """
 
 from itertools import pairwise
@@ -18,8 +18,8 @@ from sim.engine.scheduler import ONE_OF_BLOCK
 from sim.ptx.register_kinds import read_and_written, registers_in
 from sim.ptx.syntax import Address, Immediate, Instruction, Special
 
-HIGH, LOW = "envreg1", "envreg2"  # special registers with the halves of the workspace's address
-BYTES = 8  # the workspace: a word with its size, then the barrier's word
+HIGH, LOW = "envreg1", "envreg2"  # the special registers with the two halves of the workspace's address
+BYTES = 8  # the size of the workspace: a word that contains the size, then the barrier's word
 TOP = 1 << 31  # the bit that flips when the barrier opens
 WORD = (1 << 32) - 1  # the mask of a 32-bit word
 
@@ -27,15 +27,15 @@ WORD = (1 << 32) - 1  # the mask of a 32-bit word
 class GridSync:
     """The uses of the workspace in one function.
 
-    arrivals, waits: ids of the instructions of grid barriers in their usual form.
-    needed: whether the function accesses the workspace or passes its address on, which requires a
+    arrivals, waits: the ids of the instructions that form grid barriers in their usual form.
+    needed: whether the function accesses the workspace or passes its address on. If so, it requires a
         cooperative launch.
     """
 
     def __init__(self, function):
         items = [item for item in function.body if isinstance(item, Instruction)]
         self.items, self.pointers = items, workspace_pointers(items)
-        # A device function may receive the group, which contains the address, as a parameter by value.
+        # A device function may receive the group, which contains the address, as a parameter passed by value.
         self.given = set() if function.entry else workspace_pointers(items, parameters=True)
         self.arrivals, self.waits = set(), set()
         self.needed = any(self.uses_workspace(item) for item in items)
@@ -56,7 +56,7 @@ class GridSync:
         return self.at_workspace(item) or self.at_workspace(item, self.given) and self.counts_blocks(item)
 
     def counts_blocks(self, item):
-        """Return whether the added number derives from a constant with the highest bit set, as in
+        """Return whether the added number is computed from a constant whose highest bit is set, as in
         cooperative_groups.h."""
         names, seen = {register.name for register in registers_in(item.operands[-1])}, set()
         while names - seen:
@@ -74,15 +74,17 @@ class GridSync:
         return item.names[0] == "ld" and bool(strong) and self.at_workspace(item, self.pointers | self.given)
 
     def uses_workspace(self, item):
-        """Return whether an instruction updates the workspace or stores its address."""
+        """Return whether an instruction updates the workspace atomically, or stores its address."""
         if item.names[0] in ("atom", "red"):
             return self.at_workspace(item)
         stored = item.names[0] == "st" and {register.name for register in registers_in(item.operands[1])}
         return bool(stored and stored & self.pointers)
 
     def at_workspace(self, item, pointers=None):
-        """Return whether an instruction's address is based on one of these pointers, by default those to
-        the workspace."""
+        """Return whether the address of an instruction is based on one of these pointers.
+
+        pointers: the names of registers. By default, these are the pointers to the workspace.
+        """
         found = address_of(item)
         return found is not None and getattr(found.base, "name", None) in (pointers or self.pointers)
 
@@ -93,14 +95,16 @@ def address_of(item):
 
 
 def workspace_pointers(items, parameters=False):
-    """Return the registers computed from the workspace's address without a load, or, if `parameters`, those
-    computed from the function's parameters."""
+    """Return the names of the registers that are computed from the workspace's address without a load.
+
+    parameters: whether to start from the function's parameters instead of the workspace's address.
+    """
     found, before = set(), None
     if parameters:
         loads = [item for item in items if item.names[:2] == ["ld", "param"]]
         found = {register.name for item in loads for register in registers_in(item.operands[0])}
     computing = [item for item in items if item.names[0] not in ("ld", "ldu", "atom", "call", "setp")]
-    # Follow the address through moves and arithmetic, to the fixed point.
+    # Follow the address through moves and arithmetic until no further register is found.
     while found != before:
         before = set(found)
         for item in computing:
@@ -125,7 +129,8 @@ class GridBarrier:
         old = self.word
         self.word = old + added & WORD
         self.arrived[self.context.thread.block] = old
-        # Block 0 adds 2^31 - (blocks - 1), the others add 1: after all arrivals the highest bit has changed.
+        # Block 0 adds 2^31 - (blocks - 1), and each other block adds 1. After all arrivals, the highest bit
+        # has changed.
         if (old ^ self.word) & TOP:
             self.open()
         return old
@@ -141,7 +146,8 @@ class GridBarrier:
         self.waiting = []
 
     def wait(self, at):
-        """Suspend the running thread until the barrier has opened since its block's arrival."""
+        """Suspend the running thread until the barrier opens. Return at once if it has opened since the block
+        arrived."""
         thread = self.context.thread
         old = self.arrived.get(thread.block)
         if old is not None and not (old ^ self.word) & TOP:
@@ -151,7 +157,7 @@ class GridBarrier:
 
 
 def workspace(run):
-    """Return the allocation of a launch's workspace, in global memory."""
+    """Return the Allocation of a launch's workspace, which is in global memory."""
     name = "the workspace of the grid barrier"
     allocation = run.memory.reserve(name, "global", BYTES, 8, 4, None, 1, key=(name,))
     allocation.root[:4] = np.frombuffer(BYTES.to_bytes(4, "little"), np.uint8)

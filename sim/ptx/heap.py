@@ -1,4 +1,12 @@
-"""The device heap: `malloc` and `free`, and `new` and `delete`, which compile to them.
+"""The device heap: `malloc` and `free`, and `new` and `delete`, which compile to calls of them.
+
+Each allocation (a *piece*) has an address range that is never reused, and guard bytes after it. An access
+after its end, or after `free`, is therefore never mistaken for an access to another piece.
+
+A piece that is still allocated at the end of its launch persists if its address is in a `__device__`
+variable, an argument, or another reachable piece. Otherwise, it is reported as a leak. If its address was in
+an argument of an earlier launch, the piece persists until it is freed, because that argument may still
+contain the address.
 
 Each allocation (a *piece*) has a unique address range that is never reused, followed by guard bytes. An
 access after its end, or after `free`, is therefore never mistaken for an access to another piece.
@@ -28,19 +36,20 @@ from sim.ptx.regions import HEAP_BASE, Region
 FUNCTIONS = {"malloc": "malloc", "_Znwm": "malloc", "_Znam": "malloc"}  # PTX name -> method of Heap
 FUNCTIONS |= dict.fromkeys(("free", "_ZdlPv", "_ZdaPv"), "free")
 FUNCTIONS |= dict.fromkeys(("_ZdlPvm", "_ZdaPvm"), "free_sized")
-UNIT = 16  # bytes; the granularity of addresses and sizes
-GUARD = 1 << 12  # guard bytes after each piece
-# The heap begins at the same address in every launch, so that persisting pieces keep their addresses.
+UNIT = 16  # bytes; addresses and sizes are multiples of it
+GUARD = 1 << 12  # the number of guard bytes after each piece
+# The heap begins at the same address in every launch, so that pieces that persist keep their addresses.
 BASE = HEAP_BASE
 END = window_end("global") - GUARD
-MOST_STALE = 1 << 26  # maximum bytes of freed memory that keep their values
-MOST_FREED = 1 << 10  # maximum number of freed pieces that later launches remember
-MOST_LOGGED = 1 << 16  # maximum bytes per piece that are logged as stores when it is freed
-LOGGED = 4  # log2 of the bytes per log entry when memory is freed
-HEAPS = weakref.WeakSet()  # the HeapState of each module: no address belongs to two of them
+MOST_STALE = 1 << 26  # the maximum number of bytes of freed memory that keep their values
+MOST_FREED = 1 << 10  # the maximum number of freed pieces that later launches remember
+MOST_LOGGED = 1 << 16  # the maximum number of bytes of a piece that are logged as stores when it is freed
+LOGGED = 4  # log2 of the number of bytes in one log entry when memory is freed
+HEAPS = weakref.WeakSet()  # the HeapState of each module; no two of them use the same address
 # Findings that end threads early. Memory that these threads have not freed is not reported as a leak.
 STOPPED = {"deadlock", "no-progress", "barrier-divergence", "warp-divergence"}
-# A source line that allocates: variable name, type of a cast before malloc, type after new
+# A source line that allocates memory. The groups are the variable, the type of a cast before malloc, and the
+# type after new.
 SOURCE = re.compile(
     r"(?:(\w+)\s*=\s*)?(?:\(\s*([\w ]+?)\s*\*\s*\)\s*malloc\b|new\s+(?:\([^)]*\)\s*)?(\w+)|malloc\b)"
 )
@@ -51,7 +60,7 @@ class Piece(Region):
 
     site: the site that allocated it.
     freed: the Access that freed it, or None.
-    suspects: reads of unwritten bytes: (thread, its block's epoch, address, size, Access).
+    suspects: reads of unwritten bytes, as (thread, epoch of its block, address, size, Access).
     """
 
     __slots__ = ("freed", "nbytes", "site", "suspects")
@@ -62,12 +71,12 @@ class Piece(Region):
         self.written, self.suspects = np.zeros(self.nbytes, bool), []
 
     def last(self, size):
-        """Return -1, because every access must be checked: the piece may have been freed."""
-        return -1  # every access is checked, because the piece may have been freed
+        """Return -1: every access must be checked, because the piece may have been freed."""
+        return -1
 
     def copy(self):
-        """Return a copy for another launch. For a freed piece, only the address range is kept, to detect
-        uses after free."""
+        """Return a copy for another launch. Of a freed piece, only the address range remains, to detect uses
+        after free."""
         old = self.allocation
         root = np.broadcast_to(np.uint8(0), self.nbytes) if self.freed else old.root.copy()
         piece = Piece(Allocation(old.name, old.space, root, old.base, old.home), self.site)
@@ -80,8 +89,8 @@ class Piece(Region):
 class KeptHeap:
     """The part of the heap that persists after a launch.
 
-    pieces: the allocated pieces, and the most recently freed ones.
-    held: the addresses of pieces that are reachable from an argument of some launch.
+    pieces: the allocated pieces, and the pieces that were freed most recently.
+    held: the addresses of the pieces that were reachable from an argument of some launch.
     next: the address of the next piece.
     """
 
@@ -91,25 +100,29 @@ class KeptHeap:
 
 
 class HeapState:
-    """The heap of a module between launches. `before` and `after` are its states before and after `launch`,
-    the most recent launch."""
+    """The heap of a module between launches.
+
+    `before` and `after` are its states before and after the most recent launch, `launch`.
+    """
 
     def __init__(self):
         self.before = self.after = KeptHeap()
-        self.launch = lambda: None  # a weak reference, because a launch keeps its arguments alive
+        self.launch = lambda: None  # a weak reference: a strong one would keep the launch's arguments alive
         HEAPS.add(self)
 
     def at_start(self, launch):
-        """Return the KeptHeap with which a run of a launch begins. Reruns under other schedules begin with
-        the same one."""
+        """Return the heap with which a run of a launch begins. A rerun under another schedule begins with the
+        same heap as the first run."""
         if launch is not self.launch():
             self.after = replace(self.after, next=self.next_address())
             return self.after
         return self.before
 
     def next_address(self):
-        """Return the address of the next piece, above the pieces of all modules. Pieces that are free do not
-        count if the addresses would run out."""
+        """Return the address of the next piece, above the pieces of all modules.
+
+        If the addresses run out, the pieces that have been freed no longer count.
+        """
         heaps = [state.after for state in HEAPS]
         highest = max(kept.next for kept in heaps)
         if highest < BASE + (END - BASE) // 2:
@@ -120,7 +133,7 @@ class HeapState:
         return max([self.after.next, *(round_up(end, UNIT) + GUARD for end in live)])
 
     def run_ended(self, launch, kept):
-        """Store the heap that the first run of a launch leaves."""
+        """Store the heap that remains after the first run of a launch."""
         if launch is not self.launch():
             self.before, self.after, self.launch = self.after, kept, weakref.ref(launch)
 
@@ -138,7 +151,7 @@ class Heap:
             self.add(piece.copy())
 
     def add(self, piece):
-        """Make a piece addressable."""
+        """Make a piece addressable by the kernel."""
         self.pieces[piece.base] = piece
         self.used += 0 if piece.freed else round_up(piece.nbytes, UNIT)
         self.context.space.allocations.append(piece.allocation)
@@ -149,7 +162,7 @@ class Heap:
     # --- what kernels call ----------------------------------------------------------------------------------
 
     def malloc(self, site, nbytes):
-        """Return the address of `nbytes` fresh bytes, or 0 if the heap is full."""
+        """Return the address of `nbytes` new bytes, or 0 if the heap is full."""
         if self.used + round_up(nbytes, UNIT) > self.context.spec.heap_bytes:
             self.failed_allocations += 1
             return 0
@@ -167,7 +180,7 @@ class Heap:
         return base
 
     def free(self, site, address):
-        """Free the piece at an address; a null pointer is a no-op. An invalid pointer is reported."""
+        """Free the piece at an address. A null pointer has no effect, and an invalid pointer is reported."""
         if address == 0:
             return
         piece = self.pieces.get(address)
@@ -180,22 +193,23 @@ class Heap:
         self.retire(piece)
 
     def retire(self, piece):
-        """Keep the bytes of a freed piece for some time, as a GPU does, and drop the oldest ones."""
+        """Keep the bytes of a freed piece for some time, as a GPU does. Drop the oldest bytes if there are
+        too many."""
         self.freed.append(piece)
         self.stale += piece.nbytes
         while self.stale > MOST_STALE:
             old = self.freed.popleft()
             self.stale -= old.nbytes
-            # this view takes no memory
+            # All elements of this view are one byte, so it takes no memory.
             old.allocation.root = old.root = np.broadcast_to(np.uint8(0), old.nbytes)
             old.views, old.written = {}, None
 
     def free_sized(self, site, address, nbytes):
-        """Free as `operator delete` with a size does. The size is ignored."""
+        """Free a piece as `operator delete` with a size does. The size is ignored."""
         self.free(site, address)
 
     def log_stores(self, piece, site):
-        """Log freeing memory as a store to it, which races with unordered accesses. For a large piece, only
+        """Log freeing as a store to the memory, which races with unordered accesses. Of a large piece, only
         the beginning is logged."""
         if self.context.log is None:
             return
@@ -210,12 +224,12 @@ class Heap:
     # --- accesses -------------------------------------------------------------------------------------------
 
     def find_elsewhere(self, address):
-        """Return whether the address is in a piece of another module."""
+        """Return whether an address is in a piece of another module."""
         others = (state.after.pieces for state in list(HEAPS) if state is not self.state)
         return any(piece.base <= address < piece.end for pieces in others for piece in pieces)
 
     def check_access(self, piece, address, size, site, what):
-        """Return whether an access may be performed, and record which bytes it writes."""
+        """Return whether an access may be performed, and record the bytes that it writes."""
         if piece.freed:
             self.context.findings.append(self.use_after_free_finding(piece, address, site, what))
             return piece.written is not None
@@ -277,8 +291,8 @@ class Heap:
         )
 
     def finish(self, context):
-        """Keep the pieces that are reachable at the end of a run. Return one finding per site whose pieces
-        leak."""
+        """Keep the pieces that are reachable at the end of a run. Return one finding for each site whose
+        pieces leak."""
         for piece in self.pieces.values():
             for _, _, address, _, access in piece.suspects:
                 context.announce("unwritten", access, address)
@@ -305,7 +319,12 @@ class Heap:
         return [self.leak_finding(first[site], times, nbytes[site]) for site, times in count.items()]
 
     def leak_finding(self, piece, times, nbytes):
-        """Return the finding for a site that leaks memory."""
+        """Return the finding for a site that leaks memory.
+
+        piece: one of the pieces.
+        times: the number of pieces.
+        nbytes: their total size.
+        """
         site = SITES[piece.site]
         what = f"{times:,} pieces of memory, {nbytes:,} bytes, are" if times > 1 else f"{nbytes:,} bytes are"
         return Finding(
@@ -321,10 +340,11 @@ class Heap:
 
 
 def reachable_pieces(live, roots, held=()):
-    """Return the pieces of `live` whose address is stored in memory, directly or through other reachable
-    pieces.
+    """Return the pieces whose address is stored in memory, directly or in another reachable piece.
 
-    roots: the memory to search. held: pieces that count as reachable.
+    live: the pieces to consider.
+    roots: the memory to search, as byte arrays.
+    held: pieces that are reachable in any case.
     """
     if not live:
         return []
@@ -332,8 +352,8 @@ def reachable_pieces(live, roots, held=()):
     bases, waiting = np.array(sorted(by_base), np.uint64), [*roots, *(piece.root for piece in held)]
     while waiting:
         root = waiting.pop()
-        # Conservative marking: any aligned 8 bytes whose value lies within a piece count as a pointer to
-        # it.
+        # The search is conservative: any 8 aligned bytes whose value lies within a piece count as a pointer
+        # to the piece.
         words = np.frombuffer(root.tobytes()[: root.size // 8 * 8], np.uint64)
         words = words[(words >= BASE) & (words < END)]
         at = np.searchsorted(bases, words, side="right") - 1
@@ -347,8 +367,11 @@ def reachable_pieces(live, roots, held=()):
 
 
 def is_race(suspect, thread, address, size):
-    """Return whether a store races with an earlier read of unwritten memory: another thread made the read,
-    and no barrier of their block separates them. In that case the race is the bug, not the read."""
+    """Return whether a store races with an earlier read of unwritten memory.
+
+    It does if another thread made the read and no barrier of their block separates them. In this case, the
+    race is the bug, and not the read.
+    """
     reader, epoch, begin, nbytes, _ = suspect
     together = begin < address + size and address < begin + nbytes
     behind = reader.block is thread.block and thread.block.epoch > epoch
@@ -356,7 +379,7 @@ def is_race(suspect, thread, address, size):
 
 
 def describe_piece(site, nbytes):
-    """Return (name, bytes per element) of a piece, from the source line that allocates it."""
+    """Return (name, bytes per element) of a piece, according to the source line that allocates it."""
     found = SOURCE.search(site.source)
     name = (found and found[1]) or "heap memory"
     words = ((found and (found[2] or found[3])) or "").split()

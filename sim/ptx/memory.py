@@ -1,11 +1,11 @@
-"""PTX loads, stores and atomics by address, with the same checks and the same access log as array accesses
-in Python kernels.
+"""PTX loads, stores and atomics by address. They have the same checks and the same access log as array
+accesses in Python kernels.
 
-A generic address is an address in the simulated address space (sim.memory.spaces). An address within a
-state space is the generic address minus the base of that space's window. The global window begins at 0, so
-a global address is also generic (PTX ISA 6.4.1.1, "Generic Addressing").
+A generic address is an address in the simulated address space (sim.memory.spaces). An address within a state
+space is the generic address minus the base of the space's window. The global window begins at 0, so a global
+address is also a generic one (PTX ISA 6.4.1.1, "Generic Addressing").
 
-The `make_...` methods return one function per instruction and launch. The function caches the region of its
+Each `make_...` method returns one function per instruction and launch. The function caches the region of its
 most recent access in closure variables, because the next access is likely to be in the same region.
 """
 
@@ -19,8 +19,10 @@ from sim.ptx.undefined import LocalMemory
 
 
 class Memory(RegionTable):
-    """The memory of one launch, and the functions that access it. `place` is the position at which threads
-    wait when they yield."""
+    """The memory of one launch, and the functions that access it.
+
+    place: the WaitPoint at which threads wait when they let other threads run.
+    """
 
     def __init__(self, scheduler, place):
         super().__init__(scheduler.context)
@@ -30,22 +32,22 @@ class Memory(RegionTable):
     # --- plain accesses -------------------------------------------------------------------------------------
 
     def dispatch_by_space(self, make, space):
-        """Return `make(space)`. For generic addresses, return a function that dispatches on the address's
-        space."""
+        """Return `make(space)`. For generic addresses, return a function that selects the state space by the
+        address."""
         if space != GENERIC:
             return make(space)
         made = [make(name) for name in ("global", "const", "shared", "local")]
         windows = [WINDOWS[name] for name in ("global", "const", "shared", "local")]
 
         def access(address, *values):
-            # The bits above the window's size contain the number of the space.
+            # The bits above the size of a window contain the number of the state space.
             number = address >> SPACE_SHIFT & 3
             return made[number](address - windows[number], *values)
 
         return access
 
     def make_load(self, ptx_type, space, count, site, reports=True):
-        """Return the function (address in the space) -> element, or tuple of `count` elements.
+        """Return the function (address in the space) that loads an element, or a tuple of `count` elements.
 
         reports: whether loads of unwritten local memory are reported.
         """
@@ -59,9 +61,9 @@ class Memory(RegionTable):
         owner, known, base, last, view = self.owner(space), None, 0, -1, None
         owned = space in ("shared", "local")
 
-        # Fast path: the access is within the cached region, it is aligned, and the owner is unchanged.
-        # `last` is the highest valid offset, or -1 if the region's alignment is not guaranteed; `reach` is
-        # the access size minus 1.
+        # On the fast path, the access is within the cached region, it is aligned, and the region has the same
+        # owner. `last` is the highest valid offset, or -1 if the alignment of the region is not guaranteed.
+        # `reach` is the size of the access minus 1, which is also the mask of the bits that must be 0.
         def load(address):
             nonlocal known, base, last, view
             offset = address + window - base
@@ -86,7 +88,7 @@ class Memory(RegionTable):
         return lambda address: self.local.report(origin(address), site) or load(address)
 
     def record_written(self, store, nbytes):
-        """Return a function that stores to local memory and records which bytes the thread has written."""
+        """Return a store to local memory that also records the bytes that the thread has written."""
         if not self.context.enabled.unwritten:
             return store
         window = WINDOWS["local"]
@@ -129,9 +131,11 @@ class Memory(RegionTable):
         return self.record_written(store, size * count) if space == "local" else store
 
     def access_layout(self, ptx_type, space, count, site):
-        """Return the constants of an access: (bytes per element, bytes of the access minus 1, window base,
-        function that appends to the access log or None, log entry for address 0, log2 of the bytes per
-        element)."""
+        """Return the constants of an access.
+
+        These are (bytes per element, bytes of the access minus 1, base of the window, function that appends
+        to the access log or None, log entry for address 0, log2 of the bytes per element).
+        """
         size = np.dtype(VIEWS[ptx_type]).itemsize
         bits, window = (size * count).bit_length() - 1, WINDOWS[space]
         logs = self.context.log is not None and (space != "local" or self.context.enabled.local)
@@ -142,13 +146,13 @@ class Memory(RegionTable):
     # --- atomics --------------------------------------------------------------------------------------------
 
     def make_atomic(self, ptx_type, space, site, reach, combine, writes=True, releases=False, replaces=False):
-        """Return the function (address, operand, ...) -> old element. It sets the element to combine(old,
-        operand, ...).
+        """Return the function (address, operand, ...) that performs an atomic and returns the old element.
 
         reach: the threads among which it is atomic: "block" or "grid".
-        writes: whether it writes, or a function (old, operand, ...) -> whether it writes.
+        combine: the function (old, operand, ...) that returns the new element.
+        writes: whether it writes, or a function (old, operand, ...) that returns whether it does.
         releases: whether a fence precedes it.
-        replaces: whether the new value is independent of the old one.
+        replaces: whether the new element is independent of the old one.
         """
         if replaces:
             self.context.overwriting.add(site)
@@ -168,7 +172,7 @@ class Memory(RegionTable):
             # A release is modelled as a fence before the access.
             if releases:
                 context.announce_ordering("fenced", reach)
-            # A thread that repeats an atomic without effect is spinning, so other threads run first.
+            # A thread that repeats an atomic without effect is spinning, so let other threads run first.
             key = site, address, operands
             yield_before_atomic(key, place)
             region = self.check_access(address + window, size, site, "changed")
@@ -190,13 +194,16 @@ class Memory(RegionTable):
         return change
 
     def make_strong(self, action, ptx_type, space, access, atomic, plain, relied_on=False):
-        """Return a strong load or store, which does not race with other strong ones. A load first lets
+        """Return a strong load or store, which does not race with other strong accesses. A load first lets
         other threads run.
 
-        A volatile access to shared memory counts as a weak one. So does a volatile load on whose value the
-        program relies (sim.ptx.volatile).
+        A volatile access to shared memory counts as a weak access, and so does a volatile load on whose value
+        the program relies (sim.ptx.volatile).
 
-        atomic, plain: the site numbers of the strong and the weak form.
+        action: "load" or "store".
+        access: the Access.
+        atomic, plain: the site numbers of the strong and of the weak form.
+        relied_on: whether the program relies on the value.
         """
         loads = action == "load"
 
@@ -217,5 +224,5 @@ class Memory(RegionTable):
         return self.dispatch_by_space(make, space)
 
     def yield_turn(self):
-        """Let other threads run before the current one."""
+        """Let other threads run before the current thread continues."""
         self.scheduler.yield_turn(self.place)

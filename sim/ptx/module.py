@@ -1,4 +1,4 @@
-"""load_ptx, and the public objects Module and Kernel: the kernels of a PTX text, ready for simulate()."""
+"""load_ptx, and the public classes Module and Kernel: the kernels of a PTX text, ready for simulate()."""
 
 from dataclasses import replace
 from math import prod
@@ -20,19 +20,19 @@ from sim.ptx.run import Run
 from sim.ptx.syntax import python_name
 from sim.ptx.variables import Store, Variables
 
-MOST_ROUNDS = 20_000_000  # iterations without progress before the loops are examined
+MOST_ROUNDS = 20_000_000  # the number of iterations without progress after which the loops are examined
 
 
 def load_ptx(text: str | bytes, source: str | None = None) -> "Module":
-    """Return the Module of a PTX text, as made by nvcc -ptx, NVRTC, Triton or Numba.
+    """Return the Module of a PTX text that nvcc -ptx, NVRTC, Triton or Numba has generated.
 
-    text: the PTX, a str (or bytes of UTF-8).
-    source: the text of the file that was compiled, for findings to quote; by default it is read from the path
+    text: the PTX, as a str or as bytes of UTF-8.
+    source: the text of the file that was compiled, which findings quote. By default, it is read from the path
         in `.file`.
 
     `module["name"]` is a kernel for simulate(). A C++ name need not be mangled if it is unambiguous.
 
-    Errors: LaunchError for text that is not PTX, with the line.
+    Raise LaunchError for a text that is not PTX. The message contains the line.
     """
     if not isinstance(text, (str, bytes)):
         raise LaunchError(f"wanted PTX as text, got a {type(text).__name__}; of a file: path.read_text()")
@@ -41,8 +41,10 @@ def load_ptx(text: str | bytes, source: str | None = None) -> "Module":
 
 
 class Module:
-    """The kernels of a PTX text by name: `module["name"]`; `names` lists them. Its variables, `constant`
-    and `variable`, keep their values from launch to launch."""
+    """The kernels of a PTX text. `module["name"]` is a kernel, and `names` lists all names.
+
+    The module's variables, `constant` and `variable`, keep their values from one launch to the next.
+    """
 
     def __init__(self, text: str, source: str | None = None, headers: tuple[str, ...] = ()) -> None:
         self.text = parse(text)
@@ -51,15 +53,19 @@ class Module:
 
     @property
     def constant(self) -> Variables:
-        """The `__constant__` variables by name. `module.constant["filter"] = array` sets one, as
-        cudaMemcpyToSymbol does. A launch is refused if its kernel uses a variable of which the host has set
-        no byte."""
+        """The `__constant__` variables by name.
+
+        `module.constant["filter"] = array` sets one, like cudaMemcpyToSymbol. A launch is refused if its
+        kernel uses a variable of which the host has not set any byte.
+        """
         return Variables(self.store, "const")
 
     @property
     def variable(self) -> Variables:
-        """The `__device__` variables by name, as arrays that keep what launches store there:
-        `module.variable["counter"] = 0`, `int(module.variable["counter"])`."""
+        """The `__device__` variables by name. They are arrays that contain what launches have stored there.
+
+        Examples: `module.variable["counter"] = 0`, `int(module.variable["counter"])`.
+        """
         return Variables(self.store, "global")
 
     @property
@@ -92,12 +98,12 @@ class Kernel(base.Kernel):
         self.names = names or module.origin.parameter_names(function)
 
     def named(self, names: list[str]) -> "Kernel":
-        """Return the same kernel with other names for its parameters in findings."""
+        """Return the same kernel with other names for its parameters, which findings use."""
         return Kernel(self.module, self.function, list(names))
 
     def argument_names(self, arguments):
-        """Return a unique name for each argument of a launch. Errors: LaunchError for too few or too many
-        arguments."""
+        """Return a unique name for each argument of a launch. Raise LaunchError if the number of arguments is
+        wrong."""
         if len(arguments) != len(self.names):
             raise LaunchError(
                 f"{self!r} was launched with {plural(len(arguments), 'argument')}; it takes {len(self.names)}"
@@ -111,12 +117,13 @@ class Kernel(base.Kernel):
         return f"<PTX kernel {self.__name__}({', '.join(self.names)})>"
 
     def program(self, branches=False, tracks=False):
-        """Return (Program, compiled source) of the kernel, translated once for each combination of options.
+        """Return (Program, compiled source) of the kernel. Each combination of options is translated only
+        once.
 
         branches: whether branches are reported to observers.
         tracks: whether undefined values are tracked (sim.ptx.undefined).
 
-        Errors: LaunchError for instructions that sim does not support.
+        Raise LaunchError for instructions that are not supported.
         """
         key = branches, tracks
         if key not in self.programs:
@@ -125,8 +132,10 @@ class Kernel(base.Kernel):
         return self.programs[key]
 
     def prepare(self, fiber, launch, make_grid, observers, schedule, poison):
-        """Return (Context, ThreadProgram, Grid) for one run of the launch, not yet started. sim.interpreted
-        does the same for Python kernels."""
+        """Return (Context, ThreadProgram, Grid) for one run of the launch, which has not started yet.
+
+        sim.interpreted does the same for Python kernels.
+        """
         self.check(launch)
         context = Context(
             observers,
@@ -154,8 +163,8 @@ class Kernel(base.Kernel):
             "branch": context.branch,
         }
         exec(code, namespace)
-        # In PTX, every loop counts its iterations, even one that was a `for` loop in the source. Unless the
-        # caller has set a limit, opening a barrier counts as progress.
+        # In PTX, every loop counts its iterations, even if it was a `for` loop in the source. Unless the
+        # caller has set a limit, a barrier that opens counts as progress.
         context.steps = context.max_steps or MOST_ROUNDS
         if context.max_steps is None:
             opened = context.listeners["barrier_opened"]
@@ -169,7 +178,7 @@ class Kernel(base.Kernel):
         return context, thread_program, grid
 
     def reword(self, findings):
-        """Return the findings, worded for the language in which the kernel is written."""
+        """Return the findings in the words of the language in which the kernel is written."""
         language = self.module.origin.language
         if language == NUMBA:
             return findings
@@ -179,8 +188,10 @@ class Kernel(base.Kernel):
         ]
 
     def check(self, launch):
-        """Check the block's size against the limits for which the kernel was compiled (PTX ISA 11.4,
-        "Performance-Tuning Directives"). Errors: LaunchError."""
+        """Check the block's size against the limits for which the kernel was compiled.
+
+        Raise LaunchError if the launch exceeds them. Source: PTX ISA 11.4, "Performance-Tuning Directives".
+        """
         limits = self.function.limits
         compiled = f"{self.__name__} was compiled for blocks of"
         if "reqntid" in limits and (*limits["reqntid"], 1, 1)[:3] != launch.block:
@@ -191,7 +202,7 @@ class Kernel(base.Kernel):
 
 
 def unique_names(names):
-    """Return the names, with a number appended to repeated ones."""
+    """Return the names, with a number appended to each name that occurs before."""
     seen = []
     for name in names:
         seen.append(name if name not in seen else f"{name}_{len(seen)}")

@@ -1,18 +1,20 @@
 """The argument layout of Numba's kernels in PTX.
 
-Numba passes an array as the fields of a structure, one kernel parameter per field: meminfo and parent (null
-on a GPU), the number of elements, bytes per element, the data pointer, the shape, and the strides in bytes.
-A tuple is passed element by element.
+Numba passes an array as the fields of a structure, and each field is a kernel parameter: meminfo and parent
+    (null on a GPU), the number of elements, the bytes per element, the data pointer, the shape, and the
+    strides in bytes. A tuple is passed element by element.
 """
 
 from sim.memory.argument import host_array
 
 
 def flattened(arguments, names=None):
-    """Return (values, names) of the PTX parameters for a kernel's arguments.
+    """Return (values, names) of the PTX parameters for the arguments of a kernel.
 
-    names: the kernel's parameter names. The data pointer is represented by the array itself, which findings
-        call by its parameter's name.
+    In the values, the array itself takes the place of its data pointer.
+
+    arguments: the arguments of the Python kernel.
+    names: the names of the kernel's parameters, which findings use for the arrays.
     """
     names = names or [f"argument{i}" for i in range(len(arguments))]
     found = [field for pair in zip(names, arguments, strict=True) for field in fields(*pair)]

@@ -1,4 +1,4 @@
-"""CUDA C++ to PTX with NVRTC, NVIDIA's runtime compiler, which needs no GPU."""
+"""Compilation of CUDA C++ to PTX with NVRTC, NVIDIA's runtime compiler, which needs no GPU."""
 
 import functools
 import importlib.util
@@ -21,15 +21,14 @@ HEADERS = (
 
 
 def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80") -> Module:
-    """Return the Module of a .cu file: its `extern "C"` and other kernels, compiled by NVRTC with line
-    numbers.
+    """Return the Module of a .cu file, which NVRTC compiles with line numbers.
 
     path: the file.
-    options: further options of NVRTC, such as "-Imy_headers" or "-DWIDTH=8". Headers of the CUDA toolkit,
+    options: further options of NVRTC, such as "-Imy_headers" or "-DWIDTH=8". The headers of the CUDA toolkit,
         such as <cooperative_groups.h>, are found in NVIDIA's Python packages or in CUDA_HOME.
-    architecture: the architecture of the PTX; sim runs the instructions of sm_80.
+    architecture: the architecture of the PTX. sim runs the instructions of sm_80.
 
-    Errors: LaunchError if NVRTC is missing, or with the compiler's message.
+    Raise LaunchError with the compiler's message, or if NVRTC is not installed.
     """
     path = Path(path)
     source, options = path.read_text(encoding="utf-8"), (*options, f"-I{path.parent}")
@@ -39,7 +38,7 @@ def load_cuda(path: str | Path, *options: str, architecture: str = "compute_80")
 
 
 def own_headers(text: str, folders: list[Path], seen: set[Path]) -> Iterator[str]:
-    """Yield the contents of every header that a source includes with #include "name", directly or
+    """Yield the contents of every header that a source includes by #include "name", directly or
     indirectly."""
     for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', text, re.M):
         path = next((folder / name for folder in folders if (folder / name).is_file()), None)
@@ -51,17 +50,21 @@ def own_headers(text: str, folders: list[Path], seen: set[Path]) -> Iterator[str
 
 
 def compile_ptx(source: str, name: str, *options: str, architecture: str = "compute_80") -> str:
-    """Return the PTX of CUDA C++ source that is called `name`. Errors: LaunchError."""
+    """Return the PTX for CUDA C++ source. Raise LaunchError with the compiler's message.
+
+    source: the text of the source.
+    name: the name of its file, for messages and findings.
+    """
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
         raise LaunchError(f"{name} needs NVRTC, which is not installed\n  {INSTALL}") from error
-    # -lineinfo emits the .loc directives by which findings name source lines.
+    # -lineinfo emits the .loc directives, from which findings get source lines.
     flags = [f"--gpu-architecture={architecture}", "-lineinfo", "--std=c++17", *options]
     flags += [f"-I{folder}" for folder in header_folders()]
     try:
         _, program = nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], [])
-    except RuntimeError as error:  # cuda.bindings is installed, but not the library NVRTC itself
+    except RuntimeError as error:  # cuda.bindings is installed, but the NVRTC library is not
         raise LaunchError(f"{name} needs NVRTC, which cannot be loaded: {error}\n  {INSTALL}") from error
     (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
@@ -73,8 +76,8 @@ def compile_ptx(source: str, name: str, *options: str, architecture: str = "comp
 
 @functools.cache
 def header_folders():
-    """Return the folders with the CUDA toolkit's headers: those of NVIDIA's Python packages, then those of
-    CUDA_HOME."""
+    """Return the folders that contain the headers of the CUDA toolkit. Those in NVIDIA's Python packages
+    precede those in CUDA_HOME."""
     spec = importlib.util.find_spec("nvidia")
     packages = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
     found = [folder for package in packages for folder in sorted(package.glob("*/include"))]
@@ -84,7 +87,10 @@ def header_folders():
 
 
 def read_result(nvrtc, what, program):
-    """Return a program's PTX or ProgramLog."""
+    """Return the PTX or the ProgramLog of an NVRTC program.
+
+    what: "PTX" or "ProgramLog".
+    """
     _, size = getattr(nvrtc, f"nvrtcGet{what}Size")(program)
     text = b" " * size
     getattr(nvrtc, f"nvrtcGet{what}")(program, text)
@@ -92,7 +98,7 @@ def read_result(nvrtc, what, program):
 
 
 def strip_folder(ptx, name):
-    """Return the PTX with the source file's folder removed from its .file directive."""
+    """Return the PTX without the folder of the source file in its .file directive."""
     lines = [
         f'\t.file\t{line.split()[1]} "{name}"' if line.strip().startswith(".file") and name in line else line
         for line in ptx.splitlines()

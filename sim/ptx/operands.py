@@ -1,5 +1,7 @@
-"""A parser for PTX instructions and their operands. Source: PTX ISA 4.3.2, "Instruction Statements";
-chapter 6, "Instruction Operands"."""
+"""A parser for PTX instructions and their operands.
+
+Source: PTX ISA 4.3.2, "Instruction Statements"; chapter 6, "Instruction Operands".
+"""
 
 import struct
 
@@ -10,8 +12,8 @@ from sim.ptx.tokens import Tokens, parse_integer
 class Operands(Tokens):
     """A parser for instructions and operands.
 
-    scopes: one {name: Register} for each open pair of braces, outermost first.
-    location: the Location from the most recent .loc directive.
+    scopes: a {name: Register} for each open pair of braces. The outermost one comes first.
+    location: the Location in the most recent .loc directive.
     """
 
     def __init__(self, text):
@@ -33,14 +35,14 @@ class Operands(Tokens):
         return Instruction(opcode, tuple(operands), guard, line, self.location)
 
     def register(self, name):
-        """Return the register with this name in the innermost scope that declares it, or None."""
+        """Return the register that a name denotes in the innermost scope that declares it, or None."""
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
         return None
 
     def predicate(self):
-        """Parse a predicate register. Errors: LaunchError if it is not declared."""
+        """Parse a predicate register. Raise LaunchError if it is not declared."""
         register = self.register(self.take())
         if register is None:
             raise self.error(f"{self.tokens[self.at - 1]} is no register that is declared here", self.at - 1)
@@ -81,7 +83,7 @@ class Operands(Tokens):
         return Symbol(token, self.offset())
 
     def offset(self):
-        """Parse the offsets added to a symbol or address, and return their sum."""
+        """Parse the offsets that are added to a symbol or address, and return their sum."""
         total = 0
         while self.next in ("+", "-"):
             sign = 1 if self.take() == "+" else -1
@@ -89,8 +91,8 @@ class Operands(Tokens):
         return total
 
     def group(self, end):
-        """Parse the elements of a vector or list, up to the token `end`. A vector with a single element is
-        returned as that element."""
+        """Parse the elements of a vector or list up to the token `end`. A vector with a single element
+        becomes that element."""
         parts = self.list_until(end, self.operand)
         return parts[0] if end == "}" and len(parts) == 1 else Group(tuple(parts))
 
@@ -99,17 +101,20 @@ class Operands(Tokens):
         self.take("[")
         base = self.simple()
         offset = self.offset()
-        while self.accept(","):  # texture coordinates are ignored
+        while self.accept(","):  # ignore the coordinates of a texture
             self.operand()
         self.take("]")
-        # `simple` has already consumed the offset of a symbol.
+        # `simple` has already parsed the offset of a symbol, so add it to the offset of the address.
         if isinstance(base, Symbol):
             base, offset = Symbol(base.name), offset + base.offset
         return Address(base, offset)
 
     def constant(self):
-        """Parse a constant. Hexadecimal floats (0f3F800000, 0d...) are bit patterns of 32 or 64 bits.
-        Decimal floats have 64 bits (PTX ISA 4.5.2, "Floating-Point Constants")."""
+        """Parse a constant.
+
+        A hexadecimal float (0f3F800000, 0d...) is a bit pattern of 32 or 64 bits. A decimal float has 64 bits
+        (PTX ISA 4.5.2, "Floating-Point Constants").
+        """
         negative, token = self.accept("-"), self.take()
         if token[:2] in ("0f", "0F", "0d", "0D") and len(token) in (10, 18):
             return Immediate(int(token[2:], 16), 32 if token[1] in "fF" else 64)

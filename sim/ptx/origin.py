@@ -1,4 +1,5 @@
-"""The source of a PTX module: source lines for instructions, and source names, which PTX mangles or omits."""
+"""The source of a PTX module: the source lines of instructions, and the names in the source, which PTX
+mangles or omits."""
 
 import linecache
 import os
@@ -26,23 +27,28 @@ ITEMSIZES = {
 
 
 class Origin:
-    """The sources of one module. `source` is the text of the main file; None means that it is read from
-    disk."""
+    """The source files of one module.
+
+    text: the Text of the module.
+    source: the text of the main file. None means that it is read from disk.
+    headers: the texts of the headers that the main file includes, which may declare variables.
+    """
 
     def __init__(self, text, source=None, headers=()):
-        self.headers = headers  # texts of the source's own headers, which may declare variables
+        self.headers = headers
         self.text, self.source_lines = text, None if source is None else source.splitlines()
 
     # --- lines ----------------------------------------------------------------------------------------------
 
     def source_line(self, file, line):
-        """Return a line of a source file, or an empty string."""
+        """Return a line of a source file, or "" if it is not available."""
         if self.source_lines is not None and file == min(self.text.files, default=1):
             return self.source_lines[line - 1] if 0 < line <= len(self.source_lines) else ""
         return linecache.getline(self.text.files.get(file, ""), line)
 
     def site(self, function, item, action):
-        """Return the site number of an instruction, from its .loc directive or else from its PTX line."""
+        """Return the site number of an instruction. Its line comes from its .loc directive, or else from the
+        PTX itself."""
         at = item or function
         ptx = " ".join(self.text.lines[at.line - 1].split())
         place = item and self.source_location(item.location)
@@ -56,8 +62,8 @@ class Origin:
         return SITES.add(Site(action, name, place.line, max(place.column - 1, 0), text.strip(), indent))
 
     def source_location(self, location):
-        """Return the innermost location in the function's own file among those inlined into each other; if
-        there is none, the outermost location."""
+        """Return the innermost location in the function's own file, among the locations of a chain of inlined
+        calls. If there is none, return the outermost location."""
         chain = []
         while location is not None:
             chain.append(location)
@@ -68,14 +74,14 @@ class Origin:
 
     @property
     def language(self):
-        """The kernel's source language. Triton and Numba are distinguished by the compiler named in the PTX
-        header."""
+        """The language in which the kernel is written. The name of the compiler in the PTX header
+        distinguishes Triton from Numba."""
         if not any(path.endswith(".py") for path in self.text.files.values()):
             return "C++"
         return "Triton" if any("LLVM NVPTX" in line for line in self.text.lines[:5]) else "Numba"
 
     def outline(self, site):
-        """Return the Outline of the main file if the Site is in it, else None."""
+        """Return the Outline of the main file if the Site is in it, otherwise None."""
         path = self.text.files.get(min(self.text.files, default=0), "")
         return self.main_outline if site.function == os.path.basename(path) else None
 
@@ -88,25 +94,26 @@ class Origin:
 
     @property
     def main_text(self):
-        """The main file's text, or an empty string."""
+        """The text of the main file, or "" if it is not available."""
         if self.source_lines is not None:
             return "\n".join(self.source_lines)
         path = self.text.files.get(min(self.text.files, default=0), "")
         return "".join(linecache.getlines(path))
 
     def parameter_names(self, function):
-        """Return a kernel's parameter names from the source, or argument0, argument1, ... if they are not
-        found."""
+        """Return the names of a kernel's parameters in the source. If they are not found, return argument0,
+        argument1, ..."""
         parts = self.parameters(function)
         return [*map(parameter_name, parts)] or [f"argument{i}" for i in range(len(function.parameters))]
 
     def element_bytes(self, function):
-        """Return {position: bytes per element} for parameters declared as plain pointers."""
+        """Return {position: bytes per element} for the parameters that the source declares as plain
+        pointers."""
         sizes = map(pointer_element_bytes, self.parameters(function))
         return {place: size for place, size in enumerate(sizes) if size}
 
     def parameters(self, function):
-        """Return a kernel's parameters as declared in the source, or an empty list."""
+        """Return the declarations of a kernel's parameters in the source, or [] if they are not found."""
         count, name = len(function.parameters), re.escape(plain_name(function.name))
         for found in re.finditer(
             rf"\b{name}\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)\s*(?:\{{|->|:)", without_comments(self.main_text)
@@ -117,8 +124,8 @@ class Origin:
         return []
 
     def home(self, variable):
-        """Return (bytes per element, shape) of a variable, from its declaration in the source or else from
-        its alignment."""
+        """Return (bytes per element, shape) of a variable, according to its declaration in the source, or
+        else to its alignment."""
         name = re.escape(plain_name(variable.name))
         constants = self.constants()
         for found in re.finditer(
@@ -135,7 +142,7 @@ class Origin:
         return (size, None) if variable.bytes % size == 0 else (1, None)
 
     def constants(self):
-        """Return {name: defining text} of the integer constants in the source."""
+        """Return {name: text of its definition} for the integer constants in the source."""
         found = dict(re.findall(r"^\s*#\s*define\s+(\w+)\s+([^\n/]+)", self.main_text, re.M))
         return found | dict(
             re.findall(
@@ -146,7 +153,11 @@ class Origin:
 
 
 def evaluate(text, constants, depth=8):
-    """Return the integer value of a source expression, or None."""
+    """Return the integer value of an expression in the source, or None if it cannot be evaluated.
+
+    constants: the result of Origin.constants.
+    depth: the number of times that names are replaced by their definitions.
+    """
     for _ in range(depth):
         text = re.sub(r"[A-Za-z_]\w*", lambda match: f"({constants.get(match[0], '?')})", text)
     if not re.fullmatch(r"[\d\s()+*/<>-]+", text):
@@ -163,7 +174,7 @@ def without_comments(text):
 
 
 def split_parameters(text):
-    """Split a parameter list at its top-level commas; commas within template arguments do not count."""
+    """Split a parameter list at its commas, except for commas in parentheses or template arguments."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "(<[") - (letter in ")>]")
@@ -175,17 +186,18 @@ def split_parameters(text):
 
 
 def pointer_element_bytes(text):
-    """Return the bytes per element of a C++ parameter that is a pointer to numbers, or None."""
+    """Return the number of bytes per element of a C++ parameter that is a pointer to numbers. Return None for
+    any other parameter."""
     pointed, star, name = text.partition("*")
     words = re.findall(r"\w+", pointed)
     if not star or "*" in name:
         return None
-    # `long long int` has several words
+    # `long long int` consists of several words.
     return 8 if "long" in words else next((ITEMSIZES[w] for w in reversed(words) if w in ITEMSIZES), None)
 
 
 def parameter_name(text):
-    """Return the name in a C++ parameter (its last word) or a Python parameter (its first word)."""
+    """Return the name in the declaration of a parameter: the last word in C++, the first word in Python."""
     text = text.partition("=")[0]
     found = re.findall(
         r"[A-Za-z_]\w*", text.partition(":")[0] if ":" in text else re.sub(r"\[[^\]]*\]", "", text)
@@ -194,14 +206,14 @@ def parameter_name(text):
 
 
 def plain_name(mangled):
-    """Return the last identifier within an Itanium-mangled C++ name; any other name is returned unchanged."""
+    """Return the last identifier in an Itanium-mangled C++ name. Return any other name unchanged."""
     if not mangled.startswith("_Z"):
         return mangled
     text, found, at = re.sub(r"L[a-z]\d+E", "", mangled), [], 2
     while at < len(text):
         number = re.match(r"\d+", text[at:])
         if number is None:
-            # S0_, T_: a substitution or template parameter, which contains no identifier
+            # S0_ and T_ are a substitution and a template parameter, which contain no identifier.
             substitution = re.match(r"[ST]\d*_", text[at:])
             at += len(substitution[0]) if substitution else 1
             continue

@@ -1,4 +1,7 @@
-"""A parser for PTX modules. Source: PTX ISA, chapter 4, "Syntax", and chapter 11, "Directives"."""
+"""A parser for PTX modules.
+
+Source: PTX ISA, chapter 4, "Syntax", and chapter 11, "Directives".
+"""
 
 from dataclasses import replace
 
@@ -7,7 +10,7 @@ from sim.isa.registers import WIDTHS
 from sim.ptx.operands import Operands
 from sim.ptx.syntax import FORMATS, Function, Group, Label, Location, Register, Symbol, Text, Variable
 
-# Directives that are parsed, and directives that are skipped (PTX ISA, chapter 11)
+# The directives that are parsed, and those that are skipped (PTX ISA, chapter 11).
 LINKING = {".visible", ".extern", ".weak", ".common"}
 SPACES = {".global", ".const", ".shared", ".local", ".param"}
 LIMITS = {".maxntid", ".reqntid", ".minnctapersm", ".maxnctapersm", ".maxnreg", ".reqnctapercluster"}
@@ -15,12 +18,12 @@ SKIPPED = {".pragma", ".calltargets", ".abi_preserve", ".abi_preserve_control"}
 
 
 def parse(text):
-    """Return the Text of a PTX module. Errors: LaunchError with the line that cannot be parsed."""
+    """Return the Text of a PTX module. Raise LaunchError with the line that cannot be parsed."""
     return Parser(text).module()
 
 
 class Parser(Operands):
-    """A recursive-descent parser for a module."""
+    """A recursive-descent parser for a PTX module."""
 
     def __init__(self, text):
         super().__init__(text)
@@ -35,7 +38,7 @@ class Parser(Operands):
         return self.result
 
     def directive(self):
-        """Parse a module-level directive."""
+        """Parse a directive at module level."""
         token = self.next or self.take()
         if token in LINKING:
             self.take()
@@ -77,7 +80,7 @@ class Parser(Operands):
         self.result.files[number] = name[1:-1].encode().decode("unicode_escape")
 
     def alias(self):
-        """Parse an .alias directive, a second name for a function that is already declared."""
+        """Parse an .alias directive, which defines a second name for a function that is already declared."""
         self.take()
         name, function = self.list_until(";", self.take)
         if function not in self.result.functions:
@@ -85,7 +88,7 @@ class Parser(Operands):
         self.result.functions[name] = self.result.functions[function]
 
     def section(self):
-        """Skip a .section of debug information (DWARF)."""
+        """Skip a .section directive, which contains debug information (DWARF)."""
         self.take()
         self.take()
         self.take("{")
@@ -97,34 +100,34 @@ class Parser(Operands):
     # --- variables ------------------------------------------------------------------------------------------
 
     def variable(self, space):
-        """Parse a declaration from after its state space through its semicolon."""
+        """Parse a declaration, from the token after its state space to its semicolon."""
         variable = self.declaration(space)
         self.take(";")
         return variable
 
     def declaration(self, space):
-        """Parse the part of a declaration that follows the state space, without the semicolon."""
+        """Parse a declaration from the token after its state space, without the semicolon."""
         line, align, vector = self.line(), self.alignment(), 1
         if self.next in (".v2", ".v4"):
             vector = int(self.take()[2:])
         ptx_type = self.take()[1:]
         if ptx_type not in WIDTHS:
             raise self.error(f"{ptx_type!r} is no type of a variable", self.at - 1)
-        self.alignment()  # .ptr .align: the alignment of the pointer's target
+        self.alignment()  # skip .ptr .align, the alignment of the memory to which the pointer refers
         name, count = self.take(), vector
         while self.accept("["):
             count = None if self.next == "]" else count * self.integer()
             self.take("]")
         initial, pointers = self.initial(ptx_type) if self.accept("=") else (None, ())
         if count is None and initial is not None:
-            # The initialiser determines the length of an array without a size.
+            # The length of an array without a size is the length of its initialiser.
             count = len(initial) * 8 // WIDTHS[ptx_type]
         return Variable(
             space[1:], name, ptx_type, count, max(align, WIDTHS[ptx_type] // 8), line, initial, pointers
         )
 
     def alignment(self):
-        """Parse the attributes of a declaration, and return the alignment."""
+        """Parse the attributes of a declaration, and return its alignment in bytes."""
         align = 1
         while self.next in (".align", ".ptr") or self.next in SPACES or self.next in LINKING:
             if self.take() == ".align":
@@ -132,7 +135,10 @@ class Parser(Operands):
         return align
 
     def initial(self, ptx_type):
-        """Parse an initialiser, and return (bytes, pointers)."""
+        """Parse an initialiser, and return (bytes, pointers).
+
+        pointers: a tuple of (byte offset, Symbol).
+        """
         size, parts, pointers = WIDTHS[ptx_type] // 8, [], []
         depth = 0
         while True:
@@ -146,8 +152,10 @@ class Parser(Operands):
                 return b"".join(parts), tuple(pointers)
 
     def initial_number(self, ptx_type, size, pointers, offset):
-        """Parse one value of an initialiser, and return its bytes. An address is recorded in `pointers`,
-        and its bytes are 0 until the launch assigns addresses."""
+        """Parse one value of an initialiser, and return its bytes.
+
+        An address is recorded in `pointers`. Its bytes are 0 until the launch assigns addresses.
+        """
         operand = self.operand()
         if isinstance(operand, Symbol):
             pointers.append((offset, operand))
@@ -173,7 +181,7 @@ class Parser(Operands):
         known = self.result.functions.get(name)
         if not self.accept(";"):
             self.body(function)
-        # a prototype may come before or after the definition
+        # A prototype may come before or after the definition, so do not replace a definition by it.
         if known is None or known.body is None:
             self.result.functions[name] = function
 
@@ -183,7 +191,7 @@ class Parser(Operands):
         return tuple(self.list_until(")", self.parameter))
 
     def parameter(self):
-        """Parse a parameter, in the .param or .reg space."""
+        """Parse a parameter, which is in the .param or .reg space."""
         space = self.take()
         if space != ".reg":
             return self.declaration(space)
@@ -193,22 +201,22 @@ class Parser(Operands):
     def body(self, function):
         """Parse a function body in braces."""
         function.body, self.location = [], None
-        self.locations = {}  # (file, line, column) -> the most recent Location there
+        self.locations = {}  # (file, line, column) -> the most recent Location with these values
         self.take("{")
         passed = (v for v in (*function.returns, *function.parameters) if v.space == "reg")
         self.scopes = [{v.name: Register(v.name, v.type) for v in passed}]
         self.tables = {}  # name of a .branchtargets table -> its labels
-        self.braces = (0,)  # identifiers of the open braces, outermost (0) first
-        self.labels, self.jumps = {}, {}  # (brace, name) -> unique label; index in the body -> open braces
+        self.braces = (0,)  # the identifiers of the open braces; the outermost one is 0
+        self.labels, self.jumps = {}, {}  # (brace, name) -> unique label; index of a jump -> its open braces
         while self.scopes:
             self.statement(function)
-        # Labels may be declared after the jump, so jumps are resolved once the body is complete.
+        # A label may follow the jumps to it, so resolve jumps once the whole body has been parsed.
         for at, braces in self.jumps.items():
             function.body[at] = self.resolve_jump(function.body[at], braces)
 
     def resolve_jump(self, jump, braces):
-        """Return a branch with its labels replaced by their unique names. For brx.idx, the labels come from
-        its .branchtargets table."""
+        """Return a branch with the unique names of its labels. The labels of a brx.idx come from its
+        .branchtargets table."""
         if jump.opcode.startswith("brx"):
             name = getattr(jump.operands[1], "name", None) if len(jump.operands) == 2 else None
             table = self.tables.get(name)
@@ -221,12 +229,13 @@ class Parser(Operands):
         return replace(jump, operands=(Symbol(self.resolve_label(jump.operands[0].name, braces)),))
 
     def resolve_label(self, name, braces):
-        """Return the unique name of a label, looked up in the innermost enclosing scope that declares it."""
+        """Return the unique name of a label, which belongs to the innermost enclosing scope that declares
+        it."""
         found = (self.labels[brace, name] for brace in reversed(braces) if (brace, name) in self.labels)
         return next(found, name)
 
     def label(self, function):
-        """Parse a label. Its scope is the enclosing braces."""
+        """Parse a label. Its scope is the enclosing pair of braces."""
         line, name, brace = self.line(), self.take(), self.braces[-1]
         self.take(":")
         if (brace, name) in self.labels:
@@ -250,7 +259,7 @@ class Parser(Operands):
         elif token in SPACES:
             variable = self.variable(self.take())
             function.variables.append(variable)
-            if variable.space == "param":  # each execution of a call has its own
+            if variable.space == "param":  # each call that is executed has its own parameters
                 function.body.append(variable)
         elif token == ".loc":
             self.loc()
@@ -269,7 +278,7 @@ class Parser(Operands):
             function.body.append(item)
 
     def branch_targets(self, function):
-        """Parse the label table of a brx.idx. The label that precedes the directive names the table."""
+        """Parse the table of labels of a brx.idx. The label before the directive is the name of the table."""
         if not function.body or not isinstance(function.body[-1], Label):
             raise self.error(".branchtargets wants a label before it")
         self.take()
@@ -288,8 +297,8 @@ class Parser(Operands):
         self.take(";")
 
     def register_names(self, ptx_type):
-        """Parse one name of a register declaration, or a range such as %r<10>. Registers in nested braces
-        receive unique names."""
+        """Parse one name in a register declaration, or a range such as %r<10>. A register in nested braces
+        gets a unique name."""
         name, scope = self.take(), self.scopes[-1]
         self.number += 1
         inner = f"{self.number}." if len(self.scopes) > 1 else ""
@@ -314,6 +323,6 @@ class Parser(Operands):
             elif what == "inlined_at":
                 call = self.integer(), self.integer(), self.integer()
                 inlined = self.locations.get(call) or Location(*call)
-        # The call at `inlined_at` may itself have been inlined. The most recent .loc with its file, line
-        # and column then says where.
+        # The call at `inlined_at` may be in inlined code itself. The most recent .loc with the same file,
+        # line and column contains its caller.
         self.location = self.locations[tuple(place)] = Location(*place, inlined)

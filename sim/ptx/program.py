@@ -1,5 +1,5 @@
-"""A kernel and the device functions that it calls, as Python source, and the factories for the globals of
-that source."""
+"""The translation of a kernel and the device functions that it calls to Python source, with factories for the
+globals of this source."""
 
 import functools
 import itertools
@@ -26,8 +26,8 @@ from sim.ptx.volatile import Uses
 class Program:
     """The translation of one kernel in a Text.
 
-    factories: {name of a global in the source: function run -> object}.
-    arguments: {(parameter position, byte offset, type): name} of the Python function's arguments.
+    factories: {name of a global in the source: function (run) that makes the object}.
+    arguments: {(parameter position, byte offset, type): name} for the arguments of the Python function.
     function, item: the function and the instruction that are being translated.
     tracks: whether the source tracks the origins of undefined values (sim.ptx.undefined).
     """
@@ -37,25 +37,25 @@ class Program:
     def __init__(self, text, origin, entry, branches, tracks):
         self.text, self.origin, self.entry, self.branches, self.tracks = text, origin, entry, branches, tracks
         self.factories, self.arguments, self.names = {}, {}, {}
-        self.addressed = set()  # names of module variables whose address the source uses
-        self.grid_syncs, self.value_uses = {}, {}  # function name -> its GridSync, its Uses
-        # Whether the source contains indirect calls. If so, every function whose address any kernel of the
-        # module can take is translated too, because a pointer may come from an earlier launch.
+        self.addressed = set()  # the names of the module variables whose address the source uses
+        self.grid_syncs, self.value_uses = {}, {}  # name of a function -> its GridSync; its Uses
+        # Whether the source contains indirect calls. If so, all functions of the module whose address is
+        # taken are translated, because a pointer may come from an earlier launch of another kernel.
         self.calls_pointers = False
-        # Names of the sim.isa entries used; whether threads act on results of atomics; whether the source
-        # stores to memory
+        # The names of the sim.isa entries that the source uses; whether threads act on results of atomics;
+        # and whether the source stores to memory.
         self.used, self.synchronizes, self.stores = set(), False, False
-        self.timed = {}  # Python name of a function -> its variables that hold times
+        self.timed = {}  # Python name of a function -> its variables that contain times
         self.counter = itertools.count(1)
         self.missing = []
         self.source = self.translate()
 
     def translate(self):
-        """Return the source. Errors: LaunchError that lists the unsupported instructions."""
+        """Return the source. Raise LaunchError with a list of the instructions that are not supported."""
         done, lines = {}, []  # done: name -> Python name, or None for a function without a body
         self.pending = [self.entry]
-        # Translate direct callees first. Translating a function may reveal further callees, or an indirect
-        # call.
+        # Translate the direct callees first. A function that is translated may add further callees, or an
+        # indirect call.
         while self.pending or self.calls_pointers:
             if self.pending:
                 function, by_pointer = self.pending.pop(), False
@@ -78,8 +78,11 @@ class Program:
         return "\n".join(lines)
 
     def translate_function(self, function, by_pointer):
-        """Return the lines of a function. A function that is reachable only by pointer may contain
-        unsupported instructions. In that case, calling it raises LaunchError."""
+        """Return the lines of a function.
+
+        A function that can only be called by pointer may contain instructions that are not supported. A call
+        of it then raises LaunchError.
+        """
         self.function = function
         writer = Writer(self, function, self.branches)
         lines = writer.write()
@@ -123,41 +126,41 @@ class Program:
             self.stores |= (
                 parts[0] in ("st", "atom", "red") and "shared" not in parts and "local" not in parts
             )
-            # A thread can act on an atomic only if an instruction reads its result.
+            # Threads can act on an atomic only if an instruction reads its result.
             if parts[0] == "atom" and getattr(item.operands[0], "name", None) in read:
                 self.synchronizes = True
 
     # --- names ----------------------------------------------------------------------------------------------
 
     def new_name(self, stem, make):
-        """Return a new global name for the object that `make(run)` returns at a launch."""
+        """Return a new global name for the object that `make(run)` returns in a launch."""
         name = f"{stem}_{next(self.counter)}"
         self.factories[name] = make
         return name
 
     def shared_name(self, name, make):
-        """Register the factory of a global that several instructions share, and return its name."""
+        """Register the factory of a global that several instructions share, and return the name."""
         self.factories.setdefault(name, make)
         return name
 
     def constant(self, operand, ptx_type):
-        """Return an Immediate as an expression of a PTX type. Floats are globals of the launch."""
+        """Return a Python expression for an Immediate, as a PTX type. Floats become globals of the launch."""
         if ptx_type == "pred":
             return str(bool(operand.value))
-        # Keyed by the bit pattern: values that compare equal, such as 0.0 and -0.0, need distinct globals.
+        # The name contains the bit pattern: 0.0 and -0.0 compare equal, but need distinct globals.
         bits, width = operand.bits(WIDTHS[ptx_type]), WIDTHS[ptx_type]
         if ptx_type in FLOATS:
             value = np.array(bits, f"u{width // 8}").view(FLOATS[ptx_type])[()]
             return self.shared_name(f"{ptx_type}_{bits:x}", lambda run: value)
         if ptx_type in REALS:
             return f"{REALS[ptx_type].__name__}_of({bits})"
-        # Expressions are combined as text, so a negative literal needs parentheses.
+        # Expressions are combined as text, so a negative number needs parentheses.
         return f"({bits - (1 << width)})" if ptx_type[0] == "s" and bits >> width - 1 else str(bits)
 
     # --- where things are -----------------------------------------------------------------------------------
 
     def address(self, symbol):
-        """Return the expression of a symbol's address within its state space."""
+        """Return the expression for the address of a symbol within its state space."""
         variable = self.variable(symbol.name)
         if variable in self.function.variables and variable.space == "local":
             name = python_name(variable.name)
@@ -166,7 +169,8 @@ class Program:
                 python_name(symbol.name, "at"), lambda run: run.parameter_address(symbol.name)
             )
         elif variable is None and symbol.name in self.text.functions:
-            # A per-launch constant: as a literal, the module's number would be part of compiled text.
+            # The address is a per-launch constant. As a literal, it would make compiled text depend on the
+            # module's number.
             name = self.shared_name(
                 python_name(symbol.name, "code"), lambda run: calls.function_address(self.text, symbol.name)
             )
@@ -178,15 +182,16 @@ class Program:
         return f"({name} + {symbol.offset})" if symbol.offset else f"({name})"
 
     def variable(self, name):
-        """Return the variable with a name, from the current function or else from the module."""
+        """Return the variable with this name in the current function, or else in the module."""
         own = next((v for v in self.function.variables if v.name == name), None)
         if own is None and name in self.text.variables:
             self.addressed.add(name)
         return own or self.text.variables.get(name)
 
     def reachable_variables(self):
-        """Return, in declaration order, the module variables that a thread can address: those used in the
-        source, and those to which their initialisers point.
+        """Return the module variables that a thread can address, in the order of their declarations.
+
+        These are the variables that the source uses, and those to which their initialisers point.
 
         A header such as cooperative_groups.h declares a thousand variables that no kernel uses. They would
         fill the simulated address space and slow down each launch.
@@ -194,34 +199,34 @@ class Program:
         return self.text.reachable_variables(self.addressed)
 
     def push_frame(self, variable):
-        """Return the name of the function that allocates a call's local memory."""
+        """Return the name of the function that allocates the local memory of a call."""
         return self.shared_name(
             python_name(variable.name, "push_frame_v"), lambda run: run.push_frame(variable)
         )
 
     def pop_frame(self, variable):
-        """Return the name of the function that releases a call's local memory."""
+        """Return the name of the function that releases the local memory of a call."""
         return self.shared_name(
             python_name(variable.name, "pop_frame_v"), lambda run: run.pop_frame(variable)
         )
 
     def is_kernel_parameter(self, name):
-        """Return whether a name is a parameter of the kernel that is being translated."""
+        """Return whether this is the name of a parameter of the kernel that is being translated."""
         return self.function.entry and any(p.name == name for p in self.function.parameters)
 
     def argument(self, name, at, ptx_type):
-        """Return the name of the Python argument for the bytes of a kernel parameter from offset `at` on."""
+        """Return the name of the Python argument with the bytes of a kernel parameter from offset `at` on."""
         position = next(i for i, p in enumerate(self.function.parameters) if p.name == name)
         return self.arguments.setdefault((position, at, ptx_type), f"argument_{position}_{at}_{ptx_type}")
 
     def special(self, name):
-        """Return the expression of a special register. Errors: Missing."""
+        """Return the expression for a special register. Raise Missing if it is not supported."""
         return special_registers.expression(self, name)
 
     # --- places in the source -------------------------------------------------------------------------------
 
     def site(self, action):
-        """Return the site number of the current instruction for an action."""
+        """Return the site number of the current instruction, for an action such as "load"."""
         return self.origin.site(self.function, self.item, action)
 
     def wait_point(self):
@@ -231,34 +236,35 @@ class Program:
     # --- memory ---------------------------------------------------------------------------------------------
 
     def load(self, ptx_type, space, count):
-        """Return the name of the function for a load."""
+        """Return the name of the function that performs a load."""
         site = self.site("load")
         rest = ptx_type, space, count, site, not self.tracks
         return self.new_name("load", lambda run: run.memory.make_load(*rest))
 
     def store(self, ptx_type, space, count):
-        """Return the name of the function for a store."""
+        """Return the name of the function that performs a store."""
         site = self.site("store")
         return self.new_name("store", lambda run: run.memory.make_store(ptx_type, space, count, site))
 
     def origin_of_load(self, space, nbytes):
-        """Return the name of the function for the origin of a loaded value."""
+        """Return the name of the function that returns the origin of a loaded value."""
         site = self.site("load")
         return self.new_name("origin", lambda run: run.memory.local.make_origin(space, nbytes, site))
 
     def store_undefined(self, space, nbytes):
-        """Return the name of the function that follows a store of a possibly undefined value."""
+        """Return the name of the function that runs after the store of a value that may be undefined."""
         site = self.site("store")
         return self.new_name("undefined", lambda run: run.memory.local.make_store(space, nbytes, site))
 
     def report_undefined(self):
-        """Return the name of the function that reports an undefined value."""
+        """Return the name of the function that reports the use of an undefined value."""
         site = self.site("load")
         return self.new_name("report", lambda run: lambda origin: run.memory.local.report(origin, site))
 
     def strong(self, action, ptx_type, space, access):
-        """Return the name of the function for a strong load or store (see Memory.make_strong)."""
-        # The loop's load becomes the wait itself, so that the loop ends after one iteration.
+        """Return the name of the function that performs a strong load or store (see Memory.make_strong)."""
+        # The load in the loop of a grid barrier becomes the wait itself, so the loop ends after one
+        # iteration.
         if id(self.item) in self.grid_sync.waits:
             place = self.wait_point()
             return self.new_name("wait_for_grid", lambda run: run.wait_for_grid(place))
@@ -270,8 +276,8 @@ class Program:
         return self.new_name(action, lambda run: run.memory.make_strong(action, *rest))
 
     def atomic(self, access):
-        """Return (operand type, function name) for an atomic."""
-        # The addition is performed on GridBarrier.word instead of memory.
+        """Return (operand type, name of the function) for an atomic operation."""
+        # The addition of a grid barrier changes GridBarrier.word instead of memory.
         if id(self.item) in self.grid_sync.arrivals:
             return "u32", self.shared_name("arrive_at_grid", lambda run: run.arrive_at_grid)
         self.used.add("atomic")
@@ -294,15 +300,17 @@ class Program:
     # --- waiting --------------------------------------------------------------------------------------------
 
     def named_barrier(self, waits):
-        """Return the name of the function (barrier number, thread count) for a named barrier. `waits`:
-        whether the thread waits (sync) or only arrives."""
+        """Return the name of the function (barrier number, thread count) for a named barrier.
+
+        waits: whether the thread waits (`sync`) or only arrives.
+        """
         self.used.add(NAMED_BARRIER)
         place = self.wait_point()
         return self.new_name("named_barrier", lambda run: run.named_barrier(place, waits))
 
     def barrier(self, number, count, vote):
-        """Return the name of the function for a barrier with a vote. Errors: Missing for a named barrier."""
-        # Only votes of the whole block at barrier 0 are supported.
+        """Return the name of the function for a barrier with a vote. Raise Missing for a named barrier."""
+        # Only votes of the whole block, at barrier 0, are supported.
         if count is not None or getattr(number, "value", 1) != 0:
             raise Missing(f"{self.item.opcode} at a named barrier")
         return self.whole_barrier(vote, number.value)
@@ -320,15 +328,17 @@ class Program:
         return self.shared_name(entry.name, lambda run: run.on_memory(entry))
 
     def sleep_call(self):
-        """Return the name of the function that executes nanosleep and advances the clock."""
+        """Return the name of the function that executes nanosleep, which advances the clock."""
         self.used.add(nanosleep.name)
         return self.shared_name(
             nanosleep.name, lambda run: functools.partial(run.context.clock.sleep, run.on_memory(nanosleep))
         )
 
     def warp_call(self, entry, space=None):
-        """Return the name of the function that a lane calls for a warp instruction. `space`: the state
-        space of its operands if they are in memory."""
+        """Return the name of the function that a lane calls to execute a warp instruction.
+
+        space: the state space of the operands if they are in memory, otherwise None.
+        """
         self.used.add(entry.name)
         place, sites = self.wait_point(), self.transfer_sites() if space else None
         return self.new_name("warp", lambda run: run.warp_call(entry, place, space, sites))
@@ -340,7 +350,7 @@ class Program:
         return name in self.text.functions and self.text.functions[name].body is not None
 
     def callee_name(self, name):
-        """Return the name of a directly called function. Errors: Missing."""
+        """Return the name of a function that is called directly. Raise Missing if it does not exist."""
         if self.is_defined(name):
             self.pending.append(self.text.functions[name])
             return python_name(self.text.functions[name].name, "run")
@@ -358,7 +368,10 @@ class Program:
         raise Missing(f"{self.item.opcode} of {name}, which the module does not define")
 
     def pointer_call(self, returns, arguments):
-        """Return the name of the Callee for an indirect call. `returns`, `arguments`: sizes in bytes."""
+        """Return the name of the Callee for an indirect call.
+
+        returns, arguments: the sizes in bytes of the results and of the arguments.
+        """
         self.calls_pointers = True
         passes = self.tracks and needs_origins(self.text, self.function)
         rest = self.site("call"), returns, arguments, passes
@@ -366,22 +379,22 @@ class Program:
         return self.new_name("callee", lambda run: calls.Callee(run.context, code, *rest))
 
     def trap(self):
-        """Return the name of the function for a trap."""
+        """Return the name of the function that executes a trap."""
         place = self.wait_point()
         return self.new_name("trap", lambda run: run.trap(place))
 
     def namespace(self, run):
-        """Return all globals of the source for one launch."""
+        """Return all globals that the source needs in one launch."""
         return HELPERS | {name: make(run) for name, make in self.factories.items()}
 
 
 def refuse(text, *arguments):
-    """Raise LaunchError; called in place of a function with unsupported instructions."""
+    """Raise LaunchError. This function replaces a function with instructions that are not supported."""
     raise LaunchError(text)
 
 
 def refusal(entry, missing):
-    """Return the message that lists the unsupported instructions by line and name."""
+    """Return a message that lists the instructions that are not supported, by line and name."""
     lines = "\n".join(f"  PTX line {line}: {what}" for line, what in missing[:10])
     more = f"\n  and {len(missing) - 10} more" if len(missing) > 10 else ""
     return f"{entry.name} uses instructions that sim does not have; nothing has run\n{lines}{more}"

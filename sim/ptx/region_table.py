@@ -1,4 +1,5 @@
-"""The memory regions of a PTX launch: which one contains an address, and which accesses to it are allowed."""
+"""The memory regions of a PTX launch: which region contains an address, and which accesses to it are
+allowed."""
 
 from bisect import bisect_right
 from math import prod
@@ -14,24 +15,26 @@ from sim.ptx.regions import GAP, WINDOWS, Frames, Region, whole_array
 
 
 class RegionTable:
-    """The regions of one launch: global and constant regions, shared regions of the running block, and local
-    regions of the running thread."""
+    """The regions of one launch. These are global and constant regions, the shared regions of the running
+    block, and the local regions of the running thread."""
 
     def __init__(self, context):
         self.context, self.space = context, context.space
         self.alignment = Alignment.of(context)
-        # Global and constant regions and their base addresses, in ascending order
+        # The global and constant regions, and their base addresses, both in ascending order of addresses.
         self.fixed, self.bases = [], []
         self.heap = None  # the Heap of this run
-        self.slots = {SHARED: [], LOCAL: []}  # allocations with one copy per block or thread
+        self.slots = {SHARED: [], LOCAL: []}  # the allocations with one copy per block or thread
 
     def reserve(self, name, space, nbytes, align, itemsize, shape, copies, root=None, key=None):
         """Return a new allocation.
 
-        shape: the shape by which findings index its elements; None for one dimension.
+        align: the alignment in bytes.
+        itemsize: the number of bytes per element, for findings.
+        shape: the shape by which findings index the elements, or None for one dimension.
         copies: the number of copies, such as one per thread.
-        root: its bytes; by default zeros.
-        key: see AddressSpace.add.
+        root: the bytes. By default, these are zeros.
+        key: as in AddressSpace.add.
         """
         root = np.zeros(nbytes, np.uint8) if root is None else root
         shape = shape or (max(nbytes // itemsize, 1),)
@@ -42,7 +45,7 @@ class RegionTable:
         return allocation
 
     def make_addressable(self, allocation):
-        """Make an allocation accessible to threads."""
+        """Make an allocation accessible to the kernel's threads."""
         space = allocation.base >> SPACE_SHIFT
         if space in self.slots:
             self.slots[space].append(allocation)
@@ -53,7 +56,7 @@ class RegionTable:
         self.fixed.insert(at, region)
 
     def block_region(self, allocation):
-        """Return the running block's Region of a shared allocation."""
+        """Return the Region that a shared allocation has in the running block. It is created on first use."""
         shared = self.context.thread.block.shared
         region = shared.get(allocation)
         if region is None:
@@ -64,14 +67,15 @@ class RegionTable:
         return region
 
     def frames(self, allocation):
-        """Return the running thread's Frames of a local allocation."""
+        """Return the Frames that a local allocation has in the running thread."""
         thread = self.context.thread
         return thread.block.shared.setdefault((allocation, thread.linear), Frames())
 
     def push_frame(self, allocation):
-        """Allocate local memory for a call by the running thread. Return its address in the local space.
+        """Allocate the local memory of a call in the running thread, and return its address in the local
+        space.
 
-        Errors: RecursionError if too many calls are active.
+        Raise RecursionError if too many calls are active.
         """
         frames, nbytes = self.frames(allocation), allocation.root.size
         place = frames.depth * len(self.context.thread.block.threads) + self.context.thread.linear
@@ -95,7 +99,7 @@ class RegionTable:
         """Return the Region that contains a generic address, or None."""
         space = address >> SPACE_SHIFT
         if space in (GLOBAL, CONST):
-            # Regions do not overlap, so only the last one that begins at or below the address can contain
+            # Regions do not overlap. Only the last region that begins at or below the address can contain it.
             # it.
             at = bisect_right(self.bases, address) - 1
             return self.fixed[at] if at >= 0 and address < self.fixed[at].end else None
@@ -107,8 +111,11 @@ class RegionTable:
         return None
 
     def owner(self, space):
-        """Return a function that returns the owner of a space's regions: the running block, the running
-        thread, or None. A cached region is valid while the owner is unchanged."""
+        """Return a function that returns the owner of the regions of a space.
+
+        The owner is the running block, the running thread, or None. A cached region remains valid while the
+        owner is the same.
+        """
         context = self.context
         if space == "shared":
             return lambda: context.thread.block
@@ -119,11 +126,12 @@ class RegionTable:
     # --- checks ---------------------------------------------------------------------------------------------
 
     def check_access(self, address, size, site, what, multiple=None, name="an access"):
-        """Return the Region of an access of `size` bytes at a generic address. Return None after reporting
-        an access that is not allowed.
+        """Return the Region of an access to `size` bytes at a generic address. Report an access that is not
+        allowed, and return None.
 
-        multiple: the required alignment, by default the size.
-        name: the instruction's name in the finding about alignment.
+        what: the word for the access in findings, such as "read".
+        multiple: the required alignment in bytes. By default, it is the size.
+        name: the name of the instruction in a finding about alignment.
         """
         region = self.find(address)
         if region is None or address + size > region.end:
@@ -135,7 +143,7 @@ class RegionTable:
             region, address, size, site, what
         ):
             return None
-        # Checked last, so that an address outside of the array is reported as such.
+        # This check comes last, so that an address outside of the array is reported as out of bounds.
         if what != "read" and not region.allocation.writable:
             error = only_read(whole_array(self.context, region.allocation))
             error.site = site
@@ -143,15 +151,21 @@ class RegionTable:
         return region
 
     def nearest(self, address):
-        """Return the nearest allocation within GAP bytes in the address's space, or None."""
+        """Return the nearest allocation in the state space of an address, or None if none is within GAP
+        bytes."""
         near = [a for a in self.space.allocations if a.base >> SPACE_SHIFT == address >> SPACE_SHIFT]
         distance = lambda a: max(a.base - address, address - a.base - a.root.size * a.copies, 0)  # noqa: E731
         found = min(near, key=distance, default=None)
         return found if found is not None and distance(found) < GAP else None
 
     def report_outside(self, address, site, what, region):
-        """Report an access outside of all allocations: relative to the nearest one, unless the address
-        belongs to memory of another launch."""
+        """Report an access outside of all allocations.
+
+        The finding describes it relative to the nearest allocation, unless the address belongs to memory of
+        another launch.
+
+        region: the Region in which the access begins, or None.
+        """
         elsewhere = None if region else self.space.addresses.find(address)
         allocation = region.allocation if region else self.nearest(address)
         if elsewhere is not None or allocation is None:
@@ -167,6 +181,6 @@ class RegionTable:
         if allocation.copies > 1:
             start += self.context.thread.linear * allocation.root.size
             start = self.frames(allocation).base_below(address, start)
-        # The first element touched by the access that lies outside the array
+        # This is the first position of the access that is outside of the array.
         position = address if address < start else max(address, start + allocation.root.size)
         self.context.refuse(site, what, array, ((position - start) // array.itemsize,))

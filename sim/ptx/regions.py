@@ -1,4 +1,4 @@
-"""Memory of a PTX launch: contiguous bytes at simulated addresses, and typed views of them."""
+"""Memory of a PTX launch: contiguous bytes at simulated addresses, and typed views of these bytes."""
 
 import threading
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ WINDOWS = {
 }
 GENERIC = "generic"
 # Shared memory that the system reserves for cooperative groups. Tiles of several warps keep barriers and
-# values there (288 bytes in cooperative_groups/details/memory.h), and expect it to be zero initially. The
-# name is that of the special register with its offset.
+# values in it (288 bytes in cooperative_groups/details/memory.h), and expect it to be zero initially. It has
+# the name of the special register that contains its offset.
 RESERVED = Variable("shared", "reserved_smem_offset_1", "b64", 36, 8, 0)
-# PTX type -> type of a memory view. For integers, a memoryview format, which yields Python ints; for
-# floats, a numpy type, which yields its scalars.
+# PTX type -> type of a view of memory. For integers, this is a memoryview format, whose elements are Python
+# ints. For floats, it is a numpy type, whose elements are numpy scalars.
 VIEWS = {
     f"{prefix}{8 * size}": (letter if prefix == "s" else letter.upper())
     for size, letter in ((1, "b"), (2, "h"), (4, "i"), (8, "q"))
     for prefix in "sub"
 }
 VIEWS |= {"f32": np.float32, "f64": np.float64}
-GAP = 1 << 24  # guard bytes between arrays: a slightly wrong address is in no array
-NARROW_GAP = 1 << 16  # guard bytes between arrays in a window that is full otherwise
+GAP = 1 << 24  # the number of guard bytes between arrays: an address that is slightly wrong is in no array
+NARROW_GAP = 1 << 16  # the number of guard bytes if the window has no room for more
 # The device heap occupies the last quarter of the global window (sim.ptx.heap).
 HEAP_BASE = window_end("global") - (1 << SPACE_SHIFT - 2)
 KEPT_SPACES = "global", "const"
@@ -38,8 +38,8 @@ KEPT_SPACES = "global", "const"
 class ModuleKey(NamedTuple):
     """The key of a module's variable, or of other memory that a module owns.
 
-    module: the module's number.
-    lasting: whether the module keeps the address until it is deleted.
+    module: the number of the module.
+    lasting: whether the memory keeps its address until the module is deleted.
     """
 
     module: int
@@ -49,7 +49,7 @@ class ModuleKey(NamedTuple):
 
 @dataclass(frozen=True)
 class GivenAddress:
-    """The address range of a variable or an argument. `key`: see Addresses.given."""
+    """The address range of a variable or an argument. Addresses.given describes `key`."""
 
     name: str
     base: int
@@ -66,26 +66,31 @@ class GivenAddress:
 
 
 class Addresses:
-    """Addresses that persist across launches. A variable keeps its address, and an array has the same
-    address in each launch to which it is passed, whatever the module. A pointer that one launch stores in
-    memory is therefore valid in the next one, as on a GPU, and never refers to other memory.
+    """Addresses that persist from one launch to the next.
 
-    given: {(space, key): GivenAddress}. A variable's key is a ModuleKey. An argument's key is its range of
-        host memory and the number of the owning array.
-    next: {space: the end of the most recently assigned range}.
-    deleted: the numbers of deleted modules, whose addresses are not yet free.
+    A variable keeps its address. An array has the same address in each launch to which it is passed, in any
+    module. A pointer that one launch stores in memory is therefore valid in the next launch, as on a GPU, and
+    never refers to other memory.
+
+    given: {(space, key): GivenAddress}. The key of a variable is a ModuleKey. The key of an argument consists
+        of its range of host memory and the number of the owning array.
+    next: {space: end of the range that was assigned last}.
+    deleted: the numbers of deleted modules whose addresses have not been released yet.
     """
 
     def __init__(self):
         self.given, self.next, self.lock, self.deleted = {}, {}, threading.RLock(), []
 
     def forget_arguments(self, used):
-        """Release the addresses of arguments of earlier launches. `used`: the addresses of this launch."""
+        """Release the addresses of arguments of earlier launches.
+
+        used: the addresses of this launch's arguments, which are kept.
+        """
         self.given = {key: g for key, g in self.given.items() if g.lasting or g.base in used}
 
     def forget_deleted(self):
         """Release the addresses of deleted modules."""
-        # A module may be deleted at any time, by the garbage collector too, so its number is only noted then.
+        # The garbage collector may delete a module at any time, so the deletion only records its number.
         while self.deleted:
             number = self.deleted.pop()
             self.given = {
@@ -95,8 +100,11 @@ class Addresses:
             }
 
     def first_gap(self, space, start, nbytes, align, gap):
-        """Return the lowest address after `start` with room for `nbytes` and `gap` guard bytes between the
-        assigned ranges."""
+        """Return the lowest free address from `start` on.
+
+        There must be room for `nbytes` bytes, and for `gap` guard bytes before and after them, between the
+        ranges that are assigned.
+        """
         for given in sorted((g for (s, _), g in self.given.items() if s == space), key=lambda g: g.base):
             base = round_up(start + gap, align)
             if after(base, nbytes) + gap <= given.base:
@@ -110,12 +118,12 @@ class Addresses:
             return next((g for g in self.given.values() if g.base <= address < g.base + g.nbytes), None)
 
 
-ADDRESSES = Addresses()  # of all modules of the process, which is one CUDA context
+ADDRESSES = Addresses()  # the addresses of all modules of the process, which is one CUDA context
 
 
 class PaddedSpace(AddressSpace):
-    """The address space of a PTX launch, with guard bytes between allocations and addresses shared with
-    all other launches of the process."""
+    """The address space of a PTX launch. It has guard bytes between its allocations, and shares its addresses
+    with all other launches of the process."""
 
     gap = GAP
 
@@ -124,8 +132,10 @@ class PaddedSpace(AddressSpace):
         self.addresses, self.start = addresses, dict(self.next)
 
     def choose_address(self, space, nbytes, align, name, key):
-        """Return the address for a new allocation, or None if the space is exhausted. Global and constant
-        allocations reuse the address of an earlier launch."""
+        """Return the address of a new allocation, or None if there is no room.
+
+        An allocation in global or constant memory has the same address as in earlier launches.
+        """
         if space not in KEPT_SPACES:
             return super().choose_address(space, nbytes, align, name, key)
         with self.addresses.lock:
@@ -142,9 +152,11 @@ class PaddedSpace(AddressSpace):
         return given.base
 
     def new_address(self, space, nbytes, align):
-        """Return an address above all assigned ones. If the window is exhausted, reuse the address of an
-        argument of an earlier launch, then leave fewer guard bytes. Return None if there is still no
-        room."""
+        """Return an address above all assigned addresses, or None if there is no room.
+
+        If the window is exhausted, the addresses of earlier launches' arguments are reused, at last with
+        fewer guard bytes.
+        """
         addresses, limit = self.addresses, HEAP_BASE if space == "global" else window_end(space)
         start = max(self.start[space], addresses.next.get(space, 0))
         base = addresses.first_gap(space, start, nbytes, align, GAP)
@@ -156,44 +168,46 @@ class PaddedSpace(AddressSpace):
 
 
 class PointerArray(Array):
-    """An array as accessed through pointers: a negative index does not count from the end."""
+    """An array that is accessed through pointers: a negative index does not count from the end."""
 
     __slots__ = ()
     wraps = False
 
 
 def whole_array(context, allocation):
-    """Return an array that covers an allocation, with the elements that findings name."""
+    """Return an array that covers an allocation. Its elements are the elements that findings name."""
     itemsize = allocation.home[1]
     length = allocation.root.size // itemsize
     array = array_at(
         context, allocation, 0, np.dtype(f"V{itemsize}"), (length,), (itemsize,), allocation.name
     )
-    # array_at may return a class with faster accesses; only findings use this array
+    # array_at may return a class with faster accesses. Only findings use this array, so do without.
     array.__class__ = PointerArray
     return array
 
 
 class Region:
-    """Bytes at the addresses `base` to `end` (exclusive), and typed views of them."""
+    """The bytes at the addresses from `base` up to but not including `end`, and typed views of them."""
 
     __slots__ = ("allocation", "base", "end", "origins", "root", "views", "written")
 
     def __init__(self, allocation, root, base=None):
         self.allocation, self.root, self.views = allocation, root, {}
-        # For local memory, if an observer needs it: whether each byte has a defined value; {byte offset:
-        # origin} of bytes to which an undefined value was stored (sim.ptx.undefined).
+        # `written` tells which bytes of local memory have a defined value, if an observer needs it. `origins`
+        # is {byte offset: origin} for the bytes to which an undefined value was stored (sim.ptx.undefined).
         self.written, self.origins = None, {}
         self.base = allocation.base if base is None else base
         self.end = self.base + root.size
 
     def last(self, size):
-        """Return the highest offset at which an access of `size` bytes may begin, or -1 if every access
-        must be checked individually."""
+        """Return the highest offset at which an access of `size` bytes may begin.
+
+        Return -1 if each access must be checked, because the region may not be aligned to `size`.
+        """
         return self.root.size - size if self.allocation.alignment % size == 0 else -1
 
     def view(self, ptx_type, size):
-        """Return the bytes as elements of a PTX type of `size` bytes."""
+        """Return a view of the bytes as elements of a PTX type that has `size` bytes."""
         if ptx_type not in self.views:
             whole = self.root[: self.root.size // size * size]
             how = VIEWS[ptx_type]
@@ -204,8 +218,8 @@ class Region:
 
 
 class Frames:
-    """A function's local memory in one thread: one Region per active call. The first `depth` regions are
-    active."""
+    """A function's local memory in one thread, with one Region for each active call. The first `depth`
+    regions are active."""
 
     __slots__ = ("depth", "regions")
 
@@ -217,12 +231,13 @@ class Frames:
         return next((r for r in self.regions[: self.depth] if r.base <= address < r.end), None)
 
     def base_below(self, address, otherwise):
-        """Return the highest frame base that is not above the address, or `otherwise` if there is none."""
+        """Return the highest base of an active frame that is not above the address, or `otherwise` if there
+        is none."""
         return max((r.base for r in self.regions[: self.depth] if r.base <= address), default=otherwise)
 
 
 def poison(ptx_type):
-    """Return the poison value that a refused load yields."""
+    """Return the poison value that a refused load of this PTX type returns."""
     dtype = np.dtype(VIEWS[ptx_type])
     value = poisoned(dtype.itemsize, None).view(dtype)[0]
     return int(value) if isinstance(VIEWS[ptx_type], str) else value

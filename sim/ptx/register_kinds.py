@@ -1,24 +1,26 @@
-"""Register kinds: how generated code represents each PTX register.
+"""Register kinds: the representation of each PTX register in generated code.
 
-A register is represented by a non-negative Python int ("int"), by a numpy scalar ("f32", "f64") if
-floating-point instructions use it, or by a bool ("pred").
+A register is represented by a non-negative Python int ("int"), by a numpy scalar if floating-point
+instructions use it ("f32", "f64"), or by a bool ("pred").
 
-A register declared .f32 or .f64 holds a float. One declared .b32 or .b64 may hold either, and compilers use
-it for both. A majority vote among the instructions that use the register decides. All other uses convert,
-which is slower but correct.
+A register that is declared .f32 or .f64 contains a float. A register that is declared .b32 or .b64 may
+contain an integer or a float, and compilers use it for both. A majority vote among the instructions that use
+it decides. The other uses convert the value, which is slower but correct.
 """
 
 from collections import Counter
 
 from sim.ptx.syntax import Address, Group, Instruction, Register
 
-# PTX type -> the kind for which its uses vote
+# PTX type -> the kind for which an operand of this type votes
 FLOATING = {"f32": "f32", "f64": "f64"}
 
 
 def register_kinds(function, types_of):
-    """Return {register name: "int", "f32", "f64" or "pred"}. `types_of(instruction)` yields the known
-    (type, operand) pairs."""
+    """Return {register name: "int", "f32", "f64" or "pred"}.
+
+    types_of: a function (instruction) that yields the (type, operand) pairs that are known.
+    """
     registers, votes, moves = {}, {}, []
     for item in function.body:
         if not isinstance(item, Instruction):
@@ -30,8 +32,8 @@ def register_kinds(function, types_of):
         for ptx_type, operand in types_of(item):
             if isinstance(operand, Register):
                 votes.setdefault(operand.name, Counter())[FLOATING.get(ptx_type, "int")] += 1
-    # An untyped move casts no vote, but its registers are likely to have the same kind. Three passes cover
-    # chains of moves. More passes would only save conversions.
+    # An untyped move does not vote, but its two registers are likely to have the same kind. Three passes
+    # cover short chains of moves. Further passes would only save conversions.
     for _ in range(3):
         for to, source in moves:
             if to in votes and source not in votes:
@@ -42,7 +44,7 @@ def register_kinds(function, types_of):
 
 
 def choose_kind(register, votes):
-    """Return the kind of a register, from its declared type or else from its votes."""
+    """Return the kind of a register. Its declared type decides, or else its votes."""
     if register.type == "pred":
         return "pred"
     if register.type in FLOATING:
@@ -54,7 +56,7 @@ def choose_kind(register, votes):
 
 
 def registers_in(part):
-    """Yield all registers in an instruction or operand."""
+    """Yield all registers in an instruction or an operand."""
     if isinstance(part, Register):
         yield part
     elif isinstance(part, Instruction):
@@ -74,9 +76,9 @@ ONLY_READ = {"st", "red", "bra", "brx", "call", "membar", "fence", "ret", "exit"
 
 
 def read_and_written(item):
-    """Return (names of the registers that an instruction reads, names of those that it always sets).
+    """Return (names of the registers that an instruction reads, names of the registers that it always sets).
 
-    A guarded instruction may set nothing, so its results count as read: they may keep their values.
+    A guarded instruction may not be executed, and its results then keep their values. They count as read.
     """
     base = item.names[0]
     only_read = base in ONLY_READ or base in ("bar", "barrier") and ".red" not in item.opcode

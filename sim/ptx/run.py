@@ -1,5 +1,5 @@
-"""One launch of a PTX kernel: memory layout, argument binding, and the objects that the generated source
-uses."""
+"""One launch of a PTX kernel: the memory layout, the values of the arguments, and the objects that the
+generated source uses."""
 
 import functools
 
@@ -21,15 +21,15 @@ from sim.ptx.memory import Memory
 from sim.ptx.origin import plain_name
 from sim.ptx.regions import KEPT_SPACES, RESERVED, VIEWS, WINDOWS, ModuleKey
 
-WORKSPACE = "%envreg1"  # key of the grid barrier's workspace in Run.allocations
-STACK = 1 << 16  # bytes of local memory per thread for the calls of a recursive function
+WORKSPACE = "%envreg1"  # the key of the grid barrier's workspace in Run.allocations
+STACK = 1 << 16  # the number of bytes of local memory per thread for the calls of a recursive function
 
 
 class WaitPoint:
-    """The position at which a thread waits, in place of a Python frame.
+    """The position at which a thread waits. It replaces a Python frame.
 
-    f_code, f_lasti: identify the position, like the attributes of a frame.
-    number: the number of the block barrier at this position, if any.
+    f_code, f_lasti: values that identify the position, like the attributes of a frame.
+    number: the number of the block barrier at this position, or None.
     """
 
     __slots__ = ("f_code", "f_lasti", "number")
@@ -41,13 +41,13 @@ class WaitPoint:
 
 
 class Run:
-    """The globals of a Program's source for one launch."""
+    """The objects of one launch to which the source of a Program refers."""
 
     def __init__(self, context, scheduler, program, launch):
         self.context, self.scheduler, self.program, self.launch = context, scheduler, program, launch
         self.memory = Memory(scheduler, WaitPoint(context, ("turn", 0), 3))
         self.store = launch.function.module.store
-        self.allocations = {}  # name of a variable -> Allocation
+        self.allocations = {}  # name of a variable -> its Allocation
         self.dynamic = None
         self.grid = GridBarrier(scheduler)
         self.declared_bytes = {"shared": 0, "local": 0}
@@ -58,10 +58,10 @@ class Run:
 
     def lay_out(self):
         """Allocate the module variables that the kernel can reach, and write addresses into their initial
-        values. Function-scope variables are allocated on first use.
+        values. Variables of functions are allocated on first use.
 
-        An earlier launch may have stored the address of any variable that it could reach, so these
-        variables are allocated as well.
+        An earlier launch may have stored the address of a variable that it could reach. Such variables are
+        therefore allocated as well.
         """
         reachable = {v.name: v for v in self.program.reachable_variables() if v.space in KEPT_SPACES}
         self.named = reachable.keys()
@@ -73,8 +73,11 @@ class Run:
             self.store.write_pointers(variables[name], functools.partial(self.pointer_to, variables[name]))
 
     def pointer_to(self, variable, symbol):
-        """Return the address that an initialiser names: the generic address of a variable, or a function's
-        address. Errors: LaunchError."""
+        """Return the address to which an initialiser refers. It is the generic address of a variable, or the
+        address of a function.
+
+        Raise LaunchError if there is no such variable or function.
+        """
         text = self.program.text
         target = text.variables.get(symbol.name)
         if target is not None:
@@ -90,20 +93,20 @@ class Run:
         return self.allocation(variable).base - WINDOWS[variable.space]
 
     def allocation(self, variable):
-        """Return the allocation of a variable, made on first use."""
+        """Return the allocation of a variable. It is created on first use."""
         if variable.name not in self.allocations:
             self.allocations[variable.name] = self.allocate(variable)
         return self.allocations[variable.name]
 
     def allocate(self, variable):
-        """Allocate a variable."""
+        """Allocate a variable, and return the allocation."""
         space = variable.space
         if space == "shared" and variable.count is None:
             return self.dynamic_shared(variable)
         if space in KEPT_SPACES:
             return self.allocate_of_module(variable)
-        # Local memory has one copy per thread and active call; shared memory has one per block, made on
-        # first use.
+        # Local memory has a copy for each thread and active call. Shared memory has a copy for each block,
+        # which is created on first use.
         nbytes = variable.bytes
         copies = self.launch.threads * self.most_frames(variable) if space == "local" else 1
         allocation = self.reserve(variable, nbytes, copies)
@@ -115,7 +118,10 @@ class Run:
         return allocation
 
     def allocate_of_module(self, variable):
-        """Return the allocation of a variable whose bytes persist between launches. Errors: LaunchError."""
+        """Return the allocation of a module's variable, whose bytes persist between launches.
+
+        Raise LaunchError if the kernel uses a constant variable that the host has not set.
+        """
         kernel = self.launch.function.__name__ if variable.name in self.named else ""
         unwritten = self.store.unwritten(variable, kernel)
         allocation = self.reserve(variable, variable.bytes, 1, self.store.root(variable))
@@ -124,56 +130,62 @@ class Run:
         return allocation
 
     def dynamic_shared(self, variable):
-        """Return the allocation of the launch's dynamic shared memory, which all `extern .shared` arrays
-        share."""
+        """Return the allocation of the launch's dynamic shared memory. All `extern .shared` arrays refer to
+        it."""
         if self.dynamic is None:
             self.dynamic = self.reserve(variable, self.launch.shared, 1)
-            # drivers align dynamic shared memory to 16 bytes
+            # Drivers align dynamic shared memory to 16 bytes.
             self.dynamic.alignment = max(variable.align, 16)
             self.dynamic.last = True
             self.memory.make_addressable(self.dynamic)
         return self.dynamic
 
     def reserve(self, variable, nbytes, copies, root=None):
-        """Reserve the memory of a variable."""
+        """Reserve memory for a variable, and return the allocation.
+
+        nbytes: the number of bytes of one copy.
+        copies: the number of copies.
+        root: the bytes, or None for new ones.
+        """
         itemsize, shape = self.program.origin.home(variable)
         name, space, align = self.label(variable), variable.space, variable.align
         key = ModuleKey(self.program.text.number, variable.name)
         return self.memory.reserve(name, space, nbytes, align, itemsize, shape, copies, root, key)
 
     def label(self, variable):
-        """Return a variable's name for findings. Compilers merge a function's local variables into one
-        depot and drop their names."""
+        """Return the name of a variable for findings. Compilers merge the local variables of a function into
+        one depot and drop their names."""
         of_compiler = variable.space == "local" and variable.name.startswith("__local_depot")
         return LOCAL_VARIABLE if of_compiler else plain_name(variable.name)
 
     def most_frames(self, variable):
-        """Return how many calls of the function that declares a local variable can be active at once in one
-        thread."""
+        """Return the maximum number of active calls, within one thread, of the function that declares a local
+        variable."""
         return 1 if variable in self.program.entry.variables else max(STACK // max(variable.bytes, 1), 1)
 
     def pop_frame(self, variable):
-        """Return the function that releases a call's local memory."""
+        """Return the function that releases the local memory of a call."""
         return functools.partial(self.memory.pop_frame, self.allocation(variable))
 
     def push_frame(self, variable):
-        """Return the function that allocates a call's local memory."""
+        """Return the function that allocates the local memory of a call."""
         return functools.partial(self.memory.push_frame, self.allocation(variable))
 
     # --- arguments ------------------------------------------------------------------------------------------
 
     def bind(self, arguments):
-        """Return the Python function's arguments: the values that the kernel loads from its parameters."""
+        """Return the arguments of the Python function, which are the values that the kernel loads from its
+        parameters."""
         parameters = self.program.entry.parameters
-        # A record is a structure, which is passed by value.
+        # A record is a structure, which is passed by value and not as a pointer.
         arrays = {a.name: a.array for a in arguments if a.array is not None and not a.is_record}
         for position, nbytes in self.program.origin.element_bytes(self.program.entry).items():
             check_elements(arguments[position].name, arrays, nbytes)
         places = bind_arguments(self.context.space, arrays)
         for allocation in dict.fromkeys(allocation for allocation, _ in places.values()):
             self.memory.make_addressable(allocation)
-        # 64-bit integer parameters receive pointers; an array passed to any other type is an error or a
-        # structure.
+        # A pointer is passed in a 64-bit integer parameter. An array that is passed to a parameter of another
+        # type is an error or a structure.
         self.bits = [
             pointer_bytes(places[argument.name])
             if argument.name in arrays and parameter.type in ("u64", "b64", "s64")
@@ -183,13 +195,17 @@ class Run:
         return [self.read_argument(*argument) for argument in self.program.arguments]
 
     def read_argument(self, position, at, ptx_type):
-        """Return the value of a PTX type at byte offset `at` of a parameter."""
+        """Return the value of a PTX type at byte offset `at` of a parameter.
+
+        position: the position of the parameter.
+        """
         dtype = np.dtype(VIEWS[ptx_type])
         value = np.frombuffer(self.bits[position], np.uint8)[at : at + dtype.itemsize].view(dtype)[0]
         return int(value) if dtype.kind in "iu" else value
 
     def parameter_address(self, name):
-        """Return the address of a parameter in constant memory, for a kernel that takes its address."""
+        """Return the address of a parameter in constant memory. Some kernels take the address of a
+        parameter."""
         key = f"parameter {name}"
         if key not in self.allocations:
             position = [parameter.name for parameter in self.program.entry.parameters].index(name)
@@ -204,7 +220,10 @@ class Run:
     # --- numbers --------------------------------------------------------------------------------------------
 
     def extent(self, name, axis):
-        """Return the value of a size register, such as %ntid.x or %dynamic_smem_size."""
+        """Return the value of a special register that contains a size, such as %ntid.x or %dynamic_smem_size.
+
+        axis: "x", "y" or "z", or None.
+        """
         if name == "ntid":
             return self.launch.block["xyz".index(axis)]
         if name == "nctaid":
@@ -216,11 +235,11 @@ class Run:
     # --- waiting --------------------------------------------------------------------------------------------
 
     def wait_point(self, place, number=None):
-        """Return a WaitPoint. `place`: (identity, site number)."""
+        """Return the WaitPoint for a pair (identity, site number)."""
         return WaitPoint(self.context, *place, number)
 
     def barrier(self, place, vote, number):
-        """Return the function by which threads wait at a block barrier."""
+        """Return the function that makes a thread wait at a block barrier."""
         context, at = self.context, self.wait_point(place, number)
         if vote is not None:
             return lambda predicate: int(self.scheduler.wait(BARRIER, at, (vote, predicate)))
@@ -235,7 +254,7 @@ class Run:
         return wait
 
     def named_barrier(self, place, waits):
-        """Return the function by which threads arrive at a named barrier."""
+        """Return the function with which a thread arrives at a named barrier."""
         at = self.wait_point(place)
 
         def meet(number, count=self.launch.threads):
@@ -244,24 +263,27 @@ class Run:
         return with_site(meet, place[1])
 
     def grid_barrier(self, name, place):
-        """Return a function of cooperative groups' device API: it returns the grid's handle, or waits for
-        the whole grid."""
+        """Return a function of the device API of cooperative groups. It returns the handle of the grid, or
+        waits for the whole grid."""
         if name == "cudaCGGetIntrinsicHandle":
             return lambda scope: 1
         at = self.wait_point(place)
         return lambda handle, flags: self.scheduler.wait(GRID, at) or 0
 
     def workspace_address(self, half):
-        """Return the upper or lower 32 bits of the address of the workspace that the driver provides to a
-        cooperative launch."""
-        # Allocated on first use, because few kernels synchronize the grid.
+        """Return the upper or lower 32 bits of the address of the workspace.
+
+        The driver provides the workspace to a cooperative launch.
+        """
+        # The workspace is allocated on first use, because few kernels synchronise the grid.
         if WORKSPACE not in self.allocations:
             self.allocations[WORKSPACE] = workspace(self)
         address = self.allocations[WORKSPACE].base
         return address >> 32 if half == HIGH else address & 0xFFFFFFFF
 
     def arrive_at_grid(self, address, added):
-        """Arrive at the grid barrier. Errors: LaunchError if the address is not that of the workspace."""
+        """Arrive at the grid barrier. Raise LaunchError if the address is not the address of the
+        workspace."""
         workspace = self.allocations.get(WORKSPACE)
         if workspace is None or address != workspace.base + 4:
             raise LaunchError(
@@ -276,7 +298,11 @@ class Run:
         return lambda address: self.grid.wait(at)
 
     def warp_call(self, entry, place, space=None, sites=None):
-        """Return the function by which a lane executes a warp instruction."""
+        """Return the function with which a lane executes a warp instruction.
+
+        space: the state space of the operands if they are in memory, otherwise None.
+        sites: {action: site number} for these operands.
+        """
         at, scheduler = self.wait_point(place), self.scheduler
         if space is None:
             return lambda *operands: warp.arrive(scheduler, entry, operands, at)
@@ -293,7 +319,8 @@ class Run:
         )
 
     def transfer(self, entry, sites):
-        """Return the function that executes a MemoryInstruction. Its errors name the site."""
+        """Return the function that executes a MemoryInstruction. An error that it raises refers to the
+        site."""
         return with_site(self.on_memory(entry, sites), sites["load"])
 
     def on_memory(self, entry, sites=None):
@@ -312,7 +339,8 @@ class Run:
 
 
 def with_site(function, site):
-    """Return a function whose errors name the site at which the kernel called it."""
+    """Return a function that calls `function`, and makes its errors refer to the site of the call in the
+    kernel."""
 
     def call(*arguments):
         try:
@@ -325,14 +353,22 @@ def with_site(function, site):
 
 
 def pointer_bytes(place):
-    """Return the little-endian bytes of a pointer argument."""
+    """Return the bytes of a pointer argument, in little-endian order.
+
+    place: (Allocation, byte offset).
+    """
     allocation, offset = place
     return (allocation.base + offset).to_bytes(8, "little")
 
 
 def check_elements(name, arrays, nbytes):
-    """Check that an array's elements are not wider than those of the source's pointer type. numpy defaults
-    to float64, which CUDA kernels rarely use. Errors: LaunchError."""
+    """Raise LaunchError if the elements of an array are wider than the elements of the pointer in the source.
+
+    numpy defaults to float64, which CUDA kernels rarely use.
+
+    name: the name of the argument.
+    nbytes: the number of bytes per element in the source.
+    """
     dtype = arrays[name].dtype if name in arrays else np.dtype(np.uint8)
     if dtype.kind in "iuf" and dtype.itemsize > nbytes > 1:
         raise LaunchError(
@@ -343,7 +379,8 @@ def check_elements(name, arrays, nbytes):
 
 
 def argument_bytes(name, value, parameter):
-    """Return an argument's bytes in its parameter's format. Errors: LaunchError."""
+    """Return the bytes of an argument in the format of its parameter. Raise LaunchError if it does not
+    fit."""
     ptx_type, nbytes = parameter.type, parameter.bytes
     if parameter.count != 1:
         return structure_bytes(name, value, nbytes)
@@ -355,8 +392,8 @@ def argument_bytes(name, value, parameter):
     if ptx_type in ("f32", "f64", "f16"):
         return np.array(value, f"f{nbytes}").tobytes()
     if isinstance(value, (float, np.floating)):
-        # A numpy float of the parameter's size is passed as its bit pattern: .b32 and .u32 parameters may
-        # hold floats.
+        # A numpy float that has the size of the parameter is passed as its bit pattern, because .b32 and .u32
+        # parameters may contain floats.
         if nbytes == np.asarray(value).dtype.itemsize and isinstance(value, np.generic):
             return value.tobytes()
         raise LaunchError(
@@ -365,13 +402,15 @@ def argument_bytes(name, value, parameter):
     number = int(value)
     if not -(1 << 8 * nbytes - 1) <= number < 1 << 8 * nbytes:
         raise LaunchError(f"{name} is a .{ptx_type} of {plural(nbytes, 'byte')}, which do not hold {number}")
-    # two's complement
+    # Negative numbers are passed in two's complement.
     return (number & ((1 << 8 * nbytes) - 1)).to_bytes(nbytes, "little")
 
 
 def structure_bytes(name, value, nbytes):
-    """Return the bytes of a structure argument, given as bytes or as a numpy object of that size. Errors:
-    LaunchError."""
+    """Return the bytes of an argument that is a structure. It is given as bytes, or as a numpy object.
+
+    Raise LaunchError if the size is wrong.
+    """
     raw = value.tobytes() if isinstance(value, (np.ndarray, np.generic)) else value
     if isinstance(raw, bytes) and len(raw) == nbytes:
         return raw

@@ -1,14 +1,16 @@
-"""Special registers as Python expressions (PTX ISA, chapter 10, "Special Registers"). sim has a single
-multiprocessor and no clusters."""
+"""Special registers as Python expressions. sim models a single multiprocessor and no clusters.
+
+Source: PTX ISA, chapter 10, "Special Registers".
+"""
 
 from sim.isa.registers import Missing
 from sim.ptx.grid_sync import HIGH, LOW
 from sim.ptx.regions import RESERVED
 from sim.ptx.timed import CLOCKS
 
-# special register -> Python expression, for registers with three components
+# register with three components -> Python expression with the number of the component
 COORDINATES = {"tid": "thread.index[{}]", "ctaid": "thread.block.index[{}]"}
-# special register -> Python expression, for registers with a simple value
+# register with a single component -> Python expression
 SPECIALS = {
     "laneid": "thread.lane",
     "warpid": "thread.warp",
@@ -27,13 +29,14 @@ SPECIALS = {
 
 
 def expression(program, name):
-    """Return the expression of a special register in the source of a Program. Errors: Missing."""
+    """Return the expression for a special register in the source of a Program. Raise Missing if it is not
+    supported."""
     stem, _, axis = name.partition(".")
     if stem in COORDINATES and axis in tuple("xyz"):
         return COORDINATES[stem].format("xyz".index(axis))
     if stem in ("ntid", "nctaid") and axis in tuple("xyz"):
         return program.shared_name(f"{stem}_{axis}", lambda run: run.extent(stem, axis))
-    # Without an explicit cluster launch, each block is a cluster of one (PTX ISA, chapter 10).
+    # Without an explicit cluster launch, each block is a cluster by itself (PTX ISA, chapter 10).
     if stem.startswith("cluster_") and axis:
         return "1" if "ncta" in stem else "0"
     if stem in ("nwarpid", "dynamic_smem_size", "total_smem_size", "aggr_smem_size"):

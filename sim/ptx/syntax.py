@@ -1,4 +1,4 @@
-"""The syntax tree of a PTX module. Functions, variables and instructions record their PTX line."""
+"""The syntax tree of a PTX module. Functions, variables and instructions contain their PTX line."""
 
 import itertools
 import re
@@ -12,15 +12,17 @@ FORMATS = {16: "<e", 32: "<f", 64: "<d"}  # width in bits -> `struct` format of 
 
 
 def python_name(name, stem="v"):
-    """Return the Python identifier for a PTX name. `stem` distinguishes kinds of names; the default is for
-    variables and parameters."""
+    """Return the Python identifier for a PTX name.
+
+    stem: a prefix that distinguishes kinds of names. The default is for variables and parameters.
+    """
     return f"{stem}_" + re.sub(r"\W", "_", name)
 
 
 @dataclass(frozen=True)
 class Register:
-    """A virtual register. `name` is unique within its function, even if nested braces redeclare the PTX
-    name."""
+    """A virtual register. Its name is unique within the function, even if nested braces declare the same PTX
+    name again."""
 
     name: str
     type: str
@@ -35,14 +37,14 @@ class Special:
 
 @dataclass(frozen=True)
 class Immediate:
-    """A constant operand: a Python int, or the bit pattern of a float of width `float_width`."""
+    """A constant operand: a Python int, or the bit pattern of a float of `float_width` bits."""
 
     value: int
     float_width: int = 0
 
     def bits(self, width):
-        """Return the constant's bit pattern in a format of `width` bits. Integers are truncated, floats are
-        converted."""
+        """Return the bit pattern of the constant in a format of `width` bits. An integer is truncated, and a
+        float is converted."""
         if self.float_width in (0, width):
             return self.value & ((1 << width) - 1)
         raw = self.value.to_bytes(self.float_width // 8, "little")
@@ -68,8 +70,10 @@ class Address:
 
 @dataclass(frozen=True)
 class Group:
-    """A composite operand: a vector {a, b}, a parameter list (a, b) or a pair a|b. None represents `_`, the
-    operand that discards a result."""
+    """A composite operand: a vector {a, b}, a list of parameters (a, b), or a pair a|b.
+
+    The part None represents `_`, the operand that discards a result.
+    """
 
     parts: tuple
 
@@ -83,8 +87,10 @@ class Not:
 
 @dataclass(frozen=True)
 class Location:
-    """A source position from a `.loc` directive. `inlined` is the position of the call if the code was
-    inlined (inlined_at)."""
+    """A position in a source file, from a `.loc` directive.
+
+    inlined: the position of the call if the code was inlined (inlined_at), otherwise None.
+    """
 
     file: int
     line: int
@@ -94,7 +100,7 @@ class Location:
 
 @dataclass(frozen=True)
 class Instruction:
-    """An instruction `@guard opcode operands;`. `guard` is (Register, whether it is negated) or None."""
+    """An instruction `@guard opcode operands;`. The guard is (Register, whether it is negated), or None."""
 
     opcode: str
     operands: tuple
@@ -110,20 +116,20 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Label:
-    """A label. Its name is unique within its function."""
+    """A label. Its name is unique within the function."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable declaration.
+    """The declaration of a variable.
 
     space: its state space.
-    count: the number of elements of `type`; None if the launch determines it (extern .shared).
+    count: the number of elements of `type`, or None if the launch determines it (extern .shared).
     align: the alignment in bytes.
     initial: the bytes of its initialiser, or None.
-    pointers: (byte offset, Symbol) for each address in the initialiser.
+    pointers: a (byte offset, Symbol) for each address in the initialiser.
     """
 
     space: str
@@ -137,15 +143,17 @@ class Variable:
 
     @property
     def bytes(self):
-        """The size in bytes, 0 if the launch determines it."""
+        """The size in bytes, or 0 if the launch determines it."""
         return max(WIDTHS[self.type] // 8, 1) * (self.count or 0)
 
 
 @dataclass(eq=False)
 class Function:
-    """An `.entry` (kernel) or `.func` (device function). `body` contains Instructions, Labels and the
-    declarations of call parameters, or is None for a declaration; `variables` lists the declarations inside
-    the body."""
+    """An `.entry` (kernel) or a `.func` (device function).
+
+    body: the Instructions, the Labels, and the declarations of call parameters. It is None for a declaration.
+    variables: the declarations of variables inside the body.
+    """
 
     name: str
     entry: bool
@@ -154,7 +162,7 @@ class Function:
     line: int
     body: list | None = None
     variables: list = field(default_factory=list)
-    limits: dict = field(default_factory=dict)  # directive such as reqntid -> its arguments
+    limits: dict = field(default_factory=dict)  # name of a directive, such as reqntid -> its arguments
 
 
 @dataclass
@@ -164,14 +172,14 @@ class Text:
     target: str = ""
     functions: dict = field(default_factory=dict)
     variables: dict = field(default_factory=dict)
-    files: dict = field(default_factory=dict)  # number in .file -> path
+    files: dict = field(default_factory=dict)  # number in a .file directive -> path
     lines: list = field(default_factory=list)
-    # the number of the module; addresses of variables and functions differ between modules
+    # The number of the module. It makes the addresses of variables and functions differ between modules.
     number: int = field(default_factory=itertools.count(1).__next__)
 
     def reachable_variables(self, names):
-        """Return, in declaration order, the variables with these names and all variables to which their
-        initialisers point, directly or indirectly."""
+        """Return the variables with these names, and all variables to which their initialisers point,
+        directly or indirectly. They are in the order of their declarations."""
         reached, waiting = set(), list(names)
         while waiting:
             name = waiting.pop()
@@ -182,8 +190,8 @@ class Text:
 
     @cached_property
     def addressable_functions(self):
-        """The names of the functions whose address is taken, by a `mov` or by the initialiser of a variable
-        that some instruction references."""
+        """The names of the functions whose address is taken. A `mov` takes it, or the initialiser of a
+        variable to which some instruction refers."""
         bodies = (function.body or () for function in self.functions.values())
         items = [item for body in bodies for item in body if isinstance(item, Instruction)]
         names = {name for item in items for name in symbols_in(item)}
@@ -193,7 +201,7 @@ class Text:
 
 
 def symbols_in(part):
-    """Yield the names of all symbols in an instruction or operand."""
+    """Yield the names of all symbols in an instruction or an operand."""
     if isinstance(part, Symbol):
         yield part.name
     elif isinstance(part, Instruction | Group):

@@ -1,21 +1,21 @@
-"""Registers that hold times, which are values computed from a clock.
+"""Registers that contain times, which are values computed from a clock.
 
 A thread that waits with a time limit computes with times in every iteration. The test for endless loops
-(sim.progress) ignores these values, because they change even when nothing else does.
+(sim.progress) ignores times, because they change even if nothing else does.
 """
 
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Instruction, Special
 
 CLOCKS = {"clock", "clock64", "clock_hi", "globaltimer", "globaltimer_lo", "globaltimer_hi"}
-# Opcodes whose results are times if an operand is a time. Results of other instructions count as observed
-# values: the predicate of a comparison, or the xor of a random number generator seeded from a clock.
+# The result of such an instruction is a time if an operand is a time. Other results count as values that the
+# thread observes: the predicate of a comparison, or the xor in a random number generator that a clock seeds.
 ARITHMETIC = {"mov", "cvt", "add", "sub", "neg", "abs", "shr", "div", "min", "max", "selp"}
-HIGH_PRODUCTS = {"hi", "wide"}  # modifiers of the multiplications that compilers emit for a division
+HIGH_PRODUCTS = {"hi", "wide"}  # the modifiers of the multiplications to which compilers reduce a division
 
 
 def timed_registers(function):
-    """Return the names of the registers that hold times."""
+    """Return the names of the registers that contain times."""
     body = [item for item in function.body if isinstance(item, Instruction)]
     timed, before = set(), None
     while timed != before:
@@ -23,7 +23,7 @@ def timed_registers(function):
         for item in body:
             read, written = read_and_written(item)
             if reads_clock(item) or is_arithmetic(item) and not timed.isdisjoint(read):
-                # read_and_written lists the result of a guarded instruction among the registers that it
+                # For a guarded instruction, read_and_written counts the result among the registers that it
                 # reads.
                 timed |= written or {register.name for register in item.operands[:1]}
     return timed
@@ -35,6 +35,6 @@ def reads_clock(item):
 
 
 def is_arithmetic(item):
-    """Return whether an instruction is arithmetic that compilers apply to times."""
+    """Return whether an instruction is one of those with which compilers compute times."""
     base = item.names[0]
     return base in ARITHMETIC or base == "mul" and not HIGH_PRODUCTS.isdisjoint(item.names)

@@ -1,4 +1,7 @@
-"""A lexer for PTX text. Source: PTX ISA, chapter 4, "Syntax"."""
+"""A lexer for PTX text.
+
+Source: PTX ISA, chapter 4, "Syntax".
+"""
 
 import re
 from bisect import bisect_right
@@ -19,18 +22,18 @@ TOKEN = re.compile(
 
 
 class Tokens:
-    """A left-to-right reader of tokens. `at` is the index of the next token."""
+    """A reader of tokens from left to right. `at` is the index of the next token."""
 
     def __init__(self, text):
         self.text = text
         self.breaks = [match.start() for match in re.finditer("\n", text)]
-        # the tokens, and the position of each one in the text
+        # The tokens, and the position of each token in the text.
         self.tokens, self.positions = [], []
         self.read_tokens()
         self.at = 0
 
     def read_tokens(self):
-        """Split the text into tokens. Errors: LaunchError at a character that begins no token."""
+        """Split the text into tokens. Raise LaunchError at a character with which no token begins."""
         position = 0
         while position < len(self.text):
             match = TOKEN.match(self.text, position)
@@ -40,21 +43,21 @@ class Tokens:
                     f"cannot read {self.text[position : position + 20]!r}", len(self.positions) - 1
                 )
             if match.lastgroup != "blank":
-                # `.reg.b32` is two directives. In a name that does not begin with a dot, the dots are part
-                # of the name.
+                # `.reg.b32` consists of two directives. If a name does not begin with a dot, its dots are
+                # part of the name.
                 parts = re.findall(r"\.[^.]+", match[0]) if match[0][0] == "." else [match[0]]
                 self.tokens += parts
                 self.positions += [position] * len(parts)
             position = match.end()
 
     def line(self, at=None):
-        """Return the 1-based line of a token, by default of the next one."""
-        # At the end of the text, the last token's line is the best one to report.
+        """Return the line of a token, counted from 1. By default, it is the next token."""
+        # At the end of the text, the line of the last token is the best one to report.
         place = self.positions[min(self.at if at is None else at, len(self.positions) - 1)]
         return bisect_right(self.breaks, place - 1) + 1
 
     def error(self, what, at=None):
-        """Return a LaunchError that names the line of a token, by default of the next one."""
+        """Return a LaunchError that contains the line of a token. By default, it is the next token."""
         return LaunchError(f"PTX line {self.line(at)}: {what}")
 
     @property
@@ -65,7 +68,7 @@ class Tokens:
     def take(self, wanted=None):
         """Consume the next token and return it.
 
-        Errors: LaunchError at the end of the text, or if the token is not `wanted`.
+        Raise LaunchError at the end of the text, or if the token is not `wanted`.
         """
         token = self.next
         if not token:
@@ -76,7 +79,7 @@ class Tokens:
         return token
 
     def accept(self, token):
-        """Consume the next token if it equals `token`. Return whether it did."""
+        """Consume the next token if it equals `token`. Return whether it does."""
         if self.next == token:
             self.at += 1
             return True
@@ -90,7 +93,7 @@ class Tokens:
         return found
 
     def list_until(self, end, read):
-        """Return the results of calling `read` for each item up to the token `end`. Commas between items
+        """Return the results of calling `read` for each item up to the token `end`. The commas between items
         are optional."""
         found = []
         while not self.accept(end):
@@ -99,7 +102,7 @@ class Tokens:
         return found
 
     def integer(self):
-        """Consume an integer constant with an optional minus sign and return its value."""
+        """Consume an integer constant, which may have a minus sign, and return its value."""
         sign = -1 if self.accept("-") else 1
         token = self.take()
         try:
@@ -109,8 +112,10 @@ class Tokens:
 
 
 def parse_integer(token):
-    """Return the value of an integer token. As in C, a leading 0 marks an octal number (PTX ISA 4.5.1,
-    "Integer Constants")."""
+    """Return the value of an integer token. As in C, a leading 0 marks an octal number.
+
+    Source: PTX ISA 4.5.1, "Integer Constants".
+    """
     token = token.rstrip("U")
     if len(token) > 1 and token[0] == "0" and token[1].isdigit():
         return int(token, 8)

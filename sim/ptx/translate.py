@@ -1,8 +1,8 @@
 """The Python statements of one PTX instruction.
 
-Most instructions only compute with registers, and `sim.isa.registers` provides their expression. HANDLERS
-maps the opcodes that need more, such as memory accesses, waiting or calls, to functions that emit their
-statements.
+Most instructions only compute with registers, and `sim.isa.registers` provides an expression for them.
+Opcodes that need more, such as memory accesses, waits or calls, are in HANDLERS. It maps each of them to a
+function that emits the statements.
 
 Source: PTX ISA 9.7, "Instructions".
 """
@@ -23,7 +23,8 @@ IGNORED = set(
 
 
 def types_of(item):
-    """Yield (type, operand) for the operands whose type indicates a register's kind (see register_kinds)."""
+    """Yield (type, operand) for the operands whose type shows the kind of their register (see
+    register_kinds)."""
     base = item.names[0]
     try:
         if base in ("ld", "ldu", "st", "atom", "red"):
@@ -47,7 +48,7 @@ def types_of(item):
 
 
 def instruction(writer, item):
-    """Emit the statements of an instruction. Errors: Missing."""
+    """Emit the statements of an instruction. Raise Missing if it is not supported."""
     base = item.names[0]
     if base in HANDLERS:
         HANDLERS[base](writer, item)
@@ -56,7 +57,7 @@ def instruction(writer, item):
 
 
 def compute(writer, item):
-    """Emit an instruction that sim.isa defines completely."""
+    """Emit an instruction that only computes with registers, as sim.isa defines it."""
     operation = find_operation(item.opcode)
     to, *given = item.operands
     values = [writer.value(o, ptx_type) for o, ptx_type in zip(given, operation.operands)]
@@ -75,15 +76,16 @@ def compute(writer, item):
 
 
 def plain_comparison(opcode):
-    """Return the name of a setp without its Boolean operator, and that operator or None."""
+    """Return (opcode without its Boolean operator, the operator or None) for a setp. Return (opcode, None)
+    for any other opcode."""
     parts = opcode.split(".")
     joined = next((part for part in parts if part in JOINED), None) if parts[0] == "setp" else None
     return ".".join(part for part in parts if part != joined), joined
 
 
 def setp(writer, item):
-    """Emit setp, which sets one predicate or a complementary pair p|q, optionally combined with a third
-    predicate (PTX ISA 9.7.6)."""
+    """Emit setp, which sets a predicate, or two opposite predicates p|q. The result may be combined with a
+    third predicate (PTX ISA 9.7.6)."""
     plain, joined = plain_comparison(item.opcode)
     operation, (to, a, b, *third) = find_operation(plain), item.operands
     test = operation.text.format(*(writer.value(o, k) for o, k in zip((a, b), operation.operands)))
@@ -93,7 +95,7 @@ def setp(writer, item):
         second is not None and writer.assign(second, f"not {test}", "pred")
         return
     sign, other = JOINED[joined], writer.value(third[0], "pred")
-    # Both results are assigned in one statement, because the third predicate may also be a destination.
+    # One statement assigns both results, because the third predicate may also be a destination.
     writer.emit(f"test = {test}")
     pairs = [(one, text) for one, text in ((first, "test"), (second, "(not test)")) if one is not None]
     names = ", ".join(writer.name(one) for one, _ in pairs)
@@ -101,8 +103,8 @@ def setp(writer, item):
 
 
 def mov(writer, item):
-    """Emit mov: of a register, a constant, an address, or a vector that is packed or unpacked (PTX ISA
-    9.7.9)."""
+    """Emit mov. Its source is a register, a constant or an address, and a vector is packed or unpacked (PTX
+    ISA 9.7.9)."""
     ptx_type, (to, source) = item.names[-1], item.operands
     if ptx_type not in WIDTHS:
         raise Missing(item.opcode)
@@ -120,21 +122,23 @@ def mov(writer, item):
 
 
 def cvta(writer, item):
-    """Emit cvta, a conversion between a generic address and an address in a state space. They differ by the
-    base of the space's window (PTX ISA 6.4.1.1, "Generic Addressing")."""
+    """Emit cvta, which converts a generic address to an address in a state space, or the reverse.
+
+    The two addresses differ by the base of the space's window (PTX ISA 6.4.1.1, "Generic Addressing").
+    """
     names, (to, source) = item.names, item.operands
     space = next((n.split("::")[0] for n in names if n.split("::")[0] in SPACES), None)
     text = writer.value(source, next(n for n in names if n in WIDTHS).replace("u", "b"))
-    # Kernel parameters whose address is taken are stored in constant memory.
+    # A kernel parameter whose address is taken is stored in constant memory.
     window = WINDOWS["const" if space == "param" else space]
     sign = "-" if "to" in names else "+"
     writer.assign(to, f"{text} {sign} {window:#x}" if window else text, "b64", not window)
 
 
 def isspacep(writer, item):
-    """Emit isspacep, which tests whether a generic address is in a state space's window."""
+    """Emit isspacep, which tests whether a generic address is in the window of a state space."""
     space, (to, source) = item.names[1].split("::")[0], item.operands
-    # The upper bits of a generic address are the number of the window.
+    # The upper bits of a generic address contain the number of the window.
     number = WINDOWS["const" if space == "param" else space] >> 34
     writer.assign(to, f"{writer.value(source, 'b64')} >> 34 == {number}", "pred")
 
@@ -143,7 +147,7 @@ def isspacep(writer, item):
 
 
 def entry_of(opcode):
-    """Return the sim.isa entry for a PTX opcode. Errors: Missing."""
+    """Return the entry of sim.isa for a PTX opcode. Raise Missing if there is none."""
     try:
         return by_ptx(opcode)
     except KeyError:
@@ -151,8 +155,8 @@ def entry_of(opcode):
 
 
 def barrier(writer, item):
-    """Emit bar or barrier: for all threads of the block, for a given number of threads, or as a reduction
-    (.red)."""
+    """Emit bar or barrier, which waits for all threads of the block or for a given number of threads. The
+    modifier .red adds a reduction."""
     operands, does = list(item.operands), set(item.names[1:]) - {"cta", "aligned"}
     if "warp" in does:
         return warp(writer, item)
@@ -191,9 +195,9 @@ def mbarrier(writer, item):
     writer.assign(to, f"{name}({', '.join(values)})", "pred" if "wait" in entry.name else "u64", True)
 
 
-# Modifiers of mbarrier without an effect here: in sim, every arrival releases and every wait acquires.
+# Modifiers of mbarrier that have no effect here: in sim, every arrival releases, and every wait acquires.
 ORDERING = {"release", "acquire", "relaxed", "cta", "shared", "shared::cta"}
-# entry -> (minimum, maximum) number of operands after the address. The last operand of try_wait is a time
+# entry -> (minimum, maximum) number of the operands after the address. The last operand of try_wait is a time
 # limit, which is ignored.
 OPERANDS = {"mbarrier_init": (1, 1), "mbarrier_inval": (0, 0)}
 OPERANDS |= dict.fromkeys(("mbarrier_arrive", "mbarrier_arrive_drop"), (0, 1))
@@ -202,7 +206,7 @@ OPERANDS |= dict.fromkeys(("mbarrier_test_wait", "mbarrier_test_wait_parity"), (
 
 
 def fence(writer, item):
-    """Emit a fence. Proxy fences are ignored, because sim has no accesses through other proxies."""
+    """Emit a fence. A proxy fence has no effect, because sim has no accesses through other proxies."""
     names = item.names
     if "proxy" in names or "mbarrier_init" in names:
         return
@@ -210,12 +214,12 @@ def fence(writer, item):
 
 
 def sleep(writer, item):
-    """Emit nanosleep."""
+    """Emit nanosleep, which suspends the thread for a time."""
     writer.emit(f"{writer.module.sleep_call()}({writer.value(item.operands[0], 'u32')})")
 
 
 def warp(writer, item):
-    """Emit a warp instruction, in which lanes compute with each other's operands."""
+    """Emit a warp instruction, in which the lanes compute with each other's operands."""
     form = form_of(item.opcode)
     given = item.operands[1:] if form.results else item.operands
     given = [part for operand in given for part in parts(operand)]
@@ -226,7 +230,7 @@ def warp(writer, item):
 
 
 def ldmatrix(writer, item):
-    """Emit ldmatrix, which loads its operands from memory."""
+    """Emit ldmatrix, whose operands are in memory."""
     names = item.names
     space = next((n for n in names if n.split("::")[0] == "shared"), None)
     form = form_of(".".join(n for n in names if n != space))
@@ -236,8 +240,8 @@ def ldmatrix(writer, item):
 
 
 def wmma(writer, item):
-    """Emit a wmma instruction: a matrix product of fragments, or a collective load or store of one
-    fragment."""
+    """Emit a wmma instruction, which multiplies fragments, or loads or stores one fragment with the whole
+    warp."""
     names, operands = item.names, list(item.operands)
     if "mma" in names:
         return warp(writer, item)
@@ -259,8 +263,13 @@ def wmma(writer, item):
 
 
 def assign_results(writer, item, results, text, fits=True):
-    """Emit the assignment of a warp instruction's results to its registers. `fits`: whether the operands
-    matched."""
+    """Emit the assignment of a warp instruction's results to its registers. Raise Missing if they do not
+    match.
+
+    results: the PTX types of the results.
+    text: the expression for the results.
+    fits: whether the operands match the instruction.
+    """
     targets = parts(item.operands[0]) if results else ()
     if not fits or len(targets) > len(results) or len(targets) < len(results) - (results[1:] == ("pred",)):
         raise Missing(f"{item.opcode} with these operands")
@@ -278,7 +287,7 @@ def assign_results(writer, item, results, text, fits=True):
 
 
 def call(writer, item):
-    """Emit a call to a function, direct or indirect."""
+    """Emit a direct or indirect call of a function."""
     operands = list(item.operands)
     returns = operands.pop(0).parts if isinstance(operands[0], Group) else ()
     function, *rest = operands
@@ -306,7 +315,7 @@ def call(writer, item):
 
 
 def cp_async(writer, item):
-    """Emit cp.async, a copy to shared memory that is guaranteed to be complete only after a wait."""
+    """Emit cp.async, a copy to shared memory. Only a wait guarantees that it is complete."""
     operands, does = item.operands, set(item.names[1:])
     if "mbarrier" in does:
         return cp_async_mbarrier(writer, item)
@@ -328,7 +337,7 @@ def cp_async(writer, item):
 
 
 def cp_async_mbarrier(writer, item):
-    """Emit cp.async.mbarrier.arrive, which arrives when the thread's copies are complete."""
+    """Emit cp.async.mbarrier.arrive, which arrives at the mbarrier when the thread's copies are complete."""
     (where,) = item.operands
     space, plain = shared_or_generic(item.names)
     name = writer.module.transfer(entry_of(plain).name)
@@ -336,24 +345,30 @@ def cp_async_mbarrier(writer, item):
 
 
 def shared_or_generic(names):
-    """Return the state space of a shared or generic address, and the opcode without that modifier."""
+    """Return (state space, opcode without its modifier) for an address that is in shared memory or
+    generic."""
     spaces = {"shared", "shared::cta"} & set(names)
     return "shared" if spaces else "generic", ".".join(n for n in names if n not in spaces)
 
 
-# modifier of a cp.async without memory operands -> sim.isa entry
+# modifier of a cp.async without memory operands -> entry of sim.isa
 ASYNCHRONOUS = {
     "commit_group": "cp_async_commit",
     "wait_group": "cp_async_wait",
     "wait_all": "cp_async_wait_all",
 }
-# Modifiers of a cp.async that copies
+# the modifiers of a cp.async that copies
 COPYING = {"async", "ca", "cg", "shared", "shared::cta", "global", "L2::64B", "L2::128B", "L2::256B"}
 
 
 def source_bytes(writer, size, taken=None):
-    """Return the expression for the number of bytes that a copy reads: the operand src-size, or 0 if the
-    predicate ignore-src is true."""
+    """Return the expression for the number of bytes that a copy reads.
+
+    It is the operand src-size, or 0 if the predicate ignore-src is true.
+
+    size: the number of bytes that the copy writes.
+    taken: the operand src-size or ignore-src, or None.
+    """
     if taken is None:
         return str(size)
     if getattr(taken, "type", "") == "pred" or isinstance(taken, Not):
@@ -366,7 +381,7 @@ def trap(writer, item):
     writer.emit(f"{writer.module.trap()}()")
 
 
-# opcode -> the function that emits it
+# opcode -> the function that emits its statements
 HANDLERS = {
     base: handler
     for handler, bases in {

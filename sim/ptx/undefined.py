@@ -1,11 +1,12 @@
-"""Undefined values in registers, tracked from a load of unwritten local memory to the first use that may
-have an effect.
+"""Undefined values in registers. They are tracked from a load of unwritten local memory to the first use that
+may have an effect.
 
 Compilers load a local variable before it is certain that the thread has written it, and discard the value
-with selp. A load of unwritten local memory is therefore not an error by itself. Each register that may hold
-an undefined value has a second variable, its *origin*: (site, address) of the load, or False if the value
-is defined. Copies and arithmetic propagate origins. A use of the value is reported: a branch, an address, a
-store outside of local memory, an operand of an atomic or of a warp instruction.
+with selp if it is not needed. Therefore, a load of unwritten local memory is not an error by itself. Each
+register that may
+contain an undefined value has a second variable, its *origin*: the (site, address) of the load, or False if
+    the value is defined. Copies and arithmetic propagate origins. The use of the value is reported if it is a
+    branch, an address, a store outside of local memory, or an operand of an atomic or warp instruction.
 """
 
 from sim.events import LOCAL, SPACE_SHIFT
@@ -15,14 +16,14 @@ from sim.ptx.regions import WINDOWS
 from sim.ptx.register_kinds import read_and_written, registers_in
 from sim.ptx.syntax import Address, Instruction, Register, python_name
 
-# Opcodes in translate.HANDLERS that only compute with registers
+# The opcodes in translate.HANDLERS that only compute with registers.
 COMPUTING = {"setp", "mov", "cvta", "isspacep"}
 LOADS, STORES = {"ld", "ldu"}, {"st"}
-UNDEFINED = ("generic", "local")  # address spaces that may include local memory
+UNDEFINED = ("generic", "local")  # the state spaces of accesses that may reach local memory
 
 
 def needs_origins(text, function):
-    """Return whether registers of a function may hold values from unwritten local memory."""
+    """Return whether registers of a function may contain values from unwritten local memory."""
     if not any(has_locals(each) for each in text.functions.values()):
         return False
     calls = any(isinstance(item, Instruction) and item.names[0] == "call" for item in function.body)
@@ -30,13 +31,15 @@ def needs_origins(text, function):
 
 
 def has_locals(function):
-    """Return whether a function declares local memory."""
+    """Return whether a function declares variables in local memory."""
     return any(variable.space == "local" for variable in function.variables)
 
 
 class Origins:
-    """The statements that track origins in one function's source. `handled`: the opcodes that do more than
-    compute with registers."""
+    """The statements of one function's source that track origins.
+
+    handled: the opcodes that do more than compute with registers.
+    """
 
     def __init__(self, writer, handled):
         self.writer, self.module = writer, writer.module
@@ -46,7 +49,7 @@ class Origins:
         self.registers = self.find_registers() if self.active else set()
 
     def find_registers(self):
-        """Return the names of the registers that may hold an undefined value."""
+        """Return the names of the registers that may contain an undefined value."""
         found, changed = set(), True
         while changed:
             before = len(found)
@@ -59,7 +62,7 @@ class Origins:
         return found
 
     def is_source(self, item):
-        """Return whether an instruction loads from local memory or from a device function's parameter."""
+        """Return whether an instruction loads from local memory, or from a parameter of a device function."""
         if item.names[0] not in LOADS:
             return False
         access = Access(item.opcode)
@@ -75,7 +78,7 @@ class Origins:
     # --- names ----------------------------------------------------------------------------------------------
 
     def name(self, register):
-        """Return the Python variable of a register's origin."""
+        """Return the name of the Python variable for the origin of a register."""
         return f"{self.writer.name(register)}_origin"
 
     def names(self):
@@ -83,27 +86,27 @@ class Origins:
         return [f"{name}_origin" for key, name in self.writer.names.items() if key in self.registers]
 
     def of(self, *operands):
-        """Return the expression for the first origin of these operands, or "" if all are known to be
-        defined."""
+        """Return the expression for the first origin among these operands, or "" if all operands are
+        certainly defined."""
         found = {r.name: r for operand in operands for r in registers_in(operand) if r.name in self.registers}
         return " or ".join(self.name(register) for register in found.values())
 
     # --- statements -----------------------------------------------------------------------------------------
 
     def check(self, *operands):
-        """Emit a report of undefined operands."""
+        """Emit a report for operands that are undefined."""
         if text := self.of(*operands):
             self.writer.emit(f"{self.module.report_undefined()}({text})")
 
     def before(self, item):
-        """Emit the statements before an instruction: reports of undefined operands, and the origins of its
-        results."""
+        """Emit the statements that precede an instruction. They report undefined operands, and set the
+        origins of the results."""
         if self.computes(item):
             return self.set_origins(item, self.computed(item))
         is_load, is_store = item.names[0] in LOADS, item.names[0] in STORES
         access = Access(item.opcode) if is_load or is_store else None
         if is_store and (access.space == "param" and self.passing or may_be_local(access)):
-            self.check(item.operands[0])  # `after` handles the values
+            self.check(item.operands[0])  # `after` handles the stored values
         elif is_load:
             self.check(item.operands[1])
         else:
@@ -113,7 +116,7 @@ class Origins:
         return self.set_origins(item, "False")
 
     def set_origins(self, item, text):
-        """Emit the assignment of an origin to each result."""
+        """Emit the assignment of an origin to each result of an instruction."""
         for register in results(item):
             if register.name in self.registers:
                 self.writer.emit(f"{self.name(register)} = {text or 'False'}")
@@ -123,8 +126,7 @@ class Origins:
         base, operands = item.names[0], item.operands
         if base == "selp":
             one, other, test = (self.of(operand) or "False" for operand in operands[1:])
-            # selp discards the operand that it does not select, so only the selected operand's origin
-            # counts.
+            # selp discards one of its operands, so only the origin of the selected operand counts.
             chosen = f"({one} if {self.writer.value(operands[3], 'pred')} else {other})"
             return chosen if test == "False" else f"({test}) or {chosen}"
         if base in ("and", "or"):
@@ -132,8 +134,11 @@ class Origins:
         return self.of(*operands[1:])
 
     def masked(self, item, base):
-        """Return the origin of the result of `and` or `or`. A defined operand of all zeros (for `and`) or
-        all ones (for `or`) determines the result, so the result is defined."""
+        """Return the expression for the origin of the result of `and` or `or`.
+
+        If an operand is defined and consists of zeros (for `and`) or ones (for `or`), it alone determines the
+        result. The result is then defined.
+        """
         (_, a, b), ptx_type, tests = item.operands, item.names[-1], []
         for operand, other in ((a, b), (b, a)):
             if isinstance(operand, Register) and self.of(other):
@@ -146,7 +151,7 @@ class Origins:
         return f"False if {' or '.join(tests)} else ({origin})" if tests else origin
 
     def load(self, item, access):
-        """Emit the origins of the registers that a load sets."""
+        """Emit the assignment of origins to the registers that a load sets."""
         size, source = WIDTHS[access.type] // 8, item.operands[1]
         for i, part in enumerate(parts(item.operands[0])):
             if part is None:
@@ -160,8 +165,8 @@ class Origins:
             self.writer.emit(f"{self.name(part)} = {text}")
 
     def after(self, item):
-        """Emit the statements after an instruction: the origins of bytes to which an undefined value was
-        stored."""
+        """Emit the statements that follow an instruction. After a store of an undefined value, they record
+        the origins of the bytes."""
         if item.names[0] not in STORES:
             return
         access, (to, source, *_) = Access(item.opcode), item.operands
@@ -182,25 +187,24 @@ class Origins:
     # --- calls ----------------------------------------------------------------------------------------------
 
     def passed(self, parameter):
-        """Return the name of the variable that holds the origins of a parameter's bytes: {byte: origin}."""
+        """Return the name of the variable with the origins of a parameter's bytes, {byte: origin}."""
         return f"{python_name(parameter.name)}_origins"
 
     def on_parameter(self, function):
-        """Return the name, among the globals of the generated code, of a function that handles the origins of
-        a parameter."""
+        """Return the name of the global that contains a function for the origins of parameters."""
         return self.module.shared_name(function.__name__, lambda run: function)
 
     def declared(self, variables):
-        """Return the names of the origins of a device function's parameters, in order."""
+        """Return the names of the variables with the origins of these parameters, in order."""
         return [self.passed(variable) for variable in variables] if self.passing else []
 
     def declare(self, variable):
-        """Emit an empty set of origins for a call parameter or result."""
+        """Emit an empty dictionary of origins for a parameter or result of a call."""
         if self.passing:
             self.writer.emit(f"{self.passed(variable)} = {{}}")
 
     def check_passed(self, arguments):
-        """Emit a report of undefined bytes that are passed to a function of the device runtime."""
+        """Emit reports for undefined bytes that are passed to a function of the device runtime."""
         for argument in self.declared(arguments):
             self.writer.emit(f"{self.module.report_undefined()}(next(iter({argument}.values()), False))")
 
@@ -221,12 +225,12 @@ def results(item):
 
 
 def find_origin(origins, at, size):
-    """Return the first origin among a range of a parameter's bytes, or False."""
+    """Return the first origin in a range of a parameter's bytes, or False if all bytes are defined."""
     return next((origins[byte] for byte in range(at, at + size) if byte in origins), False)
 
 
 def set_origin(origins, at, size, origin):
-    """Record the origin of a range of a parameter's bytes."""
+    """Record the origin of a range of a parameter's bytes, unless it is False."""
     if origin:
         origins.update(dict.fromkeys(range(at, at + size), origin))
 
@@ -246,18 +250,20 @@ class LocalMemory:
         written = region.written[begin : begin + nbytes]
         if written.all():
             return False
-        # A byte without a recorded origin was never written, so this load is its origin.
+        # A byte without a recorded origin was never written, so this load is the origin.
         return region.origins.get(begin + int(written.argmin())) or (site, address)
 
     def make_origin(self, space, nbytes, site):
-        """Return the function (address in the space) -> origin of the value that a load of `nbytes`
-        returns."""
+        """Return the function (address in the space) that returns the origin of a value that a load of
+        `nbytes` bytes returns."""
         window = WINDOWS.get(space, 0)
         return lambda address: self.origin(address + window, nbytes, site)
 
     def make_store(self, space, nbytes, site):
-        """Return the function (address in the space, origin) that follows a store. Storing an undefined
-        value makes local memory undefined; in other memory it is reported."""
+        """Return the function (address in the space, origin) that runs after a store.
+
+        A store of an undefined value makes bytes of local memory undefined. In other memory, it is reported.
+        """
         window = WINDOWS.get(space, 0)
 
         def store(address, origin):
@@ -274,7 +280,7 @@ class LocalMemory:
         return store
 
     def report(self, origin, site):
-        """Announce the first use of an undefined value by a thread."""
+        """Announce the first use of an undefined value by the running thread."""
         thread = self.context.thread
         key = thread.block.index, thread.linear, origin
         if origin and key not in self.reported:

@@ -1,6 +1,6 @@
-"""A module's `__constant__` and `__device__` variables, as the host sets and reads them.
+"""The `__constant__` and `__device__` variables of a module, which the host can set and read.
 
-Their bytes and addresses persist between launches, as on a GPU: a launch sees what earlier launches have
+As on a GPU, their bytes and addresses persist between launches. A launch reads what earlier launches have
 stored, and pointers to variables remain valid.
 """
 
@@ -20,8 +20,8 @@ from sim.ptx.origin import evaluate, plain_name, without_comments
 from sim.ptx.regions import ADDRESSES
 
 KEYWORDS = {"const": "__constant__", "global": "__device__"}
-PLACES = {"const": "constant", "global": "variable"}  # attributes of a Module
-# type in the source -> dtype
+PLACES = {"const": "constant", "global": "variable"}  # the attributes of a Module for each state space
+# type in the source -> numpy dtype
 SIGNED = {"char": "i1", "short": "i2", "int": "i4", "long": "i8", "ptrdiff_t": "i8"}
 OTHERS = {"bool": "?", "float": "f4", "double": "f8", "half": "f2", "__half": "f2", "size_t": "u8"}
 OTHERS |= {"uchar": "u1", "ushort": "u2", "uint": "u4", "ulong": "u8"}
@@ -34,10 +34,11 @@ ATTRIBUTES = r"(?:__align__|alignas|__attribute__)\s*\((?:[^()]|\([^()]*\))*\)"
 class Store:
     """The bytes of a module's variables.
 
-    roots: {variable name: its bytes, as uint8}.
-    unset: {name of a constant variable: for each byte, whether the host has not set it}.
-    pointers: {variable name: the initial addresses that have not yet been written to its bytes}.
-    laid_out: the names of the variables that a launch has reached; their addresses may be in memory.
+    roots: {name of a variable: its bytes, as uint8}.
+    unset: {name of a constant variable: a mask of the bytes that the host has not set}.
+    pointers: {name of a variable: the initial addresses that have not been written to its bytes yet}.
+    laid_out: the names of the variables that some launch could reach, so that memory may contain their
+        addresses.
     """
 
     def __init__(self, text: Any, origin: Any) -> None:
@@ -51,7 +52,7 @@ class Store:
         weakref.finalize(self, ADDRESSES.deleted.append, text.number).atexit = False
 
     def root(self, variable: Any) -> np.ndarray:
-        """Return the bytes of a variable. They begin as its initial value, or as zeros, as in C++."""
+        """Return the bytes of a variable. At first, they are its initial value, or zeros as in C++."""
         if variable.name not in self.roots:
             root = self.roots[variable.name] = np.zeros(variable.bytes, np.uint8)
             self.pointers[variable.name] = variable.pointers
@@ -62,19 +63,24 @@ class Store:
         return self.roots[variable.name]
 
     def starts_with_zeros(self, variable: Any) -> bool:
-        """Return whether a variable's initial zeros are intended: compilers leave out an initialiser of
-        zeros. A variable in a namespace that the source does not declare belongs to a library."""
+        """Return whether the initial zeros of a variable are intended.
+
+        They may be, because compilers omit an initialiser of zeros. A variable in a namespace that the source
+        does not declare belongs to a library.
+        """
         if self.origin.language != "C++":
             return True
         found = Declaration.find(self.origin, variable)
         return found.initialised if found else bool(self.origin.main_text) and variable.name.startswith("_Z")
 
     def unwritten(self, variable: Any, kernel: str) -> np.ndarray | None:
-        """Return which bytes of a constant variable the host has not set, or None if all are set.
+        """Return a mask of the bytes of a constant variable that the host has not set, or None if all are
+        set.
 
-        kernel: the name of the kernel that uses the variable; "" if it is reachable only through pointers.
+        kernel: the name of the kernel that uses the variable, or "" if the variable can only be reached
+            through pointers.
 
-        Errors: LaunchError if the host has set no byte of a variable that the kernel uses.
+        Raise LaunchError if the kernel uses the variable and the host has not set any byte.
         """
         self.root(variable)
         unset = self.unset.get(variable.name)
@@ -89,17 +95,17 @@ class Store:
         return unset
 
     def write_pointers(self, variable: Any, address: Callable[[Any], int]) -> None:
-        """Fill in the addresses that a variable's initial value contains. Only the first call has an effect.
+        """Write the addresses in a variable's initial value to its bytes. Only the first call has an effect.
 
-        address: the function Symbol -> address.
+        address: a function (Symbol) that returns the address.
         """
         root = self.root(variable)
         for offset, symbol in self.pointers.pop(variable.name, ()):
             root[offset : offset + 8] = np.frombuffer(address(symbol).to_bytes(8, "little"), np.uint8)
 
     def view(self, variable: Any) -> np.ndarray:
-        """Return the variable as an array with the type and shape declared in the source, or as bytes if
-        these are unknown."""
+        """Return the variable as an array with the type and shape in the source. If these are not known,
+        return its bytes."""
         root = self.root(variable)
         found = Declaration.find(self.origin, variable)
         dtype, width = found.dtype if found else by_ptx_type(variable)
@@ -112,7 +118,8 @@ class Store:
         return root.view(dtype).reshape(shape if width == 1 else (*shape, width))
 
     def set(self, variable: Any, value: Any) -> None:
-        """Copy a value to a variable, or to its first elements. Errors: LaunchError."""
+        """Copy a value to a variable, or to its first elements. Raise LaunchError if the value does not
+        fit."""
         view, name = self.view(variable), plain_name(variable.name)
         given = as_array(value, view, name)
         if given.nbytes > view.nbytes or given.ndim > 1 and given.shape != view.shape:
@@ -120,17 +127,17 @@ class Store:
         root = self.root(variable)
         root[: given.nbytes] = np.frombuffer(given.tobytes(), np.uint8)
         pointers = self.pointers.get(variable.name, ())
-        # Addresses in the overwritten part of the initial value no longer apply.
+        # Addresses in the part of the initial value that has been overwritten no longer apply.
         self.pointers[variable.name] = tuple(p for p in pointers if p[0] >= given.nbytes)
         if variable.name in self.unset:
             self.unset[variable.name][: given.nbytes] = False
 
 
 class Declaration:
-    """A variable's declaration in the source.
+    """The declaration of a variable in the source.
 
-    dtype: (dtype or None, number of vector components) of its type.
-    shape: its shape, or None if it cannot be evaluated.
+    dtype: (numpy dtype of its type or None, number of vector components).
+    shape: its shape, or None if the shape cannot be evaluated.
     initialised: whether it has an initialiser.
     """
 
@@ -139,7 +146,7 @@ class Declaration:
 
     @classmethod
     def find(cls, origin: Any, variable: Any) -> "Declaration | None":
-        """Return the declaration of a variable in the main file or in one of its own headers, or None."""
+        """Return the declaration of a variable in the main file or in a header that it includes, or None."""
         name = re.escape(plain_name(variable.name))
         texts = (text for text in (origin.main_text, *origin.headers) if re.search(rf"\b{name}\b", text))
         found = (cls.find_in(text, name, origin) for text in texts)
@@ -147,7 +154,7 @@ class Declaration:
 
     @classmethod
     def find_in(cls, text: str, name: str, origin: Any) -> "Declaration | None":
-        """Return the declaration of a name in one source text, or None."""
+        """Return the declaration of a name in the text of one source file, or None."""
         text = re.sub(ATTRIBUTES, "", without_comments(text))
         for statement, end in re.findall(r"([^;{}]*)([;{}])", text):
             head, *rest = re.split(rf"\b{name}\b", statement, maxsplit=1)
@@ -168,7 +175,8 @@ class Declaration:
 
 
 def type_of(words: list[str]) -> tuple[np.dtype | None, int]:
-    """Return (dtype, number of vector components) for the words of a C++ type; (None, 1) for a structure."""
+    """Return (dtype, number of vector components) for the words of a C++ type, or (None, 1) for a
+    structure."""
     unsigned, known = "unsigned" in words, [word for word in words if word in TYPES]
     for word in words:
         vector = re.fullmatch(r"(\w+?)([1-4])", word)
@@ -186,7 +194,7 @@ def type_of(words: list[str]) -> tuple[np.dtype | None, int]:
 
 
 def by_ptx_type(variable: Any) -> tuple[np.dtype | None, int]:
-    """Return (dtype, 1) from a variable's PTX type, or (None, 1) if it is ambiguous."""
+    """Return (dtype, 1) for the PTX type of a variable, or (None, 1) if several dtypes are possible."""
     kind, width = variable.type[0], variable.type[1:]
     if kind not in "uf" or width not in ("8", "16", "32", "64"):
         return None, 1
@@ -194,14 +202,15 @@ def by_ptx_type(variable: Any) -> tuple[np.dtype | None, int]:
 
 
 def describe(array: np.ndarray) -> str:
-    """Describe an array's type and shape in words."""
+    """Return the type and shape of an array in words, for messages."""
     if array.ndim == 0:
         return f"one {array.dtype}"
     return f"an array of {array.dtype} with shape {array.shape}"
 
 
 def as_array(value: Any, view: np.ndarray, name: str) -> np.ndarray:
-    """Return a value as a contiguous array of the variable's type. Errors: LaunchError."""
+    """Return a value as a contiguous array of the variable's type. Raise LaunchError if it has another
+    type."""
     if isinstance(value, bytes):
         return np.frombuffer(value, np.uint8)
     given = value if isinstance(value, np.generic) else host_array(value, name)
@@ -225,11 +234,12 @@ def as_array(value: Any, view: np.ndarray, name: str) -> np.ndarray:
 
 
 class Variables(MutableMapping[str, np.ndarray]):
-    """The variables of a module in one state space, keyed by their names in the source: "const" or "global".
+    """The variables of a module in one state space, "const" or "global". The keys are the names in the
+    source.
 
-    `variables[name]` is an array (without dimensions for a single number). It shows a kernel's stores, and
-    the host may change it in place; for constant memory it is a copy. `variables[name] = value` sets the
-    variable.
+    `variables[name]` is an array, which has no dimensions if the variable is a single number. The array shows
+    the stores of kernels, and the host may change it in place. For constant memory, it is a copy.
+    `variables[name] = value` sets the variable.
     """
 
     def __init__(self, store: Store, space: str) -> None:
@@ -244,7 +254,7 @@ class Variables(MutableMapping[str, np.ndarray]):
         if unset is not None and unset.all():
             raise LaunchError(f"nobody has set {name}, which is {describe(view)}")
         view = view.copy()
-        view.flags.writeable = False  # changing the copy would not set the variable
+        view.flags.writeable = False  # a change of the copy would not set the variable
         return view
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -262,7 +272,7 @@ class Variables(MutableMapping[str, np.ndarray]):
         return iter(dict.fromkeys(plain_name(name) for name in self.source_names()))
 
     def __contains__(self, name: object) -> bool:
-        return name in list(self)  # true even if it has not been set: __getitem__ would raise
+        return name in list(self)  # for a variable that has not been set, __getitem__ would raise
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -271,15 +281,16 @@ class Variables(MutableMapping[str, np.ndarray]):
         return f"<{KEYWORDS[self.space]} variables: {', '.join(self) or 'none'}>"
 
     def source_names(self) -> list[str]:
-        """Return the PTX names of the variables that the source declares, or of all variables if there is
-        no source."""
+        """Return the PTX names of the variables that the source declares. Without a source, return the names
+        of all variables."""
         found = [v for v in self.store.text.variables.values() if v.space == self.space]
         text = without_comments(self.store.origin.main_text)
         names = set(re.findall(r"\w+", text))
         return [v.name for v in found if not text or plain_name(v.name) in names]
 
     def find(self, name: str) -> Any:
-        """Return the variable with a source or PTX name. Errors: LaunchError."""
+        """Return the variable that has this name in the source or in PTX. Raise LaunchError if there is none,
+        or if there are several."""
         variables = self.store.text.variables
         alike = [v for key, v in variables.items() if key == name] or [
             v for key, v in variables.items() if plain_name(key) == name

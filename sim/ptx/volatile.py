@@ -1,9 +1,9 @@
 """Volatile loads of a PTX function, classified by the use of their values.
 
-A volatile access is a relaxed strong operation (PTX ISA, chapter 8, "Memory Consistency Model"): it neither
-races with other volatile accesses nor orders anything. A thread that loops until a flag changes derives an
-order from the value. A thread that computes with whatever value it reads, such as a warp reduction through
-`volatile int*`, relies on an order that is not guaranteed.
+A volatile access is a relaxed strong operation (PTX ISA, chapter 8, "Memory Consistency Model"): it does not
+race with other volatile accesses, but it does not order anything either. A thread that loops until a flag
+changes derives an order from the value. A thread that computes with whatever value it reads, such as a warp
+reduction through `volatile int*`, relies on an order that is not guaranteed.
 """
 
 from sim.ptx.register_kinds import read_and_written
@@ -17,9 +17,9 @@ class Uses:
 
     def __init__(self, function):
         self.body = function.body
-        # register -> indices of the instructions that read it; label -> its index
+        # register -> indices of the instructions that read it; label -> its index in the body
         self.readers, self.labels = {}, {}
-        self.jumps = []  # (index of a branch, indices of its targets)
+        self.jumps = []  # pairs (index of a branch, indices of its targets)
         for at, item in enumerate(self.body):
             if isinstance(item, Label):
                 self.labels[item.name] = at
@@ -31,11 +31,11 @@ class Uses:
                 self.jumps.append((at, [self.labels[name] for name in targets(item) if name in self.labels]))
 
     def relies_on(self, load):
-        """Return whether the program relies on a loaded value: it reaches other memory, and no loop waits
-        for it.
+        """Return whether the program relies on a loaded value: the value reaches other memory, and no loop
+        waits for it.
 
-        A new value of the same element (`(*turn)++`) does not count. Values passed to a function or a
-        caller are not followed.
+        A new value of the same element (`(*turn)++`) does not count. A value that is passed to a function or
+        to the caller is not followed.
         """
         values, decisions = self.dependent_registers(load)
         readers = self.readers_of(values)
@@ -45,8 +45,10 @@ class Uses:
         return kept and not self.is_awaited(self.body.index(load), decisions)
 
     def acts_on(self, load):
-        """Return whether a thread may act on a loaded value: a predicate depends on it, or it leaves the
-        function."""
+        """Return whether a thread may act on a loaded value.
+
+        It may if a predicate depends on the value, or if the value leaves the function.
+        """
         values, decisions = self.dependent_registers(load)
         return bool(decisions) or leaves_function(self.readers_of(values))
 
@@ -55,7 +57,7 @@ class Uses:
         return [self.body[at] for name in names for at in self.readers.get(name, ())]
 
     def dependent_registers(self, load):
-        """Return (registers that depend on the loaded value, predicates that depend on it)."""
+        """Return (registers whose values depend on the loaded value, predicates that depend on it)."""
         values, decisions = {r.name for r in registers(load.operands[0])}, set()
         waiting = list(values)
         while waiting:
@@ -73,9 +75,12 @@ class Uses:
         return values, decisions
 
     def is_awaited(self, at, decisions):
-        """Return whether a branch on one of these predicates may exit a loop around the instruction at
-        index `at`."""
-        # A backward branch and its target delimit a loop in the text.
+        """Return whether a branch on one of these predicates may leave a loop around an instruction.
+
+        at: the index of the instruction.
+        decisions: the names of the predicates.
+        """
+        # In the text, a backward branch and its target delimit a loop.
         loops = [(target, jump) for jump, targets in self.jumps for target in targets if target <= at <= jump]
         for first, last in loops:
             for jump, places in self.jumps:
@@ -88,17 +93,17 @@ class Uses:
 
 
 def leaves_function(readers):
-    """Return whether one of these instructions passes a value to a callee or the caller."""
+    """Return whether one of these instructions passes a value to a callee or to the caller."""
     return any(item.opcode.startswith("st.param") for item in readers)
 
 
 def ends_in_memory(item):
-    """Return whether an instruction stores a value, combines it into memory, or uses it as an address."""
+    """Return whether an instruction stores a value, updates memory with it, or uses it as an address."""
     return item.names[0] in ("st", "red", "ld", "ldu", "atom") and "cas" not in item.names
 
 
 def address_of(item):
-    """Return an instruction's memory operand, or None."""
+    """Return the memory operand of an instruction, or None."""
     return next((operand for operand in item.operands if isinstance(operand, Address)), None)
 
 

@@ -1,5 +1,5 @@
-"""PTX forms of warp instructions: the sim.isa entry, the types of operands and results, and the operand
-order."""
+"""PTX forms of warp instructions. A form consists of the entry in sim.isa, the types of the operands and
+results, and the order of the operands."""
 
 from typing import NamedTuple
 
@@ -8,8 +8,8 @@ from sim.isa.registers import WIDTHS, Missing, type_name
 from sim.isa.table import BY_NAME_PARTS, GIVEN, INSTRUCTIONS, Like, name_parts
 from sim.isa.warp_instruction import Instruction
 
-# name_parts of a PTX name -> entry, for warp instructions that Numba does not have. The table lists them by
-# PTX name, some of them without the type.
+# name_parts of a PTX name -> entry, for the warp instructions that Numba does not have. Some of the names in
+# the table do not contain the type.
 SHUFFLES = {
     name_parts(name): entry
     for name, entry in INSTRUCTIONS.items()
@@ -20,7 +20,8 @@ SHUFFLES = {
 class Form(NamedTuple):
     """The PTX form of a warp instruction.
 
-    operands, results: their PTX types.
+    entry: the entry in sim.isa.
+    operands, results: the PTX types.
     order: for each operand of the entry, its position in PTX.
     """
 
@@ -31,7 +32,7 @@ class Form(NamedTuple):
 
 
 def form_of(opcode):
-    """Return the Form of a warp instruction. Errors: Missing."""
+    """Return the Form of a warp instruction. Raise Missing if it is not supported."""
     parts = [part for part in opcode.split(".") if part != "aligned"]
     ptx_type = next((part for part in reversed(parts) if part in WIDTHS), None)
     plain, bare = (name_parts(".".join(part for part in parts if part != left)) for left in (None, ptx_type))
@@ -43,12 +44,11 @@ def form_of(opcode):
         operands[t] if isinstance(t, Like) else ptx_type_of(t, ptx_type) for t in entry.results.values()
     )
     order = tuple(range(len(operands)))
-    if entry.mask == GIVEN:  # PTX passes the mask last, the entry expects it first
+    if entry.mask == GIVEN:  # the mask is the last operand in PTX, but the first operand of the entry
         return Form(entry, ("b32", *operands.values()), tuple(results), (len(operands), *order))
     return Form(entry, tuple(operands.values()), tuple(results), order)
 
 
 def ptx_type_of(dtype, ptx_type):
-    """Return the PTX name of a dtype, .b32 for an unsigned 32-bit one. Return `ptx_type` if the dtype is
-    None."""
+    """Return the PTX name of a dtype. It is b32 for an unsigned 32-bit integer, and `ptx_type` for None."""
     return ptx_type if dtype is None else type_name(dtype).replace("u32", "b32")
