@@ -105,7 +105,7 @@ def load(writer, item):
     space = "const" if access.space == "param" else access.space
     ptx_type = access_type(writer, access.type, parts(to))
     # A strong access to a vector is one access per element (PTX ISA, Memory Consistency Model).
-    if access.strong:
+    if access.strong or access.count == 1 and writer.module.uses.is_library_guess(item, writer.module.origin):
         for i, part in enumerate(parts(to)):
             name = writer.module.strong("load", ptx_type, space, access)
             set_register(

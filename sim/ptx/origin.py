@@ -46,6 +46,11 @@ class Origin:
             return self.source_lines[line - 1] if 0 < line <= len(self.source_lines) else ""
         return linecache.getline(self.text.files.get(file, ""), line)
 
+    def text_at(self, location):
+        """Return the source line of a location, or an empty string."""
+        place = self.source_location(location)
+        return self.source_line(place.file, place.line) if place else ""
+
     def site(self, function, item, action):
         """Return the site number of an instruction. Its line comes from its .loc directive, or else from the
         PTX itself."""

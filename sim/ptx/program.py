@@ -270,10 +270,16 @@ class Program:
             return self.new_name("wait_for_grid", lambda run: run.wait_for_grid(place))
         self.used.add("atomic")
         relied_on = access.volatile and action == "load" and self.uses.relies_on(self.item)
-        acted_on = not relied_on and (not access.volatile or self.uses.acts_on(self.item))
-        self.synchronizes |= action == "load" and acted_on
+        self.synchronizes |= action == "load" and not relied_on and self.acts_on(space, access)
         rest = ptx_type, space, access, self.site(f"atomic {action}"), self.site(action), relied_on
         return self.new_name(action, lambda run: run.memory.make_strong(action, *rest))
+
+    def acts_on(self, space, access):
+        """Return whether a thread may act on the value of the current strong load."""
+        # A volatile access to shared memory is a weak one, by which only a loop that waits can synchronise.
+        if access.volatile and space == "shared":
+            return self.uses.waits_for(self.item)
+        return not access.volatile or self.uses.acts_on(self.item)
 
     def atomic(self, access):
         """Return (operand type, name of the function) for an atomic operation."""

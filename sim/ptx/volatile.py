@@ -6,9 +6,12 @@ changes derives an order from the value. A thread that computes with whatever va
 reduction through `volatile int*`, relies on an order that is not guaranteed.
 """
 
+import re
+
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Address, Group, Instruction, Label, Register, Symbol
 
+LIBRARY_ATOMIC = re.compile(r"\batomic(Add|Sub)\s*\(")
 NOT_VALUES = {"setp", "isspacep", "testp"}  # their results are predicates, which count as decisions
 
 
@@ -51,6 +54,30 @@ class Uses:
         """
         values, decisions = self.dependent_registers(load)
         return bool(decisions) or leaves_function(self.readers_of(values))
+
+    def waits_for(self, load):
+        """Return whether a loop waits for a loaded value to change, or whether the value leaves the
+        function."""
+        values, decisions = self.dependent_registers(load)
+        return leaves_function(self.readers_of(values)) or self.is_awaited(self.body.index(load), decisions)
+
+    def swap_after(self, load):
+        """Return the compare-and-swap on the loaded element that expects the loaded value, or None."""
+        loaded = {register.name for register in registers(load.operands[0])}
+        swaps = (i for i in self.readers_of(loaded) if i.names[0] == "atom" and "cas" in i.names)
+        here = (item for item in swaps if address_of(item) == address_of(load))
+        return next((item for item in here if getattr(item.operands[2], "name", None) in loaded), None)
+
+    def is_library_guess(self, load, origin):
+        """Return whether a plain load is part of the loop of compare-and-swaps to which CUDA's headers expand
+        atomicAdd where the hardware has no such instruction. If the loaded value is out of date, the loop
+        takes one more iteration, and nothing else changes.
+        """
+        swap = self.swap_after(load)
+        if swap is None:
+            return False
+        text, *others = {origin.text_at(item.location) for item in (load, swap)}
+        return not others and LIBRARY_ATOMIC.search(text) is not None and "atomicCAS" not in text
 
     def readers_of(self, names):
         """Return the instructions that read one of these registers."""

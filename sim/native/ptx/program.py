@@ -11,7 +11,8 @@ from sim.isa.table import Like
 from sim.native.codegen import cache
 from sim.native.lower.liveness import exposed_reads, names_assigned, names_read
 from sim.native.lower.module import CannotLower, GeneratedModule
-from sim.native.ptx.runs import SPECIAL, numba_type_of
+from sim.native.ptx.runs import PACKED, SPECIAL, numba_type_of
+from sim.native.ptx.values import HALF
 from sim.native.split.fission import Fission
 from sim.native.split.program import CompiledKernel, Lowered, kernel_text
 from sim.ptx import atomics, register_kinds
@@ -21,6 +22,8 @@ from sim.ptx.regions import RESERVED, VIEWS
 from sim.ptx.special_registers import SPECIALS
 from sim.ptx.syntax import python_name
 from sim.ptx.warps import form_of
+
+COMPILED_ATOMICS = {*VIEWS, *HALF, *PACKED}  # PTX types
 
 
 class Lowering(Program):
@@ -146,7 +149,7 @@ class Lowering(Program):
 
         Raise Missing if the operation has no compiled form.
         """
-        if access.type not in VIEWS or access.reach == "block" and access.space != "shared":
+        if access.type not in COMPILED_ATOMICS or access.reach == "block" and access.space != "shared":
             raise Missing
         ptx_type, *_ = atomics.atomic_semantics(access)
         self.atomic_widths.add(WIDTHS[ptx_type])
@@ -161,7 +164,16 @@ class Lowering(Program):
         """Raise Missing, for an operation that has no compiled form."""
         raise Missing
 
-    strong = transfer = named_barrier = fence_call = callee_name = pointer_call = refuse
+    def strong(self, action, ptx_type, space, access):
+        """Return the name of the function for a volatile access to shared memory, which is a weak one
+        (sim.ptx.memory). Decline other strong accesses, and a load for whose value a loop waits: compiled
+        threads run one after another, so the loop would never end."""
+        loads = action == "load"
+        if not access.volatile or space != "shared" or loads and self.acts_on(space, access):
+            raise Missing
+        return (self.load if loads else self.store)(ptx_type, space, 1)
+
+    transfer = named_barrier = fence_call = callee_name = pointer_call = refuse
 
     # --- synchronisation points -----------------------------------------------------------------------------
 

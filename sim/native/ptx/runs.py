@@ -8,13 +8,13 @@ from llvmlite import ir
 from numba import boolean, float32, float64, int32, int64, types
 from numba.core import cgutils
 
-from sim.isa.registers import WIDTHS
+from sim.isa.registers import WIDTHS, find_operation
 from sim.isa.table import by_ptx
 from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.shadow import DIVERGED, UNWRITTEN, set_error, watch_atomic, watch_store
-from sim.native.ptx.evaluate import Evaluator
+from sim.native.ptx.evaluate import Evaluator, parse_expression
 from sim.native.ptx.memory import is_undefined, locator, mark_undefined, reset_local, watch_ptx_load
-from sim.native.ptx.values import FLOATS, I64, Integer, Predicate
+from sim.native.ptx.values import FLOATS, HALF, I64, Integer, Predicate
 from sim.ptx.regions import WINDOWS
 
 # PTX type -> Numba type. All integer registers are int64.
@@ -23,6 +23,7 @@ NUMBA = {"f32": float32, "f64": float64, "pred": boolean, "index": int32}
 SPECIAL = {f"{name}_{axis}": f"{operation}.{axis}" for axis in "xyz" for name, operation in (
     ("tid", "threadIdx"), ("ctaid", "blockIdx"), ("ntid", "blockDim"), ("nctaid", "gridDim"))}  # fmt: skip
 SPECIAL |= {"linear": "thread"}
+PACKED = "f16x2", "bf16x2"  # two halves in one register
 
 
 def numba_type_of(ptx_type):
@@ -150,9 +151,23 @@ class RunCompiler(Evaluator):
         """
         (pointer,) = self.locate(watch_atomic, ptx_type, space, 1, site, address)
         old = self.of_code(self.builder.load(pointer), ptx_type)
-        new = self.apply(by_ptx(operation).semantics, [old, *operands], {})
+        new = self.combine(operation, [old, *operands])
         self.builder.store(self.code_of(new, ptx_type), pointer)
         return old
+
+    def combine(self, operation, given):
+        """Return the new value of an element. `given`: the old value and the operands; halves are in
+        integers."""
+        _, name, ptx_type = operation.split(".")
+        if ptx_type in PACKED:
+            text = find_operation(f"{name}.{ptx_type}").of(["a", "b"])
+            names = dict(zip("ab", given, strict=True))
+            return Evaluator(self.context, self.builder, names).value(parse_expression(text))
+        semantics = by_ptx(operation).semantics
+        if ptx_type in HALF:
+            numbers = [self.of_bits(self.to_integer(value), ptx_type) for value in given]
+            return self.bits(self.to_float(self.apply(semantics, numbers, {}), ptx_type))
+        return self.apply(semantics, given, {})
 
     def do_renew(self, position, first, nbytes):
         """Emit code that fills a thread's local variable with poison, and return its simulated address."""
