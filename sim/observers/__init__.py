@@ -1,8 +1,8 @@
-"""Observers: they receive the events of a launch (`sim.events`) and return findings or counters.
+"""Observers receive the events of a launch (`sim.events`) and return findings or counters.
 
-The input is the event stream: batches of accesses, barriers, fences, asynchronous copies, refused accesses.
-The output is findings, and counters for the launch and for each source line. The observers in DEFAULT check
-every launch for errors. Those in COUNTERS measure a launch and must be requested.
+What enters is the stream of events: batches of accesses, barriers, fences, asynchronous copies, refused
+    accesses. What leaves are findings, and counters for the launch and for each source line. The observers in
+    DEFAULT check every launch for errors. The observers in COUNTERS measure a launch, and must be requested.
 
 Read the files in this order:
 
@@ -11,12 +11,12 @@ Read the files in this order:
     uninitialized  reads of memory that was never written
     order          happens-before between threads, with vector clocks
     races          unordered accesses to the same byte by two threads; cells groups accesses by byte, pairs
-                   selects the racing pairs, and copies checks asynchronous copies
+                   selects the pairs that race, and copies checks asynchronous copies
     advice         the cause and the likely fix of a race: a table of patterns over facts; access_pair,
-                   extents, statements and tickets determine the facts, and fixes words the fixes
+        extents, statements and tickets determine the facts, and fixes contains the sentences of the fixes
     poison         findings that are consequences of an earlier finding
     words          the terms of findings in each kernel language
-    epochs         the base class of the counters: banks, coalescing, branches
+    epochs         the base class of the counters banks, coalescing and branches
     traffic        accesses and bytes by array, memory space and line
     trace          a recording of all events
 """

@@ -1,10 +1,10 @@
-"""The cause and the fix of a race: a table of patterns, selected by facts about the two accesses.
+"""The cause and the fix of a race. A table of patterns selects them by facts about the two accesses.
 
-The first row of PATTERNS that fits is used. A row consists of the sentence of the cause (if missing, the
-general one is used), the sentence of the fix, and the steps of the fix, all worded by sim.observers.fixes. A
-program can apply the steps to the source, as tests/sim/applied.py does. A row without steps suggests what
-usually helps. Terms in braces are keys of sim.observers.words and are replaced by the terms of the kernel's
-language.
+The first row of PATTERNS that fits is used. A row consists of the sentence for the cause (if it is missing, a
+general one is used), the sentence for the fix, and the steps of the fix. sim.observers.fixes contains most of
+them. A program can apply the steps to the source, as tests/sim/applied.py does. A row without steps suggests
+what usually helps. Terms in braces are keys of sim.observers.words. They are replaced by the terms of the
+kernel's language.
 """
 
 from collections.abc import Callable
@@ -16,19 +16,22 @@ from sim.observers import fixes
 from sim.observers.facts import Facts
 from sim.observers.words import NUMBA, WORDS
 
-# causes for rows without a special one
+# The causes for rows that do not have their own.
 BLOCKS = "Blocks run in any order and at the same time, so either may come first."
 EITHER, DEPENDS = "Either may come first.", "Either may come first, and the result depends on which."
 
 
-# patterns of races that may be consequences of a divergence
+# The patterns of races that may be consequences of a divergence.
 DIVERGED = "barrier that some threads miss", "mask of some lanes"
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A row of the table. `fits` decides whether it applies; `cause`, `fix` and `steps` produce the
-    advice."""
+    """A row of the table.
+
+    fits: a function that decides whether the row applies.
+    fix, cause, steps: texts of the advice, or functions that produce it.
+    """
 
     name: str
     fits: Callable[[Facts], Any]
@@ -38,7 +41,7 @@ class Pattern:
 
 
 def of_race(facts: Facts) -> tuple[str, str, Advice]:
-    """Return (cause, fix, Advice) for a race."""
+    """Return (sentence for the cause, sentence for the fix, Advice) for a race."""
     row = next(pattern for pattern in PATTERNS if pattern.fits(facts))
     cause = row.cause(facts) if callable(row.cause) else row.cause or general(facts)
     fix = row.fix(facts) if callable(row.fix) else row.fix
@@ -81,21 +84,21 @@ def lock_of_some(facts):
 
 
 def updated(facts):
-    """Return whether several threads read, modify and write one element. Without an outline, compare line
-    numbers."""
+    """Return whether several threads read, modify and write one element. Without an outline of the source,
+    compare the line numbers."""
     if facts.update:
         return facts.colliding
     return facts.colliding and facts.outline is None and (facts.same_line or reads_before(facts))
 
 
 def reads_before(facts):
-    """Return whether the read is on a line above the write."""
+    """Return whether the read is on a line above the write, in the same function."""
     one, other = facts.one, facts.other
     return other.action == "load" and one.function == other.function and other.line < one.line
 
 
 def overwritten(facts):
-    """Return whether several threads store to one element, with values that do not depend on that element."""
+    """Return whether several threads store to one element, and the values do not depend on the element."""
     return facts.actions == {STORE} and facts.same_line and (not facts.in_passes or facts.barriers_in_loop)
 
 
@@ -106,7 +109,7 @@ def passes_of_the_grid(facts):
 def awaited(facts):
     """Return whether a thread has to wait for a message from another thread.
 
-    In shared memory, a block barrier is sufficient unless the lines are inside a branch.
+    In shared memory, a block barrier suffices unless the lines are inside a branch.
     """
     without_barriers = not facts.block_barriers and facts.space == "global"
     return facts.synchronizes and (without_barriers or facts.branch)
@@ -128,7 +131,8 @@ def phases(facts):
 
 
 def in_one_statement(facts):
-    """Return whether one statement reads and writes, either outside of loops or in a loop with a barrier."""
+    """Return whether one statement reads and writes the element, outside of loops or in a loop with a
+    barrier."""
     home = facts.outline and facts.outline.function(facts.low)
     if not facts.same_line or home is None or facts.actions != {STORE, LOAD}:
         return False

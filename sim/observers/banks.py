@@ -1,4 +1,4 @@
-"""banks: the number of wavefronts (passes over the 32 banks) per warp request to shared memory."""
+"""banks: the number of wavefronts (passes over the 32 banks) per request of a warp to shared memory."""
 
 from sim.events import ATOMIC, SHARED, Column
 from sim.observers.epochs import EpochCounter
@@ -8,9 +8,9 @@ class Banks(EpochCounter):
     """A counter of bank conflicts, for the launch (`counters["banks"]`) and for each source line.
 
     The counters are `shared_requests`, their `wavefronts`, the `fewest_wavefronts` possible, and the worst
-    conflict in `ways` (1: no conflict; 32: the lanes are served one after another).
+    conflict in `ways`. 1 means no conflict, and 32 means that the lanes are served one after another.
 
-    Each atomic addition to a word counts as one wavefront per lane, although a GPU may combine some of them.
+    Atomic additions to one word count as one wavefront per lane, although a GPU may combine some of them.
     """
 
     space = SHARED

@@ -1,4 +1,5 @@
-"""bounds: out-of-bounds accesses, and negative indices, which Numba wraps but CUDA C++ does not."""
+"""bounds: out-of-bounds accesses, and negative indices, which count from the end in Numba but not in CUDA
+C++."""
 
 import functools
 import re
@@ -17,8 +18,8 @@ from sim.events import (
 )
 from sim.observers.statements import arguments, index_of, lines_of_value
 
-LOOSE = re.compile(r"[<>=?&|^]|\b(?:if|and|or|not)\b")  # operators that bind less tightly than a comparison
-MAX_REPORTED = 1000  # maximum number of findings per thread and site; further ones are only counted
+LOOSE = re.compile(r"[<>=?&|^]|\b(?:if|and|or|not)\b")  # operators with a lower precedence than a comparison
+MAX_REPORTED = 1000  # the maximum number of findings per thread and site; further ones are only counted
 
 
 class Bounds(Observer):
@@ -41,7 +42,7 @@ class Bounds(Observer):
             return [self.last[where]]
 
     def find_origins(self, site, name):
-        """Return the lines that compute the index of the access at a Site."""
+        """Return the numbers of the lines that compute the index of the access at a Site."""
         outline, found = self.context.outline(site), index_of(site, name)
         home = outline and outline.function(site.line)
         return lines_of_value(outline.text(home), found[0]) if home and found else frozenset()
@@ -99,7 +100,7 @@ class Bounds(Observer):
 def condition(access, name, test):
     """Return a guard for an access, such as "if i + 1 < x.shape[0]".
 
-    It tests the source's own index expression, if that is simple enough.
+    The guard tests the index expression from the source if it is simple enough.
     """
     found = index_of(access.site, name) if access.site and name else None
     parts = arguments(found[0]) if found else []
@@ -110,9 +111,9 @@ def condition(access, name, test):
 
 
 def names(access, array):
-    """Return (name of the array on the source line, the same name followed by the array that it is part of).
+    """Return (name of the array on the source line, the same name and the array to which it belongs).
 
-    The first is None if the array has no name there, as in x[i].field.
+    The first name is None if the line has no name for the array, as in x[i].field.
     """
     home, here = array.allocation.home, leading_name(access)
     if array.name == CONSTANT and here:
@@ -121,6 +122,6 @@ def names(access, array):
         return array.name, f"{array.name}{alias(access, array.name)}"
     if here and here != array.name.partition("[")[0]:
         return here, f"{here}, a part of {array.name}"
-    if home[1] > array.dtype.itemsize:  # a field of a record
+    if home[1] > array.dtype.itemsize:  # the array is a field of a record
         return None, f"a part of {array.name}"
     return array.name, array.name

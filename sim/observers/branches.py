@@ -1,5 +1,5 @@
 """branches: the number of branches at which the lanes of a warp diverge, so that the warp executes both
-sides."""
+arms."""
 
 import numpy as np
 
@@ -10,14 +10,15 @@ from sim.observers.epochs import EpochCounter
 class Branches(EpochCounter):
     """A counter of branches, for the launch (`counters["branching"]`) and for each source line.
 
-    The counters are the `branches` that warps execute, and the number of `divergent` ones.
+    The counters are the number of `branches` that warps execute, and the number of these that are
+    `divergent`.
 
-    A branch is an `if`, a conditional expression or the test of a `while` loop. The k-th executions by the
+    A branch is an `if`, a conditional expression, or the test of a `while` loop. The k-th executions by the
     lanes of a warp since the last barrier count as one branch. The ends of `for` loops and the short circuits
-    of `and` and `or` are not counted. A compiler may also turn a small branch into predicated instructions.
+    of `and` and `or` are not counted. A compiler may also replace a small branch by predicated instructions.
     """
 
-    accesses = Observer.accesses  # subscribe to branches only
+    accesses = Observer.accesses  # do not subscribe to accesses, only to branches
     title = "branching"
     names = "branches", "divergent"
     columns = (Column("branches (divergent)", ("branches",), "divergent", 40),)

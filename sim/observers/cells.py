@@ -1,5 +1,5 @@
-"""Accesses as parallel columns, grouped into cells (bytes or elements) that several parties (threads or
-blocks) access."""
+"""Accesses as parallel columns, and as cells. A cell is a byte or an element that several parties access,
+which are threads or blocks."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,9 +9,9 @@ import numpy as np
 from sim.events import ATOMIC, GLOBAL, LOAD, SHARED, SITE_BITS, SPACE_SHIFT, STORE
 from sim.observers.copies import LINE_SHIFT
 
-FEW_ROWS = 64  # below this number of accesses, filtering costs more than it saves
+FEW_ROWS = 64  # up to this number of accesses, a filter costs more time than it saves
 ATOMIC_LOAD = 3  # the action of an atomic that only reads: a relaxed or acquire load
-MOST_CELLS = 64  # maximum number of racy cells examined per pattern; further ones are only counted
+MOST_CELLS = 64  # the maximum number of racy cells examined per pattern; further ones are only counted
 
 
 class Row(NamedTuple):
@@ -32,7 +32,7 @@ class Rows:
 
     block: the number of the block.
     position: the rank of the access among all accesses of the launch.
-    value: the value written, as an object; None for loads.
+    value: the value that was written, as an object, or None for a load.
     action: LOAD, STORE, ATOMIC or ATOMIC_LOAD. Between blocks, an atomic of block scope counts as a plain
         access.
     """
@@ -50,12 +50,16 @@ class Rows:
 
     @classmethod
     def of(cls, batch, written, block):
-        """Return the Rows of a batch: its accesses to global memory, and those to `written` lines of shared
-        memory."""
+        """Return the Rows of a batch: its accesses to global memory, and its accesses to some lines of shared
+        memory.
+
+        written: the numbers of the 16-byte lines of shared memory.
+        block: the number of the block.
+        """
         space = batch.space
         keep = space == GLOBAL
         if len(written) and not keep.all():
-            # An unaligned access may straddle two lines, so it cannot be filtered by its first byte.
+            # An unaligned access may extend over two lines, so the line of its first byte does not suffice.
             aligned = not (batch.address & (batch.size - 1)).any()
             keep |= (space == SHARED) & (np.isin(batch.address >> LINE_SHIFT, written) if aligned else True)
         keep = slice(None) if keep.all() else np.flatnonzero(keep)
@@ -89,8 +93,8 @@ class Rows:
     def of_global_memory(self, once):
         """Return the accesses to global memory.
 
-        With `once`, reduce the accesses to an address from the same site to two: the first one by the lowest
-        thread and the last one by the highest thread, which determines the final value.
+        once: whether to keep only two accesses per address and site: the first one by the lowest thread, and
+            the last one by the highest thread, which determines the final value.
         """
         chosen = np.flatnonzero(self.address >> SPACE_SHIFT == GLOBAL)
         if len(chosen) == len(self) <= FEW_ROWS:
@@ -105,13 +109,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells and the accesses to each. A cell is a byte, or an element if every access covers a whole element.
+    """Cells, and the accesses to each of them. A cell is a byte, or an element if every access covers a whole
+    one.
 
-    Cell c is accessed by the rows `origin[starts[c]:ends[c]]`, sorted by party and then by thread.
+    The rows `origin[starts[c]:ends[c]]` access cell c. They are sorted by party and then by thread.
     """
 
     rows: Rows
-    party: np.ndarray  # party of each row
+    party: np.ndarray  # the party of each row
     origin: np.ndarray
     address: np.ndarray
     starts: np.ndarray
@@ -121,16 +126,18 @@ class Cells:
         return self.origin[self.starts[cell] : self.ends[cell]]
 
     def select(self, wanted):
-        """Return the Cells selected by the boolean mask `wanted`."""
+        """Return the Cells for which the boolean mask `wanted` is True."""
         chosen = (column[np.array(wanted, bool)] for column in (self.address, self.starts, self.ends))
         return Cells(self.rows, self.party, self.origin, *chosen)
 
     def patterns(self, always=False):
-        """Yield (hash of the access pattern, its cells) for each pattern.
+        """Yield (hash of the access pattern, cells with this pattern) for each pattern.
 
-        Unless `always`, a small number of cells is yielded as one group with hash None. Two cells have the
-        same pattern if the same sites access them, the same of these sites are executed by several parties,
-        and the same of them by the lowest party.
+        Two cells have the same pattern if the same sites access them, several parties execute the same ones
+        of these sites, and the lowest party executes the same ones.
+
+        always: whether to distinguish patterns even for a small number of cells. Otherwise, these form one
+            group, with the hash None.
         """
         if not len(self.address):
             return
@@ -146,8 +153,8 @@ class Cells:
         low, high = np.minimum.reduceat(party, firsts), np.maximum.reduceat(party, firsts)
         of_cell = np.flatnonzero(np.diff(cell[firsts], prepend=-1))
         lowest = np.repeat(np.minimum.reduceat(low, of_cell), np.diff(of_cell, append=len(firsts)))
-        # Multiplicative hash of (site, several parties, lowest party), summed over the cell's sites so that
-        # order doesn't matter.
+        # A multiplicative hash of (site, several parties, lowest party) is summed over the sites of the cell,
+        # so that their order does not matter. order doesn't matter.
         mark = (
             site[firsts].astype(np.uint64) << np.uint64(2)
             | (low != high).astype(np.uint64) << np.uint64(1)
@@ -159,7 +166,7 @@ class Cells:
 
 
 def spread(cells, most):
-    """Return up to `most` of these cells: the first few, and others evenly spaced."""
+    """Return up to `most` of these cells: the first ones, and others at even distances."""
     if len(cells) <= most:
         return cells
     first = -(-most // 2)
@@ -169,7 +176,7 @@ def spread(cells, most):
 def distinct(column):
     """Return the sorted distinct values of an integer array.
 
-    np.unique uses a hash table and takes three to ten times as long.
+    np.unique uses a hash table, and takes three to ten times as long.
     """
     if len(column) and (column == column[0]).all():
         return column[:1]
@@ -178,26 +185,27 @@ def distinct(column):
 
 
 def shared(cell, party):
-    """Return whether several parties access one cell. False positives are possible if the packed numbers
-    exceed 64 bits."""
+    """Return whether several parties access one cell. The result may be wrong in one direction: it may be
+    True although no cell is shared, if the packed numbers exceed 64 bits."""
     bits = int(party.max(initial=0)).bit_length()
-    # the highest bits may be lost, which can only make different cells equal
+    # If the highest bits are lost, different cells can become equal, but equal cells cannot become different.
     both = np.sort(cell << bits | party)
     return bool(((both[1:] != both[:-1]) & (both[1:] >> bits == both[:-1] >> bits)).any())
 
 
 def racy_cells(rows, party):
-    """Return the Cells that two parties access, at least one of them writing, and not both atomically."""
+    """Return the Cells that two parties access if at least one of them writes and not both accesses are
+    atomic."""
     cell, origin = rows.address, np.arange(len(rows.address))
     if (
         len(distinct(rows.size)) > 1 or (rows.address % rows.size).any()
-    ):  # mixed sizes or unaligned accesses: a cell is a byte
+    ):  # for accesses of mixed sizes, or unaligned ones, a cell is a byte
         origin = np.repeat(origin, rows.size)
         begins = np.cumsum(rows.size) - rows.size
         cell = rows.address[origin] + np.arange(len(origin)) - begins[origin]
     action = rows.action[origin]
     keep = np.flatnonzero(np.isin(cell, cell[(action == STORE) | (action == ATOMIC)]))
-    # A cheap test first: most epochs have no cell that two parties access.
+    # Try a cheap test first: in most epochs, no cell is accessed by two parties.
     if not shared(cell[keep], party[origin[keep]]):
         return Cells(rows, party, origin[:0], cell[:0], origin[:0], origin[:0])
     keep = keep[np.lexsort((rows.thread[origin[keep]], party[origin[keep]], cell[keep]))]
@@ -207,7 +215,7 @@ def racy_cells(rows, party):
     parties = party[origin]
     several = np.minimum.reduceat(parties, starts) != np.maximum.reduceat(parties, starts)
     any_of = {k: np.logical_or.reduceat(action == k, starts) for k in (LOAD, STORE, ATOMIC)}
-    # Atomics on elements of different widths are not atomic with respect to each other.
+    # Atomics of different widths are not atomic with respect to each other.
     element = rows.address[origin] << 4 | np.frexp(rows.size[origin])[1]
     mixed = np.minimum.reduceat(element, starts) != np.maximum.reduceat(element, starts)
     racy = several & (any_of[STORE] | any_of[ATOMIC] & (any_of[LOAD] | mixed))

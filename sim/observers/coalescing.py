@@ -1,4 +1,4 @@
-"""coalescing: the number of 32-byte sectors of global memory accessed per warp request."""
+"""coalescing: the number of 32-byte sectors of global memory per request of a warp."""
 
 from sim.events import GLOBAL, Column
 from sim.observers.epochs import EpochCounter
@@ -7,9 +7,9 @@ from sim.observers.epochs import EpochCounter
 class Coalescing(EpochCounter):
     """A counter of sectors, for the launch (`counters["coalescing"]`) and for each source line.
 
-    The counters are `requests`, the `sectors` accessed, and the `fewest_sectors` possible. A request is the
-    k-th execution of a source location by all lanes of a warp since the last barrier, as if the lanes ran in
-    lockstep.
+    The counters are `requests`, the `sectors` that they access, and the `fewest_sectors` possible. A request
+    is the k-th execution of a source location by all lanes of a warp since the last barrier, as if the lanes
+    ran in lockstep.
     """
 
     space = GLOBAL

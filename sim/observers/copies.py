@@ -1,10 +1,11 @@
 """Asynchronous copies in flight, and the accesses that conflict with them.
 
-An access to the destination of a copy, after it was issued but before it was waited for, may see the old or
-the new bytes. A write to the source may happen before or after the copy reads it.
+An access to the destination of a copy may read the old or the new bytes if it comes after the copy was
+issued, but before the thread has waited for it. A write to the source may happen before or after the copy
+reads it.
 
-Whether an access comes after the issue or the wait is decided as for races: by program order within a thread,
-by barriers, and by sim.observers.order. An access that is not ordered with the issue of the copy is a race.
+As for races, an access comes after the issue or the wait if program order within a thread, a barrier, or
+sim.observers.order says so. An access that is unordered with the issue of the copy is a race.
 """
 
 import math
@@ -18,16 +19,22 @@ from sim.observers.order import copies_thread
 
 # The widest access has 16 bytes, so aligned accesses to different 16-byte lines never overlap.
 LINE_SHIFT = 4
-NEVER = math.inf  # the epoch of an end that threads acquire through an mbarrier rather than a block barrier
+NEVER = (
+    math.inf
+)  # the epoch of an end that threads acquire through an mbarrier, and not through a block barrier
 WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
 
 
 @dataclass(eq=False)
 class Flight:
-    """A copy in flight: its block's index, the Moment of its issue, and the Moments that end it.
+    """A copy in flight.
 
-    Here, the block of a Moment is a number. A copy tracked by an mbarrier ends when the mbarrier's phase
-    completes, for the threads that acquired that phase. Its end is a Moment of the pseudo-thread
+    index: the index of the block.
+    begin: the Moment of its issue.
+    ends: the Moments that end it.
+
+    Here, the block of a Moment is a number. A copy that an mbarrier tracks ends when the phase of the
+    mbarrier completes, for the threads that acquire this phase. Its end is a Moment of the pseudo-thread
     `copies_thread(thread)`.
     """
 
@@ -37,7 +44,7 @@ class Flight:
     ends: list[Moment] = field(default_factory=list)
 
     def byte_ranges(self):
-        """Yield the range of bytes that the copy writes, and the range that it reads, if any."""
+        """Yield the range of bytes that the copy writes, and the range that it reads if it has one."""
         yield ByteRange(self.copy.address, self.copy.size, True)
         if self.copy.source is not None:
             yield ByteRange(self.copy.source, self.copy.read, False)
@@ -47,8 +54,8 @@ class Flight:
         return precedes(self.begin, row, order) and not any(precedes(end, row, order) for end in self.ends)
 
     def is_over(self, order):
-        """Return whether all threads of the block, which have reached a barrier, are ordered after the end of
-        the copy."""
+        """Return whether the end of the copy is ordered before all further accesses of the block, whose
+        threads have reached a barrier."""
         return any(end.epoch < NEVER or order.precedes_barrier(end) for end in self.ends)
 
 
@@ -71,7 +78,7 @@ class Flights:
     """The copies in flight in each block."""
 
     def __init__(self, context):
-        self.context, self.under_way = context, {}  # number of a block -> {id of a Copy: Flight}
+        self.context, self.under_way = context, {}  # number of a block -> {id of a Copy: its Flight}
 
     def add_copy(self, at, block, copy):
         flight = Flight(at.block, copy, at._replace(block=block))
@@ -91,12 +98,15 @@ class Flights:
                 flights[id(copy)].ends.append(at)
 
     def lines(self, block):
-        """Return the numbers of the 16-byte lines that copies in flight write to."""
+        """Return the numbers of the 16-byte lines to which copies in flight write."""
         flights = self.under_way.get(block, {}).values()
         return np.array([flight.copy.address >> LINE_SHIFT for flight in flights], np.int64)
 
     def epoch_ended(self, block, rows, order):
-        """Return the findings for an epoch's accesses (Rows, or None), and drop completed copies."""
+        """Return the findings for the accesses of an epoch, and drop the copies that are complete.
+
+        rows: the Rows, or None if there were no accesses.
+        """
         flights = self.under_way.pop(block, {})
         if left := {key: flight for key, flight in flights.items() if not flight.is_over(order)}:
             self.under_way[block] = left
@@ -113,7 +123,7 @@ class Flights:
         for i in np.flatnonzero(np.isin(rows.address >> LINE_SHIFT, list(by_line))).tolist():
             row, address, size = rows.row(i), int(rows.address[i]), int(rows.size[i])
             for flight, place in by_line[address >> LINE_SHIFT]:
-                # Reading the source of a copy is harmless; any access to its destination conflicts.
+                # Any access to the destination of a copy conflicts with it. Reading the source is harmless.
                 meets = address < place.address + place.size and place.address < address + size
                 disturbs = place.is_written or row.site & 3 != LOAD
                 if meets and disturbs and flight.is_under_way(row, order):

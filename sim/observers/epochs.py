@@ -1,4 +1,5 @@
-"""epochs: the base class of counters that process whole epochs (from barrier to barrier)."""
+"""epochs: the base class of counters that process whole epochs. An epoch lasts from one barrier to the
+next."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +12,21 @@ if TYPE_CHECKING:
 
 
 class EpochCounter(Observer):
-    """A counter of warp requests, epoch by epoch.
+    """A counter of warp requests, which are processed epoch by epoch.
 
-    Override `space`, the memory space to count, and `epochs`.
+    A subclass overrides `space`, the memory space whose accesses are counted, and `epochs`.
 
-    Counters exist for the launch (`counters[title]`) and for each source line: the number of requests, and
-    the further `names`. Counts are added up, except that names in `worst` keep the maximum.
-    `report.by_line()` shows a column per name, or the class's `columns` if defined.
+    There are counters for the launch (`counters[title]`) and for each source line: the number of requests,
+    and the further `names`. Counts are added up, except that the names in `worst` keep the maximum.
+    `report.by_line()` shows one column per name, or the `columns` of the class if it defines them.
     """
 
     title: str
     names: tuple[str, ...]
     worst: tuple[str, ...] = ()
     space = GLOBAL
-    # accesses per call of `epochs`: enough for numpy to be efficient, few enough for the CPU's cache
+    # The number of accesses per call of `epochs`. It is large enough for numpy to be efficient, and small
+    # enough for the CPU's cache.
     lump = 1 << 14
     local = property(lambda self: self.space == LOCAL)
 
@@ -60,11 +62,11 @@ class EpochCounter(Observer):
         self.close(block)
 
     def close(self, block: Index3) -> None:
-        """Close an epoch of a block. Its lanes receive unique numbers, so that one call can count several
+        """Close an epoch of a block. Its lanes get unique numbers, so that one call can count several
         epochs."""
         batches = self.open.pop(block, ())
         for thread, *columns in batches:
-            # Offsetting by a multiple of the warp size keeps lanes of one warp together.
+            # An offset that is a multiple of the warp size keeps the lanes of a warp together.
             self.closed.append((thread + self.number * self.lanes, *columns))
             self.buffered += len(thread)
         self.number += bool(batches)
@@ -78,18 +80,17 @@ class EpochCounter(Observer):
         self.closed, self.number, self.buffered = [], 0, 0
 
     def epochs(self, lane: np.ndarray, site: np.ndarray, *columns: np.ndarray) -> None:
-        """Count the events of several epochs, given as parallel arrays. For accesses, the columns are address
-        and size.
+        """Count the events of several epochs. For accesses, the columns are the address and the size.
 
-        The events of each lane are in program order. The lanes of a warp start at a multiple of the warp
+        The events of each lane are in program order. The first lane of each warp is a multiple of the warp
         size. Lane numbers of different epochs are disjoint.
         """
 
     def count(self, site: np.ndarray, request: np.ndarray, *columns: np.ndarray) -> None:
         """Add requests to the counters of their sites.
 
-        site, request: arrays of equal length with the site of each access and the number of its request.
-        columns: arrays with one entry per request, the counts for all names but the first.
+        site, request: arrays of equal length, with the site of each access and the number of its request.
+        columns: arrays with one entry per request, with the counts for all names except the first.
         """
         site_of = np.empty(int(request.max()) + 1, np.int64)
         site_of[request] = site

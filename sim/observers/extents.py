@@ -1,4 +1,4 @@
-"""The bytes accessed by one thread, or through one name of an array."""
+"""The bytes that one thread accesses, or that are accessed through one name of an array."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from sim.events import SITES
 
 @dataclass(frozen=True)
 class Extents:
-    """Queries over a set of accesses (Rows): which bytes they touch."""
+    """Queries about the bytes that a set of accesses (Rows) touches."""
 
     rows: Any
     space: Any  # the launch's AddressSpace
@@ -25,8 +25,10 @@ class Extents:
         return set(self.rows.address[here].tolist())
 
     def of(self, address, wanted):
-        """Return (first, end), byte offsets in the array at `address`, for accesses at sites that `wanted`
-        accepts."""
+        """Return (first, end), the byte offsets of some accesses within the array at `address`.
+
+        wanted: a function that selects the accesses by their site.
+        """
         array = self.space.find(address)
         inside = (self.rows.address >= array.base) & (self.rows.address < array.base + array.root.size)
         sites = [number for number in np.unique(self.rows.site[inside]).tolist() if wanted(number)]

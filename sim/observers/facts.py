@@ -1,4 +1,4 @@
-"""Facts about two racing accesses: patterns in the source that determine the advice."""
+"""Facts about two racing accesses: the patterns in the source that determine the advice."""
 
 import re
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class Facts(AccessPair):
 
     @property
     def extreme(self):
-        """("min" or "max", operand) of an `update` that is a minimum or a maximum, or None."""
+        """("min" or "max", the operand) if the `update` is a minimum or a maximum, else None."""
         if not self.update or self.update[1].operator:
             return None
         line, found, read = self.update
@@ -77,13 +77,13 @@ class Facts(AccessPair):
         return next(filter(None, (extreme(found.value, name) for name in names)), None)
 
     def precedes(self, read, store):
-        """Return whether a read is in the same function as a store, on the same line or above it."""
+        """Return whether a read is in the same function as a store, and on the same line or above it."""
         return read.function == store.function and read.line <= store.line
 
     @cached_property
     def in_passes(self):
-        """True if a loop updates elements from values that other threads changed in earlier iterations, as in
-        a scan or a sort."""
+        """True if a loop updates elements from values that other threads changed in earlier iterations, as a
+        scan or a sort does."""
         stores = [SITES[row.site] for row in (self.a, self.b) if row.site & 3 == STORE]
         return self.loop is not None and any(
             read.function == store.function and self.loop.first <= read.line <= store.line
@@ -92,14 +92,15 @@ class Facts(AccessPair):
         )
 
     def element_at(self, site):
-        """Return the text of the only element of the accessed array that a Site's line reads, or None."""
+        """Return the text of the element of the accessed array that the line of a Site reads. Return None if
+        the line reads several elements."""
         name = next((self.called(row.site) for row in (self.a, self.b) if SITES[row.site] is site), None)
         found = set(tickets.elements(site.source, name)) if name else set()
         return found.pop() if len(found) == 1 else None
 
     @cached_property
     def stepped(self):
-        """(text, element, operator) for `x[i]++` on the line of both accesses if one of them stores, or
+        """(text, element, operator) for `x[i]++` on the line of both accesses, if one of them stores, else
         None."""
         fits = self.same_line and self.language == CPP and STORE in self.actions
         return stepped(self.one.source) if fits else None
@@ -118,7 +119,7 @@ class Facts(AccessPair):
 
     @cached_property
     def missed_barrier(self):
-        """The line of a barrier between the accesses that some threads missed, or None."""
+        """The line of a barrier between the accesses that some threads miss, or None."""
         if self.outline is None or self.several_blocks:
             return None
         first, last = (self.loop.first, self.loop.last) if self.loop else (self.low, self.high)
@@ -129,9 +130,9 @@ class Facts(AccessPair):
 
     @cached_property
     def part_of_warp(self):
-        """The line of a syncwarp between the accesses whose mask lacks one of the lanes, or None.
+        """The line of a syncwarp between the accesses whose mask lacks one of the two lanes, or None.
 
-        Every thread must reach the syncwarp.
+        Only a syncwarp that every thread reaches counts.
         """
         if self.outline is None or self.near != 2:
             return None
@@ -148,7 +149,7 @@ class Facts(AccessPair):
 
     @cached_property
     def buffers(self):
-        """(name, number of buffers) for a multi-buffered array in which a loop refills a buffer that is still
+        """(name, number of buffers) for an array of several buffers of which a loop refills one that is still
         being read, or None.
 
         The source shows the number of buffers as `% number` in the first index.
@@ -169,8 +170,8 @@ class Facts(AccessPair):
         return (found.name, number) if wraps else None
 
     def ring_index(self, element):
-        """Return (position, number of buffers) if an element's first index is `position % number` or a
-        variable with that value, or None."""
+        """Return (position, number of buffers) if the first index of an element is `position % number`, or a
+        variable that has this value. Return None otherwise."""
         first = arguments(element.partition("[")[2].partition("]")[0])[0]
         lines = [text for _, text in self.outline.text(self.outline.function(self.low))]
         values = [found.value for found in map(assignment, lines) if found and found.target == first]
@@ -179,7 +180,7 @@ class Facts(AccessPair):
 
     @cached_property
     def exchange(self):
-        """(i, j) if both threads swap the same elements [i] and [j] in one statement, or None."""
+        """(i, j) if both threads swap the same elements [i] and [j] in one statement, else None."""
         found = assignment(self.one.source) if self.same_line else None
         targets, values = (arguments(text) for text in (found.target, found.value)) if found else ((), ())
         if self.outline is None or len(targets) != 2 or targets != values[::-1]:
@@ -217,7 +218,7 @@ class Facts(AccessPair):
         """The line of a fence that covers only the writes of one thread, or None.
 
         The fence is between a write and the atomic that signals another block. No barrier precedes it, so it
-        does not cover the writes of the block's other threads.
+        does not cover the writes of the other threads in the block.
         """
         if self.outline is None or not self.several_blocks or self.one.line >= self.other.line:
             return None
@@ -235,7 +236,7 @@ class Facts(AccessPair):
 
     @cached_property
     def forwarding_atomics(self):
-        """The lines with atomics in the accesses' function, except those that poll in the header of a
+        """The lines of the function that contain atomics, except for those that poll in the header of a
         loop."""
         home = self.outline and self.outline.function(self.low)
         lines = self.outline.text(home) if home else []
@@ -243,10 +244,10 @@ class Facts(AccessPair):
 
     @cached_property
     def lock(self):
-        """(first line, last line) of the critical section of a lock in the accesses' function, or None.
+        """(first line, last line) of the critical section of a lock in the function, or None.
 
-        The section starts after the loop that acquires the lock by compare-and-swap, and ends before the line
-        that releases it.
+        The section begins after the loop that acquires the lock by compare-and-swap. It ends before the line
+        that releases the lock.
         """
         home = self.outline and self.outline.function(self.low)
         lines = self.outline.text(home) if home else []
@@ -262,8 +263,8 @@ class Facts(AccessPair):
 
     @cached_property
     def outside_lock(self):
-        """A list with the access (a Site) outside the critical section if the other access is inside; else
-        []."""
+        """A list with the access (a Site) that is outside of the critical section while the other one is
+        inside, or an empty list."""
         if self.lock is None:
             return []
         first, last = self.lock

@@ -1,4 +1,4 @@
-"""The fixes of races, as sentences and as machine-readable steps. Terms in braces are keys of
+"""The fixes of races, as sentences and as steps that a program can apply. Terms in braces are keys of
 sim.observers.words."""
 
 from sim.events import ATOMIC, LOAD, STORE, Step
@@ -15,12 +15,12 @@ def has_barrier_between(facts):
 
 
 def needs_two_barriers(facts):
-    """Return whether the two lines are in a loop without a barrier, so that it needs two."""
+    """Return whether the two lines are in a loop without any barrier. Such a loop needs two barriers."""
     return facts.loop is not None and not facts.barriers_in_loop
 
 
 def moved_view(facts):
-    """Return (the view to move, the other view, the byte where the first one has to start)."""
+    """Return (the view to move, the other view, the byte at which the first one has to begin)."""
     spans = sorted(
         (*facts.span(name), site.line, name) for name, site in zip(facts.views, (facts.one, facts.other))
     )
@@ -51,8 +51,8 @@ def fix_of_views(facts):
 
 
 def general_fix(facts):
-    """Return the general fix: a second launch for a race between blocks, a barrier for a race within a
-    block."""
+    """Return the general fix, which is a second launch for a race between blocks, and a barrier for a race
+    within a block."""
     if facts.several_blocks:
         return (
             "let each block write elements of its own, combine them with {atomics}, or end the kernel and"
@@ -62,7 +62,7 @@ def general_fix(facts):
 
 
 def grid_barrier_advice(facts, joint):
-    """Return the fix that splits one statement by a grid barrier, or "" if it does not apply."""
+    """Return the advice to split one statement by a grid barrier, or "" if it does not apply."""
     if facts.language == TRITON or not facts.same_line or facts.loop or not steps_of_usual(facts):
         return ""
     return f"{joint}split line {facts.low}: read into a variable, then {{grid_barrier}}, then write"
@@ -80,7 +80,7 @@ def fix_of_phases(facts):
 
 
 def branch_advice(facts):
-    """Return the advice for branches around the barrier's position, or for a return before it."""
+    """Return the advice about a branch around the position of the barrier, or about a return before it."""
     outline = facts.outline
     node = outline and outline.between(facts.low, facts.high)
     if node is None or outline.all_reach_end(node):
@@ -105,7 +105,7 @@ def fix_of_barrier(facts):
 
 
 def insert(facts, node, what):
-    """Return the Steps that insert `what` after a Node of the outline: one Step, or none without a Node."""
+    """Return the Steps that insert `what` after a Node of the outline. Without a Node, there are none."""
     return () if node is None else (Step("insert", facts.one.function, node.last, what, node.first),)
 
 
@@ -122,8 +122,8 @@ def steps_of_barrier(facts, what="barrier"):
 
 
 def steps_between_lines(facts, low, high, what):
-    """Return the Steps that insert `what` between two lines, where every thread reaches it: one Step or
-    none."""
+    """Return the Steps that insert `what` between two lines, at a place that every thread reaches. If there
+    is no such place, there are none."""
     node = facts.outline.between(low, high)
     if node is None or facts.outline.all_reach_end(node):
         return insert(facts, node, what)
@@ -177,7 +177,7 @@ def fix_of_update(facts):
     lock = ", or let all hold one lock of atomics" if facts.synchronizes else ""
     atomic = f"one atomic, {{{facts.extreme[0]}}}" if facts.extreme else "{an_atomic}"
     place = atomic_target(facts.update[1].target) if facts.update and facts.language == NUMBA else None
-    if place and place[0].endswith("]"):  # a field of a record
+    if place and place[0].endswith("]"):  # the element is a field of a record
         atomic += f" on {place[0]} at {place[1]}"
     return f"{atomic}, or let each thread write an element of its own, or let one thread do it for all" + lock
 
@@ -198,10 +198,10 @@ def fix_of_statements(facts):
 
 
 def doable(facts, steps):
-    """Return the steps in a form that a program can apply, or none if Numba's atomics cannot name the
-    element.
+    """Return the steps in a form that a program can apply. If Numba's atomics cannot name the element, return
+    none.
 
-    Each statement on an edited line is first moved to a separate line.
+    A statement on a line that is edited is first moved to a line of its own.
     """
     edited = {step.line for step in steps if step.action in ("atomic", "split", "guard")}
     if shared := facts.shared_lines(sorted(edited)):
@@ -212,7 +212,7 @@ def doable(facts, steps):
 
 
 def elements_of(facts, step):
-    """Return a list with the text of the element that a step replaces by an atomic, or an empty list."""
+    """Return a list with the text of the element that a step replaces by an atomic. It may be empty."""
     found = assignment(facts.outline.lines[step.line]) if facts.outline else None
     return [step.element] if step.element else [found.target] if found and found.is_element else []
 
@@ -239,7 +239,7 @@ def fix_of_waiting(facts):
 
 def steps_of_usual(facts):
     """Return the steps of the general fix. For a race between blocks, a grid barrier marks where the kernel
-    could be split."""
+    can be split."""
     if facts.several_blocks and facts.branch:
         return steps_of_arms(facts)
     if facts.several_blocks and facts.same_line and not facts.colliding and facts.actions == {STORE, LOAD}:
@@ -323,7 +323,7 @@ def fix_of_ticket(facts):
 
 
 def use_of_old_value(text, line, found):
-    """Return the advice for a line that reads a ticket's counter."""
+    """Return the advice for a line that reads the counter of a ticket."""
     taken_back = tickets.taken_back(found.element, *found.added.split(" ", 1))
     if line > found.line and taken_back in text:
         return f"line {line} must use the old value that it returns in place of {taken_back}"

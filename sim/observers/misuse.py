@@ -21,8 +21,8 @@ def unassigned_variable(access, name):
 class Misuse(Observer):
     """An observer that reports `misuse` and `unassigned-variable`, both as warnings.
 
-    A `misuse` is an atomic that mixes dtypes, or a launch that wrote to none of its non-empty arrays. The
-    latter is reported only if there is no other finding, and if either no thread read an array or the kernel
+    A `misuse` is an atomic that mixes dtypes, or a launch that writes to none of its non-empty arrays. Such a
+    launch is reported only if there is no other finding, and if either no thread read an array or the kernel
     contains no store.
     """
 
@@ -49,16 +49,16 @@ class Misuse(Observer):
         )
 
     def unassigned(self, access, name):
-        place = access.block[::-1], access.thread[::-1]  # keep the lowest thread as the example
+        place = access.block[::-1], access.thread[::-1]  # the lowest thread serves as the example
         if access.site not in self.unset or place < self.unset[access.site][0]:
             self.unset[access.site] = place, unassigned_variable(access, name)
 
     def launch_finished(self, context):
         yield from (finding for _, finding in self.unset.values())
-        # Only the launch's arguments count: a module-level variable may belong to a library.
+        # Only arguments of the launch count, because a variable of the module may belong to a library.
         allocations = (a for a in context.space.allocations if a.keep is not None)
         arrays = [a.name for a in allocations if a.space == "global" and a.root.size]
-        # A kernel that read its data may correctly have found nothing to write.
+        # A kernel that has read its data may correctly find that there is nothing to write.
         chose = self.read and context.stores
         if arrays and not (self.wrote or context.wrote or chose or context.findings):
             yield Finding(

@@ -1,4 +1,4 @@
-"""Happens-before between threads, beyond block barriers.
+"""Happens-before between threads, beyond the barriers of a block.
 
 Barriers order the threads of one block. Release and acquire order everything else (PTX ISA, Memory
 Consistency Model):
@@ -7,13 +7,13 @@ Consistency Model):
     acquire   an atomic on the same element that reads the released value, directly or through other
               atomics in between
 
-A release publishes all accesses that its thread performed or acquired before the fence: to its own block
-after `threadfence_block`, to the whole grid after `threadfence`. Barriers for part of a block (mbarrier,
-named barrier) and `syncwarp` release and acquire without a fence.
+A release publishes all accesses that its thread performed or acquired before the fence. `threadfence_block`
+publishes them to the thread's own block, and `threadfence` to the whole grid. Barriers for a part of a block
+(mbarrier, named barrier) and `syncwarp` release and acquire without a fence.
 
 An atomic that does not write (a failed compare-and-swap) publishes nothing. An atomic of scope .cta neither
 publishes to other blocks nor acquires from them. An atomic on shared memory only orders threads of its block,
-because the memory belongs to that block.
+because the memory belongs to this block.
 
 The acquiring side needs no fence here, although PTX's acquire pattern requires one. The "last block" example
 in the CUDA C++ Programming Guide (Memory Fence Functions) omits it, and code that NVIDIA recommends must not
@@ -25,43 +25,43 @@ from dataclasses import replace
 
 from sim.events import ATOMIC, LOAD, SHARED, SPACE_SHIFT, Observer
 
-GRID, BLOCK = "grid", "block"  # reach of a fence
-COLUMNS = "thread", "segment", "position", "site", "address", "size"  # columns of a Batch
-MOST_UNIONS = 256  # maximum number of cached unions of clocks
-MOST_PARTS = 8  # maximum number of separate clocks per thread before they are merged
+GRID, BLOCK = "grid", "block"  # the reach of a fence
+COLUMNS = "thread", "segment", "position", "site", "address", "size"  # the columns of a Batch
+MOST_UNIONS = 256  # the maximum number of unions of clocks in the cache
+MOST_PARTS = 8  # the maximum number of separate clocks that a thread has before they are merged
 
 
 class HappensBefore:
-    """Vector clocks of all threads, updated once an event can order accesses.
+    """Vector clocks of all threads. They are maintained from the first event that can order accesses.
 
-    A clock is a dict with two kinds of entries. `block` maps to an epoch: all accesses of that block in
-    earlier epochs happen before. `(block, thread)` maps to the last segment of that thread that happens
+    A clock is a dict with two kinds of entries. A block maps to an epoch: all accesses of the block in
+    earlier epochs happen before. `(block, thread)` maps to the last segment of the thread that happens
     before.
 
-    generous: treat every atomic as if a grid-wide fence preceded it. Accesses that only this mode orders lack
-        a fence.
+    generous: whether to treat every atomic as if a grid-wide fence preceded it. Accesses that are ordered
+        only in this mode lack a fence.
     """
 
     def __init__(self, generous=False):
         self.generous = generous
-        self.active = False  # whether any event so far could order accesses
-        # (block, thread) -> {source: clock acquired from it}. A new clock from the same source contains the
-        # earlier ones, so it replaces them.
+        self.active = False  # whether any event so far can order accesses
+        # (block, thread) -> {source: clock that was acquired from it}. A new clock from the same source
+        # contains the earlier ones, so it replaces them. earlier ones, so it replaces them.
         self.acquired = {}
-        # block -> {thread: {reach: its clock at its last fence}}. The key None holds the clocks that any
-        # thread released before the last barrier.
+        # block -> {thread: {reach: the thread's clock at its last fence}}. The key None has the clocks that
+        # any thread released before the last barrier. thread released before the last barrier.
         self.released = {}
-        # element -> {GRID or a block: the clock that atomics have published to all blocks or to that block}
+        # element -> {GRID or a block: the clock that atomics have published to all blocks or to this block}
         self.published = {}
-        # (block, thread, address, reach) -> the clock that the thread last acquired there
+        # (block, thread, address, reach) -> the clock that the thread has acquired there last
         self.last_acquired = {}
-        self.history = {}  # (block, thread) -> (segments, the thread's clocks after each)
-        self.block_clocks = {}  # block -> (epochs, the clocks that all its threads have after each)
-        self.arrival_clocks = {}  # (block, phase of a barrier) -> clocks of the threads that arrived
+        self.history = {}  # (block, thread) -> (segments, the clocks of the thread after each of them)
+        self.block_clocks = {}  # block -> (epochs, the clocks that all its threads have after each of them)
+        self.arrival_clocks = {}  # (block, phase of a barrier) -> the clocks of the threads that have arrived
         self.unions = {}  # ids of clocks -> (the clocks, their union)
 
     def release(self, block, epoch, thread, segment, reach):
-        """Release at a fence: save the thread's clock, for its atomics to publish as far as the fence
+        """Release at a fence: save the clock of the thread. Its atomics publish the clock as far as the fence
         reaches."""
         self.active = True
         clock = self.clock(block, epoch, thread, segment)
@@ -70,48 +70,49 @@ class HappensBefore:
         released[thread] = {**before, BLOCK: clock}
 
     def clock(self, block, epoch, thread, segment):
-        """Return the current clock of a thread, including its own accesses."""
+        """Return the current clock of a thread, which includes its own accesses."""
         return merge(self.clocks_now(block, epoch, thread, segment))
 
     def clocks_now(self, block, epoch, thread, segment):
-        """Return two clocks whose union is the current clock of a thread: all acquired clocks, and the
-        thread's own accesses.
+        """Return two clocks whose union is the current clock of a thread.
 
-        The first one is shared by all threads that acquired the same clocks.
+        The first one contains everything that the thread has acquired. All threads that have acquired the
+        same clocks share it. The second one contains the thread's own accesses.
         """
         acquired = (*self.block_clocks.get(block, ((), ((),)))[1][-1], *self.thread_clocks(block, thread))
-        # Clocks are never modified once stored, so identity implies equality.
+        # A clock is never modified once it is stored, so equal ids imply equal clocks.
         key = tuple(map(id, acquired))
         if key not in self.unions:
             if len(self.unions) >= MOST_UNIONS:
                 self.unions.clear()
-            # keep the clocks alive, so that their ids stay valid
+            # Keep the clocks alive, so that their ids stay valid.
             self.unions[key] = acquired, merge(acquired)
         return self.unions[key][1], {block: epoch, (block, thread): segment}
 
     def arrive(self, block, epoch, thread, segment, phase):
-        """Release at a partial barrier: add the thread's clock to the barrier's phase."""
+        """Release at a barrier for a part of a block: add the clock of the thread to the phase of the
+        barrier."""
         self.active = True
         barrier, opened = phase
-        # Two phases later, every waiting thread has passed this one.
+        # Two phases later, every waiting thread has passed this phase.
         self.arrival_clocks.pop((block, (barrier, opened - 2)), None)
         self.arrival_clocks.setdefault((block, phase), []).extend(
             self.clocks_now(block, epoch, thread, segment)
         )
 
     def track_copies(self, block, epoch, thread, segment, phase):
-        """Let the thread's asynchronous copies arrive at an mbarrier when they complete.
+        """Let the asynchronous copies of the thread arrive at an mbarrier when they are complete.
 
         A thread that passes the barrier acquires the accesses that this thread performed before, and the
-        completion of the copies that it has issued.
+        completion of the copies that it issued.
         """
         self.arrive(block, epoch, thread, segment, phase)
         copies = copies_thread(thread)
         self.arrival_clocks[block, phase].append({(block, copies): segment})
 
     def precedes_barrier(self, at):
-        """Return whether a Moment happens before the block's last barrier, and thus before any later access
-        of the block."""
+        """Return whether a Moment happens before the last barrier of its block, and thus before any later
+        access of the block."""
         clocks = self.block_clocks.get(at.block, ((), ((),)))[1][-1]
         return any(at.segment <= clock.get((at.block, at.thread), -1) for clock in clocks)
 
@@ -123,7 +124,7 @@ class HappensBefore:
 
     def perform_atomic(self, block, epoch, thread, segment, address, wrote, reach):
         """Acquire the clocks that earlier atomics published at this element. If the atomic wrote, publish the
-        thread's own clock."""
+        clock of the thread."""
         if self.generous:
             self.release(block, epoch, thread, segment, GRID)
         if not self.active:
@@ -131,7 +132,8 @@ class HappensBefore:
         element = (block, address) if address >> SPACE_SHIFT == SHARED else address
         published, released = self.published.get(element, {}), self.released.get(block, {})
         homes = {block} if reach == BLOCK else {GRID, block}
-        # An unchanged clock was acquired before; skip it, because spinning threads repeat atomics many times.
+        # Skip a clock that has not changed since it was acquired, because spinning threads repeat atomics
+        # many times.
         acquired = {
             (element, home): published[home]
             for home in homes & published.keys()
@@ -151,20 +153,20 @@ class HappensBefore:
     def sync_warp(self, block, threads, segment):
         """Merge the clocks of the threads that arrive at a `syncwarp`."""
         self.active = True
-        # Each participant learns the accesses of all others up to this segment.
+        # Each participant acquires the accesses of all others up to this segment.
         own = {(block, thread): segment for thread in threads}
         together = merge([own, *(part for thread in threads for part in self.thread_clocks(block, thread))])
         for thread in threads:
             self.acquire(block, thread, segment, {"warp": together})
 
     def exchange(self, block, threads, segment):
-        """Do nothing: exchanging values between lanes does not order their memory accesses."""
+        """Do nothing: an exchange of values between lanes does not order their accesses to memory."""
 
     def sync_block(self, block, epoch):
-        """Merge the clocks of a block's threads at a block barrier.
+        """Merge the clocks of the threads of a block at a block barrier.
 
-        Every thread acquires the clocks of all the others. A grid-wide fence by any thread before the barrier
-        is valid for atomics by every thread after it.
+        Every thread acquires the clocks of all others. A grid-wide fence by any thread before the barrier is
+        valid for the atomics of every thread after it.
         """
         if block in self.released:
             clocks = [part[GRID] for part in self.released[block].values() if GRID in part]
@@ -177,7 +179,10 @@ class HappensBefore:
             before.append((merge([*before[-1], *acquired]),))
 
     def acquire(self, block, thread, segment, clocks):
-        """Add clocks to those of a thread. `clocks` maps each source to its clock."""
+        """Add clocks to the clock of a thread.
+
+        clocks: {source: clock}.
+        """
         by_source = {**self.acquired.get((block, thread), {}), **clocks}
         if len(by_source) > MOST_PARTS:
             by_source = {"merged": merge(by_source.values())}
@@ -187,19 +192,19 @@ class HappensBefore:
         clocks_after.append(tuple(by_source.values()))
 
     def thread_clocks(self, block, thread):
-        """Return the clocks whose union is the clock of a thread."""
+        """Return the clocks whose union is the acquired clock of a thread."""
         return self.acquired.get((block, thread), {}).values()
 
     def before(self, a, b):
-        """Return whether access a happens before access b. Both have the fields of a Moment."""
+        """Return whether access a happens before access b. Both have the attributes of a Moment."""
         return any(
             a.epoch < clock.get(a.block, -1) or a.segment <= clock.get((a.block, a.thread), -1)
             for clock in self.clocks_at(b)
         )
 
     def clocks_at(self, row):
-        """Yield the clocks of an access's thread and block at the time of the access."""
-        # The entry before `now` is the last one recorded earlier than the access.
+        """Yield the clocks of the access's thread and block at the time of the access."""
+        # The entry before position `bisect_left` is the last one that was recorded earlier than the access.
         for (moments, clocks_after), now in (
             (self.history.get((row.block, row.thread), NOTHING), row.segment),
             (self.block_clocks.get(row.block, NOTHING), row.epoch),
@@ -212,8 +217,8 @@ class Invalidation(HappensBefore):
     """The happens-before order of a kernel that invalidates mbarriers.
 
     An arrival, or a test of a phase, is complete once it returns. A lane that votes or matches afterwards no
-    longer uses the barrier, so a lane that receives the vote's result may invalidate it. The destructor of
-    cuda::pipeline relies on this rule. Such an exchange does not order plain memory accesses.
+    longer uses the barrier, so a lane that receives the result of the vote may invalidate it. The destructor
+    of cuda::pipeline relies on this rule. Such an exchange does not order plain accesses to memory.
     """
 
     def __init__(self, context):
@@ -234,7 +239,7 @@ class Invalidation(HappensBefore):
 
 
 def forwarded(name):
-    """Return a method of Invalidation that forwards an event to both of its orders."""
+    """Return a method of Invalidation that forwards an event to its two orders."""
 
     def event(self, *facts):
         getattr(HappensBefore, name)(self, *facts)
@@ -256,10 +261,10 @@ for _name in (
 
 
 class OrderingObserver(Observer):
-    """The base class of observers that need happens-before.
+    """The base class of observers that need the happens-before order.
 
-    It keeps `order` (a HappensBefore) up to date and passes the accesses of a block to `epoch_ended`, which
-    subclasses override, when an epoch ends. Local memory is ignored.
+    It keeps `order` (a HappensBefore) up to date. When an epoch ends, it passes the accesses of the block to
+    `epoch_ended`, which subclasses override. Local memory is ignored.
     """
 
     local = False
@@ -311,21 +316,22 @@ NOTHING = (), ()
 
 
 def copies_thread(thread):
-    """Return the pseudo-thread that represents a thread's asynchronous copies in a clock."""
+    """Return the pseudo-thread that represents the asynchronous copies of a thread in a clock."""
     return "copies", thread
 
 
 def widen(clock, clocks):
     """Return the union of a clock and several others.
 
-    If they add nothing, return the same object `clock`. Identity checks then suffice while threads spin.
+    If the others add nothing, return the same object `clock`. While threads spin, a comparison of ids then
+    suffices.
     """
     union = merge([clock, *clocks])
     return clock if clock == union else union
 
 
 def merge(clocks):
-    """Return the union of several clocks: the maximum bound for each key."""
+    """Return the union of several clocks, which has the highest bound for each key."""
     distinct = sorted({id(part): part for part in clocks}.values(), key=len)
     if len(distinct) < 2:
         return distinct[0] if distinct else {}
@@ -338,7 +344,7 @@ def merge(clocks):
 
 
 def without_reserved(batch, space):
-    """Return a batch without accesses to shared memory that the system reserves for libraries.
+    """Return a batch without the accesses to shared memory that the system reserves for libraries.
 
     Cooperative groups let all lanes store the same value there, and order lanes by shuffles. Neither is a
     fault of the kernel.

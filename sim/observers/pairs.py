@@ -1,4 +1,4 @@
-"""Pairs of accesses to the same bytes: which pairs race, and which pair a finding names."""
+"""Pairs of accesses to the same bytes: which pairs race, and which pair a finding describes."""
 
 from itertools import combinations
 
@@ -7,7 +7,7 @@ import numpy as np
 from sim.events import ATOMIC, LOAD, STORE
 from sim.observers.cells import ATOMIC_LOAD, distinct
 
-# Pairs of accesses to try in search of the lowest racing threads. After that, any racing pair will do.
+# The number of pairs in which to search for the lowest racing threads. After that, any racing pair will do.
 MOST_PAIRS = 4096
 WARP_SHIFT = 5
 ATOMICS = ATOMIC, ATOMIC_LOAD  # the actions of atomic accesses
@@ -19,12 +19,12 @@ def near(a, b):
 
 
 def colliding(pairs):
-    """Return whether two racing sites both store."""
+    """Return whether some racing pair consists of two stores."""
     return any(one & 3 == other & 3 == STORE for one, other in pairs)
 
 
 def replaced(rows, row):
-    """Return whether a store's thread stores to the cell again later."""
+    """Return whether the thread of a store stores to the cell again later."""
     own = (rows.thread == row.thread) & (rows.block == row.block)
     return row.site & 3 == STORE and bool(
         (own & (rows.position > row.position) & (rows.action == STORE)).any()
@@ -32,8 +32,8 @@ def replaced(rows, row):
 
 
 def compete(rows):
-    """Return whether accesses to one byte may race: at least one writes, and they are not all atomics on one
-    element."""
+    """Return whether accesses to one byte may race: at least one of them writes, and they are not all atomics
+    on one element."""
     actions = set(rows.action.tolist())
     if actions.isdisjoint({STORE, ATOMIC}):
         return False
@@ -41,8 +41,8 @@ def compete(rows):
 
 
 def alike(rows, party, chosen, order):
-    """Return whether all chosen accesses write the same value to the same element, or are ordered where they
-    differ."""
+    """Return whether all chosen accesses write the same value to the same element. Accesses that differ may
+    be ordered instead."""
     positions = np.flatnonzero(chosen)
     if all(same(rows, positions[0], i) for i in positions):
         return True
@@ -53,14 +53,14 @@ def alike(rows, party, chosen, order):
 
 
 def same(rows, i, j):
-    """Return whether two writes store the same value to the same element."""
+    """Return whether two writes store the same value to the same element. NaN equals NaN here."""
     a, b = rows.value[i], rows.value[j]
     where = rows.address[i] == rows.address[j] and rows.size[i] == rows.size[j]
     return where and (a == b or (a != a and b != b))
 
 
 def atomic(rows):
-    """Return a mask of the atomic accesses."""
+    """Return a mask of the accesses that are atomic."""
     return (rows.action == ATOMICS[0]) | (rows.action == ATOMICS[1])
 
 
@@ -69,16 +69,19 @@ def one_element(rows):
 
 
 def first_pair(rows, party, ones, others, order):
-    """Return the first unordered pair of accesses by different parties, lowest threads first, or None.
+    """Return the first unordered pair of accesses by different parties, or None.
 
-    A pair from different warps is preferred.
+    Pairs of low threads come first, and a pair from different warps is preferred.
+
+    ones, others: the positions of the accesses from which the pair is taken.
+    order: the HappensBefore, or None if nothing can be ordered.
     """
-    if order is None:  # Without an order, all accesses of a thread are equivalent: keep one of each.
+    if order is None:  # all accesses of a thread are equivalent then, so keep one of each thread
         ones, others = (
             positions[np.unique(rows.thread[positions] + (party[positions] << 12), return_index=True)[1]]
             for positions in (ones, others)
         )
-    # One number per warp of the grid: a block has at most 1024 threads.
+    # Number the warps of the grid. A block has at most 1024 threads.
     home = rows.block << 12 | rows.thread >> WARP_SHIFT
     far, tried = len(distinct(home[np.concatenate([ones, others])])) > 1, 0
     for wants_far in (True, False) if far else (False,):
@@ -96,7 +99,8 @@ def first_pair(rows, party, ones, others, order):
 
 
 def in_order(rows, i, j, order):
-    """Return whether the program orders the accesses at i and j, rather than merely this run's schedule.
+    """Return whether the program orders the accesses at i and j. The schedule of this run alone does not
+    count.
 
     rows: all accesses to the cell.
     """
@@ -110,8 +114,8 @@ def in_order(rows, i, j, order):
 def follows_atomic(rows, i, j):
     """Return whether a later atomic orders the access j after the atomic i.
 
-    The later atomic must be executed before j by j's own thread, or by another thread before a barrier that
-    precedes j. It observed the effect of i.
+    The later atomic has observed the effect of i. It must be executed by j's own thread before j, or by
+    another thread of the block before a barrier that precedes j.
     """
     element = (rows.address == rows.address[i]) & (rows.size == rows.size[i])
     mine = element & atomic(rows) & (rows.block == rows.block[j])
@@ -121,10 +125,10 @@ def follows_atomic(rows, i, j):
 
 
 def unordered_pairs(cells, order):
-    """Return, for each cell, an unordered pair of accesses (Rows), or None."""
+    """Return an unordered pair of accesses (Rows), or None, for each cell."""
     rows, cache = cells.rows, {}
 
-    # The order only depends on the segments, so cache it per pair of segments.
+    # The order depends only on the segments of the accesses, so cache it for each pair of segments.
     def ordered(i, j):
         pair = int(rows.segment[i]), int(rows.segment[j])
         if pair not in cache:
@@ -147,8 +151,8 @@ def unordered_pairs(cells, order):
 def successive(rows, party, members):
     """Yield pairs of plain accesses to a cell.
 
-    It suffices to compare each access with the last write, and each write with the reads since then, because
-    the order is transitive.
+    The order is transitive. It therefore suffices to compare each access with the last write, and each write
+    with the reads since then.
     """
     write, reads = None, []
     for i in members:
@@ -162,7 +166,7 @@ def successive(rows, party, members):
 
 
 def with_atomics(rows, party, members):
-    """Yield the pairs of accesses to a cell that must be ordered, if some accesses are atomic."""
+    """Yield the pairs of accesses to a cell that must be ordered, where some of the accesses are atomic."""
     here = rows[members]
     changing, plain = here.action == ATOMIC, np.flatnonzero(~atomic(here)).tolist()
     yield from successive(rows, party, members[plain].tolist())
@@ -171,7 +175,7 @@ def with_atomics(rows, party, members):
         competing = changing if here.action[j] == LOAD else atomic(here)
         atomics = np.flatnonzero(competing & (party[members] != party[members[j]]))
         earlier, later = atomics[atomics < j], atomics[atomics > j]
-        # Per thread, only the last atomic before the access and the first one after it need a check.
+        # For each thread, only the last atomic before the access and the first one after it need a check.
         last = earlier[len(earlier) - 1 - np.unique(who[earlier][::-1], return_index=True)[1]]
         first = later[np.unique(who[later], return_index=True)[1]]
         yield from ((members[i], members[j]) for i in last if not follows_atomic(here, i, j))
@@ -181,10 +185,10 @@ def with_atomics(rows, party, members):
 
 
 def overlapping_atomics(here, party, members):
-    """Yield pairs of atomics on elements that overlap but are not equal. Such atomics are not atomic with
-    respect to each other.
+    """Yield pairs of atomics on elements that overlap but are not equal. They are not atomic with respect to
+    each other.
 
-    For each atomic, the last earlier one by each other thread is sufficient.
+    For each atomic, the last earlier one by each other thread suffices.
     """
     who = here.block.astype(np.int64) << 12 | here.thread
     for j in np.flatnonzero(atomic(here)).tolist():

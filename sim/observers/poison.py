@@ -1,12 +1,12 @@
 """Accesses that are consequences of an earlier finding, which left a thread with an undefined value.
 
-Reading unwritten memory, shuffling from a lane that does not participate, and accessing an array out of
-bounds all return a conspicuous value, the poison. An access at a poisoned index is a consequence. Its finding
-names the cause and follows it in the report. The cause is a finding for the same thread, or else for a thread
-of the same block.
+Three operations return a conspicuous value, the poison: a read of unwritten memory, a shuffle from a lane
+    that does not participate, and an access out of bounds. An access at a poisoned index is a consequence of
+    such an operation. Its finding refers to the cause, and follows it in the report. The cause is a finding
+    for the same thread, or else for a thread of the same block.
 
-Poison of 32 and 64 bits is far outside any array. Poison of 8 and 16 bits is also a plausible result of wrong
-index arithmetic, so it counts only if the thread itself has an earlier finding. If arithmetic has changed the
+Poison of 32 and 64 bits is far outside of any array. Poison of 8 and 16 bits may also result from wrong index
+arithmetic, so it counts only if the thread itself has an earlier finding. If arithmetic has changed the
 poison beyond recognition, the source may still show that the index depends on the undefined value.
 """
 
@@ -15,18 +15,20 @@ from dataclasses import replace
 from sim.events import INTEGER_POISON, UNTYPED_POISON, leading_name
 from sim.observers.statements import index_of
 
-FAR = 1 << 24  # elements; wrong index arithmetic alone does not reach this far
-# size of an integer in bytes -> largest offset, in elements, that a kernel is expected to add to a poisoned
-# index
+FAR = 1 << 24  # a number of elements; wrong index arithmetic alone does not reach this far
+# Size of an integer in bytes -> the largest offset, in elements, that a kernel is expected to add to a
+# poisoned index. index
 OFFSETS = {1: 16, 2: 1 << 10, 4: 1 << 20, 8: 1 << 20}
 NARROW, WIDE = (1, 2), (4, 8)
 
 
 def near_poison(index, sizes, byte=INTEGER_POISON):
-    """Return whether an index is close to poison: an integer of one of these sizes whose bytes are all
-    `byte`.
+    """Return whether an index is close to poison.
 
-    The integer may be signed or unsigned. Untyped poison is -1 if signed, so no offset is allowed for it.
+    Poison is an integer whose bytes all equal `byte`. It may be signed or unsigned. Untyped poison is -1 if
+    it is signed, so no offset is allowed for it.
+
+    sizes: the possible sizes of the integer in bytes.
     """
     return any(
         abs(index - int.from_bytes(bytes([byte]) * size, "little", signed=signed))
@@ -37,8 +39,8 @@ def near_poison(index, sizes, byte=INTEGER_POISON):
 
 
 def link_causes(findings):
-    """Return the findings, with causes added to their consequences. A finding that is a cause becomes an
-    error."""
+    """Return the findings, with causes added to those that are consequences. A finding that is a cause
+    becomes an error."""
     consequences = consequences_of(findings)
     if not consequences:
         return findings
@@ -89,9 +91,11 @@ def by_thread(findings):
 
 
 def source_of(finding, roots):
-    """Return the thread's first undefined value from which the source computes the access's index, or None.
+    """Return the first finding of the thread about an undefined value from which the source computes the
+    index of an access. Return None if there is none.
 
-    roots: {thread: its findings}.
+    finding: the finding about the access.
+    roots: {(block, thread): its findings about undefined values}.
     """
     access = finding.accesses[0]
     mine = roots.get((access.block, access.thread), ())
@@ -109,8 +113,8 @@ def flows_into(root, finding):
 
 
 def rank(finding):
-    """Return the sort key for selecting a cause: uninitialized reads and shuffles before other findings, then
-    by position."""
+    """Return the sort key by which a cause is chosen. Uninitialized reads and shuffles precede other
+    findings, and equal ones are in the order of their positions."""
     outside = finding.kind == "out-of-bounds"
     return outside, finding.key[2], [(block[::-1], thread[::-1]) for block, thread in threads(finding)]
 
@@ -128,7 +132,7 @@ def blocks(finding):
 
 
 def with_cause(finding, cause, is_consequence, is_root):
-    """Return a finding with its cause in the reason, or as an error if it is itself a cause."""
+    """Return a finding with its cause in the reason. A finding that is a cause itself becomes an error."""
     if is_root:
         return replace(finding, severity="error")
     if not is_consequence or cause is None and not is_poison(finding):

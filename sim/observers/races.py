@@ -1,7 +1,7 @@
 """races: data races between two threads.
 
-Two threads access the same byte, at least one of them writes, the accesses are not both atomic, and nothing
-orders them. Two accesses are ordered by any of these:
+In a race, two threads access the same byte, at least one of them writes, not both accesses are atomic, and
+nothing orders them. Each of these orders two accesses:
 
     program order, if they belong to the same thread
     a barrier of their block between them
@@ -29,16 +29,18 @@ from sim.observers.facts import Facts
 from sim.observers.order import GRID, HappensBefore, OrderingObserver
 from sim.observers.pairs import alike, colliding, compete, first_pair, near, replaced, unordered_pairs
 
-# Maximum number of racy cells examined per block, and between blocks. After that, only one cell per pattern
-# is examined, and the others are counted: a missing barrier in a loop causes the same races in each epoch.
+# The maximum number of racy cells that are examined per block, and between blocks. Beyond it, only one cell
+# per pattern is examined, and the others are counted. A missing barrier in a loop, for example, causes the
+# same races in each epoch. is examined, and the others are counted: a missing barrier in a loop causes the
+# same races in each epoch.
 MOST_OF_BLOCK = 512
-MOST_EVENTS = 1 << 12  # maximum number of recorded events, which decide whether a fence is missing
+MOST_EVENTS = 1 << 12  # the maximum number of recorded events, which show whether a fence is missing
 
 
 class Races(OrderingObserver):
     """An observer that reports `race-shared` and `race-global`.
 
-    Writes of equal values are warnings, or can be allowed.
+    allow_equal_writes: whether to ignore races between writes of equal values. Otherwise, they are warnings.
     """
 
     def __init__(self, allow_equal_writes: bool = False) -> None:
@@ -47,14 +49,15 @@ class Races(OrderingObserver):
     def launch_started(self, context):
         super().launch_started(context)
         self.flights = Flights(context)
-        # events passed to `order`; (number of events replayed, an order that adds a fence to every atomic)
+        # The events that were passed to `order`. Then a pair (number of events replayed, an order in which a
+        # fence precedes every atomic).
         self.events, self.generous = [], (0, HappensBefore(generous=True))
-        self.meetings = {}  # ("syncthreads", "syncwarp" or "grid.sync", function) -> lines of the barrier
-        self.blocks, self.names = {}, []  # block -> its number; blocks by number
+        self.meetings = {}  # ("syncthreads", "syncwarp" or "grid.sync", function) -> lines of these barriers
+        self.blocks, self.names = {}, []  # block -> its number; the blocks in the order of their numbers
         self.global_accesses = []  # accesses to global memory since the last grid barrier
-        self.examined = Counter()  # block, or None between blocks -> number of racy cells examined
-        self.scanned, self.diverged = 0, []  # number of findings scanned so far, and those about divergence
-        self.repeated = {}  # (block, pattern) -> the findings for one cell with this pattern
+        self.examined = Counter()  # block, or None between blocks -> number of racy cells that were examined
+        self.scanned, self.diverged = 0, []  # the number of findings scanned so far; those about divergence
+        self.repeated = {}  # (block, pattern) -> the findings for one cell that has this pattern
 
     def grid_barrier_opened(self):
         return self.between_blocks()
@@ -83,7 +86,7 @@ class Races(OrderingObserver):
             self.events.append((name, self.number(block), *facts))
 
     def number(self, block):
-        """Return the number of a block, assigned from 0 in order of first use."""
+        """Return the number of a block. Numbers are assigned from 0 in the order of first use."""
         if block not in self.blocks:
             self.blocks[block] = len(self.names)
             self.names.append(block)
@@ -92,10 +95,10 @@ class Races(OrderingObserver):
     # --- collecting accesses --------------------------------------------------------------------------------
 
     def epoch_ended(self, block):
-        """Return the races within one block and epoch. Keep accesses to global memory for
+        """Return the races within one block and epoch. Accesses to global memory are kept for
         `between_blocks`."""
         batches = self.epoch.pop(block, ())
-        # A line without a write cannot race, so loads of such lines are dropped.
+        # A line to which nobody writes cannot have a race, so loads of such lines are dropped.
         lines = [batch.address[batch.action != LOAD] >> LINE_SHIFT for batch in batches]
         lines.append(self.flights.lines(self.number(block)))
         written = distinct(np.concatenate(lines))
@@ -118,14 +121,14 @@ class Races(OrderingObserver):
         for site, action in self.context.block_scoped.items():
             rows.action[rows.site == site] = action
         ranks = np.empty(len(self.names), np.int64)
-        # Rank blocks by index, so that reports name the lowest ones, whatever the order of execution.
+        # Rank the blocks by index, so that findings name the lowest ones, whatever the order of execution.
         ranks[sorted(range(len(ranks)), key=lambda number: self.names[number][::-1])] = np.arange(len(ranks))
         return self.races(rows, ranks[rows.block])
 
     @property
     def order_matters(self):
-        """True if execution order can matter, because atomics, fences or partial barriers may order
-        accesses."""
+        """True if anything beyond barriers can order accesses: atomics, fences, or barriers for a part of a
+        block."""
         return self.order.active or self.context.synchronizes
 
     # --- finding races --------------------------------------------------------------------------------------
@@ -133,7 +136,9 @@ class Races(OrderingObserver):
     def races(self, rows, party, block=None):
         """Return findings for all cells that two parties access without an order.
 
-        party: the party of each row: a thread if `block` (a number) is given, else a block.
+        rows: the accesses.
+        party: the party of each row. It is a thread if `block` is given, else a block.
+        block: the number of the block within which to search, or None to search between blocks.
         """
         loads = [site for site, action in self.context.strong.items() if action == LOAD]
         rows.action[np.isin(rows.site, loads) & (rows.action == ATOMIC)] = ATOMIC_LOAD
@@ -144,7 +149,7 @@ class Races(OrderingObserver):
             cells = cells.select([pair is not None for pair in racing_pairs])
             racing_pairs = [pair for pair in racing_pairs if pair is not None]
         findings, self.extents = [], Extents(rows, self.context.space)
-        # After the limit, known patterns are only counted.
+        # Beyond the limit, cells with known patterns are only counted.
         repeats = self.examined[block] >= MOST_OF_BLOCK
         most = 1 if repeats else MOST_CELLS
         for pattern, same_cells in cells.patterns(always=repeats):
@@ -164,9 +169,11 @@ class Races(OrderingObserver):
         return findings
 
     def races_at(self, address, rows, party, racing_pair):
-        """Yield one finding per pair of sites that race for a cell.
+        """Yield one finding for each pair of sites that race for a cell.
 
-        racing_pair: two racing Rows, or None.
+        address: the address of the cell.
+        rows, party: the accesses to the cell, and their parties.
+        racing_pair: two Rows that race, or None.
         """
         sites = {site: np.flatnonzero(rows.site == site) for site in distinct(rows.site).tolist()}
         order, pairs = self.order if self.order_matters else None, {}
@@ -177,8 +184,8 @@ class Races(OrderingObserver):
                     pairs[one, other] = tuple(map(rows.row, pair))
         if not pairs and racing_pair:
             pairs[racing_pair[0].site, racing_pair[1].site] = racing_pair
-        # A racy read can influence the value that its thread writes. So equal values only excuse a race if
-        # all racing accesses are stores.
+        # A racy read can change the value that its thread writes. Equal values therefore excuse a race only
+        # if all racing accesses are stores. all racing accesses are stores.
         equal = all(one & 3 == other & 3 == STORE for one, other in pairs) and all(
             alike(rows, party, (rows.site == one) | (rows.site == other), order) for one, other in pairs
         )
@@ -214,8 +221,11 @@ class Races(OrderingObserver):
         )
 
     def facts(self, a, b, address, rows, equal, pairs, space):
-        """Return the Facts about two accesses to a cell. `pairs` contains all pairs of sites that race for
-        the cell."""
+        """Return the Facts about two accesses to a cell.
+
+        equal: whether both write the same value.
+        pairs: all pairs of sites that race for the cell.
+        """
         return Facts(
             a,
             b,
@@ -245,8 +255,8 @@ class Races(OrderingObserver):
         )
 
     def divergences(self):
-        """Return the findings about divergence so far."""
-        # scan only new ones: a launch may have thousands of races
+        """Return all findings about divergence so far."""
+        # Scan only new findings, because a launch may have thousands of races.
         new = self.context.findings[self.scanned :]
         self.diverged += [finding for finding in new if finding.kind.endswith("-divergence")]
         self.scanned += len(new)
@@ -270,8 +280,8 @@ class Races(OrderingObserver):
         return False
 
     def lacks_fence(self, a, b):
-        """Return whether, in a launch that synchronises through atomics, a fence before every atomic would
-        order the two accesses."""
+        """Return whether a fence before every atomic would order the two accesses. Return False unless the
+        launch synchronises through atomics."""
         if len(self.events) == MOST_EVENTS or not self.context.synchronizes:
             return False
         replayed, order = self.generous

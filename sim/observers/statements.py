@@ -1,6 +1,6 @@
-"""Parsers for source lines in Python or C++: assignments, atomics, and array elements.
+"""Parsers for source lines in Python or C++. They find assignments, atomics and array elements.
 
-Regular expressions are sufficient, because the advice that uses these results has a general fallback.
+Regular expressions suffice, because the advice that uses the results has a general fallback.
 """
 
 import re
@@ -15,7 +15,7 @@ HEADER = re.compile(r"(?:\}?\s*else\b|(?:if|for|while)\s*(?=\())")
 LVALUE = re.compile(
     r"^(?:const\s+)?(?:[\w:]+[\s&*]+)*?(?P<star>\*?)(?P<name>\w+)\s*(?P<rest>(?:\[.*\]|\.\w+)*)$"
 )
-# a field, .name or ["name"], after an element of a record array
+# A field, .name or ["name"], after an element of a record array.
 FIELD = re.compile(r"\.(\w+)|\[([\"'])(\w+)\2\]")
 CALL_OF_ATOMIC = re.compile(r"(?:cuda\.)?atomic\.\w+(?=\()")
 POINTER = re.compile(r"tl\.\w+\(\s*(\w+) \+ ")  # a pointer to an element in Triton: x + i
@@ -23,7 +23,7 @@ EXTREME = re.compile(r"(?:\w+(?:\.|::))*f?(min|max)(?:imum|f)?(?=\()")
 CONDITIONAL = re.compile(
     r"(?P<then>.+) if (?P<test>.+) else (?P<other>.+)|(?P<test2>.+) \? (?P<then2>.+) : (?P<other2>.+)"
 )
-ATOMIC_OPERATORS = "+-|&^"  # operators of `target operator= value` that an atomic can perform
+ATOMIC_OPERATORS = "+-|&^"  # the operators of `target operator= value` that an atomic can perform
 LOOSER_THAN_SUM = re.compile(r"[<>=?&|^]|\b(?:if|and|or)\b")  # operators with a lower precedence than a sum
 PLACE = r"\(?(\*\s*\w+|\w+\s*\[[^\[\]]+\])\)?"
 STEP = re.compile(rf"{PLACE}\s*(\+\+|--)|(\+\+|--)\s*{PLACE}")
@@ -32,7 +32,7 @@ OPERATORS = ("//", "<<", ">>", "**", *"+-*/|&^%")
 
 @dataclass(frozen=True)
 class Assignment:
-    """A statement `target operator= value`. `operator` is "" for a plain assignment."""
+    """A statement `target operator= value`. The operator is "" for a plain assignment."""
 
     target: str
     name: str  # the identifier at the start of the target
@@ -42,8 +42,10 @@ class Assignment:
 
 
 def statements(source):
-    """Return (offset, text) for each statement on a source line. Semicolons inside parentheses, as in a `for`
-    header, do not separate statements."""
+    """Return (offset, text) for each statement on a source line.
+
+    A semicolon inside parentheses, as in the header of a `for` loop, does not separate statements.
+    """
     source = re.sub(r"(^|[;{}])\s*//.*$|\s#\s.*$", r"\1", source)
     found, depth, begin = [], 0, 0
     for at, letter in enumerate(f"{source};"):
@@ -56,13 +58,16 @@ def statements(source):
 
 
 def statement_of(site):
-    """Return the statement at a Site's column."""
+    """Return the statement at the column of a Site."""
     offset = site.column - site.indent
     return next((text for at, text in reversed(statements(site.source)) if at <= offset), site.source)
 
 
 def may_perform(text, action):
-    """Return whether a C++ statement may perform this kind of access to an element."""
+    """Return whether a C++ statement may perform an access of this kind to an element.
+
+    action: "load", "store" or "atomic".
+    """
     found, is_atomic = assignment(text), ATOMIC_CALL.search(text) is not None
     if action != "load":
         return is_atomic if action != "store" else found is not None and found.is_element
@@ -71,9 +76,11 @@ def may_perform(text, action):
 
 
 def index_of(site, name):
-    """Return (text of the index, its offset in the line) for the access at a Site to the array `name`.
+    """Return (text of the index, its offset in the line) for the access at a Site to an array.
 
     Return None if the source does not show the index.
+
+    name: the name of the array.
     """
     offset = max(site.column - site.indent, 0)
     here = site.source[offset:]
@@ -96,8 +103,11 @@ def index_of(site, name):
 
 
 def lines_of_value(lines, value):
-    """Return the numbers of those `lines`, (number, text) pairs, that assign a variable on which `value`
-    depends."""
+    """Return the numbers of the lines that assign a variable on which `value` depends, directly or
+    indirectly.
+
+    lines: pairs (number, text).
+    """
     names, found = set(re.findall(r"[^\W\d]\w*", value)), frozenset()
     setting = [(n, assignment(text)) for n, line in lines for _, text in statements(line)]
     while True:
@@ -109,7 +119,8 @@ def lines_of_value(lines, value):
 
 
 def atomic_target(target):
-    """Return the (array, index) arguments of a Numba atomic on an element, or None if there are none.
+    """Return the arguments (array, index) that a Numba atomic takes for an element. Return None if there are
+    none.
 
     For x[i], they are x and i. For the field x[i].n, they are x["n"] and i.
     """
@@ -124,8 +135,8 @@ def atomic_target(target):
 
 
 def extreme(value, name):
-    """Return ("min" or "max", other operand) if a value is the minimum or maximum of `name` and another
-    operand, or None.
+    """Return ("min" or "max", the other operand) if a value is the minimum or maximum of `name` and another
+    operand. Return None otherwise.
 
     Both min(name, x) and `x if x < name else name` are recognised.
     """
@@ -146,7 +157,8 @@ def extreme(value, name):
 
 
 def stepped(source):
-    """Return (text, element, operator) for `x[i]++` or similar inside a larger C++ expression, or None."""
+    """Return (text, element, operator) for `x[i]++`, or a similar step, inside a larger C++ expression.
+    Return None if there is none."""
     found, text = STEP.search(source), statement(source)
     if found is None or text in (found[0], f"({found[0]})"):
         return None

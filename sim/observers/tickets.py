@@ -1,8 +1,8 @@
-"""Reads of an element that could be replaced by a single atomic on it: tickets, claims and checks.
+"""Reads of an element that a single atomic could replace: tickets, claims and checks.
 
-A ticket is a counter that threads read and increment in two statements. A claim is a comparison in a branch's
-condition, followed by a store to the same element in the branch. A check is such a comparison before an
-atomic.
+A ticket is a counter that threads read and increment in two statements. A claim is a comparison in the
+condition of a branch, followed by a store to the same element in the branch. A check is such a comparison
+before an atomic.
 """
 
 import re
@@ -30,18 +30,18 @@ MIRRORED = {"==": "==", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
 
 @dataclass(frozen=True)
 class Ticket:
-    """A counter: `element` is incremented on line `line`, and threads need its value on other lines."""
+    """A counter whose `element` is incremented on line `line`, while threads read it on other lines."""
 
     line: int
-    first: int  # line of the first of these statements
+    first: int  # the line of the first of these statements
     element: str
-    reads: tuple[int, ...]  # lines that read the element
-    added: str  # such as "+ 1"
+    reads: tuple[int, ...]  # the lines that read the element
+    added: str  # the operator and operand, such as "+ 1"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A store of `value` on line `line`, guarded by a comparison with the element on line `header`."""
+    """A store of `value` on line `line`, guarded by a comparison of the element on line `header`."""
 
     line: int
     header: int
@@ -49,12 +49,12 @@ class Claim:
     operation: str  # "cas", "min" or "max"
     expected: str
     value: str
-    copied: str | None  # variable that the branch compares in place of the element, or None
+    copied: str | None  # the variable that the branch compares instead of the element, or None
 
 
 def increased(source):
-    """Return (element, operator, operand) for a statement that adds to an element, plainly or atomically, or
-    None."""
+    """Return (element, operator, operand) for a statement that adds to an element, plainly or atomically.
+    Return None for any other statement."""
     found = assignment(source)
     if found and found.is_element and found.operator:
         return (found.target, found.operator, found.value) if found.operator in ATOMIC_OPERATORS else None
@@ -76,7 +76,7 @@ def increased(source):
 
 
 def elements(text, name):
-    """Return all substrings `name[...]` in a text, including a record field that follows."""
+    """Return all substrings `name[...]` of a text, each with the record field that follows it."""
     found = []
     for match in re.finditer(rf"\b{re.escape(name)}\s*\[", text):
         end = match.end() + closing_bracket(text[match.end() - 1 :])
@@ -86,14 +86,15 @@ def elements(text, name):
 
 
 def unchanged(outline, first, last, *texts):
-    """Return whether no line from `first` to `last` - 1 assigns to an identifier in the texts."""
+    """Return whether no line from `first` up to but not including `last` assigns to an identifier in the
+    texts."""
     between = "\n".join(outline.lines[line] for line in range(first, last))
     names = {name for text in texts for name in re.findall(r"[A-Za-z_]\w*", text)}
     return not any(assigned(name, between) for name in names)
 
 
 def ticket(facts):
-    """Return the Ticket that contains both accesses, or None."""
+    """Return the Ticket to which both accesses belong, or None."""
     outline = facts.outline
     sites = [SITES[row.site] for row in (facts.a, facts.b) if row.site & 3 in (STORE, ATOMIC)]
     site = next((site for site in sites if increased(facts.statement(site))), None)
@@ -102,7 +103,7 @@ def ticket(facts):
     element, operator, operand = increased(facts.statement(site))
     name = re.match(r"\w*", element)[0]
     holder = outline.holders(outline.innermost(site.line), outline.root)[-1]
-    # Search the text rather than the log: a compiler may read the element once for several lines.
+    # Search the text and not the log, because a compiler may read the element once for several lines.
     lines = [
         line for line, text in outline.text(holder) if outline.part(holder, line) and takes(text, element)
     ]
@@ -124,7 +125,7 @@ def ticket(facts):
 
 
 def takes(text, element):
-    """Return whether a line reads an element, rather than only assigning to it."""
+    """Return whether a line reads an element. An assignment to it does not count."""
     found = assignment(text)
     assigns = found is not None and found.target == element and not found.operator
     return element in elements(found.value if assigns else text, re.match(r"\w*", element)[0])
@@ -135,10 +136,10 @@ def index(element):
 
 
 def is_own_value(outline, holder, line, added):
-    """Return whether the thread needs the value that its own atomic returned, rather than the final one.
+    """Return whether the thread needs the value that its own atomic returned, and not the final one.
 
-    This is so if the line compares the element, uses it as an index (perhaps through a variable), or
-    reverts the addition.
+    It does if the line compares the element, uses it as an index (perhaps through a variable), or reverts the
+    addition.
     """
     element, text = added[0], outline.lines[line]
     if is_number(text, element) or taken_back(*added) in text:
@@ -151,7 +152,7 @@ def is_own_value(outline, holder, line, added):
 
 
 def taken_back(element, operator, operand):
-    """Return the text that computes an element's value before the addition."""
+    """Return the expression for the value that an element had before the addition."""
     return f"{element} {'-' if operator == '+' else '+'} {operand}"
 
 
@@ -168,13 +169,13 @@ def statement_or_header(text):
 
 
 def claim(facts):
-    """Return the Claim for a load in a branch's condition and a store in the branch, or None."""
+    """Return the Claim for a load in the condition of a branch and a store in the branch, or None."""
     outline, store = facts.outline, of_action(facts, STORE)
     found = assignment(facts.statement(store)) if outline and store else None
     if found is None or not found.is_element or found.operator:
         return None
     load = of_action(facts, LOAD)
-    # Lines count from each function's `def`, and `outline` has one function.
+    # Lines count from the `def` of each function, and `outline` contains one function.
     headers = [read.line for read in ([load] if load else facts.reads) if read.function == store.function]
     branches = (headed_branch(outline, line, store.line) for line in headers)
     branch = next(filter(None, branches), None) or branch_on_copy(outline, found.target, headers, store.line)
@@ -199,7 +200,8 @@ def claim(facts):
 
 
 def copy_of(outline, lines, element):
-    """Return the variable that a line assigns an element to, if nothing else assigns it, or None."""
+    """Return the variable to which a line assigns an element, if nothing else assigns the variable. Return
+    None otherwise."""
     for line in lines:
         found = assignment(outline.lines[line])
         home = outline.function(line)
@@ -210,7 +212,8 @@ def copy_of(outline, lines, element):
 
 
 def branch_on_copy(outline, element, lines, line):
-    """Return the innermost branch around a line, if its header compares a copy of the element; else None."""
+    """Return the innermost branch around a line if its header compares a copy of the element. Return None
+    otherwise."""
     copied = copy_of(outline, lines, element)
     around = [node for node in outline.path(line) if node.kind == "branch"]
     fits = copied and around and mentions(outline.lines[around[-1].first], copied)
@@ -218,7 +221,7 @@ def branch_on_copy(outline, element, lines, line):
 
 
 def conjuncts(line):
-    """Return the conditions in a branch's header, all of which must hold."""
+    """Return the conditions in the header of a branch, all of which must be true."""
     test = HEADER.match(line.strip())
     text = test[1].strip() if test else ""
     text = text.rstrip("{ ").removesuffix(":").strip()
@@ -243,13 +246,13 @@ def headed_branch(outline, header, line):
 
 
 def of_action(facts, action):
-    """Return the Site of the access with this action, or None."""
+    """Return the Site of the access that performs this action, or None."""
     return next((SITES[row.site] for row in (facts.a, facts.b) if row.site & 3 == action), None)
 
 
 def check(facts):
     """Return (line, element) for a load in the condition of a branch that contains an atomic or a store on
-    the same array, or None."""
+    the same array. Return None if there is none."""
     outline, load = facts.outline, of_action(facts, LOAD)
     change = of_action(facts, ATOMIC) or of_action(facts, STORE)
     if outline is None or load is None or change is None:

@@ -1,4 +1,4 @@
-"""trace: a recording of loads, stores, atomics and barriers in order, for figures and tests."""
+"""trace: a recording of loads, stores, atomics and barriers, in order, for figures and tests."""
 
 from collections.abc import Iterable
 
@@ -13,8 +13,8 @@ COLUMNS = ("action", "block", "epoch", "thread", "site", "address")
 class Trace(Observer):
     """An observer that stores a Recording in `report.trace`.
 
-    blocks: the blocks to record, each (x, y, z) or x; None for all.
-    limit: the maximum number of events to record. Later ones are only counted.
+    blocks: the blocks to record, each as (x, y, z) or as x. None records all blocks.
+    limit: the maximum number of events to record. Later events are only counted.
     """
 
     def __init__(self, blocks: Iterable[int | Index3] | None = None, limit: int = 100_000) -> None:
@@ -41,7 +41,7 @@ class Trace(Observer):
         self.add(block, 1, BARRIER, epoch, -1, self.barrier_site[block], -1)
 
     def add(self, block, length, action, epoch, thread, site, address):
-        """Add `length` rows, up to the limit."""
+        """Add `length` rows, or as many as the limit allows."""
         if self.wanted is not None and block not in self.wanted:
             return
         room = min(length, self.limit - self.length)
@@ -60,8 +60,8 @@ class Trace(Observer):
         context.trace = Recording(*of_launch, cut=self.cut, **columns)
 
     def elements(self, addresses):
-        """Return (arrays in the order of their first access, array number per address, flat element index per
-        address)."""
+        """Return (arrays in the order of their first access, number of the array for each address, flat index
+        of the element for each address)."""
         homes, array, element = [], np.full(len(addresses), -1), np.full(len(addresses), -1)
         touched = []
         for a in self.space.allocations:

@@ -1,4 +1,4 @@
-"""traffic: accesses and bytes by array and memory space, plus barriers, shuffles and votes."""
+"""traffic: accesses and bytes by array and memory space, and the number of barriers, shuffles and votes."""
 
 from collections import Counter
 
@@ -6,17 +6,19 @@ import numpy as np
 
 from sim.events import SITES, Column, Observer
 
-LUMP = 1 << 14  # accesses per counting step: enough for numpy to be efficient, few enough for the CPU's cache
+# The number of accesses that are counted together. It is large enough for numpy to be efficient, and small
+# enough for the CPU's cache.
+LUMP = 1 << 14
 BARRIERS = "syncthreads", "grid.sync"
 DONE = {"load": "loads", "store": "stores", "atomic": "atomics"}
 
 
 class Traffic(Observer):
-    """A counter of accesses and bytes. No cache is simulated: every access by every thread counts.
+    """A counter of accesses and bytes. No cache is simulated, so every access by every thread counts.
 
-    It counts `loads`, `stores` and `atomics` of elements, and `load_bytes`, `store_bytes` and `atomic_bytes`:
-    for the launch, by memory space (`counters["memory"]`), by array (`counters["arrays"]`, keyed by (space,
-    name)) and by source line.
+    It counts `loads`, `stores` and `atomics` of elements, and `load_bytes`, `store_bytes` and `atomic_bytes`.
+    These counters exist for the launch, by memory space (`counters["memory"]`), by array
+    (`counters["arrays"]`, with keys (space, name)), and by source line.
 
     It also counts collective operations by name ("syncthreads", "shfl_down_sync", ...), for the launch
     (`counters["together"]`) and by source line.
@@ -29,9 +31,9 @@ class Traffic(Observer):
     )
 
     def __init__(self) -> None:
-        # (site, space, name, size) -> accesses; (name, site) -> executions
+        # (site, space, name, size) -> number of accesses; (name, site) -> number of executions
         self.accessed, self.together = Counter(), Counter()
-        self.batches, self.buffered = [], 0  # columns that are still to be counted, and their total length
+        self.batches, self.buffered = [], 0  # the columns that are not counted yet, and their total length
 
     def launch_started(self, context):
         self.allocations, self.owner_count, self.order = context.space.allocations, 0, None
@@ -43,22 +45,23 @@ class Traffic(Observer):
             self.count()
 
     def count(self):
-        """Count the buffered batches, and empty the buffer."""
+        """Count the accesses in the buffer, and empty it."""
         if not self.batches:
             return
         (site, address, size), (starts, names) = map(np.concatenate, zip(*self.batches)), self.owners()
         self.batches, self.buffered = [], 0
-        # Allocations do not overlap, so the last one that starts at or before an address contains it.
+        # Allocations do not overlap, so the last one that begins at or before an address contains the
+        # address.
         owner = np.searchsorted(starts, address, side="right") - 1
         first, bits = int(site.min()), int(size.max()).bit_length()
-        # Pack site, array and size into one integer, which is faster to count than rows.
+        # Pack site, array and size into one integer, because integers are faster to count than rows.
         key = ((site - first).astype(np.int64) * len(starts) + owner) << bits | size
         for k, n in zip(*counted(key)):
             site, owner = divmod(k >> bits, len(starts))
             self.accessed[(site + first, *names[owner], k & (1 << bits) - 1)] += n
 
     def owners(self):
-        """Return the sorted start addresses of all allocations, and the (space, name) of each."""
+        """Return the sorted start addresses of all allocations, and (space, name) for each of them."""
         if self.owner_count != len(self.allocations):
             self.owner_count = len(self.allocations)
             ordered = sorted(self.allocations, key=lambda allocation: allocation.base)
@@ -89,8 +92,10 @@ class Traffic(Observer):
 
 
 def counted(keys):
-    """Return (distinct values of `keys`, number of occurrences of each) as lists. The keys are non-negative
-    integers."""
+    """Return (distinct values of `keys`, number of occurrences of each) as two lists.
+
+    keys: non-negative integers.
+    """
     if keys.max() > 4 * LUMP:
         return [column.tolist() for column in np.unique(keys, return_counts=True)]
     times = np.bincount(keys)

@@ -1,10 +1,10 @@
 """uninitialized: loads of bytes that were never written, in shared memory, local memory and arrays from
 `sim.empty`.
 
-In local memory, only the current thread's stores count. Elsewhere, a load is uninitialized if no earlier
-epoch wrote the byte, its own thread has not written it before, and no other thread writes it in the same
-epoch. A write by another thread that is ordered after the load does not count. An unordered one is reported
-as a race. The findings therefore do not depend on the schedule.
+In local memory, only stores by the current thread count. In other memory, a load is uninitialized if no
+earlier epoch wrote the byte, the thread itself has not written it before, and no other thread writes it in
+the same epoch. A write by another thread does not count if it is ordered after the load. If it is unordered,
+it is reported as a race. The findings therefore do not depend on the schedule.
 
 An atomic other than exch also loads the element that it changes. Atomics by other threads in the same epoch
 do not initialise the element for it.
@@ -32,7 +32,7 @@ from sim.observers.cells import distinct
 from sim.observers.order import OrderingObserver
 from sim.observers.words import LOCAL_VARIABLE, NUMBA
 
-MOST = 256  # maximum number of loads reported per site and epoch; further ones are only counted
+MOST = 256  # the maximum number of loads reported per site and epoch; further ones are only counted
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 MEMORY = {
@@ -57,19 +57,21 @@ FIX_VARIABLE = (
 class Uninitialized(OrderingObserver):
     """An observer that reports `uninitialized-read`.
 
-    Reads of local memory are reported individually through `unwritten`.
+    Reads of local memory are reported one by one, through `unwritten`.
     """
 
     def launch_started(self, context):
         super().launch_started(context)
-        # block, or (block, base of an array from sim.empty) -> mask of the bytes written in earlier epochs
+        # block, or (block, base of an array from sim.empty) -> mask of the bytes that earlier epochs have
+        # written
         self.on_chip = {}
-        # (site, array) -> (the lowest read as (position, access, address, use), number of reads)
+        # (site, array) -> (the lowest read as (position, access, address, use), the number of reads)
         self.local_reads = {}
         self.empty = [a for a in context.space.allocations if a.unwritten is not None]
-        # for sim.empty: (address, site) -> [(block, thread)] of loads without an earlier write by their block
+        # For arrays from sim.empty: (address, site) -> [(block, thread)] of the loads that no earlier write
+        # by their block precedes.
         self.suspects = {}
-        # address -> blocks that write it; address -> blocks that write it without reading it
+        # address -> the blocks that write to it; address -> the blocks that write to it without reading it
         self.writers, self.setters = {}, {}
 
     def block_ended(self, block, epoch):
@@ -78,8 +80,8 @@ class Uninitialized(OrderingObserver):
         return findings
 
     def unwritten(self, access, address, use=None):
-        """Count a read of unwritten local memory. Keep the lowest element and thread for each site and
-        array."""
+        """Count a read of unwritten local memory. Of each site and array, keep the lowest element and
+        thread."""
         # A use on the same line adds no information.
         if use is not None and line_of(use) == line_of(access):
             use = None
@@ -108,7 +110,7 @@ class Uninitialized(OrderingObserver):
         return findings
 
     def shared_epoch(self, block, epoch, thread, site, address, size, segment):
-        """Return the findings for a block's accesses to shared memory in one epoch."""
+        """Return the findings for the accesses of a block to shared memory in one epoch."""
         offset = self.shared_offsets(address)
         written = self.window(block, int((offset + size).max()))
         suspects = self.unstored(written, offset, size, site, thread, block, epoch, segment)
@@ -117,8 +119,8 @@ class Uninitialized(OrderingObserver):
         return self.findings(block, thread, site, address, suspects)
 
     def findings(self, block, thread, site, address, suspects):
-        """Yield findings for the loads at these positions: at most MOST per site, the last of which counts
-        the rest."""
+        """Yield findings for the loads at these positions. There are at most MOST per site, and the last one
+        counts the rest."""
         places = {}
         for i in suspects:
             places.setdefault(int(site[i]), []).append(i)
@@ -131,10 +133,10 @@ class Uninitialized(OrderingObserver):
                 yield found[-1].with_cases(len(positions) - MOST)
 
     def shared_offsets(self, address):
-        """Map shared addresses to offsets in a block's mask of written bytes.
+        """Return the offsets of shared addresses in a block's mask of written bytes.
 
-        The mask stores the allocations one after another. Their addresses may be far apart, so a mask of the
-        whole address range would need too much memory.
+        The mask contains the allocations one after another. Their addresses may be far apart, so a mask of
+        the whole address range would need too much memory.
         """
         allocations = [a for a in self.context.space.allocations if a.space == "shared"]
         base = np.array([a.base for a in allocations])
@@ -143,7 +145,7 @@ class Uninitialized(OrderingObserver):
         return address - base[which] + np.concatenate([[0], ends])[which]
 
     def window(self, block, size):
-        """Return the mask of written bytes in a block's shared memory, extended to `size`."""
+        """Return the mask of written bytes in the shared memory of a block, extended to `size` bytes."""
         written = self.on_chip.get(block, np.zeros(0, bool))
         if len(written) < size:
             written = np.concatenate([written, np.zeros(-(-size // 16) * 16 - len(written), bool)])
@@ -151,10 +153,10 @@ class Uninitialized(OrderingObserver):
         return written
 
     def global_epoch(self, block, epoch, allocation, thread, site, address, size, segment):
-        """Process a block's accesses in one epoch to an array from sim.empty.
+        """Process the accesses of a block to an array from sim.empty in one epoch.
 
-        Loads without an earlier write by the block are kept until the launch ends. If another block writes
-        the byte, Races decides whether that is a fault.
+        Loads that no earlier write by the block precedes are kept until the launch ends. If another block
+        writes the byte, Races decides whether this is a fault.
         """
         key = block, allocation.base
         written = self.on_chip.setdefault(key, ~allocation.unwritten)
@@ -178,10 +180,10 @@ class Uninitialized(OrderingObserver):
                     yield self.read(block, thread, site, address)
 
     def unstored(self, written, offset, size, site, thread, block, epoch, segment):
-        """Return the positions of uninitialized loads.
+        """Return the positions of the uninitialized loads.
 
         Their bytes are not in `written`, their own thread has not stored them before, and no other thread
-        stores them in this epoch, except in a store ordered after the load.
+        stores them in this epoch, except by a store that is ordered after the load.
         """
         sets = self.sets(site)
         loads = np.flatnonzero(~sets)
@@ -257,31 +259,31 @@ def line_of(access):
 
 
 def all_set(written, offset, width):
-    """Return whether all `width` bytes at each `offset` are set."""
+    """Return a mask that tells, for each `offset`, whether all `width` bytes from there on are set."""
     word = WORDS.get(width)
     if word is None or len(written) % width or (offset % width).any():
         return written[offset[:, None] + np.arange(width)].all(1)
-    # compare a whole element at a time
+    # Compare a whole element at a time.
     return written.view(word)[offset // width] == np.ones(width, bool).view(word)[0]
 
 
 def mark(written, offset, size):
-    """Set `size` bytes at each `offset`."""
+    """Set `size` bytes from each `offset` on."""
     for width in distinct(size):
         at = offset[size == width]
         written[(at[:, None] + np.arange(width)).ravel()] = True
 
 
 def stored_whole(loads, offset, size, site, thread, ordered):
-    """Return a mask of the loads for which a plain store to exactly the same bytes exists.
+    """Return a mask of the loads for which there is a plain store to exactly the same bytes.
 
-    The first such store must precede the load or, if nothing is `ordered`, belong to another thread. This
-    cheap test settles most loads.
+    The first such store must precede the load. If nothing is `ordered`, it may also belong to another thread.
+    This cheap test settles most loads.
     """
     stores = np.flatnonzero(site & 3 == STORE)
     if not len(stores):
         return np.zeros(len(loads), bool)
-    # One key per byte range; the widest access has 16 bytes, which fits into 5 bits.
+    # Pack each byte range into one key. The widest access has 16 bytes, which fits into 5 bits.
     bytes_of = offset << 5 | size
     place, first = np.unique(bytes_of[stores], return_index=True)
     at = np.searchsorted(place, bytes_of[loads]).clip(max=len(place) - 1)
@@ -291,7 +293,7 @@ def stored_whole(loads, offset, size, site, thread, ordered):
 
 
 def stores_by_byte(offset, size, site, near):
-    """Return {byte: [positions of stores to it]} for stores that start within 16 bytes of a byte in
+    """Return {byte: [positions of the stores to it]} for stores that begin within 16 bytes of a byte in
     `near`."""
     wanted = {byte + shift for byte in near for shift in range(-16, 17)}
     stores = {}
