@@ -11,15 +11,18 @@ import numpy as np
 from course.check import tensors
 from course.check.harness import compare, exercise, fail, text
 
-PAGE = [(1.0, 10.0), (0.0, 40.0), (2.0, 6.0)]  # (score, value), the lesson's worked example
+EXAMPLE = [(1.0, 10.0), (0.0, 40.0), (2.0, 6.0)]  # (score, value), the lesson's worked example
 
 # Likely wrong guesses of exp(1 - 2), with a reply to each.
 SLIPS = [
-    (1, "Nothing shrank. But e^1 is 1 in units of e^1, and less than 1 in units of e^2."),
-    (0.5, "You halved it: 1 is half of 2. But it is the exponentials that are measured, not the scores."),
-    (math.e, "Upside down: the old sums must shrink, as the unit has grown."),
+    (1, "Nothing shrank. But exp(1 - 1) = 1 was relative to the maximum 1; relative to 2 it is less."),
+    (0.5, "You halved it: 1 is half of 2. But the factor is a ratio of exponentials, not of scores."),
+    (math.e, "Upside down: the maximum has grown, so the old sums must shrink."),
     (-1, "That is the difference of the maxima. The factor is the exponential of it."),
-    (math.exp(-2), "That is exp(0 - 2), the second score's weight. The factor knows the two maxima alone."),
+    (
+        math.exp(-2),
+        "That is exp(0 - 2), the second score's weight. The factor depends on the two maxima alone.",
+    ),
 ]
 
 
@@ -39,7 +42,9 @@ def ex01_0(my_factor, rng):
         fail(
             "not yet",
             got=repr(guess),
-            hint=replies[0] if replies else "The old unit is e^1, the new one e^2. How many e^2 is one e^1?",
+            hint=replies[0]
+            if replies
+            else "Each term was exp(score - 1) and must become exp(score - 2). What is the ratio of the two?",
         )
     return "exp(1 - 2) = 0.3679; two digits are enough"
 
@@ -65,8 +70,8 @@ def ex01_2(merge, rng):
         merged = merge(*states)
         compare(merged, softmax_state(left + right), what=what, call=call, tolerance=1e-9, hint=hint)
         untouched(states, copies, what, call)
-    for _ in range(20):
-        any_states(merge, rng)
+    for number in range(20):
+        any_states(merge, rng, many=number % 4 == 0)
     groupings(merge, rng)
     return (
         "empty halves, sums that fit no maximum, maxima out to ±10¹², equal maxima, and every order of four"
@@ -90,13 +95,13 @@ def streams(rng):
             "The maximum itself weighs exp(0) = 1, so l is 1 and o is the value.",
         ),
         (
-            "the page, first two pairs",
-            PAGE[:2],
+            "the worked example, first two pairs",
+            EXAMPLE[:2],
             "No new maximum comes: m stays, nothing shrinks, and the 40 weighs exp(0 - 1).",
         ),
         (
-            "the page",
-            PAGE,
+            "the worked example",
+            EXAMPLE,
             (
                 "The 2 is a new maximum: l and o both shrink by exp(1 - 2), then get 1 and 6. Nothing is"
                 " divided yet."
@@ -144,7 +149,7 @@ def streams(rng):
             "What was there before shrinks to nothing.",
         ),
         (
-            "a thousand scores 21 to 24 below the first",
+            "eleven thousand scores 21 to 27 below the first",
             far_below(rng),
             "None of them weighs much, but all together they do: each one counts.",
         ),
@@ -162,11 +167,10 @@ def streams(rng):
 
 
 def far_below(rng):
-    """Return one pair followed by a thousand whose weights sum to less than 10⁻⁶ of its weight."""
-    return [
-        (0.0, 2.0),
-        *zip((-rng.uniform(21, 24, 1000)).tolist(), rng.uniform(5, 9, 1000).tolist(), strict=True),
-    ]
+    """Return one pair followed by eleven thousand whose weights sum to less than 10⁻⁶ of its weight, most of
+    them below 10⁻¹¹ each."""
+    gaps = np.append(rng.uniform(21, 24, 1000), rng.uniform(25.5, 27, 10_000))
+    return [(0.0, 2.0), *zip((-gaps).tolist(), rng.uniform(5, 9, len(gaps)).tolist(), strict=True)]
 
 
 def halves(rng):
@@ -178,9 +182,9 @@ def halves(rng):
     nothing = "Adding nothing changes nothing. Look for a place where -inf meets -inf."
     return [
         (
-            "the page's two readers",
-            PAGE[:2],
-            PAGE[2:],
+            "the two readers of the worked example",
+            EXAMPLE[:2],
+            EXAMPLE[2:],
             "The left l and o shrink by exp(1 - 2), the right ones by exp(2 - 2).",
         ),
         ("two readers with the same maximum", *twins, "Neither shrinks: both factors are exp(0) = 1."),
@@ -206,14 +210,21 @@ def halves(rng):
     ]
 
 
-def any_states(merge, rng):
-    """Check two states with independently drawn m, l and o, so that none can be derived from the others."""
+def any_states(merge, rng, many=False):
+    """Check two states with independently drawn m, l and o, so that none can be derived from the others.
+
+    many: the lower state has read about a million pairs, far below the other's maximum.
+    """
     m1, (l1, l2), (o1, o2) = (
         float(rng.normal(0, 3)),
         np.exp(rng.uniform(-5, 2, 2)).tolist(),
         rng.normal(0, 5, 2).tolist(),
     )
     m2 = m1 + float(rng.uniform(-16, 16))
+    if many:  # a million keys 20 to 32 below the maximum weigh little, and must not be dropped
+        m2, l2, o2 = m1 - float(rng.uniform(20, 32)), l2 * 1e6, o2 * 1e6
+    if rng.integers(2):
+        (m1, l1, o1), (m2, l2, o2) = (m2, l2, o2), (m1, l1, o1)
     m = max(m1, m2)
     wanted = m, l1 * math.exp(m1 - m) + l2 * math.exp(m2 - m), o1 * math.exp(m1 - m) + o2 * math.exp(m2 - m)
     call = f"merge({text((m1, l1, o1))}, {text((m2, l2, o2))})"
@@ -223,7 +234,7 @@ def any_states(merge, rng):
         what="two states",
         call=call,
         tolerance=1e-9,
-        hint="Each side's l and o shrink by that side's own factor.",
+        hint="Each side's l and o shrink by that side's own factor, however small it is.",
     )
 
 

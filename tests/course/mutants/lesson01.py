@@ -78,6 +78,13 @@ def drops_what_came_before(m, l, o, score, value):
     return right_step(m, l, o, score, value) if score <= m else (score, 1.0, value)
 
 
+def skips_small_weights(m, l, o, score, value):
+    new = max(m, score)
+    if math.exp(score - new) < 1e-11:
+        return m, l, o
+    return right_step(m, l, o, score, value)
+
+
 def forgets_the_value(m, l, o, score, value):
     new = max(m, score)
     return new, l * math.exp(m - new) + math.exp(score - new), o * math.exp(m - new) + math.exp(score - new)
@@ -188,6 +195,12 @@ def divides_at_the_end(left, right):
     return m, l, o / l if l else o
 
 
+def drops_a_half_far_below(left, right):
+    if abs(left[0] - right[0]) > 20:
+        return max(left, right, key=lambda state: state[0])
+    return right_merge(left, right)
+
+
 def keeps_the_larger(left, right):
     return max(left, right, key=lambda state: state[0])
 
@@ -248,6 +261,7 @@ MUTANTS = {
         ("right only for falling scores", running(right_only_for_falling_scores)),
         ("drops what came before a new maximum", running(drops_what_came_before)),
         ("adds weights without values", running(forgets_the_value)),
+        ("skips weights below 1e-11", running(skips_small_weights)),
         ("uses only the first pair", only_the_first),
         ("reads twice", reads_twice),
         ("stops before the last pair", stops_before_the_last),
@@ -280,6 +294,7 @@ MUTANTS = {
         ("averages the two outputs", merges_averages),
         ("divides at the end", divides_at_the_end),
         ("keeps only the larger maximum's half", keeps_the_larger),
+        ("drops a half more than 20 below the other", drops_a_half_far_below),
         ("an empty half erases the other", empty_erases),
         ("writes into the left half", merges_in_place),
     ],
