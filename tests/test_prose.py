@@ -1,5 +1,7 @@
-"""The project's English: docstrings begin with a verb, and private words that readers did not understand stay
-out. CONTRIBUTING.md has the rules (How to write)."""
+"""Rules for the project's English: docstrings begin with a verb, and private words stay out.
+
+Fresh readers did not understand these words. CONTRIBUTING.md has the rules (How to write).
+"""
 
 import ast
 import functools
@@ -22,8 +24,8 @@ PAGES = [
     "docs/measurements.md",
     "docs/validation.md",
 ]
-# Folders and files, as patterns below the root, whose prose has been rewritten. Add one when its docstrings
-# and comments have been.
+# Folders and files whose prose has been rewritten, as patterns below the root.
+# Add a pattern after rewriting the docstrings and comments that it matches.
 FOLDERS = [
     "kernels/bench",
     "kernels/cases",
@@ -57,7 +59,7 @@ FOLDERS = [
     "tests",
 ]
 
-# private word or idiom -> what to write
+# regular expression for a private word or idiom -> replacement
 TERMS = {
     r"shadow words?": "shadow memory",
     r"functions? of words": "int64 runtime helpers",
@@ -84,7 +86,7 @@ TERMS = {
     r"as (?:Numba|Python|IEEE 754) has (?:it|them)": "as in Numba; Numba's",
 }
 HEADLESS = re.compile(r"(What|Who|Whom|Whose|Whether|That|Those|Nobody|Where|How|Which)\b")
-# A participle or a gerund as the first word; these words only look like one.
+# Matches a participle or a gerund as the first word. The words in the lookahead only look like one.
 PARTICIPLE = re.compile(r"(?!Need|Feed|Embed|Speed|Bring|String|Proceed|Exceed)[A-Z][a-z]+(?:ed|ing)\b")
 
 
@@ -104,7 +106,7 @@ def docstrings(path):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (
             text := ast.get_docstring(node)
         ):
-            # a property is read as a noun
+            # The name of a property reads as a noun.
             function = isinstance(node, ast.FunctionDef) and not is_property(node)
             yield getattr(node, "lineno", 1), getattr(node, "name", "module"), text, function
 
@@ -123,7 +125,7 @@ def prose(path):
     if path.suffix == ".py":
         return [(line, text) for line, _, text, _ in docstrings(path)] + list(comments(path))
     text = re.sub(r"```.*?```", lambda code: "\n" * code[0].count("\n"), path.read_text("utf-8"), flags=re.S)
-    # tables quote the lessons' own titles
+    # Tables are skipped, because they quote titles of lessons.
     return [(n, line) for n, line in enumerate(text.split("\n"), 1) if not line.startswith("|")]
 
 

@@ -1,5 +1,7 @@
-"""Code rules that `make lint` checks: imports follow the layers, no import or name is unused, code is
-formatted, and types are correct."""
+"""Code rules that `make lint` checks.
+
+Imports follow the layers, no import or name is unused, the code is formatted, and the types are correct.
+"""
 
 import os
 import re
@@ -16,7 +18,7 @@ LINT_IMPORTS = "from importlinter.cli import lint_imports_command; lint_imports_
 
 
 def run(*command, cwd=ROOT):
-    """Run this Python code. Return its exit status and its output on one line."""
+    """Run Python code in a new process. Return its exit status and its output on one line."""
     surroundings = os.environ | {"PYTHONPATH": str(cwd / "notebooks")}
     outcome = subprocess.run(
         [sys.executable, *command], cwd=cwd, env=surroundings, capture_output=True, text=True
@@ -45,7 +47,7 @@ def test_words_are_spelled_correctly():
 
 
 def test_types_of_the_public_api(tmp_path):
-    """With Any for all that torch declares, which takes 14 of 18 CPU s to read."""
+    """Run mypy with Any for all of torch's declarations, which would take 14 of 18 CPU seconds to read."""
     text, config = (ROOT / "pyproject.toml").read_text(encoding="utf-8"), tmp_path / "mypy.toml"
     others = 'module = ["greenlet.*", '
     assert others in text
@@ -66,7 +68,7 @@ TEXTS = [text for folder in FOLDERS for text in ROOT.glob(f"{folder}*.md")]
 
 
 def anchors(text):
-    """Return the anchors of a page's headings, as they are written in links."""
+    """Return the anchors of a page's headings as they appear in links."""
     headings = re.findall(r"^#+ +(.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,5 +1,7 @@
-"""Tests of the distribution of tests over processes: each test runs once, and the run ends even if a process
-crashes."""
+"""Tests of the distribution of tests over processes.
+
+Each test runs once, and the run ends even if a process crashes.
+"""
 
 from argparse import ArgumentTypeError
 from itertools import chain
@@ -14,13 +16,15 @@ FILES = {
     "test_b.py": 1,
     "test_ptx.py": 4,
     "test_c.py": 2,
-}  # test_ptx.py is shared test by test
+}  # The tests of test_ptx.py are distributed one by one.
 TESTS = [f"{file}::test_{place}" for file, number in FILES.items() for place in range(number)]
 
 
 class Process:
-    """A pytest-xdist process as its scheduler sees it. It begins a test once it knows the next test, or knows
-    that there is none."""
+    """A fake pytest-xdist process, as its scheduler sees it.
+
+    It begins a test only when it knows the next test, or knows that there is none.
+    """
 
     def __init__(self):
         self.gateway = SimpleNamespace(id="a process")
@@ -37,8 +41,10 @@ class Process:
 
 
 def finished(scheduler, crashing):
-    """The tests that were begun, in their order, by two processes and those in the place of crashed ones,
-    until all are at an end or wait; the controller's part is as in pytest-xdist."""
+    """Simulate pytest-xdist's controller with two processes. Return the tests that were begun, in order.
+
+    A crashed process is replaced. The simulation ends when all processes have ended or wait.
+    """
     processes, begun = [Process(), Process()], []
     for process in processes:
         scheduler.add_node(process)

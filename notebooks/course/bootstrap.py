@@ -121,8 +121,7 @@ def wants_torch_for_cpu(driver: tuple[int, int] | None, system: str) -> bool:
     """Return whether to try PyTorch's CPU build first.
 
     This applies to Linux without an NVIDIA driver, unless the user has set PIP_ARGS. The standard wheel
-    cannot
-    be imported there without installing the CUDA libraries as well.
+    cannot be imported there without installing the CUDA libraries as well.
     """
     return system == "Linux" and driver is None and not pip_arguments()
 

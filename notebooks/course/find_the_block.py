@@ -120,8 +120,8 @@ class Transformer(nn.Module):
     """A transformer that returns logits for the token after each token of a text.
 
     attention(width, heads) creates a layer's attention, a module that maps x (B, N, E) to the same shape.
-    Examples
-    are `OrdinaryAttention`, `functools.partial(ConvAttention, kernel_size=(2, 5))`, or a class of your own.
+    Examples are `OrdinaryAttention`, `functools.partial(ConvAttention, kernel_size=(2, 5))`, or a class of
+    your own.
     """
 
     def __init__(self, task, attention, width=64, heads=2, layers=2):
@@ -150,8 +150,7 @@ def share_wrong(model, task, texts=2048, seed=10**6, batch=256):
     """Return the fraction of new texts for which the predicted answer has a wrong letter.
 
     Each letter is predicted given the correct letters before it. If all of them are correct, greedy
-    generation
-    would produce the same answer.
+    generation would produce the same answer.
     """
     generator = torch.Generator(model.logits.weight.device).manual_seed(seed)
     wrong = 0

@@ -121,8 +121,7 @@ def page(copies: Path) -> str:
 
     The page is the lesson of the first unfinished exercise, or the contents page if no exercise is done. The
     URL has no fragment, because Jupyter Server appends its token to the URL. Inside a fragment the token
-    would
-    be ignored, and the server would ask for a password.
+    would be ignored, and the server would ask for a password.
     """
     lessons = sorted(copies.glob("[0-9]*.ipynb"))
     return f"/lab/tree/{quote(first_page(copies, lessons))}" if lessons else "/lab"

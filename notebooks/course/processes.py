@@ -35,10 +35,8 @@ def started(command: list[str], with_terminal: bool = False, **options):
     """Start a command, and stop it with all its descendants if an exception leaves the `with` block.
 
     Such exceptions include KeyboardInterrupt and the SystemExit raised for SIGTERM. Ctrl-C in a terminal
-    reaches
-    only this process, unless the command is started `with_terminal`. Such a command can read from the
-    terminal
-    and also receives Ctrl-C.
+    reaches only this process, unless the command is started `with_terminal`. Such a command can read from the
+    terminal and also receives Ctrl-C.
     """
     grouped = HAS_GROUPS and not with_terminal
     group = {"process_group": 0} if grouped else {}

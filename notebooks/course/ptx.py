@@ -176,8 +176,7 @@ def compiled(kernel, *arguments, architecture=ARCHITECTURE):
     kernel: a function, with or without @cuda.jit.
 
     Raises NoCompiler if libNVVM is missing and the result was not recorded, and Numba's exception for a
-    kernel
-    that Numba cannot compile.
+    kernel that Numba cannot compile.
     """
     function, signature = getattr(kernel, "py_func", kernel), types.void(*map(type_of_argument, arguments))
     constants = [

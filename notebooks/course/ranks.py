@@ -30,8 +30,7 @@ def run_ranks(function, ranks, *arguments, timeout=60):
     """Run function(*arguments) in each of `ranks` processes, and return their results in rank order.
 
     The processes form torch.distributed's default group, with gloo. `torch.distributed.get_rank()` returns
-    the
-    rank. The function can be defined in a notebook.
+    the rank. The function can be defined in a notebook.
 
     timeout: seconds that a rank waits for another.
 

@@ -27,8 +27,7 @@ class Step:
     """Data movement for one tile of scores.
 
     It contains the elements read and written per array, the query and key tiles, the elements written earlier
-    to
-    initialise arrays, and the running total.
+    to initialise arrays, and the running total.
     """
 
     read: Counter = field(default_factory=Counter)
@@ -125,8 +124,7 @@ def stepped(order, q, k, v, size):
 
 class Panel:
     """The part of the figure for one loop order: global memory, arrows, the chip, the scores, and a bar for
-    the
-    total data moved."""
+    the total data moved."""
 
     def __init__(self, scene, top, title, steps, tiles, lane):
         self.scene, self.top, self.title, self.lane, self.done = scene, top, title, lane, {}

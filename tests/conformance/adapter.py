@@ -1,4 +1,4 @@
-"""Run numba-cuda's own tests without a GPU.
+"""Adapter that runs numba-cuda's own tests without a GPU.
 
 Numba still types kernels and compiles them to PTX, so tests that expect a typing error or read PTX work as on
 a GPU. Only the driver and the launches are simulated (sim.host). `install` changes the process permanently,
@@ -14,7 +14,7 @@ from sim.host import Host, Options
 
 
 def install(engine):
-    """Replace the GPU by a simulated one; return a list to which every launch appends its Report.
+    """Replace the GPU by a simulated one, and return a list to which every launch appends its Report.
 
     The entry is None if the launch raised an exception.
     """
@@ -24,8 +24,10 @@ def install(engine):
 
 
 def import_small(module):
-    """Import a test module as under Numba's own simulator: a flag in Numba's configuration selects smaller
-    problems."""
+    """Import a test module with the smaller problem sizes that Numba uses for its own simulator.
+
+    A flag in Numba's configuration selects them.
+    """
     config.ENABLE_CUDASIM = True
     imported = importlib.import_module(module)
     config.ENABLE_CUDASIM = False

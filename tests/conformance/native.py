@@ -1,4 +1,5 @@
-"""Run numba-cuda's own tests on the native engine, which falls back to "fibers" for what it does not compile.
+"""Run numba-cuda's own tests on the native engine, which falls back to "fibers" for kernels that it cannot
+compile.
 
     python tests/conformance/native.py [test_sm test_sync ...]
 
@@ -13,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from test_conformance import FINDINGS, INAPPLICABLE, MODULES, run
 
-# modules that take more than a minute each; they are distributed evenly over the processes
+# Modules that take more than a minute each, which are distributed evenly over the processes.
 SLOW = "test_cache_hints test_atomics test_math test_vector_type".split()
 
 
@@ -27,7 +28,7 @@ def outcomes(modules):
 
 
 def mistakes(found):
-    """Return sentences that describe the deviations from the expected results."""
+    """Return sentences that describe how the results deviate from the expected ones."""
     for test, (word, _, kinds, why) in found.items():
         if word != "passed":
             yield f"{test} {word}\n{why}"
@@ -36,7 +37,7 @@ def mistakes(found):
 
 
 def summary(found):
-    """Return the last line of the output."""
+    """Return the summary, which is the last line of the output."""
     return (
         f"conformance, native: {sum(what[0] == 'passed' for what in found.values())} of {len(found)}"
         " applicable numba-cuda tests pass"

@@ -14,14 +14,14 @@ import sys
 import unittest
 import warnings
 
-SMALL = {"test_laplace"}  # 65,000,000 threads without the flag
+SMALL = {"test_laplace"}  # Without the flag, this test launches 65,000,000 threads.
 TOO_LARGE = {"test_intrinsics.TestCudaIntrinsic.test_issue_9229": "launches 5,663,031,296 threads"}
 LONG = {"test_cooperative_groups.TestCudaCooperativeGroups.test_sync_at_matrix_row"}  # 18 s
 
 
 class Outcomes(unittest.TestResult):
-    """The result of each test, the number of kernels that it launched, their findings, and why it did not
-    pass."""
+    """Outcome of each test, with the number of kernels it launched, their findings, and the reason if it did
+    not pass."""
 
     def __init__(self, launches):
         super().__init__()
@@ -36,7 +36,7 @@ class Outcomes(unittest.TestResult):
         super().stopTest(test)
         word, why = self.trouble or ("passed", "")
         kinds = {finding.kind for report in self.launches if report for finding in report.errors}
-        kinds -= {"exception"}  # these kernels raise exceptions on purpose
+        kinds -= {"exception"}  # These kernels raise exceptions on purpose.
         self.outcome[name_of(test)] = word, len(self.launches), sorted(kinds), why
 
     def blame(self, word, why):

@@ -1,4 +1,4 @@
-"""Numba-cuda's own tests, which are part of its package, on our simulator and on Numba's.
+"""Tests that run numba-cuda's own test suite, a part of its package, on our simulator and on Numba's.
 
 Each CI run covers some modules (QUICK), and on the native engine fewer (NATIVE). With --all, "fibers" and
 Numba's simulator run all modules. `python tests/conformance/native.py` runs all modules on the native engine.
@@ -47,20 +47,20 @@ NOT_APPLICABLE = {
     "launches 5,663,031,296 threads": ["test_intrinsics.TestCudaIntrinsic.test_issue_9229"],
 }
 
-# mistakes in the kernels of Numba's tests, which pass on a GPU nevertheless
+# Findings in kernels of Numba's tests. These kernels contain mistakes, but pass on a GPU.
 FINDINGS = {
-    # sums an uninitialised shared array
+    # The kernel sums an uninitialised shared array.
     "test_sm.TestSharedMemoryIssue.test_issue_2393": ["uninitialized-read"],
-    # outx = np.array((10,)) has one element; np.zeros((10,)) was intended
+    # outx = np.array((10,)) has one element; the author meant np.zeros((10,)).
     "test_localmem.TestCudaLocalMem.test_struct_model_type_arr": ["out-of-bounds"],
-    # ary[i] = ary[0] races with thread 0, which writes ary[0]
+    # The read in ary[i] = ary[0] races with thread 0, which writes ary[0].
     "test_warp_ops.TestCudaWarpOperations.test_useful_syncwarp": ["race-global"],
 }
 
 RUN = Path(__file__).with_name("run.py")
 WORDS = ("passed", "failed", "skipped")
-# Quick modules that together cover shared, local and constant memory, barriers, warps, grids, device
-# functions and loops.
+# These modules are quick, and together cover shared, local and constant memory, barriers, warps, grids,
+# device functions and loops.
 QUICK = (
     "test_sm test_constmem test_localmem test_cooperative_groups test_warp_ops test_device_func test_globals"
     " test_lang test_iterators test_enums test_sync test_idiv test_array_args".split()
@@ -72,13 +72,14 @@ NATIVE = {
     "test_iterators": 4,
     "test_enums": 7,
 }  # tests
-PARTS = 4  # processes; each imports Numba again
-TIMEOUT = 1800  # seconds per process, generous enough for a busy machine
+PARTS = 4  # number of processes, each of which imports Numba
+TIMEOUT = 1800  # time limit per process in seconds, long enough for a busy machine
 INAPPLICABLE = {test: reason for reason, tests in NOT_APPLICABLE.items() for test in tests}
 
 
 def run(modules, *options):
-    """Run some modules in a separate process; return {test: [outcome, launches, kinds of findings, reason]}."""
+    """Run some modules in a separate process. Return {test: [outcome, launches, kinds of findings,
+    reason]}."""
     done = subprocess.run(
         [sys.executable, RUN, *options, *modules], capture_output=True, text=True, timeout=TIMEOUT
     )
@@ -97,7 +98,7 @@ def packages():
                 f" {package})"
             )
             warnings.warn(line)
-            # there are no wheels of numba-cuda for macOS
+            # numba-cuda has no wheels for macOS.
             (pytest.skip if sys.platform == "darwin" else pytest.fail)(line)
 
 
@@ -108,7 +109,10 @@ def everything(request):
 
 @pytest.fixture(scope="module")
 def outcomes(packages, everything):
-    """Return the result of every test, or of the quick ones, on our simulator; and on Numba's if all run."""
+    """Return the outcome of every test on our simulator, or of the quick tests only.
+
+    If all tests run, include the outcomes on Numba's simulator.
+    """
     if not everything:
         return run(QUICK, "--quick"), {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -119,7 +123,7 @@ def outcomes(packages, everything):
 
 
 def of(tests, outcomes):
-    """Return the tests in `tests` that were selected to run."""
+    """Return those of `tests` that were selected to run."""
     modules = {test.split(".")[0] for test in outcomes}
     return [test for test in tests if test.split(".")[0] in modules]
 
@@ -153,8 +157,10 @@ def test_findings_are_the_known_mistakes(outcomes):
 
 
 def test_table(outcomes, everything, capsys, record_property):
-    """Print, for each module, how many tests passed, failed and were skipped: ours, then Numba's; and a
-    total."""
+    """Print how many tests of each module passed, failed and were skipped, on our simulator and on Numba's.
+
+    The last line is the total.
+    """
     ours, numbas = outcomes
     passed = sum(what[0] == "passed" for what in ours.values())
     launched = sum(what[0] == "passed" and what[1] > 0 for what in ours.values())
@@ -182,8 +188,8 @@ def test_table(outcomes, everything, capsys, record_property):
 
 
 def test_native(packages, few, record_property):
-    """These modules must pass on the native engine, which falls back to "fibers" for what it does not
-    compile."""
+    """Run modules that must pass on the native engine, which falls back to "fibers" for kernels that it
+    cannot compile."""
     modules = few(NATIVE, 3)
     done = subprocess.run(
         [sys.executable, RUN.with_name("native.py"), *modules],

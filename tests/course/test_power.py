@@ -1,8 +1,7 @@
 """Mutation tests of the checks.
 
 Solutions must pass for every seed. Mutations, standard breakers and readers' wrong answers must be rejected,
-and
-readers' correct answers accepted.
+and readers' correct answers accepted.
 
 By default, a fixed sample runs with one seed. With --all, every answer runs, and each solution with 20 seeds.
 `make power` continues to 20 seeds for each wrong answer and 1,000 for each solution.

@@ -1,18 +1,18 @@
-"""Run the bug corpus and the course's kernels under NVIDIA's compute-sanitizer, and compare it with the
-simulator.
+"""Comparison of the simulator with NVIDIA's compute-sanitizer on the bug corpus and the course's kernels.
 
 The program shows which of the four tools finds which bug, next to the simulator's findings, and checks that
 no tool finds anything in kernels/. It prints Markdown tables. The exit status is 1 if a tool finds something
 in a kernel of the course, or does not finish.
 
     python tests/gpu/compute_sanitizer.py [--tools memcheck racecheck] [--jobs 12] [--timeout 60] [--within
-    540] [NAME ...]
+    540]
+        [NAME ...]
 
 This needs a GPU, and `compute-sanitizer` on the PATH. NAME is a file of the corpus (`fences`), a case of it
 (`fences.SpinLockWithoutFence`), or `kernels`. Every buggy kernel runs in a separate process, since an error
 may destroy the CUDA context. The fixed twins of a file share a process, and their results are compared with
 NumPy's. Kernels that may not terminate are omitted, and listed. A process that takes longer than `--timeout`
-seconds (three times that for the twins of a file) is killed; after `--within` seconds, no further process
+seconds (three times that for the twins of a file) is killed. After `--within` seconds, no further process
 starts.
 """
 
@@ -43,7 +43,7 @@ OURS = "kernels"
 
 
 def corpus():
-    """Return {file: {case: its class's namespace}}."""
+    """Return {file: {case: namespace of its class}}."""
     files = [path for path in sorted(CORPUS.glob("*.py")) if path.stem not in ("conftest", "test_corpus")]
     return {
         path.stem: {
@@ -53,11 +53,11 @@ def corpus():
     }
 
 
-# --- on the GPU, in a process of its own --------------------------------------------------------------------
+# --- launches on the GPU, in a separate process -------------------------------------------------------------
 
 
 def launch(case, twin):
-    """Run one kernel on the GPU; return its arguments by name, with arrays on the device.
+    """Run one kernel on the GPU and return its arguments by name, with arrays on the device.
 
     An array that is passed twice remains a single array.
     """
@@ -77,7 +77,7 @@ def launch(case, twin):
 
 
 def run_fixed(cases):
-    """Run all fixed twins of a file; return whether their results on the GPU match NumPy's."""
+    """Run all fixed twins of a file and return whether their results on the GPU match NumPy's."""
     for name, case in cases.items():
         left = launch(case, "fixed")
         for argument, wanted in case["wanted"](*case.get("fixed_arguments", case["arguments"])()).items():
@@ -86,13 +86,13 @@ def run_fixed(cases):
             )
 
 
-# --- under a tool -------------------------------------------------------------------------------------------
+# --- runs under a tool --------------------------------------------------------------------------------------
 
 
 def examine(tool, target, twin, limits):
     """Run a case's buggy kernel, a file's fixed twins, or a kernel of the course under `tool`.
 
-    Return (number of errors, or TIME_OUT, NOT_RUN or FAILED; the output).
+    Return (errors, output), where `errors` is a number, or TIME_OUT, NOT_RUN or FAILED.
     """
     if time.monotonic() > limits.deadline:
         return NOT_RUN, ""
@@ -102,12 +102,12 @@ def examine(tool, target, twin, limits):
         else [__file__, "--run", twin, target]
     )
     command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", sys.executable, *program]
-    with tempfile.TemporaryFile("w+") as log:  # a process that cannot be killed could keep a pipe open
+    with tempfile.TemporaryFile("w+") as log:  # A process that cannot be killed could keep a pipe open.
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             process.wait(limits.timeout * (3 if twin == "fixed" else 1))
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # kill the tool and the program that it runs
+            os.killpg(process.pid, signal.SIGKILL)  # Kill both the tool and the program that it runs.
         log.seek(0)
         output = log.read()
     if process.poll() is None or process.returncode == -signal.SIGKILL:
@@ -123,7 +123,7 @@ def table(rows, columns):
 
 
 def ours(case):
-    """Return the kinds of findings of the simulator, which tests/corpus/test_corpus.py verifies."""
+    """Return the kinds of findings that the simulator reports, as verified by tests/corpus/test_corpus.py."""
     return ", ".join(
         sorted({kind + " (warning)" * (severity == "warning") for kind, severity, *_ in case["findings"]})
     )
@@ -141,7 +141,8 @@ def main(options):
 
 
 def kernels_table(options):
-    """Run the kernels of the course under every tool; return 1 unless all are clean."""
+    """Print the results of every tool for the kernels of the course. Return 1 unless all kernels are
+    clean."""
     with ThreadPoolExecutor(options.jobs) as pool:
         asked = {
             (name, tool): pool.submit(examine, tool, name, OURS, options)
@@ -162,7 +163,7 @@ def kernels_table(options):
 
 
 def corpus_table(options):
-    """Run the bugs of the corpus under every tool, and their fixed twins."""
+    """Print the results of every tool for the corpus's bugs and for their fixed twins."""
     chosen = {
         f"{file}.{name}": case
         for file, cases in corpus().items()

@@ -1,4 +1,4 @@
-"""Run the CUDA C++ corpus of tests/sim/ptx on a GPU, with NVRTC and the driver.
+"""Comparison of the simulator with a GPU on the CUDA C++ corpus of tests/sim/ptx, with NVRTC and the driver.
 
 The fixed kernels must compute the same values as in the simulator. The verdicts of compute-sanitizer on the
 buggy and the fixed kernels are shown next to the simulator's findings. The program prints a Markdown table.
@@ -41,7 +41,7 @@ def triple(extent):
 
 
 def launch(name, kernel):
-    """Run one kernel on the GPU; return its arguments after the launch."""
+    """Run one kernel on the GPU and return its arguments after the launch."""
     from cuda.bindings import driver
 
     def checked(result):
@@ -77,7 +77,7 @@ def launch(name, kernel):
 
 
 def process(command, seconds):
-    """Run a command; return (exit status, or None after a timeout; output)."""
+    """Run a command and return (exit status, or None after a timeout; output)."""
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -86,7 +86,7 @@ def process(command, seconds):
 
 
 def on_gpu(name, kernel, seconds):
-    """Return the output of a kernel on the GPU, or a word that states what went wrong."""
+    """Return the output of a kernel on the GPU, or a word that describes the failure."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output.npy"
         status, text = process([sys.executable, __file__, "--launch", name, kernel, str(output)], seconds)
@@ -100,7 +100,7 @@ def on_gpu(name, kernel, seconds):
 
 
 def in_simulator(name, kernel):
-    """Return (the output of a kernel, the kinds of findings) from the simulator."""
+    """Return (output of a kernel in the simulator, kinds of its findings)."""
     from sim import load_ptx, simulate
 
     case, given = CASES[name], arguments_of(CASES[name], kernel)
@@ -110,8 +110,8 @@ def in_simulator(name, kernel):
 
 
 def sanitized(name, kernel, tool, seconds):
-    """Return the number of errors that a tool of compute-sanitizer reports, or a word that states what went
-    wrong."""
+    """Return the number of errors that a tool of compute-sanitizer reports, or a word that describes the
+    failure."""
     if (name, kernel) in ENDLESS:
         return "not run"
     command = ["compute-sanitizer", "--tool", tool, "--report-api-errors", "no", sys.executable, __file__]
@@ -168,13 +168,13 @@ def table(options):
 
 
 def agreement(name, theirs):
-    """Compare the GPU's values with the simulator's."""
+    """Print whether the GPU's values agree with the simulator's."""
     if isinstance(theirs, str):
         return f"DIFFERS: {theirs}"
     ours, _ = in_simulator(name, "mended")
     if np.array_equal(ours, theirs):
         return "equal"
-    if name == "stack_aba":  # the node that a block takes depends on the order of blocks
+    if name == "stack_aba":  # The order of the blocks determines which node a block takes.
         return "any order" if ours.sum() == theirs.sum() else "DIFFERS"
     return "equal to 1e-6" if np.allclose(ours, theirs, rtol=1e-6) else "DIFFERS"
 

@@ -1,5 +1,7 @@
-"""flash_attention and warp_attention against the float64 reference: difficult inputs, every thread order, and
-a GPU if available."""
+"""Tests of flash_attention and warp_attention against the float64 reference.
+
+They cover difficult inputs, every thread order, and a GPU if available.
+"""
 
 import functools
 import itertools
@@ -32,13 +34,13 @@ def normal(seed, *shapes, device="cpu"):
 
 
 def right(o, log_sum, q, k, v, causal, scale=None, tolerance=1e-5):
-    """Return whether (O, L) match those of the reference in float64."""
+    """Return whether (O, L) match the float64 reference."""
     q, k, v = (tensor.double() for tensor in (q, k, v))
     wanted = torch.logsumexp(scores(q, k, causal, scale), -1)
     return worst(o, attention(q, k, v, causal, scale)) <= tolerance and worst(log_sum, wanted) <= tolerance
 
 
-# Right answers ----------------------------------------------------------------------------------------------
+# Correct values ---------------------------------------------------------------------------------------------
 
 
 def sizes():
@@ -86,7 +88,7 @@ def test_the_widest_head(forward, device):
 @DEVICE
 @ATTENTION
 def test_agrees_with_pytorch_on_strided_heads(kernel, device):
-    """The inputs are permuted views of one tensor (B, N, 3, H, d), as a layer computes them."""
+    """Pass permuted views of one tensor (B, N, 3, H, d), as a layer computes them."""
     (projected,) = normal(4, (2, 9, 3, 2, 4), device=device)
     q, k, v = projected.permute(2, 0, 3, 1, 4)
     assert not q.is_contiguous()
@@ -106,7 +108,7 @@ def test_no_query_no_output(kernel):
     assert kernel(k[:, :, :0], k, k).shape == (1, 1, 0, 4)
 
 
-# Hard numbers -----------------------------------------------------------------------------------------------
+# Difficult inputs -------------------------------------------------------------------------------------------
 
 
 @DEVICE
@@ -114,8 +116,8 @@ def test_no_query_no_output(kernel):
 @CAUSAL
 @pytest.mark.parametrize("sign", [1, -1])
 def test_scores_near_ten_thousand(forward, causal, sign, device):
-    """Scores are 10000 ± a few. float32 resolves them to 0.0005, so exp(score) is accurate only to that
-    order."""
+    """Use scores of 10000 ± a few. float32 resolves them to 0.0005, which limits the accuracy of
+    exp(score)."""
     q, k, v = normal(5, *[(1, 1, 33, 8)] * 3, device=device)
     q, k = q / 30, k / 30
     q[..., 0], k[..., 0] = 100, 100 * sign
@@ -127,15 +129,17 @@ def test_scores_near_ten_thousand(forward, causal, sign, device):
 @DEVICE
 @FORWARD
 def test_masked_rows_are_zero_and_masked_keys_are_ignored(forward, device):
-    """Scores of -inf, as from a mask stored in k. Query 0 sees only masked keys; for later queries, a masked
-    key comes first."""
+    """Use scores of -inf, as from a mask stored in k.
+
+    Query 0 sees only masked keys. For later queries, a masked key comes first.
+    """
     q, k, v = normal(6, *[(1, 1, 40, 2)] * 3, device=device)
     q[..., 0], k[..., 0], k[..., [0, 5, 33], 0] = 1, 0, -math.inf
     o, log_sum = forward(q, k, v, causal=True)
     assert (o[0, 0, 0].tolist(), log_sum[0, 0, 0].item()) == ([0, 0], -math.inf)
     seen = attention(q, k, v, causal=True)[:, :, 1:]
     assert worst(o[:, :, 1:], seen) <= 1e-5
-    # without the mask the result differs
+    # Without the mask, the result differs.
     assert right(o[:, :, 1:], log_sum[:, :, 1:], q[:, :, 1:], k, v, causal=False) is False
 
 
@@ -156,14 +160,16 @@ def test_nan_is_not_hidden(kernel, device):
     assert kernel(q, k, v)[0, 0].isnan().any(dim=1).tolist() == [False, True, True]
 
 
-# Every order of threads -------------------------------------------------------------------------------------
+# Thread orders ----------------------------------------------------------------------------------------------
 
 
 @FORWARD
 @pytest.mark.parametrize("engine", ["fibers", "threads"])
 def test_no_order_of_threads_changes_anything(forward, engine, few):
-    """Run several blocks with a partial tile: there must be no finding, not even a warning, and the results
-    must be equal bit for bit."""
+    """Run several blocks with a partial tile under many seeds.
+
+    No run may report a finding, not even a warning, and all results must be equal bit for bit.
+    """
     n = 65 if forward is flash_forward else 5
     q, k, v = normal(8, (1, 1, n, 1), (1, 1, 34, 1), (1, 1, 34, 1))
     reports = []
@@ -196,7 +202,7 @@ def test_gradients_are_those_of_the_oracle(kernel, causal, device):
 
 
 def test_the_written_out_gradient_is_autograds():
-    """Compare in float64, with more keys than queries and the default scale."""
+    """Compare the handwritten gradient with autograd's in float64, with more keys than queries."""
     inputs = [t.double().requires_grad_() for t in normal(11, (2, 4, 3), (2, 6, 3), (2, 6, 3))]
     d_o = normal(12, (2, 4, 3))[0].double()
     o = attention(*inputs, causal=True)

@@ -1,4 +1,4 @@
-"""`make bench` without a GPU: values are checked before anything is timed, and the tables are formatted."""
+"""Tests of `make bench` without a GPU: it checks values before it measures, and formats its tables."""
 
 import json
 
@@ -15,7 +15,7 @@ TABLE = {"gpu": "none", "date": "today", "torch": "", "numba": "", "bandwidth": 
 
 @pytest.fixture
 def no_clock(monkeypatch):
-    """Run the benchmark on the CPU, with every time equal to 2 and every memory peak equal to 1."""
+    """Run the benchmark on the CPU with fake measurements: every time is 2 and every memory peak is 1."""
     for name, value in {
         "milliseconds": lambda *_, **__: 2.0,
         "peak": lambda call: 1.0,
@@ -52,7 +52,7 @@ def test_a_wrong_contestant_gets_no_time(no_clock, monkeypatch, dtype):
     assert not any("forward_ms" in rows[name] for name in wrong)
     assert "O is off" in rows["no mask"]["refused"] and rows["dV"]["refused"].startswith("dV is off")
     assert "O is off by inf" in rows["NaN"]["refused"]
-    json.dumps(list(rows.values()))  # the rows are valid JSON
+    json.dumps(list(rows.values()))  # The rows must be valid JSON.
     table = text(TABLE | {"training": list(rows.values())})
     assert "sdpa flash" in table and "refused: dV is off by" in table
 

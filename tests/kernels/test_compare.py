@@ -1,5 +1,5 @@
-"""kernels.bench.compare: its measurements and verdicts, that it detects wrong kernels, and the parsing of
-ncu's output."""
+"""Tests of kernels.bench.compare: its measurements and verdicts, the detection of wrong kernels, and the
+parsing of ncu's output."""
 
 import json
 import math
@@ -115,8 +115,11 @@ def test_a_kernel_that_there_is_not(monkeypatch, capsys):
 
 
 def test_the_simulator_predicts_what_the_lesson_says():
-    """A warp copies with 4 sectors in and out; with stride 4 it reads 16; a matrix column takes 32. A column
-    of a shared tile takes 32 wavefronts, or 1 if the tile is padded."""
+    """Compare the simulator's counts with the lesson's numbers.
+
+    A warp that copies needs 4 sectors to read and 4 to write. With stride 4 it reads 16, and a matrix column
+    takes 32. A column of a shared tile takes 32 wavefronts, or 1 if the tile is padded.
+    """
     found = {
         name: counters.predicted(CASES[name])
         for name in ("copy", "strided_copy", "transpose_naive", "transpose_tiled", "transpose_padded")
@@ -142,8 +145,8 @@ def test_the_simulator_predicts_what_the_lesson_says():
 
 
 def test_a_matrix_takes_a_turn_if_its_rows_lie_in_all_banks():
-    """An instruction that loads four matrices takes four wavefronts, and eight times as many if rows are 128
-    bytes apart."""
+    """Count the wavefronts of an instruction that loads four matrices: four, or 32 if rows are 128 bytes
+    apart."""
     counts = [counters.predicted(CASES[name]) for name in ("matrices", "matrices_conflict")]
     turns = [count["shared load turns"] / count["shared load requests"] for count in counts]
     assert turns == [4, 32] and counts[0]["shared load conflicts"] == 0
@@ -165,7 +168,8 @@ def test_reading_what_ncu_prints():
     )
     first, second = counters.launches_of(output)
     assert list(first) == list(counters.METRICS)
-    assert first["global load sectors"] == 1101  # a single counter; shared loads and ldmatrix have two
+    # This metric is a single counter; shared loads and ldmatrix have two each.
+    assert first["global load sectors"] == 1101
     assert first["shared load requests"] == sum(
         1100 + metrics.index(metric) for metric in counters.METRICS["shared load requests"]
     )

@@ -1,5 +1,7 @@
-"""conv_attention_decode against the last row of the reference: every split, every thread order, and a GPU if
-available."""
+"""Tests of conv_attention_decode against the last row of the reference.
+
+They cover every split, every thread order, and a GPU if available.
+"""
 
 import functools
 import itertools
@@ -22,14 +24,14 @@ def worst(got, wanted):
 
 
 def inputs(seed, batch, heads, n, d, c_q, c_k, device="cpu"):
-    """Return q, k and v (B, H, n, d) of all tokens, and taps."""
+    """Return q, k and v (B, H, n, d) of all tokens, and the taps."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = torch.randn(3, batch, heads, n, d, generator=generator).to(device)
     return q, k, v, (torch.randn(heads, c_q, c_k, generator=generator) / math.sqrt(c_q * c_k)).to(device)
 
 
 def last_row(q, k, v, w, scale=None):
-    """Return the last row of the complete forward pass, in float64."""
+    """Return the last row of the complete forward pass, computed in float64."""
     return reference.conv_attention(*(tensor.double() for tensor in (q, k, v, w)), scale=scale)[:, :, -1:]
 
 
@@ -41,7 +43,7 @@ def right(q, k, v, w, scale=None, **options):
     return worst(decoded(q, k, v, w, scale=scale, **options), last_row(q, k, v, w, scale)) <= 1e-5
 
 
-# Right answers ----------------------------------------------------------------------------------------------
+# Correct values ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 6, 7, 40, 300])
@@ -67,7 +69,7 @@ def test_every_split_on_a_gpu(n):
 
 
 def lengths():
-    """Return cache lengths around the size of the window, of one tile and of two tiles, with taps of each
+    """Return cache lengths close to the size of the window, of one tile and of two tiles, with taps of each
     kind."""
     taps = [(1, 1), (6, 11), (15, 15), (2, 4)]
     for place, n in enumerate([1, 2, 5, 6, 14, 15, 16, 31, 32, 33, 63, 64, 65, 97]):
@@ -131,7 +133,8 @@ def test_identity_taps_are_ordinary_attention(device):
 @pytest.mark.parametrize("n", [512, 16384, 65536])
 @pytest.mark.parametrize("heads", [8, 128])
 def test_long_caches(n, heads):
-    """Compare with the PyTorch decoding reference, because the complete N×N matrix would not fit."""
+    """Compare with the PyTorch decoding reference, because the complete N × N matrix would not fit into
+    memory."""
     q, k, v, w = inputs(6, 1, heads, n, 64, 6, 11, "cuda")
     wanted = torch.cat(
         [
@@ -146,13 +149,12 @@ def test_long_caches(n, heads):
     assert worst(decoded(q, k, v, w), wanted) <= 1e-5
 
 
-# Where keys and values lie ----------------------------------------------------------------------------------
+# Memory layout of keys and values ---------------------------------------------------------------------------
 
 
 @DEVICE
 def test_a_cache_is_read_where_it_is(device):
-    """Decode from the filled parts of larger buffers: no element may be copied, and the rest must not be
-    read."""
+    """Decode from the filled parts of larger buffers without copying them or reading the rest."""
     q, k, v, w = inputs(7, 2, 2, 11, 4, 3, 3, device)
     buffer = torch.full((2, 2, 2, 50, 4), math.nan, device=device)
     buffer[0, :, :, :11], buffer[1, :, :, :11] = k, v
@@ -169,7 +171,7 @@ def test_a_cache_is_read_where_it_is(device):
 
 @DEVICE
 def test_heads_as_a_layer_makes_them(device):
-    """The inputs are permuted views of one tensor (B, N, 3, H, d)."""
+    """Pass permuted views of one tensor (B, N, 3, H, d), as a layer computes them."""
     q, k, v, w = inputs(8, 2, 2, 9, 4, 3, 3, device)
     permuted = torch.stack([q, k, v]).permute(1, 3, 0, 2, 4).contiguous().permute(2, 0, 3, 1, 4)
     assert not permuted[1].is_contiguous()
@@ -182,13 +184,13 @@ def test_nothing_in_nothing_out(shape):
     assert conv_attention_decode(k[:, :, -2:], k, k, w).shape == (*shape, 1, 4)
 
 
-# Hard numbers -----------------------------------------------------------------------------------------------
+# Difficult inputs -------------------------------------------------------------------------------------------
 
 
 @DEVICE
 @pytest.mark.parametrize("sign", [1, -1])
 def test_scores_near_ten_thousand(sign, device):
-    """float32 resolves such scores to 0.0005, so exp(score) is accurate only to that order."""
+    """Use scores near 10000. float32 resolves them to 0.0005, which limits the accuracy of exp(score)."""
     q, k, v, _ = inputs(9, 1, 1, 40, 4, 1, 1, device)
     q, k = q / 30, k / 30
     q[..., 0], k[..., 0] = 100, 100 * sign
@@ -217,7 +219,7 @@ def test_nan_is_not_hidden(device):
     assert decoded(q, k, v, w, splits=2).isnan().all()
 
 
-# Every order of threads -------------------------------------------------------------------------------------
+# Thread orders ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -230,8 +232,10 @@ def test_nan_is_not_hidden(device):
     ],
 )
 def test_no_order_of_threads_changes_anything(n, c_q, c_k, splits, engine, few):
-    """Several tiles, a partial one, and an empty split: there must be no finding, not even a warning, and the
-    results must be equal bit for bit."""
+    """Decode with several tiles, a partial tile and an empty split, under many seeds.
+
+    No run may report a finding, not even a warning, and all results must be equal bit for bit.
+    """
     arguments, reports = inputs(13, 1, 1, n, 2, c_q, c_k), []
 
     def run(*launch, seed):
@@ -250,7 +254,7 @@ def test_no_order_of_threads_changes_anything(n, c_q, c_k, splits, engine, few):
 def test_a_cuda_graph_replays_it():
     q, k, v, w = inputs(14, 1, 2, 300, 64, 6, 11, "cuda")
     window = q[:, :, -6:].contiguous()
-    conv_attention_decode(window, k, v, w)  # compile before the capture
+    conv_attention_decode(window, k, v, w)  # Kernels must be compiled before the capture.
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         o = conv_attention_decode(window, k, v, w)
@@ -262,20 +266,20 @@ def test_a_cuda_graph_replays_it():
         assert worst(o, last_row(q, k, v, w)) <= 1e-5
 
 
-# How many splits --------------------------------------------------------------------------------------------
+# Number of splits -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("sequences", "keys", "processors", "splits"),
     [
-        (8, 65536, 132, 60),  # 480 of the 528 blocks that fit in a wave
+        (8, 65536, 132, 60),  # 480 of the 528 blocks that fit into one wave
         (32, 65536, 132, 15),
         (128, 65536, 132, 4),  # 512 blocks; five splits would need a second wave
         (528, 65536, 132, 1),
         # 1590 of the 2112 blocks of four waves; one split would leave two blocks for the second wave
         (530, 65536, 132, 3),
         (5000, 65536, 132, 1),
-        (8, 512, 132, 8),  # 64 keys each
+        (8, 512, 132, 8),  # each split has 64 keys
         (8, 100, 132, 1),
         (1, 1, 132, 1),
         (0, 512, 132, 8),
@@ -299,7 +303,7 @@ def test_a_gpu_has_several():
     )
 
 
-# What is refused --------------------------------------------------------------------------------------------
+# Invalid arguments ------------------------------------------------------------------------------------------
 
 GOOD, TAPS = torch.zeros(2, 3, 5, 4), torch.zeros(3, 2, 3)
 REFUSED = [

@@ -1,4 +1,5 @@
-"""Convolutional attention by chunks with halos: one launch per pair of chunks, then a merge."""
+"""Tests of convolutional attention by chunks with halos: one launch per pair of chunks, followed by a
+merge."""
 
 import itertools
 import math
@@ -27,7 +28,7 @@ SHAPES = [
 
 
 def strictly(*launch):
-    """Return a runner that simulates, and fails on any finding, including warnings."""
+    """Return a runner that simulates launches and fails on any finding, including warnings."""
     report = simulated(*launch, engine="native")
     assert not report.findings, report.findings
 
@@ -98,7 +99,8 @@ def test_pieces_make_the_whole(shape, count):
     ],
 )
 def test_decoding_by_pieces(n, c_q, c_k, count, splits):
-    """A CI run uses sizes and dtypes that other tests use too, so that only one kernel is compiled."""
+    """Decode chunk by chunk. CI runs use sizes and dtypes of other tests, so that only one kernel is
+    compiled."""
     q, k, v, w, _ = inputs(Shape(1, 2, n, 5, c_q, c_k, True))
     left, parts = (c_k - 1) // 2, []
     for a, b in pieces(n, count):

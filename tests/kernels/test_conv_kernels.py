@@ -1,5 +1,5 @@
-"""The interpreted convolution kernels against the float64 reference on tiny shapes; their inputs, gradients
-and memory."""
+"""Tests of the interpreted convolution kernels against the float64 reference on tiny shapes, and of their
+inputs, gradients and memory."""
 
 import functools
 import math
@@ -29,7 +29,7 @@ from kernels.reference import identity_taps
 from runners import checked
 
 gpu = pytest.mark.gpu
-SMALL = 32  # tiles of 32 × 32: a block of 64 threads
+SMALL = 32  # tiles of 32 × 32 scores, for which a block has 64 threads
 
 
 # In the simulator -------------------------------------------------------------------------------------------
@@ -48,8 +48,10 @@ ON_A_PUSH = {0: "fibers", 2: "fibers", 5: "threads"}  # index in TINY -> engine
     ids=str,
 )
 def test_tiny_shapes_under_every_seed(shape, engine, few):
-    """Under 20 seeds (2 without --all), which change the order of threads and blocks: no finding, and equal
-    results."""
+    """Run tiny shapes under 20 seeds (2 without --all), which change the order of threads and blocks.
+
+    No run may report a finding, and all results must be equal.
+    """
     answers = []
     for seed in few(range(20), 2):
         tensors = inputs(shape)
@@ -68,12 +70,12 @@ SMALL_SHAPES = [shape for shape in SHAPES if shape.n <= 33 and shape.d <= 16]
 INTERPRETED = [
     pytest.param(shape, marks=[pytest.mark.nightly] if place % 14 else [])
     for place, shape in enumerate(SMALL_SHAPES)
-]  # each CI run compiles other shapes (test_conv_shapes.py)
+]  # Each CI run compiles other shapes (test_conv_shapes.py).
 
 
 @pytest.mark.parametrize("shape", INTERPRETED, ids=str)
 def test_small_shapes(shape):
-    """Heads are computed by separate blocks, so for long sequences one head is enough."""
+    """Run small shapes. Long sequences have one head, because separate blocks compute the heads anyway."""
     if shape.n > 7:
         shape = shape._replace(heads=1)
     errors = errors_of(shape, size=SMALL, run=checked)
@@ -146,9 +148,9 @@ def test_the_reproducible_tap_gradient():
 
 @gpu
 def test_memory_grows_linearly():
-    """At 4 times the length, memory must be at most 4 times as large.
+    """Compare the memory for two lengths: at 4 times the length, it must be at most 4 times as large.
 
-    An N×N matrix of one head would be 16 times as large, and 64 MiB at N = 4096.
+    An N × N matrix of one head would be 16 times as large, and 64 MiB at N = 4096.
     """
 
     def peak(n):
@@ -251,7 +253,7 @@ def test_autocast_chooses_the_type(leaves):
     assert all(leaf.grad is not None for leaf in leaves)
 
 
-# Bad input --------------------------------------------------------------------------------------------------
+# Invalid arguments ------------------------------------------------------------------------------------------
 
 GOOD = dict(zip("qkvw", inputs(Shape(1, 2, 4, 3, 2, 3, True))))
 
@@ -314,7 +316,8 @@ def test_bad_statistics():
 
 
 def test_a_call_checks_its_arguments_once(monkeypatch):
-    """Only the public function checks its arguments; the operators and the backward pass rely on that."""
+    """Count the argument checks of one call: only the public function checks, and the operators rely on
+    that."""
     checked, original = [], arguments.check
     monkeypatch.setattr(
         arguments,

@@ -1,5 +1,7 @@
-"""The convolution kernels against the float64 reference on all shapes and on random ones: compiled and
-checked by the simulator, and on a GPU."""
+"""Tests of the convolution kernels against the float64 reference on all shapes and on random ones.
+
+The simulator compiles and checks the kernels; with a GPU, they also run there.
+"""
 
 import math
 
@@ -23,13 +25,13 @@ def sizes(d):
     return st.builds(Shape, heads, heads, st.integers(1, 300), d, taps, taps, st.booleans())
 
 
-# Compilation dominates the time, and there is a kernel for each width: each CI run compiles only the
-# narrowest.
+# Compilation takes most of the time, and there is a kernel for each width.
+# Each CI run compiles only the narrowest.
 WIDTH = 16
 FEW_SIZES, SIZES = sizes(st.integers(1, WIDTH)), sizes(st.integers(1, 128))
 SAMPLE = [
     shape if shape.d <= WIDTH else shape._replace(d=13) for shape in SHAPES[::5]
-]  # together they cover every length and every number of taps
+]  # These shapes together cover every length and every number of taps.
 ON_A_CPU = [*SAMPLE, *(pytest.param(shape, marks=nightly) for shape in SHAPES if shape not in SAMPLE)]
 
 
@@ -58,9 +60,9 @@ def test_random_shapes_of_every_width_compiled(shape):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_keys_divided_among_blocks(causal):
-    """Compare with the result without splits, for fewer and for more splits than key tiles.
+    """Compare with the result without splits, for fewer and for more splits than tiles of keys.
 
-    Some splits contain no visible key for some rows. A NaN must stay in its rows.
+    Some splits contain no visible key for some rows. A NaN must affect only its own rows.
     """
     q, k, v, w, _ = inputs(Shape(1, 2, 150, 13, 3, 4, causal))
     q[0, 1, 70] = math.nan

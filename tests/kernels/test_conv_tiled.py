@@ -1,5 +1,5 @@
-"""The reference of convolutional attention against loops, PyTorch and autograd, and the tiled version against
-the reference; float64."""
+"""Tests of convolutional attention in float64: the reference against loops, PyTorch and autograd, and the
+tiled version against the reference."""
 
 import math
 
@@ -21,7 +21,7 @@ SHAPES = [
     (13, 7, 1),
     (40, 2, 15),
     (12, 1, 1),
-]  # N, c_q, c_k
+]  # (N, c_q, c_k)
 
 
 def worst(got, wanted):
@@ -133,10 +133,10 @@ def test_backward_tiles(n, c_q, c_k, causal):
 
 
 def test_bytes_of_one_tile():
-    """With N = 4 and one tile, q, k, v (4 × 2 each) and w (3 × 3) are read once, and O and L are written
-    once.
+    """Count the bytes for N = 4 and a single tile.
 
-    Elements outside the sequence cause no traffic.
+    q, k, v (4 × 2 each) and w (3 × 3) are read once, and O and L are written once. Elements outside the
+    sequence cause no traffic.
     """
     q, k, v, w, _ = example(4, 3, 3, d=2)
     traffic = Traffic()

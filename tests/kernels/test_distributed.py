@@ -1,5 +1,7 @@
-"""Convolutional attention over ranks, which are processes with gloo and simulated kernels, against one
-process."""
+"""Tests of convolutional attention over ranks against a single process.
+
+The ranks are processes that communicate with gloo and simulate the kernels.
+"""
 
 import pytest
 import torch
@@ -91,8 +93,8 @@ def errors_of_all(shapes, lengths_of):
 def equal_and_odd(n, ranks):
     """Return layouts and shard sizes.
 
-    The shards are as equal as possible, or one rank has none, or one has nearly all, or they are shorter than
-    a halo.
+    The shards are of almost equal size, or one rank has no tokens, or one rank has almost all tokens, or the
+    shards are shorter than a halo.
     """
     equal = [n // ranks + (rank < n % ranks) for rank in range(ranks)]
     first = [
@@ -103,7 +105,7 @@ def equal_and_odd(n, ranks):
 
 
 def decoded(shape, lengths_of_each):
-    """Return the decoded token for each way to divide the keys among ranks."""
+    """Return the decoded token for each division of the keys among ranks."""
     from torch import distributed
 
     from kernels.distributed import conv_attention_decode_sharded
@@ -117,11 +119,11 @@ def decoded(shape, lengths_of_each):
     return given
 
 
-# When ranks disagree, or one is lost ------------------------------------------------------------------------
+# Ranks that disagree or fail --------------------------------------------------------------------------------
 
 
 def disagreeing(what):
-    """Call with invalid arguments, of the kind `what`, on rank 1 and with valid ones on the other ranks."""
+    """Call with invalid arguments of the kind `what` on rank 1, and with valid ones on the other ranks."""
     import os
 
     from torch import distributed
@@ -172,7 +174,7 @@ def refused(kinds):
 KINDS = [what for what in SAID if what != "dies"]
 
 
-# What ranks find --------------------------------------------------------------------------------------------
+# Findings on ranks ------------------------------------------------------------------------------------------
 
 
 def in_turn(shapes, lengths_of_each, kinds):
@@ -181,7 +183,8 @@ def in_turn(shapes, lengths_of_each, kinds):
 
 @pytest.fixture(scope="module")
 def three(compiled):
-    """Run `in_turn` on three ranks, once for all tests, as each rank is a process that imports PyTorch."""
+    """Run `in_turn` on three ranks, once for all tests, because each rank is a process that imports
+    PyTorch."""
     lengths = [13, 14, 13], [1, 0, 39], [38, 1, 1]
     return list(zip(*run_ranks(in_turn, 3, SHAPES[:2], lengths, KINDS, timeout=600)))
 
@@ -247,7 +250,7 @@ def batches():
 
 
 def one_step(kind):
-    """Return the gradients of one training step, where each of two ranks has half of the batch."""
+    """Return the gradients of one training step in which each of two ranks has half of the batch."""
     from torch import distributed
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel

@@ -1,4 +1,4 @@
-"""flash_attention_decode against the last row of causal attention, and on a GPU if available."""
+"""Tests of flash_attention_decode against the last row of causal attention, and on a GPU if available."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def normal(seed, *shapes, device="cpu", dtype=torch.float32):
 
 
 def row(q, k, v, scale=None):
-    """Return the last row of causal attention in float64."""
+    """Return the last row of causal attention, computed in float64."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, dim=1) for x in (k, v))
     return attention(q.double(), k, v, scale=scale)

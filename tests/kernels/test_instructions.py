@@ -1,5 +1,7 @@
-"""Tensor-core instructions and asynchronous copies in the simulator: products equal to NumPy's bit for bit,
-and planted bugs."""
+"""Tests of tensor-core instructions and asynchronous copies in the simulator.
+
+Products must equal NumPy's bit for bit, and planted bugs must be found.
+"""
 
 from types import SimpleNamespace
 
@@ -39,8 +41,10 @@ def small_integers(seed, *shape):
 
 
 def product(kind, transposed):
-    """Return a kernel that computes out = a b + c for a (16, 16) and b (8, 16) by columns, or (16, 8) by rows
-    if transposed."""
+    """Return a kernel that computes out = a b + c for a (16, 16).
+
+    b is column-major with shape (8, 16), or row-major with shape (16, 8) if `transposed`.
+    """
     mma, load_b = getattr(isa, f"mma_{kind}"), isa.ldmatrix_x2_trans if transposed else isa.ldmatrix_x2
 
     def kernel(a, b, c, out):
@@ -97,7 +101,7 @@ def test_infinities_and_nan_go_where_they_belong():
     assert np.array_equal(out[9], [2, 2, 2, 2, 2, 2, 32, 2])
 
 
-# --- ldmatrix, by its map alone -----------------------------------------------------------------------------
+# --- ldmatrix -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
@@ -130,10 +134,10 @@ def test_the_map_of_ldmatrix(count, transposed):
 
 @pytest.mark.parametrize("pitch, turns", [(72, [4, 2, 1, 4]), (64, [32, 16, 8, 32])])
 def test_ldmatrix_is_counted_as_an_h200_counts_it(pitch, turns):
-    """With rows of 128 bytes, all rows start in one bank, and each matrix takes eight wavefronts; with 144
-    bytes, one.
+    """Compare the counts for four ldmatrix instructions with ncu's on an H200.
 
-    For these four instructions, ncu counted 11 and 88 wavefronts, 0 and 77 conflicts, and 1408 bytes.
+    With rows of 128 bytes, all rows start in one bank, and each matrix takes eight wavefronts; with 144
+    bytes, one. ncu counted 11 and 88 wavefronts, 0 and 77 conflicts, and 1408 bytes.
     """
 
     def kernel(out):
@@ -390,7 +394,7 @@ def test_behind_the_wait_a_source_may_be_overwritten(engine):
         cuda.syncthreads()
         cp_async_16(tile, (lane, 0), x, (lane, 0), 8)
         cp_async_commit()
-        x[lane, 4] = -1  # past the eight copied bytes
+        x[lane, 4] = -1  # an address past the eight copied bytes
         cp_async_wait_0()
         x[lane, 0] = -1
         cuda.syncthreads()
@@ -459,8 +463,8 @@ def test_an_old_gpu_is_refused(monkeypatch):
         cuda.dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(7, 5))
     )
 
-    # Numba types a call once per process, and other tests compile calls for newer GPUs; so use a type that no
-    # other test uses.
+    # Numba types a call once per process, and other tests compile calls for newer GPUs.
+    # This test therefore uses a type that no other test uses.
     def kernel(x, out):
         tile = cuda.shared.array((32, 8), float64, alignment=16)
         cp_async_16(tile, (0, 0), x, (0, 0), int32(16))

@@ -1,7 +1,7 @@
-"""The kernels in CUDA C++ and Triton.
+"""Tests of the kernels in CUDA C++ and Triton.
 
-They are checked in the simulator, with fresh and with recorded PTX; in Triton's interpreter; and on a GPU on
-every shape. Planted races must be found in both languages, with the correct line.
+They run in the simulator, with fresh and with recorded PTX, in Triton's interpreter, and on a GPU on every
+shape. Planted races must be found in both languages, with the correct line.
 """
 
 import importlib.metadata
@@ -34,7 +34,7 @@ from kernels.triton.head_map import mix_heads
 from sim import KernelBug
 
 OTHERS = [pytest.param("Triton", marks=pytest.mark.triton), "CUDA C++"]
-# several tiles of 32 × 32 in each pass; and a shape with fewer keys than taps
+# shapes with several tiles of 32 × 32 in each pass, and one with fewer keys than taps
 SMALL = [Shape(1, 1, 9, 5, 3, 4, True), Shape(1, 1, 4, 3, 6, 11, False)]
 FORWARD = ("O", "L", "flash O", "flash L", "decode O")
 
@@ -79,8 +79,8 @@ def numba_run(*launch):
     ids=str,
 )
 def test_cuda_cpp_gives_what_numba_gives(shape, only):
-    """Compare the two languages directly: they may differ only by some roundings, less than the tolerances
-    allow."""
+    """Compare the two languages directly. They may differ by a few roundings, which is less than the
+    tolerances of the other tests."""
     given = inputs(shape)
     wanted = results(language("Numba"), *given, shape.causal, only, run=numba_run)
     got = results(language("CUDA C++"), *given, shape.causal, only, **OPTIONS["CUDA C++"])
@@ -99,7 +99,7 @@ print(json.dumps([errors_of("Triton", shape) for shape in SHAPES[{first}:50:13]]
 @pytest.mark.triton
 @pytest.mark.parametrize("first", [3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (0, 7, 10))])
 def test_triton_in_its_interpreter(first):
-    """Run in a separate process, because Triton reads TRITON_INTERPRET when it is imported."""
+    """Run the kernels in a separate process, because Triton reads TRITON_INTERPRET when it is imported."""
     command = [sys.executable, "-W", "ignore", "-c", IN_THE_INTERPRETER.format(first=first)]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -149,7 +149,8 @@ def test_without_triton_recorded_ptx_runs():
 
 
 def test_recorded_triton_is_of_the_sources_that_are_here():
-    """The recorded PTX must match the current sources, so that findings name the correct lines."""
+    """Compare the digests of the recorded PTX with the current sources, so that findings name the correct
+    lines."""
     texts = recorded_ptx("triton")
     assert len(texts) == 28
     for name, text in texts.items():
@@ -157,7 +158,8 @@ def test_recorded_triton_is_of_the_sources_that_are_here():
 
 
 def test_recorded_cuda_is_what_the_compiler_gives():
-    """Skip the comparison if the installed compiler has another version."""
+    """Compile the CUDA C++ sources and compare the PTX with the recording, if the compiler has the same
+    version."""
     if not cuda_launch.have_compiler():
         pytest.skip("NVRTC is not installed")
     kernels = []
@@ -181,7 +183,7 @@ def test_without_nvrtc_recorded_ptx_runs(monkeypatch):
     cuda_launch.module.cache_clear()
 
 
-# Races planted ----------------------------------------------------------------------------------------------
+# Planted races ----------------------------------------------------------------------------------------------
 
 VALUE = r"value \S+"
 README = Path(triton_launch.__file__).with_name("README.md"), cuda_launch.FOLDER / "README.md"
@@ -212,7 +214,7 @@ def first_finding(call, of=""):
 
 
 def shown(message):
-    """Return whether one of the READMEs contains a text, ignoring the digits of values."""
+    """Return whether one of the READMEs contains a text, ignoring digits."""
     wanted = re.sub(VALUE, "", f"KernelBug: {message}\n```")
     return any(wanted in re.sub(VALUE, "", path.read_text()) for path in README)
 
@@ -264,5 +266,5 @@ def test_a_sum_without_an_atomic_is_found(tmp_path):
     message = first_finding(call, of="d_w[0, 0, 0, 0]")
     assert f"conv_backward.py line {line}" in message
     assert "tl.atomic_add" in message
-    # other versions of Triton lay out tiles differently
+    # Other versions of Triton lay out tiles differently.
     assert shown(message) or not importlib.metadata.version("triton").startswith("3.6"), message

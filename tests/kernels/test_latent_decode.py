@@ -1,5 +1,5 @@
-"""latent_attention_decode against the last row of the reference, LatentAttention token by token, and a GPU if
-available."""
+"""Tests of latent_attention_decode against the last row of the reference, of LatentAttention token by token,
+and on a GPU if available."""
 
 import functools
 import math
@@ -34,7 +34,7 @@ def inputs(seed, batch, heads, rows, keys, d, latent, device="cpu"):
 
 
 def right(tensors, *terms, **options):
-    """Return whether the last row matches that of the complete forward pass in float64."""
+    """Return whether the last row matches the complete forward pass in float64."""
     wanted = reference.latent_attention_decode(*(x.double() for x in tensors), *terms)
     return worst(latent_attention_decode(*tensors, *terms, **options), wanted) <= 1e-5
 
@@ -53,14 +53,14 @@ def test_the_eager_last_row_is_the_last_row():
         assert worst(got, whole) <= 1e-14
 
 
-# then the newest key is a complete array, which has another Numba type and needs another kernel
+# The newest key is then a whole array, which has another Numba type and needs another kernel.
 ONE_KEY = pytest.param(1, 1, marks=pytest.mark.nightly)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 9])
 @pytest.mark.parametrize(("keys", "window"), [ONE_KEY, (33, 0), (50, 3), (70, 40), (96, 1000)])
 def test_every_split(splits, keys, window):
-    """Some splits have no keys."""
+    """Decode with every number of splits, some of which leave splits without keys."""
     assert right(
         inputs(keys, 2, 3, min(keys, max(1, window)), keys, 5, 4), 0.7, window, splits=splits, run=on_cpu
     )
@@ -96,8 +96,7 @@ def test_no_order_of_threads_changes_anything(engine):
 
 @DEVICE
 def test_a_cache_is_read_where_it_is(device):
-    """Decode from the filled parts of larger buffers: no element may be copied, and the rest must not be
-    read."""
+    """Decode from the filled parts of larger buffers without copying them or reading the rest."""
     q, k, v, *shared = inputs(3, 2, 2, 3, 11, 4, 3, device)
     buffer = torch.full((2, 2, 50, 3), math.nan, device=device)
     buffer[0, :, :11], buffer[1, :, :11] = k, v
@@ -158,7 +157,8 @@ def layer_and_input(device="cpu", tokens=9, **options):
 
 @pytest.mark.parametrize("pieces", [[9], [1] * 9, [4, 1, 3, 1]])
 def test_with_a_cache_as_without(pieces):
-    """Decode after a prefill and step by step, in one piece and in several, beyond the initial capacity."""
+    """Decode after a prefill and step by step, in one or several pieces, beyond the cache's initial
+    capacity."""
     layer, x = layer_and_input(**EAGER)
     cache, wanted, rows = layer.new_cache(2, capacity=2), layer(x), []
     for piece in x.split(pieces, dim=1):
@@ -224,7 +224,7 @@ def test_another_layers_cache_is_refused():
 
 
 def tokens(n):
-    """Return the queries and latents of n tokens for the cache of the following tests."""
+    """Return the queries and latents of n tokens, for the cache in the following tests."""
     return torch.randn(1, 2, n, 3), torch.randn(1, n, 4), torch.randn(1, n, 4)
 
 

@@ -1,7 +1,6 @@
-"""The latent kernels against the float64 reference.
+"""Tests of the latent kernels against the float64 reference, and of their inputs and gradients.
 
-Tiny shapes are interpreted; all shapes are compiled by the simulator, and run on a GPU if available. Inputs
-and gradients are tested, too.
+Tiny shapes are interpreted. All shapes are compiled by the simulator, and run on a GPU if available.
 """
 
 import functools
@@ -21,7 +20,7 @@ from kernels.latent.forward import latent_forward
 from runners import checked, native
 
 gpu = pytest.mark.gpu
-# all of one width, so that only one kernel is compiled
+# All of these shapes have one width, so that only one kernel is compiled.
 SAMPLE = [shape for shape in SHAPES if max(shape.d, shape.latent) <= 32][::2]
 
 
@@ -30,11 +29,11 @@ def is_right(shape, **options):
     assert within_tolerance(errors), errors
 
 
-# Right answers ----------------------------------------------------------------------------------------------
+# Correct values ---------------------------------------------------------------------------------------------
 
 
 def test_the_grid_is_as_large_as_it_should_be():
-    """The shapes must include every kind that the kernels support, and at least 60 in total."""
+    """Check that the shapes include every kind that the kernels support, and that there are at least 60."""
     assert len(SHAPES) >= 60
     assert {shape.heads for shape in SHAPES} >= {1, 2, 3, 16} and {shape.n for shape in SHAPES} >= {1, 130}
     assert {shape.window for shape in SHAPES} >= {0, 1, 7, 1000} and {shape.alpha for shape in SHAPES} >= {
@@ -61,7 +60,10 @@ def test_the_grid_is_as_large_as_it_should_be():
     ids=str,
 )
 def test_tiny_shapes_under_every_seed(shape, engine, few):
-    """Under 6 seeds (2 without --all): no finding, and equal results unless blocks add to shared sums."""
+    """Run tiny shapes under 6 seeds (2 without --all).
+
+    No run may report a finding, and all results must be equal unless blocks add to shared sums.
+    """
     answers = []
     for seed in few(range(6), 2):
         run = functools.partial(checked, engine=engine, seed=seed)
@@ -79,7 +81,7 @@ def test_the_forward_pass_compiled(shape):
     assert within_tolerance(errors), errors
 
 
-@pytest.mark.nightly  # compiling the backward kernels takes 20 s of CPU time
+@pytest.mark.nightly  # Compiling the backward kernels takes 20 s of CPU time.
 @pytest.mark.parametrize("shape", [*TINY, *SHAPES], ids=str)
 def test_compiled(shape):
     is_right(shape, run=native)
@@ -134,7 +136,8 @@ def test_without_alpha_the_window_says_nothing():
 
 
 def test_deterministic_gradients_are_the_same():
-    """Several heads and tiles, whose blocks would otherwise add to the same elements."""
+    """Compute gradients with several heads and tiles, whose blocks would otherwise add to the same
+    elements."""
     shape = Shape(1, 2, 0, 70, 70, 5, 4, 0.5, 9)
     is_right(shape, run=native, deterministic=True)
 
@@ -147,7 +150,7 @@ def test_scores_near_ten_thousand():
 
 
 def test_no_weight_exceeds_1():
-    """For scores near 10⁸, rounding errors are too large for an exponential; dV once was near 10²⁷."""
+    """Use scores near 10⁸, whose rounding errors are too large for an exponential. dV once was near 10²⁷."""
     q, k, v, w_q, w_v, d_o = inputs(Shape(1, 1, 0, 40, 40, 4, 4, 0.5, 9))
     o, log_sum = latent_forward(1e4 * q, 1e4 * k, v, w_q, w_v, 0.5, 9, run=native)
     only_d_v = [place == 2 for place in range(6)]
@@ -197,7 +200,7 @@ def test_gradients_reach_the_queries_before():
 
 @pytest.mark.parametrize("alpha", [0.0, torch.tensor([0.0])])
 def test_the_gradient_at_alpha_0(alpha, leaves):
-    """With a number, no reciprocal scores are computed; a tensor has a gradient at 0, too."""
+    """Set alpha to 0. A number skips the reciprocal scores; a tensor still needs its gradient."""
     alpha = alpha.clone().requires_grad_() if isinstance(alpha, torch.Tensor) else alpha
     o = latent_attention(*leaves[:5], alpha, 2)
     wanted = reference(SMALL._replace(alpha=0.0), *inputs(SMALL))
@@ -271,7 +274,7 @@ def test_reproducible_gradients():
 
 @gpu
 def test_memory_grows_linearly():
-    """At 4 times the length, memory must be at most 4 times as large.
+    """Compare the memory for two lengths: at 4 times the length, it must be at most 4 times as large.
 
     At N = 4096, a matrix of one head would be 64 MiB, and the expanded values of all heads 16 MiB.
     """
@@ -302,7 +305,7 @@ def test_compiled_and_captured_on_the_gpu():
     assert torch.equal(captured, wanted)
 
 
-# Bad input --------------------------------------------------------------------------------------------------
+# Invalid arguments ------------------------------------------------------------------------------------------
 
 GOOD = dict(zip(("q", "k_latent", "v_latent", "w_q", "w_v"), inputs(SMALL)))
 REFUSED = [

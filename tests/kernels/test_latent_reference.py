@@ -1,4 +1,4 @@
-"""The reference of latent attention against ordinary attention, loops and autograd."""
+"""Tests of the reference of latent attention against ordinary attention, loops and autograd."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ SHAPES = [*TINY[:4], Shape(2, 2, 1, 3, 4, 2, 3, 0.4, 2), Shape(1, 2, 0, 4, 7, 3,
 
 
 def by_loops(shape, q, k, v, w_q, w_v):
-    """Compute the formula one score at a time; row i of the M queries is at position N_k - M + i."""
+    """Compute the formula one score at a time. Row i of the M queries is at position N_k - M + i."""
     rows, o = shape.before + shape.n, q.new_zeros(shape.batch, shape.heads, shape.n, shape.d)
     for b, h, i in itertools.product(range(shape.batch), range(shape.heads), range(shape.n)):
         p = shape.keys - shape.n + i
@@ -32,7 +32,7 @@ def by_loops(shape, q, k, v, w_q, w_v):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_formula_and_its_gradients(shape):
-    """Also check the log-sum-exp, which has no gradient of its own."""
+    """Compare the formula and its gradients, and the log-sum-exp, which has no gradient of its own."""
     *tensors, d_o = (x.double() for x in inputs(shape))
     alpha = torch.tensor(shape.alpha, dtype=torch.float64, requires_grad=True)
     leaves = [x.requires_grad_() for x in tensors]
@@ -51,7 +51,7 @@ def test_the_formula_and_its_gradients(shape):
 
 
 def test_identities_are_ordinary_attention():
-    """With alpha = 0, this is ordinary latent attention for any window."""
+    """Compare alpha = 0 with ordinary latent attention, which it equals for any window."""
     q, k, v, *_ = (x.double() for x in inputs(Shape(2, 3, 0, 6, 6, 4, 4, 0, 0)))
     eye = torch.eye(4, dtype=torch.float64).expand(3, 4, 4)
     wanted = attention(q, k[:, None], v[:, None], causal=True)
@@ -66,7 +66,8 @@ def test_expanded_heads_are_ordinary_attention():
 
 
 def test_full_reciprocity_is_symmetric():
-    """With alpha = 1 and every key in the band, scores (i, j) and (j, i) are equal, except for the mask."""
+    """Compare scores (i, j) and (j, i): with alpha = 1 and every key in the band, they are equal except for
+    the mask."""
     q, k, _, w_q, *_ = (x.double() for x in inputs(Shape(1, 2, 0, 6, 6, 3, 4, 0, 0)))
     s = latent_scores(q, k, w_q, 6, 1.0, 6, causal=False)
     straight = latent_scores(q, k, w_q, 6, causal=False)
@@ -83,7 +84,7 @@ def test_a_key_without_a_query_has_no_reciprocal_term():
 
 
 def test_a_nan_stays_within_the_band():
-    """A NaN in a query affects its own row, and the rows in which it is a reciprocal query."""
+    """Put a NaN in a query. It may affect its own row, and the rows in which it is a reciprocal query."""
     q, *shared = inputs(Shape(1, 1, 0, 9, 9, 4, 4, 0, 0))[:5]
     q[0, 0, 4, 1] = math.nan
     nan = latent_attention(q, *shared, 0.5, 3)[0, 0].isnan().all(-1)

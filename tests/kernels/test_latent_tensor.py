@@ -1,7 +1,6 @@
-"""16-bit latent attention on simulated tensor cores: no finding, and at most 1.5 times the error of PyTorch
-eager.
+"""Tests of 16-bit latent attention on simulated tensor cores.
 
-On a GPU, every shape is tested.
+There must be no finding, and at most 1.5 times the error of PyTorch eager. On a GPU, every shape is tested.
 """
 
 import copy
@@ -26,7 +25,7 @@ def relative(got, wanted):
 
 
 def is_right(shape, dtype, device="cpu", scale=None, run=None):
-    """Compare O and L with float64; O's error is limited by that of PyTorch eager in the same dtype."""
+    """Compare O and L with float64. The limit for O's error is that of PyTorch eager in the same dtype."""
     tensors = [x.to(dtype) for x in inputs(shape, device=device)[:5]]
     terms = shape.alpha, shape.window, shape.causal, scale
 
@@ -110,7 +109,7 @@ def a_layer():
     return LatentAttention(8, 2, 4, window=3, alpha=0.5), torch.randn(1, 4, 8)
 
 
-@pytest.mark.nightly  # the layer under autocast covers this as well; 16 s
+@pytest.mark.nightly  # This takes 16 s, and the layer under autocast covers it as well.
 def test_a_layer_in_bfloat16():
     layer, x = a_layer()
     layer, x = layer.bfloat16(), x.bfloat16()
@@ -127,7 +126,8 @@ def by_eager(layer, x):
 
 
 def test_a_layer_under_autocast():
-    """The layer computes in bfloat16, and gradients have the dtypes of their parameters."""
+    """Run the layer under autocast: it computes in bfloat16, and gradients have the dtypes of their
+    parameters."""
     layer, x = a_layer()
     with torch.autocast("cpu", torch.bfloat16):
         o = layer(x)
@@ -138,7 +138,7 @@ def test_a_layer_under_autocast():
 
 @pytest.mark.nightly
 def test_tokens_of_a_layer_under_autocast():
-    """The layer computes in bfloat16, and the cache keeps its dtype."""
+    """Decode under autocast: the layer computes in bfloat16, and the cache keeps its dtype."""
     layer, x = a_layer()
     with torch.autocast("cpu", torch.bfloat16):
         cache = layer.new_cache(1)
@@ -148,13 +148,13 @@ def test_tokens_of_a_layer_under_autocast():
 
 
 def test_alpha_has_a_type_of_its_own():
-    """Alpha may have another dtype than q, as in a bfloat16 layer under float16 autocast."""
+    """Pass alpha with another dtype than q, as in a bfloat16 layer under float16 autocast."""
     tensors, alpha = [x.half() for x in inputs(SMALL)[:5]], torch.tensor(0.5, dtype=torch.bfloat16)
     assert torch.equal(latent_attention(*tensors, alpha, 2), latent_attention(*tensors, 0.5, 2))
 
 
 def test_nan_goes_in_and_comes_out():
-    """A NaN in a query affects its own row, and the rows in which it is a reciprocal query."""
+    """Put a NaN in a query. It may affect its own row, and the rows in which it is a reciprocal query."""
     q, *shared = (x.bfloat16() for x in inputs(Shape(1, 1, 0, 24, 24, 8, 8, 0, 0))[:5])
     q[0, 0, 9, 3] = math.nan
     nan = torch.isnan(latent_attention(q, *shared, 0.5, 3)[0, 0]).all(-1)
@@ -162,7 +162,7 @@ def test_nan_goes_in_and_comes_out():
 
 
 def test_what_begins_anywhere_is_copied():
-    """Copies of 16 bytes require addresses that are multiples of 16."""
+    """Pass tensors at any address. Copies of 16 bytes require addresses that are multiples of 16."""
     buffer = torch.arange(1 + 2 * 8, dtype=torch.bfloat16)[1:]
     for x in (buffer.view(1, 1, 2, 8), buffer.view(1, 1, 8, 2).mT):
         for rows in (aligned(x), operand(x, 8)):

@@ -1,4 +1,4 @@
-"""Tiled latent attention against the reference, and its memory traffic."""
+"""Tests of tiled latent attention against the reference, and of its memory traffic."""
 
 import itertools
 
@@ -41,7 +41,7 @@ def test_gradients_flow():
 def test_what_crosses():
     """Count the traffic of 6 queries in tiles of two, 8 keys in tiles of four, and 2 heads, not causal.
 
-    q and O move once, W_q, W_v and the latents of all keys once per tile of queries. With a window, the
+    q and O move once. W_q, W_v and the latents of all keys move once per tile of queries. With a window, the
     latent keys at the tile's own positions move once more.
     """
     for window in (0, 3):

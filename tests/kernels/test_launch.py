@@ -1,4 +1,5 @@
-"""Error messages of the attention functions, word for word, and the launches of valid calls."""
+"""Tests of the error messages of the attention functions, word for word, and of the launches of valid
+calls."""
 
 import math
 from threading import Thread
@@ -102,7 +103,7 @@ def test_the_width_is_the_next_of_four():
     assert [width_for(d) for d in (1, 16, 17, 33, 64, 65, 128)] == [16, 16, 32, 64, 64, 128, 128]
 
 
-# Where a launch goes ----------------------------------------------------------------------------------------
+# Choice between GPU and simulator ---------------------------------------------------------------------------
 
 
 @cuda.jit
@@ -129,7 +130,7 @@ def test_an_empty_grid_runs_nothing():
 
 
 def test_a_bug_is_raised_or_reported():
-    """Six threads access five elements."""
+    """Launch six threads on five elements."""
     with pytest.raises(KernelBug, match="^out-of-bounds: out"):
         launch(fill, (2, 1, 1), 3, torch.zeros(5), 7.0)
     report = simulated(fill, (2, 1, 1), 3, torch.zeros(5), 7.0, on_finding="report")
@@ -154,7 +155,7 @@ def test_dtypes_are_numpys_or_those_of_ml_dtypes():
 
 @cuda.jit
 def doubled(x, out):
-    """Store x + x in out (m, n); one block per row, one thread per element."""
+    """Store x + x in out (m, n), with one block per row and one thread per element."""
     i, j = cuda.blockIdx.x, cuda.threadIdx.x
     out[i, j] = x[i, j] + x[i, j]
 
@@ -205,7 +206,8 @@ def test_this_numba_cuda_launches_the_fast_way():
 def test_a_launch_waits_for_nothing_and_follows_what_its_stream_did_before():
     out = torch.zeros(6, device="cuda")
     stream = torch.cuda.Stream()
-    # compile and load first, because loading a kernel waits; then run for about half a second
+    # The first launch compiles and loads the kernel, because loading waits. The second runs for half a
+    # second.
     for cycles in (1, 10**9):
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
@@ -239,7 +241,7 @@ def test_the_device_of_the_tensor_is_the_device_of_the_launch():
 @pytest.mark.gpu
 def test_a_launch_is_on_the_current_stream_and_can_be_captured():
     q = torch.randn(1, 2, 70, 16, device="cuda")
-    wanted = flash_attention(q, q, q)  # compile now, which is not allowed during a capture
+    wanted = flash_attention(q, q, q)  # Compile now, because compilation is not allowed during a capture.
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         got = flash_attention(q, q, q)

@@ -1,5 +1,5 @@
-"""FusedAttention and ConvAttention against nn.MultiheadAttention and the reference, and token by token with a
-cache."""
+"""Tests of FusedAttention and ConvAttention against nn.MultiheadAttention and the reference, including
+decoding with a cache."""
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def test_refuses_another_input(shape):
 
 
 def conv_layer(kernel_size=(3, 3), seed=2, device="cpu", tokens=7, batch=1, embed=4, heads=2, **options):
-    """Return a layer whose taps are not the identity, and an input."""
+    """Return (layer with taps that are not the identity, input)."""
     torch.manual_seed(seed)
     layer = ConvAttention(embed, heads, kernel_size, **options)
     with torch.no_grad():
@@ -119,7 +119,7 @@ def worst(got, wanted):
 
 
 def decode(layer, x, prefilled=0, capacity=64):
-    """Return the layer's output for x, decoded token by token after a prefill of the first ones."""
+    """Return the layer's output for x, decoded token by token after a prefill of the first tokens."""
     cache = layer.new_cache(x.shape[0], capacity)
     rows = [layer.prefill(x[:, :prefilled], cache)] if prefilled else []
     return torch.cat(rows + [layer.step(x[:, i : i + 1], cache) for i in range(prefilled, x.shape[1])], dim=1)
@@ -177,7 +177,7 @@ def test_steps_are_the_rows_of_forward(prefilled, device):
 @pytest.mark.parametrize("prefilled", [0, 1, 2, 30, 64, 65])
 @pytest.mark.parametrize("kernel_size", [(1, 1), (6, 11), (15, 15), (2, 4)])
 def test_steps_with_any_taps_through_a_growing_cache(kernel_size, prefilled):
-    """Use the reference in float64, because this tests the cache."""
+    """Decode with the reference functions in float64, because this test is about the cache."""
     layer, x = conv_layer(kernel_size, tokens=70, batch=2)
     layer, x = oracle(layer), x.double()
     assert worst(decode(layer, x, prefilled, capacity=3), layer(x)) <= 1e-12
@@ -213,7 +213,7 @@ def test_a_token_in_a_cache_with_room_moves_nothing():
     assert cache.buffers.data_ptr() == place
 
 
-# What is refused --------------------------------------------------------------------------------------------
+# Invalid arguments ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

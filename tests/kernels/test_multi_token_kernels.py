@@ -1,5 +1,5 @@
-"""The public functions of the multi-token layer: gradients, documents, decoding, torch.compile, memory, and
-invalid input.
+"""Tests of the public functions of the multi-token layer: gradients, documents, decoding, torch.compile,
+memory, and invalid arguments.
 
 Its kernels are also interpreted under many seeds.
 """
@@ -31,7 +31,8 @@ TINY = [
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch):
-    """Compile the kernels on the CPU even for the smallest inputs, as most calls launch a dozen of them."""
+    """Compile the kernels on the CPU even for the smallest inputs, because most calls launch a dozen of
+    them."""
     monkeypatch.setitem(launch.RUNNERS, "cpu", partial(launch.simulated, engine="native"))
 
 
@@ -86,8 +87,10 @@ def without_findings(*launched, **options):
     ids=str,
 )
 def test_tiny_shapes_under_every_seed(shape, engine, seeds, few):
-    """Under many seeds (1 without --all), which change the order of threads and blocks: no finding, and equal
-    results."""
+    """Run tiny shapes under many seeds (1 without --all), which change the order of threads and blocks.
+
+    No run may report a finding, and all results must be equal.
+    """
     tensors, answers = inputs(shape), []
     wanted = in_float64(*tensors)
     for seed in few(range(seeds), 1):
@@ -188,7 +191,7 @@ def test_one_operator_for_the_compiler():
     torch.library.opcheck(operator, (*leaves[:3], *parts, True, 0.5))
 
 
-# 16-bit numbers ---------------------------------------------------------------------------------------------
+# 16-bit values ----------------------------------------------------------------------------------------------
 
 
 def of_type(given, dtype, names):
@@ -200,8 +203,7 @@ def of_type(given, dtype, names):
 
 
 def errors_in(dtype, attend, given, d_y):
-    """Return {argument or y: largest error relative to the largest element} against float64 with the same
-    inputs."""
+    """Return {argument or y: largest error relative to the largest element}, compared with float64."""
     answers = []
     for function, these in ((attend, given), (reference.multi_token_attention, double(given))):
         leaves = [leaf.detach().requires_grad_() for leaf in leaves_of(these)]
@@ -217,7 +219,8 @@ def errors_in(dtype, attend, given, d_y):
 @pytest.mark.parametrize("parts_too", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_inputs_keep_their_type(dtype, parts_too, device):
-    """Forward and backward: scores and sums are float32, so what is lost is a rounding of each result."""
+    """Run forward and backward. Scores and sums are float32, so each result has only one 16-bit rounding
+    error."""
     given = example(device=device)
     given |= of_type(given, dtype, (*"qkv", *(PARTS if parts_too else ())))
     d_y = torch.randn(given["q"].shape, device=device).to(dtype)
@@ -228,7 +231,7 @@ def test_16_bit_inputs_keep_their_type(dtype, parts_too, device):
 @pytest.mark.parametrize(
     "dtype, device",
     [
-        # each push takes a layer's tokens, test_in_bfloat16_and_under_autocast
+        # Each CI run decodes the tokens of a layer in test_in_bfloat16_and_under_autocast.
         *(pytest.param(dtype, "cpu", marks=nightly) for dtype in (torch.bfloat16, torch.float16)),
         *(pytest.param(dtype, "cuda", marks=gpu) for dtype in (torch.bfloat16, torch.float16)),
     ],
@@ -298,8 +301,10 @@ print("the same bits")
 @gpu
 @pytest.mark.parametrize("workspace", [":4096:8", None])
 def test_deterministic_algorithms(workspace):
-    """In a process of its own, as cuBLAS reads the variable when it starts. Where PyTorch still wants the
-    variable, its error names it."""
+    """Run in a separate process, because cuBLAS reads its environment variable when it starts.
+
+    If PyTorch requires the variable, its error message must name it.
+    """
     environment = os.environ | {"CUBLAS_WORKSPACE_CONFIG": workspace or ""}
     if workspace is None:
         del environment["CUBLAS_WORKSPACE_CONFIG"]
@@ -312,7 +317,8 @@ def test_deterministic_algorithms(workspace):
 
 @gpu
 def test_memory_grows_linearly():
-    """Four times the length, at most four times the memory once a band has its fewest rows."""
+    """Compare the memory for two lengths with bands of minimum height: 4 times the length, at most 4 times
+    the memory."""
 
     def peak(n):
         given = example(heads=16, n=n, d=16, taps=(6, 11), after_taps=(6, 11), device="cuda")
@@ -349,7 +355,7 @@ def test_compiled_and_captured_on_the_gpu():
         assert torch.equal(captured, wanted)
 
 
-# Bad input --------------------------------------------------------------------------------------------------
+# Invalid arguments ------------------------------------------------------------------------------------------
 
 GOOD = example(heads=4)
 

@@ -1,4 +1,4 @@
-"""MultiTokenAttention against its operations by hand, token by token with a cache, and loaded from a
+"""Tests of MultiTokenAttention against its operations by hand, token by token with a cache, and loaded from a
 published checkpoint."""
 
 import cmath
@@ -30,7 +30,7 @@ LAYERS = [
 
 
 def layer_and_input(options, tokens=6, device="cpu", **more):
-    """Return a layer whose parameters are not identities, and an input."""
+    """Return (layer whose parameters are not identities, input)."""
     torch.manual_seed(2)
     layer = MultiTokenAttention(16, 4, **options, **more)
     with torch.no_grad():
@@ -85,8 +85,10 @@ def test_token_by_token(options, first, device):
 
 @DEVICE
 def test_in_bfloat16_and_under_autocast(device):
-    """The forward pass, gradients and decoded tokens have the layer's dtype; under autocast, gradients keep
-    the parameters' dtype."""
+    """Check dtypes: outputs, gradients and decoded tokens have the layer's.
+
+    Under autocast, gradients keep the dtype of the parameters.
+    """
     exact, x = layer_and_input(LAYERS[0], tokens=7, device=device)
     wanted = exact(x)
     low = layer_and_input(LAYERS[0], device=device)[0].bfloat16()
@@ -104,7 +106,8 @@ def test_in_bfloat16_and_under_autocast(device):
 
 
 def test_documents_are_each_alone():
-    """A rotary embedding depends only on distances, so a document may start at any position."""
+    """Compare each document with a separate call. A rotary embedding depends only on distances, so a document
+    may start at any position."""
     layer, x = layer_and_input(LAYERS[0], tokens=9, **ORACLE)
     got = layer(x, documents=[0, 4])
     assert worst(got, torch.cat([layer(x[:, :4]), layer(x[:, 4:])], 1)) <= 1e-5
@@ -139,8 +142,8 @@ def published(generator, heads=4, d=4, embed=16, group=None):
 
 
 def by_hand(state, x, base):
-    """Compute the published layer's output for one text from its parameters, with an independent
-    implementation."""
+    """Compute the published layer's output for one text, with an implementation independent of the
+    package."""
     d, n = state["subln.weight"].shape[0], x.shape[0]
     places = torch.arange(n, dtype=torch.float64)[:, None] * base ** (-torch.arange(0, d, 2).double() / d)
     turn = torch.polar(torch.ones_like(places), places)[:, None]
@@ -198,7 +201,7 @@ def test_what_the_published_layer_has_not():
         from_published({"wposm.weight": torch.eye(2), "head_kernel": torch.eye(2)[None]})
 
 
-# Bad input --------------------------------------------------------------------------------------------------
+# Invalid arguments ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""The reference of the multi-token layer, in float64.
+"""Tests of the reference of the multi-token layer, in float64.
 
-It is compared with loops, with ordinary and convolutional attention, and with autograd; the gradients by
-hand, documents, and the two passes over tiles are tested, too.
+It is compared with loops, with ordinary and convolutional attention, and with autograd. The handwritten
+gradients, documents, and the two passes over tiles are tested, too.
 """
 
 import math
@@ -25,7 +25,7 @@ from kernels.reference.tiled import Traffic
 
 PARTS = ("taps", "head_map", "after_taps", "after_head_map", "norm", "gate")
 NAMES = ("q", "k", "v", *PARTS)
-# heads, N, taps, group size before, taps after, group size after
+# (heads, N, taps, group size before the softmax, taps after it, group size after it)
 CASES = [
     (1, 1, (3, 3), 1, (2, 4), 1),
     (2, 7, (3, 2), 2, (2, 5), 1),
@@ -45,7 +45,7 @@ def numbers(generator, *shape):
 
 
 def example(heads, n, taps, group, after_taps, after_group, batch=2, d=4, seed=0):
-    """Return {name: q, k, v or a parameter of the layer}. A map with a single group is (H, H)."""
+    """Return {name: q, k, v or a parameter of the layer}. A map with a single group has shape (H, H)."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = numbers(generator, 3, batch, heads, n, d)
     head_maps = [numbers(generator, heads // s, s, s) for s in (group, after_group)]
@@ -68,7 +68,7 @@ def example(heads, n, taps, group, after_taps, after_group, batch=2, d=4, seed=0
 
 
 def element(m, g, h):
-    """Return M[g, h] of a map in either form."""
+    """Return M[g, h] of a map in either of its two shapes."""
     if m.ndim == 2:
         return m[g, h]
     s = m.shape[1]
@@ -76,8 +76,10 @@ def element(m, g, h):
 
 
 def convolved_by_loops(x, w, document, causal):
-    """Convolve index by index: rows above, columns on both sides, none of another document, none that is
-    masked."""
+    """Convolve index by index, over rows above and columns on both sides.
+
+    Entries of another document and masked entries are skipped.
+    """
     heads, n, _ = x.shape
     (c_q, c_k), y = w.shape[1:], torch.zeros_like(x)
     for h in range(heads):
@@ -98,8 +100,10 @@ def mixed_by_loops(x, m):
 
 
 def by_loops(q, k, v, taps, head_map, after_taps, after_head_map, norm, gate, causal, scale, document):
-    """Compute the layer for one sequence, (H, N, d), from its definition; document[i] is the document of
-    token i."""
+    """Compute the layer for one sequence, (H, N, d), from its definition.
+
+    document[i] is the document of token i.
+    """
     heads, n, _ = q.shape
     visible = torch.tensor(
         [[document[i] == document[j] and (j <= i or not causal) for j in range(n)] for i in range(n)]
@@ -133,7 +137,7 @@ def test_documents_are_each_alone():
     for start, end in [(0, 1), (1, 9), (9, n)]:
         alone = given | {name: given[name][:, :, start:end] for name in "qkv"}
         assert worst(got[:, :, start:end], multi_token_attention(**alone)) <= 1e-12
-    assert worst(got, multi_token_attention(**given)) > 0.1  # without documents the result differs
+    assert worst(got, multi_token_attention(**given)) > 0.1  # Without documents, the result differs.
     assert worst(got, multi_token_attention(**given, documents=[0, 1, 9])) == 0
 
 
@@ -232,10 +236,10 @@ def test_two_passes_over_tiles(case, causal):
 
 
 def test_bytes_of_one_tile():
-    """With N = 4 and one tile, q and k (2 heads of 4 × 2 each) are read once per pass, v and L once; L and O
-    are written once.
+    """Count the bytes for N = 4 and a single tile.
 
-    Elements outside the sequence cause no traffic.
+    q and k (2 heads of 4 × 2 each) are read once per pass, v and L once. L and O are written once. Elements
+    outside the sequence cause no traffic.
     """
     given = example(2, 4, (3, 3), 2, (3, 3), 2, batch=1, d=2)
     parts = multi_token_tiled.Parts(*(given[name] for name in PARTS[:4]))

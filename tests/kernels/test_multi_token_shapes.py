@@ -1,5 +1,7 @@
-"""The multi-token kernels against the float64 reference on all shapes and on random ones: compiled and
-checked by the simulator, and on a GPU."""
+"""Tests of the multi-token kernels against the float64 reference on all shapes and on random ones.
+
+The simulator compiles and checks the kernels; with a GPU, they also run there.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +13,9 @@ from runners import native
 
 gpu = pytest.mark.gpu
 SIDE = st.integers(1, 15)
-# few values of c_q, because decoding compiles a kernel for each
+# There are few values of c_q, because decoding compiles a kernel for each.
 TAPS = st.none() | st.tuples(st.sampled_from([1, 2, 6, 15]), SIDE)
-# Causal shapes also call the decoding kernels. A CI run compiles them for one number of rows and of heads.
+# Causal shapes also call the decoding kernels, which a CI run compiles for one number of rows and of heads.
 SAMPLE = [shape for shape in SHAPES if not shape.causal][::3] + [
     shape
     for shape in SHAPES

@@ -1,4 +1,4 @@
-"""Options with the names of PyTorch's attention: is_causal, enable_gqa, return_lse."""
+"""Tests of the options that have the names of PyTorch's: is_causal, enable_gqa, return_lse."""
 
 import pytest
 import torch
@@ -18,8 +18,8 @@ ATTENTIONS = {
 
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_grouped_heads(name):
-    """A head of k and v shared by two heads of q: results and gradients equal those with repeated heads; not
-    causal."""
+    """Share a head of k and v between two heads of q. Results and gradients must equal those of repeated
+    heads."""
     attend, leaves = ATTENTIONS[name], [x.clone().requires_grad_() for x in (Q, K, V)]
     q, k, v = leaves
     got = attend(q, k, v, is_causal=False, enable_gqa=True)
@@ -38,7 +38,7 @@ def test_flash_attention_takes_the_names_of_pytorch(causal):
 
 @pytest.mark.parametrize("name", ["flash", "warp", "conv"])
 def test_log_sum_exp(name):
-    """The log-sum-exp of each query is float32 and has no gradient; O keeps its gradient."""
+    """Return the log-sum-exp of each query in float32 and without a gradient. O keeps its gradient."""
     k, v = (x.repeat_interleave(2, 1) for x in (K, V))
     o, log_sum = ATTENTIONS[name](Q.clone().requires_grad_(), k, v, return_lse=True)
     q, k = Q.double(), k.double()

@@ -1,5 +1,7 @@
-"""Compile every kernel of kernels/cases/table.py to PTX without a GPU, and check its use of float64, shared
-memory and local memory."""
+"""Compilation of every kernel in kernels/cases/table.py to PTX without a GPU.
+
+The tests check the use of float64, shared memory and local memory.
+"""
 
 import re
 import warnings
@@ -25,7 +27,7 @@ from kernels.latent.decode import latent_attention_decode
 from kernels.latent.forward import latent_forward
 
 ARCHITECTURES = [(7, 5), *(pytest.param(newer, marks=pytest.mark.nightly) for newer in [(8, 0), (9, 0)])]
-# compile-time properties of a kernel
+# properties of a kernel that are known at compile time
 INSTRUCTIONS = {"flash_forward": "ld.shared.v4", "warp_forward": "shfl.sync", "conv_decode": "shfl.sync"}
 
 
@@ -51,7 +53,7 @@ def type_of(argument):
 def ptx_of(kernel, signature, architecture, monkeypatch):
     """Return the PTX of a @cuda.jit kernel.
 
-    Device functions may query the GPU during compilation; a stand-in answers.
+    Device functions may ask for the current GPU during compilation, so the test provides a fake one.
     """
     monkeypatch.setattr(
         dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=architecture)
@@ -68,7 +70,7 @@ def shared_bytes(ptx):
 LONG = {
     *("latent_backward", "latent_decode"),
     *("multi_token_forward", "multi_token_backward", "multi_token_decode"),
-}  # 25 s of CPU per architecture
+}  # takes 25 s of CPU time per architecture
 
 
 def variants():
@@ -136,7 +138,7 @@ def latent(size, run):
     latent_attention_decode(*tensors, 0.5, 3, run=run)
 
 
-TENSOR_CORES = [  # in a CI run, each with the first of its sizes
+TENSOR_CORES = [  # A CI run compiles each of these with its first size only.
     (flash, [(64,), (128,)]),
     (windowed, [(64,), (128,)]),
     (conv, [(64, 7, 7), (64, 11, 11), (128, 6, 11), (64, 15, 15)]),
@@ -150,7 +152,7 @@ TENSOR_CORES = [  # in a CI run, each with the first of its sizes
 
 @pytest.mark.parametrize(("call", "every_size"), TENSOR_CORES)
 def test_kernels_on_tensor_cores(compiler, monkeypatch, few, call, every_size):
-    """Compile for sm_80 and newer; every local array must be in registers."""
+    """Compile the tensor-core kernels for sm_80 and newer. Every local array must be in registers."""
     for size in few(every_size, 1):
         launched = []
         call(*size, run=lambda *launch, launched=launched: launched.append(launch))
@@ -163,8 +165,8 @@ def test_kernels_on_tensor_cores(compiler, monkeypatch, few, call, every_size):
 
 
 def test_the_test_sees_what_it_looks_for(compiler, monkeypatch):
-    """A bare 0.0 causes float64 arithmetic, a shared array is counted, and an array indexed at run time is in
-    local memory."""
+    """Plant a bare 0.0, a shared array and an array indexed at run time, to check that the other tests detect
+    them."""
 
     @cuda.jit
     def careless(out, i):

@@ -1,4 +1,5 @@
-"""The reference of attention against PyTorch and results computed by hand, and its lazy public name."""
+"""Tests of the reference of attention against PyTorch and results computed by hand, and of its lazy
+import."""
 
 import math
 import pkgutil
@@ -27,7 +28,7 @@ def test_agrees_with_pytorch(shape, causal, scale):
 
 
 def test_two_keys_by_hand():
-    """Scores 0 and 2, values 0 and -1: the result is -e²/(1 + e²)."""
+    """Compute two keys by hand: for scores 0 and 2 and values 0 and -1, the result is -e²/(1 + e²)."""
     q, k, v = (torch.tensor(column, dtype=torch.float64)[:, None] for column in ([1, 1], [0, 2], [0, -1]))
     wanted = -math.exp(2) / (1 + math.exp(2))
     assert worst(attention(q, k, v), torch.full((2, 1), wanted, dtype=torch.float64)) <= 1e-15
@@ -59,7 +60,8 @@ def test_kernels_loads_torch_only_when_asked():
 
 
 def test_no_public_name_is_a_file_too():
-    """Otherwise `import kernels.NAME` would replace the function by the module of that name."""
+    """Compare public names with file names, because `import kernels.NAME` would replace a function by a
+    module."""
     assert not {module.name for module in pkgutil.iter_modules(kernels.__path__)} & set(kernels.__all__)
 
 

@@ -1,6 +1,7 @@
-"""16-bit attention on simulated tensor cores: no finding, and at most 1.5 times the error of PyTorch eager.
+"""Tests of 16-bit attention on simulated tensor cores.
 
-On a GPU, the most important shapes are tested.
+There must be no finding, and at most 1.5 times the error of PyTorch eager. On a GPU, the most important
+shapes are tested.
 """
 
 import math
@@ -42,7 +43,8 @@ def relative(got, wanted):
 
 
 def check(got, log_sum, attend, scores, given, causal):
-    """Compare O and L with float64; O's error is limited by that of PyTorch eager in the dtype of `given`."""
+    """Compare O and L with float64. The limit for O's error is that of PyTorch eager in the dtype of
+    `given`."""
     wide = [x.double() for x in given]
     wanted = attend(*wide, causal)
     limit = 1.5 * relative(attend(*given, causal), wanted)
@@ -60,7 +62,7 @@ def outcomes(q, k, v, w, d_o, causal):
 
 
 def check_gradients(given, causal, warps=8):
-    """Compare dQ, dK, dV and dW with float64; errors are limited by those of PyTorch eager in the dtype of
+    """Compare dQ, dK, dV and dW with float64. Their limits are the errors of PyTorch eager in the dtype of
     `given`."""
     d_o = torch.randn(given[0].shape, generator=torch.Generator().manual_seed(1)).to(given[0])
     _, *right = outcomes(*[x.double() for x in given], d_o.double(), causal)
@@ -114,7 +116,7 @@ def test_conv(n, d, taps, causal):
     check(*conv_forward(*given, causal), reference.conv_attention, conv_scores, given, causal)
 
 
-BACKWARD = [  # with two warps, a block has 32 rows of scores, so few queries need several blocks
+BACKWARD = [  # With two warps, a block has 32 rows of scores, so even few queries need several blocks.
     pytest.param(9, 64, (7, 7), True, 8, marks=pytest.mark.nightly),
     (33, 20, (3, 3), False, 2),
     pytest.param(20, 128, (6, 11), True, 4, marks=pytest.mark.nightly),
@@ -135,7 +137,7 @@ def test_conv_backward(n, d, taps, causal, warps):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", TINY, ids=str)
 def test_tiny_shapes(shape, dtype):
-    """No finding, and errors of the order of one rounding to 16 bits."""
+    """Run tiny shapes: there must be no finding, and only errors of the size of one rounding to 16 bits."""
     *given, d_o = (x.to(dtype) for x in conv_cases.inputs(shape))
     o, log_sum = conv_forward(*given, shape.causal)
     scale = float32(1 / math.sqrt(shape.d))
@@ -157,7 +159,7 @@ def test_of_few_queries_the_sums_of_rows_do_not_feel_that_o_is_rounded(dtype, ca
     given = inputs((1, 2, 5, 64), (3, 4), dtype)
     q, k, v, w = (x.double() for x in given)
     o, log_sum = conv_forward(*given, causal)
-    s = reference.masked_scores(q, k, causal).to(dtype).double()  # rounded as in the kernels
+    s = reference.masked_scores(q, k, causal).to(dtype).double()  # The inputs are rounded as in the kernels.
     t = reference.convolve(s, w)
     t = t.masked_fill(reference.above_diagonal(t), -math.inf) if causal else t
     wanted = (torch.softmax(t, -1) * v.sum(-1)[:, :, None]).sum(-1)
@@ -222,7 +224,7 @@ def test_a_nan_reaches_what_depends_on_it_and_no_more_than_in_eager(dtype, causa
     gradients = backward(q, k, v, w, o, log_sum, d_o, causal, float32(1 / 4), (True,) * 4, **small)
     for result, got, one, two, theirs in zip("oqkvw", (o, *gradients), first, second, eager):
         allowed = theirs.isnan()
-        if result == "k" and dtype in DTYPES:  # products with bands of taps multiply adjacent NaNs by zero
+        if result == "k" and dtype in DTYPES:  # Products with bands of taps multiply adjacent NaNs by zero.
             near = torch.nn.functional.max_pool2d(allowed.double().mT, (1, 5), 1, (0, 2))
             allowed = near.mT.bool()
         assert not ((one != two) & ~got.isnan()).any() and not (got.isnan() & ~allowed).any()
@@ -331,8 +333,8 @@ def test_on_a_gpu(dtype, n, causal, d, taps):
 def test_errors_over_many_heads(shape, dtype):
     """Limit the error by the root mean square of eager's error over several draws.
 
-    For a single draw this would depend on chance: for a tensor with one element, such as dW of a single tap,
-        eager is sometimes exact.
+    For a single draw, the limit would depend on chance: for a tensor with one element, such as dW of a single
+    tap, eager is sometimes exact.
     """
     heads = 16 if shape.n > 65 else 4096 if shape.d == 1 else 64
     given = inputs((shape.batch, heads, shape.n, shape.d), (shape.c_q, shape.c_k), dtype, "cuda")

@@ -1,4 +1,4 @@
-"""Tiled attention against the reference, and its memory traffic against formulas."""
+"""Tests of tiled attention against the reference, and of its memory traffic against formulas."""
 
 import math
 
@@ -38,7 +38,7 @@ def normal(seed, *shapes):
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
-# The two orders, and the standard way -----------------------------------------------------------------------
+# Both loop orders, and the standard algorithm ---------------------------------------------------------------
 
 
 @BOTH_ORDERS
@@ -54,7 +54,8 @@ def test_equals_the_oracle_for_any_shape_and_tile(tiled_attention, causal, shape
 
 @BOTH_ORDERS
 def test_published_examples(tiled_attention):
-    """Run the published notebook's smallest examples, each with the chip size that it assumes."""
+    """Run the smallest examples of the published notebook, each with the on-chip memory size that it
+    assumes."""
     two_by_one = [torch.tensor(column).view(2, 1) for column in ([1.0, 1.0], [0.0, 2.0], [0.0, -1.0])]
     corner, off_corner = torch.tensor([[1.0, 0], [0, 0]]), torch.tensor([[0.0, 1], [0, 0]])
     random = torch.rand(3, 2, 2, generator=torch.Generator().manual_seed(3)).unbind()
@@ -126,7 +127,7 @@ def test_a_loaded_tile_is_a_copy():
     assert (traffic, traffic.moved) == (Traffic(read=6, written=3), 9)
 
 
-# The state --------------------------------------------------------------------------------------------------
+# The running state ------------------------------------------------------------------------------------------
 
 
 def test_merge_is_associative_and_commutative():
@@ -155,7 +156,10 @@ def test_a_masked_tile_changes_nothing():
 
 
 def test_update_by_hand():
-    """Scores 1, 3 and then 2, with values 10, 20, 30: m = 3, l = 1 + e⁻¹ + e⁻², o = 20 + 30/e + 10/e²."""
+    """Update with scores 1, 3 and then 2, and values 10, 20, 30.
+
+    The result is m = 3, l = 1 + e⁻¹ + e⁻², o = 20 + 30/e + 10/e².
+    """
     one, three, two, ten, twenty, thirty = (
         torch.tensor([[x]], dtype=torch.float64) for x in (1, 3, 2, 10, 20, 30)
     )

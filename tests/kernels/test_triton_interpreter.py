@@ -1,6 +1,6 @@
-"""The interpreter for Triton kernels.
+"""Tests of the interpreter for Triton kernels.
 
-It must compute the results of the package's kernels, report bugs with their lines, reject what Triton
+It must compute the results of the package's kernels, report bugs with their lines, reject whatever Triton
 rejects, and agree with Triton's PTX in the simulator.
 """
 
@@ -92,7 +92,7 @@ def test_the_rule_of_lesson_21_holds_in_the_ptx(width, num_warps):
     assert set(RECORDED_ROWS) < set(ROWS)
 
 
-# What Triton refuses ----------------------------------------------------------------------------------------
+# Programs that Triton rejects -------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -154,7 +154,7 @@ def unrolled(x, n):
         tl.store(x + i, 1.0)
 
 
-REFUSED = [  # Triton kernels cannot be hashed before they are compiled
+REFUSED = [  # Triton kernels cannot be hashed before they are compiled.
     (indexes, "a tile has no index"),
     (asks, "a tile has no truth"),
     (uneven, "must be a power of two, and not 3"),
@@ -182,12 +182,13 @@ def test_triton_refuses_it(kernel, why):
         simulated(kernel, (1, 1, 1), *[torch.ones(16), 4][: len(kernel.arg_names)], num_warps=1)
 
 
-# Beside Triton ----------------------------------------------------------------------------------------------
+# Comparison with Triton -------------------------------------------------------------------------------------
 
 
 @triton.jit
 def arithmetic(x, n, y):
-    """Exercise integers, quotients and remainders, mixed types, NaN, sums, a masked load, and an atomic."""
+    """Compute with integers, quotients and remainders, mixed types, NaN, sums, a masked load, and an
+    atomic."""
     i = tl.arange(0, 16)
     k = i - 8
     t = tl.load(x + i)

@@ -1,6 +1,6 @@
-"""Sliding windows of flash attention against PyTorch's attention with a banded mask.
+"""Tests of the sliding windows of flash attention against PyTorch's attention with a banded mask.
 
-This covers every kernel and dtype, gradients, decoding, the layer, and error messages, on a GPU if available.
+They cover every kernel and dtype, gradients, decoding, the layer, error messages, and a GPU if available.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ CAUSAL = pytest.mark.parametrize("causal", [False, True])
 FORWARD = pytest.mark.parametrize("forward", [flash_forward, warp_forward])
 ATTENTION = pytest.mark.parametrize("kernel", [flash_attention, warp_attention])
 WINDOWS = [(0, 0), (3, 0), (2, 5), (-1, 1), (40, -1), (500, 500)]
-# queries and keys: one, a partial tile, more of either, several blocks
+# numbers of queries and keys: one, a partial tile, more of either, several blocks
 SIZES = [(1, 1), (1, 40), (37, 37), (70, 33), (20, 100)]
 ALLOWED = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
@@ -49,7 +49,7 @@ def right(o, log_sum, q, k, v, causal, window, scale=None):
     wanted = scaled_dot_product_attention(q, k, v, seen, scale=scale)
     wanted = torch.where(seen.any(1)[:, None], wanted, 0)
     sums = scores(q, k, scale=scale).masked_fill(~seen, -torch.inf).logsumexp(-1)
-    same = torch.where(sums == log_sum, 0, sums - log_sum)  # -inf - -inf would be NaN
+    same = torch.where(sums == log_sum, 0, sums - log_sum)  # -inf - -inf would be NaN.
     return (o.double() - wanted).abs().max() <= allowed and same.abs().max() <= max(1e-5, allowed)
 
 
@@ -66,7 +66,7 @@ def test_equals_a_banded_mask(forward, n, keys, window, causal, device):
 
 
 def sixteen_bits():
-    """Return sizes around blocks of 128 queries and tiles of 64 keys, or 32 for d > 64.
+    """Return sizes just below and above blocks of 128 queries and tiles of 64 keys, or 32 for d > 64.
 
     Without a GPU, a CI run tests only bfloat16.
     """
@@ -108,7 +108,7 @@ def test_a_negative_scale(dtype, device):
     ],
 )
 def test_a_block_reads_only_tiles_that_it_sees(forward, dtype, first):
-    """The blocks of the queries from `first` on see none of the first 32 keys, which are NaN."""
+    """Fill the first 32 keys with NaN. Blocks of queries from `first` on do not see them."""
     q, k, v = normal(8, *[(1, 1, first + 10, 8)] * 3, dtype=dtype)
     k[:, :, :32], v[:, :, :32] = torch.nan, torch.nan
     o, log_sum = forward(q, k, v, window=(2, 0), run=partial(simulated, engine="native"))
@@ -129,7 +129,7 @@ def test_no_window_and_a_window_without_limits_are_the_same():
 @ATTENTION
 @pytest.mark.parametrize("window", [(0, 0), (3, 2), (-1, 1)])
 def test_gradients_equal_those_of_a_banded_mask(kernel, causal, window, device):
-    """There are more queries than keys, so that some queries see no key."""
+    """Compare gradients with more queries than keys, so that some queries see no key."""
     shapes = (1, 2, 9, 4), (1, 2, 5, 4), (1, 2, 5, 4), (1, 2, 9, 4)
     *leaves, d_o = (x.requires_grad_() for x in normal(10, *shapes, device=device))
     got = torch.autograd.grad(kernel(*leaves, causal, window=window), leaves, d_o)
@@ -149,7 +149,10 @@ def test_the_operator_is_one_that_torch_compile_can_trace():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("keys", "left"), [(1, 0), (50, 0), (50, 6), (50, 49), (50, 500), (50, -1)])
 def test_one_token(keys, left, dtype, device):
-    """The token equals the last row of the complete sequence; keys outside the window are not read."""
+    """Decode one token, which equals the last row of the complete sequence.
+
+    Keys outside the window must not be read.
+    """
     q, k, v = normal(12, *[(1, 2, keys, 8)] * 3, device=device, dtype=dtype)
     wanted = attention(*(x.double() for x in (q, k, v)), causal=True, window=(left, 0))[:, :, -1:]
     if left >= 0:

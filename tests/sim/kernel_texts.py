@@ -1,5 +1,8 @@
-"""Generate random kernels with variables that change type, branches, loops, narrow integers, barriers, warp
-operations and tuples. All of them are correct and deterministic."""
+"""Generator of random kernels.
+
+The kernels have variables that change type, branches, loops, narrow integers, barriers, warp operations and
+tuples. All of them are correct and deterministic.
+"""
 
 import random
 
@@ -37,11 +40,11 @@ def kernel(f32, f64, i8, i16, i32, i64, u8, u32, u64, as_float, as_whole, n):
 
 
 class Text:
-    """Generates one kernel. `together`: whether all threads reach the current position."""
+    """Generator of one kernel's text. `together` says whether all threads reach the current position."""
 
     def __init__(self, seed):
         self.choose, self.lines, self.counters = random.Random(seed), [], 0
-        self.loops = []  # per enclosing loop: whether all threads must stay in it
+        self.loops = []  # one entry per enclosing loop: whether all threads must stay in it
 
     def kernel(self):
         known = set()
@@ -59,7 +62,7 @@ class Text:
     def one(self, *ways):
         return self.choose.choice(ways)
 
-    # --- statements: `known` are the variables that are surely assigned -------------------------------------
+    # --- statements: `known` lists the variables that are definitely assigned -------------------------------
 
     def block(self, known, depth, length, together):
         for _ in range(length):

@@ -1,5 +1,8 @@
-"""Compare the types that Numba's CUDA target infers for a kernel's variables with those of the front end. No
-GPU is needed."""
+"""Comparison of the types that Numba's CUDA target infers for a kernel's variables with those of the front
+end.
+
+No GPU is needed.
+"""
 
 from types import SimpleNamespace
 
@@ -23,7 +26,7 @@ from sim.memory.spaces import AddressSpace, bind_arguments
 
 
 class Typed(Exception):
-    """Raised to end a compilation after type inference."""
+    """Exception that ends a compilation after type inference."""
 
 
 @register_pass(mutates_CFG=False, analysis_only=True)
@@ -108,7 +111,7 @@ def type_of_argument(kind):
 def inferred(function, arguments):
     """Return {(variable, whether several assignments merge): set of its types as numpy dtypes}.
 
-    The type is None for anything but numbers, and ANY if the front end does not know it.
+    The type is None if it is not numeric, and ANY if the front end does not know it.
     """
     found = {}
     front = Types(source_of(function), {name: type_of_argument(kind) for name, kind in arguments.items()})
@@ -130,8 +133,10 @@ def inferred(function, arguments):
 
 
 def compare(function, arguments):
-    """Assert that Numba and the front end agree. Numba keeps phis that are never read; the front end drops
-    them."""
+    """Assert that Numba and the front end agree.
+
+    Numba keeps phis that are never read, and the front end drops them.
+    """
     wanted = {}
     for name, meets, dtype in numba_types(function, arguments.values()):
         wanted.setdefault((name, meets), set()).add(dtype)

@@ -1,4 +1,4 @@
-"""A project that does not use the simulator, and the plug-in's output for it."""
+"""Project that does not use the simulator, and the plug-in's output for it."""
 
 import re
 

@@ -66,8 +66,7 @@ def exercise(number, name):
     """Decorate `body(answer, rng) -> summary` as the check of exercise `number` ("1.2").
 
     The decorated check is called as `check(answer, seed=None)`; a fixed seed reproduces the inputs. It prints
-    one
-    line and records the exercise as done, or raises CheckFailed.
+    one line and records the exercise as done, or raises CheckFailed.
     """
 
     def decorate(body):
@@ -160,8 +159,7 @@ def steps_of(error):
     """Return two lists of (frame, line) from an exception's traceback.
 
     The first list has the check's frames up to the call of the learner's code, the second all of the
-    learner's
-    frames. Both are empty if an interrupt arrives before the check begins.
+    learner's frames. Both are empty if an interrupt arrives before the check begins.
     """
     steps = list(traceback.walk_tb(error.__traceback__))
     body, steps = steps[1:2], steps[2:]  # The first frame is the harness's own.

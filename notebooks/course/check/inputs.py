@@ -1,8 +1,7 @@
 """Test inputs that expose subtle errors.
 
 The inputs contain independently drawn scalars and row states, guard elements after the arrays, and scores
-that
-overflow unless the maximum is subtracted.
+that overflow unless the maximum is subtracted.
 """
 
 import numpy as np

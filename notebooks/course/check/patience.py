@@ -61,8 +61,7 @@ class Watch:
         """Return (whether the thread is in the learner's code, whether it is in a launch).
 
         No reference to a frame is stored. A frame would keep its variables alive, and some checks measure the
-        memory
-        that an answer uses.
+        memory that an answer uses.
         """
         theirs = launch = False
         frame = sys._current_frames().get(self.thread)
@@ -84,8 +83,7 @@ class Watch:
         An exception that was requested may still be pending. The loop gives CPython the chance to raise it
         here.
         Cancelling it with PyThreadState_SetAsyncExc(thread, NULL) would leave CPython's request to look for
-        exceptions
-        set, and a traced function would then repeat its first instruction forever.
+        exceptions set, and a traced function would then repeat its first instruction forever.
         """
         try:
             with self.acting:

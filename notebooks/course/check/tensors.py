@@ -27,8 +27,7 @@ AUTOGRAD = {"backward", "grad", "requires_grad_"}
 @dataclass
 class Seen:
     """Measurements of an answer: elements of the largest tensor that it created, maximum number of elements
-    alive
-    at once, and number of operations."""
+    alive at once, and number of operations."""
 
     largest: int = 0
     shape: tuple = ()

@@ -53,8 +53,7 @@ def compare(got, wanted, *, what, tolerance, call=None, hint=None):
     """Reject `got` unless it has the shape of `wanted` and |got - wanted| <= tolerance * max(1, |wanted|).
 
     Each of the two is a number, a numpy array, a torch tensor, or a tuple or list of these. NaN is accepted
-    only
-    where NaN is expected.
+    only where NaN is expected.
     """
     if got is None:
         fail(what, call=call, hint="Your function returned None. Does every path through it end in a return?")

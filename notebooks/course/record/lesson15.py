@@ -56,8 +56,7 @@ class Recorder:
         """Return a model.
 
         With convolution, each head has asked × (2 size - 1) taps. Without it, each head has one tap. Both use
-        the same
-        class, kernels and initial weights.
+        the same class, kernels and initial weights.
         """
         task, (width, heads, layers), _ = candidate
         taps = (task.asked, 2 * task.size - 1) if convolution else (1, 1)

@@ -6,8 +6,8 @@ results become kernels/data/multi_token_training.json:
     python -m course.record.multi_token_training --out training.json
 
 All runs start at once, each in its own process, because one small model leaves most of the GPU idle. The
-layers
-are `kernels.MultiTokenAttention`, computed by the plain PyTorch reference, which is faster at 40 tokens.
+layers are `kernels.MultiTokenAttention`, computed by the plain PyTorch reference, which is faster at 40
+tokens.
 """
 
 import argparse

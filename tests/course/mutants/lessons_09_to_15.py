@@ -1,8 +1,7 @@
 """Further answers to the exercises of lessons 09 to 15, of kinds that readers have tried.
 
 The wrong answers return correct values for easy inputs, but violate a requirement of the exercise. The
-correct
-ones are unusual.
+correct ones are unusual.
 """
 
 import runpy

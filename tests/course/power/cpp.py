@@ -103,8 +103,7 @@ def split(text, start):
 
 def statements(text):
     """Yield the removal of each statement, each condition as always true, and each conditional expression as
-    always
-    one of its two values.
+    always one of its two values.
 
     Declarations are kept.
     """

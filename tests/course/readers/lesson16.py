@@ -1,6 +1,5 @@
 """Answers of a reader of lesson 16 (tensor cores): wrong ones that the checks once accepted, variants of
-them, and
-unusual correct ones."""
+them, and unusual correct ones."""
 
 import numpy as np
 from ml_dtypes import bfloat16

@@ -1,6 +1,5 @@
 """Answers of the first outside reader of lesson 19: wrong ones that its checks once accepted, variants of
-them, and
-unusual correct ones."""
+them, and unusual correct ones."""
 
 import math
 from collections import deque

@@ -1,6 +1,5 @@
 """Answers of a reader of lesson 22 (CUDA C++): wrong ones that the checks once accepted, variants of them,
-and
-unusual correct ones that the checks rejected or might reject."""
+and unusual correct ones that the checks rejected or might reject."""
 
 import runpy
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Answers of readers of lessons 01 to 08: wrong ones that the checks once accepted, and correct ones that the
-checks
-rejected."""
+checks rejected."""
 
 import linecache
 import math

@@ -1,6 +1,5 @@
 """Answers of readers of lessons 09 and 15: wrong ones that the checks once accepted, and correct ones that
-the
-checks rejected."""
+the checks rejected."""
 
 import numpy as np
 

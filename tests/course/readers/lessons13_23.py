@@ -1,6 +1,5 @@
 """Answers of a reader of lessons 13, 14, 20 and 23: wrong ones that the checks once accepted, variants of
-them, and
-unusual correct ones."""
+them, and unusual correct ones."""
 
 import math
 

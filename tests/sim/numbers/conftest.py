@@ -11,8 +11,8 @@ from numba import types
 from numba.cuda.descriptor import cuda_target
 from numba.cuda.types.ext_types import bfloat16
 
-# A sample of each kind, as the simulator represents it. A Python int is an int64; a numpy int32 has kept its
-# width.
+# One sample per kind, as the simulator represents it.
+# A Python int is an int64, whereas a numpy int32 has kept its width.
 SAMPLES = {
     types.boolean: True, types.int8: np.int8(3), types.int16: np.int16(3), types.int32: np.int32(3),
     types.int64: 3,
@@ -36,20 +36,23 @@ def context():
 def resolved(function, operands):
     try:
         return context().resolve_function_type(function, operands, {}).return_type
-    except Exception:  # the typing context raises a different exception for each cause
+    except Exception:  # The typing context raises a different exception for each cause.
         return None
 
 
 class NumbaCuda:
-    """Numba CUDA's type inference, with types given by name."""
+    """Numba CUDA's type inference for operands given by the names of their types."""
 
     samples = SAMPLES
     real = REAL
     names = {str(kind): kind for kind in SAMPLES}
 
     def result(self, function, *operands):
-        """Return the name of the type that the compiler infers for function(*operands), per item for a tuple;
-        None if there is none."""
+        """Return the name of the type that the compiler infers for function(*operands), or None if there is
+        none.
+
+        For a tuple, return one name per item.
+        """
         kind = resolved(function, tuple(self.names.get(operand, operand) for operand in operands))
         return tuple(map(str, kind)) if isinstance(kind, types.BaseTuple) else kind and str(kind)
 
@@ -59,7 +62,7 @@ class NumbaCuda:
             yield pair, tuple(SAMPLES[kind] for kind in pair)
 
     def differences(self, ours, theirs, count, kinds=SAMPLES, width=True):
-        """Return the combinations of kinds that `ours` types differently: {names: (ours, the compiler's)}.
+        """Return the combinations of kinds that `ours` types differently, {names: (ours, the compiler's)}.
 
         Without `width`, an int64 is accepted where the compiler infers a narrower signed type.
         """
@@ -86,7 +89,8 @@ def outcome(function, *operands):
 
 
 def name_of(value):
-    """Return the name of the Numba type that a simulated value represents, per item for a tuple."""
+    """Return the name of the Numba type that a simulated value represents. For a tuple, return one name per
+    item."""
     if isinstance(value, tuple):
         return tuple(map(name_of, value))
     name = type(value).__name__
@@ -94,7 +98,7 @@ def name_of(value):
 
 
 def same(got, wanted):
-    """Return whether two values are equal. The sign of zero matters, and NaN equals NaN."""
+    """Return whether two values are equal. -0 differs from 0, and NaN equals NaN."""
     got, wanted = complex(got), complex(wanted)
     parts = zip((got.real, got.imag), (wanted.real, wanted.imag))
     return all((a != a and b != b) or (a == b and np.signbit(a) == np.signbit(b)) for a, b in parts)

@@ -1,4 +1,4 @@
-"""Operators and builtins: compare their types with the CUDA compiler's, and their values with compiled
+"""Tests of operators and builtins: their types against the CUDA compiler's, and their values against compiled
 code."""
 
 import builtins
@@ -30,7 +30,7 @@ ENTRIES = {  # table entry -> Python function
 
 
 def promised(entry, *operands):
-    """Return samples of the result types that the entry states."""
+    """Return one sample of each result type that the entry declares."""
     version = entry.version(*(SCALAR[type(operand)] for operand in operands))
     if version is None:
         raise TypeError
@@ -40,7 +40,7 @@ def promised(entry, *operands):
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_types(entry, numba_cuda):
-    """The types of the entry and of the interpreter's function equal the CUDA compiler's."""
+    """Compare the types of the entry and of the interpreter's function with the CUDA compiler's."""
     real = entry.version(*[complex64] * entry.count) is None
     for ours in (entry.call, partial(promised, entry)):
         wrong = numba_cuda.differences(
@@ -48,12 +48,12 @@ def test_types(entry, numba_cuda):
             ENTRIES[entry],
             entry.count,
             numba_cuda.real if real else numba_cuda.samples,
-            width=ours is not entry.call,  # the interpreter's int has no width
+            width=ours is not entry.call,  # The interpreter's int has no width.
         )
         # Numba returns float32 only for bool ** int32, an accident of its overload resolution.
         if entry.name == "operator.pow":
             assert wrong.pop(("bool", "int32")) == ("int64", "float32")
-        # Numba rejects these for halves and bools on CUDA; here they are the casts that they appear to be.
+        # Numba rejects these calls for halves and bools on CUDA. The simulator treats them as casts.
         if entry.name.startswith(("builtins.int", "builtins.float", "builtins.complex")):
             wrong = {operands: types for operands, types in wrong.items() if types[1] is not None}
         assert wrong == {}
@@ -116,14 +116,14 @@ def test_power_equals_compiled_code(same):
     for a, b in [(3, 33), (7, 18), (-2, 63), (2, 64), (1, -5), (-1, -5), (-1, -4), (5, -1), (0, 0)]:
         assert operators.pow(a, b) == compiled(a, b)
     if BY_WAY_OF_FLOAT64:
-        # PTX of `z[0] ** n` and of `z[0] ** 3`: mul.lo.s64, then cvt.rn.f64.s64, then cvt.rzi.s64.f64
+        # The PTX of `z[0] ** n` and `z[0] ** 3` is mul.lo.s64, then cvt.rn.f64.s64, then cvt.rzi.s64.f64.
         assert operators.pow(3, 40) == int(float(compiled(3, 40))) != compiled(3, 40)
     else:
         assert operators.pow(3, 40) == compiled(3, 40)
     for x in SINGLES + [np.float64(x) for x in DOUBLES]:
         for n in (0, 1, 2, 3, 7, -1, -2, -5):
             if n < 0 and x**-n == 0:
-                continue  # the CPU's subroutine raises; see test_zero_to_a_negative_power
+                continue  # The CPU's subroutine raises an exception (see test_zero_to_a_negative_power).
             got = operators.pow(x, n)
             assert same(got, type(x)(compiled(x, n))) and type(got) is type(x)
         for y in (0.5, -1.5, 3.0):
@@ -284,7 +284,7 @@ def test_cast_of_an_int_to_float32_rounds_once(value):
 
 @given(st.floats(width=64))
 def test_cast_to_bfloat16_rounds_once(value):
-    """A float64 between two bfloat16 values rounds to the nearer one."""
+    """Cast a float64 between two bfloat16 values, which must round to the nearer one."""
     got = float(cast(bfloat16)(value))
     if math.isfinite(value) and math.isfinite(got):
         below, above = (float(np.nextafter(bfloat16(got), bfloat16(side))) for side in (-math.inf, math.inf))

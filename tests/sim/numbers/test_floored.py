@@ -1,4 +1,4 @@
-"""Compare % and // on floats with the results of an H200, for special and random pairs, on each engine.
+"""Tests of % and // on floats against results of an H200, for special and random pairs, on each engine.
 
 A line of floored.txt has the type, then x, y, x % y and x // y as bits. A NaN matches any NaN.
 """
@@ -20,7 +20,7 @@ ENGINES = ("fibers", "native")
 
 
 def given(name):
-    """Return x, y, x % y and x // y for one type."""
+    """Return the columns x, y, x % y and x // y of floored.txt for one type."""
     rows = Path(__file__).with_name("floored.txt").read_text(encoding="utf-8").splitlines()
     bits = [[int(word, 16) for word in row.split()[1:]] for row in rows if row.startswith(name)]
     return np.array(bits, WORDS[name]).view(name).T
@@ -62,7 +62,8 @@ def test_what_a_gpu_gave(name, engine):
 
 
 def test_other_types_are_promoted():
-    """A half becomes float32, and a float32 with an int16 stays float32."""
+    """Apply the operators to mixed types: a half becomes float32, and a float32 with an int16 stays
+    float32."""
     rng = np.random.default_rng(3)
     x = rng.uniform(-1e4, 1e4, 200)
     x[:20] = 0.3 * np.arange(20)

@@ -1,5 +1,5 @@
-"""popc, clz, ffs, brev, fma, cbrt, selp and fp16: compare their types with the CUDA compiler's, and their
-values with exact arithmetic."""
+"""Tests of popc, clz, ffs, brev, fma, cbrt, selp and fp16: their types against the CUDA compiler's, and their
+values against exact arithmetic."""
 
 import math
 from fractions import Fraction
@@ -39,7 +39,7 @@ def test_type_of_selp(numba_cuda):
     ours = numba_cuda.differences(lambda a, b: selp(True, a, b), lambda a, b: None, 2, kinds)
     for (a, b), (got, _) in ours.items():
         wanted = numba_cuda.result(cuda.selp, "bool", a, b)
-        assert got == wanted or (got, wanted) == ("int64", "int32")  # the interpreter's int has no width
+        assert got == wanted or (got, wanted) == ("int64", "int32")  # The interpreter's int has no width.
 
 
 def test_selp_wants_one_type():
@@ -94,7 +94,7 @@ def nearest(exact, kind):
 @given(data=st.data())
 def test_fma_rounds_once(kind, data):
     a, b, c = (kind(data.draw(FLOATS[kind])) for _ in range(3))
-    if data.draw(st.booleans()):  # near cancellation, the hard case
+    if data.draw(st.booleans()):  # operands whose sum nearly cancels, which is the hard case
         with np.errstate(all="ignore"):
             c = -(a * b)
     got = FUSED[kind](a, b, c)
@@ -113,7 +113,7 @@ def test_fma_rounds_once(kind, data):
 
 @pytest.mark.parametrize("sign, wanted", [(1, 16785410), (0, 16785408), (-1, 16785408)])
 def test_fma_where_a_double_would_round_twice(sign, wanted):
-    """4097 squared is 16785409, halfway between two float32; the addend is too small to survive in a
+    """Square 4097: 16785409 lies halfway between two float32, and the addend is too small to survive in a
     double."""
     side = np.float32(4097)
     assert fma(side, side, np.float32(sign * 2.0**-60)) == wanted
@@ -144,8 +144,8 @@ def test_fp16_is_complete():
 
 @pytest.mark.parametrize("name", sorted(public(numba_fp16)))
 def test_type_of_fp16(name, numba_cuda, name_of):
-    """Each function accepts the operand types of its declaration: halves, or the type that it converts
-    from."""
+    """Check that each function accepts the operand types of its declaration: halves, or the source type of a
+    conversion."""
     function = getattr(numba_fp16, name)
     for operands in (
         ["float16"],
@@ -182,7 +182,7 @@ def test_fp16_choices_and_comparisons():
     names = vars(fp16)
     assert fp16.hmax(one, nan) == 1 == fp16.hmin(nan, one)
     assert np.isnan(names["__hmax_nan"](one, nan)) and np.isnan(names["__hmin_nan"](nan, one))
-    for name in ("eq", "ne", "lt", "le", "gt", "ge"):  # also __hne: cuda_fp16.hpp
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):  # cuda_fp16.hpp also declares __hne.
         assert not names[f"h{name}"](one, nan) and names[f"__h{name}u"](one, nan)
     assert (
         names["__hadd_sat"](one, one) == 1

@@ -1,5 +1,5 @@
-"""The kernel's math functions: compare their types with the CUDA compiler's, and their values with numpy's in
-the same or a wider precision."""
+"""Tests of the math functions of kernels: their types against the CUDA compiler's, and their values against
+numpy's in the same or a wider precision."""
 
 import cmath
 import math as python
@@ -44,7 +44,7 @@ def test_type_of_one_argument(name, numba_cuda):
 @pytest.mark.parametrize("name", BINARY)
 def test_type_of_two_arguments(name, numba_cuda):
     wrong = numba_cuda.differences(vars(math)[name], getattr(python, name), 2, numba_cuda.real)
-    # Numba has no best overload between float32 and these; its choice depends on what it typed before.
+    # Numba finds no best overload between float32 and these types; its choice depends on earlier calls.
     if name == "pow":
         wrong = {
             pair: both for pair, both in wrong.items() if pair[0] != "float32" or pair[1] not in AMBIGUOUS
@@ -53,7 +53,7 @@ def test_type_of_two_arguments(name, numba_cuda):
 
 
 def test_math_is_complete(numba_cuda):
-    """Every function of Python's math module that the compiler accepts for some operand is included."""
+    """Check that every function of Python's math module that the compiler accepts is included."""
     real = list(map(str, numba_cuda.real))
     supported = {name for name in dir(python) if callable(getattr(python, name)) and any(
         numba_cuda.result(getattr(python, name), *operands)
@@ -83,7 +83,8 @@ def test_values_of_two_arguments(name, kind, same):
                 wide(x, y) if name == "nextafter" else kind(wide(np.float64(x), np.float64(y))),
             )
             if name == "pow" and (x, y) == (-inf, 0.5):
-                wanted = kind(inf)  # IEEE 754 and CUDA agree; numpy's square root of -inf is nan
+                # IEEE 754 and CUDA return inf here, but numpy's square root of -inf is NaN.
+                wanted = kind(inf)
             near = same(got, wanted) or abs(got - wanted) <= 2 * np.spacing(abs(wanted))
             assert type(got) is kind, f"{name}({x!r}, {y!r}) is a {type(got).__name__}"
             assert near, f"{name}({x!r}, {y!r}) = {got!r}, numpy {wanted!r}"
