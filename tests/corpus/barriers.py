@@ -6,8 +6,10 @@ from numba import cuda, float32, float64
 
 @cuda.jit(device=True)
 def exchanged(tile, t, value):
-    """Return the `value` of the thread at the mirrored position in the tile. All threads of the block must
-    call this."""
+    """Return the `value` of the thread at the mirrored position in the tile.
+
+    All threads of the block must call this function.
+    """
     tile[t] = value
     cuda.syncthreads()
     return tile[tile.shape[0] - 1 - t]
@@ -117,8 +119,8 @@ class LoopsOfUnequalLength:
 
 
 class BarrierInDifferentRounds:
-    """Some threads skip iterations with `continue` and meet the others at the loop's barrier in later
-    iterations."""
+    """Some threads skip iterations with `continue`, and reach the loop's barrier in later iterations than the
+    others."""
 
     launch = 2, 8
     findings = {("barrier-divergence", "error", None, ("cuda.syncthreads()", "waits"))}
@@ -138,7 +140,7 @@ class BarrierInDifferentRounds:
     @cuda.jit
     def fixed(out, n):
         i = cuda.grid(1)
-        for k in range(i, i + n):  # threads start at different values but run the same number of iterations
+        for k in range(i, i + n):  # Threads start at different values but run the same number of iterations.
             if n % 2:
                 continue
             for j in range(i + 3):
@@ -153,8 +155,10 @@ class BarrierInDifferentRounds:
 
 
 class InnerLoopsOfUnequalLength:
-    """A loop with a barrier, inside a function, runs once or twice: the total is equal, but not each
-    iteration."""
+    """A function contains a loop with a barrier that runs once or twice.
+
+    The total number of barriers is the same for all threads, but not the number per iteration.
+    """
 
     launch = 1, 8
     findings = {("barrier-divergence", "error", None, ("cuda.syncthreads()", "waits"))}
@@ -265,7 +269,8 @@ class StrideLoopWithBarrier:
 
 
 class BreakBeforeTheBarrier:
-    """Each thread leaves the loop once it has converged. Fixed: all leave once all have converged."""
+    """Each thread leaves the loop once it has converged. In the fixed twin, all leave once all have
+    converged."""
 
     launch = 1, 4
     findings = {("barrier-divergence", "error", None, ("", "returned"), ("cuda.syncthreads()", "waits"))}

@@ -237,7 +237,7 @@ class OneVertexTooMany:
 
 
 class HistogramOfTheLargest:
-    """The largest value belongs in the last bin, but is counted one bin further."""
+    """The largest value belongs to the last bin, but is counted one bin after it."""
 
     launch = 1, 16
     findings = {("out-of-bounds", "error", "bins", ("cuda.atomic.add(bins, int(x[i] * 4), 1)", "changed"))}

@@ -1,5 +1,5 @@
-"""Print one line about the corpus: the number of bugs found exactly as expected, and of fixed twins with a
-false alarm."""
+"""Summary line of the corpus: number of bugs found exactly as expected, and of fixed twins with a false
+alarm."""
 
 
 def pytest_terminal_summary(terminalreporter):

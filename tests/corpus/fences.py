@@ -56,8 +56,10 @@ class LastBlockWithoutFence:
 
 
 class FenceOfOneThread:
-    """All threads of a block write, and one thread fences and takes the ticket. Without a barrier before it,
-    the fence covers only that thread's writes."""
+    """All threads of a block write, but only one of them fences and takes the ticket.
+
+    Without a barrier before it, the fence covers only that thread's writes.
+    """
 
     launch = 3, 4
     findings = {
@@ -155,7 +157,7 @@ class FencesBehindTheTicket:
 
 
 class SpinLockWithoutFence:
-    """A lock provides exclusion, but only fences make the writes visible to the next owner."""
+    """A lock excludes other threads, but only fences make the writes visible to its next owner."""
 
     launch = 4, 1
     findings = {

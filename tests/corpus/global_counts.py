@@ -65,8 +65,10 @@ class HistogramWithoutAtomics:
 
 
 class PushToNeighbours:
-    """Every vertex of a ring adds its value to both neighbours, so each receives two additions. Fixed by
-    pulling."""
+    """Every vertex of a ring adds its value to both neighbours, so each vertex receives two additions.
+
+    In the fixed twin, every vertex reads its neighbours instead.
+    """
 
     launch = 1, 8
     findings = {
@@ -158,7 +160,7 @@ class MaximumWithoutAtomic:
 
 
 class ResetBesideAtomics:
-    """One thread resets the counter while others already count. Fixed: the host resets it."""
+    """One thread resets the counter while others already count. In the fixed twin, the host resets it."""
 
     launch = 2, 4
     findings = {
@@ -189,7 +191,7 @@ class ResetBesideAtomics:
 
 
 class PlainReadBesideAtomics:
-    """Every thread adds atomically and then reads the total plainly. It should use the result of the
+    """Every thread adds atomically, and then reads the total plainly instead of using the result of the
     atomic."""
 
     launch = 2, 4
@@ -222,8 +224,10 @@ class PlainReadBesideAtomics:
 
 
 class BytesPacked:
-    """Eight flags share a byte, so threads that set different bits write the same byte. Fixed: one byte per
-    flag."""
+    """Eight flags share a byte, so threads that set different bits write the same byte.
+
+    The fixed twin uses one byte per flag.
+    """
 
     launch = 1, 16
     findings = {
@@ -257,7 +261,8 @@ class BytesPacked:
 
 
 class SecondPhaseWithoutWaiting:
-    """One block adds up the partial sums of all blocks in the launch that computes them. Fixed by atomics."""
+    """One block adds up the partial sums of all blocks in the launch that computes them. The fixed twin uses
+    atomics."""
 
     launch = 3, 4
     findings = {

@@ -6,7 +6,7 @@ from numba import cuda
 
 
 class PathCompression:
-    """Every node jumps to its grandparent while others change their parents. Fixed by writing to another
+    """Every node jumps to its grandparent while others change their parents. The fixed twin writes to another
     array."""
 
     launch = 1, 8
@@ -67,7 +67,7 @@ class TilesOverlap:
 
 
 class TilesOverlapEqually:
-    """Each block writes its tile and the halo around it, with the same values as its neighbours: a
+    """Each block writes its tile and the halo around it with the same values as its neighbours, which is a
     warning."""
 
     launch = 2, 6
@@ -93,8 +93,10 @@ class TilesOverlapEqually:
 
 
 class EqualAndUnequalWrites:
-    """Two elements are written twice, one with equal and one with different values: an error in either
-    order."""
+    """Two elements are written twice, one with equal and one with different values.
+
+    The finding is an error, in whichever order the writes occur.
+    """
 
     launch = 2, 2
     findings = {("race-global", "error", "out", ("out[t] = t * cuda.blockIdx.x", "written"))}
@@ -118,7 +120,7 @@ class EqualAndUnequalWrites:
 
 
 class StencilInPlace:
-    """A stencil writes where its neighbours read. Fixed by a second array."""
+    """A stencil writes where its neighbours read. The fixed twin uses a second array."""
 
     launch = 2, 4
     findings = {
@@ -178,7 +180,7 @@ class AliasedArguments:
 
 
 class TransposeInPlace:
-    """Both threads of a pair swap the same two elements. Only one of them should."""
+    """Both threads of a pair swap the same two elements. In the fixed twin, only one of them does."""
 
     launch = 1, (4, 4)
     findings = {("race-global", "error", "a", ("a[x, y] = above", "written"), ("above = a[y, x]", "read"))}
@@ -205,8 +207,10 @@ class TransposeInPlace:
 
 
 class PrefixSumsInALoop:
-    """Each element needs the previous one, which another thread computes: a loop-carried dependence. Fixed by
-    using one thread."""
+    """Each element needs the previous one, which another thread computes: a loop-carried dependence.
+
+    The fixed twin uses one thread.
+    """
 
     launch = 1, 8
     findings = {

@@ -259,8 +259,10 @@ class ReturnedBeforeTheShuffle:
 
 
 class LanesThatDoNotExist:
-    """In a block of 24 threads, lanes 24 to 31 do not exist, but other lanes read from them. Fixed by a
-    matching mask and steps."""
+    """In a block of 24 threads, lanes 24 to 31 do not exist, but other lanes read from them.
+
+    The fixed twin has a matching mask and matching steps.
+    """
 
     launch = 1, 24
     findings = {
@@ -285,8 +287,10 @@ class LanesThatDoNotExist:
 
 
 class TreeOfSixteenLanes:
-    """A sum over 16 lanes starts with steps of 8; a step of 16 adds values from lanes that do not exist. In
-    the correct tree, some lanes also read from such lanes, but no lane uses their results."""
+    """A sum over 16 lanes starts with steps of 16 instead of 8, and adds values from lanes that do not exist.
+
+    In the correct tree, some lanes also read from such lanes, but no lane uses their results.
+    """
 
     launch = 1, 16
     findings = {

@@ -82,8 +82,11 @@ class FlagBeforeMessage:
 
 
 class RelayOfThreeBlocks:
-    """Each block waits for the previous one and signals the next; the last reads what the first wrote. Each
-    link needs a fence."""
+    """Each block waits for the previous one and signals the next. The last block reads a value written by the
+    first.
+
+    Each link of the chain needs a fence.
+    """
 
     launch = 3, 2
     findings = {

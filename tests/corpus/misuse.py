@@ -5,7 +5,7 @@ from numba import cuda
 
 
 class GuardTheWrongWayRound:
-    """The guard only admits threads without an element, and there are none."""
+    """The guard only admits threads without an element, but every thread has one."""
 
     launch = 2, 4
     findings = {("misuse", "warning", None)}
@@ -54,7 +54,7 @@ class NameInsteadOfElement:
 
 
 class FloatsIntoIntegers:
-    """Halves are added atomically to integers; each is first converted to zero."""
+    """Halves are added atomically to integers, which converts each half to zero."""
 
     launch = 1, 4
     findings = {("misuse", "warning", "total", ("cuda.atomic.add(total, 0, x[cuda.threadIdx.x])", "changed"))}

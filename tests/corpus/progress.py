@@ -7,7 +7,7 @@ from sim import DeviceSpec
 
 
 class FlagWithoutAtomics:
-    """Each thread sets its flag and waits for the other one. A compiler may hoist the plain load out of the
+    """Each thread sets its flag and waits for the other's. A compiler may hoist the plain load out of the
     loop."""
 
     launch = 1, 2
@@ -70,7 +70,7 @@ class LockNeverReleased:
 
 
 class ReleasedToTheWrongValue:
-    """The lock is free at 0, but its owner stores a 2."""
+    """The lock is free at 0, but its owner releases it with a 2."""
 
     launch = 4, 1
     options = {"max_steps": 500}
@@ -241,8 +241,8 @@ class CountdownPastZero:
 
 
 class BlocksWaitForBlocksToCome:
-    """A barrier between blocks, built from atomics: the waiting blocks leave no room for the blocks that they
-    wait for."""
+    """A barrier between blocks is built from atomics. Waiting blocks leave no room for the blocks they wait
+    for."""
 
     launch = 4, 1
     fixed_launch = 2, 1

@@ -1,5 +1,7 @@
-"""Corpus: control flow that depends on the result of an atomic. For most cases, a single run under one
-schedule shows nothing."""
+"""Corpus: control flow that depends on the result of an atomic.
+
+For most cases, a single run under one schedule does not reveal the bug.
+"""
 
 import numpy as np
 from numba import cuda, float64, int32
@@ -44,7 +46,7 @@ class FlagLookedAtOnce:
 
 
 class FailedSwapAsRelease:
-    """A failed compare-and-swap writes nothing and so publishes nothing: the count only shows which threads
+    """A failed compare-and-swap writes nothing, so it publishes nothing. The count only shows which threads
     have started."""
 
     launch = 2, 1
@@ -302,7 +304,7 @@ class SecondPartBehindTheFlag:
 
 
 class CountOfPartsThatComesTooSoon:
-    """The writer increments a counter after each part; the reader waits for the first and reads both."""
+    """The writer increments a counter after each part. The reader waits for the first part and reads both."""
 
     launch = 2, 1
     findings = {
@@ -504,7 +506,7 @@ class LookBackAtAPartThatIsNotThere:
 
 
 class LastBlockWithoutTheReset:
-    """The last block resets the counter, as in the programming guide; any other block must not."""
+    """The last block resets the counter, as in the programming guide. No other block may reset it."""
 
     launch = 4, 2
     findings = {
@@ -548,8 +550,10 @@ class LastBlockWithoutTheReset:
 
 
 class ResetBehindTheBarrier:
-    """Another thread of the last block resets the counter. After the barrier that identifies the last block,
-    this is correct; before it, it is a race."""
+    """Another thread of the last block resets the counter.
+
+    After the barrier that identifies the last block this is correct. Before that barrier, it is a race.
+    """
 
     launch = 3, 4
     findings = {

@@ -6,7 +6,7 @@ from numba.types import float16
 
 
 class DynamicArraysOverlap:
-    """Every dynamic shared array starts at the first byte; a second one must be sliced out after the
+    """Every dynamic shared array starts at the first byte, so a second one must be a slice after the
     first."""
 
     launch = 1, 8, 0, 64
@@ -157,7 +157,7 @@ class BitsOfOneWord:
 
 
 class AtomicsOfTwoWidths:
-    """An atomic on eight bytes is not atomic with respect to one on four of them."""
+    """An atomic on eight bytes is not atomic with respect to an atomic on four of them."""
 
     launch = 1, 8, 0, 64
     findings = {

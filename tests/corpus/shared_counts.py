@@ -45,7 +45,7 @@ class EveryoneAddsToOneTotal:
 
 
 class FlagSetByMany:
-    """Threads that all write the same value race harmlessly: a warning."""
+    """All threads write the same value to a flag. The race is harmless, so it is a warning."""
 
     launch = 1, 8
     findings = {("race-shared", "warning", "found", ("found[0] = 1", "written"))}

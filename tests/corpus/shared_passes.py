@@ -5,7 +5,8 @@ from numba import cuda, float32
 
 
 class ReductionWithoutBarrier:
-    """A tree reduction: each pass reads the results of the previous one."""
+    """A tree reduction lacks the barrier between passes, although each pass reads the results of the previous
+    one."""
 
     launch = 1, 16
     findings = {

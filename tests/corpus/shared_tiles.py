@@ -6,8 +6,8 @@ from numba import cuda, float32, float64
 
 
 class ReverseWithoutBarrier:
-    """The barrier after the load is missing, so a thread reads an element that another thread has yet to
-    write."""
+    """The barrier after the load is missing, so a thread may read an element before another thread writes
+    it."""
 
     launch = 1, 16
     findings = {
@@ -37,7 +37,8 @@ class ReverseWithoutBarrier:
 
 
 class TileOverwrittenTooEarly:
-    """The next tile is loaded while others still read this one: a loop over tiles needs two barriers."""
+    """The next tile is loaded while other threads still read this one. A loop over tiles needs two
+    barriers."""
 
     launch = 1, 8
     findings = {
@@ -168,7 +169,7 @@ class StencilWithoutBarrier:
 
 
 class HaloLoadedBehindTheBarrier:
-    """The tile is loaded before the barrier, but its halo after it."""
+    """The tile is loaded before the barrier, but its halo is loaded after the barrier."""
 
     launch = 1, 8
     findings = {

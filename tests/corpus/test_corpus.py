@@ -1,4 +1,4 @@
-"""Run every kernel of the corpus under several seeds and engines.
+"""Tests that run every kernel of the corpus under several seeds and engines.
 
 The buggy kernel must produce exactly its findings. Its fixed twin must produce none, and numpy's result. With
 --all, every case also runs compiled and with 20 seeds on both interpreted engines.
@@ -6,12 +6,12 @@ The buggy kernel must produce exactly its findings. Its fixed twin must produce 
 A case is a class, and its docstring names the bug:
 
     launch: the launch configuration in the brackets
-    arguments(): makes fresh arguments
+    arguments(): returns fresh arguments
     wanted(*arguments): returns {argument: its value after the fixed kernel}
     findings: (kind, severity, array, *(source line, action)) per finding
     options: passed to `simulate`
     hangs: whether the buggy kernel may hang a GPU
-    fixed_launch etc.: take precedence for the fixed twin
+    fixed_launch etc.: values for the fixed twin, if they differ
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ KINDS = set(
     "out-of-bounds negative-index race-shared race-global uninitialized-read barrier-divergence"
     " warp-divergence deadlock no-progress misuse".split()
 )
-LONG = {"left.RaceInCellSixThousand"}  # about half a minute
+LONG = {"left.RaceInCellSixThousand"}  # These cases take about half a minute each.
 EVERY = [pytest.param(name, marks=[pytest.mark.nightly] if name in LONG else []) for name in CASES]
 EQUAL_WRITES = [
     name
@@ -38,9 +38,9 @@ EQUAL_WRITES = [
 
 
 def runs(name, twin):
-    """Return RUNS, with those of a push first, and the number of those.
+    """Return (RUNS, number of runs in a CI run), with the runs of a CI run first.
 
-    On a push, all cases run on fibers. For each tenth case, one twin also runs compiled and the other on
+    A CI run executes all cases on fibers. For each tenth case, one twin also runs compiled and the other on
     threads.
     """
     place = list(CASES).index(name)
@@ -50,7 +50,7 @@ def runs(name, twin):
 
 
 def key(finding):
-    """Return a finding in the corpus's form, which identifies both parties by the text of their lines."""
+    """Return a finding in the corpus's form, which identifies both accesses by the text of their lines."""
     parties = {(access.site.source if access.site else "", access.what) for access in finding.accesses}
     return finding.kind, finding.severity, finding.array, *sorted(parties)
 
@@ -91,7 +91,7 @@ def test_equal_writes_can_be_allowed(name):
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_equal_writes_may_change_from_round_to_round_in_order(ordered):
-    """The same line, repeated as often as a compiler would unroll the loop."""
+    """Repeat the same line as often as a compiler would unroll the loop."""
 
     @cuda.jit
     def rounds(x, ordered):

@@ -102,7 +102,7 @@ class OutputAddedTo:
 
 
 class OutputCountedIn:
-    """Atomics on an output that was never set to zero. Fixed by the host."""
+    """Atomics add to an output that was never set to zero. In the fixed twin, the host clears it."""
 
     launch = 2, 4
     findings = {

@@ -7,8 +7,10 @@ FULL = 0xFFFFFFFF
 
 
 class WarpReductionWithoutSyncwarp:
-    """The last steps of a reduction omit barriers, as was common before 2017: the lanes of a warp need not
-    run in lockstep."""
+    """The last steps of a reduction omit barriers, as was common before 2017.
+
+    The lanes of a warp need not run in lockstep.
+    """
 
     launch = 1, 32
     findings = {
@@ -270,8 +272,10 @@ class WarpsNeedABarrier:
 
 
 class AtomicsWithinAWarp:
-    """Lanes of one warp that increment an element without atomics race like any other threads. Fixed: one
-    lane counts the ballot."""
+    """Lanes of one warp that increment an element without atomics race like any other threads.
+
+    In the fixed twin, one lane adds the number of set bits in the ballot.
+    """
 
     launch = 1, 32
     findings = {

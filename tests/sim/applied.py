@@ -1,4 +1,4 @@
-"""Apply the steps of a finding's advice to a kernel's source, and make no other change."""
+"""Application of the steps of a finding's advice to a kernel's source, without any other change."""
 
 import ast
 import inspect
@@ -16,7 +16,7 @@ LINES = {
     "fence": "cuda.threadfence()",
 }
 NUMBER = itertools.count()
-MOST_ROUNDS = 4  # fixing one race may reveal another
+MOST_ROUNDS = 4  # Fixing one race may reveal another one.
 
 
 def source_of(kernel):
@@ -26,7 +26,7 @@ def source_of(kernel):
 
 
 def compiled(lines, kernel):
-    """Compile source lines to a function with the globals of `kernel`."""
+    """Compile source lines to a function that has the globals of `kernel`."""
     name = f"<advice {next(NUMBER)}>"
     text = "\n".join(lines) + "\n"
     linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
@@ -37,11 +37,11 @@ def compiled(lines, kernel):
 
 
 def applied(lines, steps):
-    """Return the lines of a kernel with the steps applied, from the bottom up so that line numbers stay
+    """Return the lines of a kernel after applying the steps, from the bottom up so that line numbers stay
     valid.
 
     All steps of one ticket form a single edit, which is applied first. If two edits overlap, only one is
-    applied; the findings for the edited kernel show whether the other is still needed.
+    applied. The findings for the edited kernel show whether the other edit is still needed.
     """
     steps = sorted(set(steps), key=lambda step: (step.line, step.action, step.what), reverse=True)
     groups = {}
@@ -63,7 +63,7 @@ def applied(lines, steps):
 def improved(kernel, findings_of):
     """Apply advice until no finding has steps left. Return (kernel, its lines).
 
-    findings_of(kernel): returns the findings of its launch.
+    findings_of(kernel): function that returns the findings of the kernel's launch.
     """
     lines = source_of(kernel)
     for _ in range(MOST_ROUNDS):
@@ -114,8 +114,11 @@ def divide(lines, step):
 
 
 def divided(lines, at, barrier):
-    """Return lines with `barrier` after the statement that starts at line `at`, outside all branches up to
-    the enclosing loop or function. If `barrier` is None, that statement is the barrier."""
+    """Return the lines with `barrier` after the statement that starts at line `at`.
+
+    The barrier is placed outside all branches up to the enclosing loop or function. If `barrier` is None, the
+    statement itself is the barrier.
+    """
     tree = ast.parse("\n".join(lines))
     (function,) = tree.body
     body = body_of(function, at)
@@ -147,8 +150,10 @@ def body_of(function, at):
 
 
 def without_returns(body, at):
-    """Return a function's statements, with each `if c: ...; return` before line `at` turned into a branch
-    around the code that follows."""
+    """Return a function's statements without early returns before line `at`.
+
+    Each `if c: ...; return` becomes a branch around the code that follows.
+    """
     for i, node in enumerate(body):
         if node.lineno >= at or not isinstance(node, ast.If) or node.end_lineno >= at:
             continue
@@ -165,7 +170,7 @@ def without_returns(body, at):
 
 
 def cut(node, at):
-    """Return (statements before, the statement up to line `at`, the rest), as lists."""
+    """Return (statements before, statement up to line `at`, rest), each as a list of lines."""
     if not isinstance(node, ast.If) or node.lineno == at:
         return [], [node], []
     guard = f"guard_{node.lineno}"
@@ -173,7 +178,8 @@ def cut(node, at):
     i = next(i for i, part in enumerate(arm) if part.lineno <= at <= part.end_lineno)
     made, first, second = cut(arm[i], at)
     first, second = [*arm[:i], *first], [*second, *arm[i + 1 :]]
-    inner = [part for part in made if part.value.__class__ is ast.Call]  # evaluated inside the arm
+    # This expression is evaluated inside the arm.
+    inner = [part for part in made if part.value.__class__ is ast.Call]
     defaults = [ast.parse(f"{part.targets[0].id} = False").body[0] for part in inner]
     first = [*first[: len(arm[:i])], *inner, *first[len(arm[:i]) :]]
     test = ast.Assign(
@@ -188,7 +194,7 @@ def cut(node, at):
 
 
 def drop(nodes, at):
-    """Remove the statement at line `at` from nested nodes, and return it."""
+    """Remove the statement at line `at` from nested nodes and return it."""
     for node in nodes:
         for field in ("body", "orelse"):
             for part in getattr(node, field, []):
@@ -217,8 +223,10 @@ def split_statement(lines, step):
 
 
 def split_branch(lines, step):
-    """Replace `if c: A else: B` by `if c: A`, a barrier, `if not c: B`; B comes first if it contains line
-    `at`."""
+    """Replace `if c: A else: B` by `if c: A`, a barrier, and `if not c: B`.
+
+    B comes first if it contains line `at`.
+    """
     tree = ast.parse("\n".join(lines))
     node = next(n for n in ast.walk(tree) if isinstance(n, ast.If) and n.lineno == step.line)
     space, name = indent(lines[step.line - 1]), f"guard_{step.line}"
@@ -245,7 +253,8 @@ ATOMICS = {"+": "add", "-": "sub", "|": "or_", "&": "and_", "^": "xor", "max": "
 
 
 def operation(found, read):
-    """Return (name of the atomic, operand) for an update. `read` holds the old value."""
+    """Return (name of the atomic, operand) for an update, where `read` is the expression for the old
+    value."""
     if found.operator:
         return ATOMICS[found.operator], found.value
     value = found.value.replace(found.target, read)
@@ -278,8 +287,11 @@ def atomic(lines, step):
 
 
 def claim(lines, step, found):
-    """Replace `if x[i] == a: ...; x[i] = b` by a compare-and-swap in the header, and `if x[i] > b: x[i] = b`
-    by an atomic minimum."""
+    """Replace a check and a store by an atomic.
+
+    `if x[i] == a: ...; x[i] = b` becomes a compare-and-swap in the header, and `if x[i] > b: x[i] = b` an
+    atomic minimum.
+    """
     array, index = atomic_target(step.element)
     tree = ast.parse("\n".join(lines))
     node = next(n for n in ast.walk(tree) if isinstance(n, ast.If) and n.lineno == step.at)
@@ -297,7 +309,7 @@ def claim(lines, step, found):
 
 
 def tickets(lines, steps):
-    """Insert one atomic before the first of the statements, and let the reads use its result."""
+    """Insert one atomic before the first of the statements, and use its result in place of the reads."""
     (ticket,) = (step for step in steps if step.what == "ticket")
     source = lines[ticket.line - 1]
     _, operator, operand = increased(source)
@@ -331,8 +343,10 @@ def widen(lines, step):
 
 
 def buffers(lines, step):
-    """Add a buffer to a multi-buffered array: in its shape, in its indices, and in variables used as
-    indices."""
+    """Add a buffer to a multi-buffered array.
+
+    The array's shape, its indices, and the variables used as indices change.
+    """
     shape = re.compile(rf"(\s*{step.what} = cuda\.shared\.array\(\(?){step.at}\b")
     names = set(re.findall(rf"\b{step.what}\[(\w+)\b", "\n".join(lines)))
     places = "|".join([rf"\b{step.what}\[[^,\]]*", *(rf"^\s*{name} = .*" for name in names)])

@@ -1,10 +1,10 @@
-"""Time a million PTX instructions in the simulator: python tests/sim/bench_ptx.py
+"""Benchmark of a million PTX instructions in the simulator: python tests/sim/bench_ptx.py
 
 The kernels are Numba's own PTX for sm_80, which needs no GPU. The script prints a Markdown table with the
-number of instructions executed by all threads of a launch (a predicated-off one counts too) and, per engine,
-the seconds per million instructions with the default observers and without any. It also lists how much longer
-the first compiled launch took. Times are CPU seconds of this process: the best of several launches after a
-warm-up.
+number of instructions executed by all threads of a launch (predicated-off instructions count too). For each
+engine, it also shows the seconds per million instructions with the default observers and without any, and how
+much longer the first compiled launch took. Times are CPU seconds of this process: the best of several
+launches after a warm-up.
 """
 
 import inspect
@@ -30,7 +30,7 @@ COUNT = [0]
 
 
 class Counting(Writer):
-    """A code generator whose kernel counts the instructions of each basic block on entry."""
+    """Code generator for kernels that count the instructions of each basic block on entry."""
 
     def emit_contents(self, block, around):
         counter = self.module.shared_name("instructions", lambda run: COUNT)
@@ -59,7 +59,7 @@ def launches():
 
 
 def by_ptx(kernel, arguments):
-    """Return (a function that loads the kernel's PTX again, the arguments of its launch)."""
+    """Return (function that loads the kernel's PTX again, arguments of its launch)."""
     types = tuple(map(cuda.typing.typeof.typeof, arguments))
     ptx, _ = cuda.compile(kernel.py_func, types, device=False, abi="numba", output="ptx", cc=(8, 0))
     values, names = flattened(arguments, list(inspect.signature(kernel.py_func).parameters))
@@ -82,7 +82,7 @@ def instructions(fresh, grid, block, values):
 
 
 def seconds(launch, runs):
-    """Return (the best of `runs`, the extra time of the first launch)."""
+    """Return (time of the fastest of `runs` launches, additional time of the first launch)."""
     times = []
     for _ in range(runs + 1):
         began = time.process_time()

@@ -1,10 +1,10 @@
-"""Compare the simulator's speed with Numba's own (NUMBA_ENABLE_CUDASIM=1) on the same kernels:
-`make bench-sim`.
+"""Benchmark of the simulator against Numba's own (NUMBA_ENABLE_CUDASIM=1) on the same kernels: `make
+bench-sim`.
 
-Prints a Markdown table with the seconds for Numba's simulator and, for each configuration of ours, the
-seconds, the speed-up, the nanoseconds per array access, and the extra seconds of the first launch (the native
-engine compiles then, with an empty cache). Times are the best of several runs after a warm-up. Numba's
-simulator performs no checks.
+It prints a Markdown table with the seconds for Numba's simulator and, for each configuration of ours, the
+seconds, the speed-up, the nanoseconds per array access, and the additional seconds of the first launch. The
+native engine compiles during the first launch, with an empty cache. Times are the best of several runs after
+a warm-up. Numba's simulator performs no checks.
 """
 
 import json
@@ -57,8 +57,10 @@ def cases():
 
 
 def seconds(launch, arguments, wanted, runs):
-    """Return (the best time of `runs` launches, the extra time of the first launch, whose result is
-    checked)."""
+    """Return (time of the fastest of `runs` launches, additional time of the first launch).
+
+    The first launch's result is checked.
+    """
     times = []
     for _ in range(runs + 1):
         began = time.perf_counter()
@@ -77,7 +79,8 @@ def of_numba():
 
 
 def of_ours():
-    """Return [{configuration: (seconds, extra seconds of the first launch)}, accesses] for each case."""
+    """Return [({configuration: (seconds, additional seconds of the first launch)}, accesses)] for the
+    cases."""
     from sim import simulate
     from sim.events import Observer
     from sim.observers import COUNTERS, DEFAULT, Trace

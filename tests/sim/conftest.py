@@ -1,4 +1,4 @@
-"""Fixtures shared by the kernel tests: a launch on each engine, and a run of the pytest plug-in."""
+"""Fixtures that the simulator's tests share: a launch on each engine, and a run of the pytest plug-in."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ def launch(request):
 def run(pytester, monkeypatch):
     """Return run(*options), which runs pytest with only this plug-in in a new process.
 
-    Nothing of this project is imported there, but compiled code is found in the cache.
+    The new process imports nothing of this project, but finds compiled code in the cache.
     """
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")

@@ -17,8 +17,10 @@ CASES = {
 
 
 def launched(case, twin, kernel=None, **options):
-    """Launch a case's `twin`, or another `kernel` in its place. Return the report, and the arguments by name
-    after the launch."""
+    """Launch a case's `twin`, or another `kernel` in its place.
+
+    Return the report, and the arguments by name after the launch.
+    """
     kernel = kernel or case[twin].py_func
     launch = case.get(f"{twin}_launch", case["launch"])
     arguments = case.get(f"{twin}_arguments", case["arguments"])()

@@ -1,11 +1,13 @@
-"""Kernels used by several tests and benchmarks."""
+"""Kernels that several tests and benchmarks use."""
 
 from numba import cuda, float32
 
 
 def tiled_matmul(TILE):
-    """Return a kernel for c = a b with shared tiles. The matrices are square with a multiple of TILE rows,
-    and a block has TILE × TILE threads."""
+    """Return a kernel for c = a b with shared tiles.
+
+    The matrices are square with a multiple of TILE rows, and a block has TILE × TILE threads.
+    """
 
     @cuda.jit
     def matmul(a, b, c):
@@ -28,7 +30,7 @@ def tiled_matmul(TILE):
 
 @cuda.jit
 def grid_wide(x, y):
-    """Read in each step what another block has written before a grid barrier."""
+    """In each step, read an element that another block has written before the grid barrier."""
     group = cuda.cg.this_grid()
     i = cuda.grid(1)
     for step in range(3):

@@ -1,4 +1,4 @@
-"""Racy kernels with several blocks, and with counters, in the format of racy_kernels."""
+"""Racy kernels with several blocks, and racy kernels with counters, in the format of racy_kernels."""
 
 import numpy as np
 from numba import cuda, float32, int32

@@ -1,5 +1,7 @@
-"""Racy kernels with one block, each with the pattern of its advice, its launch, its arguments and the
-expected values without the race."""
+"""Racy kernels with one block.
+
+Each has the pattern of its advice, its launch, its arguments and the expected values without the race.
+"""
 
 import numpy as np
 from numba import cuda, float32, int32
@@ -9,7 +11,10 @@ F = np.float32
 
 
 def case(pattern, launch, arguments, wanted):
-    """Add a kernel to CASES. `wanted(*arguments())` returns {argument: its values after the launch}."""
+    """Add a kernel to CASES.
+
+    wanted(*arguments()): function that returns {argument: its values after the launch}.
+    """
 
     def add(kernel):
         CASES[kernel.__name__] = {

@@ -1,4 +1,4 @@
-"""Launches for another process: tests/sim/test_pickling.py sends these functions to a worker."""
+"""Launches that run in another process. tests/sim/test_pickling.py sends these functions to a worker."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def mirrored(t):
 def reverse(x):
     s = cuda.shared.array(32, int32)
     t = cuda.threadIdx.x
-    s[t] = x[t]  # integers, because the poison of floats is NaN, which compares unequal to itself
+    s[t] = x[t]  # The elements are integers, because the poison of floats is NaN, which is unequal to itself.
     x[mirrored(t)] = s[mirrored(t)]
     x[t + 1] = 0
 
@@ -62,14 +62,14 @@ def cuda_cpp(engine):
 
 
 def report(make, engine, observers=TOOLS):
-    """Return the report of one launch, with all optional parts."""
+    """Return the report of one launch with all optional parts."""
     kernel, configuration, arguments, engine = make(engine)
     how = simulate(kernel, engine=engine, on_finding="report", observers=observers)
     return how[configuration](*arguments)
 
 
 def pictures(found):
-    """Return everything that a report displays, as text."""
+    """Return all figures and tables of a report as text."""
     return str(found), found._repr_html_(), str(found.by_line())
 
 
@@ -86,7 +86,7 @@ def bug(make, engine):
 
 
 def bug_and_text(make, engine):
-    """Return the KernelBug of a launch and its text."""
+    """Return the KernelBug of a launch, and its text."""
     try:
         bug(make, engine)
     except KernelBug as found:

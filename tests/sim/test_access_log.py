@@ -1,4 +1,7 @@
-"""The access log of compiled code: an observer receives the same events as from interpreted threads."""
+"""Tests of the access log of compiled code.
+
+An observer receives the same events as from interpreted threads.
+"""
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +16,7 @@ from sim.observers import COUNTERS, DEFAULT, Trace
 
 
 class Everything(Observer):
-    """An observer that records everything in the log, block by block."""
+    """Observer that records everything in the log, block by block."""
 
     def __init__(self):
         self.blocks, self.started, self.finished = {}, 0, 0
@@ -169,7 +172,7 @@ def local_sums(x, out):
 
 
 class WithoutLocal(Observer):
-    """An observer that does not subscribe to local memory."""
+    """Observer that does not subscribe to local memory."""
 
     local = False
 
@@ -192,7 +195,7 @@ def test_accesses_to_local_memory_come_only_where_an_observer_wants_them():
     assert report.notes == ("compiled",)
 
 
-# --- what could go wrong ------------------------------------------------------------------------------------
+# --- regression tests ---------------------------------------------------------------------------------------
 
 
 @cuda.jit
@@ -230,7 +233,7 @@ def test_a_large_launch_is_observed_whole_and_once_while_some_blocks_are_explain
 
 
 class Finder(Observer):
-    """An observer that reports an error for each atomic."""
+    """Observer that reports an error for each atomic."""
 
     def accesses(self, batch):
         for site in batch.site[batch.action == ATOMIC]:

@@ -1,4 +1,4 @@
-"""The limits of the simulated address space.
+"""Tests of the limits of the simulated address space.
 
 A launch whose last allocation just fits is checked like any other. If it does not fit, the launch is refused.
 """
@@ -137,7 +137,7 @@ def ptx_kernel(space, fault):
     """Return a kernel with one fault in its last variable, which is in the given state space."""
     declaration = f".{space} .align 4 .b8 v[{NBYTES}]" + (" = {1}" if space == "const" else "") + ";"
     access = ACCESS[fault].replace("ARRAY", "v")
-    if space == "const":  # threads cannot store to it
+    if space == "const":  # Threads cannot store to this state space.
         access = access.replace("st.SPACE.u32 [%at], %t", "ld.SPACE.u32 %v, [%at]")
     text = MODULE.replace("ACCESS", access.replace("SPACE", space))
     text = text.replace("LOCAL", declaration if space == "local" else "")
@@ -156,8 +156,10 @@ def start_before_the_end(monkeypatch, space, room):
 
 
 def check_at_the_limit(monkeypatch, run, space, room, wanted):
-    """Run at the limit and one step below it, where findings must be the usual ones, and one step above it,
-    where the launch must be refused."""
+    """Run at the limit, one step below it and one step above it.
+
+    Up to the limit, the findings must be the usual ones. Above it, the launch must be refused.
+    """
     assert {finding.kind for finding in run().findings} == {wanted}
     for spare in (0, ALIGNMENT):
         with monkeypatch.context() as patch:
@@ -195,7 +197,7 @@ def test_ptx_kernels_at_the_limit(space, fault, engine, monkeypatch):
         kernel, x = ptx_kernel(space, fault), np.zeros(LENGTH, np.uint32)
         return simulate(kernel, engine=engine, on_finding="report")[1, THREADS](x)
 
-    allocations = 2 if space == "global" else 1  # the variable and x
+    allocations = 2 if space == "global" else 1  # These are the variable and x.
     gap = NARROW_GAP if space in KEPT_SPACES else GAP
     room = allocations * (gap + round_up(NBYTES * copies, ALIGNMENT) + ALIGNMENT)
     check_at_the_limit(monkeypatch, run, space, room, KINDS[fault].format(space))

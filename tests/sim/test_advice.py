@@ -1,5 +1,7 @@
-"""Advice about races is correct: a program applies its steps to the buggy kernels of the corpus. Afterwards,
-fibers and the native engine report no findings and compute correct values."""
+"""Tests of the advice about races: a program applies its steps to the buggy kernels of the corpus.
+
+Afterwards, fibers and the native engine report no findings and compute correct values.
+"""
 
 from dataclasses import fields
 
@@ -21,7 +23,7 @@ from sim.observers.words import WORDS
 RACES = [
     name for name, case in CASES.items() if any(found[0].startswith("race") for found in case["findings"])
 ]
-LONG = {"left.RaceInCellSixThousand"}  # half a minute
+LONG = {"left.RaceInCellSixThousand"}  # takes half a minute
 # patterns without steps, and the reason
 OPEN = {
     "overwritten": "which elements the threads were to write",
@@ -33,7 +35,7 @@ OPEN_CASES = {
     "left.ReaderThatReturned": "a thread has returned before the place for a barrier",
     "release.LockOfEvenBlocks": "the work without the lock is in another arm",
 }
-# cases whose fixed twin computes something other than the buggy kernel would without races
+# cases whose fixed twin computes other values than the buggy kernel would without races
 OTHER_VALUES = {
     "fields.FieldReadByTheNext": "reads another field",
     "global_counts.BytesPacked": "has a flag for each element, not eight in one",
@@ -179,7 +181,7 @@ def field_by_name(records, out):
 
 
 RECORD = np.dtype([("weight", np.float32), ("count", np.int32)])
-# the values that the count and the sorted numbers of `out` must have
+# expected values of the count and of the sorted elements of `out`
 LINES = [
     (ticket_of_two_lines, "ticket", "cuda.atomic.add", 16, range(1, 17)),
     (ticket_by_a_variable, "ticket", "must use the old value that it returns + 1", 16, range(1, 17)),
@@ -305,9 +307,9 @@ def test_the_outline_of_a_text(outline, lines):
     assert outline.branch(one, behind) is None
     assert outline.loop(one, behind).first == loop and outline.loop(loop, last) is None
     assert outline.after(one, behind).first == one - 1
-    assert outline.after(one, other) is None  # in arms of one branch
+    assert outline.after(one, other) is None  # Both accesses are in arms of one branch.
     assert outline.after(behind, last).first == loop
-    assert outline.after(early, last) is None  # some threads have returned
+    assert outline.after(early, last) is None  # Some threads have returned before.
     assert outline.function(one) is outline.function(last)
 
 
@@ -392,7 +394,7 @@ def test_an_update_that_one_atomic_does(store, read, known):
 
 
 def of_sources(store, read):
-    """Return the Facts for a store and a read on the same line or the line above it."""
+    """Return the Facts for a store and a read on the same line, or with the read one line above."""
     sites = [
         SITES.add(Site("store", "kernel", 3, 0, store)),
         SITES.add(Site("load", "kernel", 3 if read == store else 2, 0, read)),

@@ -1,4 +1,7 @@
-"""Advice applied literally to kernels outside the corpus: no finding is left, and the values are correct."""
+"""Tests that apply the advice literally to kernels outside the corpus.
+
+No finding may be left, and the values must be correct.
+"""
 
 import inspect
 

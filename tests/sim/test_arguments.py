@@ -1,5 +1,7 @@
-"""Numbers, dtypes, all kinds of arguments, and launches that no device accepts, on both engines. Results are
-compared with numpy's."""
+"""Tests of numbers, dtypes, all kinds of arguments, and launches that no device accepts, on both engines.
+
+Results are compared with numpy's.
+"""
 
 import linecache
 import math
@@ -366,7 +368,8 @@ def shares_much(x):
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_declared_and_dynamic_memory_share_48_kib(engine):
-    """As on an H200; declared memory alone may be larger."""
+    """Declare shared memory and request dynamic shared memory. As on an H200, only declared memory may exceed
+    48 KiB."""
     x = np.zeros(1, np.int8)
     simulate(shares_much, engine=engine)[1, 1](x)
     simulate(shares, engine=engine)[1, 1, 0, 19_152](x)
@@ -382,7 +385,8 @@ def returns_nothing(x):
 
 
 def test_a_kernel_that_returns_a_value():
-    """`return`, `return None` and the result of a function without a value are allowed."""
+    """Return values from kernels. `return`, `return None` and the result of a function without a value are
+    allowed."""
 
     def early(x):
         if x[0] > 0:
@@ -415,7 +419,8 @@ def test_a_kernel_that_returns_a_value():
     ],
 )
 def test_a_shape_that_numba_does_not_take(line, part):
-    """numba-cuda 0.30 rejects all of these: its type inference does not treat a sum of names as a literal."""
+    """Use shapes that numba-cuda 0.30 rejects, because its type inference does not treat a sum of names as a
+    literal."""
     names = {"cuda": cuda, "float64": float64, "TILE": 8}
     text = f"def kernel(x):\n    s = {line}\n    s[0] = x[0]\n"
     linecache.cache["<computed shape>"] = len(text), None, text.splitlines(True), "<computed shape>"
@@ -557,7 +562,7 @@ NO_DIMENSIONS = np.array(3.0)
 )
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_what_is_no_number_is_named(kernel, x, said, engine):
-    """Whole arrays once caused a raw error, "quick line 11", or went through numpy's own product."""
+    """Combine whole arrays with numbers. This once raised an internal error, or used numpy's own product."""
     with pytest.raises(ThreadError) as caught:
         simulate(kernel, engine=engine)[1, 1](np.zeros(1), x)
     message = str(caught.value)
@@ -576,7 +581,8 @@ def test_an_array_compared_with_none_is_not_none():
 
 
 def test_a_kernel_that_imports_goes_by_fibers():
-    """The native engine once passed on Numba's error about an unsupported opcode."""
+    """Import a module inside a kernel. The native engine once raised Numba's error about an unsupported
+    opcode."""
 
     def kernel(out):
         from math import sqrt as root
@@ -612,7 +618,7 @@ def test_a_field_of_several_records(engine):
 
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 def test_each_argument_is_classified_once(engine, monkeypatch):
-    """A launch looks up the array of each argument only once, on every engine."""
+    """Count how often a launch looks up the array of each argument: only once, on every engine."""
 
     @cuda.jit
     def kernel(x, pair, scale):

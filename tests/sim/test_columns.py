@@ -1,5 +1,7 @@
-"""The columns of `report.by_line()`: observers declare them, and no counter is displayed under another one's
-name."""
+"""Tests of the columns of `report.by_line()`.
+
+Observers declare them, and no counter is displayed under the name of another one.
+"""
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from sim.observers.epochs import EpochCounter
 
 
 class WarpLoads(EpochCounter):
-    """Counts the loads of each warp."""
+    """Observer that counts the loads of each warp."""
 
     title = "loads of mine"
     names = ("warp_loads",)
@@ -32,7 +34,7 @@ class Shown(WarpLoads):
 
 
 class Undeclared(Observer):
-    """Counts the stores on each line, without declaring a column."""
+    """Observer that counts the stores on each line, without declaring a column."""
 
     def accesses(self, batch):
         self.sites = batch.site[batch.action != LOAD].tolist()
@@ -73,7 +75,7 @@ def test_a_counter_of_somebody_else_has_its_own_column_and_line(engine):
         "(8)",
         "2",
         "2",
-    ]  # loads, bytes, sectors, warp ops, mine
+    ]  # These are loads, bytes, sectors, warp operations and the observer's own counter.
 
 
 def test_an_observer_says_how_its_counters_are_shown():

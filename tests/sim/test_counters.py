@@ -1,4 +1,4 @@
-"""Compare the counting observers with manual counts: sectors, bank conflicts, traffic, and collective
+"""Tests of the counting observers against manual counts: sectors, bank conflicts, traffic, and collective
 operations."""
 
 import copy
@@ -45,11 +45,11 @@ def read(x, out, stride, offset):
 @pytest.mark.parametrize(
     "dtype, stride, offset, touched, fewest",
     [
-        (np.float32, 1, 0, 4, 4),  # 32 x 4 contiguous bytes
-        (np.float32, 1, 1, 5, 4),  # the same, 4 bytes later
-        (np.float32, 1, 8, 4, 4),  # 32 bytes later: aligned again
+        (np.float32, 1, 0, 4, 4),  # 32 × 4 contiguous bytes
+        (np.float32, 1, 1, 5, 4),  # the same bytes shifted by 4
+        (np.float32, 1, 8, 4, 4),  # shifted by 32 bytes, which is aligned again
         (np.float32, 2, 0, 8, 4),
-        (np.float32, 8, 0, 32, 4),  # a separate sector per lane
+        (np.float32, 8, 0, 32, 4),  # each lane needs its own sector
         (np.float32, 64, 0, 32, 4),
         (np.float32, 0, 5, 1, 1),  # all lanes access one element
         (np.float64, 1, 0, 8, 8),
@@ -77,8 +77,9 @@ def test_half_a_warp_and_a_ragged_last_warp():
         if i < x.shape[0]:
             out[i] = x[i]
 
-    # 16 lanes: 64 bytes. 40 threads: a warp with 32 lanes (4 sectors) and one with 8 (1 sector). The same for
-    # loads and stores.
+    # The 16 lanes access 64 bytes. 40 threads form a warp of 32 lanes (4 sectors) and a warp of 8 lanes (1
+    # sector).
+    # The counts are the same for loads and stores.
     assert counters(copy, 1, 32, np.zeros(16, np.float32), np.zeros(16, np.float32))["coalescing"] == {
         "requests": 2,
         "sectors": 4,
@@ -110,7 +111,7 @@ def test_the_kth_execution_of_each_lane_is_one_request():
         for k in range(t + 1):
             x[t] = k
 
-    # Lane t runs t + 1 iterations, so in iteration k the 32 - k lanes from k on are active.
+    # Lane t runs t + 1 iterations, so the 32 - k lanes from k on are active in iteration k.
     sectors = sum(-(-32 // 8) - k // 8 for k in range(32))
     assert counters(loop, 1, 32, np.zeros(32, np.float32))["coalescing"] == {
         "requests": 32,
@@ -155,17 +156,17 @@ def shared_read(dtype, stride):
     "dtype, stride, turns, fewest, ways",
     [
         (float32, 1, 1, 1, 1),
-        (float32, 0, 1, 1, 1),  # all lanes read one word: a broadcast
+        (float32, 0, 1, 1, 1),  # All lanes read one word, which is a broadcast.
         (float32, 2, 2, 1, 2),
-        (float32, 3, 1, 1, 1),  # odd strides use every bank
+        (float32, 3, 1, 1, 1),  # Odd strides use every bank.
         (float32, 8, 8, 1, 8),
         (float32, 32, 32, 1, 32),
         (float32, 33, 1, 1, 1),
-        (int8, 1, 1, 1, 1),  # four lanes per word
+        (int8, 1, 1, 1, 1),  # Four lanes share a word.
         (int8, 4, 1, 1, 1),
-        (float64, 1, 2, 2, 1),  # served per half warp
+        (float64, 1, 2, 2, 1),  # These accesses are served per half warp.
         (float64, 0, 2, 2, 1),
-        (float64, 2, 4, 2, 2),  # lanes i and i + 8 of a half warp use banks 4i and 4i + 1
+        (float64, 2, 4, 2, 2),  # Lanes i and i + 8 of a half warp use banks 4i and 4i + 1.
         (float64, 16, 32, 2, 16),
         (float64, 17, 2, 2, 1),
     ],
@@ -227,7 +228,8 @@ def matmul_counters(**how):
 
 def test_matmul():
     found = matmul_counters()
-    # 4 blocks of 8 warps, 2 tiles; a warp covers two rows of a tile, 64 bytes each: 4 sectors at any position
+    # There are 4 blocks of 8 warps, and 2 tiles. A warp covers two rows of a tile, 64 bytes each, which are
+    # 4 sectors at any position.
     assert found["coalescing"] == {"requests": 4 * 8 * (2 * 2 + 1), "sectors": 640, "fewest_sectors": 640}
     # per tile: 2 stores and 16 x 2 loads; rows of 16 words use two halves of the banks, or one row is
     # broadcast
@@ -295,8 +297,8 @@ def test_divergent_branches(engine):
             cuda.syncthreads()
             step //= 2
 
-    # 64 threads, 2 warps. Line 3: warp 1 diverges. Line 4: both warps diverge. Line 7: 6 tests, on which all
-    # lanes agree. Line 8: warp 0 diverges 5 times, and warp 1 never.
+    # 64 threads are 2 warps. Line 3: warp 1 diverges. Line 4: both warps diverge. Line 7: all lanes agree on
+    # 6 tests. Line 8: warp 0 diverges 5 times, and warp 1 never.
     report = simulate(kernel, observers=(Branches,), engine=engine, seed=3)[1, 64](np.zeros(64))
     assert report.counters["branching"] == {"branches": 2 + 2 + 12 + 10, "divergent": 1 + 2 + 0 + 5}
     assert {line: tuple(counted.values()) for (_, line), counted in report.counters["lines"].items()} == {
@@ -350,7 +352,8 @@ def of_attributes(out, records):
 
 @pytest.mark.parametrize("kernel, loads", [(of_fields, 64), (of_attributes, 32)])
 def test_fields_called_as_attributes_of_arrays_are_counted(kernel, loads):
-    """The native engine once mistook them for attributes of the array itself, which are not accesses."""
+    """Call fields as attributes of arrays. The native engine once treated them as attributes of the array
+    itself."""
     records = np.zeros(32, [("size", "f4"), ("T", "i4"), ("x", "f8")])
     reports = [simulate(kernel, engine=engine, observers=COUNTERS)[1, 32](np.zeros(32), records)
                for engine in ("fibers", "native")]  # fmt: skip

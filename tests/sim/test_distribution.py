@@ -1,4 +1,4 @@
-"""The simulator as a separate distribution: built, and used without Numba and torch."""
+"""Tests of the simulator as a separate distribution, built and used without Numba and torch."""
 
 import re
 import shutil
@@ -54,7 +54,7 @@ def test_building_leaves_nothing_in_the_sources(wheel, sources):
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory):
-    """Return a Python interpreter with only the wheel and its dependencies installed."""
+    """Return a Python interpreter that has only the wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("clean")
     venv.create(folder, symlinks=sys.platform != "win32")
     packages = next(folder.glob("[Ll]ib/**/site-packages"))
@@ -70,8 +70,8 @@ def python(wheel, tmp_path_factory):
 
 
 def run(python, code):
-    """Return exit status, output and errors of a program in the clean Python, where every warning is an
-    error."""
+    """Run a program in the clean Python, where every warning is an error. Return (exit status, output,
+    errors)."""
     program = python.with_name("program.py")
     program.write_text(code, encoding="utf-8")
     done = subprocess.run([python, "-I", "-W", "error", program], capture_output=True, text=True)

@@ -1,4 +1,5 @@
-"""Both interpreting engines: same order, same results, seeds, and every kind of abnormal end."""
+"""Tests of both interpreting engines: they have the same order and results, seeds, and every kind of abnormal
+end."""
 
 import signal
 import threading
@@ -24,7 +25,7 @@ matmul = tiled_matmul(TILE)
 
 @cuda.jit
 def last_writer(order, count):
-    """Record the order in which threads run, between barriers and at atomics."""
+    """Record the order in which threads run between barriers and at atomics."""
     for _ in range(2):
         order[cuda.atomic.add(count, 0, 1)] = cuda.grid(1)
         cuda.syncthreads()
@@ -123,7 +124,7 @@ def test_interrupted_from_the_keyboard(engine, threads):
         for _ in range(10**9):
             x[cuda.threadIdx.x] += 1
 
-    # a background process may ignore it
+    # A background process may ignore this signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.3, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
     timer.start()
@@ -167,7 +168,7 @@ def endless_for(x):
 def impatient(monkeypatch):
     """Treat a thread as stuck after a quarter of a second or 5,000 iterations.
 
-    The defaults are eight seconds or 1,000,000, which test_no_progress uses.
+    test_no_progress uses the defaults, which are eight seconds and 1,000,000 iterations.
     """
     for module in (sim.context, sim.engine.watchdog):
         monkeypatch.setattr(module, "PATIENCE", 0.25)
@@ -240,7 +241,7 @@ def each_waits_for_its_turn(x, rounds):
     "kernel, blocks, threads", [(long, 1, 1), (waits_for_a_long_loop, 1, 8), (each_waits_for_its_turn, 8, 1)]
 )
 def test_a_long_loop_in_which_something_changes_is_right(kernel, blocks, threads):
-    """The loop runs up to ten times as many iterations as trigger a check."""
+    """Run a loop with up to ten times as many iterations as trigger a check."""
     report = simulate(kernel, observers=())[blocks, threads](np.zeros(1), np.zeros(1))
     assert report.findings == ()
 
@@ -288,7 +289,7 @@ def test_whether_a_loop_ends_that_changes_something_is_not_decided(monkeypatch):
 
 
 def slow_loops():
-    """Return (kernel, threads, whether it ends in time) of loops in which something changes."""
+    """Return (kernel, threads, whether it ends in time) for loops in which something changes."""
 
     def index(x):
         i = 0
@@ -358,7 +359,7 @@ def queue_that_ends(items, head, tail):
 
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 def test_a_queue_that_stays_empty_is_given_up_early(engine, monkeypatch):
-    """Only the queue's counter and the values drawn from it grow."""
+    """Wait for an empty queue. Only the queue's counter and the values drawn from it grow."""
     monkeypatch.setattr(sim.context, "PATIENCE", 0.2)
     arguments = np.zeros(64, np.int32), np.zeros(1, np.int32), np.full(1, 64, np.int32)
     launched = simulate(endless_queue, on_finding="report", engine=engine)[1, 8]
@@ -368,7 +369,7 @@ def test_a_queue_that_stays_empty_is_given_up_early(engine, monkeypatch):
 
 
 def test_a_loop_behind_an_error_is_not_awaited_longer(monkeypatch):
-    """The value read from outside the array keeps changing."""
+    """Loop after an out-of-bounds read, whose value keeps changing."""
 
     def kernel(x):
         i = 0
@@ -405,7 +406,7 @@ class Atomics(Observer):
 
 
 def test_what_is_known_of_each_other_does_not_grow_while_threads_spin():
-    """Two blocks release their accesses, and then poll each other many times."""
+    """Let two blocks release their accesses and then poll each other many times."""
     order = HappensBefore()
     for block in (0, 1):
         order.release(block, 0, 0, 0, "grid")
@@ -416,7 +417,7 @@ def test_what_is_known_of_each_other_does_not_grow_while_threads_spin():
 
 
 def test_threads_that_spin_do_not_ask_in_vain_for_ever():
-    """60 blocks compete for a lock: 3,600 attempts if each retries once whenever another one runs."""
+    """Let 60 blocks compete for a lock. Without deprioritisation, they would make 3,600 attempts."""
 
     def kernel(lock, total):
         while cuda.atomic.cas(lock, 0, 0, 1) != 0:
@@ -451,7 +452,7 @@ def test_max_steps():
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_blocks_that_wait_for_each_other(engine):
-    """A block spins on a flag that a later block sets."""
+    """Let a block spin on a flag that a later block sets."""
 
     @cuda.jit
     def kernel(flag, x):
@@ -521,7 +522,7 @@ def test_more_places_than_numbers_are_refused(monkeypatch):
 
 
 def every_thread_draws(count, sums):
-    """Count the threads of the grid; every thread yields after each atomic."""
+    """Count the threads of the grid. Every thread yields after each atomic."""
     for _ in range(3):
         cuda.atomic.add(count, 0, 1)
     while cuda.atomic.add(count, 1, 0) != 0:
@@ -543,7 +544,7 @@ def waits_for_the_grid(count, sums):
 
 @pytest.fixture
 def few_threads(monkeypatch):
-    """Make the system refuse another thread to the engine while 20 are running."""
+    """Simulate a system that refuses to create another thread while 20 are running."""
     running = set()
 
     class Limited(threading.Thread):
@@ -565,8 +566,7 @@ def few_threads(monkeypatch):
 
 
 def counted(engine):
-    """Return (count, sums, findings, notes) for a launch of 6 blocks of 8 threads that use the results of
-    atomics."""
+    """Return (count, sums, findings, notes) for 6 blocks of 8 threads that use the results of atomics."""
     count, sums = np.zeros(2, np.int64), np.zeros(6, np.int64)
     report = simulate(every_thread_draws, engine=engine)[6, 8](count, sums)
     return (

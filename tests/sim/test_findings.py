@@ -1,4 +1,5 @@
-"""The complete message of each kind of finding from the engine and the bounds observer, word for word."""
+"""Tests of the complete message of each kind of finding from the engine and the bounds observer, word for
+word."""
 
 import re
 import sys
@@ -287,7 +288,8 @@ def test_without_the_bounds_tool_a_bad_access_is_an_index_error():
 
 
 def test_a_count_in_shared_memory_lacks_a_barrier_and_no_fence():
-    """No thread uses the results of these atomics."""
+    """Count in shared memory. No thread uses the results of these atomics, so a barrier is missing and no
+    fence."""
 
     @cuda.jit
     def counted(x, out):
@@ -322,12 +324,12 @@ def test_what_an_earlier_launch_has_written_is_written(engine, dtype, read):
     report = simulate(second, engine=engine, on_finding="report")[2, 4](x, y)
     assert sorted(i for f in report.findings for i in f.index) == ([5] if read else [])
     assert sum(1 + f.count for f in report.findings) == len(read)
-    x[:] = 1  # the host's stores count as well
+    x[:] = 1  # Stores by the host count as well.
     assert not simulate(second, engine=engine)[2, 4](x, y).findings
 
 
 def test_what_one_thread_does_again_and_again_is_counted():
-    """Three threads do it 2,500 times each, and not every time is stored."""
+    """Repeat a faulty access 2,500 times in each of three threads. Not every occurrence is stored."""
 
     def kernel(x):
         for _ in range(2_500):
@@ -378,7 +380,7 @@ def test_what_is_read_and_then_written_by_all_wants_an_atomic():
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_no_fence_is_asked_for_after_the_atomic_that_acquires(engine):
-    """The second plain read, after a spin on an atomic, is ordered, as sim/README.md states."""
+    """Read plainly after spinning on an atomic. sim/README.md says that this read is ordered."""
 
     def kernel(message, flag, out):
         if cuda.blockIdx.x == 0:

@@ -1,4 +1,5 @@
-"""Random kernels (kernel_texts): fibers and the native engine agree bit for bit, and the types are Numba's.
+"""Tests with random kernels (kernel_texts): fibers and the native engine agree bit for bit, and the types are
+Numba's.
 
 To test more of them: FUZZ=0:300 python -m pytest tests/sim/test_fuzz.py
 """
@@ -76,7 +77,7 @@ def launched(kernel, seed, engine):
 def drawn(request, tmp_path, monkeypatch):
     """Return (kernel, seed) for a kernel that Numba accepts.
 
-    Its typing rightly rejects one in six, for example & on a float.
+    Numba rejects one in six, for example because of & on a float.
     """
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(8, 0)))
     kernel = kernel_of(request.param, tmp_path)

@@ -1,5 +1,7 @@
-"""The simulator is independent: it needs neither torch nor Numba, leaves kernels unchanged, and keeps no
-state between launches."""
+"""Tests that the simulator is independent.
+
+It needs neither torch nor Numba, leaves kernels unchanged, and keeps no state between launches.
+"""
 
 import gc
 import subprocess

@@ -1,5 +1,5 @@
-"""Warp instructions: one added by a package outside sim, on all engines; and Numba's, typed as in Numba,
-interpreted and compiled."""
+"""Tests of warp instructions: one that a package outside sim adds, on all engines, and Numba's, typed as in
+Numba."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from sim.isa.warp import OF_NUMBA
 ENGINES = ("fibers", "threads", "native")
 
 
-# --- a matrix product of small integers ---------------------------------------------------------------------
+# --- an instruction of another package: a matrix product of small integers ----------------------------------
 
 
 def dot(a, b, row, column):
@@ -110,7 +110,7 @@ def test_a_missing_lane_is_a_finding(engine, kernel, threads, says):
     assert report.errors[0].message.startswith(f"warp-divergence: {says}")
 
 
-# --- the function that registers ----------------------------------------------------------------------------
+# --- registration of a function -----------------------------------------------------------------------------
 
 
 def test_it_is_called_in_a_kernel_only():
@@ -187,7 +187,7 @@ def test_reading_from_a_lane_that_is_not_there():
     )
 
 
-# --- Numba's ------------------------------------------------------------------------------------------------
+# --- Numba's warp instructions ------------------------------------------------------------------------------
 
 
 @cuda.jit

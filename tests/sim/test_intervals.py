@@ -1,5 +1,7 @@
-"""The integer intervals that the front end infers: they contain every result, and an index that may be out of
-bounds is still checked."""
+"""Tests of the integer intervals that the front end infers.
+
+They contain every result, and an index that may be out of bounds is still checked.
+"""
 
 import ast
 
@@ -24,7 +26,7 @@ OPERATORS = {
 
 @st.composite
 def numbers(draw, least=-40, most=70):
-    """Return (a Number, one of its values)."""
+    """Return (Number, one of its values)."""
     low, value, high = sorted(draw(st.tuples(*[st.integers(least, most)] * 3)))
     return Number(int, low, high), value
 
@@ -116,12 +118,13 @@ def below(out, n):
     ],
 )
 def test_what_may_be_outside_is_asked_about(kernel, block, kind):
-    """Launch the same kernel repeatedly with different blocks."""
+    """Launch the same kernel repeatedly with different block sizes."""
     report = simulate(kernel, on_finding="report")[1, block](np.zeros(1), 16)
     kinds = {finding.kind for finding in report.findings} - {"race-shared", "race-global"}
     assert kinds == ({kind} if kind else set())
 
 
 def test_attributes_of_arrays_are_looked_up_quickly():
-    """A `__getattr__` makes each lookup several times slower, and an access has two or three lookups."""
+    """Measure attribute lookups of arrays. A `__getattr__` makes each several times slower, and an access has
+    two or three."""
     assert not any(hasattr(kind, "__getattr__") for kind in FAST.values())

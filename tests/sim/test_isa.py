@@ -1,4 +1,5 @@
-"""The table of instructions: lookup by name, and compiled forms that agree with the reference semantics."""
+"""Tests of the table of instructions: lookup by name, and compiled forms that agree with the reference
+semantics."""
 
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from sim.native.codegen.scalars import argument_of
 ENGINES = ("fibers", "threads", "native")
 
 
-# --- by name ------------------------------------------------------------------------------------------------
+# --- lookup by name -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_one_entry_has_all_its_names():
     assert by_ptx("shfl.sync.bfly.b32") is INSTRUCTIONS["shfl_xor_sync"]
 
 
-# --- a function of a package outside ------------------------------------------------------------------------
+# --- a function of another package --------------------------------------------------------------------------
 
 
 @function(source="PTX ISA bfe", native=LLVM("bitreverse"))
@@ -109,7 +110,7 @@ HUGE = (1e30, -1e30, 2.0**63, 2.0**64, np.inf, -np.inf, np.nan)
 
 
 def huge(scalar):
-    """Return operands of this type that fit into no narrower one."""
+    """Return operands of this type that fit into no narrower type."""
     scalar = np.dtype(scalar)
     return HUGE if scalar.kind == "f" else (np.iinfo(scalar).min, np.iinfo(scalar).max)
 
@@ -159,7 +160,7 @@ PAIRS = [
 
 
 def awkward(scalar):
-    """Return corner cases of this type."""
+    """Return special values of this type, such as limits and NaN."""
     dtype = np.dtype(scalar)
     if dtype.name == "bfloat16":
         info = ml_dtypes.finfo(dtype)
@@ -191,13 +192,13 @@ def versions(entry):
 
 
 def units(got, wanted):
-    """Return the distance of two numbers in units in the last place; 0 for two NaNs."""
+    """Return the distance between two numbers in units in the last place, or 0 for two NaNs."""
     if isinstance(wanted, (int, np.integer)):
         return 0 if int(got) == int(wanted) else np.inf
     got = type(wanted)(got)
     if got != got or wanted != wanted:
         return 0 if got != got and wanted != wanted else np.inf
-    if isinstance(wanted, np.complexfloating):  # by its absolute value
+    if isinstance(wanted, np.complexfloating):  # The distance refers to the magnitude of the expected number.
         return 0 if got == wanted else abs(complex(got - wanted)) / np.spacing(abs(wanted))
     if got == wanted:
         return 0 if np.signbit(got) == np.signbit(wanted) else np.inf
@@ -215,7 +216,7 @@ def parts(value):
 def compare(entry, scalars):
     """Compare a Function's compiled form with its semantics, for operands of these types."""
     form, listed = function_of(entry), ", ".join(f"x{i}" for i in range(len(scalars)))
-    # compiled code cannot return this one
+    # Compiled code cannot return this type.
     halves = entry.version(*scalars).results in (float16, bfloat16)
     result = f"float64(form({listed}))" if halves else f"form({listed})"
     exec(f"def called({listed}): return {result}", names := {"form": form, "float64": numba.float64})
@@ -234,7 +235,10 @@ def compare(entry, scalars):
     [pytest.param(name, marks=pytest.mark.nightly if place % 4 else []) for place, name in enumerate(FORMS)],
 )
 def test_the_compiled_form_gives_what_the_semantics_give(name, few):
-    """On a push, every fourth entry is compiled for one of its types, and nearly all types occur."""
+    """Compare compiled forms with the reference semantics.
+
+    A CI run compiles every fourth entry for one of its types, which covers nearly all types.
+    """
     entry, place = INSTRUCTIONS[name], FORMS.index(name) // 4
     scalars = versions(entry)
     for each in few(scalars[place % len(scalars) :] + scalars[: place % len(scalars)], 1):
@@ -244,7 +248,7 @@ def test_the_compiled_form_gives_what_the_semantics_give(name, few):
 @pytest.mark.parametrize("scalar", [int, np.uint64])
 @pytest.mark.parametrize("forms", [powers.EXACT, powers.ROUNDED])
 def test_the_compiled_form_of_a_power(forms, scalar):
-    """Exact under Python 3.12, and rounded to a float64 under 3.11, like Numba's."""
+    """Compare powers, which are exact under Python 3.12 and rounded to a float64 under 3.11, like Numba's."""
     fast = partial(operators.int_power, scalar=scalar, by_way_of_float64=forms is powers.ROUNDED)
     entry = Function("power", fast, "", (scalar, scalar), scalar, native=forms[scalar])
     compare(entry, (scalar, scalar))
@@ -278,7 +282,7 @@ def voting(x, out):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_vote_of_a_block(engine):
-    """The table states facts that hold for every vote."""
+    """Call a vote of a block. The table states facts that hold for every vote."""
     x = np.array([[0, -0.0, 0, 0], [np.nan, 1, -2, 1e-300], [0, np.inf, 0, np.nan]])
     out = np.zeros((3, 3, 4), np.int32)
     simulate(voting, engine=engine)[1, 4](x, out)
@@ -328,7 +332,7 @@ def test_a_vote_is_called_with_one_number():
 
 
 def test_digests_are_the_same_in_each_process():
-    """They are the keys under which machine code is cached."""
+    """Compare digests between processes, because they are the keys under which machine code is cached."""
     program = (
         "from sim.isa.table import INSTRUCTIONS\n"
         "from sim.native.codegen.isa_functions import compiles, digest\n"

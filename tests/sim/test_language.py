@@ -1,5 +1,7 @@
-"""The kernel language, feature by feature, on both engines: indices, barriers, warps and statements. Results
-are compared with numpy's or Python's."""
+"""Tests of the kernel language, feature by feature, on both engines: indices, barriers, warps and statements.
+
+Results are compared with numpy's or Python's.
+"""
 
 import math
 from collections import namedtuple
@@ -19,7 +21,7 @@ LANES = np.arange(32)
 Point = namedtuple("Point", "x y")
 
 
-# --- who am I -----------------------------------------------------------------------------------------------
+# --- indices ------------------------------------------------------------------------------------------------
 
 
 def test_geometry(launch):
@@ -71,7 +73,7 @@ def test_imported_names_and_other_aliases(launch):
     assert out.tolist() == [2 * (i + i % 32) for i in reversed(range(40))]
 
 
-# --- waiting for each other ---------------------------------------------------------------------------------
+# --- barriers -----------------------------------------------------------------------------------------------
 
 
 def test_barriers_that_count(launch):

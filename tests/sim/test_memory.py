@@ -1,5 +1,7 @@
-"""Shared, local and constant memory, views and atomics, on both engines. Results are compared with
-numpy's."""
+"""Tests of shared, local and constant memory, views and atomics, on both engines.
+
+Results are compared with numpy's.
+"""
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ def test_shared_arrays_two_on_a_line_and_of_two_dimensions(launch):
 
 @cuda.jit(device=True)
 def mirrored(value, i):
-    """Return the value of the opposite thread; twice the thread count must be 16."""
+    """Return the value of the opposite thread. Twice the number of threads must be 16."""
     tile = cuda.shared.array(8, float64)
     tile[i] = value
     cuda.syncthreads()
@@ -326,7 +328,8 @@ def test_the_same_bytes_viewed_as_another_dtype(launch):
 
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 def test_two_arrays_in_one_assignment(engine):
-    """The text that logs a loop's accesses is generated after the loop."""
+    """Assign to two arrays in one statement. The text that logs a loop's accesses is generated after the
+    loop."""
 
     def kernel(out):
         a, b = cuda.local.array(4, float32), cuda.shared.array(4, float32)
@@ -397,7 +400,7 @@ def test_a_part_outside_of_its_array(engine, kernel, verdict):
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_a_part_that_nobody_touches_may_lie_outside(engine):
-    """On a GPU, such a part is only an address; the guard precedes the access."""
+    """Create views past the end of an array. As on a GPU, such a view is only an address until it is accessed."""
 
     def kernel(x, p, out):
         i = cuda.threadIdx.x

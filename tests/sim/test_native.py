@@ -1,5 +1,8 @@
-"""The native engine: results equal those on fibers, the report shows how a launch ran, and kernels that
-cannot be compiled explain why."""
+"""Tests of the native engine.
+
+Results equal those on fibers, the report shows how a launch ran, and kernels that cannot be compiled are
+reported with the reason.
+"""
 
 import functools
 import math
@@ -148,7 +151,7 @@ def launched(name, **options):
     return simulate(kernel, **options)[launch](*arguments), arguments
 
 
-# Each kind of launch has separate machine code. On each push, all kernels run as checked launches.
+# Each kind of launch has separate machine code. A CI run launches all kernels as checked launches.
 BARE = pytest.param((), id="bare", marks=pytest.mark.nightly)
 SOME = [
     pytest.param(name, marks=[pytest.mark.nightly] if place % 4 else []) for place, name in enumerate(CASES)
@@ -207,8 +210,11 @@ def records_copied(x, records, out):
 
 @pytest.mark.parametrize("kernel, note", [(rows_kept, "compiled"), (records_copied, "interpreted")])
 def test_accesses_of_rows_and_records_are_counted_as_fibers_count_them(kernel, note):
-    """Regression test: when counting accesses, rows did not live across a barrier, and half of the record
-    accesses were missing."""
+    """Count accesses to rows and records.
+
+    Rows once did not live across a barrier while accesses were counted, and half of the record accesses were
+    missing.
+    """
     counters = []
     for engine in ("native", "fibers"):
         x, out = np.arange(16, dtype=np.float32).reshape(4, 4), np.zeros((4, 4), np.float32)
@@ -227,7 +233,7 @@ def from_the_end(x, out):
 
 
 def test_literal_indices_below_0_are_no_alarm():
-    """A single negative literal index once caused a false alarm, and the launch fell back to fibers."""
+    """Use a single negative literal index, which once caused a false alarm and a fall-back to fibers."""
     x, out = np.arange(16, dtype=np.float32).reshape(4, 4), np.zeros(2, np.float32)
     assert simulate(from_the_end, engine="native")[1, 4](x, out).notes == ("compiled",)
     assert out.tolist() == [0, 14 + 7 + 4 + 2]
@@ -237,8 +243,11 @@ SPILLED = 5
 
 
 def test_a_kernel_may_use_the_names_that_compiled_text_has_of_itself():
-    """Regression test: SPILLED had another value, a function called `recursive` ended the launch, and other
-    names fell back to fibers."""
+    """Use names of the generated code in a kernel.
+
+    SPILLED once had another value, a function called `recursive` ended the launch, and other names fell back
+    to fibers.
+    """
 
     @cuda.jit(device=True)
     def recursive(n):
@@ -268,7 +277,7 @@ def test_a_kernel_may_use_the_names_that_compiled_text_has_of_itself():
 
 
 def test_clean_kernels_raise_no_alarm():
-    """An alarm costs a second, slow run, so correct kernels must not cause one."""
+    """Run correct kernels, which must not raise an alarm, because an alarm costs a second, slow run."""
     assert {name: launched(name, engine="native")[0].notes for name in list(CASES)[:5]} == dict.fromkeys(
         list(CASES)[:5], ("compiled",)
     )
@@ -460,7 +469,8 @@ def test_globals_are_those_of_the_launch():
 
 
 def test_functions_are_those_of_the_launch():
-    """A notebook cell is run again with a different body, while the kernel two calls above it is not."""
+    """Run a notebook cell again with a different function, while the kernel two calls above it stays the
+    same."""
 
     def half(x):
         return x / 2
@@ -498,7 +508,8 @@ def test_members_of_modules_are_those_of_the_launch():
 
 @pytest.mark.parametrize("dtype", (np.float32, np.float64))
 def test_a_float_becomes_an_integer_as_on_a_gpu(dtype):
-    """Towards zero and saturated (`cvt.rzi`): in a store, in a conversion, and by int(x)."""
+    """Convert floats to integers: towards zero and saturated (`cvt.rzi`) in a store, in a conversion, and by
+    int(x)."""
 
     def convert(x, small, middle, unsigned, wide, wide_unsigned, converted):
         i = cuda.grid(1)
@@ -548,7 +559,7 @@ def test_tuples_and_tensors():
     assert out.tolist() == [1, 3, 5, 7]
 
 
-# --- what cannot be compiled --------------------------------------------------------------------------------
+# --- kernels that cannot be compiled ------------------------------------------------------------------------
 
 
 def barrier_in_try(x):
@@ -612,7 +623,7 @@ def test_what_cannot_be_compiled_names_the_line(kernel, why, line):
     assert why in str(caught.value) and line in str(caught.value)
 
 
-# --- the text, and where it is kept -------------------------------------------------------------------------
+# --- generated code and its cache ---------------------------------------------------------------------------
 
 
 def test_the_source_can_be_read():
@@ -675,8 +686,10 @@ def run(script, folder, **environment):
 def again(tmp_path_factory):
     """Return (again, folder).
 
-    again() repeats a launch in a new process, and returns the number of functions compiled and the notes.
-    folder is the cache.
+    again(): function that repeats a launch in a new process, and returns the number of functions compiled and
+    the
+        notes.
+    folder: the cache.
     """
     folder = tmp_path_factory.mktemp("kept")
     (folder / "kernel_of_a_test.py").write_text(KERNEL)
@@ -687,7 +700,7 @@ def again(tmp_path_factory):
 
 
 def test_a_kernel_is_known_by_the_types_of_what_it_declares():
-    """The second kernel once stored its value in a float32."""
+    """Declare arrays of two types in equal kernels. The second kernel once stored its value in a float32."""
 
     def reversed_by(dtype):
         @cuda.jit
@@ -732,7 +745,8 @@ print(out, report.notes)
 
 
 def test_a_second_process_runs_a_function_that_calls_itself(tmp_path):
-    """It once crashed, because it called an address of the first process."""
+    """Run a recursive function in a second process, which once crashed by calling an address of the first
+    process."""
     (tmp_path / "recursive.py").write_text(RECURSIVE)
     for _ in range(2):
         done = run("import recursive", tmp_path, NUMBA_CACHE_DIR=str(tmp_path / "cache"))

@@ -1,5 +1,7 @@
-"""Explanations for large native launches: the affected blocks run again on their original memory, and the
-arguments end as the whole launch left them."""
+"""Tests of explanations for large native launches.
+
+The affected blocks run again on their original memory, and the arguments end as the whole launch left them.
+"""
 
 import signal
 import threading
@@ -136,7 +138,7 @@ def test_a_block_that_writes_what_itself_and_others_have_read():
 
 @pytest.mark.parametrize("atomic", [False, True])
 def test_each_element_names_a_block_that_has_accessed_it(atomic):
-    """Block 30 races with block 10 for x[0], although it last accessed x[1], like block 20."""
+    """Let block 30 race with block 10 for x[0], although block 30 last accessed x[1], like block 20."""
 
     def plain(x, seen):
         if cuda.threadIdx.x == 0:
@@ -250,7 +252,7 @@ def test_interrupted_from_the_keyboard(kernel, grid):
     x, pressed, over = np.zeros(8), [], threading.Event()
 
     def press():
-        while not x.any() and not over.wait(0.05):  # until the kernel runs
+        while not x.any() and not over.wait(0.05):  # time until the kernel runs
             pass
         pressed.append(time.process_time())
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
@@ -264,4 +266,4 @@ def test_interrupted_from_the_keyboard(kernel, grid):
         over.set()
         thread.join()
         signal.signal(signal.SIGINT, before)
-    assert time.process_time() - pressed[0] < 15  # without an interrupt, it would take minutes
+    assert time.process_time() - pressed[0] < 15  # Without the interrupt, this would take minutes.

@@ -1,4 +1,4 @@
-"""float16 and bfloat16 on the native engine give the same numbers as on fibers, for all bit patterns."""
+"""Tests of float16 and bfloat16 on the native engine, which must equal fibers for all bit patterns."""
 
 import math
 import runpy
@@ -26,7 +26,7 @@ def launched(kernel, threads, *arguments, engine, **options):
 
 
 def equal(found, wanted):
-    """Return whether two arrays contain the same numbers. Signs of zeros matter, and all NaNs are equal."""
+    """Return whether two arrays contain the same numbers. 0 and -0 differ, and all NaNs are equal."""
     found, wanted = (np.asarray(a).astype(np.float64) for a in (found, wanted))
     same = (found == wanted) & (np.signbit(found) == np.signbit(wanted)) | (found != found) & (
         wanted != wanted
@@ -39,7 +39,7 @@ def equal(found, wanted):
 
 
 def operands(dtype, count=4096, number=2, seed=0):
-    """Return arrays of random bits that start with all pairs of corner cases."""
+    """Return arrays of random bits that start with all pairs of special values."""
     arrays = np.random.default_rng(seed).integers(0, 65536, (number, count), np.uint16).view(dtype)
     n = len(CORNERS)
     with np.errstate(over="ignore"):
@@ -49,8 +49,10 @@ def operands(dtype, count=4096, number=2, seed=0):
 
 
 def on_both_engines(kernel, inputs, outputs, threads):
-    """Return True if both engines write the same outputs, given as (rows, dtype) each; otherwise {(output,
-    row): the difference}."""
+    """Return True if both engines write the same outputs, else {(output, row): difference}.
+
+    Outputs are given as (number of rows, dtype) each.
+    """
     left = {}
     for engine in ("fibers", "native"):
         left[engine] = [np.zeros((rows, threads), dtype) for rows, dtype in outputs]
@@ -208,7 +210,8 @@ def test_functions_of_fp16():
 
 
 def test_fma_rounds_once():
-    """3 * 683 = 2049 is halfway between two float16, so the addend decides, however small."""
+    """Compute 3 * 683 = 2049, which is halfway between two float16, so that the addend decides, however
+    small."""
 
     def fma(x, y, z, out):
         i = cuda.grid(1)
@@ -222,9 +225,9 @@ def test_fma_rounds_once():
 
 @pytest.mark.parametrize("name", ONE)
 def test_functions_of_math(name, tmp_path):
-    """All functions of one number, in one kernel."""
+    """Call all math functions of one argument in one kernel."""
     dtype, _ = HALVES[name]
-    # exp2 was added in Python 3.11
+    # Python 3.11 added exp2.
     functions = sorted(function for function in UNARY if hasattr(math, function))
     path = tmp_path / "functions.py"
     path.write_text(
@@ -274,8 +277,8 @@ def test_functions_of_two_numbers(name):
 )
 @pytest.mark.parametrize("name", HALVES)
 def test_in_memory_across_barriers_between_lanes_and_as_arguments(name, options):
-    """16-bit values in shared and local arrays, in a variable that lives across a barrier, in a shuffle, as a
-    scalar argument and as a global constant."""
+    """Use 16-bit values in shared and local arrays, across a barrier, in a shuffle, as a scalar argument and
+    as a global constant."""
     dtype, kind = HALVES[name]
     third = dtype(1 / 3)
 

@@ -1,4 +1,4 @@
-"""Every kernel in `kernels` on the native engine: compiled, without false alarms, and correct."""
+"""Tests of every kernel in `kernels` on the native engine: compiled, without false alarms, and correct."""
 
 import pytest
 

@@ -1,5 +1,8 @@
-"""The native engine on Python and CUDA features beyond arithmetic: constant arguments, loops over arrays,
-enumerations, vectors, lambdas. Results equal those on fibers."""
+"""Tests of the native engine on Python and CUDA features beyond arithmetic.
+
+Examples are constant arguments, loops over arrays, enumerations, vectors and lambdas. Results equal those on
+fibers.
+"""
 
 import enum
 import linecache
@@ -141,7 +144,7 @@ def launched(kernel, engine, observers=DEFAULT):
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
 def test_is_compiled(kernel):
-    # fibers know the types of its arguments, but not that 8 and 9 are different shapes
+    # Fibers know the types of its arguments, but not that 8 and 9 are different shapes.
     if kernel is two_shapes_of_one_declaration:
         wanted = 2 * (0.5 + np.arange(8.0, 0, -1)) + 2 * np.array([np.nan, *(0.5 + np.arange(8.0, 1, -1))])
         return np.testing.assert_array_equal(launched(kernel, "native", ())[1][1:], wanted[1:])
@@ -187,7 +190,7 @@ INDICES = [
 
 @pytest.mark.parametrize("index", INDICES)
 def test_a_row_lives_across_a_barrier(index):
-    """Its index is the result of an arbitrary numeric function."""
+    """Use a row across a barrier, with an index that an arbitrary numeric function returns."""
     names, name = {"cuda": cuda, "float64": float64, "int32": int32, "math": math}, f"<row {index}>"
     text = ROWS.format(index=index)
     linecache.cache[name] = len(text), None, text.splitlines(True), name
@@ -199,7 +202,7 @@ def test_a_row_lives_across_a_barrier(index):
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_a_row_stays_where_memory_said(engine):
-    """The element that its index was loaded from changes before the row is used."""
+    """Change the element that a row's index was loaded from before the row is used."""
 
     @cuda.jit
     def kernel(x, order, out):
@@ -233,8 +236,8 @@ def unassigned(x, out):
 
 
 def called_as_compiled_text_calls(x, out):
-    """A local name that equals one in the generated code. Lowering once searched forever for a replacement
-    name."""
+    """Use a local name that equals one in the generated code. Lowering once searched forever for a
+    replacement."""
     all_done = isa_one = x[cuda.threadIdx.x]
     out[cuda.threadIdx.x] = all_done + isa_one + 1
 
@@ -249,7 +252,7 @@ def whole_arrays(x, out):
 
 
 def types_of_numbers(x, out):
-    """Numba compares types: a float32 is not a float (a float64), and an int32 is not an int."""
+    """Compare types as Numba does: a float32 is not a float (a float64), and an int32 is not an int."""
     i = cuda.threadIdx.x
     ones = isinstance(x.shape[0], int) and isinstance(x[i], (int, np.float32)) and isinstance((i, i), tuple)
     out[i] = ones and not (isinstance(x[i], float) or isinstance(i, int) or isinstance(i > 2, int))
@@ -273,14 +276,14 @@ CASES += [(whole_arrays, 25.5), (types_of_numbers, 1), (lanes_by_name, 1), (byte
 
 @pytest.mark.parametrize("kernel, wanted", CASES)
 def test_as_fibers_do(kernel, wanted):
-    """A kernel that cannot be compiled is interpreted, and an unassigned variable is 0."""
+    """Run a kernel that cannot be compiled. It is interpreted, and an unassigned variable is 0."""
     x, out = np.ones(8, np.float32), np.full(8, np.nan, np.float32)
     simulate(kernel, engine="native", on_finding="report")[1, 8](x, out)
     assert (out == wanted).all()
 
 
 def test_only_so_many_reads_are_asked_whether_they_were_assigned(tmp_path):
-    """There is one flag word per variable up to that number; the next one once overwrote other words."""
+    """Assign more variables conditionally than there are is-set flags. The next flag once overwrote another word."""
     lines = [f"    if x[0] > {i}:\n        v{i} = 1.0\n    x[0] += v{i}\n" for i in range(MAX_UNSET + 6)]
     (tmp_path / "many.py").write_text("def kernel(x):\n" + "".join(lines))
     kernel = runpy.run_path(str(tmp_path / "many.py"))["kernel"]
@@ -288,7 +291,8 @@ def test_only_so_many_reads_are_asked_whether_they_were_assigned(tmp_path):
 
 
 def test_an_atomic_takes_no_keywords():
-    """Neither does Numba. Compiled code once used keyword arguments in the order of the call."""
+    """Call an atomic with keyword arguments, which Numba rejects too. Compiled code once ignored their
+    names."""
 
     def kernel(x, out):
         cuda.atomic.add(out, val=2, idx=1)

@@ -1,4 +1,4 @@
-"""Compiled device functions that return a number or None behave as on fibers."""
+"""Tests of compiled device functions that return a number or None, which must behave as on fibers."""
 
 import numpy as np
 import pytest

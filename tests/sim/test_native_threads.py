@@ -1,5 +1,7 @@
-"""Python threads that simulate concurrently with an empty cache, although Numba's registries are not
-thread-safe."""
+"""Test of Python threads that simulate concurrently with an empty cache.
+
+Numba's registries are not thread-safe.
+"""
 
 import os
 import subprocess

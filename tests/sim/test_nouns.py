@@ -1,4 +1,4 @@
-"""Counted nouns: the singular has no s."""
+"""Tests of counted nouns, whose singular has no s."""
 
 import re
 

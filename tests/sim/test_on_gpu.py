@@ -1,9 +1,8 @@
-"""Compare the simulator with a GPU: each kernel runs on the GPU and on both engines, and every element must
-agree bit for bit.
+"""Comparison of the simulator with a GPU.
 
-Kernels whose result depends on the order of threads are excluded. Floating-point arithmetic is exact here:
-products and sums of small integers, or libdevice functions that round once (otherwise, compiled code
-contracts a * b + c).
+Each kernel runs on the GPU and on both engines, and every element must agree bit for bit. Kernels whose
+result depends on the order of threads are excluded. Floating-point arithmetic is exact here: products and
+sums of small integers, or libdevice functions that round once (otherwise, compiled code fuses a * b + c).
 """
 
 import math
@@ -185,7 +184,7 @@ def narrow_operands(small, unsigned, words, out):
 
 @cuda.jit
 def two_floats(x, out):
-    """Compute the results for NaN, infinities and signed zeros; copysign makes the sign visible."""
+    """Compute with NaN, infinities and signed zeros. copysign makes the sign visible."""
     i = cuda.grid(1)
     for j in range(16):
         a, b = float32(x[i]), float32(x[j])
@@ -259,7 +258,7 @@ CASES = [
 
 
 def simulated(kernel, configuration, arguments, engine):
-    """Return (the arrays after the launch, the Report)."""
+    """Return (arrays after the launch, Report)."""
     copies = [argument.copy() for argument in arguments]
     return copies, simulate(kernel, engine=engine, on_finding="report")[configuration](*copies)
 

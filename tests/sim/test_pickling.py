@@ -1,4 +1,4 @@
-"""Reports, findings and exceptions survive the transfer between processes unchanged."""
+"""Tests that reports, findings and exceptions survive the transfer between processes unchanged."""
 
 import copy
 import importlib
@@ -95,7 +95,7 @@ def exceptions():
 
 
 def test_every_exception_of_the_package():
-    """A new class with different parameters must be listed here."""
+    """Send every exception of the package. A new class with different parameters must be added here."""
     report = remote.report(remote.python, "fibers")
     own = {KernelBug: (report,), CannotLower: ("a lambda", SITE), Stuck: (SITE, True)}
     classes = exceptions()

@@ -1,5 +1,7 @@
-"""Accesses at an undefined index: the finding names the origin of the value and follows the finding of its
-cause, which becomes an error."""
+"""Tests of accesses at an undefined index.
+
+The finding names the origin of the value and follows the finding of its cause, which becomes an error.
+"""
 
 import numba
 import numpy as np

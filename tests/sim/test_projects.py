@@ -1,5 +1,5 @@
-"""Features used by kernels of public projects, on every engine. Each test names the project, if there is
-one."""
+"""Tests of features that kernels of public projects use, on every engine. Each test names its project, if
+any."""
 
 import math
 import os
@@ -59,7 +59,7 @@ def test_a_variable_that_not_every_path_assigns_is_0_and_a_warning(engine):
 
 
 def test_a_launch_on_arrays_without_elements_has_nothing_to_write(engine):
-    """sgkit: dask determines a result's type with such arrays."""
+    """Launch on arrays without elements, as sgkit does: dask determines a result's type with such arrays."""
 
     @cuda.jit
     def kernel(x, out):
@@ -144,7 +144,7 @@ def writes(x):
 maybe, never = writes, None
 
 
-@pytest.mark.filterwarnings("error::SyntaxWarning")  # generated text, not the user's
+@pytest.mark.filterwarnings("error::SyntaxWarning")  # This line is generated, so it is not the user's.
 def test_a_function_or_none(engine):
     @cuda.jit
     def kernel(x):
@@ -230,7 +230,7 @@ def test_a_literal_index_from_the_end_is_meant(engine):
 
 
 def test_real_and_imaginary_parts_of_arrays(engine):
-    """FBPIC deposits charge this way."""
+    """Use real and imaginary parts of arrays, as FBPIC does to deposit charge."""
 
     @cuda.jit
     def kernel(z, out):
@@ -322,7 +322,8 @@ def test_two_threads_at_one_field_and_at_two(engine):
 
 
 def test_a_record_is_an_argument_and_changes_in_place(engine):
-    record = np.dtype([("size", "f8"), ("T", "i4"), ("data", "i4")])  # fields used as attributes of arrays
+    # Here fields are used as attributes of arrays.
+    record = np.dtype([("size", "f8"), ("T", "i4"), ("data", "i4")])
 
     def own(r, x):
         t = cuda.threadIdx.x

@@ -1,4 +1,4 @@
-"""pytest --cuda-sim: the plug-in runs the tests of an unmodified project in a separate process."""
+"""Tests of pytest --cuda-sim, which runs the tests of an unmodified project in a separate process."""
 
 import argparse
 import re
@@ -130,7 +130,7 @@ def test_fails_by_itself():
 
 
 def test_a_project_runs_unmodified(pytester, run):
-    # numba.cuda.testing needs filecheck, which is not a dependency of numba-cuda
+    # numba.cuda.testing needs filecheck, which numba-cuda does not depend on.
     pytester.makepyfile(test_right=RIGHT, without="import sys; sys.modules['filecheck'] = None")
     result = run("-p", "without", "--cuda-sim")
     result.assert_outcomes(passed=5)

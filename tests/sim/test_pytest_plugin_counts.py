@@ -1,5 +1,8 @@
-"""pytest --cuda-sim: the last line counts every launch, including exceptions and repeated attempts. Invalid
-options and marks are rejected."""
+"""Tests of the counts and options of pytest --cuda-sim.
+
+The last line counts every launch, including exceptions and repeated attempts. Invalid options and marks are
+rejected.
+"""
 
 import ast
 import re
@@ -188,7 +191,8 @@ def test_in_a_fixtures_end(closing):
 
 @pytest.mark.parametrize("real", [False, True])
 def test_tests_that_run_again(pytester, run, real):
-    """Each attempt is judged by its own findings, and all launches of all attempts are counted."""
+    """Repeat failed tests. Each attempt is judged by its own findings, and all launches of all attempts are
+    counted."""
     if real:
         pytest.importorskip("pytest_rerunfailures")
     options = ["-p", "pytest_rerunfailures", "--reruns=2"] if real else ["-p", "again"]
@@ -238,7 +242,7 @@ def test_a_wrong_mark_is_refused_before_any_test(pytester, run, mark, wrong):
 
 
 def test_the_list_of_kinds_is_complete():
-    """Every reported kind can be allowed, and is listed in the README's table."""
+    """Compare the kinds that can be allowed with all kinds that are reported, and with the README's table."""
     home, constructed = Path(sim.__file__).parent, set()
     for path in home.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

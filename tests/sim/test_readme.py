@@ -1,4 +1,4 @@
-"""Run the first example of both READMEs and compare its output with the message printed there."""
+"""Test that runs the first example of both READMEs and compares its output with the message shown there."""
 
 import re
 import subprocess

@@ -1,4 +1,5 @@
-"""A report as text, as a table of source lines, and as HTML that is deterministic and self-contained."""
+"""Tests of a report as text, as a table of source lines, and as HTML that is deterministic and
+self-contained."""
 
 import html.parser
 import re
@@ -110,8 +111,10 @@ def test_by_line_of_a_kernel_without_source():
 
 
 class Balance(html.parser.HTMLParser):
-    """An HTML parser that fails on an incorrectly nested tag, and collects images and the text outside
-    scripts and style sheets."""
+    """HTML parser that fails on an incorrectly nested tag.
+
+    It collects images, and the text outside scripts and style sheets.
+    """
 
     def __init__(self, text):
         super().__init__()
@@ -146,13 +149,13 @@ def test_html_has_no_ids_and_asks_for_nothing_from_outside():
     text = launched()._repr_html_()
     names = {name for name, _ in Balance(text).attributes}
     assert "id" not in names and "onclick" not in names
-    # a namespace, never fetched
+    # an XML namespace, which a browser never fetches
     assert set(re.findall(r"https?://[^\s\"'<%]+", unquote(text))) == {"http://www.w3.org/2000/svg"}
 
 
 def test_where_scripts_are_stripped_first_and_last_step_stand_as_images():
     page = Balance(launched()._repr_html_())
-    assert len(page.images) == 4  # a timeline and the map of s, two steps each
+    assert len(page.images) == 4  # a timeline and the map of s, with two steps each
     for image in page.images:
         svg = xml.etree.ElementTree.fromstring(unquote(image["src"].removeprefix("data:image/svg+xml,")))
         assert svg.tag.endswith("svg") and len(svg) > 5 and image["alt"]

@@ -1,4 +1,4 @@
-"""The meaning of names and calls that the front end determines, before either engine uses it."""
+"""Tests of how the front end resolves names and calls, before either engine uses the result."""
 
 import ast
 import math
@@ -82,7 +82,7 @@ def test_calls(tree):
 
 
 def test_a_declaration_and_its_shape():
-    """The constants are a global, an item of a tuple, and a variable with a single value."""
+    """Declare arrays whose shapes are a global, an item of a tuple, and a variable with a single value."""
 
     def declares():
         n = 8 * 8

@@ -1,4 +1,4 @@
-"""A type checker in strict mode accepts a user's file and rejects its mistakes."""
+"""Tests that a type checker in strict mode accepts a user's file and rejects its mistakes."""
 
 import os
 import re

@@ -1,6 +1,6 @@
 # ruff: noqa: F841 (what is assigned is what is compared)
-"""The types that the front end infers equal those of Numba's CUDA target, for each assignment and each merge
-of several."""
+"""Tests that the front end infers the types of Numba's CUDA target, for each assignment and each merge of
+several."""
 
 import math
 from types import SimpleNamespace
@@ -173,7 +173,7 @@ ARGUMENTS = {
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch):
-    """Numba requests a GPU before it types a call to a device function."""
+    """Provide a fake GPU, which Numba requests before it types a call to a device function."""
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(8, 0)))
 
 

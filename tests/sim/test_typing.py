@@ -1,4 +1,4 @@
-"""Whole kernels, compiled for the CPU by Numba and simulated, compute the same numbers.
+"""Tests that whole kernels compute the same numbers, compiled for the CPU by Numba and simulated.
 
 Where the front end leaves an operator to Python (sim.frontend.types), only this comparison would reveal a
 mistake.
@@ -49,7 +49,7 @@ def doubling(x, n, out):
 
 
 def literals(x, n, out):
-    """Python's compiler folds these; Numba types the results."""
+    """Use expressions of literals, which Python's compiler folds. Numba types the results."""
     out[0] = (2**64 - 1) >> 60
     out[1] = 3**40 % 1000
     out[2] = (1 << 63) / 2**60
@@ -146,7 +146,7 @@ def test_ieee_and_no_exception():
 
 
 def test_float64_and_integers():
-    """In an operation with a float64, 2**53 + 1 is 2**53."""
+    """Combine 2**53 + 1 with a float64, which makes it 2**53."""
 
     def kernel(large, unsigned, narrow, out):
         f = 0.5 * (1 << 54)

@@ -1,5 +1,5 @@
-"""Values of operators and functions on which the engines once differed, and all operators on corner cases:
-fibers compared with native.
+"""Tests of values of operators and functions on which the engines once differed, and of all operators on
+special values. Fibers are compared with native.
 
 The expected values were derived from the PTX that `numba.cuda.compile` returns.
 """
@@ -20,7 +20,7 @@ LOWEST = -(2**63)
 
 
 def by_both(kernel, out, *arguments, threads=1):
-    """Return what a kernel writes to `out`, after checking that both engines agree."""
+    """Return the array that a kernel writes to `out`, after checking that both engines agree."""
     results = []
     for engine in ("fibers", "native"):
         written = out.copy()
@@ -59,7 +59,7 @@ def bits_of_any_number(out, x):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.bool_])
 def test_bits_are_counted_of_an_int8_where_the_number_is_no_integer(dtype):
-    """A float is converted with saturation."""
+    """Count bits of a float, which is converted to an int8 with saturation."""
     found = by_both(bits_of_any_number, np.zeros(12), np.array([0, 1, 3.7, 1e9], dtype), threads=4)
     assert found == [0, 8, 0, 1, 7, 1, *((1, 7, 1) * 2 if dtype is np.bool_ else (2, 6, 1, 8, 0, 1))]
 
@@ -137,7 +137,8 @@ def unsigned_powers(out, a, b):
     "bases, exponents", [("uint64", "uint64"), ("uint64", "uint8"), ("uint32", "uint16")]
 )
 def test_powers_of_unsigned_numbers(bases, exponents):
-    """3 ** 40, 3 ** 70000 and powers of 0 and 1 as computed by a GPU under Python 3.12; 3.11 rounds them."""
+    """Compute 3 ** 40, 3 ** 70000 and powers of 0 and 1 as a GPU does under Python 3.12. Python 3.11 rounds
+    them."""
     pairs = [(3, 40), (3, 41), (7, 255), (2, 63), (2, 64), (10, 19), (0, 0), (5, 0), (2**32 - 1, 3), (1, 200)]
     if exponents == "uint64":
         pairs += [(3, 2**16), (3, 70000), (0, 2**64 - 1), (1, 2**63), (2**64 - 1, 2**16 - 1)]
@@ -181,8 +182,10 @@ def quotients_again(out, x, y):
 
 
 def test_a_literal_divisor_changes_no_other():
-    """Division by a positive literal compiles to LLVM's own division, which would crash this process for
-    other divisors."""
+    """Divide by a positive literal, which compiles to LLVM's own division.
+
+    LLVM's division would crash this process for other divisors.
+    """
     x, y = np.array([2**63 - 1, 7]), np.array([-1, 0])
     by_both(quotients, np.ones(7, np.int64), x, y)
     assert by_both(by_a_literal, np.ones(2, np.int64), x) == [x[0] // 7, x[0] % 7]
@@ -201,7 +204,8 @@ def called_by_name(out, x):
 
 
 def test_an_operator_called_by_its_name_is_the_operator():
-    """On fibers it was once Python's operator, which ignores widths and raises."""
+    """Call an operator by its name. On fibers it was once Python's operator, which ignores widths and
+    raises."""
     assert by_both(called_by_name, np.ones(4, np.int64), np.array([2**63 - 1, 0, 3])) == [-(2**63), 0, 0, 1]
 
 
@@ -378,7 +382,8 @@ def beside_closures(out):
 
 
 def test_what_is_stored_beside_a_closure_lives_across_a_barrier():
-    """When it inlines a closure, Numba drops a store into an array that a function returned."""
+    """Store next to a closure. Inlining a closure, Numba drops a store into an array that a function
+    returned."""
     assert by_both(beside_closures, np.zeros(2), threads=2) == [9.5, 9.5]
 
 
@@ -387,7 +392,7 @@ RECORDS = np.array([(3e30, 1)], [("x", np.float32), ("n", np.int32)])
 
 @cuda.jit
 def of_one_type(out, x, records, z):
-    """Each of these is a float32, unified with an int64 to a float64, whose square is finite."""
+    """Assign float32 values that are unified with an int64 to a float64, whose square is finite."""
     a, b, c, d, e, f, g = 0, 0, 0, 0, 0, 0, 0
     if out[0] == 0:
         a, b, c, d = x[0, ::2][0], x[0:1, 1][0], records[0].x, records.x[0]
@@ -409,7 +414,7 @@ def complex_quotients(out, x, y):
 
 @pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
 def test_complex_numbers_are_divided_in_numbas_order(dtype):
-    """numpy multiplies by a reciprocal, which rounds once more."""
+    """Divide complex numbers. numpy multiplies by a reciprocal instead, which rounds once more."""
     draw = np.random.default_rng(0).normal(size=(2, 64)) + 1j * np.random.default_rng(1).normal(size=(2, 64))
     x, y = draw.astype(dtype)
     y[:3] = inf, complex(nan, 0), 1e-30j
@@ -419,7 +424,8 @@ def test_complex_numbers_are_divided_in_numbas_order(dtype):
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_a_complex_number_divided_by_zero_ends_the_launch(engine):
-    """Numba raises there. On a GPU, only that thread ends, without a message."""
+    """Divide a complex number by zero. Numba raises there. On a GPU, only that thread ends, without a
+    message."""
     with pytest.raises(ThreadError, match="complex division by zero"):
         simulate(complex_quotients, engine=engine)[1, 1](
             np.zeros(1, complex), np.ones(1, complex), np.zeros(1, complex)

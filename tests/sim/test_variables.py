@@ -1,4 +1,4 @@
-"""Variables that change type: on every engine, each use sees the type that Numba infers."""
+"""Tests of variables that change type. On every engine, each use sees the type that Numba infers."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from numba import cuda, float32
 
 from sim import simulate
 
-LARGE = np.float32(1e30)  # its square is inf in float32 and a number in float64
+LARGE = np.float32(1e30)  # Its square is inf in float32, and finite in float64.
 ALL = 0xFFFFFFFF
 
 
@@ -15,7 +15,7 @@ def zero_or_float(x, out):
     m = 0
     if x[t] > 0:
         m = x[t]
-    out[t] = m * m  # float64: an int64 and a float32 meet
+    out[t] = m * m  # float64, because an int64 and a float32 merge
 
 
 def within_the_branch(x, out):
@@ -23,7 +23,7 @@ def within_the_branch(x, out):
     m = 0
     if x[t] > 0:
         m = x[t]
-        out[t] = m * m  # float32: nothing has met yet
+        out[t] = m * m  # float32, because nothing has merged yet
 
 
 def overwritten(x, out):
@@ -110,7 +110,7 @@ def test_a_variable_has_the_type_that_meets(kernel, value, engine):
 
 @pytest.mark.parametrize("engine", ("fibers", "native"))
 def test_a_result_of_a_warp_operation_has_its_own_type(engine):
-    """ballot_sync returns an int32, regardless of the variable's earlier type."""
+    """Assign the result of ballot_sync, which is an int32 regardless of the variable's earlier type."""
 
     def ballot(x, out):
         m = x[cuda.threadIdx.x]
@@ -211,7 +211,7 @@ def test_a_narrow_integer_keeps_its_width_in_a_device_function(engine):
 
 @pytest.mark.parametrize("engine", ("fibers", "native"))
 def test_arrays_assigned_side_by_side(engine):
-    """Accesses in loops to arrays that are assigned by one tuple."""
+    """Access arrays in loops that are assigned by one tuple."""
 
     @cuda.jit
     def kernel(x, out):

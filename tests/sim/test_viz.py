@@ -1,5 +1,7 @@
-"""The trace and its figures: each step's description, the cells that change, and what is omitted from a large
-one."""
+"""Tests of the trace and its figures.
+
+They cover each step's description, the cells that change, and the parts omitted from a large figure.
+"""
 
 import json
 import re
@@ -33,7 +35,7 @@ def report():
 
 
 def scene(view):
-    """Return the data passed to the figure's script."""
+    """Return the data that is passed to the figure's script."""
     return json.loads(re.search(r"scene=(\{.*?\});\n", view.body).group(1))
 
 

@@ -1,5 +1,8 @@
-""" "Clean" implies "watched": on every engine, a report states the fraction of a launch that each observer has
-seen, and notes what no observer has seen."""
+"""Tests that "clean" implies "watched".
+
+On every engine, a report states the fraction of a launch that each observer has seen, and notes events that
+no observer has seen.
+"""
 
 import numpy as np
 import pytest
@@ -44,14 +47,14 @@ def of_grid(x, out):
     out[cuda.grid(1)] = 1
 
 
-# events that neither kernel causes: asynchronous copies and named barriers
+# Neither kernel causes these events: asynchronous copies and named barriers.
 ELSEWHERE = {"arrived", "passed", "copy_sent", "copies_received", "copies_tracked"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("hook", [hook for hook in HOOKS if hook not in ELSEWHERE])
 def test_every_engine_calls_every_hook_of_an_observer_of_somebody_else(hook, engine):
-    observers = stranger(hook)(), stranger("access_refused")()  # a refused access does not end the launch
+    observers = stranger(hook)(), stranger("access_refused")()  # A refused access does not end the launch.
     kernel = of_grid if hook == "grid_barrier_opened" else everything
     launch = simulate(kernel, engine=engine, observers=observers, on_finding="report")[1, 32]
     report = launch(np.ones(32, np.float32), np.zeros(32, np.int32))
@@ -132,7 +135,7 @@ def test_accesses_that_no_observer_watches_are_a_note(observers, engine, languag
     assert NOBODY not in launched(language, engine, [*observers, stranger("accesses")]).notes
 
 
-# --- what an engine or an observer leaves out ---------------------------------------------------------------
+# --- parts that an engine or an observer leaves out ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -218,7 +221,8 @@ def test_what_a_thread_did_before_it_was_ended(observer, engine):
 
 
 def test_a_hook_on_an_instance_is_refused():
-    """It would never be called, but the report would count its observer as a watching one."""
+    """Set a hook on an instance, which is refused. It would never be called, but its observer would count as
+    watching."""
     observer = Observer()
     observer.accesses = print
     with pytest.raises(LaunchError, match="wanted a subclass of Observer with a method accesses"):

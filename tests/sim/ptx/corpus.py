@@ -9,9 +9,9 @@ import numpy as np
 class Case:
     """A launch of a kernel in cuda/.
 
-    arguments: a function that creates the arguments.
-    right: a function (*arguments) -> the array that the fixed kernel leaves at position `output`.
-    mended_arguments: the fixed kernel's arguments, if they differ.
+    arguments: function that creates the arguments.
+    right: function (*arguments) -> the array that the fixed kernel leaves at position `output`.
+    mended_arguments: function that creates the fixed kernel's arguments, if they differ.
     """
 
     grid: object
@@ -20,7 +20,7 @@ class Case:
     output: int
     right: object
     mended_arguments: object = None
-    shared: int = 0  # bytes of dynamic shared memory
+    shared: int = 0  # dynamic shared memory in bytes
 
 
 def floats(n, seed=0):

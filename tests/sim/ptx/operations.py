@@ -1,4 +1,4 @@
-"""Generate a PTX kernel that executes many instructions on the same special operands and stores all
+"""Generator of PTX kernels that execute many instructions on the same special operands and store all
 results."""
 
 from functools import cache
@@ -19,7 +19,7 @@ DECLARED = """.reg .pred %p<3>, %q; .reg .b32 %t, %to32; .reg .b64 %at, %out, %t
 
 
 def wholes(random, width):
-    """Return random bit patterns; three in five are near the limit of an integer type."""
+    """Return random bit patterns, three in five of which are close to the limit of an integer type."""
     top, ones = 1 << width - 1, (1 << width) - 1
     edges = [0, 1, 2, 3, 5, 7, 31, 32, 33, 63, 64, 127, 128, 255, ones, ones - 1, top, top - 1, top + 1]
     found = [int(n) & ones for n in random.integers(0, 2**63, THREADS, np.uint64)]
@@ -84,7 +84,7 @@ def kernel(names):
 
 
 def results(out, names):
-    """Return {name: results as numbers}. All NaNs compare equal; zeros of different sign do not."""
+    """Return {name: results as numbers}. All NaNs compare equal, but 0 and -0 differ."""
     found = {}
     for name, row in zip(names, out):
         packed = name.endswith("x2")

@@ -1,5 +1,6 @@
-"""Compile the .cu files in cuda/ and programs/ with NVRTC and store the PTX next to them: python
-tests/sim/ptx/record.py
+"""Compile the .cu files in cuda/ and programs/ with NVRTC, and store the PTX next to them.
+
+    python tests/sim/ptx/record.py
 
 No GPU is needed.
 """
@@ -12,7 +13,10 @@ FOLDERS = [Path(__file__).with_name(name) for name in ("cuda", "programs")]
 
 
 def compiled(path):
-    """Return the PTX for a .cu file. "include" refers to the toolkit's header folder. Raise LaunchError."""
+    """Return the PTX for a .cu file. "include" refers to the toolkit's header folder.
+
+    Raises LaunchError.
+    """
     text = nvrtc.compile_ptx(path.read_text(), path.name)
     for folder in nvrtc.header_folders():
         text = text.replace(folder, "include")

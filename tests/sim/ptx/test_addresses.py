@@ -1,5 +1,7 @@
-"""A module's variables and functions, and the arrays passed to its launches, keep their addresses: a pointer
-stored by one launch is valid in the next."""
+"""Tests of addresses in PTX: variables, functions and arguments keep their addresses.
+
+A pointer stored by one launch is valid in the next.
+"""
 
 import gc
 from functools import partial
@@ -55,7 +57,8 @@ def test_objects_with_virtual_functions_live_until_they_are_deleted(launch, engi
     objects, y = np.zeros(2, np.uint64), np.zeros(4, np.int32)
     assert clean(launch("store_objects", objects, block=1)) and clean(launch("use_objects", objects, y))
     assert y.tolist() == [0, 101, 2, 103]
-    assert clean(launch("fill", np.zeros(256, np.int32), block=256))  # a launch without `objects`: no leak
+    # A launch without `objects` reports no leak.
+    assert clean(launch("fill", np.zeros(256, np.int32), block=256))
     assert clean(launch("delete_objects", objects, block=1))
     kinds = {finding.kind for finding in launch("use_objects", objects, y).findings}
     assert "use-after-free" in kinds
@@ -74,7 +77,7 @@ def test_a_pointer_to_an_argument(launch, engine):
 
 @ENGINES
 def test_a_pointer_to_an_array_that_is_deleted(launch, engine):
-    """Create a thousand arrays, so that the host is likely to reuse the deleted array's memory for one of
+    """Create a thousand arrays, so that the host probably reuses the deleted array's memory for one of
     them."""
     to, y = np.zeros(1, np.uint64), np.zeros(4, np.int32)
     x = INDEX + 50
@@ -151,7 +154,8 @@ def test_a_pointer_to_shared_memory_of_an_earlier_launch(launch, engine):
 
 
 def test_a_deleted_module_returns_its_addresses():
-    """The most recent launch is kept, so another module is launched after the deletion."""
+    """Delete a module. The most recent launch is kept alive, so another module is launched after the
+    deletion."""
     kernels, other = (module("pointers", Path(__file__).with_name("programs"))[1] for _ in range(2))
     number = kernels.text.number
     simulate(kernels["store_variable"])[1, 1]()
@@ -176,12 +180,12 @@ def test_large_launches_use_variables_of_the_module(launch, engine):
     assert finding.message.startswith("out-of-bounds: weights[256]") and finding.accesses[0].block[0] == 40
 
 
-# --- the addresses --------------------------------------------------------------------------------------
+# --- addresses ----------------------------------------------------------------------------------------------
 
 
 def place(addresses, *keys, nbytes=1024):
-    """Return the addresses that a launch assigns to these keys in global memory. A name is the key of a
-    variable."""
+    """Return the addresses that a launch assigns to these keys in global memory. The key of a variable is its
+    name."""
     space = PaddedSpace(addresses)
     root = np.broadcast_to(np.uint8(0), nbytes)
     keys = [ModuleKey(0, key) if isinstance(key, str) else key for key in keys]
@@ -205,7 +209,7 @@ def test_an_array_has_one_number_for_life():
 
 
 def test_arguments_of_earlier_launches_make_room():
-    """Addresses of arguments are reused only when the window is full; addresses of variables never are."""
+    """Fill the window. Addresses of arguments are then reused; addresses of variables never are."""
     addresses, half = Addresses(), HEAP_BASE // 2
     table, first, *_ = place(addresses, "table", (0, 1), (1, 2))
     (large,) = place(addresses, (2, 3), nbytes=half)

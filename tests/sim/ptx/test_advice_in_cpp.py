@@ -1,5 +1,7 @@
-"""Advice about races in CUDA C++ kernels has the corpus's patterns in C++ terms, and following it removes the
-race."""
+"""Tests of the advice about races in CUDA C++ kernels.
+
+It has the corpus's patterns in C++ terms, and following it removes the race.
+"""
 
 import numpy as np
 import pytest
@@ -115,8 +117,8 @@ def test_advice(name, tmp_path):
 
 
 X = np.arange(64, dtype=np.float32)
-# name -> (launch, body, pattern, part of the advice, [(old text, new text)], {argument: its correct values});
-# without edits, the advice concerns the host
+# name -> (launch, body, pattern, part of the advice, [(old text, new text)], {argument: its correct values})
+# Without edits, the advice is about the host.
 MORE = {
     "last block by a plain ticket": (
         (4, 32),

@@ -1,5 +1,8 @@
-"""Wide accesses to arrays declared with a narrow element type. Each array that another array may misalign
-causes one warning. No warning is reported if the sizes of all arrays guarantee alignment."""
+"""Tests of wide accesses to arrays declared with a narrow element type.
+
+Each array that another array may misalign causes one warning. No warning is reported if the sizes of all
+arrays guarantee alignment.
+"""
 
 import numpy as np
 import pytest

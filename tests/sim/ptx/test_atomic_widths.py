@@ -1,5 +1,7 @@
-"""Atomics of two widths in launches too large to interpret completely. Compiled code identifies the blocks
-whose atomics overlap."""
+"""Tests of atomics of two widths in launches too large to interpret completely.
+
+Compiled code identifies the blocks whose atomics overlap.
+"""
 
 from pathlib import Path
 

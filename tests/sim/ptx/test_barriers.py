@@ -1,5 +1,7 @@
-"""Named barriers and mbarriers in PTX: the order that they establish, planted bugs with fixed twins, and
-rejected uses."""
+"""Tests of named barriers and mbarriers in PTX.
+
+They cover the order that barriers establish, planted bugs with fixed twins, and rejected uses.
+"""
 
 import re
 
@@ -31,7 +33,7 @@ def run(body, seed=0, **more):
 
 PUT, GET = "st.shared.u32 [%r4], %r1;", "ld.shared.u32 %r8, [%r5]; st.global.u32 [%x3], %r8;"
 MEET, COME = "bar.sync 0;", "bar.arrive 1, 64;"
-# the first warp produces, the second consumes
+# The first warp produces, and the second warp consumes.
 MAKES, TAKES = "@!%p1 bra TAKE;", "bra END; TAKE:"
 INIT = "@%p2 mbarrier.init.shared.b64 [%r9], 64;"
 ARRIVE = "mbarrier.arrive.shared.b64 %s1, [%r9];"
@@ -44,7 +46,7 @@ MATCH = "match.any.sync.b32 %r11, 5, 0xffffffff;"
 INVALIDATE = "@%p2 mbarrier.inval.shared.b64 [%r9]; END:"
 REUSE = "@%p2 st.shared.u32 [%r9], 1; END:"
 NEAR = "xor.b32 %r5, %r4, 4;" + GET
-# name -> (kernel, the finding, the fixed twin)
+# name -> (kernel, finding, fixed twin)
 PLANTED = {
     "taken before it is made": (
         MAKES + PUT + COME + TAKES + GET + "bar.sync 1, 64; END:",
@@ -202,8 +204,7 @@ def test_what_is_not_there_is_refused_by_name_and_line(body):
 
 
 def test_contenders_for_a_lock_do_not_ask_in_vain_for_ever():
-    """Let 40 blocks compete for a lock. If each retried whenever another block ran, there would be 1,600
-    attempts."""
+    """Let 40 blocks compete for a lock. Without deprioritisation, the blocks would make 1,600 attempts."""
     asked = []
 
     class Atomics(Observer):
@@ -234,7 +235,7 @@ def test_a_vector_in_memory_that_is_not_declared_aligned_is_a_warning(alignment,
     ("release", "acquire", "found"), [("gpu", "sys", 0), ("gpu", "cta", 2), ("cta", "gpu", 2)]
 )
 def test_a_message_between_blocks_needs_a_scope_that_holds_both(release, acquire, found):
-    """With a scope of one block, the flag and the message race."""
+    """Use a scope of one block: the flag and the message must race."""
     text = f"""
     .version 8.0
     .target sm_80
@@ -254,13 +255,12 @@ def test_a_message_between_blocks_needs_a_scope_that_holds_both(release, acquire
     assert message[1] == 7
 
 
-# the two halves of the block reach barrier 0 at different instructions
+# The two halves of the block reach barrier 0 at different instructions.
 HALVES = "@%p1 bra LOW;\nbar.sync 0; bra BOTH;\nLOW: bar.sync 0; BOTH:"
 
 
 def findings(body, engine="fibers", seed=0, grid=1):
-    """Return ((kind, severity) per finding, y, report) for blocks of 64 threads that all write the same
-    values."""
+    """Return ([(kind, severity)], y, report) for blocks of 64 threads that all write the same values."""
     x, y = np.zeros(64, np.int32), np.full(64, -1, np.int32)
     kernel = load_ptx(f"{HEAD}{body}\n    ret;\n}}")["k"]
     report = simulate(kernel, on_finding="report", seed=seed, engine=engine)[grid, 64](x, y)
@@ -288,7 +288,8 @@ def test_a_barrier_counts_arrivals_from_anywhere(barriers, engine):
 
 
 def test_a_barrier_by_the_number_of_some_and_of_all_orders_both():
-    """One half uses bar.arrive with a thread count, the other bar.sync for the whole block."""
+    """Use bar.arrive with a thread count in one half of the block, and bar.sync for the whole block in the
+    other."""
     body = MAKES + PUT + "bar.arrive 0, 64;" + TAKES + "bar.sync 0;" + GET + "END:"
     found, y, _ = findings(body)
     assert found == [] and y[32:].tolist() == list(range(32))
@@ -301,7 +302,7 @@ def test_the_finding_names_both_places():
 
 
 def test_races_are_judged_as_with_one_barrier():
-    """A barrier orders only accesses before it with accesses after it."""
+    """Access memory before and after a barrier, which orders only accesses on different sides."""
     found, _, _ = findings(PUT + HALVES + GET + PUT)
     assert found == [("barrier-divergence", "warning"), ("race-shared", "error")]
     found, _, _ = findings(PUT + HALVES + GET + HALVES.replace("LOW", "DOWN").replace("BOTH", "AGAIN") + PUT)

@@ -1,5 +1,8 @@
-"""Indirect calls in PTX: function tables, invalid pointers, barriers and recursion inside such calls, and
-kernels of the module without any. Realistic kernels are in cuda/."""
+"""Tests of indirect calls in PTX.
+
+They cover function tables, invalid pointers, and barriers and recursion inside such calls. Kernels without an
+indirect call must run too. Realistic kernels are in cuda/.
+"""
 
 import re
 
@@ -28,7 +31,7 @@ ENTRY = """
     ret;
 }}
 """
-# calls the function that %d5 points to, with the thread's index
+# Call the function that %d5 points to, with the thread's index.
 CALL = """
     {{ .param .b32 p; .param .b32 r; st.param.b32 [p], %r1;
     prototype: .callprototype (.param .b32 _) _ (.param .b32 _);
@@ -38,7 +41,7 @@ DOUBLES = FUNCTION.format(name="doubles", body="add.u32 %r2, %r1, %r1;")
 ADDS = FUNCTION.format(name="adds", body="add.u32 %r2, %r1, 100;")
 TABLE = ".global .align 8 .u64 table[2] = {doubles, adds};"
 BY_TABLE = "mad.wide.u32 %d5, %r2, 8, table; ld.global.u64 %d5, [%d5];"
-FROM_X = "ld.global.u64 %d5, [%d3];"  # from the kernel's argument
+FROM_X = "ld.global.u64 %d5, [%d3];"  # The pointer comes from the kernel's argument.
 
 
 def module(body, *parts):
@@ -120,7 +123,7 @@ def test_a_read_beyond_the_table_calls_nothing():
 
 
 def test_kernels_without_such_a_call_are_launchable():
-    """Kernels without indirect calls run whatever the module's function tables contain."""
+    """Launch kernels without indirect calls, which must run whatever the module's function tables contain."""
     text = FUNCTION.format(name="odd", body="tex.2d.v4.f32.f32 {%r1, %r2, %r3, %r4}, [%d1, {%r1, %r2}];")
     parts = (text, ".extern .func elsewhere();", ".global .align 8 .u64 table[2] = {odd, elsewhere};")
     for engine in ("fibers", "native"):
@@ -154,7 +157,7 @@ def test_barriers_behind_a_call_are_barriers_of_the_block():
 
 
 def test_recursion_through_a_pointer():
-    """Each active call has separate local memory."""
+    """Recurse through a pointer. Each active call must have its own local memory."""
     body = """
     .local .align 4 .b8 own[4];
     mov.u64 %d1, own; st.local.u32 [%d1], %r1; mov.u32 %r2, 0; setp.eq.u32 %p, %r1, 0; @%p bra END;

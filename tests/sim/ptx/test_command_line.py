@@ -1,4 +1,4 @@
-"""python -m sim, and the example of sim/README.md with a .cu file."""
+"""Tests of `python -m sim`, and of the example of sim/README.md with a .cu file."""
 
 import io
 import os
@@ -134,7 +134,7 @@ def test_the_exit_statuses_are_in_the_help(capsys):
 
 
 def test_variables_of_the_module_are_set(capsys):
-    """The kernel cannot run without the filter, which is in constant memory."""
+    """Set a variable of the module: the kernel cannot run without the filter, which is in constant memory."""
     pytest.importorskip("cuda.bindings.nvrtc")
     path = str(FILES.with_name("programs") / "variables.cu")
     command = [path, "--entry", "convolve", "--block", "8", "float32[8]", "float32[8]=0", "8"]
@@ -144,7 +144,7 @@ def test_variables_of_the_module_are_set(capsys):
 
 
 def test_a_process_ends_with_its_status(tmp_path):
-    """Findings are printed even if the terminal only supports ASCII."""
+    """Print findings to a terminal that only supports ASCII."""
     command = [sys.executable, "-m", "sim", *BUG]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     for arguments, status in ((["float32[128]", "float32[2]=0"], 1), (["junk.npy", "1"], 2)):
@@ -154,7 +154,7 @@ def test_a_process_ends_with_its_status(tmp_path):
 
 
 def test_the_example_of_the_readme(tmp_path, monkeypatch):
-    """Run the README's example and compare the message that it prints."""
+    """Run the README's example and compare its output with the message that the README shows."""
     pytest.importorskip("cuda.bindings.nvrtc")
     found = re.search(r"```cuda\n(.*?)```\n```python\n(.*?)```\n```\n(.*?)```", README, re.DOTALL)
     source, lines, message = found.groups()

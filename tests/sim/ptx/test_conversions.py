@@ -1,5 +1,7 @@
-"""Every combination of types, rounding and saturation that the PTX ISA allows for cvt (9.7.9), compared
-with exact rational arithmetic."""
+"""Tests of every combination of types, rounding and saturation that the PTX ISA allows for cvt (9.7.9).
+
+The results are compared with exact rational arithmetic.
+"""
 
 import itertools
 from fractions import Fraction
@@ -24,8 +26,7 @@ def name_of(*parts):
 
 
 def fits(to, source):
-    """Return whether the range of `to` contains the range of `source`. The PTX ISA forbids .sat in that
-    case."""
+    """Return whether the range of `to` contains the range of `source`. The PTX ISA then forbids .sat."""
     low, high = limits(to)
     return low <= limits(source)[0] and limits(source)[1] <= high
 
@@ -140,7 +141,7 @@ def wanted(name, x):
 
 
 def given(name):
-    """Return the operand of each thread."""
+    """Return the operand of each thread, which depends on its index."""
     source = name.split(".")[-1]
     if source in REALS:
         return list(operations.operands()[f"{source}a"])
@@ -169,7 +170,7 @@ def checked(name, row):
         size = SIZES[to]
         found = np.array([bits], np.uint64).view(np.uint8)[:size].view(REALS[to])[0]
         assert found != found and want != want or float(found) == want, (name, x, found, want)
-        clamped = "sat" in name or "relu" in name  # to a zero of either sign
+        clamped = "sat" in name or "relu" in name  # A result of zero may have either sign.
         assert found != found or clamped or np.signbit(float(found)) == np.signbit(want), (name, x)
 
 
@@ -182,8 +183,11 @@ def test_every_combination_gives_what_the_isa_says(part):
 
 
 def test_no_combination_is_refused():
-    """The combinations include all names that ptxas 13.0 accepts for sm_90, except .f16.bf16 and .bf16.f16
-    without a rounding mode. The PTX ISA requires one."""
+    """Compile all combinations.
+
+    They include all names that ptxas 13.0 accepts for sm_90, except .f16.bf16 and .bf16.f16 without a
+    rounding mode, which the PTX ISA requires.
+    """
     exact = [name_of(mode, to, "bf16") for mode in MODES for to in ("f32", "f64")]
     for name in (*COMBINATIONS, *packed(), *exact):
         find_operation(name)
@@ -200,7 +204,7 @@ def test_other_combinations_are_refused(name):
 
 
 def number(name, *values):
-    """Return the expected result of one thread's packed conversion, computed independently."""
+    """Return the expected result of one thread's packed conversion, computed independently of sim."""
     return eval(
         find_operation(name).of([f"x{i}" for i in range(len(values))]),
         HELPERS,

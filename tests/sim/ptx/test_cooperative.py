@@ -1,7 +1,7 @@
-"""Cooperative launches: kernels that synchronise the whole grid through cooperative_groups.h, compiled by
-NVRTC.
+"""Tests of cooperative launches: kernels that synchronise the whole grid through cooperative_groups.h.
 
-Kernels with a bug, and their twins, are in cuda/: grid_sync, grid_sync_skipped and groups.
+NVRTC compiles them. Kernels with a bug, and their twins, are in cuda/: grid_sync, grid_sync_skipped and
+groups.
 """
 
 from dataclasses import replace
@@ -50,7 +50,7 @@ $L1:
 
 @pytest.mark.parametrize("engine", ["fibers", "native"])
 def test_a_grid_whose_blocks_never_wait_may_have_any_size(engine):
-    """`cg::this_grid().thread_rank()` reads the workspace's address but never waits."""
+    """Launch a large grid. `cg::this_grid().thread_rank()` reads the workspace's address but never waits."""
     most = SPEC.resident_blocks(1, 0)
     out = np.zeros(most + 1, np.int32)
     report = simulate(load_ptx(RANKS)["ranks"], spec=SPEC, engine=engine)[most + 1, 1](out)

@@ -1,7 +1,7 @@
-"""CUDA C++ kernels, each with a bug and fixed, compiled by NVRTC.
+"""Tests of CUDA C++ kernels, each with a bug and fixed, compiled by NVRTC.
 
-The simulator finds every bug on the lines marked FOUND. It finds nothing in the fixed kernels, whose results
-are correct.
+The simulator must find every bug on the lines marked FOUND. It must find nothing in the fixed kernels, and
+their results must be correct.
 """
 
 import re
@@ -58,7 +58,7 @@ def test_the_mended_kernel_is_right(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_recorded_ptx_is_what_the_compiler_gives(name):
-    """The compiler's version is ignored, because it may differ here."""
+    """Compile the recorded files again and compare the PTX, ignoring the compiler's version."""
     pytest.importorskip("cuda.bindings.nvrtc")
     try:
         fresh = compiled(FILES / f"{name}.cu")

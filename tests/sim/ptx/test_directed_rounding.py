@@ -1,5 +1,7 @@
-"""Directed rounding in PTX (rn, rz, ru, rd) of f32 and f64, compared with exact rational numbers by every
-engine."""
+"""Tests of directed rounding in PTX (rn, rz, ru, rd) of f32 and f64, on every engine.
+
+The results are compared with exact rational numbers.
+"""
 
 import math
 from fractions import Fraction
@@ -54,12 +56,12 @@ def operands_of(scalar):
     special = np.array([*edges, *(-edge for edge in edges), np.nan], scalar)
     x[:, 100:200] = rng.choice(special, (3, 100))
     with np.errstate(all="ignore"):
-        x[2, 200:] = -(x[0, 200:] * x[1, 200:])  # a sum in which most digits cancel
+        x[2, 200:] = -(x[0, 200:] * x[1, 200:])  # In this sum, most digits cancel.
     return x
 
 
 def exact(name, a, b, c):
-    """Return the result as a Fraction, or as a float where it is an infinity, NaN or a division by zero."""
+    """Return the result as a Fraction, or as a float if it is an infinity, NaN or a division by zero."""
     finite = all(map(math.isfinite, (a, b, c)[: OPERATIONS[name]]))
     dividend, divisor = (a, b) if name == "div" else (1.0, a)
     if name in ("rcp", "div") and (not finite or divisor == 0):
@@ -103,7 +105,8 @@ def rounded(value, scalar, mode):
 
 
 def root(x, scalar, mode):
-    """Return the square root of a positive float, from the whole root of x times a large even power of 2."""
+    """Return the square root of a positive float, computed as the integer root of x times a large even power
+    of 2."""
     shift = 2 * (1200 + 64)
     scaled = Fraction(x) * 2**shift
     whole = math.isqrt(scaled.numerator // scaled.denominator)

@@ -1,4 +1,4 @@
-"""malloc and free in device code. The twins heap_race, heap_bounds and heap_list are in cuda/."""
+"""Tests of malloc and free in device code. The twins heap_race, heap_bounds and heap_list are in cuda/."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_messages_name_the_pointer_the_line_and_the_number_of_bytes(kernels):
 
 def test_a_heap_without_room_gives_the_null_pointer(kernels):
     report, out = run(kernels["large"], 1 << 20, threads=9)
-    assert out.sum() == 1 and report.findings == ()  # eight allocations fit
+    assert out.sum() == 1 and report.findings == ()  # Eight allocations fit into this heap.
     assert run(kernels["large"], (8 << 20) + 1, threads=1)[1][0] == 1
     spec = replace(DeviceSpec(), heap_bytes=32 << 20)
     assert run(kernels["large"], (8 << 20) + 1, threads=1, spec=spec)[1][0] == 0
@@ -110,7 +110,8 @@ def test_memory_that_an_argument_holds_stays(tmp_path):
 
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 def test_other_schedules_begin_with_the_heap_of_the_launch(kernels, engine):
-    """Threads use the results of atomics, so each launch runs under several schedules."""
+    """Use the results of atomics, so that each launch runs under several schedules. All must start with the
+    same heap."""
     for name in ("take", "give_back"):
         report, out = run(kernels[name], engine=engine)
         assert report.findings == () and "schedules" in report.notes[-1]

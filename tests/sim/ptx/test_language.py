@@ -1,5 +1,5 @@
-"""Small PTX programs: results of instructions, arbitrary control flow, rejected input, and locations of
-findings."""
+"""Tests of small PTX programs: results of instructions, arbitrary control flow, rejected input, and locations
+of findings."""
 
 import re
 
@@ -29,7 +29,8 @@ def kernel(body, size_in=4, size_out=4):
 
 
 def run(body, x, out, threads=None):
-    """Return out, where each thread loads x[thread] and stores its result in out[thread]."""
+    """Return `out` after a launch in which each thread loads x[thread] and stores its result in
+    out[thread]."""
     x, out = np.asarray(x), np.zeros(len(x), out)
     simulate(kernel(body, x.itemsize, out.itemsize))[1, threads or len(x)](x, out)
     return out
@@ -117,7 +118,7 @@ def test_addition_rounded_in_each_direction():
 
 
 def test_a_register_of_bits_holds_floats_and_integers():
-    """Newer compilers declare .b32 registers for floats as well."""
+    """Store a float and an integer in a .b32 register, which newer compilers declare for floats as well."""
     body = (
         "ld.global.b32 %r4, [%d3]; add.f32 %r5, %r4, 0f3F800000; and.b32 %r6, %r5, 2147483647;"
         "st.global.b32 [%d4], %r6;"
@@ -174,7 +175,7 @@ $done: st.global.u32 [%d4], %r5;
 
 
 def test_a_loop_that_is_entered_in_the_middle():
-    """An irreducible control-flow graph: jumps to the middle of a loop."""
+    """Jump to the middle of a loop, which makes the control-flow graph irreducible."""
     body = """
     mov.u32 %r4, 0; mov.u32 %r5, 0; and.b32 %r6, %r1, 1;
     setp.eq.u32 %p1, %r6, 0;
@@ -371,7 +372,7 @@ def test_a_text_that_is_cut_off_is_refused_wherever_it_is():
 
 
 def test_labels_are_known_within_their_braces():
-    """Inline assembly that is compiled twice defines its labels twice."""
+    """Define a label twice in separate braces, as inline assembly does if it is compiled twice."""
     twice = "{ bra DONE; add.u32 %r5, %r5, 100; DONE: add.u32 %r5, %r5, 1; }"
     body = f"mov.u32 %r5, 0; {twice} {twice} st.global.u32 [%d4], %r5;"
     assert run(body, np.zeros(2, np.int32), np.int32).tolist() == [2, 2]
@@ -418,7 +419,8 @@ def test_numbers_wider_than_the_source_says_are_refused():
 
 
 def test_a_thread_prints_and_stores(capsys):
-    """An escaped percent sign consumes no argument, and reading values for printing is not a store."""
+    """Print a value and store one. An escaped percent sign consumes no argument, and printing is not a
+    store."""
     printer = ".extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 v);\n"
     form = ", ".join(str(letter) for letter in b"%d%% done, 100%% of %u\n\0")
     text = HEAD + f".global .align 1 .b8 form[] = {{{form}}};\n{printer}"
@@ -437,7 +439,7 @@ def test_a_thread_prints_and_stores(capsys):
 
 
 def test_directives_without_a_space_between():
-    """cuda_fp16.h writes its assembly this way."""
+    """Parse directives without a space between them, as cuda_fp16.h writes its assembly."""
     body = "{.reg.b32 t; add.u32 t, %r1, 7; st.global.u32 [%d4], t;}"
     assert run(body, np.zeros(2, np.int32), np.int32).tolist() == [7, 8]
 
@@ -466,8 +468,10 @@ def test_an_endless_loop_with_a_barrier_ends_at_the_callers_limit():
 
 
 def test_labels_that_only_a_debugger_names_cost_nothing():
-    """Triton writes a label per line. With 2,000 labels, the translator once exceeded Python's recursion
-    limit."""
+    """Translate 2,000 labels, since Triton writes a label per line.
+
+    The translator once exceeded Python's recursion limit.
+    """
     added = "".join(f"L{i}: add.u32 %r4, %r4, 1; " for i in range(2000))
     body = f"mov.u32 %r4, %r1; {added} st.global.u32 [%d4], %r4;"
     assert run(body, np.zeros(2, np.int32), np.int32).tolist() == [2000, 2001]
@@ -475,8 +479,8 @@ def test_labels_that_only_a_debugger_names_cost_nothing():
 
 @pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
 def test_compare_and_swap_of_16_bits(engine):
-    """Thread 1 changes one half of a word from 5 to 9; the other half and the rest of the register are
-    unchanged."""
+    """Change one half of a word from 5 to 9 in thread 1. The other half and the rest of the register must
+    stay."""
     body = """mov.u32 %r4, tile; mov.b16 %h1, 5; mov.b16 %h2, 9; setp.ne.u32 %p1, %r1, 0;
     @%p1 bra NEXT; st.shared.u32 [%r4], 0x70005;
     NEXT: bar.sync 0; setp.ne.u32 %p1, %r1, 1; @%p1 bra DONE;

@@ -1,5 +1,7 @@
-"""Modifiers of PTX instructions may appear in any order that ptxas accepts, and select the same
-instruction."""
+"""Tests of the order of modifiers: PTX instructions may have them in any order that ptxas accepts.
+
+Each order must select the same instruction.
+"""
 
 import random
 
@@ -13,7 +15,7 @@ from sim.isa.table import BY_NAME_PARTS, POSITIONAL, PTX, name_parts
 from sim.isa.warp_instruction import Instruction
 from sim.ptx.warps import SHUFFLES, form_of
 
-# modifiers that are parsed separately, so they are missing from the names in the table
+# These modifiers are parsed separately, so the names in the table lack them.
 MODIFIED = """add.sat.s32 add.cc.u32 addc.cc.u32 madc.hi.cc.u32 mad.lo.cc.u32 add.rm.ftz.sat.f32
     fma.rn.relu.f16 fma.rn.relu.bf16x2 set.lt.ftz.u32.f32 set.ge.and.s32.f32 slct.ftz.f32.f32
     cvt.rni.ftz.sat.s32.f32
@@ -55,7 +57,7 @@ STATEMENTS = """
 
 
 def orders(name, count=4):
-    """Yield other orders of a name's modifiers; types and layouts keep their order."""
+    """Yield a name's modifiers in other orders. Types and layouts keep their order."""
     base, *parts = name.split(".")
     random_ = random.Random(name)
     for _ in range(count):
@@ -66,7 +68,7 @@ def orders(name, count=4):
 
 
 def test_no_two_instructions_have_the_same_parts():
-    """If two instructions had equal parts, reordering modifiers could select the wrong one."""
+    """Compare all pairs of instructions, because reordering could otherwise select the wrong one."""
     for name, entry in PTX.items():
         assert BY_NAME_PARTS[name_parts(name)] is entry, name
     assert not SHUFFLES.keys() & BY_NAME_PARTS.keys()
@@ -117,7 +119,7 @@ def test_every_order_of_modifiers_is_translated_alike(statement):
 
 
 def test_a_matrix_is_loaded_by_any_spelling():
-    """Public kernels write x4 before m8n8."""
+    """Write x4 before m8n8, as public kernels do."""
     found = []
     for name in ("ldmatrix.sync.aligned.m8n8.x4.shared.b16", "ldmatrix.sync.aligned.x4.m8n8.shared.b16"):
         body = f"""

@@ -1,5 +1,8 @@
-"""Compiled PTX: results equal the interpreter's bit for bit, its checks find the same errors, and the rest
-falls back."""
+"""Tests of compiled PTX.
+
+Results equal the interpreter's bit for bit, and the checks find the same errors. Kernels that cannot be
+compiled run in the interpreter.
+"""
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from sim import load_ptx, simulate
 
 pytest.importorskip("numba")
 
-# corpus kernels that run on fibers, and the reason
+# kernels of the corpus that run on fibers, and the reason
 LEFT = {
     "copy_at_barrier": "cp.async|mbarrier|membar",
     "copy_not_awaited": "cp.async",
@@ -46,13 +49,13 @@ def told(report):
         pytest.param(name, marks=[pytest.mark.nightly] if place % 8 and name not in LEFT else [])
         for place, name in enumerate(CASES)
     ],
-)  # on each push, all of them run interpreted (test_cuda_cpp.py)
+)  # Each CI run interprets all of them (test_cuda_cpp.py).
 def test_findings_and_values_are_the_interpreters(name):
     case = CASES[name]
     for which, make in (("bug", case.arguments), ("mended", case.mended_arguments or case.arguments)):
         found = []
         for engine in ("fibers", "native"):
-            arguments, (_, kernels) = make(), module(name)  # variables keep their values
+            arguments, (_, kernels) = make(), module(name)  # Variables keep their values between launches.
             how = simulate(kernels[which], engine=engine, on_finding="report", max_steps=100_000)
             report = how[case.grid, case.block, 0, case.shared](*arguments)
             found.append((told(report), [a.tobytes() for a in arguments if isinstance(a, np.ndarray)]))

@@ -1,4 +1,7 @@
-"""The course's kernels compiled to PTX by Numba: results and findings equal those of the Python front end."""
+"""Tests of the course's kernels after Numba compiled them to PTX.
+
+Results and findings must equal those of the Python front end.
+"""
 
 import inspect
 import re
@@ -25,7 +28,7 @@ from sim.ptx.numba import flattened
 
 # kernels for which libNVVM omits a label if line numbers are requested
 LOSES_A_LABEL = {"multi_token_mix_rows_kernel"}
-# kernels without a product plus a sum, which the compiler would contract to one rounding
+# kernels without a product plus a sum, which the compiler would fuse and round once
 EXACT = {
     "collatz",
     "horner",
@@ -89,7 +92,7 @@ def both(case, change=lambda ptx: ptx, engine="fibers"):
 
 
 def by_both(call, change=lambda ptx: ptx, engine="fibers"):
-    """Return the results of both front ends for a function of a runner."""
+    """Return the results of both front ends for a function that takes a runner."""
     ours, theirs = [], []
 
     def run(*launched):
@@ -161,7 +164,8 @@ def backward(run, dtype):
     ],
 )
 def test_kernels_on_tensor_cores_give_every_bit_of_python(kernels, dtype):
-    """Logarithms of sums are excluded, because they use a fused multiply-add."""
+    """Compare the tensor-core kernels bit for bit, except logarithms of sums, which use a fused
+    multiply-add."""
     (wanted, _), (got, theirs) = by_both(lambda run: kernels(run, dtype))
     assert not any(report.findings for report in theirs)
     assert all(torch.equal(mine, right) for mine, right in zip(got[:-1], wanted[:-1], strict=True))

@@ -1,5 +1,7 @@
-"""mma.sync, ldmatrix and cp.async in PTX: every variant compared with numpy, planted bugs with fixed twins,
-and rejected uses."""
+"""Tests of mma.sync, ldmatrix and cp.async in PTX.
+
+Every variant is compared with numpy. Planted bugs have fixed twins, and invalid uses must be rejected.
+"""
 
 import re
 
@@ -229,7 +231,7 @@ MMA = (
 ZEROS = "".join(f"mov.b32 %{name}, 0;" for name in ("a0", "a1", "b0")) + "".join(
     f"mov.f32 %e{i}, 0f00000000;" for i in range(4)
 )
-# name -> (kernel, the finding, the fixed twin)
+# name -> (kernel, finding, fixed twin)
 PLANTED = {
     "own copy, no wait": (PLACE + COPY + COMMIT + OWN, "async-copy", PLACE + COPY + COMMIT + WAIT + OWN),
     "no wait": (

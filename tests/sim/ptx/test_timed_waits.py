@@ -1,4 +1,4 @@
-"""Loops that read a clock. Some end after a time limit; others never end."""
+"""Tests of loops that read a clock. Some end after a time limit, and others never end."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ HEAD = """.version 8.0\n.target sm_80\n.address_size 64
 """
 STORE = "st.global.u32 [%x3], 7;"
 ELAPSED = "mov.u64 %x5, %globaltimer; sub.s64 %x6, %x5, %x4; setp.lt.s64 %p1, %x6, {};"
-# libcu++ waits like this: it sleeps for a quarter of the elapsed time, at most for a millisecond.
+# libcu++ waits like this: it sleeps for a quarter of the elapsed time, but at most for a millisecond.
 SLEEP = (
     "mov.u64 %x5, %globaltimer; sub.s64 %x6, %x5, %x4; shr.u64 %x7, %x6, 2; min.u64 %x8, %x7, 1000000;"
     "cvt.u32.u64 %r6, %x8; nanosleep.u32 %r6;"
@@ -66,7 +66,7 @@ ENDLESS = {
 
 
 def run(body, engine, count=65, **more):
-    """Return (the findings, y) for a block of 64 threads."""
+    """Return (findings, y) for a block of 64 threads."""
     y = np.zeros(64, np.int32)
     kernel = load_ptx(f"{HEAD.replace('COUNT', str(count))}{body}\n    ret;\n}}")["k"]
     return simulate(kernel, on_finding="report", engine=engine, **more)[1, 64](y).findings, y
@@ -110,7 +110,8 @@ def test_the_finding_names_the_barrier_and_its_arrivals():
 
 @pytest.mark.usefixtures("impatient")
 def test_a_search_that_a_clock_has_seeded_is_not_taken_for_an_endless_loop():
-    """A random number generator seeded from a clock determines the thread's next read."""
+    """Seed a random number generator from a clock. Its values determine the address of each thread's next
+    read."""
     step = "shl.b64 %x5, %x4, 13; xor.b64 %x4, %x4, %x5; shr.u64 %x5, %x4, 7; xor.b64 %x4, %x4, %x5;"
     step += "shl.b64 %x5, %x4, 17; xor.b64 %x4, %x4, %x5; and.b64 %x6, %x4, 255;"
     wait = "ld.relaxed.cta.shared.u32 %r4, [%r2]; setp.ne.u64 %p1, %x6, 5; @%p1 bra L;"

@@ -1,5 +1,5 @@
-"""Asynchronous copies that arrive at an mbarrier (cp.async.mbarrier.arrive): planted bugs with fixed twins,
-values, and advice."""
+"""Tests of asynchronous copies that arrive at an mbarrier (cp.async.mbarrier.arrive): planted bugs with fixed
+twins, values, and advice."""
 
 import numpy as np
 import pytest
@@ -13,11 +13,11 @@ TRACK, NOINC = (
     "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%r9];",
 )
 NEXT = PARITY.format(0)
-# the first warp copies for both; the second waits
+# The first warp copies for both warps, and the second warp waits.
 SENDS = "@!%p1 bra TAKE; mad.wide.u32 %x4, %r1, 8, %x1; shl.b32 %r10, %r1, 3; add.u32 %r10, %r10, %r2;"
 SENDS += "cp.async.ca.shared.global [%r10], [%x4], 8;"
 FOR_WARP = INIT.replace("64;", "32;") + MEET
-# name -> (kernel, findings, the fixed twin)
+# name -> (kernel, findings, fixed twin)
 TRACKED = {
     "read before the phase is over": (
         INIT + MEET + COPY + TRACK + ARRIVE + GET + WAIT,
@@ -87,7 +87,8 @@ def copied(body, seed=0, **more):
 
 
 def test_what_an_mbarrier_tracks_comes_through_over_two_phases():
-    """An arrival by copies counts once per phase. The native engine falls back to the interpreter."""
+    """Use two phases: an arrival by copies counts once per phase. The native engine falls back to the
+    interpreter."""
     again = "add.u64 %x4, %x4, 0; " + COPY + NOINC + PARITY.format(1)
     for text in (
         INIT + MEET + COPY + TRACK + ARRIVE + WAIT,

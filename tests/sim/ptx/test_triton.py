@@ -1,5 +1,7 @@
-"""Triton kernels with large matrix products, compiled for sm_80 without a GPU: tensor cores, ldmatrix,
-asynchronous copies."""
+"""Tests of Triton kernels with large matrix products, compiled for sm_80 without a GPU.
+
+They use tensor cores, ldmatrix and asynchronous copies.
+"""
 
 import numpy as np
 import pytest
@@ -45,7 +47,7 @@ def product(a, b, c, K: tl.constexpr, PRECISION: tl.constexpr):
     ],
 )
 def test_products(kind, result, form, error):
-    """Triton distributes matrix elements over lanes differently from the course's kernels."""
+    """Multiply matrices. Triton distributes elements over lanes differently from the course's kernels."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -68,7 +70,8 @@ def test_products(kind, result, form, error):
 
 
 def test_flash_attention_with_large_tiles():
-    """The kernel's layout conversions use ldmatrix, and it needs more than 48 KiB of shared memory."""
+    """Run a kernel whose layout conversions use ldmatrix, and which needs more than 48 KiB of shared
+    memory."""
     seen = []
 
     def run(*launched, **constants):

@@ -1,4 +1,7 @@
-"""Loads of local memory that the thread has not written: a finding is reported only if the value is used."""
+"""Tests of loads of local memory that the thread has not written.
+
+A finding is reported only if the value is used.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ from ptx.test_language import HEAD
 from sim import load_ptx, simulate
 
 ENGINES = ("fibers", "threads", "native")
-# Each even thread writes the local variable. %ok is the flag for that, and %v the variable's value.
+# Each even thread writes the local variable. %ok says whether it did, and %v is the variable's value.
 KERNEL = """
 .func (.param .b32 r) twice(.param .b32 a)
 {{ .reg .b32 %r<3>; ld.param.b32 %r1, [a]; add.s32 %r2, %r1, %r1; st.param.b32 [r], %r2; ret; }}
@@ -102,8 +105,7 @@ def test_the_use_and_the_load_are_named():
 
 
 def test_compiled_code_passes_origins_on():
-    """The launch is too large to interpret completely, and no block needs to be interpreted for an
-    explanation."""
+    """Run a launch that is too large to interpret completely, and for which no block needs an explanation."""
     body = "bar.sync 0; st.local.u32 [%d3+8], %v; ld.u32 %r4, [%d4+8]; selp.b32 %s, %r4, -1, %ok;"
     report, _ = launch(body, "native", blocks=129 * 2)
     kinds = {f.kind for f in report.findings}

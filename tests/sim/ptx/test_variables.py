@@ -1,5 +1,7 @@
-"""The `__constant__` and `__device__` variables of a module: the host sets and reads them, and launches keep
-them."""
+"""Tests of the `__constant__` and `__device__` variables of a module.
+
+The host sets and reads them, and they persist between launches.
+"""
 
 from pathlib import Path
 
@@ -78,7 +80,8 @@ def test_variables_have_the_types_and_shapes_of_the_source(kernels, engine):
 
 
 def test_a_launch_with_a_finding_runs_once_as_far_as_variables_are_concerned(kernels):
-    """The compiled launch finds an error, and the interpreter runs the launch again to explain it."""
+    """Find an error in compiled code, for which the interpreter runs the launch again. Variables must change
+    once."""
     kernels.constant["filter"] = np.ones(5, np.float32)
     report = simulate(kernels["convolve"], engine="native", on_finding="report")[1, 8](
         X, np.zeros(4, np.float32), 8

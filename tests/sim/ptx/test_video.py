@@ -1,4 +1,5 @@
-"""The SIMD video instructions that NVRTC emits for CUDA's intrinsics on packed bytes and halfwords."""
+"""Tests of the SIMD video instructions that NVRTC emits for CUDA's intrinsics on packed bytes and
+halfwords."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,8 @@
-"""wmma in PTX: every shape, type and layout compared with numpy, planted bugs with fixed twins, and the code
-that nvcuda::wmma (mma.h) compiles to."""
+"""Tests of wmma in PTX.
+
+Every shape, type and layout is compared with numpy. Planted bugs have fixed twins, and the code that
+nvcuda::wmma (mma.h) compiles to is run as well.
+"""
 
 import itertools
 import re
@@ -16,7 +19,7 @@ DTYPES = {"f16": np.float16, "bf16": bfloat16, "tf32": np.float32, "s8": np.int8
 DTYPES |= {"f32": np.float32, "s32": np.int32, "f64": np.float64}
 LAYOUTS = ("row", "col")
 SHAPES = [(16, 16, 16), (8, 32, 16), (32, 8, 16)]
-# (shape, type of A and B, of C, of D, modifiers)
+# (shape, type of A and B, type of C, type of D, modifiers)
 FORMS = [(s, "f16", c, d, "") for s in SHAPES for c in ("f16", "f32") for d in ("f16", "f32")]
 FORMS += [(s, "bf16", "f32", "f32", "") for s in SHAPES]
 FORMS += [
@@ -85,7 +88,7 @@ def matrix(rows, columns, kind, seed):
 
 
 def in_memory(array, layout, pad=0):
-    """Return the matrix as laid out in memory, with each row or column padded by `pad` elements."""
+    """Return the matrix as laid out in memory, with `pad` additional elements per row or column."""
     lines = array if layout == "row" else array.T
     found = np.zeros((lines.shape[0], lines.shape[1] + pad), array.dtype)
     found[:, : lines.shape[1]] = lines
@@ -154,8 +157,10 @@ def test_integers_wrap_or_saturate():
 
 
 def test_the_sum_is_that_of_mma_sync():
-    """Products are exact, and sums are computed in float64 and rounded once, even where float32 sums would
-    lose small addends."""
+    """Multiply matrices in which float32 sums would lose small addends.
+
+    Products are exact, and sums are computed in float64 and rounded once.
+    """
     a, b = np.zeros((16, 16), np.float16), np.zeros((16, 16), np.float16)
     a[:, 0], a[:, 1], a[:, 9] = 60000, 2**-10, -60000
     b[0], b[1], b[9] = 60000, 1, 60000
@@ -164,8 +169,8 @@ def test_the_sum_is_that_of_mma_sync():
     assert set(d.ravel().tolist()) == {2**-10 + 2**-20}
 
 
-# results of an H200 in lanes 0, 1 and 4 for a row-major matrix with the elements 0, 1, ... (modulo 256 for
-# s8)
+# Results of an H200 in lanes 0, 1 and 4, for a row-major matrix with the elements 0, 1, ... (modulo 256 for
+# s8).
 MEASURED = """c m16n16k16 f32: 0 1 128 129 8 9 136 137, 2 3 130 131 10 11 138 139, 16 17 144 145 24 25 152 153
 c m8n32k16 s32: 0 32 8 40 16 48 24 56, 64 96 72 104 80 112 88 120, 1 33 9 41 17 49 25 57
 c m32n8k16 f32: 0 1 64 65 128 129 192 193, 2 3 66 67 130 131 194 195, 8 9 72 73 136 137 200 201
@@ -227,7 +232,7 @@ LOAD_C = f"wmma.load.c.sync.aligned.row.m16n16k16.global.f32 {registers('c', 8)}
 FROM_TILE = f"wmma.load.c.sync.aligned.row.m16n16k16.shared.f32 {registers('c', 8)}, [%r1], 16;"
 TO_TILE = f"wmma.store.d.sync.aligned.row.m16n16k16.shared.f32 [%r1], {registers('c', 8)}, 16;"
 STORE = f"wmma.store.d.sync.aligned.row.m16n16k16.global.f32 [%x1], {registers('c', 8)}, 16;"
-# name -> (kernel, findings, the fixed twin, threads)
+# name -> (kernel, findings, fixed twin, number of threads)
 PLANTED = {
     "read by the other warp without a barrier": (
         f"@!%p1 bra SECOND; {LOAD_C} {TO_TILE} bra END; SECOND: {FROM_TILE} {STORE} END:",
@@ -337,7 +342,7 @@ extern "C" __global__ void bfloats(const bf16* a, const bf16* b, float* c, int n
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """Return a function that maps the text of the barrier to the module that NVRTC compiles from MMA."""
+    """Return a function that maps the text of a barrier to the module that NVRTC compiles from MMA."""
     pytest.importorskip("cuda.bindings.nvrtc")
     folders = [*nvrtc.header_folders(), "/usr/local/cuda/include"]
     found = [folder for folder in folders if Path(folder, "crt", "mma.h").exists()]
