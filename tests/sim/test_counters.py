@@ -231,9 +231,8 @@ def test_matmul():
     # There are 4 blocks of 8 warps, and 2 tiles. A warp covers two rows of a tile, 64 bytes each, which are
     # 4 sectors at any position.
     assert found["coalescing"] == {"requests": 4 * 8 * (2 * 2 + 1), "sectors": 640, "fewest_sectors": 640}
-    # per tile: 2 stores and 16 x 2 loads; rows of 16 words use two halves of the banks, or one row is
-    # broadcast
-    # halves
+    # Each tile needs 2 stores and 16 × 2 loads. Two rows of 16 words use both halves of the banks, or one row is
+    # broadcast.
     assert found["banks"] == {
         "shared_requests": 4 * 8 * 2 * (2 + 32),
         "wavefronts": 2176,
