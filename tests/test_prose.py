@@ -84,16 +84,65 @@ TERMS = {
     r"turned on its side": "transposed",
     r"whoever|whomever": "the thread that",
     r"as (?:Numba|Python|IEEE 754) has (?:it|them)": "as in Numba; Numba's",
+    r"meanings? of (?:an |the )?instructions?": "semantics; reference implementation",
+    r"by fibers": "interpreted",
+    r"Computables?|retrials?": "Rematerializer; rerun",
+    r"computed again": "recomputed; rematerialised",
+    r"parted": "diverged",
+    r"answers? of (?:a|the) regions?": "exit code",
+    r"heard|(?:is|are|was|were|be) told(?! apart)": "subscribed; reported",
+    r"dirty": "error flags",
+    r"trips?|(?:last|first|each|every|next|same|different) rounds?|goe?s? round": "iteration",
+    r"books? of": "mutant suites",
+    r"(?:each|every|on a|on the) push|(?:the|at) night": "CI run; nightly run",
+    r"turns? of (?:a|the) (?:banks?|loop)": "wavefront; iteration",
+    r"numbers? of 16 bits?": "16-bit values",
+    r"holds? by (?:rows|columns)": "row-major; column-major",
+    r"groups? of four lanes": "quad",
+    r"walks?": "loop; traversal",
+    r"prices?": "cost",
+    r"the measure": "the reference",
+    r"strangers?": "implementations under test",
+    r"places for (?:a )?blocks?": "slots; resident blocks",
+    r"(?:the|a) share of": "ratio; fraction",
+    r"cache of its own": "L2 cache",
+    r"stretch(?:es)?": "chunk",
+    r"wires?": "link; interconnect",
+    r"share felt": "exposed communication",
+    r"row statistics?": "log-sum-exp; delta",
+    r"at first reading|from its text alone": "(leave it out)",
+    r"for ever": "forever",
+}
+# pattern of paths -> why its docstrings and comments may contain private words or begin with a noun
+ALLOWED = {
+    "notebooks/course/check/lesson*.py": "rewritten with the lessons, which print some of them",
+    "notebooks/course/check/six_kernels.py": "lesson 04 prints these kernels",
+}
+# the same for the first words of docstrings
+NOUNS_ALLOWED = ALLOWED | {
+    "kernels/common/strips.py": "lesson 11 prints these functions, whose docstrings are formulas",
+    "sim/events.py": "the docstring of a hook describes the event that has occurred",
+    "tests/course/tiny/01_tiny.py": "the smallest lesson that can be built",
 }
 HEADLESS = re.compile(r"(What|Who|Whom|Whose|Whether|That|Those|Nobody|Where|How|Which)\b")
 # Matches a participle or a gerund as the first word. The words in the lookahead only look like one.
-PARTICIPLE = re.compile(r"(?!Need|Feed|Embed|Speed|Bring|String|Proceed|Exceed)[A-Z][a-z]+(?:ed|ing)\b")
+PARTICIPLE = re.compile(r"(?!Need|Feed|Seed|Embed|Speed|Bring|String|Proceed|Exceed)[A-Z][a-z]+(?:ed|ing)\b")
+# Words that are no imperative. A wrong or correct answer to an exercise begins with its verdict.
+NOT_A_VERB = re.compile(
+    r"(?!Wrong: |Correct: )(?:A|An|The|All|Each|Every|One|Two|Some|Any|No|None|Other|This|It|Its|They|These"
+    r"|There|Right|True|False|Not|Now|So|As|Like|If|When|Whenever|For|In|On|At|By|From|To|With|Without|Before|After"
+    r"|Until|Under|Only|Also|Both|Here)\b|[^A-Z_]"
+)
 
 
 def python_files():
     """Return the Python files of FOLDERS: a folder with all below it, or the files that match a pattern."""
     found = [path for pattern in FOLDERS for path in sorted(ROOT.glob(pattern))]
     return [file for path in found for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+
+
+def is_allowed(path, patterns):
+    return any(path.relative_to(ROOT).match(pattern) for pattern in patterns)
 
 
 def is_property(node):
@@ -129,9 +178,9 @@ def prose(path):
     return [(n, line) for n, line in enumerate(text.split("\n"), 1) if not line.startswith("|")]
 
 
-@pytest.mark.parametrize("pattern", FOLDERS)
+@pytest.mark.parametrize("pattern", [*FOLDERS, *NOUNS_ALLOWED])
 def test_every_pattern_finds_files(pattern):
-    assert any(ROOT.glob(pattern)), f"{pattern} names no file: correct FOLDERS"
+    assert any(ROOT.glob(pattern)), f"{pattern} names no file: correct FOLDERS and ALLOWED"
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun():
@@ -139,7 +188,9 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
         f"{path.relative_to(ROOT)}:{line} {name}: {text.splitlines()[0]}"
         for path in python_files()
         for line, name, text, function in docstrings(path)
-        if HEADLESS.match(text) or function and PARTICIPLE.match(text)
+        if HEADLESS.match(text)
+        or function
+        and (PARTICIPLE.match(text) or NOT_A_VERB.match(text) and not is_allowed(path, NOUNS_ALLOWED))
     ]
     assert not found, "begin these with a verb (Return ...) or a noun:\n" + "\n".join(found)
 
@@ -150,6 +201,7 @@ def test_private_words_stay_out(term):
     found = [
         f"{path.relative_to(ROOT)}:{line} {text.strip()[:100]}"
         for path in [*python_files(), *(ROOT / page for page in PAGES)]
+        if not is_allowed(path, ALLOWED)
         for line, text in prose(path)
         if word.search(text)
     ]

@@ -58,7 +58,7 @@ def main():
 
 
 def plain(kernel, grid, block, *tensors):
-    """A runner like the default one, but without its caches."""
+    """Launch a kernel like the default runner, but without its caches."""
     with cuda.gpus[tensors[0].device.index]:
         stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
         kernel[grid, block, stream](*[cuda.as_cuda_array(tensor, sync=False) for tensor in tensors])

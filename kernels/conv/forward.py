@@ -8,7 +8,7 @@ Each block owns a tile of queries, and loops over tiles of keys. For one head, w
     O        = softmax(T) v
 
 A tile owns rows [i0, i0 + size - P_q) and columns [j0, j0 + size - P_k - P_r). It computes all size × size
-scores of this range and its halo, so halo scores are computed again by the tiles that own them. The state (m,
+scores of this range and its halo, so halo scores are recomputed by the tiles that own them. The state (m,
 l, o) of each row is updated tile by tile as in flash/forward.py, and only O and L = m + log l are stored.
 Sources: Golovneva et al. 2025, arXiv 2504.00927 (convolution); Dao 2023, arXiv 2307.08691, Algorithm 1 (the
     loop).

@@ -47,7 +47,7 @@ def runner(tensor):
 
 
 def direct(kernel, grid, *arguments, **constants):
-    """The runner that calls Triton, on the GPU of the first argument or in Triton's interpreter."""
+    """Run a kernel with Triton, on the GPU of the first argument or in Triton's interpreter."""
     numbers = [value.item() if isinstance(value, np.generic) else value for value in arguments]
     with torch.cuda.device(arguments[0].device) if arguments[0].is_cuda else nullcontext():
         kernel[grid](*numbers, **constants)

@@ -30,7 +30,7 @@ def tiled_matmul(TILE):
 
 @cuda.jit
 def grid_wide(x, y):
-    """In each step, read an element that another block has written before the grid barrier."""
+    """Read in each step an element that another block has written before the grid barrier."""
     group = cuda.cg.this_grid()
     i = cuda.grid(1)
     for step in range(3):

@@ -23,7 +23,7 @@ from kernels.flash.forward import flash_attention
 SIZES, SMALL = "WIDTH, KEYS, WARPS = 64, 64, 4", "WIDTH, KEYS, WARPS = 16, 16, 2"
 PADDED, UNPADDED = "PITCH = WIDTH + 8", "PITCH = WIDTH"
 N, D = 65_536, 64
-STEPS = {  # step -> (name of the walk, whether operands are loaded without ldmatrix, whether rows are padded)
+STEPS = {  # step -> (name of the loop, whether operands are loaded without ldmatrix, whether rows are padded)
     "plain loads": ("one_place", True, False),
     "ldmatrix": ("one_place", False, False),
     "ldmatrix, padded rows": ("one_place", False, True),
