@@ -150,10 +150,10 @@ def table(options):
         }
         heads = [
             "kernel",
-            "mended: GPU and simulator",
+            "fixed: GPU and simulator",
             "the bug, in the simulator",
             *tools,
-            "mended: all tools",
+            "fixed: all tools",
         ]
         print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
         wrong = 0
