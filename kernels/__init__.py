@@ -50,7 +50,9 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+        found = getattr(import_module(_HOME[name]), name)
+        globals()[name] = found  # the next access does not come here
+        return found
     raise AttributeError(f"module 'kernels' has no attribute {name!r}")
 
 

@@ -7,11 +7,11 @@ CUDA graphs with a cold cache.
 import math
 
 import torch
-from numba.cuda.cudadrv.devices import get_context
 from numpy import float32
 
 from kernels.bench.timing import milliseconds, replay
 from kernels.common.launch import on_gpu
+from kernels.common.specialised import resources
 from kernels.conv.decode import conv_attention_decode
 from kernels.conv.forward import conv_forward
 from kernels.conv.tensor_backward import conv_tensor_backward
@@ -56,11 +56,9 @@ def launches(call, shape, taps):
 def facts(kernel, grid, block, arguments):
     """Return (registers, bytes of local memory, bytes of shared memory, blocks per multiprocessor,
     milliseconds)."""
-    compiled = list(kernel.overloads.values())[-1]
-    function = compiled.library.get_cufunc()
-    blocks = get_context().get_active_blocks_per_multiprocessor(function, block, 0)
+    found = resources(kernel, block)
     time = milliseconds(replay(lambda: on_gpu(kernel, grid, block, *arguments)))
-    return *(getattr(function.attrs, name) for name in ("regs", "local", "shared")), blocks, time
+    return *(found[name] for name in ("registers", "local", "shared", "blocks")), time
 
 
 def main():

@@ -12,6 +12,7 @@ from numba import cuda
 
 from kernels.common.arguments import MAX_HEAD_DIM
 from kernels.common.device_argument import device_argument
+from kernels.common.specialised import plan_for, plans
 
 # the largest launch, in elements read, that is interpreted; it takes a few seconds
 MOST_INTERPRETED = 2**22
@@ -73,12 +74,37 @@ def work(grid, block, arguments):
 
 def on_gpu(kernel, grid, block, *arguments):
     """Launch asynchronously on the first argument's device, in torch's current stream there."""
-    device = arguments[0].device.index
+    device = arguments[0].get_device()
     if device != torch.cuda.current_device():
         with torch.cuda.device(device):
             return on_gpu(kernel, grid, block, *arguments)
-    stream = external_stream(device, torch.cuda.current_stream().cuda_stream)
-    kernel[grid, block, stream](
+    key, addresses = [id(kernel), device, grid, block], []
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            key += (argument.shape, argument.dtype, argument.is_contiguous() or argument.stride())
+            addresses.append(argument.data_ptr())
+        else:
+            key += (type(argument), argument)
+    key, stream = tuple(key), raw_stream(device)
+    plan = plans.get(key) or plan_for(key, kernel, grid, block, device, arguments)
+    if plan.function is None:
+        with_numba(kernel, grid, block, device, stream, arguments)
+    else:
+        plan.launch(addresses, stream)
+
+
+def raw_stream(device):
+    """Return the address of torch's current stream on a device."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+# a function of torch that does the same in a tenth of the time; it is private, and may be missing
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", raw_stream)
+
+
+def with_numba(kernel, grid, block, device, stream, arguments):
+    """Launch a kernel with Numba's launch code, which needs more time and supports every argument."""
+    kernel[grid, block, external_stream(device, stream)](
         *[device_argument(value) if isinstance(value, torch.Tensor) else value for value in arguments]
     )
 

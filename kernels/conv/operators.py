@@ -4,7 +4,7 @@ import torch
 from numpy import float32
 
 from kernels.common.arguments import ANY_FLOAT, as_in_torch, check_conv, in_autocasts_type
-from kernels.common.autograd import differentiable_once
+from kernels.common.autograd import differentiable_once, operator
 from kernels.conv.backward import backward
 from kernels.conv.forward import forward
 
@@ -54,12 +54,11 @@ def conv_attention(
     q, k, v, w = in_autocasts_type(q, k, v, exact=(w,))
     causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
     scale, _ = check_conv(q, k, v, w, scale, dtypes=ANY_FLOAT)
-    o, log_sum = conv_forward_operator(q, k, v, w, bool(causal), float(scale))
+    o, log_sum = conv_forward_call(q, k, v, w, bool(causal), float(scale))
     return (o, log_sum) if return_lse else o
 
 
-@torch.library.custom_op("attention_course::conv_forward", mutates_args=())
-def conv_forward_operator(
+def conv_forward_checked(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, w: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (O, L) as `conv_forward` does, for arguments that are already checked."""
@@ -67,13 +66,15 @@ def conv_forward_operator(
     return forward(q, k, v, w, causal, float32(scale))
 
 
+conv_forward_operator = operator("conv_forward", conv_forward_checked)
+
+
 @conv_forward_operator.register_fake
 def shapes_forward(q, k, v, w, causal, scale):
     return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op("attention_course::conv_backward", mutates_args=())
-def conv_backward_operator(
+def conv_backward_checked(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -98,6 +99,9 @@ def conv_backward_operator(
     return d_q, d_k, d_v, d_w
 
 
+conv_backward_operator = operator("conv_backward", conv_backward_checked)
+
+
 @conv_backward_operator.register_fake
 def shapes_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted):
     return tuple(
@@ -105,4 +109,11 @@ def shapes_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted):
     )
 
 
-differentiable_once(conv_forward_operator, conv_backward_operator, 4, 2, "conv_attention")
+conv_forward_call = differentiable_once(
+    conv_forward_operator,
+    conv_backward_operator,
+    (conv_forward_checked, conv_backward_checked),
+    4,
+    2,
+    "conv_attention",
+)

@@ -12,7 +12,7 @@ import torch
 from numpy import float32
 
 from kernels.common.arguments import as_in_torch, check_attention
-from kernels.common.autograd import differentiable_once
+from kernels.common.autograd import differentiable_once, operator
 from kernels.common.launch import launch, output
 from kernels.flash.window import Window, checked_window
 from kernels.reference import attention_backward
@@ -36,29 +36,28 @@ def launch_rows(kernel, rows, threads, q, k, v, causal, scale, window, run):
     return o, log_sum
 
 
-def attend(operator, dtypes, q, k, v, causal, scale, is_causal, enable_gqa, return_lse, window):
-    """Check the arguments and call an operator of `attention_operator`; return O or (O, L)."""
+def attend(call, dtypes, q, k, v, causal, scale, is_causal, enable_gqa, return_lse, window):
+    """Check the arguments and call a function of `attention_operator`; return O or (O, L)."""
     causal, (q, k, v) = as_in_torch(causal, is_causal, enable_gqa, q, k, v)
     scale, window = check_attention(q, k, v, scale, dtypes), checked_window(window)
-    o, log_sum = operator(q, k, v, bool(causal), float(scale), list(window))
+    o, log_sum = call(q, k, v, bool(causal), float(scale), list(window))
     return (o, log_sum) if return_lse else o
 
 
 def attention_operator(name, forward):
-    """Create the custom operator (q, k, v, causal, scale, window) -> (O, L) from `forward`, with gradients.
+    """Create the function (q, k, v, causal, scale, window) -> (O, L), with gradients, and its operator from
+    `forward`.
 
     The backward pass is plain PyTorch in float32, and needs memory for the N×N matrix.
     """
 
-    @torch.library.custom_op(f"attention_course::{name}_forward", mutates_args=())
-    def forward_operator(
+    def checked_forward(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float, window: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         q, k, v = (x.contiguous() for x in (q, k, v))
         return forward(q, k, v, causal, float32(scale), Window(*window), None)
 
-    @torch.library.custom_op(f"attention_course::{name}_backward", mutates_args=())
-    def backward_operator(
+    def checked_backward(
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -74,6 +73,9 @@ def attention_operator(name, forward):
         d_q, d_k, d_v = (x.to(q.dtype) for x in attention_backward(*wide, causal, scale, window))
         return d_q, d_k, d_v
 
+    forward_operator = operator(f"{name}_forward", checked_forward)
+    backward_operator = operator(f"{name}_backward", checked_backward)
+
     @forward_operator.register_fake
     def shapes_forward(q, k, v, causal, scale, window):
         return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -82,5 +84,5 @@ def attention_operator(name, forward):
     def shapes_backward(q, k, v, o, log_sum, d_o, causal, scale, window, wanted):
         return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
-    differentiable_once(forward_operator, backward_operator, 3, 3, "attention")
-    return forward_operator
+    functions = checked_forward, checked_backward
+    return differentiable_once(forward_operator, backward_operator, functions, 3, 3, "attention")

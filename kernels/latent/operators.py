@@ -3,7 +3,7 @@
 import torch
 
 from kernels.common.arguments import in_autocasts_type
-from kernels.common.autograd import differentiable_once
+from kernels.common.autograd import differentiable_once, operator
 from kernels.latent.arguments import check_before, checked_alpha, latent_arguments
 from kernels.latent.backward import latent_backward
 from kernels.latent.forward import latent_forward
@@ -61,11 +61,10 @@ def latent_attention(
         window = window if alpha else 0
     weight = alpha if isinstance(alpha, torch.Tensor) else checked_alpha(alpha, q)
     weight = weight.reshape(1).float()
-    return latent_forward_operator(q, *shared, weight, window, bool(causal), float(scale), n)[0]
+    return latent_forward_call(q, *shared, weight, window, bool(causal), float(scale), n)[0]
 
 
-@torch.library.custom_op("attention_course::latent_forward", mutates_args=())
-def latent_forward_operator(
+def latent_forward_checked(
     q: torch.Tensor,
     k_latent: torch.Tensor,
     v_latent: torch.Tensor,
@@ -81,14 +80,16 @@ def latent_forward_operator(
     return latent_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal, scale, n)
 
 
+latent_forward_operator = operator("latent_forward", latent_forward_checked)
+
+
 @latent_forward_operator.register_fake
 def shapes_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal, scale, n):
     batch, heads, _, d = q.shape
     return q.new_empty(batch, heads, n, d), q.new_empty(batch, heads, n, dtype=torch.float32)
 
 
-@torch.library.custom_op("attention_course::latent_backward", mutates_args=())
-def latent_backward_operator(
+def latent_backward_checked(
     q: torch.Tensor,
     k_latent: torch.Tensor,
     v_latent: torch.Tensor,
@@ -119,10 +120,20 @@ def latent_backward_operator(
     return d_q, d_k, d_v, d_w_q, d_w_v, d_alpha
 
 
+latent_backward_operator = operator("latent_backward", latent_backward_checked)
+
+
 @latent_backward_operator.register_fake
 def shapes_backward(q, k_latent, v_latent, w_q, w_v, alpha, o, log_sum, d_o, window, causal, scale, wanted):
     tensors = q, k_latent, v_latent, w_q, w_v, alpha
     return tuple(tensor.new_empty(tensor.shape if want else (0,)) for tensor, want in zip(tensors, wanted))
 
 
-differentiable_once(latent_forward_operator, latent_backward_operator, 6, 3, "latent_attention")
+latent_forward_call = differentiable_once(
+    latent_forward_operator,
+    latent_backward_operator,
+    (latent_forward_checked, latent_backward_checked),
+    6,
+    3,
+    "latent_attention",
+)

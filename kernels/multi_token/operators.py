@@ -14,7 +14,7 @@ from kernels.common.arguments import (
     checked_scale,
     in_autocasts_type,
 )
-from kernels.common.autograd import differentiable_once
+from kernels.common.autograd import differentiable_once, operator
 from kernels.common.splits import checked_splits
 from kernels.multi_token.bands import NAMES, Layer, backward, forward
 from kernels.multi_token.decode import decode
@@ -78,9 +78,7 @@ def multi_token_attention(
     *parts, norm, gate = layer_parts(q, taps, head_map, after_taps, after_head_map, norm, gate)
     spans = [(0, q.shape[2])] if documents is None else document_spans(documents, q.shape[2])
     o = [
-        multi_token_forward_operator(
-            *(x[:, :, start:end] for x in (q, k, v)), *parts, bool(causal), float(scale)
-        )
+        multi_token_forward_call(*(x[:, :, start:end] for x in (q, k, v)), *parts, bool(causal), float(scale))
         for start, end in spans
     ]
     return gated_norm(o[0] if len(o) == 1 else torch.cat(o, dim=2), norm, gate).to(q.dtype)
@@ -197,8 +195,7 @@ def layer_of(parts, causal, scale):
 # Operators --------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("attention_course::multi_token_forward", mutates_args=())
-def multi_token_forward_operator(
+def multi_token_forward_checked(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -216,13 +213,15 @@ def multi_token_forward_operator(
         return forward(q, k, v, layer)
 
 
+multi_token_forward_operator = operator("multi_token_forward", multi_token_forward_checked)
+
+
 @multi_token_forward_operator.register_fake
 def shape_forward(q, *_):
     return q.new_empty(q.shape, dtype=torch.float32)
 
 
-@torch.library.custom_op("attention_course::multi_token_backward", mutates_args=())
-def multi_token_backward_operator(
+def multi_token_backward_checked(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -252,6 +251,9 @@ def like(sums, given):
     return [sums[name].to(x.dtype) if name in sums else nothing.clone() for name, x in zip(NAMES, given)]
 
 
+multi_token_backward_operator = operator("multi_token_backward", multi_token_backward_checked)
+
+
 @multi_token_backward_operator.register_fake
 def shapes_backward(q, k, v, taps, head_map, after_taps, after_head_map, d_o, causal, scale, wanted):
     given = (q, k, v, taps, head_map, after_taps, after_head_map)
@@ -261,9 +263,10 @@ def shapes_backward(q, k, v, taps, head_map, after_taps, after_head_map, d_o, ca
     ]
 
 
-differentiable_once(
+multi_token_forward_call = differentiable_once(
     multi_token_forward_operator,
     multi_token_backward_operator,
+    (multi_token_forward_checked, multi_token_backward_checked),
     len(NAMES),
     2,
     "multi_token_attention",

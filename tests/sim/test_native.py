@@ -25,6 +25,7 @@ from sim import KernelBug, LaunchError, ThreadError, empty, simulate
 from sim.native import source
 from sim.native.codegen import cache
 from sim.observers import COUNTERS, DEFAULT, Trace
+from sim.private_files import MAX_UNUSED_SECONDS
 
 FULL = 0xFFFFFFFF
 TILE = 4
@@ -822,12 +823,12 @@ def test_what_is_kept_is_known_by_all_sources_that_it_relies_on(tmp_path, monkey
 
 def test_what_nobody_has_launched_for_long_is_forgotten(tmp_path):
     for name, age in [
-        ("old_1.py", cache.MAX_UNUSED_SECONDS + 9),
-        ("old_1.old-1.nbc", cache.MAX_UNUSED_SECONDS + 9),
-        ("old_version/shadow.dirty-1.nbc", cache.MAX_UNUSED_SECONDS + 9),
-        ("old_version", cache.MAX_UNUSED_SECONDS + 9),
+        ("old_1.py", MAX_UNUSED_SECONDS + 9),
+        ("old_1.old-1.nbc", MAX_UNUSED_SECONDS + 9),
+        ("old_version/shadow.dirty-1.nbc", MAX_UNUSED_SECONDS + 9),
+        ("old_version", MAX_UNUSED_SECONDS + 9),
         ("used_2.py", 5),
-        ("used_2.used-1.nbc", cache.MAX_UNUSED_SECONDS + 9),
+        ("used_2.used-1.nbc", MAX_UNUSED_SECONDS + 9),
     ]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         if "." in name:

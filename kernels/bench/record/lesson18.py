@@ -16,12 +16,12 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import torch
-from numba import cuda
 from numpy import float32
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels import conv_attention_decode
 from kernels.bench.timing import backward_milliseconds, bandwidth, machine, milliseconds, replay
+from kernels.common.specialised import resources
 from kernels.conv import tensor_backward as conv_tensor_backward
 from kernels.conv import tensor_decode as decode_tensor
 from kernels.reference import conv_attention as eager
@@ -100,14 +100,13 @@ def backward_kernel(of_keys, warps, most, turn):
 def driver_facts(kernel, threads):
     """Return the resource usage that the driver reports for a compiled kernel: registers, local and shared
     memory, resident blocks."""
-    (made,) = kernel.overloads.values()
-    function, context = made._codelibrary.get_cufunc(), cuda.current_context()
+    found = resources(kernel, threads)
     return {
         "threads": threads,
-        "registers": made.regs_per_thread,
-        "spilled": made.local_mem_per_thread,
-        "shared_bytes": made.shared_mem_per_block,
-        "blocks": context.get_active_blocks_per_multiprocessor(function, threads, 0),
+        "registers": found["registers"],
+        "spilled": found["local"],
+        "shared_bytes": found["shared"],
+        "blocks": found["blocks"],
     }
 
 

@@ -3,22 +3,18 @@
 The generated text of a kernel is stored in a Python file, whose name contains a hash of everything that
 determines the text. The machine code that Numba compiles from the text is pickled into files next to it. Each
 file begins with a hash of its contents; a damaged file is ignored and replaced. Kernels that have not been
-launched for MAX_UNUSED_SECONDS are removed.
+launched for 60 days are removed.
 
 Loading a pickle can run arbitrary code. The cache therefore refuses a folder that another user can change or
 replace.
 """
 
 import functools
-import hashlib
 import linecache
 import os
 import pickle
-import shutil
-import stat
 import sys
 import tempfile
-import time
 import types
 import warnings
 from contextlib import suppress
@@ -32,10 +28,18 @@ from numba.core.compiler import CompileResult
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
+from sim.private_files import (
+    cache_home,
+    digest,
+    find_permission_problem,
+    prune,
+    read_hashed,
+    usage,
+    write_hashed,
+)
+
 # The `sim` package. Its sources are part of every cache key.
 ROOT = Path(__file__).parents[2]
-MAX_UNUSED_SECONDS = 60 * 24 * 3600  # a kernel is removed if it has not been launched for 60 days
-MAX_BYTES = 1 << 29  # the limit for the whole cache, 512 MiB
 
 
 @functools.cache
@@ -57,13 +61,7 @@ def folder():
     If other users could change the folder, warn, and use a temporary folder that is deleted when the process
     ends. If the folder is not writable, use a temporary folder without a warning.
     """
-    home = (
-        os.environ.get("NUMBA_CACHE_DIR")
-        or os.environ.get("LOCALAPPDATA")
-        or os.environ.get("XDG_CACHE_HOME")
-        or Path.home() / ".cache"
-    )
-    path = Path(home) / "sim-native"
+    path = cache_home() / "sim-native"
     try:
         path.mkdir(0o700, parents=True, exist_ok=True)
         if problem := find_permission_problem(path):
@@ -84,92 +82,9 @@ def folder():
     return Path(folder.temporary.name)
 
 
-def find_permission_problem(path):
-    """Return a text that says how another user could change the contents of `path`, or "" if none can.
-
-    The folder itself must belong to the current user, must not be a link, and must not be writable by others.
-    The folders above it must belong to the current user or the administrator. If they are world-writable,
-    they must have the sticky bit, because other users could rename their entries otherwise.
-    """
-    if not stat.S_ISDIR(path.lstat().st_mode):
-        return f"{path} is no folder"
-    # Windows has no user ids.
-    if not hasattr(os, "geteuid"):
-        return ""
-    own = path.stat()
-    if own.st_uid != os.geteuid():
-        return f"{path} belongs to another user"
-    if own.st_mode & 0o022:
-        return f"others may write in {path}"
-    # The owner of / is the administrator. Inside a container, this user's id may differ from 0.
-    trusted = {0, os.geteuid(), Path("/").stat().st_uid}
-    for above in path.resolve().parents:
-        info = above.stat()
-        if info.st_uid not in trusted:
-            return f"{above} belongs to another user"
-        if info.st_mode & stat.S_IWOTH and not info.st_mode & stat.S_ISVTX:
-            return f"everyone may write in {above}, which has no sticky bit"
-    return ""
-
-
-def prune(path):
-    """Remove the kernels that have not been launched for a long time. If the cache exceeds its size limit,
-    also remove the least recently used kernels.
-
-    The files of one kernel have the same name up to the first dot, and are removed together.
-    """
-    kernels = {}
-    for entry in path.iterdir():
-        kernels.setdefault(entry.name.partition(".")[0], []).append((entry, *usage(entry)))
-    total = 0
-    for entries in sorted(kernels.values(), key=lambda entries: -max(used for _, used, _ in entries)):
-        total += sum(nbytes for _, _, nbytes in entries)
-        if total > MAX_BYTES or max(used for _, used, _ in entries) < time.time() - MAX_UNUSED_SECONDS:
-            for entry, _, _ in entries:
-                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
-
-
-def usage(entry):
-    """Return (time of last use, size in bytes) of a file or folder.
-
-    Return (0, 0) if another process has just removed it.
-    """
-    try:
-        info = entry.stat()
-        nbytes = sum(usage(file)[1] for file in entry.iterdir()) if entry.is_dir() else info.st_size
-        return info.st_mtime, nbytes
-    except FileNotFoundError:
-        return 0.0, 0
-
-
 def size():
     """Return the total size of the cache in bytes."""
     return usage(folder())[1]
-
-
-# --- files --------------------------------------------------------------------------------------------------
-
-
-def write_hashed(path, data):
-    """Write a line with the hash of `data`, then `data`, to a file.
-
-    The file is replaced atomically, so another process never reads a partial file.
-    """
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-        file.write(f"# {digest(data)}\n".encode() + data)
-    os.replace(file.name, path)
-
-
-def read_hashed(path):
-    """Return the data of a file that `write_hashed` wrote, or None if the file is missing or damaged."""
-    with suppress(OSError):
-        first, _, data = path.read_bytes().partition(b"\n")
-        return data if first == f"# {digest(data)}".encode() else None
-
-
-def digest(data):
-    """Return the SHA-256 hash of bytes, as hexadecimal text."""
-    return hashlib.sha256(data).hexdigest()
 
 
 # --- generated text -----------------------------------------------------------------------------------------

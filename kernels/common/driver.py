@@ -1,0 +1,123 @@
+"""The functions of the CUDA driver that load machine code and launch kernels, called through ctypes.
+
+Numba needs about 30 µs for a launch. A launch through this file needs about 2: the caller packs the arguments
+into one buffer, and the driver copies that buffer.
+"""
+
+import ctypes
+import functools
+import sys
+from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
+
+# values of the driver API
+BUFFER_POINTER, BUFFER_SIZE, END = 1, 2, 0  # CU_LAUNCH_PARAM_…
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
+# CU_FUNC_ATTRIBUTE_…
+ATTRIBUTES = {"shared": 1, "local": 3, "registers": 4}
+
+
+class DriverError(RuntimeError):
+    """An error that the CUDA driver reported."""
+
+
+@functools.cache
+def library():
+    """Return the driver's library, initialised."""
+    names = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
+    for name in names:
+        try:
+            found = (ctypes.WinDLL if sys.platform == "win32" else ctypes.CDLL)(name)
+        except OSError:
+            continue
+        return declared(found)
+    raise DriverError(f"found no CUDA driver ({' or '.join(names)}); install NVIDIA's driver")
+
+
+def declared(driver):
+    """Return the driver's library with the argument types of `cuLaunchKernel`, which is called most often."""
+    driver.cuLaunchKernel.argtypes = [c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p]
+    driver.cuInit(0)
+    return driver
+
+
+def check(status, what):
+    """Raise DriverError unless `status` is 0; `what` is the function that returned it."""
+    if status:
+        text = c_char_p()
+        library().cuGetErrorString(status, byref(text))
+        reason = (text.value or b"unknown error").decode()
+        raise DriverError(f"the CUDA driver's {what} failed with error {status}: {reason}")
+
+
+@functools.cache
+def version():
+    """Return the driver's version, for example 13000 for CUDA 13.0."""
+    number = c_int()
+    check(library().cuDriverGetVersion(byref(number)), "cuDriverGetVersion")
+    return number.value
+
+
+def load_kernel(name, cubin):
+    """Load machine code, and return the handle of the kernel of this name. It is valid on all GPUs with the
+    compute capability of the machine code, and is never unloaded."""
+    loaded, kernel = c_void_p(), c_void_p()
+    nothing = (None, None, 0)
+    check(library().cuLibraryLoadData(byref(loaded), cubin, *nothing, *nothing), "cuLibraryLoadData")
+    check(library().cuLibraryGetKernel(byref(kernel), loaded, name.encode()), "cuLibraryGetKernel")
+    return kernel.value
+
+
+def use_device(device):
+    """Make the primary context of a device the current context of this thread."""
+    handle, context = c_int(), c_void_p()
+    check(library().cuDeviceGet(byref(handle), device), "cuDeviceGet")
+    check(library().cuDevicePrimaryCtxRetain(byref(context), handle), "cuDevicePrimaryCtxRetain")
+    check(library().cuCtxSetCurrent(context), "cuCtxSetCurrent")
+
+
+def resources(kernel, device, threads):
+    """Return the resources of a loaded kernel: bytes of shared memory per block, bytes of local memory and
+    registers per thread, and the resident blocks of `threads` threads per multiprocessor."""
+    number, found = c_int(), {}
+    for name, attribute in ATTRIBUTES.items():
+        status = library().cuKernelGetAttribute(byref(number), attribute, c_void_p(kernel), device)
+        check(status, "cuKernelGetAttribute")
+        found[name] = number.value
+    function = c_void_p()
+    check(library().cuKernelGetFunction(byref(function), c_void_p(kernel)), "cuKernelGetFunction")
+    occupancy = library().cuOccupancyMaxActiveBlocksPerMultiprocessor
+    check(occupancy(byref(number), function, threads, ctypes.c_size_t(0)), occupancy.__name__)
+    return found | {"blocks": number.value}
+
+
+class PackedArguments:
+    """A buffer with the arguments of a launch, laid out as the kernel expects them.
+
+    words: the buffer as 8-byte words, to change the arguments that are addresses.
+    extra: the last argument of `cuLaunchKernel`, which refers to the buffer.
+    """
+
+    __slots__ = ("buffer", "extra", "owners", "words")
+
+    def __init__(self, packed):
+        size = -(-len(packed) // 8) * 8
+        self.buffer = ctypes.create_string_buffer(packed, size)
+        self.words = memoryview(self.buffer).cast("B").cast("Q")
+        used = ctypes.c_size_t(len(packed))
+        entries = (BUFFER_POINTER, ctypes.addressof(self.buffer), BUFFER_SIZE, ctypes.addressof(used), END)
+        self.extra = (c_void_p * 5)(*entries)
+        self.owners = used
+
+
+def launch(kernel, grid, block, stream, arguments, device):
+    """Launch a loaded kernel asynchronously.
+
+    grid, block: three numbers each.
+    stream: the address of a CUDA stream.
+    arguments: PackedArguments.
+    """
+    status = library().cuLaunchKernel(kernel, *grid, *block, 0, stream, None, arguments.extra)
+    if status == INVALID_CONTEXT:  # this thread has not used the GPU yet
+        use_device(device)
+        status = library().cuLaunchKernel(kernel, *grid, *block, 0, stream, None, arguments.extra)
+    check(status, "cuLaunchKernel")

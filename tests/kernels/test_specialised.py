@@ -1,0 +1,335 @@
+"""Packed arguments and the disk cache of machine code, with a driver that records what it is asked to do."""
+
+import re
+import struct
+from types import SimpleNamespace
+
+import pytest
+import torch
+from numba import cuda
+from numba.cuda import dispatcher, types
+from numpy import float32, int32
+
+from kernels.common import code_cache, driver, specialised
+from kernels.common.code_cache import MachineCode
+from kernels.common.extent import Extent
+from kernels.common.fingerprint import UnknownObjectError, fingerprint
+from kernels.common.launch import launch, on_gpu
+
+FACTOR = 3
+
+
+@cuda.jit(device=True)
+def scaled(x):
+    return x * FACTOR
+
+
+@cuda.jit
+def scale(x, out, factor, flag, extent, count):
+    """Store factor · 3 · x in out (m, n)."""
+    i, j = cuda.blockIdx.x, cuda.threadIdx.x
+    if flag and i < count:
+        out[i, j] = scaled(x[i, j]) * factor + extent[0]
+
+
+def arguments(shape=(4, 9)):
+    x = torch.arange(36.0).view(4, 9)[: shape[0], : shape[1]]
+    return x, torch.zeros(shape), float32(2), True, Extent(1, 2, 3), int32(4)
+
+
+# Packed arguments -------------------------------------------------------------------------------------------
+
+
+def parameters(ptx):
+    """Return the bytes of each parameter of the kernel in PTX."""
+    names = re.search(r"\.entry \S+\((.*?)\)", ptx, re.S)[1]
+    return [int(bits) // 8 for bits in re.findall(r"\.param \.[a-z](\d+)", names)]
+
+
+@pytest.mark.parametrize("shape", [(4, 9), (2, 5)], ids=["contiguous", "strided"])
+def test_packed_arguments_are_laid_out_like_the_parameters_of_the_kernel(monkeypatch, shape):
+    # a device function asks for the GPU's compute capability
+    device = SimpleNamespace(compute_capability=(9, 0))
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: device)
+    given = arguments(shape)
+    signature = types.void(*map(specialised.type_of, given))
+    ptx, _ = cuda.compile(scale.py_func, signature, device=False, abi="numba", output="ptx", cc=(9, 0))
+    letters = "".join(specialised.fields(argument)[0] for argument in given)
+    assert [struct.calcsize(letter) for letter in letters] == parameters(ptx)
+
+
+def test_packed_arguments_hold_sizes_strides_and_numbers():
+    data, places = specialised.packed(arguments((2, 5)))
+    words = memoryview(data[: len(data) // 8 * 8]).cast("q")
+    assert places == (4, 13)
+    assert [*words[:9]] == [0, 0, 10, 4, 0, 2, 5, 36, 4]
+    assert [*words[9:18]] == [0, 0, 10, 4, 0, 2, 5, 20, 4]
+    assert struct.unpack_from("f?qqqi", data, 18 * 8) == (2.0, True, 1, 2, 3, 4)
+
+
+def test_an_address_after_a_small_number_is_aligned():
+    data, places = specialised.packed([True, float32(1), torch.zeros(3), True, torch.zeros(2)])
+    assert places == (5, 13) and len(data) == 16 * 8
+
+
+def test_an_unknown_argument_is_left_to_numba():
+    assert not specialised.packable("text") and not specialised.packable((1, "text"))
+    assert all(map(specialised.packable, arguments()))
+
+
+# A driver that records --------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """A driver that records the machine code that it loads, and the launches with their arguments."""
+
+    def __init__(self):
+        self.loaded, self.launched = [], []
+
+    def load_kernel(self, name, cubin):
+        if cubin == b"refused":
+            raise driver.DriverError("not for this GPU")
+        self.loaded.append((name, cubin))
+        return len(self.loaded)
+
+    def launch(self, function, grid, block, stream, packed, device):
+        self.launched.append((function, grid, block, stream, packed.buffer.raw))
+
+
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    """Replace the driver by a Recorder, Numba's compiler by a counter, and the cache folder by a new one."""
+    recorder = Recorder()
+    recorder.compiled = []
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(code_cache, "folder", code_cache.folder.__wrapped__)
+    for name in ("plans", "functions"):
+        monkeypatch.setattr(specialised, name, {})
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(driver, "version", lambda: 13000)
+    monkeypatch.setattr(driver, "use_device", lambda device: None)
+    monkeypatch.setattr(driver, "load_kernel", recorder.load_kernel)
+    monkeypatch.setattr(driver, "launch", recorder.launch)
+
+    def compiled(kernel, given):
+        recorder.compiled.append(given)
+        library = SimpleNamespace(
+            _setup_functions=[], get_cubin=lambda: SimpleNamespace(code=b"machine code")
+        )
+        names = ("cooperative", "debug", "extensions", "launch_config_sensitive", "shared_memory_carveout")
+        return SimpleNamespace(entry_name="scale_1", library=library, **dict.fromkeys(names))
+
+    monkeypatch.setattr(type(scale), "compile", compiled)
+    return recorder
+
+
+def run(kernel=scale, given=None, grid=(4,), block=9):
+    """Launch with the plan that `on_gpu` would use."""
+    given = given or arguments()
+    addresses = [x.data_ptr() for x in given if isinstance(x, torch.Tensor)]
+    specialised.plan_for(len(specialised.plans), kernel, grid, block, 0, given).launch(addresses, 77)
+    return addresses
+
+
+def forget(monkeypatch):
+    """Forget what is in memory, as a second process does."""
+    for name in ("plans", "functions"):
+        monkeypatch.setattr(specialised, name, {})
+
+
+def test_a_launch_has_the_addresses_in_their_places(gpu):
+    addresses = run()
+    (function, grid, block, stream, data) = gpu.launched[0]
+    assert (function, grid, block, stream) == (1, (4, 1, 1), (9, 1, 1), 77)
+    words = memoryview(data).cast("Q")
+    assert [words[4], words[13]] == addresses
+
+
+def test_buffers_are_used_again(gpu):
+    given = arguments()
+    plan = specialised.plan_for(0, scale, (4,), 9, 0, given)
+    for start in (100, 200):
+        plan.launch([start, start + 1], 0)
+    words = [memoryview(data).cast("Q") for *_, data in gpu.launched]
+    assert [(each[4], each[13]) for each in words] == [(100, 101), (200, 201)]
+    assert len(plan.free) == 1
+
+
+def test_a_second_process_loads_instead_of_compiling(gpu, monkeypatch):
+    run()
+    forget(monkeypatch)
+    run()
+    assert len(gpu.compiled) == 1
+    assert gpu.loaded == [("scale_1", b"machine code")] * 2
+
+
+def test_in_one_process_a_kernel_is_loaded_once_for_all_shapes(gpu):
+    run()
+    run(given=(torch.zeros(2, 3), torch.zeros(2, 3), *arguments()[2:]))
+    assert len(gpu.compiled) == len(gpu.loaded) == 1
+    run(given=arguments((2, 5)))  # not contiguous: another type
+    assert len(gpu.compiled) == len(gpu.loaded) == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-1] + b"X"),
+        lambda path: path.write_bytes(path.read_bytes()[:40]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.unlink(),
+    ],
+    ids=["changed", "cut", "empty", "removed"],
+)
+def test_a_damaged_entry_counts_as_absent_and_is_replaced(gpu, monkeypatch, damage, tmp_path):
+    run()
+    (path,) = (tmp_path / code_cache.FOLDER).iterdir()
+    damage(path)
+    forget(monkeypatch)
+    run()
+    assert len(gpu.compiled) == 2
+    forget(monkeypatch)
+    run()
+    assert len(gpu.compiled) == 2 and gpu.loaded == [("scale_1", b"machine code")] * 3
+
+
+def test_machine_code_that_the_driver_refuses_is_compiled_again(gpu, monkeypatch, tmp_path):
+    run()
+    (path,) = (tmp_path / code_cache.FOLDER).iterdir()
+    code_cache.save(path.stem, MachineCode("scale_1", b"refused"))
+    forget(monkeypatch)
+    run()
+    assert len(gpu.compiled) == 2 and gpu.loaded[-1] == ("scale_1", b"machine code")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [dict(kernels="version"), dict(capability=(8, 0)), dict(driver=12080), dict(compilers=("another",))],
+    ids=["types", "capability", "driver", "compilers"],
+)
+def test_every_input_of_the_compilation_is_part_of_the_key(monkeypatch, change):
+    def key(types=("array",), capability=(9, 0), driver=13000, **rest):
+        return code_cache.key_of(scale, types, capability, driver)
+
+    before = key()
+    monkeypatch.setattr(code_cache, "compilers", lambda: change.get("compilers", before_compilers))
+    if "kernels" in change:
+        change = dict(types=("scalar",))
+    assert key() == before or "compilers" in change
+    assert key(**change) != before
+
+
+before_compilers = code_cache.compilers()
+
+
+@pytest.mark.parametrize(("mode", "used"), [(0o700, True), (0o755, True), (0o777, False)])
+def test_the_folder_is_private(gpu, tmp_path, mode, used):
+    path = tmp_path / code_cache.FOLDER
+    path.mkdir()
+    path.chmod(mode)
+    if used:
+        assert code_cache.folder() == path and path.stat().st_mode & 0o777 == 0o700
+    else:
+        with pytest.warns(RuntimeWarning, match="others may write in"):
+            assert code_cache.folder() is None
+            run()
+        assert len(gpu.launched) == 1 and not [*path.iterdir()]
+
+
+# Fingerprints -----------------------------------------------------------------------------------------------
+
+
+def kernel_with(factor=1.0, body="x[0] = helper(x[0]) * factor", helper="y + 1", **options):
+    """Create a kernel that calls a device function and captures a number."""
+    space = {"cuda": cuda}
+    exec(f"@cuda.jit(device=True)\ndef helper(y):\n    return {helper}\n", space)
+    source = f"def made(factor):\n    def kernel(x):\n        {body}\n    return kernel\n"
+    exec(source, space)
+    return cuda.jit(**options)(space["made"](factor)) if options else cuda.jit(space["made"](factor))
+
+
+def test_equal_kernels_have_equal_fingerprints():
+    assert fingerprint(kernel_with()) == fingerprint(kernel_with())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(factor=2.0),
+        dict(factor=1),
+        dict(body="x[0] = helper(x[0]) + factor"),
+        dict(body="x[1] = helper(x[0]) * factor"),
+        dict(helper="y + 2"),
+        dict(max_registers=64),
+        dict(fastmath=True),
+    ],
+    ids=str,
+)
+def test_each_change_of_a_kernel_changes_its_fingerprint(change):
+    assert fingerprint(kernel_with(**change)) != fingerprint(kernel_with())
+
+
+def test_a_global_variable_of_a_device_function_is_part_of_the_fingerprint(monkeypatch):
+    before = fingerprint(scale)
+    monkeypatch.setitem(globals(), "FACTOR", 4)
+    assert fingerprint(scale) != before
+
+
+def test_a_kernel_that_captures_an_unknown_object_is_not_cached(gpu, monkeypatch, tmp_path):
+    kernel = kernel_with(factor=SimpleNamespace())
+    with pytest.raises(UnknownObjectError):
+        fingerprint(kernel)
+    assert code_cache.key_of(kernel, (), (9, 0), 13000) is None
+    run(kernel)
+    assert gpu.launched and not [*(tmp_path / code_cache.FOLDER).iterdir()]
+
+
+def test_a_kernel_of_every_package_can_be_cached():
+    from kernels.conv.tensor_backward import gradient_kernel
+    from kernels.latent.tensor_forward import latent_tensor_kernel
+
+    prints = {
+        fingerprint(kernel)
+        for kernel in (
+            gradient_kernel(64, "bfloat16", 7, 7, True),
+            gradient_kernel(64, "bfloat16", 7, 7, False),
+            gradient_kernel(64, "float16", 7, 7, False),
+            latent_tensor_kernel(64, "bfloat16", 4, 2, 64),
+        )
+    }
+    assert len(prints) == 4
+
+
+# On a GPU ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_machine_code_from_the_disk_computes_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(code_cache, "folder", code_cache.folder.__wrapped__)
+    for _ in range(2):
+        forget(monkeypatch)
+        x = torch.randn(4, 9, device="cuda")
+        out = torch.zeros_like(x)
+        kernel = cuda.jit(scale.py_func)  # compiled by no earlier launch
+        monkeypatch.setattr("kernels.common.launch.plans", specialised.plans)
+        launch(kernel, (4,), 9, x, out, *arguments()[2:])
+        assert torch.equal(out, x * 3 * 2 + 1)
+        overloads = len(kernel.overloads)
+    assert overloads == 0  # the second kernel came from the disk
+    assert len([*(tmp_path / code_cache.FOLDER).iterdir()]) == 1
+
+
+@pytest.mark.gpu
+def test_the_driver_reports_the_resources_of_a_kernel():
+    x = torch.randn(4, 9, device="cuda")
+    on_gpu(scale, (4,), 9, x, torch.zeros_like(x), *arguments()[2:])
+    found = specialised.resources(scale, 9)
+    assert found["blocks"] > 1 and 0 < found["registers"] < 64 and found["shared"] == found["local"] == 0
+
+
+@pytest.mark.gpu
+def test_an_invalid_launch_is_an_error_of_the_driver():
+    x = torch.randn(4, 9, device="cuda")
+    with pytest.raises(driver.DriverError, match="cuLaunchKernel failed with error 1: invalid argument"):
+        on_gpu(scale, (4,), 2000, x, torch.zeros_like(x), *arguments()[2:])
