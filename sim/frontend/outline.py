@@ -33,9 +33,15 @@ class Outline:
     def __init__(self, lines, parts):
         self.lines = dict(enumerate(lines, 1))
         self.root = Node("text", 1, len(lines), parts)
+        self.paths = {}  # line -> its path, because each of thousands of races asks for the same few
 
     def path(self, line):
         """Return the Nodes that contain a line, outermost first."""
+        if line not in self.paths:
+            self.paths[line] = self.find_path(line)
+        return self.paths[line]
+
+    def find_path(self, line):
         found, node = [], self.root
         while node is not None:
             node = self.part(node, line)

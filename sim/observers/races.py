@@ -52,11 +52,14 @@ class Races(OrderingObserver):
         # The events that were passed to `order`. Then a pair (number of events replayed, an order in which a
         # fence precedes every atomic).
         self.events, self.generous = [], (0, HappensBefore(generous=True))
+        # (block, thread) -> (segment, whether it is a grid-wide fence) of each recorded fence and atomic
+        self.fences = {}
         self.meetings = {}  # ("syncthreads", "syncwarp" or "grid.sync", function) -> lines of these barriers
         self.blocks, self.names = {}, []  # block -> its number; the blocks in the order of their numbers
         self.global_accesses = []  # accesses to global memory since the last grid barrier
         self.examined = Counter()  # block, or None between blocks -> number of racy cells that were examined
         self.scanned, self.diverged = 0, []  # the number of findings scanned so far; those about divergence
+        self.best = {}  # (space, array, site, site) -> (rank, the finding with the lowest rank)
         self.repeated = {}  # (block, pattern) -> the findings for one cell that has this pattern
 
     def grid_barrier_opened(self):
@@ -84,6 +87,10 @@ class Races(OrderingObserver):
         super().record_event(name, self.number(block), *facts)
         if len(self.events) < MOST_EVENTS:
             self.events.append((name, self.number(block), *facts))
+            if name in ("release", "perform_atomic"):
+                _, thread, segment = facts[:3]
+                fence = name == "release" and facts[3] == GRID
+                self.fences.setdefault((self.number(block), thread), []).append((segment, fence))
 
     def number(self, block):
         """Return the number of a block. Numbers are assigned from 0 in the order of first use."""
@@ -196,9 +203,28 @@ class Races(OrderingObserver):
     # --- findings -------------------------------------------------------------------------------------------
 
     def finding(self, address, a, b, rows, equal, pairs):
+        """Return the finding for a racing pair.
+
+        A report shows one finding per pair of sites. If an earlier pair from these sites takes precedence,
+        return its finding again as a further case, because the advice for a pair is expensive.
+        """
         if b.site & 3 == STORE and a.site & 3 != STORE:  # name the writer first
             a, b = b, a
         element = self.context.space.element(address)
+        array, index = element
+        rank = equal, near(a, b), index or (), [self.place(row) for row in (a, b)]
+        key = address >> SPACE_SHIFT, array, a.site, b.site
+        best = self.best.get(key)
+        if best is None or rank < best[0]:
+            best = rank, self.full_finding(address, element, a, b, rows, equal, pairs)
+            self.best[key] = best
+        return best[1]
+
+    def place(self, row):
+        """Return the block and the thread of an access, in the order in which reports prefer them."""
+        return self.names[row.block][::-1], self.context.thread_index(row.thread)[::-1]
+
+    def full_finding(self, address, element, a, b, rows, equal, pairs):
         space = "shared" if address >> SPACE_SHIFT == SHARED else "global"
         did, other_did = self.word(a.site), self.word(b.site)
         by = "two threads" if did == other_did else f"one thread and {other_did} by another"
@@ -272,12 +298,8 @@ class Races(OrderingObserver):
 
     def is_fenced(self, a):
         """Return whether the thread of an access executed a grid-wide fence before its next atomic."""
-        for name, *facts in self.events if self.context.synchronizes else ():
-            if name in ("release", "perform_atomic"):
-                block, _, thread, segment = facts[:4]
-                if (block, thread) == (a.block, a.thread) and segment >= a.segment:
-                    return name == "release" and facts[4] == GRID
-        return False
+        own = self.fences.get((a.block, a.thread), ()) if self.context.synchronizes else ()
+        return next((fence for segment, fence in own if segment >= a.segment), False)
 
     def lacks_fence(self, a, b):
         """Return whether a fence before every atomic would order the two accesses. Return False unless the

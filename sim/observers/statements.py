@@ -41,6 +41,7 @@ class Assignment:
     is_element: bool  # whether the target is an element in memory rather than a variable
 
 
+@lru_cache(maxsize=4096)
 def statements(source):
     """Return (offset, text) for each statement on a source line.
 
@@ -54,9 +55,10 @@ def statements(source):
             if source[begin:at].strip("{} \t"):
                 found.append((begin, source[begin:at].strip()))
             begin = at + 1
-    return found
+    return tuple(found)
 
 
+@lru_cache(maxsize=4096)
 def statement_of(site):
     """Return the statement at the column of a Site."""
     offset = site.column - site.indent
