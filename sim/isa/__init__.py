@@ -1,19 +1,19 @@
-"""The simulated GPU's instruction set: one table entry per instruction, with operand types, participating
-lanes, memory effects and a reference implementation in Python.
+"""The instruction set of the simulated GPU: a table with one entry per instruction. An entry has the operand
+types, the participating lanes, the memory effects, and a reference implementation in Python.
 
-What enters: modules of this package, and user code through the decorators `instruction`, `function`,
-`memory_instruction` and `vote`, add entries to the table when they are imported. The package imports nothing
-else from `sim` except the text helper `sim.nouns`.
+What enters are the entries. The modules of this package, and user code with the decorators `instruction`,
+`function`, `memory_instruction` and `vote`, add them to the table when they are imported. The package imports
+nothing else from `sim`, except for the text helper `sim.nouns`.
 
-What leaves: the table. The interpreter calls an entry's reference implementation (its *semantics*). The
-native engine compiles the semantics, or a faster compiled form with the same results (`native=`), with
-Numba. The PTX front end looks entries up by PTX name (`by_ptx`), and `registers` turns PTX register
-instructions into Python expressions. `tests/sim/test_isa.py` compares every compiled form with its
+What leaves is the table. The interpreter calls an entry's reference implementation (its *semantics*). The
+native engine compiles the semantics with Numba, or a faster compiled form with the same results (`native=`).
+The PTX front end finds entries by their PTX names (`by_ptx`), and `registers` turns PTX instructions that
+only use registers into Python expressions. `tests/sim/test_isa.py` compares every compiled form with its
 semantics.
 
-Most semantics come from NVIDIA's *PTX ISA* manual, chapter 9, "Instruction Set". Each file names the
-sections that it implements. Section numbers are those of PTX ISA 8.6 to 9.2; other versions number some
-sections differently but keep the titles. Where Numba defines the types or the result, the file says so.
+Most semantics come from NVIDIA's *PTX ISA* manual, chapter 9, "Instruction Set". Each file names the sections
+that it implements. Section numbers are those of PTX ISA 8.6 to 9.2. Other versions number some sections
+differently, but keep their titles. Where Numba defines the types or the result, the file says so.
 
 Read the files in this order:
 
@@ -39,7 +39,7 @@ Read the files in this order:
     copies, mbarrier, atomics     asynchronous copies, mbarriers, atomic operations
 
     ieee, rounding, directed, floored, bits   the numerical methods
-    names, expressions, registers   PTX register instructions as Python expressions
+    names, expressions, registers   PTX instructions that only use registers, as Python expressions
 """
 
 from sim.isa import builtin_functions as _builtin_functions  # noqa: F401  imported for their table entries

@@ -1,8 +1,8 @@
-"""Atomic operations. Each entry computes the new value of an element from the old one, and lists its names
-in Numba and in PTX.
+"""Atomic operations. An entry computes the new value of an element from the old one, and lists the
+operation's names in Numba and in PTX.
 
-Operands are converted to the element's type. Integers arrive as Python ints, and results wrap. Every
-operation returns the old value; PTX's `red` discards it.
+Operands are converted to the element's type. Integers are passed as Python ints, and results wrap around.
+Every operation returns the old value, which PTX's `red` discards.
 
 Source: PTX ISA 9.7.13, "Parallel Synchronization and Communication Instructions" (atom, red); CUDA C++
 Programming Guide, "Atomic Functions"; Numba's documentation of nanmax, nanmin, cas and compare_and_swap.
@@ -21,12 +21,12 @@ from sim.isa.table import THREAD, Entry, Touch
 class Atomic(Entry):
     """An atomic operation.
 
-    semantics: the function (old value, *operands) -> new value.
+    semantics: the function (old value, *operands) that returns the new value.
     operands: the names of the operands after the element.
     overwrites: whether the new value is independent of the old one.
     tests: whether the operation may leave the element unchanged.
     indexed: whether a call passes an index after the array.
-    native: the compiled form; by default the semantics.
+    native: the compiled form, which by default is the semantics.
     """
 
     operands: tuple = ("value",)
@@ -41,7 +41,11 @@ ENTRIES = {}  # name -> Atomic
 
 
 def add_entry(name, semantics, ptx=(), **more):
-    """Add an atomic. `ptx`: its PTX names without the opcode; each is added for both atom and red."""
+    """Add an atomic to the table.
+
+    name: its name after `cuda.atomic.`.
+    ptx: its PTX names without the opcode. Each name is added with both opcodes, atom and red.
+    """
     ptx = tuple(f"{what}.{text}" for text in ptx for what in ("atom", "red"))
     ENTRIES[name] = Atomic(
         f"atomic.{name}", semantics, "PTX ISA atom", ptx=ptx, touches=(Touch("array", "change"),), **more
@@ -49,59 +53,64 @@ def add_entry(name, semantics, ptx=(), **more):
 
 
 def increment(old, value):
-    """Return 0 if old >= value, else old + 1 (inc)."""
+    """Return 0 if `old` has reached `value`, otherwise old + 1 (atom.inc)."""
     return 0 if old >= value else old + 1
 
 
 def decrement(old, value):
-    """Return value if old is 0 or above value, else old - 1 (dec)."""
+    """Return `value` if `old` is 0 or above it, otherwise old - 1 (atom.dec)."""
     return value if old == 0 or old > value else old - 1
 
 
 def larger(old, value):
-    """Return the larger value. If either is NaN, the old value remains, as in Numba's atomic max."""
+    """Return the larger value. If one of them is NaN, keep the old value, as Numba's atomic max does."""
     return value if value > old else old
 
 
 def smaller(old, value):
-    """Return the smaller value. If either is NaN, the old value remains."""
+    """Return the smaller value. If one of them is NaN, keep the old value."""
     return value if value < old else old
 
 
 def larger_number(old, value):
-    """Return the larger value. A number is preferred over NaN."""
+    """Return the larger value. If one of them is NaN, return the other."""
     return value if old != old or value > old else old
 
 
 def smaller_number(old, value):
-    """Return the smaller value. A number is preferred over NaN."""
+    """Return the smaller value. If one of them is NaN, return the other."""
     return value if old != old or value < old else old
 
 
 def exchange(old, value):
-    """Return the value that replaces the old one (exch)."""
+    """Return the value that replaces the old one (atom.exch)."""
     return value
 
 
 def compare_and_swap(old, expected, value):
-    """Return `value` if the old value is the expected one, else the old value (cas)."""
+    """Return `value` if the old value is the expected one, otherwise the old value (atom.cas)."""
     return value if old == expected else old
 
 
 def unsigned_increment(old, value):
-    """Return `increment`; the compiled form. Numba would unify a uint64 and a literal 1 to float64."""
+    """Return 0 if `old` has reached `value`, otherwise old + 1.
+
+    This is the compiled form of `increment`. With a literal 1, Numba would convert a uint64 to float64.
+    """
+    # old - old is a zero of the element's type.
     return old - old if old >= value else old + uint64(1)
 
 
 def unsigned_decrement(old, value):
-    """Return `decrement`; the compiled form."""
+    """Return `value` if `old` is 0 or above it, otherwise old - 1. This is the compiled form of
+    `decrement`."""
     return value if old == 0 or old > value else old - uint64(1)
 
 
 WIDTHS = ("32", "64")
 SWAP = {"operands": ("expected", "value"), "tests": True}
 add_entry("add", operator.add, ("add.u32", "add.s32", "add.u64", "add.f16", "add.bf16", "add.f32", "add.f64"))
-# PTX has no atom.sub; Numba negates the operand.
+# PTX has no atom.sub. Numba negates the operand of an atom.add.
 add_entry("sub", operator.sub)
 add_entry("and_", operator.and_, ("and.b32", "and.b64"))
 add_entry("or_", operator.or_, ("or.b32", "or.b64"))

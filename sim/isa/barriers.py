@@ -1,5 +1,5 @@
-"""Entries for instructions that order threads and their memory accesses: barriers, block-wide votes, fences
-and nanosleep. The types are Numba's.
+"""Entries for instructions that order threads and their accesses to memory: barriers, block-wide votes,
+fences and nanosleep. The types are Numba's.
 
 Source: PTX ISA 9.7.13, "Parallel Synchronization and Communication Instructions" (bar, membar, fence);
 "Miscellaneous Instructions" (nanosleep).
@@ -28,14 +28,14 @@ from sim.isa.table import (
 
 @dataclass(frozen=True, eq=False)
 class Barrier(Entry):
-    """A barrier: no thread of the block or grid (`scope`) continues before all its threads have arrived.
+    """A barrier. No thread of the block or grid (`scope`) continues before all threads have arrived.
 
-    In a vote, each thread contributes a number and all threads receive the same result. `semantics` is the
-    function (result so far, another thread's number) -> new result. It is folded over the threads in order,
-    from `start`.
+    In a vote, each thread passes a number, and all threads receive the same result. `semantics` is the
+    function (result so far, number of the next thread) that returns the new result. It is folded over the
+    threads in order, beginning with `start`.
 
-    operands: {name: dtype, or None for a number of any type}; empty without a vote.
-    results: {name: dtype}; empty without a vote.
+    operands: {name: dtype, or None for a number of any type}. It is empty without a vote.
+    results: {name: dtype}. It is empty without a vote.
     """
 
     scope: str
@@ -44,7 +44,7 @@ class Barrier(Entry):
     start: object = 0
 
     def add(self):
-        """Add the barrier to the table as an instruction at which threads wait."""
+        """Add the barrier to the table, as an instruction at which threads wait."""
         SUSPENDING.add(self.name)
         if self.scope == BLOCK:
             BLOCK_WIDE.add(self.name)
@@ -52,11 +52,11 @@ class Barrier(Entry):
 
     @property
     def parameters(self):
-        """The names of a call's parameters."""
+        """The names of the parameters of a call."""
         return list(self.operands)
 
     def vote(self, numbers):
-        """Return the result of the vote for these numbers, one per thread."""
+        """Return the result of the vote for these numbers. There is one number per thread."""
         (operand,), (result,) = self.operands.values(), self.results.values()
         converted = numbers if operand is None else map(cast(operand), numbers)
         result = result_converter(result)
@@ -64,23 +64,23 @@ class Barrier(Entry):
 
 
 def barrier(name, source, scope, ptx=()):
-    """Add a barrier without a vote."""
+    """Add a barrier without a vote to the table."""
     return Barrier(name, lambda: None, source, scope, {}, {}, ptx=ptx).add()
 
 
 def vote(*, source, start=0, name=None, ptx=(), stands_for=None):
-    """Add the decorated function to the table as a block-wide barrier with a vote. The decorator returns
-    the Barrier, which kernels call.
+    """Return a decorator that adds a function to the table, as a block-wide barrier with a vote.
 
-    The function is (result so far, another thread's number) -> new result. The interpreter calls it, and
-    Numba compiles it. Its return annotation is the result's dtype, such as numpy.int32. The number's
-    annotation is a dtype, or absent to accept a number of any type.
+    The decorator returns the Barrier, which kernels call. The function takes (result so far, number of the
+    next thread) and returns the new result. The interpreter calls it, and Numba compiles it. Its return
+    annotation is the dtype of the result, such as numpy.int32. The annotation of the number is a dtype.
+    Without one, a number of any type is accepted.
 
     source: the specification, such as a section of the PTX ISA.
-    start: the initial result, which is combined with thread 0's number, then thread 1's, and so on.
-    name, ptx, stands_for: as for sim.isa.instruction.
+    start: the initial result, which is combined with the number of thread 0, then of thread 1, and so on.
+    name, ptx, stands_for: as in sim.isa.instruction.
 
-    Errors: ValueError if the name belongs to another function, or if the result has no dtype.
+    Raise ValueError if the name belongs to another function, or if the result has no dtype.
     """
 
     def add_entry(semantics):
@@ -122,8 +122,10 @@ VOTES = [syncthreads_count, syncthreads_and, syncthreads_or]
 
 
 def fence(name, reach, scopes):
-    """Add a memory fence. Threads within `reach` observe the calling thread's accesses before the fence no
-    later than those after it.
+    """Add a memory fence to the table.
+
+    No thread within `reach` observes the calling thread's accesses after the fence before those that precede
+    it.
 
     reach: "block" or "grid".
     scopes: the PTX scopes, such as "cta" or "gpu".
@@ -132,8 +134,8 @@ def fence(name, reach, scopes):
     def semantics(memory):
         memory.fence(reach)
 
-    # The simulator does not distinguish the orderings, so it cannot report a fence whose ordering is too
-    # weak.
+    # The simulator does not distinguish these orderings, so it cannot report a fence whose ordering is too
+    # weak. weak.
     orderings = ("", "sc.", "acq_rel.", "acquire.", "release.")
     ptx = (
         *(f"membar.{scope}" for scope in scopes),
@@ -147,7 +149,7 @@ def nanosleep(memory, nanoseconds):
     memory.yield_turn()
 
 
-# One GPU without clusters: the scopes cluster, gpu and sys all mean the grid.
+# There is one GPU without clusters, so the scopes cluster, gpu and sys all reach the whole grid.
 FENCES = [
     fence("threadfence_block", "block", ("cta",)),
     fence("threadfence", "grid", ("gl", "gpu", "cluster")),

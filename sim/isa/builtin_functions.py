@@ -1,5 +1,5 @@
-"""Entries for the builtins that compute with numbers: abs, max, min, round and conversions such as int and
-numpy.float32. `BUILTINS` has the functions that the interpreter calls for them.
+"""Entries for the builtins that compute with numbers: abs, max, min, round, and conversions such as int and
+numpy.float32. `BUILTINS` contains the functions that the interpreter calls for them.
 
 Source: Numba's typing on CUDA and the PTX that it emits; PTX ISA 9.7.3 (min, max).
 """
@@ -28,20 +28,21 @@ def add_entry(name, semantics, rule, native=SAME, **more):
 
 
 def second_if_larger(a, b):
-    """Return b if it is larger, else a. A NaN in `a` is returned."""
+    """Return b if it is larger, otherwise a. The comparison is false for NaN, so a NaN in `a` is returned."""
     return b if b > a else a
 
 
 def second_if_smaller(a, b):
-    """Return b if it is smaller, else a. A NaN in `a` is returned."""
+    """Return b if it is smaller, otherwise a. The comparison is false for NaN, so a NaN in `a` is
+    returned."""
     return b if b < a else a
 
 
 def of_extreme(of_floats=None):
     """Return the type rule of max or min.
 
-    of_floats: the semantics for two float32 or float64 operands, which Numba compiles to PTX's max or min.
-        Other types use the entry's semantics.
+    of_floats: the semantics for two operands that are float32 or float64. Numba compiles these to PTX's max
+        or min. Other types use the semantics of the entry.
     """
 
     def rule(a, b):
@@ -55,8 +56,8 @@ def of_extreme(of_floats=None):
 
 
 def of_int(x):
-    """Return the overload (Version) of int(x). An integer keeps its type; a float is truncated towards zero
-    and saturated."""
+    """Return the overload (Version) of int(x). An integer keeps its type. A float is truncated towards zero
+    and saturates."""
     return None if x in COMPLEX else Version((x,), x if x in INTEGRAL - {bool} else int)
 
 
@@ -66,7 +67,7 @@ def text_or_number(x):
 
 
 def of_float(x):
-    """Return the overload (Version) of float(x). A float keeps its type; any other real number becomes a
+    """Return the overload (Version) of float(x). A float keeps its type, and any other real number becomes a
     float64."""
     return None if x in COMPLEX else Version((x,), x if x in FLOATING else float64)
 
@@ -77,15 +78,15 @@ def of_complex(x):
 
 
 def of_both_parts(real, imag):
-    """Return the overload (Version) of complex(real, imag): complex64 if both parts are float32, else
-    complex128."""
+    """Return the overload (Version) of complex(real, imag). The result is complex64 if both parts are
+    float32, otherwise complex128."""
     part, whole = (float32, complex64) if real is imag is float32 else (float64, complex128)
     return None if {real, imag} & COMPLEX else Version((part, part), whole)
 
 
 def of_dtype(scalar):
-    """Return the type rule of a call such as numpy.float32(x). Only complex and bool types accept a complex
-    number."""
+    """Return the type rule of a call such as numpy.float32(x). Only the complex types and bool accept a
+    complex number."""
 
     def rule(x):
         if x in COMPLEX and scalar not in COMPLEX | {bool}:
@@ -111,13 +112,16 @@ def of_round_to_digits(x, digits):
 
 # --- the absolute value ------------------------------------------------------------------------------------
 
-# operand type -> result type of abs, where they differ
+# Operand type -> result type of abs, for the types where they differ.
 MAGNITUDES = {bool: int8, bfloat16: float32, complex64: float32, complex128: float64}
 
 
 def of_abs(x):
-    """Return the overload (Version) of abs(x). The result has x's type, but int8 for a bool, float32 for a
-    bfloat16 and a float for a complex number."""
+    """Return the overload (Version) of abs(x).
+
+    The result has the type of x, except that it is int8 for a bool, float32 for a bfloat16, and a float for a
+    complex number.
+    """
     magnitude = MAGNITUDES.get(x, x)
     if x in COMPLEX:
         return Version((x,), magnitude, lambda z: hypot(z.real, z.imag), abs)
@@ -146,13 +150,16 @@ for _scalar in sorted(INTEGRAL | FLOATING | COMPLEX, key=str):
 
 
 def dispatch_by_count(name):
-    """Return the builtin that accepts one or two numbers."""
+    """Return a function that calls the builtin for the number of its arguments, which is one or two."""
     return lambda *given: INSTRUCTIONS[f"builtins.{name}.{len(given)}"].call(*given)
 
 
 def fold_extreme(name, better):
-    """Return max or min. Two numbers use the entry, with PTX's rule for NaN. More numbers, or a tuple, are
-    compared one after another with `better`, as in Numba."""
+    """Return the function for max or min.
+
+    Two numbers are compared by the entry, with PTX's rule for NaN. More than two numbers, or the elements of
+    a tuple, are compared one after another with `better`, as in Numba.
+    """
     of_two = INSTRUCTIONS[f"builtins.{name}.2"].call
     following = Function(name, better, SOURCE, rule=of_extreme()).call
 
@@ -165,7 +172,7 @@ def fold_extreme(name, better):
 
 
 def sum_(values, start=0):
-    """Return the sum of the values, starting from the int64 0."""
+    """Return the sum of the values, which begins with 0 as an int64."""
     return reduce(INSTRUCTIONS["operator.add"].call, values, start)
 
 
@@ -178,7 +185,8 @@ def range_(*bounds):
 
 
 def zip_(*items):
-    """Zip as Numba does: the element after the last pair of a longer array is never loaded."""
+    """Zip as Numba does: if an array is longer than the others, the element after its last pair is not
+    loaded."""
     length = min((len(part) for part in items if hasattr(part, "__len__")), default=None)
     return zip(*(itertools.islice(part, length) for part in items))
 

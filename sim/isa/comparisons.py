@@ -1,4 +1,4 @@
-"""PTX comparison, selection and conversion instructions, with one entry per type: setp.lt.f32, selp.b32,
+"""PTX instructions that compare, select and convert, with one entry per type: setp.lt.f32, selp.b32,
 cvt.rni.s32.f32.
 
 Source: PTX ISA 9.7.6, "Comparison and Selection Instructions"; 9.7.9, "Data Movement and Conversion
@@ -18,15 +18,15 @@ from sim.isa.ptx_types import FLOATS, INTEGERS, PATTERNS, REALS, UNSIGNED, add_e
 
 
 def unordered(compare):
-    """Return a comparison that is also true if an operand is NaN (setp.ltu and similar)."""
+    """Return a comparison that is also true if an operand is NaN, such as setp.ltu."""
     return lambda x, y: compare(x, y) or x != x or y != y
 
 
 COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-# lo, ls, hi and hs are the unsigned comparisons' own names for lt, le, gt and ge.
+# lo, ls, hi and hs are the names of lt, le, gt and ge for unsigned operands.
 UNSIGNED_NAMES = {"lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge}
 ORDERED = {
-    # PTX's `ne` is ordered, so it is false if an operand is NaN. Python's != is true.
+    # PTX's `ne` is ordered, so it is false if an operand is NaN. Python's != would be true.
     name: (lambda x, y: x < y or x > y) if name == "ne" else compare
     for name, compare in COMPARISONS.items()
 }
@@ -41,7 +41,7 @@ family("setp.nan.T", REALS, lambda x, y: x != x or y != y, results=np.bool_)
 
 
 def chosen(x, y, test):
-    """Return x if the predicate `test` holds, else y (selp)."""
+    """Return x if the predicate `test` is true, otherwise y (selp)."""
     return x if test else y
 
 
@@ -59,13 +59,16 @@ def clamped(dtype):
 
 
 def whole_number(function):
-    """Return a function that rounds a float to an integral float and keeps the sign of zero
-    (cvt.rni.f32.f32 and similar). Infinities and NaN are unchanged."""
+    """Return a function that rounds a float to an integral float and keeps the sign of zero, as
+    cvt.rni.f32.f32 does.
+
+    Infinities and NaN are unchanged.
+    """
     return lambda x: math.copysign(function(float(x)), x) if math.isfinite(x) else x
 
 
-# Integer to integer: the value wraps, or saturates with .sat. Float to integer: always saturates, so .sat
-# is a synonym.
+# From integer to integer, a value wraps around, or saturates with .sat. From float to integer, it always
+# saturates, so .sat has no effect. is a synonym.
 for _to, _scalar in WIDE_AND_NARROW.items():
     family(f"cvt.{_to}.T", WIDE_AND_NARROW, lambda x: x, 1, results=_scalar)
     family(f"cvt.sat.{_to}.T", WIDE_AND_NARROW, clamped(_scalar), 1, results=_scalar)
@@ -76,7 +79,8 @@ for _to, _scalar in WIDE_AND_NARROW.items():
                 (f"cvt.{_mode}i.sat.{_to}.{_from}",),
             )
             add_entry(f"cvt.{_mode}i.{_to}.{_from}", _semantics, (_source,), _scalar, also=_also)
-# Float to float, and integer to float. A widening conversion is exact and takes no rounding modifier.
+# From float to float, and from integer to float. A conversion to a wider type is exact, so it takes no
+# rounding modifier.
 for _to, _scalar in REALS.items():
     for _from, _source in (REALS | WIDE_AND_NARROW).items():
         wider = np.dtype(_scalar).itemsize > np.dtype(_source).itemsize

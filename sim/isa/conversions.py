@@ -1,4 +1,4 @@
-"""Conversions of values: within a kernel, on stores, and when a host value is passed to a kernel.
+"""Conversions of values: within a kernel, on stores, and when the host passes a value to a kernel.
 
 Inside a kernel, the Python type of a value represents its Numba type:
 
@@ -9,9 +9,10 @@ Inside a kernel, the Python type of a value represents its Numba type:
     numpy float16, float32, float64, ml_dtypes.bfloat16 (a Python float counts as float64)
     numpy complex64, complex128      (a Python complex counts as complex128)
 
-No conversion raises for a value that is out of range. Integers wrap. Floats converted to integers saturate,
-as in PTX's `cvt` (PTX ISA 9.7.9, "Data Movement and Conversion Instructions"). numpy would warn about some
-of these conversions, so callers run under `numpy.errstate(all="ignore")`.
+No conversion raises an exception for a value that is out of range. Integers wrap around. A float that is
+converted to an integer saturates, as in PTX's `cvt` (PTX ISA 9.7.9, "Data Movement and Conversion
+Instructions"). numpy would warn about some of these conversions, so callers run under
+`numpy.errstate(all="ignore")`.
 """
 
 import math
@@ -23,8 +24,9 @@ from numpy import complex64, complex128, float16, float32, float64, uint64
 
 from sim.isa.rounding import rounded
 
-# Multiplying a Python float by ONE rounds it to float32, because numpy converts the Python float to the
-# other operand's type. This is the fastest way to round to float32.
+# A Python float times ONE is rounded to float32, because numpy converts the Python float to the type of the
+# other operand. This is the fastest way to round to float32. other operand's type. This is the fastest way to
+# round to float32.
 ONE = float32(1)
 EXACT = 2**53  # float64 represents every integer up to this one exactly
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
@@ -34,8 +36,8 @@ NUMBERS = INTEGERS + FLOATS + (complex, np.complexfloating)
 
 
 def wrap(value, bits=64):
-    """Return `value` modulo 2**bits as a signed integer of `bits` bits."""
-    # Offset by half the range, so that & selects the signed representative.
+    """Return `value` modulo 2**bits, as a signed integer of `bits` bits."""
+    # The offset of half the range makes the mask select the signed representative.
     half = 1 << (bits - 1)
     return ((value + half) & ((1 << bits) - 1)) - half
 
@@ -45,8 +47,10 @@ def cast(dtype):
     """Return the function that converts any value in a kernel to `dtype`, as `numba.float32(x)` or
     `np.int32(x)` do.
 
-    dtype: a numpy dtype or scalar type, `ml_dtypes.bfloat16`, a Python type, or any object whose `str`
-        names a dtype, such as a Numba type. A signed result is a Python int within the range of `dtype`.
+    A signed result is a Python int within the range of `dtype`.
+
+    dtype: a numpy dtype or scalar type, `ml_dtypes.bfloat16`, a Python type, or any object whose `str` is the
+        name of a dtype, such as a Numba type.
     """
     dtype = _as_dtype(dtype)
     if dtype.kind == "i":
@@ -57,10 +61,11 @@ def cast(dtype):
 
 
 def domain(value):
-    """Return the in-kernel representation of a host value. Tuples are converted element by element; values
-    that are not numbers are returned unchanged.
+    """Return the value that represents a host value in a kernel.
 
-    Errors: OverflowError for an int that needs more than 64 bits.
+    Tuples are converted element by element. A value that is not a number is returned unchanged.
+
+    Raise OverflowError for an int that needs more than 64 bits.
     """
     if isinstance(value, tuple):
         return tuple(domain(item) for item in value)
@@ -74,7 +79,7 @@ def domain(value):
 
 
 def _host_int(value):
-    """Return a host int as an int64 if it fits, else as a uint64."""
+    """Return a host int as an int64 if it fits, otherwise as a uint64."""
     if LOWEST <= value <= HIGHEST:
         return value
     if 0 <= value < 2**64:
@@ -85,21 +90,22 @@ def _host_int(value):
 def _as_dtype(dtype):
     """Return the numpy dtype for anything that `cast` accepts."""
     if not isinstance(dtype, (type, np.dtype)):
-        # Numba prefixes the names of CUDA's half types with __nv_; ml_dtypes calls the type bfloat16.
+        # Numba prefixes the names of CUDA's 16-bit types with __nv_. The type bfloat16 belongs to ml_dtypes.
         name = str(dtype).removeprefix("__nv_")
         dtype = bfloat16 if name == "bfloat16" else name
     return np.dtype(dtype)
 
 
 def _to_signed(bits):
-    """Return the conversion to a signed integer of `bits` bits, as a Python int."""
+    """Return the conversion to a signed integer of `bits` bits, which is represented by a Python int."""
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     lowest, highest = float(low), float(high)
 
     def to_signed(value):
         if type(value) is int:
             return value if low <= value <= high else wrap(value, bits)
-        # Fast path: a float strictly within the range needs only truncation. NaN fails the comparison.
+        # On the fast path, a float strictly within the range is only truncated. The comparison is false for
+        # NaN.
         if type(value) is float32 or type(value) is float64:
             double = float(value)
             if lowest < double < highest:
@@ -110,7 +116,7 @@ def _to_signed(bits):
 
 
 def _to_unsigned(scalar, bits):
-    """Return the conversion to the unsigned numpy type `scalar` of `bits` bits."""
+    """Return the conversion to the unsigned numpy type `scalar`, which has `bits` bits."""
     mask = (1 << bits) - 1
 
     def to_unsigned(value):
@@ -122,7 +128,7 @@ def _to_unsigned(scalar, bits):
 
 
 def _integral(value, bits, signed):
-    """Return a number as an int that is congruent to the converted value modulo 2**bits."""
+    """Return an int that is congruent to the converted number modulo 2**bits."""
     if isinstance(value, INTEGERS):
         return int(value)
     if isinstance(value, FLOATS):
@@ -131,27 +137,26 @@ def _integral(value, bits, signed):
 
 
 def truncated(value, bits=64, signed=True, least=16):
-    """Return a float converted to an integer as PTX's `cvt.rzi` does for Numba: rounded towards zero,
-    saturated, with a fixed result for NaN.
+    """Convert a float to an integer, as PTX's `cvt.rzi` does for Numba.
 
-    The result saturates to `bits` bits, or to `least` bits if that is more. Numba converts to an 8-bit
-    integer by saturating to 16 bits and keeping the low 8. A float16 is rounded to the nearest integer
-    instead (ties to even) and saturates to 8 bits, because Numba emits `cvt.rni` for it.
+    The value is rounded towards zero. It saturates to `bits` bits, or to `least` bits if that is more: Numba
+    converts to an 8-bit integer by saturating to 16 bits and keeping the low 8 bits. A float16 is rounded to
+    the nearest integer instead (ties to even) and saturates to 8 bits, because Numba emits `cvt.rni` for it.
 
-    NaN converts to 0. It converts to the top bit alone if the source is a float64 or the result has 64 bits
-    (PTX ISA 9.7.9, `cvt`).
+    NaN becomes 0. If the source is a float64 or the result has 64 bits, it becomes the integer in which only
+    the top bit is set (PTX ISA 9.7.9, `cvt`).
     """
     half = type(value) is float16
     width = bits if half else max(bits, least)
     if value != value:
-        # np.float64 is a subclass of Python's float, and no other numpy float is.
+        # np.float64 is a subclass of Python's float. No other numpy float is.
         top = width == 64 or isinstance(value, float) and width > 8
         return (-1 if signed else 1) << (width - 1) if top else 0
     value = float(value)
     low, high = (-(1 << (width - 1)), (1 << (width - 1)) - 1) if signed else (0, (1 << width) - 1)
     if not low < value < high:
         return low if value <= low else high
-    # round() rounds ties to even, int() towards zero.
+    # round() rounds ties to even, and int() rounds towards zero.
     return round(value) if half else int(value)
 
 
@@ -163,7 +168,7 @@ def _to_float16(value):
 
 
 def _to_bfloat16(value):
-    """Convert to bfloat16 in a single rounding. Converting through float32 would round twice."""
+    """Convert to bfloat16 in a single rounding. A conversion through float32 would round twice."""
     if type(value) is bfloat16:
         return value
     value = _double(value)
@@ -181,7 +186,7 @@ def _to_float32(value):
     if isinstance(value, float) or (type(value) is int and -EXACT <= value <= EXACT):
         return ONE * float(value)
     if isinstance(value, INTEGERS):
-        # Above 2**53, converting through a double would round twice.
+        # Above 2**53, a conversion through a double would round twice.
         return float32(np.int64(value)) if value <= HIGHEST else float32(uint64(value))
     return float32(_double(value))
 
@@ -194,7 +199,7 @@ def _to_float64(value):
 def _double(value):
     """Return a real number as a Python float.
 
-    Errors: TypeError for anything else, complex numbers included.
+    Raise TypeError for anything else, including complex numbers.
     """
     if isinstance(value, NUMBERS[:-2]):
         return float(value)

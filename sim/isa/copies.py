@@ -1,7 +1,7 @@
-"""Non-bulk asynchronous copies (cp.async): a thread starts copies from global to shared memory, continues,
-and later waits for them.
+"""Asynchronous copies that are not bulk copies (cp.async). A thread starts copies from global to shared
+memory, continues, and waits for them later.
 
-An element is identified as in memory.read: by (array, index) in Python kernels, by (state space, address)
+An element is identified as in memory.read: by (array, index) in Python kernels, and by (state space, address)
 in PTX.
 
 Source: PTX ISA 9.7.9.25.3, "Non-bulk copy": cp.async, cp.async.commit_group, cp.async.wait_group,
@@ -14,14 +14,16 @@ from sim.isa.memory import memory_instruction
 
 
 def cp_async(size):
-    """Add the entry for the cp.async that copies `size` bytes. It reads `valid` bytes from the source (PTX's
-    operand src-size) and fills the rest with zeros."""
+    """Add the cp.async that copies `size` bytes to the table.
+
+    It reads `valid` bytes from the source (the operand src-size in PTX), and fills the rest with zeros.
+    """
 
     def semantics(memory, tile, index, source, source_index, valid):
         if not 0 <= valid <= size:
             raise ValueError(f"cp_async_{size} takes 0 to {size} bytes of its source, got {valid}")
-        # The source is read when the copy starts. Writing it before the copy completes is a race, so `send`
-        # keeps the Spot.
+        # The source is read when the copy starts. A write to the source before the copy is complete is a
+        # race, so `send` needs its Spot. keeps the Spot.
         data, read = np.zeros(size, np.uint8), None
         if valid:
             read = memory.source(source, source_index, valid, size)
@@ -31,14 +33,14 @@ def cp_async(size):
     memory_instruction(name=f"cp_async_{size}", source="PTX ISA cp.async")(semantics)
 
 
-# the sizes that PTX allows: .ca copies 4, 8 or 16 bytes, .cg 16 bytes
+# PTX allows these sizes: .ca copies 4, 8 or 16 bytes, and .cg copies 16 bytes.
 for _size in (4, 8, 16):
     cp_async(_size)
 
 
 @memory_instruction(source="PTX ISA cp.async.commit_group", ptx=("cp.async.commit_group",))
 def cp_async_commit(memory):
-    """Commit all preceding uncommitted copies of the thread to a group."""
+    """Commit all copies that the thread has not committed yet to a new group."""
     memory.commit()
 
 
@@ -50,6 +52,6 @@ def cp_async_wait(memory, groups):
 
 @memory_instruction(source="PTX ISA cp.async.wait_all", ptx=("cp.async.wait_all",))
 def cp_async_wait_all(memory):
-    """Wait for all copies of the thread, committed or not."""
+    """Wait for all copies of the thread, whether they are committed or not."""
     memory.commit()
     memory.receive(0)

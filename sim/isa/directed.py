@@ -1,4 +1,5 @@
-"""Arithmetic and conversions in a given rounding direction, such as PTX's add.rm (CUDA's _rd) and cvt.rzi."""
+"""Arithmetic and conversions with a given rounding direction, such as PTX's add.rm (CUDA's _rd) and
+cvt.rzi."""
 
 import math
 
@@ -15,27 +16,29 @@ DIRECTIONS = tuple(WHOLE)
 
 
 def to_float(value, source, scalar, mode):
-    """Convert `value` to type `source`, then round it to `scalar` in the direction `mode` (cvt)."""
+    """Convert `value` to the type `source`, then round it to `scalar` in the direction `mode` (cvt)."""
     value = cast(source)(value)
     number = int(value) if as_dtype(source).kind in "iu" else float(value)
-    # `rounded` accepts neither zeros nor infinities; these convert exactly.
+    # `rounded` accepts neither zeros nor infinities. Their conversions are exact.
     if not math.isfinite(number) or number == 0:
         return scalar(number)
     return rounded(*number.as_integer_ratio(), scalar, mode)
 
 
 def from_float(value, dtype, mode):
-    """Convert a float to the integer `dtype`: rounded in the direction `mode`, then saturated. For the
-    result for NaN, see `conversions.truncated`."""
+    """Convert a float to the integer type `dtype`. It is rounded in the direction `mode` and then saturates.
+
+    `conversions.truncated` describes the result for NaN.
+    """
     dtype = as_dtype(dtype)
     if math.isfinite(value):
         value = type(value)(float(WHOLE[mode](float(value))))
-    # PTX saturates to the width of the destination (least=8), unlike Numba's conversion.
+    # PTX saturates to the width of the destination (least=8), but Numba's conversion saturates to 16 bits.
     return int(cast(dtype)(truncated(value, 8 * dtype.itemsize, dtype.kind == "i", least=8)))
 
 
 def divided(x, y, scalar, mode):
-    """Return x / y rounded once to `scalar` in the direction `mode`."""
+    """Return x / y, rounded once to `scalar` in the direction `mode`."""
     x, y = float(x), float(y)
     if not (math.isfinite(x) and math.isfinite(y)) or x == 0 or y == 0:
         return scalar(float64(x) / float64(y))
@@ -45,16 +48,17 @@ def divided(x, y, scalar, mode):
 
 
 def multiplied(x, y, scalar, mode):
-    """Return x * y rounded once to `scalar` in the direction `mode`."""
+    """Return x * y, rounded once to `scalar` in the direction `mode`."""
     x, y = float(x), float(y)
-    # `fused` would add the zero product to +0 and lose its sign.
+    # `fused` would add +0 to the product. A product that is -0 would lose its sign.
     if x == 0 or y == 0:
         return scalar(x * y)
     return fused(x, y, 0.0, scalar, mode)
 
 
 def square_root(x, scalar, mode, inverse=False):
-    """Return sqrt(x), or 1 / sqrt(x) if `inverse`, rounded once to `scalar` in the direction `mode`."""
+    """Return sqrt(x), or 1 / sqrt(x) if `inverse` is true, rounded once to `scalar` in the direction
+    `mode`."""
     x = float(x)
     if not math.isfinite(x) or x <= 0:
         root = np.sqrt(float64(x))

@@ -1,5 +1,5 @@
-"""The Operation of a PTX instruction as a Python expression, and the helper functions that such expressions
-call."""
+"""The class Operation, which represents a PTX instruction as a Python expression, and the helper functions
+that such expressions call."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ from sim.isa.ptx_types import REALS
 class Operation:
     """A PTX instruction as a Python expression.
 
-    text: the expression, with {0}, {1}, ... for the operands. It is a tuple if there are several results.
-    operands, results: their PTX types.
-    in_range: whether an integer result is guaranteed to be within its type's range, so that it needs no
-        mask.
-    by_constant: the function (constant second operand) -> expression, or None.
+    text: the expression, with {0}, {1}, ... in place of the operands. Its value is a tuple if there are
+        several results.
+    operands, results: the PTX types of the operands and results.
+    in_range: whether an integer result is certainly within the range of its type, so that it needs no mask.
+    by_constant: a function (constant second operand) that returns a better expression or None; or None.
     """
 
     text: str
@@ -27,7 +27,7 @@ class Operation:
     by_constant: object = None
 
     def of(self, values):
-        """Return the expression with these operands inserted."""
+        """Return the expression with these operands in their places."""
         if self.by_constant and values[1].isdigit():
             return self.by_constant(int(values[1])).format(*values)
         return self.text.format(*values)
@@ -41,19 +41,19 @@ for _function in (
     bits.two_halves, bits.two_bytes, bits.halves_to_bytes, bits.bytes_to_halves, bits.at_most,
 ):  # fmt: skip
     HELPERS[_function.__name__] = _function
-HELPER_ENTRIES = {}  # helper name -> its table entry
-PAIRS = {}  # helper name -> (expression for one half, number of operands, their PTX type)
-MAKERS = {}  # opcode -> the function that returns the Operation of a Name, or None
+HELPER_ENTRIES = {}  # name of a helper -> the table entry that it computes
+PAIRS = {}  # name of a helper -> (expression for one half, number of operands, their PTX type)
+MAKERS = {}  # opcode -> the function that returns the Operation for a Name, or None
 
 
 def helper(function):
-    """Register a function that expressions call by name."""
+    """Register a function that expressions call by its name. Use it as a decorator."""
     HELPERS[function.__name__] = function
     return function
 
 
 def maker(*names):
-    """Register the decorated function as the maker for these opcodes."""
+    """Return a decorator that registers a function as the maker for these opcodes."""
 
     def add(function):
         MAKERS.update(dict.fromkeys(names, function))

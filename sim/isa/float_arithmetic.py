@@ -1,9 +1,9 @@
 """PTX arithmetic on floats, with one entry per instruction and type: fma.rn.f32, min.f16, testp.finite.f64.
 
-Where libdevice or cuda.fp16 provides the same function, that module adds its name and a compiled form to
-the entry.
+If libdevice or cuda.fp16 provides the same function, that module adds its name and a compiled form to the
+entry.
 
-An `.approx` function returns the correctly rounded value; the hardware's result may differ in the last
+An `.approx` function returns the correctly rounded value. The result of the hardware may differ in the last
 bits. `.ftz` is ignored here (see sim.isa.registers).
 
 Source: PTX ISA 9.7.3, "Floating-Point Instructions"; 9.7.4, "Half Precision Floating-Point Instructions".
@@ -23,11 +23,10 @@ from sim.isa.rounding import fused, fused_float32
 
 
 def in_direction(scalar, mode):
-    """Return {opcode: (number of operands, function)} for the operations that round their exact result
-    once.
+    """Return {opcode: (number of operands, function)} for the operations that round their exact result once.
 
-    scalar: the numpy type of operands and result.
-    mode: the rounding direction, in the names of sim.isa.rounding.
+    scalar: the numpy type of the operands and of the result.
+    mode: the rounding direction, as sim.isa.rounding names it.
     """
     how = {"scalar": scalar, "mode": mode}
     found = {
@@ -39,31 +38,32 @@ def in_direction(scalar, mode):
         "sqrt": (1, partial(square_root, **how)),
         "fma": (3, fused_float32 if (scalar, mode) == (float32, "rn") else partial(fused, **how)),
     }
-    if mode == "rn":  # numpy's operators round to nearest and are faster
+    if mode == "rn":  # numpy's operators round to nearest as well, and they are faster
         found |= {name: (2, getattr(operator, name)) for name in ("add", "sub", "mul")}
     return found
 
 
-# entry -> further PTX names with the same semantics: .rn is the default of add, sub and mul; .approx and
-# .full are correctly rounded here; mad of floats is an fma (PTX ISA 9.7.3, `mad`).
+# Entry -> further PTX names with the same semantics. .rn is the default of add, sub and mul. .approx and
+# .full are correctly rounded here. mad of floats is an fma (PTX ISA 9.7.3, `mad`). .full are correctly
+# rounded here; mad of floats is an fma (PTX ISA 9.7.3, `mad`).
 SYNONYMS = {f"{name}.rn.{text}": (f"{name}.{text}",) for name in ("add", "sub", "mul") for text in REALS}
 SYNONYMS |= {f"{name}.rn.f32": (f"{name}.approx.f32", f"{name}.full.f32") for name in ("div", "rcp", "sqrt")}
 SYNONYMS |= {"rcp.rn.f64": ("rcp.approx.f64",)}
 SYNONYMS |= {f"fma.{mode}.{text}": (f"mad.{mode}.{text}",) for mode in DIRECTIONS for text in REALS}
 for _text, _scalar in REALS.items():
-    # Halves support rounding to nearest only.
+    # The 16-bit floats support only rounding to nearest.
     for _mode in DIRECTIONS if _text in FLOATS else ("rn",):
         for _name, (_count, _semantics) in in_direction(_scalar, _mode).items():
             _named = f"{_name}.{_mode}.{_text}"
             add_entry(_named, _semantics, (_scalar,) * _count, _scalar, also=SYNONYMS.get(_named, ()))
 family("abs.T", REALS, abs, 1)
 family("neg.T", REALS, operator.neg, 1)
-# min and max return the number if one operand is NaN; with .NaN they return NaN.
+# If one operand is NaN, min and max return the other operand. With .NaN, they return NaN.
 family("min.T", REALS, ieee.smaller)
 family("max.T", REALS, ieee.larger)
 family("min.NaN.T", REALS, ieee.smaller_or_nan)
 family("max.NaN.T", REALS, ieee.larger_or_nan)
-# PTX's first operand supplies the sign, math.copysign's second.
+# The first operand of PTX's copysign supplies the sign, but for math.copysign it is the second one.
 family("copysign.T", FLOATS, lambda sign, x: math.copysign(x, sign))
 for _name, _of in {
     "sin": "sin",

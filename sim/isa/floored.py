@@ -1,12 +1,12 @@
 """Floored division and remainder, x // y and x % y, of two floats of the same type, as Numba's kernels
 compute them on a GPU.
 
-|x| / |y| is rounded to the type, then rounded down to an integer n. The remainder |x| - n |y| is rounded
-once, because ptxas contracts the product and the difference into an fma. Consequently, the result differs
-from Python's if the quotient rounds up to an integer, or if it exceeds the integers that the type
-represents exactly. The remainder by an infinity is NaN.
+The quotient |x| / |y| is rounded to the type, and then rounded down to an integer n. The remainder |x| - n
+|y| is rounded only once, because ptxas contracts the product and the difference into an fma. Therefore, the
+result differs from Python's if the quotient rounds up to an integer, or if it exceeds the integers that the
+type represents exactly. The remainder of a division by infinity is NaN.
 
-Source: the PTX of Numba's `real_divmod`. The results were compared with an H200's.
+Source: the PTX of Numba's `real_divmod`. The results were compared with those of an H200.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ def remainder(x, y):
     rest = rest_of(x, y)
     if rest == 0:
         return abs(rest) * y  # a zero with the sign of y
-    # The truncated remainder has the sign of x; adding y makes it the floored one.
+    # The truncated remainder has the sign of x. If the signs differ, adding y gives the floored remainder.
     return rest + y if (rest < 0) != (y < 0) else rest
 
 
@@ -42,6 +42,6 @@ def quotient(x, y):
         found = found - 1
     if found == 0:
         return found * found * x / y  # a zero with the sign of x / y
-    # `found` is an integer up to rounding errors, so it is rounded to nearest.
+    # Except for rounding errors, `found` is an integer, so round it to the nearest one.
     whole = np.floor(found)
     return whole + 1 if found - whole > 0.5 else whole

@@ -1,8 +1,8 @@
 """Entries for computations of a single thread: operators, mathematical functions, conversions.
 
 The semantics is a plain function with one number per operand. It returns the result, or a tuple of results.
-Integer operands arrive as Python ints within the range of their type, floats as numpy scalars. The entry
-converts the returned value to the result type, so an integer result wraps.
+Integer operands are passed as Python ints within the range of their type, and floats as numpy scalars. The
+entry converts the returned value to the result type, so an integer result wraps around.
 """
 
 import inspect
@@ -18,22 +18,26 @@ from sim.isa.conversions import cast, wrap
 from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, NARROW, PLAIN, SCALAR, UNSIGNED
 from sim.isa.table import THREAD, Entry, number_dtype
 
-# Compiled forms that need no function: compile the semantics unchanged; reinterpret the bits; convert the
-# value.
+# Compiled forms that need no function of their own: compile the semantics unchanged; reinterpret the bits;
+# convert the value. value.
 SAME = "the semantics itself"
 BITS = "the same bits, in the type of the result"
 VALUE = "the same number, in the type of the result"
 
 
 def identity(x):
-    """Return x. It serves conversions in which storing x in the result type does all the work."""
+    """Return x. It is the semantics of conversions, in which the conversion to the result type does all the
+    work."""
     return x
 
 
 @dataclass(frozen=True)
 class LLVM:
-    """An LLVM intrinsic as a compiled form, overloaded on the operand type. `more`: (bits, value) of each
-    constant operand that follows."""
+    """An LLVM intrinsic as a compiled form. It is overloaded on the type of the operands.
+
+    name: the intrinsic's name.
+    more: (number of bits, value) for each constant operand that follows the operands.
+    """
 
     name: str
     more: tuple = ()
@@ -43,10 +47,10 @@ class LLVM:
 
 
 class OpaqueIdentity:
-    """The identity function on integers, opaque to LLVM's optimizer.
+    """The identity function on integers, which LLVM's optimiser cannot see through.
 
     Numba marks the sum in `n + 1` as one that cannot overflow. LLVM then concludes that the sum is not the
-    lowest integer, but on a GPU the sum wraps.
+    lowest integer. On a GPU, however, the sum wraps around.
     """
 
     def __call__(self, x):
@@ -57,7 +61,7 @@ OPAQUE_IDENTITY = OpaqueIdentity()
 
 
 class LookupTable(list):
-    """A lookup table for a function of a small integer. The interpreter indexes the table; compiled code
+    """A lookup table for a function of a small integer. The interpreter indexes the table, and compiled code
     calls the function."""
 
     def __init__(self, function, results):
@@ -72,8 +76,8 @@ class Version(NamedTuple):
     """The overload of a Function for certain operand types.
 
     operands: the types to which the operands are converted.
-    results: the result type, or a tuple of types.
-    semantics, native: as in Function; None means the entry's own.
+    results: the type of the result, or a tuple of types.
+    semantics, native: as in Function. If they are None, the entry's own are used.
     """
 
     operands: tuple
@@ -84,12 +88,12 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Function(Entry):
-    """A function of numbers that a single thread computes, without memory.
+    """A function of numbers that a single thread computes, without accesses to memory.
 
     operands: the dtype to which each operand is converted.
     results: the dtype of the result, or a tuple of dtypes.
-    rule: used instead of `operands` and `results` if these depend on the argument types. It maps the
-        argument types to a Version, or to None if Numba does not support them.
+    rule: a function that replaces `operands` and `results` if these depend on the types of the arguments. It
+        maps the types to a Version, or to None if Numba does not support them.
     native: the compiled form: SAME, BITS, VALUE, LLVM, a plain function of the converted operands, or None.
     ulps: the maximum difference between the compiled form and the semantics, in units in the last place.
     otherwise: the function that the interpreter calls for values that are not numbers.
@@ -121,13 +125,13 @@ class Function(Entry):
 
     @cached_property
     def forms(self):
-        """The specialised functions: {types of the operands: function}."""
+        """The specialised functions, {types of the operands: function}."""
         return Forms(self)
 
     @cached_property
     def call(self):
-        """The function that an interpreted kernel calls. It accepts numbers of any type and converts them
-        as Numba does."""
+        """The function that an interpreted kernel calls. It accepts numbers of any type, and converts them as
+        Numba does."""
         forms = self.forms
 
         def of_one(x):
@@ -138,13 +142,13 @@ class Function(Entry):
 
         def of_more(*given, **named):
             if named:
-                # Keyword arguments are bound to positions by the names of the semantics' parameters.
+                # The names of the semantics' parameters tell the positions of keyword arguments.
                 given = inspect.signature(self.semantics).bind(*given, **named).args
             return forms[*map(type, given)](*given)
 
-        # Functions of fixed arity avoid packing the arguments into a tuple on each call.
+        # A function with a fixed number of parameters does not pack the arguments into a tuple on each call.
         made = {1: of_one, 2: of_two}.get(self.count, of_more)
-        made.__qualname__ = self.name  # shown in Python's error for missing arguments
+        made.__qualname__ = self.name  # Python shows it in the error for missing arguments
         return made
 
     def __call__(self, *operands):
@@ -152,7 +156,7 @@ class Function(Entry):
 
 
 class Forms(dict):
-    """A cache of specialised functions by operand types, filled on demand."""
+    """A cache of specialised functions, {types of the operands: function}. It is filled on demand."""
 
     def __init__(self, entry):
         self.entry = entry
@@ -174,8 +178,8 @@ class Forms(dict):
 
 
 def make_form(version, given):
-    """Return the semantics specialised for operands of the types `given`. Conversions that would change
-    nothing are left out."""
+    """Return the semantics, specialised for operands of the types `given`. A conversion that would change
+    nothing is left out."""
     names = {
         "semantics": bind_width(version.semantics, version.operands),
         "result": to_result(version.results),
@@ -186,22 +190,22 @@ def make_form(version, given):
         if (convert := to_operand_from(*types)) is not None:
             names[f"convert{place}"], taken[place] = convert, f"convert{place}(x{place})"
     text = f"semantics({', '.join(taken)})"
-    # Python's operators on numpy floats return the operand type, so the result needs no conversion.
+    # Python's operators on numpy floats return the type of the operands, so the result needs no conversion.
     closed = isinstance(version.semantics, BuiltinFunctionType) and version.results in PLAIN
     if not (closed and {*version.operands} == {version.results}):
         names["wanted"] = version.results if version.results in FLOATING | {bool} else None
-        # Most results already have the wanted type, and comparing types is faster than converting.
+        # Most results have the wanted type already, and a comparison of types is faster than a conversion.
         text = f"found if type(found := {text}) is wanted else result(found)"
     return eval(f"lambda {', '.join(numbers)}: {text}", names)
 
 
 def to_operand_from(given, scalar):
-    """Return the conversion from a number of type `given` to operand type `scalar`, or None if none is
-    needed."""
+    """Return the conversion of a number from the type `given` to the operand type `scalar`, or None if none
+    is needed."""
     source = SCALAR[given]
     if given is scalar and scalar in FLOATING | COMPLEX | {bool, int}:
         return None
-    # Exact conversions, for which calling the scalar type suffices: {operand type: source types}.
+    # {operand type: source types} for the exact conversions, for which a call of the scalar type suffices.
     widens = {int: INTEGRAL - {uint64}, float32: NARROW | FLOATING - {float64}, float64: INTEGRAL | FLOATING}
     if source in widens.get(scalar, ()):
         return scalar
@@ -213,15 +217,15 @@ def to_operand_from(given, scalar):
 
 
 def bind_width(semantics, operands):
-    """Return `semantics` with its keyword-only parameter `bits`, if it has one, set to the width of the
-    first operand."""
+    """Return `semantics` with its keyword-only parameter `bits` set to the width of the first operand, if it
+    has this parameter."""
     asks = getattr(getattr(semantics, "__code__", None), "co_kwonlyargcount", 0)
     return partial(semantics, bits=8 * np.dtype(operands[0]).itemsize) if asks else semantics
 
 
 @cache
 def to_operand(scalar):
-    """Return the conversion from a number of any type to operand type `scalar`. An unsigned operand becomes
+    """Return the conversion of a number of any type to the operand type `scalar`. An unsigned operand becomes
     a Python int."""
     dtype, convert = np.dtype(scalar), cast(scalar)
     return (lambda value: int(convert(value))) if dtype.kind == "u" else convert
@@ -229,7 +233,7 @@ def to_operand(scalar):
 
 @cache
 def to_result(scalar):
-    """Return the conversion from the semantics' result to the result type, or to a tuple of types."""
+    """Return the conversion of the semantics' result to the result type, or to a tuple of types."""
     if scalar is None:
         return lambda value: value
     if isinstance(scalar, tuple):
@@ -239,22 +243,21 @@ def to_result(scalar):
 
 
 def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_for=None):
-    """Add the decorated function to the table as a computation of a single thread. The decorator returns
-    the Function, which kernels call.
+    """Return a decorator that adds a function to the table, as a computation of a single thread.
 
-    Annotations are dtypes such as numpy.int8, for each operand and for the result (`->`, with a tuple of
-    dtypes for several results). The interpreter calls the function unchanged, and Numba compiles it
-    unchanged.
+    The decorator returns the Function, which kernels call. Annotations are dtypes such as numpy.int8, for
+    each operand and for the result (`->`, with a tuple of dtypes for several results). The interpreter calls
+    the function unchanged, and Numba compiles it unchanged.
 
     source: the specification, such as a section of the PTX ISA.
-    name: the name shown in findings; defaults to the function's name.
+    name: the name that findings show. By default, it is the function's name.
     also: further names.
-    ptx: its PTX names, a tuple.
+    ptx: a tuple of its PTX names.
     native: a compiled form with the same results: a plain function, LLVM, or None.
-    ulps: the maximum difference between that form and the semantics, in units in the last place.
+    ulps: the maximum difference between this form and the semantics, in units in the last place.
     stands_for: the object that kernels call on a GPU.
 
-    Errors: ValueError if the name belongs to another function, or if an operand or result has no dtype.
+    Raise ValueError if the name belongs to another function, or if an operand or result has no dtype.
     """
 
     def add_entry(semantics):

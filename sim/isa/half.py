@@ -1,11 +1,11 @@
-"""The functions of `numba.cuda.fp16`: float16 arithmetic. Each result is rounded once, from an exact value
-or from a double. Operands of other types are first converted to float16.
+"""The functions of `numba.cuda.fp16`: float16 arithmetic. Each result is rounded once, from an exact value or
+from a double. Operands of other types are first converted to float16.
 
-`hmax` and `hmin` ignore a NaN operand; `__hmax_nan` and `__hmin_nan` return NaN. A comparison with a NaN is
-false, or true for the variant with the suffix u. `_sat` clamps to 0 ... 1 and returns 0 for NaN. `_relu`
-returns 0 for negative numbers and for NaN.
+`hmax` and `hmin` ignore a NaN operand, but `__hmax_nan` and `__hmin_nan` return NaN. A comparison with NaN is
+false, or true for the variant whose name ends in u. `_sat` clamps the result to the range from 0 to 1, and
+returns 0 for NaN. `_relu` returns 0 for negative numbers and for NaN.
 
-Compiled code computes in float64. For sums, products, quotients and square roots this yields the correctly
+Compiled code computes in float64. For sums, products, quotients and square roots this gives the correctly
 rounded float16, because float64's 53-bit significand is longer than twice float16's 11 bits plus two
 (Figueroa, "When is double rounding innocuous?", 1995).
 
@@ -21,9 +21,9 @@ from sim.isa.directed import DIRECTIONS
 from sim.isa.functions import BITS, SAME, Function, identity
 from sim.isa.table import PTX, entries_under
 
-# Functions computed in double precision and rounded to float16
+# The functions that are computed in double precision and then rounded to float16.
 ELEMENTARY = "ceil cos exp exp10 exp2 floor log log10 log2 rint rsqrt sin sqrt tanh trunc".split()
-# integer type in a CUDA name -> PTX type
+# integer type in the name of a CUDA function -> PTX type
 INTEGERS = {"short": "s16", "ushort": "u16", "int": "s32", "uint": "u32", "ll": "s64", "ull": "u64"}
 ONE = float16(1)
 
@@ -36,7 +36,10 @@ def add_entry(name, semantics, count=1, result=float16, operand=float16, native=
 
 
 def alias_ptx(names, ptx, native=SAME):
-    """Add these space-separated names to the entry of a PTX instruction. `native`: the compiled form."""
+    """Add these names, which spaces separate, to the entry of a PTX instruction.
+
+    native: the compiled form.
+    """
     PTX[ptx].add_names(*(f"fp16.{name}" for name in names.split()), native=native)
 
 
@@ -46,21 +49,26 @@ def in_double(function):
 
 
 def in_single(function):
-    """Return a compiled form that converts its operand to float32 and calls `function`. A float32 NaN
-    converts to an integer as a float16 NaN does; a float64 NaN does not."""
+    """Return a compiled form that converts its operand to float32 and calls `function`.
+
+    If the result is an integer, a float32 NaN gives the same integer as a float16 NaN. A float64 NaN does
+    not.
+    """
     return lambda x: function(float32(x))
 
 
 def saturated(ptx):
-    """Return the semantics of a PTX instruction with the result clamped to 0 ... 1 (.sat)."""
+    """Return the semantics of a PTX instruction whose result is clamped to the range from 0 to 1 (.sat)."""
     semantics = PTX[ptx].semantics
     return lambda *given: ieee.saturated(float16(semantics(*given)))
 
 
 def double_fma(x, y, z):
-    """Return x * y + z; the compiled form of fma. The product is exact, and so is every sum near a tie
-    between two float16 values. A sum that float64 cannot represent differs from one of its terms by at most
-    one part in a million."""
+    """Return x * y + z in float64. This is the compiled form of fma.
+
+    The product is exact, and so is every sum near a tie between two float16 values. If float64 cannot
+    represent a sum exactly, the sum differs from one of its terms by at most one part in a million.
+    """
     return float64(x) * float64(y) + float64(z)
 
 
@@ -72,7 +80,7 @@ def fma_relu(x, y, z):
 
 
 def infinite(x):
-    """Return 1 for infinity, -1 for negative infinity, otherwise 0 (__hisinf)."""
+    """Return 1 for infinity, -1 for negative infinity, and 0 for any other number (__hisinf)."""
     return int(x > 0) - int(x < 0) if abs(x) == np.inf else 0
 
 
@@ -88,7 +96,7 @@ for _name in ("abs", "neg", "max", "min"):
     alias_ptx(f"h{_name} __h{_name}", f"{_name}.f16")
 alias_ptx("__hmax_nan", "max.NaN.f16")
 alias_ptx("__hmin_nan", "min.NaN.f16")
-# No compiled form: the result depends on a NaN.
+# These have no compiled form, because their result depends on whether a value is NaN.
 add_entry("__hfma_sat", saturated("fma.rn.f16"), 3, native=None)
 add_entry("__hfma_relu", fma_relu, 3, native=None)
 for _name in ELEMENTARY:
@@ -105,7 +113,7 @@ add_entry("__hisinf", infinite, result=int64, native=None)
 for _name in ("__half", "__double2half", "__float2half"):
     add_entry(_name, identity)
 alias_ptx("__half2float", "cvt.f32.f16")
-# None: these have no compiled form.
+# The last argument None means that there is no compiled form.
 alias_ptx("__half2char_rz", "cvt.rzi.s8.f16", None)
 alias_ptx("__half2uchar_rz", "cvt.rzi.u8.f16", None)
 for _name in ("short", "ushort"):

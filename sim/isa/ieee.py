@@ -1,8 +1,8 @@
-"""Functions of doubles that return the result of IEEE 754 and CUDA where Python's `math` raises an
-exception.
+"""Functions of doubles that return the result of IEEE 754 and CUDA in the cases where Python's `math` raises
+an exception.
 
-UNARY and BINARY map each name to a pair: a fast function, which may raise ValueError, OverflowError or
-ZeroDivisionError, and a function that computes the result in that case.
+UNARY and BINARY map each name to a pair. The first function is fast, but may raise ValueError, OverflowError
+or ZeroDivisionError. The second function computes the result in that case.
 """
 
 import math
@@ -13,12 +13,12 @@ from statistics import NormalDist
 import numpy as np
 from numpy import float64
 
-# the exceptions by which Python's math signals a domain error or an overflow
+# The exceptions by which Python's math reports a domain error or an overflow.
 RAISES = (ValueError, OverflowError, ZeroDivisionError)
 
 
 def total(function, otherwise):
-    """Return `function`, with the result of `otherwise` wherever `function` raises."""
+    """Return a function that calls `function`, and calls `otherwise` if that raises an exception."""
 
     def evaluate(*x):
         try:
@@ -30,7 +30,7 @@ def total(function, otherwise):
 
 
 def scaled(x, exponent):
-    """Return x * 2**exponent, or a signed infinity on overflow."""
+    """Return x * 2**exponent. On overflow, return an infinity with the sign of x."""
     try:
         return math.ldexp(x, exponent)
     except OverflowError:
@@ -38,26 +38,33 @@ def scaled(x, exponent):
 
 
 def fraction_and_whole(x):
-    """Return modf(x) as (fraction, integral part), both with the sign of x. This is the compiled form."""
+    """Return (fraction, integral part) of x, both with the sign of x. This is the compiled form of modf."""
     whole = np.trunc(x)
     return copysign(x - whole if np.isfinite(whole) or np.isnan(whole) else 0.0, x), whole
 
 
 def nearest_remainder(x, y):
-    """Return the IEEE remainder; the compiled form. The result x - n y is exact, where n is the integer
-    nearest to x / y, ties to even."""
+    """Return the IEEE remainder of x / y. This is the compiled form of math.remainder.
+
+    The result x - n y is exact, where n is the integer that is nearest to x / y (ties to even).
+    """
     size, step = abs(x), abs(y)
-    above = np.fmod(size, step)  # |x| modulo |y|; `below` is its distance to the next multiple of |y|
+    above = np.fmod(
+        size, step
+    )  # |x| modulo |y|; `below` is the distance from |x| to the next multiple of |y|
     below = step - above
-    # In a tie, the parity of the truncated quotient decides. (size - above) / 2 modulo |y| is 0 if the
-    # quotient is even, and |y| / 2 if it is odd.
+    # In a tie, the parity of the truncated quotient decides. If the quotient is even, (size - above) / 2
+    # modulo |y| is 0; if it is odd, it is |y| / 2. quotient is even, and |y| / 2 if it is odd.
     tie = above - 2 * np.fmod((size - above) / 2, step)
     return copysign(1.0, x) * (above if above < below else -below if above > below else tie)
 
 
 def _whole(function):
-    """Return a rounding function whose result is a double with the sign of x, even if it is zero. It raises
-    for infinities and NaN."""
+    """Return a function that rounds a double to an integral double with the same sign, even if the result is
+    zero.
+
+    It raises an exception for infinities and NaN.
+    """
     return lambda x: copysign(function(x), x)
 
 
@@ -67,26 +74,26 @@ def _round_away(x):
 
 
 def _no_gamma(x):
-    """Return gamma(x) at poles, for infinities and for NaN."""
+    """Return gamma(x) at a pole, for an infinity, or for NaN."""
     if x == 0:
         return copysign(inf, x)
     return nan if x < 0 or x != x else inf
 
 
 def _log_gamma_pole(x):
-    """Return lgamma(x) where math.lgamma raises."""
+    """Return lgamma(x) in the cases where math.lgamma raises an exception."""
     return nan if x != x else inf
 
 
 def cospi(x):
-    """Return cos(pi x). The result is exact where it is 0, 1 or -1."""
+    """Return cos(pi x). The result is exact if it is 0, 1 or -1."""
     x = abs(math.fmod(x, 2.0))
     return 0.0 if x in (0.5, 1.5) else math.cos(math.pi * x) if x <= 1.0 else math.cos(math.pi * (2.0 - x))
 
 
 def sinpi(x):
-    """Return sin(pi x). The result is exact where it is 0, 1 or -1."""
-    # Reducing the argument before the multiplication by pi is exact.
+    """Return sin(pi x). The result is exact if it is 0, 1 or -1."""
+    # Reducing the argument before it is multiplied by pi causes no rounding error.
     rest = math.remainder(x, 2.0)
     if abs(rest) in (0.0, 1.0):
         return copysign(0.0, x)
@@ -94,14 +101,16 @@ def sinpi(x):
 
 
 def _edges(low, at_low, high, at_high):
-    """Return the limits of an inverse function at the ends of its domain; outside the domain it returns
-    NaN."""
+    """Return a function with the limits of an inverse function at the ends of its domain. Outside of the
+    domain, it returns NaN."""
     return lambda x: at_low if x == low else at_high if x == high else nan
 
 
 def erfinv(x):
-    """Return the inverse of erf, from the normal quantile. Two steps of Newton's method improve it near
-    zero, where 1 - |x| loses digits."""
+    """Return the inverse of erf, computed from the normal quantile.
+
+    Near zero, 1 - |x| loses digits, so two steps of Newton's method improve the result.
+    """
     y = -NormalDist().inv_cdf((1.0 - abs(x)) / 2.0) / math.sqrt(2.0)
     for _ in range(2 if abs(x) < 0.5 else 0):
         y -= (math.erf(y) - abs(x)) * math.sqrt(math.pi) / 2.0 * math.exp(y * y)
@@ -114,8 +123,8 @@ def erfcinv(x):
 
 
 def _logb(x):
-    """Return the exponent of x as a float. Infinities, NaN and zeros are handled by _logb_edge."""
-    # x - x is 0 for a finite x only. frexp normalises the significand to [0.5, 1), logb to [1, 2).
+    """Return the exponent of x as a float. Infinities, NaN and zeros are left to _logb_edge."""
+    # x - x is 0 only if x is finite. frexp normalises the significand to [0.5, 1), but logb to [1, 2).
     return float(math.frexp(x)[1] - 1) if x - x == 0 and x != 0 else _logb_edge(x)
 
 
@@ -130,11 +139,13 @@ def _rcbrt(x):
 
 
 def rounded_to_digits(x, digits):
-    """Return x rounded to decimal digits through an int64. This is CPython's fallback algorithm, which
-    Numba compiles for CUDA (numba/cuda/cudaimpl.py)."""
+    """Return x, rounded to a number of decimal digits through an int64.
+
+    This is the fallback algorithm of CPython, which Numba compiles for CUDA (numba/cuda/cudaimpl.py).
+    """
     digits = min(max(digits, -400), 400)
     scale, spare = float64(10.0) ** abs(digits), 1.0
-    # 10**22 is the largest power of ten that is exact in double precision, so the scale is applied in two
+    # 10**22 is the largest power of ten that is exact in double precision, so apply the scale in two factors.
     # factors.
     if digits > 22:
         scale, spare = float64(10.0) ** (digits - 22), 1e22
@@ -142,15 +153,15 @@ def rounded_to_digits(x, digits):
     if not np.isfinite(x) or not np.isfinite(y):
         return float64(x)
     z = whole_in_int64(y)
-    # round half to even
+    # Round half to even.
     if abs(y - z) == 0.5:
         z = 2.0 * whole_in_int64(y / 2.0)
     return z / spare / scale if digits >= 0 else z * scale
 
 
 def whole_in_int64(y):
-    """Return the nearest integer in the range of int64, as a double. A zero is never negative, because it
-    passes through an integer."""
+    """Return the integer that is nearest to y and within the range of int64, as a double. A zero is never
+    negative, because it passes through an integer."""
     return min(max(np.rint(y), -(2.0**63)), 2.0**63) + 0.0
 
 
@@ -158,7 +169,7 @@ def whole_in_int64(y):
 
 
 def larger(x, y):
-    """Return the larger operand (PTX ISA 9.7.3, `max`). A number is preferred over NaN, and +0 over -0."""
+    """Return the larger operand (PTX ISA 9.7.3, `max`). A number is preferred to NaN, and +0 to -0."""
     if x > y or y > x:
         return x if x > y else y
     if x != x or y != y:
@@ -167,7 +178,7 @@ def larger(x, y):
 
 
 def smaller(x, y):
-    """Return the smaller operand (PTX ISA 9.7.3, `min`). A number is preferred over NaN, and -0 over +0."""
+    """Return the smaller operand (PTX ISA 9.7.3, `min`). A number is preferred to NaN, and -0 to +0."""
     if x < y or y < x:
         return x if x < y else y
     if x != x or y != y:
@@ -176,17 +187,17 @@ def smaller(x, y):
 
 
 def larger_or_nan(x, y):
-    """Return the larger operand, or NaN if either is NaN (max.NaN)."""
+    """Return the larger operand, or NaN if one of them is NaN (max.NaN)."""
     return x if x != x else y if y != y else larger(x, y)
 
 
 def smaller_or_nan(x, y):
-    """Return the smaller operand, or NaN if either is NaN (min.NaN)."""
+    """Return the smaller operand, or NaN if one of them is NaN (min.NaN)."""
     return x if x != x else y if y != y else smaller(x, y)
 
 
 def saturated(x):
-    """Return x clamped to 0 ... 1 (.sat). NaN becomes 0."""
+    """Return x clamped to the range from 0 to 1 (.sat). NaN becomes 0."""
     return type(x)(0) if not x > 0 else min(x, type(x)(1))
 
 
@@ -196,13 +207,13 @@ def at_least_zero(x):
 
 
 def numpy_function(name):
-    """Return numpy's function for a function name in Python's math or cmath."""
+    """Return the numpy function that corresponds to a function of Python's math or cmath."""
     return getattr(np, {"pow": "power"}.get(name) or re.sub("^a(?=[cst])", "arc", name))
 
 
 def both_libraries(names):
-    """Return {name: (math's function, numpy's function)}. numpy's function returns the IEEE result where
-    math's raises."""
+    """Return {name: (function of math, function of numpy)}. numpy's function returns the IEEE result in the
+    cases where math's raises an exception."""
     return {name: (getattr(math, name), numpy_function(name)) for name in names.split()}
 
 
@@ -239,17 +250,17 @@ BINARY = both_libraries("atan2 copysign fmod hypot pow") | {
 
 # --- what Numba compiles ------------------------------------------------------------------------------------
 
-ULPS = 2  # maximum difference between two math libraries, in units in the last place
-# Compiled forms whose result is exact in every library
+ULPS = 2  # the maximum difference between two math libraries, in units in the last place
+# The compiled forms whose result is exact in every library.
 EXACT = {
     "ceil": np.ceil, "fabs": math.fabs, "floor": np.floor, "nearbyint": np.rint, "rint": np.rint,
     "sqrt": math.sqrt, "trunc": np.trunc, "copysign": math.copysign, "fmod": np.fmod,
     "remainder": nearest_remainder,
 }  # fmt: skip
-# Functions that Numba compiles to calls of the C library
+# The functions that Numba compiles to calls of the C library.
 LIBRARY = """acos acosh asin asinh atan atan2 atanh cos cosh erf erfc exp expm1 hypot lgamma log log10 log1p
     pow sin sinh tan tanh"""
-# function name -> compiled form
+# name of a function -> its compiled form
 NATIVE = EXACT | {name: getattr(math, name) for name in LIBRARY.split()}
 NATIVE |= {
     "cbrt": np.cbrt,
@@ -264,17 +275,18 @@ WHOLE = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}
 
 
 def compiled(name):
-    """Return the keyword arguments `native` and `ulps` of a Function, or {} if it has no compiled form."""
-    # lgamma differs more between libraries, near its zeros.
+    """Return the keyword arguments `native` and `ulps` of a Function. Return {} if there is no compiled
+    form."""
+    # Near its zeros, lgamma differs more between libraries.
     ulps = 0 if name in EXACT else 8 * ULPS if name == "lgamma" else ULPS
     return {"native": NATIVE[name], "ulps": ulps} if name in NATIVE else {}
 
 
 def of_one(name):
-    """Return the function `name` of one double. It never raises."""
+    """Return the function of one double that has this name. It never raises an exception."""
     return total(*UNARY[name])
 
 
 def of_two(name):
-    """Return the function `name` of two doubles. It never raises."""
+    """Return the function of two doubles that has this name. It never raises an exception."""
     return total(*BINARY[name])

@@ -22,17 +22,17 @@ TWICE = {"s16": int32, "s32": int64, "u16": uint32, "u32": uint64}
 
 
 def quotient(x, y):
-    """Return x / y rounded towards zero (div). PTX leaves x / 0 undefined; GPUs return all ones."""
+    """Return x / y, rounded towards zero (div). PTX leaves x / 0 undefined, and GPUs return all ones."""
     return -1 if y == 0 else abs(x) // abs(y) * (1 if (x < 0) == (y < 0) else -1)
 
 
 def remainder(x, y):
-    """Return the remainder of x / y, with the sign of x (rem). GPUs return x if y is 0."""
+    """Return the remainder of x / y, which has the sign of x (rem). GPUs return x if y is 0."""
     return x if y == 0 else abs(x) % abs(y) * (-1 if x < 0 else 1)
 
 
 def high(x, y, *, bits):
-    """Return the upper half of the product (mul.hi)."""
+    """Return the upper half of the product x * y (mul.hi)."""
     return x * y >> bits
 
 
@@ -42,7 +42,7 @@ def multiply_add(x, y, z):
 
 
 def high_add(x, y, z, *, bits):
-    """Return the upper half of x * y, plus z (mad.hi)."""
+    """Return the upper half of the product x * y, plus z (mad.hi)."""
     return (x * y >> bits) + z
 
 
@@ -52,19 +52,19 @@ def difference(x, y, z):
 
 
 def shifted_left(x, count, *, bits):
-    """Return x shifted left by the 32-bit unsigned `count` (shl). PTX clamps the count to the width, so
-    larger counts return 0."""
+    """Return x, shifted left by the unsigned 32-bit `count` (shl). PTX clamps the count to the width, so a
+    larger count gives 0."""
     return x << count if count < bits else 0
 
 
 def shifted_right(x, count, *, bits):
-    """Return x shifted right by the 32-bit unsigned `count`, filling with the sign of x (shr). PTX clamps
+    """Return x, shifted right by the unsigned 32-bit `count` and filled with the sign of x (shr). PTX clamps
     the count to the width."""
     return x >> min(count, bits)
 
 
 def field(x, start, length, *, bits):
-    """Return an unsigned bit field (bfe.u). PTX uses the low 8 bits of `start` and `length`."""
+    """Return an unsigned bit field (bfe.u). PTX uses only the low 8 bits of `start` and `length`."""
     return (x >> (start & 255)) & ((1 << (length & 255)) - 1)
 
 
@@ -75,8 +75,8 @@ def inserted(x, into, start, length, *, bits):
 
 
 def signed_field(x, start, length, *, bits):
-    """Return a bit field, sign-extended (bfe.s). If the field extends beyond the operand, the operand's
-    sign bit fills it."""
+    """Return a sign-extended bit field (bfe.s). If the field extends beyond the operand, the sign bit of the
+    operand fills the rest."""
     start, length = start & 255, length & 255
     sign = x >> min(start + length - 1, bits - 1) & 1 if length else 0
     count = min(length, max(bits - start, 0))
@@ -84,11 +84,11 @@ def signed_field(x, start, length, *, bits):
 
 
 def funnel(wrapped, left):
-    """Return the semantics of shf: a shift of the 64-bit value high:low, of which 32 bits are returned.
+    """Return the semantics of shf, which shifts the 64-bit value high:low and returns 32 bits of the result.
 
-    wrapped: whether the count is taken modulo 32 (.wrap) or clamped to 32 (.clamp).
-    left: whether the upper half of high:low << count is returned (shf.l), or the lower half of high:low >>
-        count (shf.r).
+    wrapped: whether the count is taken modulo 32 (.wrap). Otherwise, it is clamped to 32 (.clamp).
+    left: whether to return the upper half of high:low << count (shf.l). Otherwise, return the lower half of
+        high:low >> count (shf.r).
     """
 
     def shift(low, high, count):
@@ -100,8 +100,10 @@ def funnel(wrapped, left):
 
 
 def any_of_three(x, y, z, table):
-    """Return a bitwise function of three operands (lop3). Bit 4 a + 2 b + c of `table` is the result for
-    operand bits a, b and c."""
+    """Return a bitwise function of three operands (lop3).
+
+    Bit 4 a + 2 b + c of `table` is the result for the operand bits a, b and c.
+    """
     result = 0
     for position in range(8):
         if table >> position & 1:
@@ -110,11 +112,12 @@ def any_of_three(x, y, z, table):
 
 
 def dot(width, count, first=0):
-    """Return a function (signed_x, signed_y) -> semantics of dp4a or dp2a: z plus a dot product.
+    """Return a function (signed_x, signed_y) that returns the semantics of dp4a or dp2a: z plus a dot
+    product.
 
-    width: bits per element of x.
+    width: the number of bits per element of x.
     count: the number of elements of x.
-    first: the first byte of y that is used (2 for dp2a.hi).
+    first: the first byte of y that is used, which is 2 for dp2a.hi.
     """
 
     def signed(signed_x, signed_y):
@@ -129,10 +132,11 @@ def dot(width, count, first=0):
 
 
 def lane_differences(width, signed_x, signed_y, sums, largest):
-    """Return the semantics of vabsdiff2 or vabsdiff4: the absolute differences of the lanes of x and y.
+    """Return the semantics of vabsdiff2 or vabsdiff4, the absolute differences of the lanes of x and y.
 
-    width: bits per lane.
-    sums: whether z plus the sum of the differences is returned (.add), and not the lanes.
+    width: the number of bits per lane.
+    signed_x, signed_y: whether the lanes of x and of y are signed.
+    sums: whether to return z plus the sum of the differences (.add) instead of the lanes.
     largest: the largest value of a lane (.sat), or None to keep the lowest `width` bits.
     """
 
@@ -150,36 +154,39 @@ def lane_differences(width, signed_x, signed_y, sums, largest):
 
 
 def part(word, start, width, signed):
-    """Return `width` bits of a word from bit `start` on, as a signed or an unsigned number."""
+    """Return the `width` bits of a word from bit `start` on, as a signed or an unsigned number."""
     bits = word >> start & (1 << width) - 1
     return wrap(bits, width) if signed else bits
 
 
 def most_significant(x, *, bits):
-    """Return the position of the most significant non-sign bit (bfind), or -1 (all ones) if there is none."""
-    # ~x of a negative x has the same non-sign bits, inverted. An unsigned x exceeds ~x, so max selects x.
+    """Return the position of the most significant bit that is not a sign bit (bfind), or -1 (all ones) if
+    there is none."""
+    # If x is negative, ~x has the same bits inverted, so the search is for a 1. If x is not negative, it
+    # exceeds ~x.
     return max(x, ~x).bit_length() - 1
 
 
 def distance(x, *, bits):
-    """Return the left-shift that moves the most significant non-sign bit to the top (bfind.shiftamt), or -1
-    (all ones) if there is none."""
+    """Return the number of bits by which to shift left until the most significant non-sign bit is at the top
+    (bfind.shiftamt), or -1 (all ones) if there is none."""
     length = max(x, ~x).bit_length()
     return -1 if length == 0 else bits - length
 
 
 def within_word(wraps, number):
-    """Return a bit position or length reduced to a 32-bit word: modulo 32 if `wraps`, else clamped to 32."""
+    """Return a bit position or length within a 32-bit word: modulo 32 if `wraps` is true, otherwise clamped
+    to 32."""
     return number & 31 if wraps else min(number, 32)
 
 
 def bit_mask(wraps):
-    """Return the semantics of bmsk: a mask of `length` ones from bit `at` on."""
+    """Return the semantics of bmsk, which makes a mask of `length` ones from bit `at` on."""
     return lambda at, length: (1 << within_word(wraps, length)) - 1 << within_word(wraps, at)
 
 
 def extended(wraps, signed):
-    """Return the semantics of szext: the low `length` bits of a word, sign-extended or zero-extended."""
+    """Return the semantics of szext, which sign-extends or zero-extends the low `length` bits of a word."""
 
     def extend(x, length):
         length = within_word(wraps, length)
@@ -189,14 +196,16 @@ def extended(wraps, signed):
 
 
 def nth_set(mask, base, offset):
-    """Return the position of the `offset`-th set bit counted from bit `base`, upwards if the offset is
-    positive, downwards if it is negative (fns). Return all ones if there is no such bit."""
+    """Return the position of the `offset`-th set bit, counted from bit `base` (fns).
+
+    A positive offset counts upwards, and a negative one downwards. Return all ones if there is no such bit.
+    """
     base &= 31
-    # offset 0 asks for bit `base` itself
+    # The offset 0 selects bit `base` itself, if it is set.
     if offset == 0:
         return base if mask >> base & 1 else -1
     step, left, found = 1 if offset > 0 else -1, abs(offset), -1
-    # The loop has no early exit: sim.native.ptx unrolls it, and does not support `break`.
+    # The loop does not end early, because sim.native.ptx unrolls it and does not support `break`.
     for distance in range(32):
         at = base + distance * step
         if 0 <= at < 32 and mask >> at & 1:
@@ -205,7 +214,7 @@ def nth_set(mask, base, offset):
     return found
 
 
-# mode of prmt -> the function (result byte i, selector) -> source byte (PTX ISA 9.7.9, `prmt`)
+# mode of prmt -> the function (result byte i, selector) that returns the source byte (PTX ISA 9.7.9, `prmt`)
 SELECTED = {
     "f4e": lambda i, s: (s & 3) + i,
     "b4e": lambda i, s: (s & 3) - i & 7,
@@ -217,15 +226,17 @@ SELECTED = {
 
 
 def nibble(i, selector):
-    """Return the i-th four-bit selector of prmt's default mode. Bit 3 requests sign replication."""
+    """Return the selector of four bits for result byte i in the default mode of prmt. Its bit 3 requests the
+    replication of the sign."""
     return selector >> 4 * i & 15
 
 
 def permuting(choice):
-    """Return the semantics of prmt, which selects four of the eight bytes of high:low. A selector with bit
-    3 set replicates the byte's sign bit.
+    """Return the semantics of prmt, which selects four of the eight bytes of high:low.
 
-    choice: the function (result byte i, selector) -> source byte.
+    If bit 3 of a selector is set, all bits of the result byte are the sign bit of the selected byte.
+
+    choice: the function (result byte i, selector) that returns the source byte.
     """
 
     def permuted(low, high, selector):
@@ -252,7 +263,8 @@ for _name, _wide in TWICE.items():
 family("div.T", INTEGERS, quotient)
 family("rem.T", INTEGERS, remainder)
 family("sad.T", INTEGERS, difference, 3)
-# abs and neg of the lowest integer wrap to the lowest integer when the result is converted to its type.
+# abs and neg of the lowest integer wrap around to the lowest integer when the result is converted to its
+# type.
 family("abs.T", SIGNED, abs, 1)
 family("neg.T", SIGNED, operator.neg, 1, native=SAME)
 family("min.T", INTEGERS, min, native=SAME)
@@ -261,7 +273,7 @@ family("popc.T", PATTERNS, bits.popc, 1, results=uint32, native=bits.POPC)
 family("clz.T", PATTERNS, bits.clz, 1, results=uint32, native=bits.CLZ)
 family("brev.T", PATTERNS, bits.brev, 1, native=bits.BREV)
 family("bfind.T", INTEGERS, most_significant, 1, results=uint32)
-# Logic instructions also operate on predicates.
+# Logic instructions also accept predicates.
 LOGIC = PATTERNS | {"pred": np.bool_}
 family("and.T", LOGIC, operator.and_, native=SAME)
 family("or.T", LOGIC, operator.or_, native=SAME)
@@ -270,7 +282,7 @@ family("not.T", PATTERNS, operator.invert, 1, native=SAME)
 add_entry("not.pred", operator.not_, (np.bool_,), np.bool_)
 family("cnot.T", PATTERNS, lambda x: int(x == 0), 1)
 add_entry("lop3.b32", any_of_three, (uint32,) * 4, uint32, SAME)
-# The shift count is .u32 for every operand type.
+# The shift count is .u32, whatever the type of the operand.
 family("shl.T", PATTERNS, shifted_left, (uint32,))
 family("shr.T", INTEGERS | PATTERNS, shifted_right, (uint32,))
 family("bfe.T", {"u32": uint32, "u64": uint64}, field, (uint32, uint32))
@@ -292,7 +304,7 @@ for _name, _dot in (("dp4a", dot(8, 4)), ("dp2a.lo", dot(16, 2)), ("dp2a.hi", do
         _sum = uint32 if _signs == "uu" else int32
         _semantics = _dot(_left == "s", _right == "s")
         add_entry(f"{_name}.{_left}32.{_right}32", _semantics, (uint32, uint32, _sum), _sum)
-# PTX ISA 9.7.19, "Video Instructions", with the default selection of lanes
+# Video instructions with the default selection of lanes (PTX ISA 9.7.19, "Video Instructions").
 for _lanes in (2, 4):
     for _result, _left, _right in product("us", repeat=3):
         _name = f"vabsdiff{_lanes}.{_result}32.{_left}32.{_right}32"

@@ -1,9 +1,9 @@
-"""The functions `cuda.popc`, `brev`, `clz`, `ffs`, `fma`, `cbrt` and `selp`, and the module `cuda.fp16`, as
-kernels see them.
+"""The functions `cuda.popc`, `brev`, `clz`, `ffs`, `fma`, `cbrt` and `selp`, and the module `cuda.fp16`, in
+the form in which kernels use them.
 
-Numba counts bits in the width of the operand's type. A Python int is an int64 here; a numpy scalar such as
-`numpy.int32` keeps its own width. The width affects only clz, and popc of a negative number. The results
-have Numba's types:
+Numba counts bits in the width of the operand's type. Here, a Python int is an int64, and a numpy scalar such
+as `numpy.int32` has its own width. The width matters only for clz, and for popc of a negative number. The
+results have Numba's types:
 
     popc, clz   the operand's type (an int for an int)
     ffs         uint32: 1 for the lowest bit, 0 if no bit is set
@@ -46,7 +46,7 @@ def of_64_or_32_bits(x):
 
 
 def of_floats(x, y, z):
-    """Return the overload (Version) of fma: float32 unless an operand needs float64."""
+    """Return the overload (Version) of fma. The result is float32 unless an operand needs float64."""
     scalar = paired_type(paired_type(x, y), paired_type(y, z))
     return Version((scalar,) * 3, scalar, fused_float32 if scalar is float32 else None)
 
@@ -67,11 +67,12 @@ def fused_once(x, y, z):
 
 
 def chosen(test, a, b):
-    """Return a if test, else b."""
+    """Return a if the test is true, otherwise b."""
     return a if test else b
 
 
-# name, semantics, type rule, compiled form, maximum difference between them in ulps
+# Each row has the name, the semantics, the type rule, the compiled form, and the maximum difference between
+# the semantics and the compiled form in ulps.
 ENTRIES = {
     name: Function(name, semantics, SOURCE, rule=rule, native=native, ulps=ulps).add()
     for name, semantics, rule, native, ulps in (

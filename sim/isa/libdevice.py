@@ -1,12 +1,13 @@
-"""The functions of `numba.cuda.libdevice`. Numba declares one fixed signature per function, to which
-operands and result are converted.
+"""The functions of `numba.cuda.libdevice`. For each function, Numba declares one signature, to which the
+operands and the result are converted.
 
-Signatures are written as strings: one letter for the result, then one per operand, where i is int32, l
-int64, h int16, f float32 and d float64. An int32 or int64 is a Python int within its range. Numba declares
-no unsigned types here, so umulhi returns an int32. A function whose C original writes through pointers
-returns a tuple. A `fast_` function returns the accurate value, which the hardware only approximates.
+A signature is written as a string. It has one letter for the result and then one per operand: i is int32, l
+is int64, h is int16, f is float32, and d is float64. An int32 or int64 is a Python int within its range.
+Numba declares no unsigned types here, so umulhi returns an int32. A function whose C original writes through
+pointers returns a tuple. A `fast_` function returns the accurate value, although the hardware only
+approximates it.
 
-MISSING lists the functions that are not implemented. Calling one raises NotImplementedError.
+MISSING lists the functions that are not implemented. A call of such a function raises NotImplementedError.
 
 Source: libdevice User's Guide; PTX ISA 9.7.1 to 9.7.4 for functions that are PTX instructions.
 """
@@ -28,7 +29,7 @@ from sim.isa.table import INSTRUCTIONS, PTX, entries_under
 TYPES = {"i": int32, "l": int64, "h": np.int16, "f": float32, "d": float64}
 SOURCE = "libdevice User's Guide"
 
-# function without an implementation -> the reason, which the error quotes
+# function without an implementation -> the reason, which the error message contains
 BESSEL = "sim has no Bessel functions"
 MISSING = {name: BESSEL for base in ("j0", "j1", "jn", "y0", "y1", "yn") for name in (base, base + "f")}
 MISSING |= dict.fromkeys(
@@ -38,32 +39,39 @@ MISSING |= dict.fromkeys(
 
 
 def define(name, signature, semantics, **more):
-    """Add a function. `signature` gives the types of its result and operands; `more` are further attributes
-    of the Function."""
+    """Add a function to the table.
+
+    signature: the types of the result and the operands, as letters.
+    more: further attributes of the Function.
+    """
     result, *operands = (TYPES[letter] for letter in signature)
     add_entry(name, tuple(operands), result, semantics, **more)
 
 
 def add_entry(name, operands, results, semantics, **more):
-    """Add a function with explicit operand and result types."""
+    """Add a function to the table. The types of its operands and results are given explicitly."""
     Function(f"libdevice.{name}", semantics, SOURCE, operands, results, **more).add()
 
 
 def define_both(name, signature, semantics, **more):
-    """Add a function of doubles, and its float variant, whose name ends in f. `signature` is that of the
-    double variant."""
+    """Add a function of doubles and its float variant, whose name ends in f.
+
+    signature: the types of the variant for doubles.
+    """
     define(name, signature, semantics, **more)
     define(name + "f", signature.replace("d", "f"), semantics, **more)
 
 
 def alias_ptx(name, ptx, **more):
-    """Add `name` to the entry of a PTX instruction. `more`: attributes to replace, such as the compiled
-    form."""
+    """Add a name to the entry of a PTX instruction.
+
+    more: attributes of the entry to replace, such as the compiled form.
+    """
     PTX[ptx].add_names(f"libdevice.{name}", **more)
 
 
 def fast(name):
-    """Add `fast_NAME` as a further name of NAME."""
+    """Add the name `fast_NAME` to the entry NAME."""
     INSTRUCTIONS[f"libdevice.{name}"].add_names(f"libdevice.fast_{name}")
 
 
@@ -91,7 +99,7 @@ define("saturatef", "ff", lambda x: min(x, 1.0) if x > 0 else 0.0, ptx=("cvt.sat
 
 
 def ilogb(x):
-    """Return the exponent of x as an int, with the special values of C on CUDA: INT_MIN for 0 and NaN,
+    """Return the exponent of x as an int. The special values are those of C on CUDA: INT_MIN for 0 and NaN,
     INT_MAX for infinities."""
     if x == 0 or x != x:
         return -(2**31)
@@ -99,12 +107,12 @@ def ilogb(x):
 
 
 def rounded_int(whole):
-    """Return a function that rounds with `whole` and converts to int64, saturated."""
+    """Return a function that rounds with `whole` and converts to int64. The conversion saturates."""
     return lambda x: from_float(float64(whole(x)) if math.isfinite(x) else float64(x), int64, "rz")
 
 
 def is_negative(x):
-    """Return whether the sign bit is set."""
+    """Return whether the sign bit of x is set."""
     return copysign(1.0, x) < 0
 
 
@@ -122,10 +130,11 @@ define("isfinited", "id", math.isfinite, native=SAME)
 
 
 def remquo(x, y):
-    """Return (IEEE remainder, signed low bits of the rounded quotient). C guarantees three of these bits."""
+    """Return (IEEE remainder, low bits of the rounded quotient with its sign). C guarantees three of these
+    bits."""
     if not (math.isfinite(x) and math.isfinite(y)) or y == 0:
         return ieee.of_two("remainder")(x, y), 0
-    # Exact rational arithmetic, because x / y may round to another integer.
+    # Use exact rational arithmetic, because x / y may round to another integer.
     (xn, xd), (yn, yd) = abs(x).as_integer_ratio(), abs(y).as_integer_ratio()
     quotient, rest = divmod(xn * yd, xd * yn)
     quotient += 2 * rest > xd * yn or (2 * rest == xd * yn and quotient % 2 == 1)
@@ -133,13 +142,13 @@ def remquo(x, y):
 
 
 def both(first, second):
-    """Return a function that returns the pair of two functions' results."""
+    """Return a function that returns the results of two functions as a pair."""
     first, second = ieee.of_one(first), ieee.of_one(second)
     return lambda x: (first(x), second(x))
 
 
 def sine_and_cosine(x):
-    """Return (sin x, cos x); the compiled form of sincos."""
+    """Return (sin x, cos x). This is the compiled form of sincos."""
     return math.sin(x), math.cos(x)
 
 
@@ -159,19 +168,19 @@ fast("sincosf")
 
 
 def reciprocal(x):
-    """Return 1 / x; the compiled form of rcp."""
+    """Return 1 / x. This is the compiled form of rcp."""
     return 1 / x
 
 
-# PTX opcode -> compiled form with the same result, for rounding to nearest
+# PTX opcode -> the compiled form with the same result, if it rounds to nearest
 COMPILED = {
     "add": SAME, "sub": SAME, "mul": SAME, "div": operator.truediv, "rcp": reciprocal, "sqrt": math.sqrt,
     "fma": bits.FMA,
 }  # fmt: skip
-# Conversions from a C unsigned type: read Numba's signed operand as unsigned.
+# For conversions from an unsigned type in C: reads Numba's signed operand as an unsigned number.
 UNSIGNED = {"uint": lambda x: x & 0xFFFFFFFF, "ull": np.uint64}
-# Every combination of operation, type and direction, such as __fadd_rz or __double2int_rn. The directions
-# other than rn have no compiled form.
+# Add every combination of operation, type and rounding direction, such as __fadd_rz or __double2int_rn. Only
+# the direction rn has a compiled form. other than rn have no compiled form.
 for _mode in DIRECTIONS:
     _nearest = _mode == "rn"
     for _names, _of in (
@@ -192,14 +201,14 @@ for _mode in DIRECTIONS:
         ):
             _to, _from = f"cvt.{_mode}i.{_integer}.{_of}", f"cvt.{_mode}.{_of}.{_integer}"
             _named = (f"{_format}2{_name}_{_mode}", f"{_name}2{_format}_{_mode}")
-            # whether libdevice has the integer-to-float function in this direction
+            # libdevice does not have every function from an integer to a float in every direction.
             _available = _format == "float" or _letter == "l" or _nearest
             if _name not in UNSIGNED:
                 alias_ptx(_named[0], _to, native=ieee.WHOLE[_mode])
                 if _available:
                     alias_ptx(_named[1], _from, native=identity if _nearest else None)
                 continue
-            # unsigned in C, signed in Numba
+            # The integer is unsigned in C, but signed in Numba.
             define(_named[0], _letter + _format[0], PTX[_to].semantics)
             if _available:
                 _native = UNSIGNED[_name] if _nearest else None
@@ -220,7 +229,7 @@ def low_word(x):
 
 
 def from_words(high, low):
-    """Return the double with these upper and lower 32 bits."""
+    """Return the double whose upper and lower 32 bits are given."""
     return int64((high << 32) | (low & 0xFFFFFFFF)).view(float64)
 
 
@@ -238,7 +247,8 @@ define("half2float", "fh", lambda x: np.int16(x).view(np.float16))
 
 
 def unsigned(function, bits=32):
-    """Return `function` with all operands converted to unsigned integers of `bits` bits."""
+    """Return a function that converts all operands to unsigned integers of `bits` bits and calls
+    `function`."""
     mask = (1 << bits) - 1
     return lambda *x: function(*(v & mask for v in x))
 
@@ -249,12 +259,12 @@ def low24(x):
 
 
 def average(x, y):
-    """Return the average, rounded down (hadd)."""
+    """Return the average of x and y, rounded down (hadd)."""
     return (x + y) >> 1
 
 
 def average_up(x, y):
-    """Return the average, rounded up (rhadd)."""
+    """Return the average of x and y, rounded up (rhadd)."""
     return (x + y + 1) >> 1
 
 
@@ -273,7 +283,7 @@ alias_ptx("mul64hi", "mul.hi.s64")
 define("umul64hi", "lll", unsigned(lambda x, y: x * y >> 64, 64))
 define("mul24", "iii", lambda x, y: low24(x) * low24(y), ptx=("mul24.lo.s32",))
 define("umul24", "iii", unsigned(lambda x, y: x * y, 24))
-# Python ints do not overflow, so the sums need no wider type.
+# Python's ints do not overflow, so the sums need no wider type.
 for _prefix, _as in (("", lambda semantics: semantics), ("u", unsigned)):
     _native = None if _prefix else SAME
     define(_prefix + "hadd", "iii", _as(average), native=_native)
@@ -283,7 +293,7 @@ define("byte_perm", "iiii", integer_arithmetic.permuted, native=SAME)
 
 
 def missing(name):
-    """Return a function that raises NotImplementedError."""
+    """Return a function that raises NotImplementedError for a function without an implementation."""
 
     def unavailable(*_):
         raise NotImplementedError(f"libdevice.{name}: {MISSING[name]}")

@@ -1,9 +1,9 @@
-"""Memory barrier objects (mbarriers) in shared memory. Threads arrive at an mbarrier, and later test
-whether a phase is complete.
+"""Memory barrier objects (mbarriers) in shared memory. Threads arrive at an mbarrier, and test later whether
+a phase is complete.
 
-A phase completes when the number of arrivals for which the barrier was initialised is reached; the next
-phase begins immediately. An arrival returns a 64-bit state: the phase number and the number of pending
-arrivals before it. An element is identified as in memory.read.
+A phase is complete when as many arrivals have been counted as the barrier was initialised for. The next phase
+begins immediately. An arrival returns a 64-bit state, which contains the number of the phase and the number
+of arrivals that were pending before it. An element is identified as in memory.read.
 
 Source: PTX ISA 9.7.13.15, "Parallel Synchronization and Communication Instructions: mbarrier".
 """
@@ -21,11 +21,11 @@ class Barrier:
     """The state of an mbarrier.
 
     expected: the number of arrivals per phase.
-    pending: the number of outstanding arrivals in the current phase.
+    pending: the number of arrivals that are still missing in the current phase.
     phase: the current phase, counted from 0.
-    address: the address of the barrier, once it is in memory.
-    tracked: lists of pending copies (cp.async.mbarrier.arrive). When all copies in a list are complete, the
-        list counts as one arrival.
+    address: the address of the barrier, or None before it is in memory.
+    tracked: lists of pending copies (cp.async.mbarrier.arrive). Each list counts as one arrival once all its
+        copies are complete.
     """
 
     def __init__(self, expected):
@@ -34,19 +34,20 @@ class Barrier:
 
     @property
     def state(self):
-        """The 64-bit state returned by an arrival: the phase in the upper bits, the pending count in the
+        """The 64-bit state that an arrival returns: the phase in the upper bits, and the pending count in the
         low 20 bits."""
         return self.phase << COUNT_BITS | self.pending
 
     def arrive(self, count, drops):
         """Count `count` arrivals. Return whether they complete the phase.
 
-        drops: whether the arriving threads leave the barrier for all later phases (arrive_drop).
+        drops: whether the threads that arrive leave the barrier for all later phases (arrive_drop).
 
-        Errors: ValueError if more threads arrive than the phase expects.
+        Raise ValueError if more threads arrive than the phase expects.
         """
-        # Copies in flight may complete at any time. Completing them now may complete the current phase and
-        # make room for these arrivals in the next one.
+        # A copy in flight may be complete at any time. Completing the copies now may complete the current
+        # phase, and make room for these arrivals in the next one. make room for these arrivals in the next
+        # one.
         if check_count(count) > self.pending:
             self.complete_copies()
         if count > self.pending:
@@ -60,7 +61,7 @@ class Barrier:
 
     def complete_copies(self):
         """Complete all copies that the barrier tracks, and count their arrivals."""
-        # Cleared first, because `arrive` may call this method again.
+        # `arrive` may call this method again, so empty the list first.
         tracked, self.tracked = self.tracked, []
         for copies in tracked:
             for sent in copies:
@@ -69,25 +70,26 @@ class Barrier:
 
 
 def check_count(count):
-    """Return `count`. Errors: ValueError if it is outside of the range of an mbarrier's count."""
+    """Return `count`. Raise ValueError if it is outside of the range of an mbarrier's count."""
     if not 1 <= count <= MAX_COUNT:
         raise ValueError(f"an mbarrier counts 1 to {MAX_COUNT} arrivals, got {count}")
     return count
 
 
 def add_arrival(name, *modifiers, drops=False, completes=True):
-    """Add an arrival instruction.
+    """Add an arrival instruction to the table.
 
     name: "arrive" or "arrive_drop".
-    drops: whether the threads leave the barrier for later phases.
-    completes: whether the arrival may complete a phase; with .noComplete it must not.
+    modifiers: further parts of the name.
+    drops: whether the threads leave the barrier for all later phases.
+    completes: whether the arrival may complete a phase. With .noComplete, it must not.
     """
 
     def arrive(memory, where, index, count=1):
         barrier = memory.barrier(where, index)
         if barrier is None:
             return 0
-        # The returned state is that before the arrival (PTX ISA, `mbarrier.arrive`).
+        # The state that is returned is the one before the arrival (PTX ISA, `mbarrier.arrive`).
         state, phase = barrier.state, barrier.phase
         memory.arrived(barrier, phase)
         if barrier.arrive(count, drops) and not completes:
@@ -99,18 +101,18 @@ def add_arrival(name, *modifiers, drops=False, completes=True):
     memory_instruction(name=dialect, source=f"PTX ISA mbarrier.{name}", ptx=(ptx,))(arrive)
 
 
-# Dropping implies arriving: the thread arrives in the current phase and leaves later ones.
+# arrive_drop includes an arrival: the thread arrives in the current phase, and leaves the later ones.
 for _name in ("arrive", "arrive_drop"):
     add_arrival(_name, drops=_name == "arrive_drop")
     add_arrival(_name, "noComplete", drops=_name == "arrive_drop", completes=False)
 
 
 def add_tracking(name, adds):
-    """Add cp.async.mbarrier.arrive: the barrier receives an arrival when all preceding copies of the thread
-    are complete.
+    """Add cp.async.mbarrier.arrive to the table. It makes the barrier count an arrival once all preceding
+    copies of the thread are complete.
 
-    adds: whether the pending count is incremented, so that the arrival is in addition to those expected.
-        With .noinc it is one of them.
+    adds: whether the pending count is incremented first, so that the arrival is an additional one. With
+        .noinc, it is one of the expected arrivals.
     """
 
     def track(memory, where, index):
@@ -143,14 +145,19 @@ def mbarrier_inval(memory, where, index):
 
 
 def add_wait(name, is_over):
-    """Add test_wait and try_wait, which test whether a phase is complete. `is_over`: the function (current
-    phase, operand) -> whether the phase that the operand identifies is complete."""
+    """Add test_wait and try_wait to the table. They test whether a phase is complete.
+
+    name: "" or "parity.".
+    is_over: the function (current phase, operand) that returns whether the phase that the operand identifies
+        is complete.
+    """
 
     def test(memory, where, index, expected):
         barrier = memory.barrier(where, index)
         if barrier is not None and not is_over(barrier.phase, expected):
-            # Copies complete as late as the program allows: this test fails nevertheless, and the next one
-            # may succeed. A program that does not repeat the test is then exposed.
+            # Copies are completed as late as the program allows. This test fails nevertheless, and the next
+            # one may succeed. A program that does not repeat the test is exposed in this way. may succeed. A
+            # program that does not repeat the test is then exposed.
             barrier.complete_copies()
             memory.wait_failed(barrier)
             memory.yield_turn()
@@ -166,8 +173,8 @@ def add_wait(name, is_over):
 
 # Without .parity, the operand is the state that an arrival returned.
 add_wait("", lambda phase, state: phase != state >> COUNT_BITS)
-# With .parity, the operand is the parity of the phase. The wait cannot distinguish phases that are two
-# apart.
+# With .parity, the operand is the parity of the phase. Such a wait cannot distinguish phases that are two
+# apart. apart.
 add_wait("parity.", lambda phase, parity: phase & 1 != parity & 1)
 
 

@@ -1,4 +1,4 @@
-"""Entries for memory instructions of a single thread. They access a few adjacent bytes, immediately or
+"""Entries for memory instructions of a single thread. They access a few adjacent bytes, at once or
 asynchronously."""
 
 from dataclasses import dataclass
@@ -8,40 +8,41 @@ from sim.isa.table import GRID, INSTRUCTIONS, THREAD, YIELDING, Entry, parameter
 
 @dataclass(frozen=True, eq=False)
 class MemoryInstruction(Entry):
-    """A memory instruction of a single thread. Its semantics takes a sim.memory.transfer.Memory, then the
-    arguments of a call."""
+    """A memory instruction of a single thread.
+
+    Its semantics takes a sim.memory.transfer.Memory, and then the arguments of a call.
+    """
 
     scope = THREAD
 
     @property
     def parameters(self):
-        """The names of a call's parameters."""
+        """The names of the parameters of a call."""
         return [parameter.name for parameter in parameters_of(self.semantics, "memory")[1:]]
 
 
 def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None, yields=False):
-    """Add the decorated function to the table as a memory instruction of a single thread. The decorator
-    returns the MemoryInstruction.
+    """Return a decorator that adds a function to the table, as a memory instruction of a single thread.
 
-    The function takes `memory`, then the arguments of a call. The interpreter calls it; it has no compiled
-    form. `memory` has these methods:
+    The decorator returns the MemoryInstruction. The function takes `memory`, and then the arguments of a
+    call. The interpreter calls it. It has no compiled form. `memory` has these methods:
 
-        read(array, index, size)   returns `size` bytes from adjacent elements. The address must be a
-        multiple
-                                   of `size`, or of the optional fourth argument.
-        send(array, index, data)   writes bytes at an unspecified later time. source= is the Spot, returned
-        by
-                                   memory.source, whose memory is being read until then.
+        read(array, index, size)   returns `size` bytes from adjacent elements. The address must be a multiple
+        of
+                                   `size`, or of the optional fourth argument.
+        send(array, index, data)   writes bytes at an unspecified later time. Its argument `source` is the
+        Spot from
+                                   which the copy reads until then, as memory.source returns it.
         commit()                   commits all preceding sends to a group
         receive(n)                 waits until at most the n newest groups are pending
         fence(reach)               orders the thread's accesses before it and after it
         yield_turn()               lets other threads run first
 
-    source, name, ptx, touches, stands_for: as for sim.isa.instruction.
+    source, name, ptx, touches, stands_for: as in sim.isa.instruction.
     yields: whether the scheduler may switch threads at this instruction. Set it for an instruction that a
         thread repeats while it waits for another thread.
 
-    Errors: ValueError if the name belongs to another function.
+    Raise ValueError if the name belongs to another function.
     """
 
     def add_entry(semantics):
@@ -57,12 +58,13 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None
 
 
 def memory_of(entry):
-    """Return the function by which a warp instruction accesses memory, or None."""
+    """Return the function by which a warp instruction accesses memory, or None if it does not access
+    memory."""
     return getattr(entry, "fetch", None) or getattr(entry, "put", None)
 
 
 def interpreted_only(names):
-    """Return the sorted subset of `names` that are instructions without a compiled form."""
+    """Return the sorted list of those `names` that are instructions without a compiled form."""
     entries = {name: INSTRUCTIONS[name] for name in names if name in INSTRUCTIONS}
     return sorted(
         name

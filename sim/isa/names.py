@@ -1,23 +1,24 @@
-"""The parts of a PTX instruction's name: its opcode, types and modifiers.
+"""The parts of the name of a PTX instruction: its opcode, types and modifiers.
 
 Source: PTX ISA 4.3, "Statements" ("Instruction Statements"); 5.2, "Types" ("Fundamental Types").
 """
 
-# type -> its width in bits
+# PTX type -> its width in bits
 WIDTHS = {f"{letter}{width}": width for letter in "sub" for width in (8, 16, 32, 64)}
 WIDTHS |= {"f16": 16, "bf16": 16, "f32": 32, "f64": 64, "f16x2": 32, "bf16x2": 32}
 WIDTHS |= {"tf32": 32, "pred": 1, "b128": 128, "e4m3x2": 16, "e5m2x2": 16}
 
 
 class Missing(Exception):
-    """An instruction that `sim` does not support. The argument is its name or a description."""
+    """The exception for an instruction that `sim` does not support. Its argument is the name or a
+    description."""
 
 
 class Name:
-    """A PTX instruction's name, from which modifiers are removed as they are handled. A modifier that
-    remains in `rest` has no semantics here, and the instruction is refused.
+    """The name of a PTX instruction. Modifiers are removed from it as they are handled.
 
-    Modifiers are sorted, because ptxas accepts them in any order.
+    A modifier that remains in `rest` has no semantics here, so the instruction is refused. Modifiers are
+    sorted, because ptxas accepts them in any order.
     """
 
     def __init__(self, text):
@@ -31,31 +32,31 @@ class Name:
         return ".".join([self.base, *self.rest, *self.types])
 
     def take(self, part):
-        """Remove a modifier. Return whether the name had it."""
+        """Remove a modifier. Return whether the name contained it."""
         if part in self.rest:
             self.rest.remove(part)
             return True
         return False
 
     def take_one_of(self, parts, otherwise=None):
-        """Remove the first of these modifiers that the name has, and return it; return `otherwise` if it
-        has none."""
+        """Remove the first of these modifiers that the name contains, and return it. Return `otherwise` if it
+        contains none."""
         return next((part for part in parts if self.take(part)), otherwise)
 
     @property
     def type(self):
-        """The first type. Errors: Missing if the name has no type."""
+        """The first type. Raise Missing if the name contains no type."""
         if not self.types:
             raise Missing(self.text)
         return self.types[0]
 
     @property
     def width(self):
-        """The width of the first type in bits."""
+        """The width of the first type, in bits."""
         return WIDTHS[self.type]
 
     @property
     def bits(self):
-        """The untyped-bits form of the first type (b32 for s32), for operations that do not depend on the
-        sign."""
+        """The type of untyped bits with the width of the first type (b32 for s32). It suits operations that
+        do not depend on the sign."""
         return f"b{self.width}"

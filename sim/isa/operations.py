@@ -1,9 +1,9 @@
 """Entries for Python's operators, with Numba's types, their semantics and their compiled forms. Powers are in
-`sim.isa.powers`, builtins in `sim.isa.builtin_functions`.
+`sim.isa.powers`, and builtins in `sim.isa.builtin_functions`.
 
-Halves are computed in float64 and rounded to the half type. For sums, products and quotients this yields
-the correctly rounded half, because float64's 53-bit significand is longer than twice the half's 11 bits
-plus two (Figueroa, "When is double rounding innocuous?", 1995).
+The 16-bit floats are computed in float64 and then rounded. For sums, products and quotients this gives the
+correctly rounded result, because float64's 53-bit significand is longer than twice the 11 bits of a 16-bit
+float plus two (Figueroa, "When is double rounding innocuous?", 1995).
 
 Semantics that only the interpreter calls are in `sim.isa.operators`.
 
@@ -27,17 +27,17 @@ SOURCE = "Numba's typing on CUDA; PTX ISA 9.7"
 
 
 def wide(scalar):
-    """Return the type in which values of this type are computed: float64 for a half, otherwise the type
-    itself."""
+    """Return the type in which values of this type are computed. It is float64 for a 16-bit float, otherwise
+    the type itself."""
     return float64 if scalar in HALVES else scalar
 
 
 def both(rule, native=(), implementations=()):
-    """Return the type rule of a binary operator that converts both operands to the result type.
+    """Return the type rule of a binary operator that converts both operands to the type of the result.
 
-    rule: the function (type of a, type of b) -> result type, or None.
-    native: {result type: compiled form}, where it is not the operator itself.
-    implementations: {result type: semantics}; by default the compiled form.
+    rule: the function (type of a, type of b) that returns the type of the result, or None.
+    native: {type of the result: compiled form}, where it is not the operator itself.
+    implementations: {type of the result: semantics}. By default, the semantics is the compiled form.
     """
 
     def version(a, b):
@@ -54,7 +54,8 @@ def both(rule, native=(), implementations=()):
 
 
 def signed_quotient(a, b):
-    """Return a // b. The result is 0 for b = 0, and for LOWEST // -1, which raises an exception on x86."""
+    """Return a // b. The result is 0 if b is 0, and for LOWEST // -1, which raises a hardware exception on
+    x86."""
     if b == 0:
         return 0
     if b == -1:
@@ -65,33 +66,33 @@ def signed_quotient(a, b):
 
 def unsigned_quotient(a, b):
     """Return a // b, or 0 if b is 0."""
-    # `b` rather than a literal 0, which Numba would unify with uint64 to float64.
+    # Return `b` and not a literal 0, because Numba would unify the int64 literal and uint64 to float64.
     return b if b == 0 else a // b
 
 
 def signed_remainder(a, b):
-    """Return a % b with Python's sign, or 0 if b is 0. The remainder by -1 is 0, without dividing LOWEST by
-    -1."""
+    """Return a % b with Python's sign, or 0 if b is 0. The remainder of a division by -1 is 0, so LOWEST need
+    not be divided by -1."""
     return 0 if b == 0 or b == -1 else a % b
 
 
 def unsigned_remainder(a, b):
     """Return a % b, or 0 if b is 0."""
-    # `b` for the same reason as in unsigned_quotient
+    # Return `b` for the same reason as in unsigned_quotient.
     return b if b == 0 else a % b
 
 
 def shifted_left(a, count):
-    """Return a shifted left by the unsigned 32-bit count. Counts of 64 or more return 0 (PTX ISA 9.7.8,
+    """Return a, shifted left by the unsigned 32-bit count. A count of 64 or more gives 0 (PTX ISA 9.7.8,
     `shl`)."""
-    # a - a is a zero of a's type.
+    # a - a is a zero of the type of a.
     return a << count if count < 64 else a - a
 
 
 def shifted_right(a, count):
-    """Return a shifted right by the unsigned 32-bit count. Counts of 64 or more leave only the sign (PTX
+    """Return a, shifted right by the unsigned 32-bit count. A count of 64 or more leaves only the sign (PTX
     ISA 9.7.8, `shr`)."""
-    # A single shift by 64 is undefined in LLVM.
+    # In LLVM, a shift by 64 is undefined, so shift twice.
     return a >> count if count < 64 else a >> 63 >> 1
 
 
@@ -105,7 +106,7 @@ def of_shift(a, b):
 QUOTIENT = {int: signed_quotient, uint64: unsigned_quotient} | dict.fromkeys(PLAIN, floored.quotient)
 REMAINDER = {int: signed_remainder, uint64: unsigned_remainder} | dict.fromkeys(PLAIN, floored.remainder)
 
-# Interpreted // and % of floats. quick_or_exact uses numpy's result where it is certain to be correct.
+# The interpreted // and % of floats. quick_or_exact uses numpy's result where it is certainly correct.
 INTERPRETED = {
     name: dict.fromkeys(PLAIN, quick_or_exact(getattr(operator, name), exact))
     for name, exact in (("floordiv", floored.quotient), ("mod", floored.remainder))
@@ -113,7 +114,7 @@ INTERPRETED = {
 
 
 def pair_results(quotient, remainder):
-    """Return a function that returns the pair of both functions' results."""
+    """Return a function that returns the results of two functions as a pair."""
     return lambda a, b: (quotient(a, b), remainder(a, b))
 
 
@@ -131,13 +132,13 @@ def of_divmod(a, b):
 
 
 def own_width_rule(operation):
-    """Return the type rule of a unary operator. Integers are computed in their own width, and the result is
+    """Return the type rule of a unary operator. An integer is computed in its own width, and the result is
     widened to 64 bits."""
 
     def rule(x):
         if x not in INTEGRAL:
             return Version((wide(x),), x) if operation is not operator.invert else None
-        # ~x of a bool is `not x`; -x and +x of a bool are int64.
+        # ~x of a bool is `not x`. -x and +x of a bool are int64.
         if x is bool:
             return (
                 Version((bool,), bool, operator.not_)
@@ -146,7 +147,8 @@ def own_width_rule(operation):
             )
         bits = 8 * np.dtype(x).itemsize
         if x in UNSIGNED:
-            # -uint8(1) is 255 and ~uint32(1) is 2**32 - 2: the result wraps in the narrow type first.
+            # -uint8(1) is 255 and ~uint32(1) is 2**32 - 2, because the result wraps around in the narrow type
+            # first.
             return Version((x,), uint64, lambda a: operation(a) & (1 << bits) - 1, operation)
         # -(-128) is -128 for an int8.
         return Version((x,), int, lambda a: wrap(operation(a), bits), operation)
@@ -194,8 +196,10 @@ SEMANTICS = {"lshift": shifted_left, "rshift": shifted_right}
 
 
 def add_operator(name, python, rule, **more):
-    """Add an operator and return its entry. `python`: Python's operator, which the interpreter applies to
-    values that are not numbers."""
+    """Add an operator to the table, and return its entry.
+
+    python: Python's operator, which the interpreter applies to values that are not numbers.
+    """
     more = {"native": SAME, "rule": rule, "otherwise": python} | more
     return Function(name, SEMANTICS.get(python.__name__, python), SOURCE, **more).add()
 

@@ -1,21 +1,20 @@
-"""Semantics of operators that only the interpreter calls. No operator raises an exception because of its
-operands' values, except complex division by zero.
+"""Semantics of operators that only the interpreter calls. No operator raises an exception because of the
+values of its operands, except for a complex division by zero.
 
 Compiled and interpreted kernels agree on the following:
 
-    int64 overflow                        wraps                  (uint64 likewise)
+    int64 overflow                        wraps around           (also for uint64)
     -x, ~x of a narrow integer            in its own width       (then widened: -uint8(1) is 255,
                                                                  ~uint32(1) is 2**32 - 2)
     x / 0                                 inf, -inf or nan       (integers are divided as float64)
-    i // 0, i % 0, divmod(i, 0)           0                      (Numba's "numpy" error model, CUDA's
-    default)
+    i // 0, i % 0, divmod(i, 0)           0                      (Numba's error model "numpy", the
+                                                                 default for CUDA)
     -2**63 // -1                          0
     -7 // 2, -7 % 2                       -4, 1                  (Python's signs)
     x // y, x % y                         see sim.isa.floored
     i << n, i >> n; n >= 64 or negative   0, and 0 or -1         (PTX treats the low 32 bits of n as an
-    unsigned
-                                                                 count and clamps it)
-    i ** n                                wraps; then rounded to float64 if Python is older than 3.12;
+                                                                 unsigned count and clamps it)
+    i ** n                                wraps around; then rounded to float64 if Python is older than 3.12;
                                           negative n: 0, unless i is 1 or -1; 0 ** -n is -2**63
     float32 ** n                          float32, by repeated multiplication; float n: `math.pow`
     max(float32, 0.0)                     float64
@@ -39,9 +38,11 @@ WHOLE = 2.0**23  # float32 represents every integer up to this one
 
 
 def quick_or_exact(of_python, exact):
-    """Return // or % for two floats. Python's result is used if the rounding of a / b cannot affect it,
-    because the quotient has a fractional part or is exact. Otherwise the slower `exact` computes the
-    result."""
+    """Return // or % for two floats.
+
+    Python's result is used if the rounding of a / b cannot affect it, because the quotient has a fractional
+    part or is exact. Otherwise, the slower function `exact` computes the result.
+    """
 
     def evaluate(a, b):
         ratio = a / b
@@ -54,14 +55,14 @@ def quick_or_exact(of_python, exact):
 
 
 def complex_quotient(a, b):
-    """Return a / b in Numba's order of operations, which is that of older Python versions. numpy multiplies
-    by 1 / denominator instead, with different rounding.
+    """Return a / b, with the order of operations of Numba and of older Python versions. numpy multiplies by
+    1 / denominator instead, which rounds differently.
 
-    Errors: ZeroDivisionError if b is 0. A GPU terminates the thread without an error message.
+    Raise ZeroDivisionError if b is 0. A GPU terminates the thread without an error message.
     """
     if b == 0:
         raise ZeroDivisionError("complex division by zero, where a GPU ends the thread without a word")
-    # Smith's algorithm: dividing by the larger part first avoids overflow in the denominator.
+    # In Smith's algorithm, dividing by the larger part first avoids an overflow of the denominator.
     if abs(b.real) >= abs(b.imag):
         ratio = b.imag / b.real
         below, real, imag = b.real + b.imag * ratio, a.real + a.imag * ratio, a.imag - a.real * ratio
@@ -75,15 +76,17 @@ def complex_quotient(a, b):
 
 ieee_power = ieee.total(*ieee.BINARY["pow"])
 
-# Numba's int_power ends with `return 1.0 / r if invert else r`. Before Python 3.12, its bytecode has a
-# single return, of a float64, and the conversion back to an integer saturates. Since 3.12 it has two
-# returns.
+# Numba's int_power ends with `return 1.0 / r if invert else r`. Before Python 3.12, its bytecode has a single
+# return, of a float64, and the conversion back to an integer saturates. From 3.12 on, it has two returns.
+# single return, of a float64, and the conversion back to an integer saturates. Since 3.12 it has two returns.
 BY_WAY_OF_FLOAT64 = sys.version_info < (3, 12)
 
 
 def int_power(a, b, scalar, by_way_of_float64=BY_WAY_OF_FLOAT64):
-    """Return a ** b for integers modulo 2**64, rounded to float64 where Numba does so. Beyond an exponent
-    of 2**16, Numba computes in float64 and the result saturates."""
+    """Return a ** b for integers modulo 2**64. The result is rounded to float64 if Numba does so.
+
+    For an exponent above 2**16, Numba computes in float64, and the result saturates.
+    """
     a, signed = int(a), scalar is int
     if b < 0 and a not in (1, -1):
         return 0 if a else LOWEST
@@ -95,8 +98,9 @@ def int_power(a, b, scalar, by_way_of_float64=BY_WAY_OF_FLOAT64):
 
 
 def multiply_repeatedly(a, exponent):
-    """Return a float to an integer power by Numba's sequence of multiplications, each of which rounds."""
-    # A shortcut for the most common exponent; the loop would return the same value.
+    """Return a float to an integer power, by the sequence of multiplications that Numba uses. Each of them
+    rounds."""
+    # This is a shortcut for the most common exponent. The loop would return the same value.
     if exponent == 2:
         return a * a
     if abs(exponent) > 0x10000:

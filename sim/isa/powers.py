@@ -1,4 +1,4 @@
-"""The power operator: compiled forms by repeated multiplication, and the rule that selects one.
+"""The power operator: its compiled forms by repeated multiplication, and the rule that selects one of them.
 
 Source: Numba's typing on CUDA and the code that it generates.
 """
@@ -17,7 +17,7 @@ from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL
 
 
 def make_power(one):
-    """Return a function (x, n) -> x to the power |n|, by repeated squaring in the type of `one`."""
+    """Return a function (x, n) that returns x to the power |n|, by repeated squaring in the type of `one`."""
 
     def product_of(x, n):
         product, rest = one, abs(int64(n))
@@ -38,7 +38,10 @@ def is_far(n):
 
 
 def float_power(one):
-    """Return the compiled form of a float to an integer power. `one`: 1 in the type of the base."""
+    """Return the compiled form of a float to an integer power.
+
+    one: the number 1, in the type of the base.
+    """
     product_of = make_power(one)
 
     def power(x, n):
@@ -51,7 +54,7 @@ def float_power(one):
 
 
 def saturated(x):
-    """Return a float as an int64, saturated."""
+    """Return a float converted to int64. The conversion saturates."""
     return HIGHEST if x >= 2.0**63 else LOWEST if x <= -(2.0**63) else int64(x)
 
 
@@ -59,8 +62,8 @@ signed_product, unsigned_product = make_power(int64(1)), make_power(uint64(1))
 
 
 def signed_power(x, n):
-    """Return x ** n modulo 2**64. Negative exponents follow Numba: 0 ** -n is LOWEST; other bases except 1
-    and -1 return 0."""
+    """Return x ** n modulo 2**64. For a negative exponent, the result is Numba's: LOWEST if x is 0, and 0 for
+    other bases except 1 and -1."""
     if n < 0 and x == 0:
         return LOWEST
     if n < 0 and x != 1 and x + 1 != 0:
@@ -69,15 +72,15 @@ def signed_power(x, n):
 
 
 def unsigned_power(x, n):
-    """Return x ** n modulo 2**64, or the maximum uint64 if the exponent is very large."""
+    """Return x ** n modulo 2**64. If the exponent is very large, return the maximum uint64 instead."""
     if n > 0x10000:
         return x if x < 2 else ~uint64(0)
     return unsigned_product(x, n)
 
 
 def rounded(power):
-    """Return `power` with its result rounded to float64, as Numba does on Python 3.11 and older (see
-    operators.BY_WAY_OF_FLOAT64)."""
+    """Return a function that rounds the result of `power` to float64, as Numba does on Python 3.11 and older
+    (see operators.BY_WAY_OF_FLOAT64)."""
     return lambda x, n: float64(power(x, n))
 
 
@@ -91,7 +94,7 @@ POWERS = {float32: float_power(float32(1)), float64: float_power(float64(1))} | 
 
 def of_power(a, b):
     """Return the overload (Version) of a ** b. A power with an integer exponent is computed by repeated
-    multiplication, any other by pow."""
+    multiplication, and any other power by pow."""
     scalar = promotion.exponentiation(a, b)
     if scalar in POWERS and b in INTEGRAL:
         semantics = multiply_repeatedly if scalar in FLOATING else partial(int_power, scalar=scalar)

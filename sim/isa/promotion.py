@@ -36,11 +36,11 @@ from numpy import complex64, complex128, float16, float32, float64, uint64
 UNSIGNED = {np.uint8, np.uint16, np.uint32, uint64}
 SIGNED = {np.int8, np.int16, np.int32, int}
 INTEGRAL = UNSIGNED | SIGNED | {bool}
-# Types whose arithmetic with a float32 has a float32 result
+# A float32 combined with one of these types gives a float32.
 NARROW = {bool, np.int8, np.int16, np.uint8}
-# half type -> types that still give a half when combined with it
+# 16-bit float type -> the types with which it can be combined and still give this type
 HALVES = {float16: {float16, bool, np.int8}, bfloat16: {bfloat16, np.int8, np.uint8}}
-# Floats for which numpy's promotion agrees with Numba's
+# The floats for which numpy's promotion agrees with Numba's.
 PLAIN = {float32, float64}
 COMPLEX = {complex64, complex128}
 FLOATING = {float16, bfloat16, float32, float64}
@@ -51,8 +51,10 @@ SCALAR |= {np.bool_: bool, np.int64: int, float: float64, complex: complex128}
 
 
 def arithmetic(a, b):
-    """Return the scalar type of a + b, or None if Numba does not support the operation. `a` and `b` are
-    scalar types."""
+    """Return the scalar type of a + b, or None if Numba does not support the operation.
+
+    a, b: scalar types.
+    """
     if a in COMPLEX or b in COMPLEX:
         return _complex(a, b)
     if a in FLOATING or b in FLOATING:

@@ -1,4 +1,4 @@
-"""PTX's types of numbers, and functions that add an entry for each of several types to the table.
+"""PTX's types of numbers, and functions that add one entry to the table for each of several types.
 
 Source: PTX ISA 5.2.1, "Fundamental Types".
 """
@@ -19,16 +19,20 @@ REALS = FLOATS | HALVES
 
 
 def add_entry(name, semantics, operands, result, native=None, also=()):
-    """Add a function under its PTX name. `also`: further PTX names."""
+    """Add a function to the table under its PTX name.
+
+    also: further PTX names.
+    """
     Function(name, semantics, "PTX ISA", operands, result, native=native, ptx=(name, *also)).add()
 
 
 def family(name, types, semantics, count=2, results=None, native=None):
-    """Add one entry per type. The letter T in `name` is replaced by the type.
+    """Add one entry per type to the table. The type replaces the letter T in `name`.
 
     types: {PTX type: numpy scalar type}.
-    count: the number of operands of that type, or a tuple with the types of the operands after the first.
-    results: the result type, or {PTX type: result type}; by default the operand type.
+    count: the number of operands of this type, or a tuple with the types of the operands after the first one.
+    results: the type of the result, or {PTX type: type of the result}. By default, it is the type of the
+        operands.
     """
     for text, scalar in types.items():
         result = scalar if results is None else results[text] if isinstance(results, dict) else results

@@ -1,16 +1,17 @@
-"""PTX instructions that only compute with one thread's registers, as Python expressions for generated code.
+"""PTX instructions that only compute with the registers of one thread, as Python expressions for generated
+code.
 
-`find_operation("add.s32")` returns an Operation: an expression of the operands, with operand and result
-types. The table (sim.isa.table.by_ptx) defines what an instruction computes. This module writes common
+`find_operation("add.s32")` returns an Operation: an expression of the operands, with the types of operands
+and results. The table (sim.isa.table.by_ptx) defines what an instruction computes. This module writes common
 instructions as inline expressions, because calls are slow. It also handles forms that the table lacks:
-carries, packed halves, set and slct.
+carries, packed 16-bit floats, set and slct.
 
-In expressions, integers are Python ints: non-negative for types u and b, signed for types s. A result may
-exceed its type's range; the code that stores it masks it. f32, f64 and f16 are numpy scalars, bf16 is
-ml_dtypes'. Predicates are bools, and packed types are ints.
+In expressions, integers are Python ints. They are non-negative for the types u and b, and signed for the
+types s. A result may exceed the range of its type. The code that stores it masks it. f32, f64 and f16 are
+numpy scalars, and bf16 is the type of ml_dtypes. Predicates are bools, and packed types are ints.
 
 The approximations (ex2.approx, lg2, sin, cos, tanh, rcp, rsqrt, sqrt, div.approx and div.full) return the
-correctly rounded value. That is within the error bounds of the PTX ISA, but a GPU's result may differ in
+correctly rounded value. It is within the error bounds of the PTX ISA, but the result of a GPU may differ in
 the last bits. With .ftz, subnormal numbers are flushed to zero.
 
 Source: PTX ISA 9.7.1, "Integer Arithmetic Instructions", to 9.7.9, "Data Movement and Conversion
@@ -38,14 +39,14 @@ CARRY = "carry"  # the PTX type of the condition code that add.cc sets and addc 
 
 
 def find_operation(text):
-    """Return the Operation for a PTX instruction. Errors: Missing."""
+    """Return the Operation for a PTX instruction. Raise Missing if it is not supported."""
     name = Name(text)
     if name.types and name.types[0] in ("f16x2", "bf16x2") and name.base != "cvt":
         return packed_operation(name)
     if name.base in MAKERS:
         operation = MAKERS[name.base](name)
         if operation is not None:
-            # A modifier that the maker did not consume would be ignored silently.
+            # If a modifier remains, the maker has not handled it, and it must not be ignored silently.
             if name.rest:
                 raise Missing(text)
             return operation
@@ -53,12 +54,12 @@ def find_operation(text):
 
 
 def same_type_operation(text, name, count, in_range=False, of=None):
-    """Return an Operation whose operands and result have the same type."""
+    """Return an Operation whose operands and result all have the same type."""
     ptx_type = of or name.type
     return Operation(text, (ptx_type,) * count, (ptx_type,), in_range)
 
 
-# --- what the table has -------------------------------------------------------------------------------------
+# --- instructions in the table ------------------------------------------------------------------------------
 
 # semantics or compiled form -> inline expression
 EXPRESSIONS = {
@@ -86,7 +87,7 @@ EXPRESSIONS = {
     integer_arithmetic.multiply_add: "{0} * {1} + {2}",
     comparisons.chosen: "{0} if {2} else {1}",
 }
-# Operations whose low result bits are the same for signed and unsigned operands
+# Operations that give the same low bits for signed and unsigned operands.
 SIGNLESS = {
     operator.add,
     operator.sub,
@@ -96,25 +97,25 @@ SIGNLESS = {
     operator.ne,
     integer_arithmetic.multiply_add,
 }
-# Operations whose result is in range if unsigned operands are
+# Operations whose result is within the range of its type if the operands are unsigned.
 RANGE_PRESERVING = {operator.and_, operator.or_, operator.xor, min, max, comparisons.chosen}
 FLOATING = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
 NAMES = {np.dtype(np.bool_): "pred", np.dtype(bfloat16): "bf16"}
 
 
 def type_name(scalar):
-    """Return the PTX name of a table type."""
+    """Return the PTX name of a type in the table."""
     dtype = np.dtype(scalar)
     return NAMES.get(dtype) or f"{dtype.kind.replace('i', 's')}{8 * dtype.itemsize}"
 
 
 def table_operation(name):
-    """Return the Operation for a table entry, with the modifiers .ftz, .relu, .sat and .satfinite added
-    around it."""
-    # The table ignores .ftz and has no separate entries for these modifiers.
+    """Return the Operation for an entry of the table. The modifiers .ftz, .relu, .sat and .satfinite are
+    added around the entry's expression."""
+    # The table ignores .ftz, and has no separate entries for these modifiers.
     ftz, relu = name.take("ftz"), name.take("relu")
     floating = name.types and name.types[0] in REALS and name.base != "setp"
-    whole = name.canonical == "cvt.sat.f32.f32"  # an entry of its own (__saturatef)
+    whole = name.canonical == "cvt.sat.f32.f32"  # it has its own entry (__saturatef)
     sat = floating and not whole and name.take("sat")
     finite = floating and name.take("satfinite")
     name.rest = [DIRECTIONS.get(part, part) for part in name.rest]
@@ -138,13 +139,13 @@ def table_operation(name):
 
 
 def spell_entry(name, entry, operands, result):
-    """Return (expression of an entry, whether its result is in range, operand types)."""
+    """Return (expression for an entry, whether its result is within the range of its type, operand types)."""
     if name.base in FLOATING and result in REALS and not set(name.rest) - {"rn"}:
         return EXPRESSIONS[FLOATING[name.base]], False, operands  # numpy rounds to nearest
     semantics = entry.native if callable(entry.native) and entry.native in EXPRESSIONS else entry.semantics
     calls = ", ".join(f"{{{i}}}" for i in range(len(operands)))
     if name.base in ("cvt", "mov") and plain_conversion(name, operands[0], result):
-        operands = (name.types[-1],)  # the table's entry has Numba's types, which are signed
+        operands = (name.types[-1],)  # the entry in the table has Numba's types, which are signed
         text = f"{REALS[result].__name__}({{0}})" if result in REALS and operands[0] != result else "{0}"
         return text, operands[0][0] == result[0] == "u" and WIDTHS[operands[0]] <= WIDTHS[result], operands
     if semantics not in EXPRESSIONS:
@@ -154,25 +155,28 @@ def spell_entry(name, entry, operands, result):
         return (f"{REALS[result].__name__}({text})" if result in REALS else text), False, operands
     whole = all(ptx_type[0] in "su" and ptx_type not in REALS for ptx_type in operands)
     same = len({WIDTHS[ptx_type] for ptx_type in (*operands, *((result,) if result != "pred" else ()))}) == 1
-    # Reading the operands as unsigned avoids sign extension.
+    # If the operands are read as unsigned numbers, no sign extension is needed.
     if semantics in SIGNLESS and whole and same:
         operands = tuple(f"b{WIDTHS[ptx_type]}" for ptx_type in operands)
     return EXPRESSIONS[semantics], semantics in RANGE_PRESERVING and result[0] != "s", operands
 
 
 def plain_conversion(name, source, to):
-    """Return whether Python's int or a numpy scalar type performs this conversion correctly."""
+    """Return whether Python's int, or a numpy scalar type, performs this conversion correctly."""
     if to not in REALS:
         return source not in REALS and "sat" not in name.rest
     if name.rest not in ([], ["rn"]):
         return False
-    # A conversion that numpy performs through double precision must not round twice.
+    # numpy converts some types through double precision, which must not round twice.
     return WIDTHS[source] <= 32 or source == "f64" and to in ("f32", "f16", "f64")
 
 
 def shift_expressions(sign, beyond):
-    """Return the function (name) -> (constant count) -> expression of a shift. `beyond` is the expression
-    for a count of at least the width."""
+    """Return the function (name) that returns the function (constant count) for the expression of a shift.
+
+    sign: the Python operator.
+    beyond: the expression for a count of at least the width.
+    """
     return lambda name: lambda count: f"{{0}} {sign} {{1}}" if count < name.width else beyond
 
 
@@ -183,7 +187,7 @@ BY_CONSTANT = {
 
 
 def flush_subnormals(text, operands, result):
-    """Return the expression with f32 operands and an f32 result flushed to zero (.ftz)."""
+    """Return the expression with its f32 operands and its f32 result flushed to zero (.ftz)."""
     for i, ptx_type in enumerate(operands):
         if ptx_type == "f32":
             text = text.replace(f"{{{i}}}", f"flush({{{i}}})")
@@ -195,7 +199,7 @@ SMALLEST = float32(2.0**-126)  # the smallest normal float32
 
 @helper
 def flush(x):
-    """Return a subnormal float32 as a zero with its sign."""
+    """Flush a subnormal float32 to a zero with the same sign."""
     return x if abs(x) >= SMALLEST or x != x else x * float32(0)
 
 
@@ -206,7 +210,7 @@ SIGNS = {"add": "+", "sub": "-"}
 
 @maker("add", "sub", "addc", "subc")
 def _add(name):
-    """Return the Operation of integer add and sub with .cc, .sat or a carry-in (PTX ISA 9.7.2)."""
+    """Return the Operation of an integer add or sub with .cc, .sat or a carry-in (PTX ISA 9.7.2)."""
     base, width = name.base.rstrip("c"), WIDTHS[name.type]
     if name.type in REALS:
         return None
@@ -216,13 +220,13 @@ def _add(name):
     if not (takes or gives):
         return None
     text = f"{{0}} {SIGNS[base]} {{1}}" + (f" {SIGNS[base]} {{2}}" if takes else "")
-    # Borrow and carry are the bit above the result: a negative Python int has ones there.
+    # The carry or borrow is the bit above the result. A negative Python int has ones there.
     return with_carry(text, name.bits, 2, takes, gives)
 
 
 @maker("mad", "madc")
 def _multiply_add(name):
-    """Return the Operation of mad with carry-in or carry-out (PTX ISA 9.7.2)."""
+    """Return the Operation of mad with a carry-in or carry-out (PTX ISA 9.7.2)."""
     takes, gives = name.base == "madc", name.take("cc")
     part = name.take_one_of(("lo", "hi"))
     if not (takes or gives) or part is None:
@@ -234,8 +238,11 @@ def _multiply_add(name):
 
 
 def with_carry(text, ptx_type, count, takes, gives):
-    """Return an Operation with a carry. With a carry-in, the carry is the last operand; with a carry-out
-    (.cc), it is the second result."""
+    """Return an Operation with a carry.
+
+    takes: whether there is a carry-in, which is the last operand.
+    gives: whether there is a carry-out (.cc), which is the second result.
+    """
     operands = (ptx_type,) * count + ((CARRY,) if takes else ())
     if not gives:
         return Operation(text, operands, (ptx_type,))
@@ -244,26 +251,27 @@ def with_carry(text, ptx_type, count, takes, gives):
 
 @helper
 def split_carry(total, width):
-    """Return (the low `width` bits, the carry or borrow bit)."""
+    """Return (the low `width` bits of an integer, the carry or borrow bit above them)."""
     return total & ((1 << width) - 1), total >> width & 1
 
 
 @helper
 def clamp_signed(value, width):
-    """Return an integer saturated to a signed range of `width` bits."""
+    """Return an integer, saturated to the range of signed integers with `width` bits."""
     return max(-(1 << width - 1), min(value, (1 << width - 1) - 1))
 
 
 # --- choices ------------------------------------------------------------------------------------------------
 
 
-# Boolean operator by which set and setp combine a comparison with a predicate -> Python operator
+# Boolean operator with which set and setp combine a comparison and a predicate -> Python operator
 JOINED = {"and": "&", "or": "|", "xor": "^"}
 
 
 @maker("slct")
 def _slct(name):
-    """Return the Operation of slct, which selects by the sign of the third operand (PTX ISA 9.7.6)."""
+    """Return the Operation of slct, which selects an operand by the sign of the third operand (PTX ISA
+    9.7.6)."""
     ptx_type, tested = name.types
     ptx_type = ptx_type if ptx_type in REALS else f"b{WIDTHS[ptx_type]}"
     test = "flush({2})" if name.take("ftz") else "{2}"
@@ -272,7 +280,7 @@ def _slct(name):
 
 @maker("set")
 def _set(name):
-    """Return the Operation of set, which returns all ones or 1.0 if a comparison holds (PTX ISA 9.7.6)."""
+    """Return the Operation of set, which returns all ones or 1.0 if a comparison is true (PTX ISA 9.7.6)."""
     result, ptx_type = name.types
     joined = name.take_one_of(JOINED)
     test = find_operation(".".join(["setp", *name.rest, ptx_type]))
@@ -284,16 +292,16 @@ def _set(name):
     return Operation(f"{yes} if {text} else {no}", operands, (result,), True)
 
 
-# --- two halves in a register -------------------------------------------------------------------------------
+# --- packed 16-bit floats -----------------------------------------------------------------------------------
 
 
 def packed_operation(name):
-    """Return the Operation that applies to both halves of packed operands (f16x2, bf16x2)."""
+    """Return the Operation that applies an instruction to both halves of packed operands (f16x2, bf16x2)."""
     if name.base in ("neg", "abs"):
         return Operation(
             "{0} ^ 0x80008000" if name.base == "neg" else "{0} & 0x7FFF7FFF", ("b32",), ("b32",), True
         )
-    # f16x2 and bf16x2 apply the scalar operation to each half.
+    # An instruction on f16x2 or bf16x2 applies the scalar operation to each half.
     one = find_operation(name.text.replace("x2", ""))
     count, ptx_type = len(one.operands), name.type[:-2]
     key = f"both_{name.canonical.replace('.', '_')}"
@@ -308,7 +316,7 @@ def packed_operation(name):
 
 
 def pairwise(function, scalar):
-    """Return `function` applied to the lower and upper halves of 32-bit registers."""
+    """Return a function that applies `function` to the lower and to the upper halves of 32-bit registers."""
 
     def both(*words):
         halves = [np.array([word & 0xFFFF, word >> 16], np.uint16).view(scalar) for word in words]
@@ -323,7 +331,8 @@ def pairwise(function, scalar):
 
 @maker("cvt")
 def _convert(name):
-    """Return the Operation of cvt to tf32, or from or to packed types; None for conversions in the table."""
+    """Return the Operation of a cvt to tf32, or from or to packed types. Return None for a conversion in the
+    table."""
     if set(name.types) & BYTES.keys():
         return _convert_bytes(name)
     if name.type in ("f16x2", "bf16x2"):
@@ -336,7 +345,7 @@ def _convert(name):
 
 
 def _convert_two(name):
-    """Return the Operation of cvt from two f32 to packed halves."""
+    """Return the Operation of a cvt from two f32 to packed 16-bit floats."""
     if name.types[1:] != ["f32"]:
         return None
     ptx_type, (one, other) = name.types[0][:-2], ("{0}", "{1}")
@@ -348,20 +357,21 @@ def _convert_two(name):
 
 
 def clamp_expression(ptx_type, text):
-    """Return the expression of a float clamped to the largest finite number of a type (.satfinite)."""
+    """Return an expression that clamps a float to the largest finite number of a type (.satfinite)."""
     return f"at_most({text}, {float(finfo(REALS[ptx_type]).max)!r})"
 
 
-# PTX type of two 8-bit floats -> ml_dtypes' type of one
+# PTX type of two 8-bit floats -> the ml_dtypes type of one of them
 BYTES = {"e4m3x2": "float8_e4m3fn", "e5m2x2": "float8_e5m2"}
 HELPERS |= {scalar.__name__: scalar for scalar in bits.BYTES}
 
 
 def _convert_bytes(name):
-    """Return the Operation of cvt between two 8-bit floats and two wider floats."""
+    """Return the Operation of a cvt between two 8-bit floats and two wider floats."""
     to, source = name.types
     relu, nearest = name.take("relu"), name.take("rn")
-    # PTX requires .rn, and .satfinite exactly for conversions to 8 bits (PTX ISA 9.7.9, `cvt`).
+    # PTX requires .rn, and requires .satfinite for conversions to 8 bits but forbids it for others (PTX ISA
+    # 9.7.9, `cvt`).
     if not nearest or (to in BYTES) != name.take("satfinite"):
         return None
     if to in BYTES and source == "f32":

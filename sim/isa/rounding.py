@@ -1,7 +1,7 @@
-"""Exact rational arithmetic with a single rounding to a float format, in any of four IEEE 754 rounding
-directions.
+"""Exact rational arithmetic with a single rounding to a float format, in one of four rounding directions of
+IEEE 754.
 
-The directions are named rn (to nearest, ties to even), rz (towards zero), rd (down, PTX's rm) and ru (up,
+The directions are called rn (to nearest, ties to even), rz (towards zero), rd (down, PTX's rm) and ru (up,
 PTX's rp). See PTX ISA 6.5, "Type Conversion" ("Rounding Modifiers").
 """
 
@@ -11,8 +11,8 @@ from math import copysign, inf, isfinite, nextafter
 from ml_dtypes import bfloat16
 from numpy import float16, float32, float64
 
-# scalar type -> (bits of the significand, exponent of the smallest subnormal, smallest exponent that
-# overflows)
+# Scalar type -> (number of bits of the significand, exponent of the smallest subnormal, smallest exponent
+# that overflows). overflows)
 FORMATS = {
     float16: (11, -24, 16),
     bfloat16: (8, -133, 128),
@@ -22,22 +22,26 @@ FORMATS = {
 
 
 def rounded(numerator, denominator, scalar, mode="rn"):
-    """Return numerator / denominator rounded to `scalar`. Both are Python ints; the denominator is
-    positive, and the numerator is not zero."""
+    """Return numerator / denominator, rounded to `scalar`.
+
+    numerator: a Python int that is not zero.
+    denominator: a positive Python int.
+    """
     if scalar is float64 and mode == "rn":
         return _divided(numerator, denominator)
     precision, lowest, overflow = FORMATS[scalar]
     negative, magnitude = numerator < 0, abs(numerator)
-    # The exponent of the result's lowest bit. The estimate is at most one too small, because the bit
-    # lengths determine the quotient's length up to one bit.
+    # This is the exponent of the result's lowest bit. The estimate is at most one too small, because the bit
+    # lengths determine the length of the quotient up to one bit. lengths determine the quotient's length up
+    # to one bit.
     exponent = max(magnitude.bit_length() - denominator.bit_length() - precision, lowest)
     if _quotient(magnitude, denominator, exponent)[0].bit_length() > precision:
         exponent += 1
     quotient, remainder, divisor = _quotient(magnitude, denominator, exponent)
-    # Rounding up may carry into one more bit. That is harmless, because ldexp scales any quotient.
+    # Rounding up may carry into one more bit. This is harmless, because ldexp scales any quotient.
     quotient += _goes_up(quotient, remainder, divisor, negative, mode)
     if quotient.bit_length() + exponent > overflow:
-        # On overflow, a direction towards zero returns the largest finite number instead of an infinity.
+        # On overflow, a direction towards zero gives the largest finite number instead of an infinity.
         away = mode == "rn" or mode == ("rd" if negative else "ru")
         value = inf if away else math.ldexp((1 << precision) - 1, overflow - precision)
     else:
@@ -46,7 +50,7 @@ def rounded(numerator, denominator, scalar, mode="rn"):
 
 
 def _divided(numerator, denominator):
-    """Return the nearest double. Python's division of two ints is correctly rounded."""
+    """Return the double that is nearest to a quotient. Python's division of two ints is correctly rounded."""
     try:
         return float64(numerator / denominator)
     except OverflowError:
@@ -60,59 +64,62 @@ def _quotient(magnitude, denominator, exponent):
 
 
 def _goes_up(quotient, remainder, divisor, negative, mode):
-    """Return whether the magnitude is rounded up."""
+    """Return whether the magnitude has to be rounded up."""
     if mode == "rn":
         return 2 * remainder > divisor or (2 * remainder == divisor and quotient % 2 == 1)
     return remainder > 0 and mode == ("rd" if negative else "ru")
 
 
 def rounded_root(numerator, denominator, scalar, mode="rn"):
-    """Return the square root of numerator / denominator, rounded once to `scalar`. Both are positive Python
-    ints."""
-    # enough bits for the significand and for the sticky bit below it
+    """Return the square root of numerator / denominator, rounded once to `scalar`.
+
+    numerator, denominator: positive Python ints.
+    """
+    # These are enough bits for the significand and for the sticky bit below it.
     spare = FORMATS[scalar][0] + 4
     shift = max(0, spare + (denominator.bit_length() - numerator.bit_length()) // 2 + 1)
     scaled, remainder = divmod(numerator << (2 * shift), denominator)
     root = math.isqrt(scaled)
     inexact = remainder != 0 or root * root != scaled
     # Append a sticky bit, which is set if the root is inexact. It suffices for every direction, because the
-    # root has spare bits.
+    # root has spare bits. root has spare bits.
     return rounded(2 * root + inexact, 2 << shift, scalar, mode)
 
 
 def fused(a, b, c, scalar, mode="rn"):
-    """Return a * b + c rounded once to `scalar`. Infinities, NaN and signed zeros follow IEEE 754."""
+    """Return a * b + c, rounded once to `scalar`. Infinities, NaN and signed zeros follow IEEE 754."""
     a, b, c = float(a), float(b), float(c)
     if not (isfinite(a) and isfinite(b) and isfinite(c)):
-        # If a or b is infinite or NaN, Python's arithmetic is exact. Otherwise only c is not finite, and it
-        # is the result: a * b might overflow.
+        # If a or b is infinite or NaN, Python's arithmetic is exact. Otherwise, only c is not finite, and the
+        # result is c. Python's a * b might overflow then. is the result: a * b might overflow.
         return scalar(c if isfinite(a) and isfinite(b) else a * b + c)
     (an, ad), (bn, bd), (cn, cd) = a.as_integer_ratio(), b.as_integer_ratio(), c.as_integer_ratio()
     numerator = an * bn * cd + cn * ad * bd
     if numerator:
         return rounded(numerator, ad * bd * cd, scalar, mode)
-    # An exact zero sum is +0, but -0 if rounded down, unless both terms are +0 (IEEE 754, 6.3).
+    # A sum that is exactly zero is +0. When rounding down, it is -0, unless both terms are +0 (IEEE 754,
+    # 6.3).
     if mode == "rd" and (copysign(1, a) * copysign(1, b) < 0 or copysign(1, c) < 0):
         return scalar(-0.0)
     return scalar(a * b + c)
 
 
 def fused_float32(a, b, c):
-    """Return a * b + c rounded once to float32, to nearest. The product is exact in double precision, and
-    the sum is rounded to odd, which makes the final rounding innocuous.
+    """Return a * b + c, rounded once to float32, to nearest.
 
-    Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums: Proved Algorithms Using Rounding to
-    Odd" (2008).
+    The product is exact in double precision, and the sum is rounded to odd, which makes the final rounding
+    innocuous. See Boldo and Melquiond, "Emulation of a FMA and Correctly Rounded Sums: Proved Algorithms
+    Using Rounding to Odd" (2008).
     """
     product, addend = float(a) * float(b), float(c)
     total = product + addend
-    # Knuth's TwoSum: `error` is the exact rounding error of the sum.
+    # In Knuth's TwoSum, `error` is the exact rounding error of the sum.
     back = total - product
     error = (product - (total - back)) + (addend - back)
     if error == 0 or not isfinite(total):
         return float32(total)
-    # An inexact sum with an even last bit moves to the adjacent odd double, in the direction of the exact
-    # sum.
+    # An inexact sum whose last bit is 0 moves to the adjacent double, which is odd, in the direction of the
+    # exact sum. sum.
     if math.frexp(total)[0] * 2.0**53 % 2.0 == 0.0:
         total = nextafter(total, copysign(inf, error))
     return float32(total)

@@ -1,4 +1,4 @@
-"""Warp instructions in a form that only PTX has: shfl.sync with clamping, segments and a predicate;
+"""Warp instructions in forms that only PTX has: shfl.sync with clamping, segments and a predicate;
 redux.sync; elect.sync.
 
 Source: PTX ISA 9.7.9, "Data Movement and Conversion Instructions" (shfl.sync); 9.7.13, "Parallel
@@ -14,19 +14,20 @@ from sim.isa.warp_instruction import instruction
 
 
 def shuffle(mode, source, inside):
-    """Add shfl.sync.`mode`. A lane whose source lane is out of bounds keeps its value, and its predicate is
-    false.
+    """Add shfl.sync.`mode` to the table.
 
-    Operand c packs two values: bits 0 to 4 are the clamp, and bits 8 to 12 the segment mask, which selects
-    the lane-number bits that identify a segment.
+    A lane whose source lane is out of bounds keeps its value, and its predicate is false.
 
-    source: the function (lane, operand b, segment mask) -> source lane.
-    inside: the function (source lane, bound) -> whether the source lane is within bounds.
+    Operand c packs two values. Bits 0 to 4 are the clamp. Bits 8 to 12 are the segment mask, which selects
+    the bits of the lane number that identify a segment.
+
+    source: the function (lane, operand b, segment mask) that returns the source lane.
+    inside: the function (source lane, bound) that returns whether the source lane is within bounds.
     """
 
     def read(lane, value, b, c):
         segment = c >> 8 & 31
-        # maxLane in the manual's pseudocode: the segment of this lane, and the clamp within it
+        # In the manual's pseudocode, this is maxLane: the segment of this lane, and the clamp within it.
         bound = lane & segment | c & 31 & ~segment
         of = source(lane, b & 31, segment)
         return of if inside(of, bound) else -1
@@ -35,7 +36,7 @@ def shuffle(mode, source, inside):
         for lane in range(32):
             of = read(lane, value[lane], int(b[lane]), int(c[lane]))
             found[lane] = of >= 0
-            # `of` is -1 if the source lane is out of bounds.
+            # If the source lane is out of bounds, `of` is -1.
             result[lane] = value[of] if 0 <= of < 32 else value[lane]
 
     # Rows contain numpy scalars, whose bitwise operations would keep their width.
@@ -61,8 +62,8 @@ COMBINE = {
 
 
 def reduction(operation, name, dtype):
-    """Add redux.sync.`operation`: each participating lane receives the reduction of all participating
-    lanes' values."""
+    """Add redux.sync.`operation` to the table. Each participating lane receives the reduction of the values
+    of all participating lanes."""
     combine = COMBINE[operation]
 
     def semantics(lanes, value: dtype, *, result: dtype):
@@ -82,8 +83,8 @@ for _operation in ("and", "or", "xor"):
 
 @instruction(mask=GIVEN, name="elect.sync", source="PTX ISA elect.sync")
 def elect(lanes, *, leader: uint32, chosen: bool):
-    """Elect the lowest participating lane. Return its number, and whether the calling lane is that lane."""
-    # lanes & -lanes isolates the lowest set bit.
+    """Elect the lowest participating lane. Return its number, and whether it is the calling lane."""
+    # The expression lanes & -lanes isolates the lowest set bit.
     first = (lanes & -lanes).bit_length() - 1
     for lane in range(32):
         leader[lane] = first

@@ -1,9 +1,10 @@
-"""The instruction table, and the base class `Entry` of its entries.
+"""The table of instructions, and the base class `Entry` of its entries.
 
-An entry's *semantics* is its reference implementation, a plain Python function, whose annotations are types.
-Both engines derive everything else from the entry: type conversions, waiting, lane masks and generated code.
-Warp instructions have an `Instruction` (sim.isa.warp_instruction), instructions of a single thread a
-`Function` (sim.isa.functions).
+An entry's *semantics* is its reference implementation, a plain Python function whose annotations are types.
+Both engines
+derive everything else from the entry: type conversions, waiting, lane masks and generated code. The entry of
+    a warp instruction is an `Instruction` (sim.isa.warp_instruction), and the entry of an instruction of a
+    single thread is a `Function` (sim.isa.functions).
 
 INSTRUCTIONS[name] finds an entry by the name that Python kernels use, without `cuda.`: "shfl_sync",
 "libdevice.fmaf_rn", "math.exp". by_ptx(name) finds it by its PTX name: "fma.rn.f32".
@@ -24,28 +25,31 @@ INSTRUCTIONS: dict[str, "Entry"] = {}  # name in Python kernels -> entry
 PTX: dict[str, "Entry"] = {}  # PTX name -> entry
 BY_NAME_PARTS: dict[tuple[Any, ...], "Entry"] = {}  # result of name_parts() -> entry
 # id of an object that kernels call -> the entry that simulates it. SUBSTITUTES keeps these objects alive,
-# because Python may reuse the id of an object that was freed.
+# because Python may reuse the id of an object that was freed. because Python may reuse the id of an object
+# that was freed.
 ENTRY_OF_OBJECT: dict[int, "Entry"] = {}
 SUBSTITUTES: list[object] = []
-# Names of the instructions at which a thread may have to wait. WARP_WIDE and BLOCK_WIDE are the subsets
-# that synchronize a warp or a block. Entries add their names when they are registered.
+# The names of the instructions at which a thread may have to wait. The subsets WARP_WIDE and BLOCK_WIDE
+# synchronise a warp or a block. An entry adds its name when it is registered. that synchronize a warp or a
+# block. Entries add their names when they are registered.
 SUSPENDING: set[str] = set()
 WARP_WIDE: set[str] = set()
 BLOCK_WIDE: set[str] = set()
-YIELDING = {"atomic"}  # names of instructions before which the scheduler may switch threads
-# The participating lanes: those in the mask passed as the first argument; the converged lanes; all 32.
+YIELDING = {"atomic"}  # the names of the instructions before which the scheduler may switch threads
+# The participating lanes: the lanes in the mask that is the first argument; the converged lanes; all 32
+# lanes.
 GIVEN, CONVERGED, ALL = "given", "converged", "all"
 FULL = 0xFFFFFFFF  # the mask of all 32 lanes
-THREAD, WARP, BLOCK, GRID = "thread", "warp", "block", "grid"  # scopes
-# Modifiers that by_ptx ignores. Table entries keep subnormals; sim.isa.registers implements .ftz.
+THREAD, WARP, BLOCK, GRID = "thread", "warp", "block", "grid"  # the scopes of an instruction
+# Modifiers that by_ptx ignores. The entries of the table keep subnormals; sim.isa.registers implements .ftz.
 MODIFIERS = ("ftz", "full")
 
 
 class Like(str):
-    """A result type that equals the type of the named operand."""
+    """A result type: the type of the operand that has this name."""
 
 
-Type = np.dtype | Like | None  # None: a number of any type
+Type = np.dtype | Like | None  # None means a number of any type
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Touch:
     operand: the name of the array operand.
     does: "read", "write" or "change" (read-modify-write).
     space: "shared", "global", "local" or "any".
-    size: bytes per thread; 0 means one element.
+    size: the number of bytes per thread. 0 means one element.
     """
 
     operand: str
@@ -85,11 +89,11 @@ class Entry:
     def add(self) -> Self:
         """Add the entry to the table under all its names, and return it.
 
-        Errors: ValueError if one of the names belongs to another function.
+        Raise ValueError if one of the names belongs to another function.
         """
         for name in (self.name, *self.also):
-            # An entry whose semantics has the same qualified name is replaced: add_names relies on this,
-            # and so does a notebook cell that runs again.
+            # An entry whose semantics has the same qualified name is replaced. add_names relies on this, and
+            # so does a notebook cell that is run again. and so does a notebook cell that runs again.
             known = INSTRUCTIONS.get(name)
             if known and full_name(known.semantics) != full_name(self.semantics):
                 raise ValueError(
@@ -102,8 +106,8 @@ class Entry:
         return self
 
     def expose(self, instead: object = None) -> Self:
-        """Add the entry to the table, and make simulated kernels execute it when they call `instead`, or
-        the entry itself if `instead` is None. Return the entry."""
+        """Add the entry to the table, and return it. Simulated kernels execute the entry when they call
+        `instead`, or the entry itself if `instead` is None."""
         self.add()
         self.stands_for(self if instead is None else instead)
         return self
@@ -115,13 +119,13 @@ class Entry:
 
     @property
     def parameters(self) -> list[str]:
-        """The names of a call's parameters."""
+        """The names of the parameters of a call."""
         return list(inspect.signature(self.semantics).parameters)
 
     def in_order(self, given: Sequence[Any], named: dict[str, Any]) -> tuple[Any, ...]:
-        """Return a call's arguments by position.
+        """Return the arguments of a call by position.
 
-        Errors: TypeError for missing, surplus or unknown arguments.
+        Raise TypeError for missing, surplus or unknown arguments.
         """
         rest = self.parameters[len(given) :]
         if len(given) > len(self.parameters) or named.keys() != set(rest):
@@ -133,32 +137,33 @@ class Entry:
         return (*given, *map(named.get, rest))
 
     def stands_for(self, called: Any) -> Any:
-        """Make simulated kernels execute this entry when they call `called`, such as a Numba CUDA
-        intrinsic. Return `called`."""
+        """Make simulated kernels execute this entry when they call `called`, such as an intrinsic of Numba
+        CUDA. Return `called`."""
         ENTRY_OF_OBJECT[id(called)] = self
         SUBSTITUTES.append(called)
         return called
 
 
 def full_name(function: Callable[..., Any]) -> tuple[str | None, str]:
-    """Return a function's module and qualified name."""
+    """Return the module and the qualified name of a function."""
     return getattr(function, "__module__", None), getattr(function, "__qualname__", repr(function))
 
 
 def entries_under(prefix: str) -> dict[str, "Entry"]:
-    """Return {name without the prefix: entry} for a namespace such as "libdevice"."""
+    """Return {name without the prefix: entry} for a namespace, such as "libdevice"."""
     begin = f"{prefix}."
     return {name.removeprefix(begin): entry for name, entry in INSTRUCTIONS.items() if name.startswith(begin)}
 
 
 def by_ptx(name: str) -> Entry:
-    """Return the entry for a full PTX instruction name such as "fma.rn.f32" or "shfl.sync.idx.b32". The
-    modifiers may be in any order.
+    """Return the entry for the full name of a PTX instruction, such as "fma.rn.f32" or "shfl.sync.idx.b32".
+    The modifiers may be in any order.
 
-    Errors: KeyError if the table has no such instruction.
+    Raise KeyError if the table has no such instruction.
     """
     plain = ".".join(part for part in name.split(".") if part not in MODIFIERS)
-    # Exact spelling first, then any order of modifiers, then without the modifiers that the table ignores.
+    # Try the exact spelling first, then any order of the modifiers, then the name without the modifiers that
+    # the table ignores.
     found = PTX.get(name) or BY_NAME_PARTS.get(name_parts(name)) or BY_NAME_PARTS.get(name_parts(plain))
     if found is not None:
         return found
@@ -168,8 +173,8 @@ def by_ptx(name: str) -> Entry:
     )
 
 
-# Name parts whose order is significant, because position says which operand they describe: the types, and
-# the matrix layouts .row and .col.
+# The parts of a name whose order matters, because their position shows to which operand they belong: the
+# types, and the matrix layouts .row and .col. the matrix layouts .row and .col.
 POSITIONAL = re.compile(r"([subf]|bf|tf)\d+(x\d)?|e\dm\d(x\d)?|pred|row|col")
 
 
@@ -177,7 +182,7 @@ def name_parts(name: str) -> tuple[Any, ...]:
     """Return a key that is equal for all spellings of one PTX instruction. ptxas accepts most modifiers in
     any order.
 
-    The key consists of the opcode, the types in order, the layouts in order, and the remaining modifiers
+    The key consists of the opcode, the types in order, the layouts in order, and the remaining modifiers,
     sorted.
     """
     base, *parts = name.split(".")
@@ -188,8 +193,10 @@ def name_parts(name: str) -> tuple[Any, ...]:
 
 
 def result_converter(type_: Any) -> Callable[[Any], Any]:
-    """Return the function that converts a result to its type. A signed integer narrower than 64 bits
-    becomes a numpy scalar, so that it keeps its width. The function is the identity for `Like` types."""
+    """Return the function that converts a result to its type. For a `Like` type, it is the identity.
+
+    A signed integer of less than 64 bits becomes a numpy scalar, so that it keeps its width.
+    """
     if isinstance(type_, Like):
         return lambda value: value
     convert = cast(type_)
@@ -197,10 +204,9 @@ def result_converter(type_: Any) -> Callable[[Any], Any]:
 
 
 def parameters_of(semantics: Callable[..., Any], *first: str) -> list[inspect.Parameter]:
-    """Return the parameters of a semantics function, after checking that it has at least the leading
-    parameters `first`.
+    """Return the parameters of a semantics function. It must have at least the leading parameters `first`.
 
-    Errors: ValueError if there are fewer.
+    Raise ValueError if there are fewer.
     """
     parameters = list(inspect.signature(semantics).parameters.values())
     if len(parameters) < len(first):
@@ -212,9 +218,9 @@ def parameters_of(semantics: Callable[..., Any], *first: str) -> list[inspect.Pa
 
 
 def type_of(semantics: Callable[..., None], parameter: inspect.Parameter) -> Type:
-    """Return a parameter's type: a dtype, `Like`, or None for a number of any type.
+    """Return the type of a parameter: a dtype, `Like`, or None for a number of any type.
 
-    Errors: ValueError if the annotation is not a type of numbers.
+    Raise ValueError if the annotation is not a type of numbers.
     """
     given = parameter.annotation
     try:
@@ -229,9 +235,9 @@ def type_of(semantics: Callable[..., None], parameter: inspect.Parameter) -> Typ
 
 
 def number_dtype(given: Any) -> np.dtype:
-    """Return the numeric dtype that an annotation names.
+    """Return the numeric dtype that an annotation denotes.
 
-    Errors: TypeError if it does not name one.
+    Raise TypeError if it does not denote one.
     """
     dtype = np.dtype(given)
     if dtype.hasobject:
@@ -240,6 +246,6 @@ def number_dtype(given: Any) -> np.dtype:
 
 
 def name_of(value: Any) -> str | None:
-    """Return the name of the instruction that `value` is or represents, or None."""
+    """Return the name of the instruction that an object is or represents, or None."""
     entry = ENTRY_OF_OBJECT.get(id(value))
     return entry.name if entry else None

@@ -1,16 +1,16 @@
-"""Warp-level matrix instructions: mma.sync multiplies two small matrices that are distributed over the
-lanes of a warp, and ldmatrix loads matrices from shared memory into registers.
+"""Warp-level matrix instructions. mma.sync multiplies two small matrices that are distributed over the lanes
+of a warp. ldmatrix loads matrices from shared memory into registers.
 
-The distribution over lanes, with g = lane // 4 (groupID), t = lane % 4 (threadID_in_group), and p elements
-of A or B per register (two 16-bit values, four 8-bit values, or one tf32):
+The distribution over the lanes uses g = lane // 4 (groupID), t = lane % 4 (threadID_in_group), and p, the
+number of elements of A or B per register (two 16-bit values, four 8-bit values, or one tf32):
 
-    A 16×K    register r contains A[g + 8 (r % 2), p t + 4 p (r // 2)] in its lowest bits, then the next
-    columns
-    B K×8     register r contains B[p t + 4 p r, g], then the next rows
+    A 16×K    register r contains A[g + 8 (r % 2), p t + 4 p (r // 2)] in its lowest bits, and then
+              the next columns
+    B K×8     register r contains B[p t + 4 p r, g], and then the next rows
     C, D 16×8 element i is C[g + 8 (i // 2), 2 t + i % 2]; a register contains two float16 elements
-    ldmatrix  register r contains M_r[g, 2 t] and the next column; with .trans, M_r[2 t, g] and the next
-    row;
-              lane 8 r + i passes the address of row i of M_r: 16 bytes, aligned to 16
+    ldmatrix  register r contains M_r[g, 2 t] and the next column; with .trans, it contains
+              M_r[2 t, g] and the next row; lane 8 r + i passes the address of row i of M_r, which
+              has 16 bytes and is aligned to 16 bytes
 
 Products are exact. Sums are computed in float64 and rounded once. A GPU may truncate intermediate sums, and
 their order is not specified.
@@ -33,7 +33,7 @@ from sim.isa.warp_instruction import instruction
 
 
 def float_decoder(exponent_bits, fraction_bits):
-    """Return the function from a float's bit pattern to its value."""
+    """Return the function that converts the bit pattern of a float to its value."""
     top, one = (1 << exponent_bits) - 1, 1 << fraction_bits
     least = 2 - (1 << exponent_bits - 1) - fraction_bits  # exponent of the smallest subnormal
     sign = one << exponent_bits
@@ -52,12 +52,15 @@ def float_decoder(exponent_bits, fraction_bits):
 
 
 def integer_decoder(sign):
-    """Return a function that converts a byte to its integer value. `sign` is 128 for signed bytes, else 0."""
+    """Return a function that converts a byte to its integer value.
+
+    sign: 128 for signed bytes, otherwise 0.
+    """
     return lambda bits: (bits ^ sign) - sign
 
 
 def float16_bits(x):
-    """Return the bit pattern of the float16 nearest to a float64, ties to even."""
+    """Return the bit pattern of the float16 that is nearest to a float64. Ties are rounded to even."""
     sign = 0x8000 if math.copysign(1.0, x) < 0 else 0
     size = abs(x)
     if size != size:
@@ -66,20 +69,20 @@ def float16_bits(x):
         return sign
     if size >= 65520.0:  # halfway from 65504, the largest float16, to 65536: rounds to infinity
         return sign | 0x7C00
-    # The exponent of the lowest of 11 significand bits. Below 2^-14, float16 is subnormal with steps of
-    # 2^-24.
+    # This is the exponent of the lowest of the 11 bits of the significand. Below 2^-14, float16 is subnormal,
+    # and its values are 2^-24 apart. 2^-24.
     exponent = max(math.frexp(size)[1] - 11, -24)
     count = round(size * 2.0**-exponent)
-    # A count of 2^11 after rounding carries into the exponent field, which is correct.
+    # A count of 2^11 after rounding carries into the exponent field, which gives the correct result.
     return sign | ((exponent + 24 << 10) + count)
 
 
 def unpack_registers(registers, number, drop, width):
     """Return the elements in the registers of 32 lanes, grouped by lane.
 
-    number: the function from an element's bit pattern to its value.
-    drop: the number of ignored low bits per register; tf32 ignores 13.
-    width: bits per element.
+    number: the function that converts the bit pattern of an element to its value.
+    drop: the number of low bits of a register that are ignored, which is 13 for tf32.
+    width: the number of bits per element.
     """
     count = (32 - drop) // width
     found, at = [number(0)] * (len(registers) * 32 * count), 0
@@ -93,8 +96,10 @@ def unpack_registers(registers, number, drop, width):
 
 
 def dot(a, b, a_run, b_run, length):
-    """Return the dot product of run `a_run` of `a` and run `b_run` of `b`. A run has `length` consecutive
-    elements."""
+    """Return the dot product of run `a_run` of `a` and run `b_run` of `b`.
+
+    length: the number of consecutive elements in a run.
+    """
     i, j = a_run * length, b_run * length
     total = a[i] * b[j]
     for k in range(1, length):
@@ -108,7 +113,7 @@ def add_floats(c, total):
 
 
 def add_integers(c, total):
-    """Return the integer accumulator plus the dot product, which wraps."""
+    """Return the integer accumulator plus the dot product. The sum wraps around."""
     return int(c) + total
 
 
@@ -118,7 +123,7 @@ def add_clamped(c, total):
 
 
 def float_table(dtype, *bits):
-    """Return a LookupTable from a 16-bit pattern to its float value."""
+    """Return a LookupTable that maps a 16-bit pattern to its value as a float."""
     return LookupTable(float_decoder(*bits), np.arange(2**16, dtype=np.uint16).view(dtype).tolist())
 
 
@@ -130,7 +135,7 @@ DECODE_F16, DECODE_BF16, DECODE_TF32 = (
 
 
 def add_halves(c, low, high):
-    """Return a register of two float16 accumulators, each increased by a number."""
+    """Return a register with two float16 accumulators, to each of which a number is added."""
     c = int(c)
     return float16_bits(DECODE_F16(c & 0xFFFF) + low) | float16_bits(DECODE_F16(c >> 16) + high) << 16
 
@@ -139,8 +144,8 @@ def add_halves(c, low, high):
 
 
 def product_sums(decode_a, decode_b, width, drop=0, rows=16, columns=8):
-    """Return the function (registers of A, registers of B) -> Σ_k A[row, k] · B[k, column] in row-major
-    order."""
+    """Return the function (registers of A, registers of B) that returns Σ_k A[row, k] · B[k, column] in
+    row-major order."""
     length = 4 * ((32 - drop) // width)
 
     def sums(a, b):
@@ -149,7 +154,7 @@ def product_sums(decode_a, decode_b, width, drop=0, rows=16, columns=8):
         for at in range(rows * columns):
             row, column = at // columns, at % columns
             found[at] = dot(x, y, row, column, length)
-            # For the larger K, additional registers hold the second half.
+            # For the larger K, further registers contain the second half of each row and column.
             if 8 * len(b) == 2 * columns:
                 found[at] += dot(x, y, row + rows, column + columns, length)
         return found
@@ -158,7 +163,7 @@ def product_sums(decode_a, decode_b, width, drop=0, rows=16, columns=8):
 
 
 def accumulate_words(number, add, sums):
-    """Return the semantics of mma for both values of K, for D with one element per register."""
+    """Return the semantics of mma for both values of K, if D has one element per register."""
 
     def two(
         lanes,
@@ -187,7 +192,7 @@ def distribute_words(add, sums, c, d):
 
 
 def accumulate_halves(sums):
-    """Return the semantics of mma for both values of K, for D with two float16 per register."""
+    """Return the semantics of mma for both values of K, if D has two float16 elements per register."""
 
     def two(
         lanes,
@@ -203,7 +208,7 @@ def accumulate_halves(sums):
 
 
 def distribute_halves(sums, c, d):
-    """Set the two registers of D in each lane, which contain two float16 each."""
+    """Set the two registers of D in each lane. Each register contains two float16 elements."""
     for lane in range(32):
         at = 2 * lane
         d[0][lane] = add_halves(c[0][lane], sums[at], sums[at + 1])
@@ -211,7 +216,8 @@ def distribute_halves(sums, c, d):
 
 
 def mma(depths, d, a, b, implementations, clamps=""):
-    """Add mma.sync for two values of K: D (16×8, type d) = A (type a) · B (type b) + C."""
+    """Add mma.sync for two values of K to the table: D (16×8, of type d) = A (of type a) · B (of type b) +
+    C."""
     for depth, semantics in zip(depths, implementations, strict=True):
         name = "_".join([f"mma_m16n8k{depth}", d, *dict.fromkeys((a, b)), *([clamps] if clamps else [])])
         ptx = f"mma.sync.m16n8k{depth}.row.col.{f'{clamps}.' if clamps else ''}{d}.{a}.{b}.{d}"
@@ -243,8 +249,8 @@ for _a, _b in (("s8", "s8"), ("s8", "u8"), ("u8", "s8"), ("u8", "u8")):
 
 
 def ldmatrix(count, transposed):
-    """Add ldmatrix for `count` matrices. Each lane passes the address of a 16-byte row; in Python kernels,
-    (array, index)."""
+    """Add ldmatrix for `count` matrices to the table. Each lane passes the address of a row of 16 bytes, or
+    (array, index) in a Python kernel."""
 
     def row_of_lane(memory, tile, index):
         if memory.lane >= 8 * count:
@@ -268,12 +274,13 @@ def ldmatrix(count, transposed):
 
 
 def distribute(words, registers, transposed):
-    """Set every lane's registers. Lane 8 r + i has loaded row i of matrix r as four words of two elements."""
+    """Set the registers of every lane. Lane 8 r + i has loaded row i of matrix r, as four words of two
+    elements."""
     for r, register in enumerate(registers):
         for lane in range(32):
             group, pair = lane // 4, lane % 4
             if transposed:
-                # Transposed: two elements of the same column come from two lanes' rows.
+                # Two elements of the same column of the matrix come from the rows of two lanes.
                 word, first = words[group // 2], 8 * r + 2 * pair
                 register[lane] = (
                     half_word(word[first], group % 2) | half_word(word[first + 1], group % 2) << 16

@@ -1,7 +1,7 @@
 """CUDA's vector types, such as float32x4 (alias float4). A vector has one to four components of one type,
-named x, y, z and w.
+which are called x, y, z and w.
 
-A kernel constructs a vector from its components, or from shorter vectors and numbers in sequence:
+A kernel constructs a vector from its components, or from a sequence of shorter vectors and numbers:
 `cuda.float4(cuda.float2(1, 2), 3, 4)`.
 
 Source: CUDA C++ Programming Guide, "Built-in Vector Types". The names are Numba's.
@@ -30,8 +30,8 @@ SEPARATED = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "ui
 
 
 class Vector:
-    """A vector. Each vector type is a subclass with three class attributes: `names` of the components,
-    their `dtype`, and the function `convert` to it."""
+    """A vector. Each vector type is a subclass with three class attributes: the `names` of the components,
+    their `dtype`, and the function `convert` that converts a number to it."""
 
     __slots__ = ("x", "y", "z", "w")
 

@@ -1,5 +1,5 @@
-"""Warp instructions with Numba's types: shuffles, votes, matches, syncwarp and activemask. A ballot is a
-signed 32-bit integer.
+"""Warp instructions with Numba's types: shuffles, votes, matches, syncwarp and activemask. The result of a
+ballot is a signed 32-bit integer.
 
 Source: PTX ISA 9.7.9, "Data Movement and Conversion Instructions" (shfl.sync); 9.7.13, "Parallel
 Synchronization and Communication Instructions" (vote.sync, match.sync, activemask, bar.warp.sync).
@@ -14,13 +14,13 @@ from sim.isa.warp_instruction import instruction
 
 
 def shuffle(name, mode, operand, source):
-    """Add a shuffle.
+    """Add a shuffle to the table.
 
     name: its name in Numba.
     mode: its mode in PTX, such as "idx".
     operand: Numba's name for the argument after the value.
-    source: the function (lane, value, argument) -> source lane. A lane whose source is outside of the warp
-        keeps its value.
+    source: the function (lane, value, argument) that returns the source lane. A lane whose source is outside
+        of the warp keeps its value.
     """
 
     def semantics(lanes, value, argument: int64, *, result: Like("value")):
@@ -28,7 +28,7 @@ def shuffle(name, mode, operand, source):
             of = source(lane, value[lane], argument[lane])
             result[lane] = value[of] if 0 <= of < 32 else value[lane]
 
-    # The parameter has Numba's name, so that a call can pass it by keyword.
+    # Give the parameter Numba's name, so that a call can pass it by keyword.
     lanes, value, argument, result = signature(semantics).parameters.values()
     semantics.__signature__ = Signature([lanes, value, argument.replace(name=operand), result])
     ptx = (f"shfl.sync.{mode}.b32",)
@@ -42,7 +42,7 @@ shuffle("shfl_xor_sync", "bfly", "lane_mask", lambda lane, value, argument: lane
 
 
 def lanes_where(lanes, predicate):
-    """Return the mask of participating lanes for which the predicate holds."""
+    """Return the mask of the participating lanes for which the predicate is true."""
     holding = 0
     for lane in range(32):
         if predicate[lane]:
@@ -51,20 +51,20 @@ def lanes_where(lanes, predicate):
 
 
 def for_all(result, answer):
-    """Set the result of every lane."""
+    """Set the result of every lane to the same value."""
     for lane in range(32):
         result[lane] = answer
 
 
 @instruction(mask=GIVEN, source="PTX ISA vote.sync", ptx=("vote.sync.all.pred",))
 def all_sync(lanes, predicate: bool, *, result: bool):
-    """Return whether the predicate holds in all participating lanes."""
+    """Return whether the predicate is true in all participating lanes."""
     for_all(result, lanes_where(lanes, predicate) == lanes)
 
 
 @instruction(mask=GIVEN, source="PTX ISA vote.sync", ptx=("vote.sync.any.pred",))
 def any_sync(lanes, predicate: bool, *, result: bool):
-    """Return whether the predicate holds in at least one participating lane."""
+    """Return whether the predicate is true in at least one participating lane."""
     for_all(result, lanes_where(lanes, predicate) != 0)
 
 
@@ -77,13 +77,13 @@ def eq_sync(lanes, predicate: bool, *, result: bool):
 
 @instruction(mask=GIVEN, source="PTX ISA vote.sync", ptx=("vote.sync.ballot.b32",))
 def ballot_sync(lanes, predicate: bool, *, result: int32):
-    """Return the mask of participating lanes in which the predicate holds."""
+    """Return the mask of the participating lanes in which the predicate is true."""
     for_all(result, lanes_where(lanes, predicate))
 
 
 @instruction(mask=GIVEN, source="PTX ISA match.sync", ptx=("match.any.sync.b32", "match.any.sync.b64"))
 def match_any_sync(lanes, value, *, result: int32):
-    """Return the mask of participating lanes that have the calling lane's value."""
+    """Return the mask of the participating lanes whose value equals that of the calling lane."""
     for lane in range(32):
         same = 0
         for other in range(32):
@@ -94,8 +94,8 @@ def match_any_sync(lanes, value, *, result: int32):
 
 @instruction(mask=GIVEN, source="PTX ISA match.sync", ptx=("match.all.sync.b32", "match.all.sync.b64"))
 def match_all_sync(lanes, value, *, same: int32, alike: bool):
-    """Return (mask, True) if all participating lanes have the same value, else (0, False)."""
-    # The lowest participating lane's value is the reference.
+    """Return (mask, True) if all participating lanes have the same value, otherwise (0, False)."""
+    # Compare every value with the value of the lowest participating lane.
     differ, first = False, -1
     for lane in range(32):
         if lanes >> lane & 1:
@@ -106,9 +106,9 @@ def match_all_sync(lanes, value, *, same: int32, alike: bool):
 
 
 @instruction(mask=GIVEN, orders=True, source="PTX ISA bar.warp.sync", ptx=("bar.warp.sync",))
-# orders=True: unlike a shuffle or a vote, bar.warp.sync orders memory accesses among the lanes.
+# orders=True: unlike a shuffle or a vote, bar.warp.sync orders accesses to memory among the lanes.
 def syncwarp(lanes):
-    """Wait for the lanes in the mask, and order their memory accesses."""
+    """Wait for the lanes in the mask, and order their accesses to memory."""
 
 
 @instruction(mask=CONVERGED, source="PTX ISA activemask", ptx=("activemask.b32",))
@@ -117,7 +117,7 @@ def activemask(lanes, *, result: uint32):
     for_all(result, lanes)
 
 
-# the warp instructions that numba.cuda provides
+# The warp instructions that numba.cuda provides.
 OF_NUMBA = [
     entry
     for entry in map(INSTRUCTIONS.__getitem__, sorted(WARP_WIDE))

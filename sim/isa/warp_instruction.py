@@ -1,8 +1,8 @@
 """Entries for warp instructions (`Instruction`), and the decorator that adds them to the table.
 
 The semantics of a warp instruction takes `lanes`, the mask of the participating lanes. Each operand follows
-as a row of 32 values, one per lane. Results are keyword-only parameters, also rows, which the function
-fills in. Annotations are types.
+as a row of 32 values, with one value per lane. The results are keyword-only parameters. They are rows as
+well, and the function fills them. Annotations are types.
 """
 
 import inspect
@@ -35,12 +35,12 @@ class Instruction(Entry):
     """An instruction that the lanes of a warp execute together.
 
     operands: {name: dtype, or None for a number of any type}.
-    results: {name: dtype, or Like(operand name)}.
+    results: {name: dtype, or Like(name of an operand)}.
     mask: the participating lanes: GIVEN, CONVERGED or ALL.
-    reads: for a shuffle, the function (lane, *that lane's operands) -> source lane.
-    orders: whether it orders memory accesses among the participating lanes.
-    fetch: the function (memory, *arguments) -> operands, for an instruction that loads its operands from
-        memory.
+    reads: for a shuffle, the function (lane, *operands of this lane) that returns the source lane.
+    orders: whether it orders accesses to memory among the participating lanes.
+    fetch: the function (memory, *arguments) that returns the operands, for an instruction whose operands are
+        in memory.
     put: the function (memory, *arguments) by which each lane writes to memory after all lanes have arrived.
     """
 
@@ -55,24 +55,24 @@ class Instruction(Entry):
 
     @property
     def parameters(self) -> list[str]:
-        """The names of a call's parameters."""
+        """The names of the parameters of a call."""
         operands = list(inspect.signature(self.fetch).parameters)[1:] if self.fetch else list(self.operands)
         return (["mask"] if self.mask == GIVEN else []) + operands
 
     @property
     def default(self) -> tuple[int, ...]:
-        """The arguments of a call without arguments: the full mask, if the instruction takes one."""
+        """The arguments of a call without arguments. It is the full mask if the instruction takes a mask."""
         return (FULL,) if self.mask == GIVEN else ()
 
     def converted(self, values: Sequence[Any]) -> list[Any]:
-        """Return one lane's operands, converted to the declared types."""
+        """Return the operands of one lane, converted to the declared types."""
         return [
             check_number(self.name, value) if dtype is None else cast(dtype)(value)
             for value, dtype in zip(values, self.operands.values())
         ]
 
     def result_outside_mask(self, operands: Sequence[Any]) -> Any:
-        """Return the result for a lane whose mask does not contain that lane: its own operand, or 0."""
+        """Return the result for a lane that its own mask does not contain: the lane's operand, or 0."""
         given, types = dict(zip(self.operands, operands)), self.results.values()
         return self.result([given[of] if isinstance(of, Like) else result_converter(of)(0) for of in types])
 
@@ -80,7 +80,7 @@ class Instruction(Entry):
         """Return {lane: result}.
 
         lanes: the mask of the participating lanes.
-        operands: {lane: its operand values}; lanes that do not participate may be absent.
+        operands: {lane: values of its operands}. Lanes that do not participate may be missing.
         """
         members = sorted(operands)
         rows = [
@@ -98,7 +98,8 @@ class Instruction(Entry):
         }
 
     def result(self, parts: Sequence[Any]) -> Any:
-        """Return a lane's results as a call returns them: a tuple, a single value, or None."""
+        """Return the results of a lane in the form in which a call returns them: a tuple, a single value, or
+        None."""
         return tuple(parts) if len(parts) > 1 else parts[0] if parts else None
 
 
@@ -106,7 +107,7 @@ def check_number(name: str, value: Any) -> Any:
     """Return `value` if it is a single number. A shuffle exchanges one register per lane, so it cannot pass
     an array or a tuple.
 
-    Errors: TypeError for anything else.
+    Raise TypeError for anything else.
     """
     if not isinstance(value, (int, float, complex, np.generic)):
         raise TypeError(
@@ -116,10 +117,12 @@ def check_number(name: str, value: Any) -> Any:
 
 
 def fill_absent(row: Sequence[Any], members: Sequence[int]) -> Sequence[Any]:
-    """Return the row of operands, with unwritten bits for each lane that does not participate."""
+    """Return a row of operands in which unwritten bits replace the missing values of lanes that do not
+    participate."""
     if len(members) == 32:
         return row
-    # The semantics may read any lane of a row, so absent lanes need a value of the correct type. It is
+    # The semantics may read any lane of a row, so absent lanes need a value of the correct type. The value is
+    # conspicuous, so that the result shows if an absent lane was read.
     # conspicuous, so that reading an absent lane shows in the result.
     like = row[members[0]]
     fill = like if isinstance(like, bool) else unwritten_bits(like)
@@ -127,8 +130,10 @@ def fill_absent(row: Sequence[Any], members: Sequence[int]) -> Sequence[Any]:
 
 
 def unwritten_bits(value: Any) -> Any:
-    """Return the content of a register that was never written, in the type of `value`: NaN for a float, a
-    conspicuous bit pattern (0xA5...) for an integer."""
+    """Return the content of a register that was never written, in the type of `value`.
+
+    It is NaN for a float, and a conspicuous bit pattern (0xA5...) for an integer.
+    """
     dtype = np.dtype(np.int64) if isinstance(value, int) else np.asarray(value).dtype
     bits = np.full(dtype.itemsize, 0xA5 if dtype.kind in "iu" else 0xFF, np.uint8).view(dtype)[0]
     return int(bits) if isinstance(value, int) else bits
@@ -147,43 +152,43 @@ def instruction(
     ptx: tuple[str, ...] = (),
     touches: tuple[Touch, ...] = (),
 ) -> Callable[[Callable[..., None]], Instruction]:
-    """Add the decorated function to the table as a warp instruction. The decorator returns the Instruction,
-    which kernels call.
+    """Return a decorator that adds a function to the table, as a warp instruction.
 
-    The function takes `lanes` (int, the mask of the participating lanes), then each operand as a row of 32
-    values. It fills the rows of its results, which are its keyword-only parameters: `row[lane] = value`.
-    The interpreter calls it unchanged and Numba compiles it unchanged, so it may use only numbers, tuples,
-    loops, and plain functions with the same restrictions.
+    The decorator returns the Instruction, which kernels call. The function takes `lanes` (an int, the mask of
+    the participating lanes), and then each operand as a row of 32 values. It fills the rows of its results,
+    which are its keyword-only parameters: `row[lane] = value`. The interpreter calls the function unchanged,
+    and Numba compiles it unchanged. It may therefore use only numbers, tuples, loops, and plain functions
+    with the same restrictions.
 
     Annotations are types. A dtype such as numpy.int8 converts an operand or a result. Like("a") declares a
     result with the type of operand `a`. An operand without an annotation accepts a number of any type. In a
-    kernel, a call passes one number per operand and returns the calling lane's result, or a tuple of
+    kernel, a call passes one number per operand. It returns the result of the calling lane, or a tuple of
     several results.
 
-    mask: the participating lanes. ALL (the default) requires all 32 lanes; a missing lane is reported. With
-        GIVEN, the first argument of a call is the mask. With CONVERGED, the lanes that are converged at the
-        call participate.
+    mask: the participating lanes. ALL (the default) requires all 32 lanes, and a missing lane is reported.
+        With GIVEN, the first argument of a call is the mask. With CONVERGED, the lanes that are converged at
+        the call participate.
     source: the specification, such as a section of the PTX ISA.
-    name: the name shown in findings; defaults to the function's name.
-    reads: the function (lane, *that lane's operands) -> source lane. Reading from a lane that does not
-        participate is reported.
-    orders: whether it orders memory accesses among its lanes, as bar.warp.sync does.
-    fetch: the function (memory, *arguments) -> tuple of operands, for calls whose arguments are addresses.
-        memory.read(array, index, size) returns `size` bytes.
+    name: the name that findings show. By default, it is the function's name.
+    reads: the function (lane, *operands of this lane) that returns the source lane. A read from a lane that
+        does not participate is reported.
+    orders: whether it orders accesses to memory among its lanes, as bar.warp.sync does.
+    fetch: the function (memory, *arguments) that returns a tuple of operands, for calls whose arguments are
+        addresses. memory.read(array, index, size) returns `size` bytes.
     put: the function (memory, *arguments) by which each lane writes to memory after all lanes have arrived.
-    stands_for: the object that kernels call on a GPU: a Numba CUDA intrinsic, or a device function around
-        inline PTX.
+    stands_for: the object that kernels call on a GPU. It is an intrinsic of Numba CUDA, or a device function
+        around inline PTX.
     ptx: its PTX names, such as ("shfl.sync.idx.b32",).
     touches: its memory effects, a tuple of Touch.
 
-    Errors: ValueError if the name belongs to another function, or if a type is neither a dtype nor Like an
+    Raise ValueError if the name belongs to another function, or if a type is neither a dtype nor Like an
     operand.
     """
 
     def add_entry(semantics: Callable[..., None]) -> Instruction:
         _, *parameters = parameters_of(semantics, "lanes")
         typed = {p.name: type_of(semantics, p) for p in parameters}
-        # Keyword-only parameters are results; all others are operands.
+        # Keyword-only parameters are results, and all others are operands.
         results = {p.name: typed.pop(p.name) for p in parameters if p.kind is p.KEYWORD_ONLY}
         entry = Instruction(
             name or semantics.__name__,

@@ -1,26 +1,26 @@
 """Warp-level matrix instructions on fragments: wmma.load, wmma.mma and wmma.store.
 
-The PTX ISA does not specify which lane holds which element of a fragment. Here, the layout is that measured
-on an H200 (for f64, that of mma.sync), so that kernels which rely on it compute the same values. With g =
-lane // 4, t = lane % 4, and p elements of A or B per register (four 8-bit values, two 16-bit values, one
-tf32 or f64), a register contains p adjacent elements, the first in its lowest bits:
+The PTX ISA does not specify which lane contains which element of a fragment. The layout here was measured on
+an H200 (for f64, it is the layout of mma.sync), so that kernels which rely on it compute the same values. Let
+g = lane // 4, t = lane % 4, and let p be the number of elements of A or B per register (four 8-bit values,
+two 16-bit values, one tf32 or one f64). A register contains p adjacent elements, the first one in its lowest
+bits:
 
     A M×K     A[8 i + g, 4 p k + p t], and the next columns
     B K×N     B[4 p k + p t, 8 j + g], and the next rows
-    C, D M×N  element n, with q = n // 2, is C[8 (q % (M/8)) + g, 8 (q // (M/8)) + 2 t + n % 2]; for m8n32
-    it
-              is C[2 t + n % 2, 8 q + g]; a register contains two float16 elements
+    C, D M×N  element n, with q = n // 2, is C[8 (q % (M/8)) + g, 8 (q // (M/8)) + 2 t + n % 2];
+              for m8n32, it is C[2 t + n % 2, 8 q + g]; a register contains two float16 elements
 
-The registers of A cover two row tiles i for the first tile k, then for the next k, and so on; then the next
-two row tiles. The registers of B cover all tiles k, then the next column tile j. For m8n32, A has the order
-of B, and B that of A. A and B of float16 always have eight registers. If fewer suffice, they are repeated,
-and the product uses the first ones.
+The registers of A cover two row tiles i for the first tile k, then for the next k, and so on, and then the
+next two row tiles. The registers of B cover all tiles k, and then the next column tile j. For m8n32, A has
+the order of B, and B has the order of A. A and B of float16 always have eight registers. If fewer suffice,
+they are repeated, and the product uses the first ones.
 
-A fragment does not depend on .row and .col, which describe the matrix in memory. Its lines (rows or
-columns) begin `stride` elements apart. The address of each line must be aligned to the bytes of the
-fragment per lane, at most 16, as nvcuda::wmma requires of strides.
+A fragment does not depend on .row and .col, which describe the matrix in memory. Its lines (rows or columns)
+begin `stride` elements apart. The address of each line must be aligned to the number of bytes that a lane has
+of the fragment, or to 16 bytes if that is less. nvcuda::wmma requires the same of strides.
 
-Products and sums are those of `mma.sync`. For float64 they are fused multiply-adds in the order of k.
+Products and sums are those of `mma.sync`. For float64, they are fused multiply-adds in the order of k.
 
 Source: PTX ISA 9.7.14.4, "Matrix multiply-accumulate operation using wmma instructions".
 """
@@ -45,32 +45,33 @@ from sim.isa.tensor import (
 )
 from sim.isa.warp_instruction import instruction
 
-# type -> bits of an element
+# PTX type -> the number of bits of an element
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "f64": 64, "f32": 32, "s32": 32}
-# (M, N, K) -> name of the shape, for 16-bit and 8-bit types
+# (M, N, K) -> the name of the shape, for 16-bit and 8-bit types
 SHAPES = {(16, 16, 16): "m16n16k16", (8, 32, 16): "m8n32k16", (32, 8, 16): "m32n8k16"}
-MOST_ALIGNED = 16  # bytes: the widest access of a lane
+MOST_ALIGNED = 16  # bytes; the widest access of a lane
 LAYOUTS = ("row", "col")
 
 
 class Fragment:
-    """A `rows` × `columns` matrix distributed over the lanes of a warp.
+    """A `rows` × `columns` matrix that is distributed over the lanes of a warp.
 
-    which: the role in the product: "a", "b" or "c".
+    which: its role in the product, "a", "b" or "c".
     transposed: whether the shape is m8n32, which a GPU computes transposed.
     """
 
     def __init__(self, which, rows, columns, ptx_type, transposed):
         self.which, self.rows, self.columns, self.ptx_type = which, rows, columns, ptx_type
         self.transposed = transposed
-        self.each = max(32 // BITS[ptx_type], 1)  # elements in a register
+        self.each = max(32 // BITS[ptx_type], 1)  # the number of elements in a register
         self.word = uint64 if ptx_type == "f64" else uint32
         self.unique = rows * columns // 32 // self.each
         self.registers = 8 if ptx_type == "f16" and which in "ab" else self.unique
         self.alignment = min(self.registers * self.word().itemsize, MOST_ALIGNED)
 
     def positions(self, lane):
-        """Yield (row, column) of each of a lane's elements, in register order and from the lowest bits."""
+        """Yield (row, column) for each element of a lane, in the order of the registers, and from the lowest
+        bits on within each register."""
         g, t, each, tiles = lane // 4, lane % 4, self.each, self.rows // 8
         for i in range(self.unique * each):
             r, part = divmod(i, each)
@@ -89,22 +90,22 @@ class Fragment:
         depth //= 4 * self.each
         if (self.which == "a") == self.transposed:
             return divmod(register, depth)
-        # Two tiles of lines are adjacent in the register order, unless the matrix has only one.
+        # Two tiles of lines are adjacent in the order of the registers, unless the matrix has only one.
         pair = min(lines // 8, 2)
         first, rest = divmod(register, pair * depth)
         return pair * first + rest % pair, rest // pair
 
     def order_for_product(self, registers):
-        """Return the registers of A or B in the order that `product_sums` expects: all tiles of lines, then
-        along K."""
+        """Return the registers of A or B in the order that `product_sums` expects: all tiles of lines, and
+        then the next tile along K."""
         return [registers[r] for r in sorted(range(self.unique), key=lambda r: self.tile(r)[::-1])]
 
     @lru_cache(maxsize=1 << 12)  # noqa: B019  Fragments live as long as the process
     def runs(self, lane, layout, stride):
-        """Return (byte offset in the matrix, element count) for a lane's elements. Elements adjacent in
-        memory form one run."""
+        """Return (byte offset in the matrix, number of elements) for the elements of a lane. Elements that
+        are adjacent in memory form one run."""
         size, together = BITS[self.ptx_type] // 8, 2 if self.which == "c" else self.each
-        # Without a stride operand, the matrix is contiguous.
+        # If there is no operand for the stride, the matrix is contiguous.
         stride = stride or (self.columns if layout == "row" else self.rows)
         lines = ((r, c) if layout == "row" else (c, r) for r, c in self.positions(lane))
         places, found = [(line * stride + along) * size for line, along in lines], []
@@ -116,12 +117,12 @@ class Fragment:
 
 
 def load(fragment, layout, shape):
-    """Add wmma.load for a fragment."""
+    """Add wmma.load for a fragment to the table."""
     size = BITS[fragment.ptx_type] // 8
 
     def fetch(memory, where, index, stride=0):
         if not is_aligned(fragment, memory, where, index, stride * size, "load"):
-            # The misaligned access was reported; the launch continues with zeros.
+            # The misaligned access has been reported. Continue the launch with zeros.
             return (0,) * fragment.registers
         runs = fragment.runs(memory.lane, layout, stride)
         data = b"".join(memory.read(where, index + place, count * size).tobytes() for place, count in runs)
@@ -139,7 +140,7 @@ def load(fragment, layout, shape):
 
 
 def store(fragment, layout, shape):
-    """Add wmma.store of the accumulators."""
+    """Add wmma.store for the accumulators to the table."""
     size = BITS[fragment.ptx_type] // 8
 
     def put(memory, where, index, *registers, stride=0):
@@ -157,7 +158,8 @@ def store(fragment, layout, shape):
 
 
 def is_aligned(fragment, memory, where, index, stride, action):
-    """Return whether the first two lines of the matrix, `stride` bytes apart, have the required alignment."""
+    """Return whether the first two lines of the matrix have the required alignment. They are `stride` bytes
+    apart."""
     return all(memory.begins(where, index + line, fragment.alignment, action) for line in {0, stride})
 
 
@@ -165,10 +167,11 @@ def is_aligned(fragment, memory, where, index, stride, action):
 
 
 def multiply(name, a, b, c, d, sums, add):
-    """Add wmma.mma, which sets each element of D to add(C, sum).
+    """Add wmma.mma to the table. It sets each element of D to add(C, sum).
 
-    name: the function (layout of A, layout of B) -> PTX name.
-    sums: the function (registers of A, registers of B) -> sums in row-major order.
+    name: the function (layout of A, layout of B) that returns the PTX name.
+    a, b, c, d: the Fragments.
+    sums: the function (registers of A, registers of B) that returns the sums in row-major order.
     """
     width, place = c.columns, [list(c.positions(lane)) for lane in range(32)]
 
@@ -181,7 +184,7 @@ def multiply(name, a, b, c, d, sums, add):
                 for i, (row, column) in enumerate(place[lane])
             ]
             if d.ptx_type == "f16":
-                # Two float16 share a register, the element with the even index in the lower half.
+                # Two float16 elements share a register. The element with the even index is the lower half.
                 bits = [*map(float16_bits, found)]
                 found = [low | high << 16 for low, high in zip(bits[::2], bits[1::2])]
             for result, value in zip(results, found):
@@ -199,7 +202,7 @@ TYPES = {"f16": uint32, "f32": float32, "s32": int32, "f64": float64}
 
 
 def accumulator(fragment, registers, lane, i):
-    """Return element i of a lane's accumulators."""
+    """Return element i of the accumulators of a lane."""
     value = registers[i // fragment.each][lane]
     if fragment.ptx_type == "f16":
         return DECODE_F16(int(value) >> 16 * (i % 2) & 0xFFFF)
@@ -211,7 +214,8 @@ def plus(c, total):
 
 
 def double_products(mode):
-    """Return `sums` and `add` for float64: chains of fused multiply-adds that begin with C."""
+    """Return the functions `sums` and `add` for float64. Together, they compute chains of fused multiply-adds
+    that begin with C."""
 
     def sums(a, b):
         (x,), (y,) = a, b
@@ -232,8 +236,13 @@ def double_products(mode):
 
 
 def add_entry(names, semantics, operands, results, action=None, fetch=None, put=None):
-    """Add a warp instruction under its PTX names. `semantics` is a function (operand rows, result rows),
-    where a row has one value per lane."""
+    """Add a warp instruction to the table under its PTX names.
+
+    semantics: a function (rows of operands, rows of results), where a row has one value per lane.
+    operands, results: the dtypes.
+    action: "read" or "write" if the instruction accesses memory.
+    fetch, put: as in sim.isa.instruction.
+    """
 
     def of_rows(lanes, *rows, **found):
         semantics(rows, tuple(found.values()))
@@ -258,7 +267,7 @@ def add_entry(names, semantics, operands, results, action=None, fetch=None, put=
 
 
 def add_family(sizes, shape, a_type, accumulators):
-    """Add the loads and stores for one shape and multiplicand type. Return the Fragments."""
+    """Add the loads and stores for one shape and one type of A and B to the table. Return the Fragments."""
     (rows, columns, depth), transposed = sizes, sizes[1] == 32
     a, b = Fragment("a", rows, depth, a_type, transposed), Fragment("b", depth, columns, a_type, transposed)
     sums = {of: Fragment("c", rows, columns, of, transposed) for of in accumulators}
@@ -273,16 +282,16 @@ def add_family(sizes, shape, a_type, accumulators):
     return a, b, sums
 
 
-ADDED = set()  # accumulators already added, because products of several types share them
+ADDED = set()  # the accumulators that have been added; products of several types share them
 
 
 def mma_name(shape, *types):
-    """Return the function (layout of A, layout of B) -> PTX name of wmma.mma."""
+    """Return the function (layout of A, layout of B) that returns the PTX name of a wmma.mma."""
     return lambda a, b: ".".join(["wmma.mma.sync", a, b, shape, *types])
 
 
 def add_all():
-    """Add the products of all types that sm_80 supports, with their loads and stores."""
+    """Add the products of all types that sm_80 supports, with their loads and stores, to the table."""
     for sizes, shape in SHAPES.items():
         rows, columns, _ = sizes
         a, b, sums = add_family(sizes, shape, "f16", ("f16", "f32"))

@@ -1,10 +1,10 @@
-"""The fast path for accesses to single array elements.
+"""The fast path for accesses to single elements of arrays.
 
 The front end turns `a[i, j]` into `load2(a, i, j, site)` and `a[i, j] = v` into `store2(a, i, j, v, site)`.
-These functions are generated from one template, once per number of dimensions. They check the bounds, append
-an integer to the access log if an observer subscribed, and access the element.
+These functions are generated from one template, once for each number of dimensions. They check the bounds,
+append an integer to the access log if an observer is subscribed, and access the element.
 
-Everything else falls back to `Array.load` and `Array.store`: negative or invalid indices, numpy's narrow
+All other cases are left to `Array.load` and `Array.store`: negative or invalid indices, numpy's narrow
 integers, tuples, slices, and objects that are not arrays.
 """
 
@@ -51,7 +51,7 @@ def store{rank}(x, {indices}, value, site):
 def template(logged, local):
     """Return the source of all fast accessors.
 
-    logged: whether accesses append their site, size and address to the log, as one integer.
+    logged: whether an access appends its site, size and address to the log, as one integer.
     local: whether accesses to local memory are logged as well.
     """
     announce = f"log((site << {SITE_SHIFT}) + x.code + (flat << x.shift))"
@@ -77,7 +77,7 @@ def template(logged, local):
 
 INTEGERS = frozenset(np.dtype(letter).type for letter in np.typecodes["AllInteger"])
 BUILTINS = {own.__name__: own for own in (type, int, slice, TypeError, ValueError, OverflowError)}
-# Compiled once per variant at import; each launch only executes one of them.
+# Each variant is compiled once, at import. A launch only executes one of them.
 CODE = {
     (logged, local): compile(template(logged, local), "<accessors>", "exec")
     for logged, local in ((False, False), (True, False), (True, True))
@@ -85,7 +85,7 @@ CODE = {
 
 
 def convert(x, flat, value):
-    """Store a value that the array's memory rejects, after converting it to the array's dtype."""
+    """Store a value that the array's memory rejects. It is first converted to the dtype of the array."""
     if not x.writable:
         raise only_read(x) from None
     x.cells[flat] = cast(x.dtype)(value)
@@ -108,19 +108,19 @@ def store_any(x, index, value, site):
         x[index[0] if len(index) == 1 else index] = value
 
 
-# Prefixes of the names that rewritten kernels use.
+# The prefixes of the names that rewritten kernels use.
 OFFERED = ("load", "store", "Array", "log", "values", "convert")
 GENERAL = load_any, store_any, convert
 
 
 def accessors(log, values, local):
-    """Return {name: function} with load1 ... store5 and the names that inlined accesses use.
+    """Return {name: function} with load1 ... store5, and with the other names that inlined accesses use.
 
     log: the list to which accesses are appended, or None.
-    values: the list to which stored values are appended.
+    values: the list to which the stored values are appended.
     local: whether accesses to local memory are logged as well.
     """
-    # The generated functions look up these names as globals.
+    # The generated functions refer to these names as globals.
     names = {known.__name__: known for known in (*FAST.values(), *WATCHED.values(), *GENERAL)}
     names["INTEGERS"] = INTEGERS
     if log is not None:

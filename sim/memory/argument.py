@@ -1,4 +1,4 @@
-"""Classification of a launch's arguments as arrays, records, tuples and numbers."""
+"""Classification of the arguments of a launch: arrays, records, tuples and numbers."""
 
 import sys
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ import numpy as np
 
 from sim.errors import LaunchError
 
-# types of arguments that count as a single number
+# The types of arguments that count as a single number.
 NUMBER_TYPES = int, float, complex, np.bool_, np.number, Enum, type(None)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Argument:
-    """An argument of a launch, or an item of a tuple argument.
+    """An argument of a launch, or an item of an argument that is a tuple.
 
-    name: the parameter's name. The items of a tuple are named name[0], name[1], ...
-    value: the argument as passed by the caller.
-    array: a numpy array over the memory of an array, a CPU tensor or a record (zero-dimensional); None for
-        numbers and tuples.
-    parts: Arguments for the items of a tuple; None for anything else.
+    name: the name of the parameter. The items of a tuple are called name[0], name[1], ...
+    value: the argument that the caller passed.
+    array: for an array, a CPU tensor or a record, a numpy array over its memory. For a record, the array has
+        no dimensions. For numbers and tuples, it is None.
+    parts: for a tuple, the Arguments of its items, otherwise None.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Argument:
         return isinstance(self.value, np.void)
 
     def leaves(self):
-        """Yield the argument itself, or the items of a tuple at any depth."""
+        """Yield the argument itself, or the items of a tuple at any depth of nesting."""
         if self.parts is None:
             yield self
         else:
@@ -44,12 +44,11 @@ class Argument:
 
 
 def classify(name: str, value: Any) -> Argument:
-    """Return the Argument for a value. Raise LaunchError for an array whose dtype the GPU does not
-    support."""
+    """Return the Argument for a value. Raise LaunchError for an array whose dtype a GPU does not support."""
     if isinstance(value, tuple):
         return Argument(name, value, None, tuple(classify(f"{name}[{i}]", x) for i, x in enumerate(value)))
     if isinstance(value, np.void):
-        return Argument(name, value, np.asarray(value))  # shares the record's memory
+        return Argument(name, value, np.asarray(value))  # the array shares the record's memory
     return Argument(name, value, host_array(value, name))
 
 
@@ -70,7 +69,7 @@ def check_argument(argument: Argument) -> None:
 
 
 def arrays_of(arguments: tuple[Argument, ...]) -> dict[str, np.ndarray]:
-    """Return {name: array} for all arrays and records among the arguments, including those inside tuples."""
+    """Return {name: array} for all arrays and records among the arguments, including items of tuples."""
     leaves = (leaf for argument in arguments for leaf in argument.leaves())
     return {leaf.name: leaf.array for leaf in leaves if leaf.array is not None}
 
@@ -81,7 +80,8 @@ def of_parts(value, parts):
 
 
 def host_array(value, name):
-    """Return a numpy array for an argument that is a numpy array or a CPU tensor; None for anything else."""
+    """Return a numpy array for an argument that is a numpy array or a CPU tensor. Return None for any other
+    argument."""
     if isinstance(value, np.ndarray):
         array = value
     elif type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr"):
@@ -113,8 +113,8 @@ def check_dtype(dtype, name):
 
 
 def tensor_array(tensor, name):
-    """Return a numpy array that shares memory with a CPU tensor. A bfloat16 tensor is reinterpreted through
-    its bits."""
+    """Return a numpy array that shares its memory with a CPU tensor. The bits of a bfloat16 tensor are
+    reinterpreted."""
     if tensor.device.type != "cpu":
         raise LaunchError(
             f"argument {name} is a tensor on {tensor.device}; the simulator works on host memory\n"
@@ -122,7 +122,7 @@ def tensor_array(tensor, name):
         )
     tensor = tensor.detach()
     if str(tensor.dtype) != "torch.bfloat16":
-        # Not tensor.numpy(), which would prevent torch from resizing the storage later, as FSDP does with
+        # tensor.numpy() would prevent torch from resizing the storage later, as FSDP does with parameters.
         # parameters.
         return np.from_dlpack(tensor)
     return np.from_dlpack(tensor.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)

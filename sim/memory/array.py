@@ -1,6 +1,6 @@
-"""The array class that kernels use: views of an allocation, with a check on every access.
+"""The array class that kernels use. An Array is a view of an allocation, and checks every access.
 
-The fast path for single elements is in `sim.memory.accessors`.
+`sim.memory.accessors` contains the fast path for single elements.
 """
 
 import functools
@@ -25,12 +25,12 @@ WORDS = {1: "b", 2: "h", 4: "i", 8: "q"}  # size of an integer in bytes -> its m
 class Array(Views, Methods):
     """A view of an allocation that behaves like an ndarray inside a kernel.
 
-    root: the underlying bytes: those of the allocation, or a block's or thread's private copy.
+    root: the underlying bytes, which are those of the allocation, or the private copy of a block or thread.
     offset, strides: in bytes.
-    marks: for local memory whose reads are checked, which elements the thread has written; else None.
-        Initially a list with -1 per written element and 0 per unwritten one. Once several views share it, a
-        bytearray with 255 per written byte.
-    code: the size and address part of a log entry for the first element.
+    marks: for local memory whose reads are checked, a record of the elements that the thread has written,
+        otherwise None. At first, it is a list with -1 for each written element and 0 for each other element.
+        Once several views share it, it is a bytearray with 255 for each written byte.
+    code: the size and the address of the first element, as in a log entry.
     """
 
     __slots__ = (
@@ -38,7 +38,7 @@ class Array(Views, Methods):
         *"shift marks writable views whole".split(),
         *(f"{letter}{axis}" for letter in "ns" for axis in range(MAX_FAST_RANK)),
     )
-    wraps = True  # negative indices count from the end
+    wraps = True  # whether negative indices count from the end
 
     def __init__(self, context, allocation, root, offset, layout, name, address, marks=None):
         self.context, self.allocation, self.root, self.offset = context, allocation, root, offset
@@ -51,27 +51,30 @@ class Array(Views, Methods):
             self.prepare_fast_access(layout)
 
     def prepare_fast_access(self, layout):
-        """Set the attributes that the fast path uses: sizes and element strides, `data` and `cells`.
+        """Set the attributes that the fast path uses: the sizes and strides in elements, `data` and `cells`.
 
-        `data[flat]` returns an element as a kernel sees it. Stores go to `cells`.
+        `data[flat]` is an element in the form in which a kernel computes with it. Stores go to `cells`.
         """
         for name, value in layout.axes:
             setattr(self, name, value)
-        # A view's memory may contain gaps between its elements: `span` covers them.
+        # The elements of a view may be separated by gaps, so `span` extends from the first to the last
+        # element.
         end = self.offset + layout.span
         memory = self.root if layout.span == self.root.size else self.root[self.offset : end]
         memory = memory.view(layout.dtype)
         if not self.writable:
             memory.flags.writeable = False
-        # A memoryview returns Python ints and bools, which is how a kernel represents wide signed integers
-        # and booleans; numpy returns its own scalars. A memoryview rejects integers that do not fit, and
-        # floats. `cast` then converts them by the GPU's rules, whereas numpy would convert a float by the
-        # CPU's.
+        # The elements of a memoryview are Python ints and bools, which represent wide signed integers and
+        # booleans in a kernel. The elements of a numpy array are numpy's scalars. A memoryview rejects
+        # floats, and integers that do not fit. `cast` then converts them by the GPU's rules, whereas numpy
+        # would convert a float by the CPU's. and booleans; numpy returns its own scalars. A memoryview
+        # rejects integers that do not fit, and floats. `cast` then converts them by the GPU's rules, whereas
+        # numpy would convert a float by the CPU's.
         self.cells = memoryview(memory) if layout.whole else memory
         self.data = self.cells if layout.wide else memory
         if type(self.marks) is list:
             self.written = self.marks
-        elif self.marks is not None:  # -1: every byte of the element has been written
+        elif self.marks is not None:  # -1 means that every byte of the element has been written
             self.written = memoryview(self.marks)[self.offset : end].cast(WORDS[layout.dtype.itemsize])
 
     @property
@@ -84,7 +87,7 @@ class Array(Views, Methods):
     # --- the general path -----------------------------------------------------------------------------------
 
     def load(self, index, site):
-        """Load one element, or return a view, for an index of any kind. A refused load returns poison."""
+        """Load one element, or return a view, for any kind of index. A refused load returns poison."""
         place = self.place(index, site, "read")
         if place is None:
             return domain(poison(self.dtype))
@@ -96,8 +99,8 @@ class Array(Views, Methods):
         return domain(self.numpy[place])
 
     def store(self, index, value, site):
-        """Store to one element, or to every element of a view (a scalar, or an array with the view's
-        shape)."""
+        """Store to one element, or to every element of a view. For a view, the value is a number, or an array
+        with the view's shape."""
         if not self.writable:
             raise only_read(self)
         place = self.place(index, site, "written")
@@ -111,7 +114,8 @@ class Array(Views, Methods):
         self.numpy[place] = cast(self.dtype)(value)
 
     def store_all(self, value, site):
-        """Fill the array with a number, or with the elements of another array, broadcast as in numpy."""
+        """Fill the array with a number, or with the elements of another array. The other array is broadcast
+        as in numpy."""
         if isinstance(value, Array):
             numbers = np.empty(value.shape, object)
             numbers.flat = list(value.elements())
@@ -125,13 +129,14 @@ class Array(Views, Methods):
                 store(self, *place, number, site)
 
     def place(self, index, site, what):
-        """Resolve an index to a tuple of valid integers, a view (an Array), or None if the access is refused.
+        """Resolve an index to a tuple of valid integers or to a view (an Array). Return None if the access is
+        refused.
 
         A negative index is reported but not refused, and a negative literal is not even reported.
         """
         if slice in map(type, index):
             return self.part(index)
-        # The usual case first: plain integers in bounds.
+        # Plain integers in bounds are the most common case.
         if len(index) == self.ndim and all(type(i) is int and 0 <= i < n for i, n in zip(index, self.shape)):
             return index
         if len(index) == 1 and isinstance(index[0], tuple):
@@ -142,7 +147,7 @@ class Array(Views, Methods):
             return self.part(index)
         indices = tuple(checked_integer(i, self) for i in index)
         if any(not -n <= i < n for i, n in zip(indices, self.shape)):
-            if self.dtype.names:  # a Record; accesses to its fields are refused
+            if self.dtype.names:  # the element is a Record, and accesses to its fields are refused later
                 return indices
             self.context.refuse(site, what, self, indices)
             return None
@@ -160,10 +165,10 @@ class Array(Views, Methods):
                 self.context.values.append(value)
 
     def mark(self, place, site):
-        """Mark an element of local memory as written by a store. Any other access reports an unwritten
-        element."""
+        """Mark an element of local memory as written by a store. Any other access reports the element if it
+        is unwritten."""
         self.share_marks()
-        # `marks` covers the root, so positions in it include this view's offset.
+        # `marks` covers the whole root, so positions in it include the offset of this view.
         begin = self.offset + sum(i * s for i, s in zip(place, self.strides))
         end = begin + self.dtype.itemsize
         if site & 3 != STORE and site not in self.context.overwriting and self.marks.count(0, begin, end):
@@ -185,7 +190,7 @@ class Array(Views, Methods):
         return (self.code & ADDRESS_MASK) + sum(map(operator.mul, place, self.strides))
 
     def part(self, index):
-        """Return a slice or a row: another view of the same allocation, as in numpy."""
+        """Return a slice or a row, which is another view of the same allocation as in numpy."""
         moved, axes, n = 0, [], len(index)
         for i, size, stride in zip(index, self.shape, self.strides):
             if type(i) is slice:
@@ -195,7 +200,7 @@ class Array(Views, Methods):
             elif type(i) is int and 0 <= i < size:
                 moved += i * stride
             else:
-                # Let `unusual_part` handle every other index.
+                # `unusual_part` handles every other index.
                 n = math.inf
         if n > self.ndim:
             if len(index) > self.ndim and all(map(is_integer, index)):
@@ -209,7 +214,7 @@ class Array(Views, Methods):
         return self.another(moved if math.prod(shape) else 0, self.dtype, shape, strides)
 
     def unusual_part(self, index):
-        """Return a view for indices that are not all plain integers or slices, or not all in bounds."""
+        """Return a view for an index that contains other items than integers in bounds and slices."""
         try:
             return self.derived(self.numpy[index])
         except IndexError:
@@ -218,13 +223,13 @@ class Array(Views, Methods):
             return Outside(self, indices_of_part(index, self.shape))
 
     def derived(self, array):
-        """Return an Array for `array`, an ndarray over this Array's memory."""
+        """Return an Array for an ndarray over the memory of this Array."""
         # numpy may place an empty array at any address.
         moved = array.ctypes.data - self.numpy.ctypes.data if array.size else 0
         return self.another(moved, array.dtype, array.shape, array.strides)
 
     def another(self, moved, dtype, shape, strides):
-        """Return a view of the same allocation that starts `moved` bytes after this one."""
+        """Return a view of the same allocation that begins `moved` bytes after this one."""
         self.share_marks()
         layout = layout_of(dtype, shape, strides, self.marks is not None)
         offset, address = self.offset + moved, (self.code & ADDRESS_MASK) + moved
@@ -232,9 +237,9 @@ class Array(Views, Methods):
         return Array(*of_memory, layout, self.name, address, self.marks)
 
     def once(self, getter, name):
-        """Return the view that `getter(name)`, a getter from `operator`, selects.
+        """Return the view that `getter(name)` selects, where `getter` is a function of `operator`.
 
-        Views are cached, because a kernel reads a field's column again on each access.
+        Views are cached, because a kernel reads the column of a field again on each access.
         """
         views, key = self.views, (getter, name)
         if views is None:
@@ -280,19 +285,19 @@ class Columns(Array):
     __slots__ = ()
 
     def __getattr__(self, name):
-        """Return the column of one field over all records."""
+        """Return the column of one field, which contains this field of all records."""
         if name not in self.dtype.names:
             raise AttributeError(f"{self.name}, an array of {self.dtype}, has no {name}")
         return self.once(operator.itemgetter, name)
 
 
 class Outside(Array):
-    """An out-of-range slice or row, such as the row after the last.
+    """A slice or row that is out of range, such as the row after the last.
 
-    Creating the view is not an access. Any access to its elements is reported as out of bounds in the array
+    Creating the view is not an access. An access to its elements is reported as out of bounds in the array
     `of`.
 
-    numpy: the indices that the view's elements would have in `of`.
+    numpy: the indices that the elements of the view would have in `of`.
     """
 
     __slots__ = ("of",)
@@ -327,11 +332,12 @@ FAST, WATCHED = (
 
 @dataclass(frozen=True)
 class Layout:
-    """The properties shared by all arrays with the same dtype, shape and strides.
+    """The properties that all arrays with the same dtype, shape and strides share.
 
-    array: their class.
-    span: bytes from the first element to the end of the last; None if there is no fast path.
-    axes: (name, value) pairs for the size and element-stride attributes.
+    array: the class of the arrays.
+    span: the number of bytes from the first element to the end of the last one, or None if there is no fast
+        path.
+    axes: pairs (name, value) for the attributes with sizes and strides in elements.
     whole: whether the elements are integers or booleans.
     wide: whether a Python int or bool represents an element.
     """
@@ -351,7 +357,10 @@ class Layout:
 
 @functools.lru_cache(4096)
 def layout_of(dtype, shape, strides, watched):
-    """Return the Layout for arrays of this kind. `watched`: whether they are local memory with marks."""
+    """Return the Layout for arrays of this kind.
+
+    watched: whether the arrays are local memory with marks.
+    """
     dtype = np.dtype(dtype.str) if dtype.kind in "iu" else dtype  # maps longlong to int64
     itemsize, rank, size = dtype.itemsize, len(shape), math.prod(shape)
     shift = itemsize.bit_length() - 1
@@ -374,12 +383,12 @@ def layout_of(dtype, shape, strides, watched):
 
 
 def array_at(context, allocation, offset, dtype, shape, strides, name):
-    """Return a view of an allocation, starting `offset` bytes into it."""
+    """Return a view of an allocation that begins `offset` bytes after its first byte."""
     layout = layout_of(dtype, tuple(shape), tuple(strides), False)
     return Array(context, allocation, allocation.root, offset, layout, name, allocation.base + offset)
 
 
 def only_read(array):
-    """Return the error for a write to a read-only array."""
+    """Return the error for a write to an array that is read-only."""
     what = "constant" if array.allocation.space == "const" else "a read-only array"
     return TypeError(f"{array.name} is {what}: a kernel may only read it")

@@ -1,4 +1,5 @@
-"""The functions of `cuda.atomic`: load, combine and store one element without interruption by another thread.
+"""The functions of `cuda.atomic`. Each of them loads, combines and stores one element, without interruption
+by another thread.
 
 Each function returns the old element. `sim.isa.atomics` defines the operations themselves.
 """
@@ -19,8 +20,9 @@ class FailedAtomic:
 
     The scheduler uses it to recognise a spinning thread.
 
-    key: identifies the atomic and its operands.
-    repeated: whether the thread is about to execute it again.
+    key: a value that identifies the atomic and its operands.
+    memory, place, found: the array, the index of the element, and the value that the atomic found there.
+    repeated: whether the thread is about to execute the atomic again.
     """
 
     __slots__ = ("key", "memory", "place", "found", "repeated")
@@ -29,7 +31,7 @@ class FailedAtomic:
         self.key, self.memory, self.place, self.found, self.repeated = key, memory, place, found, False
 
     def would_fail_again(self):
-        """Return whether memory still holds the value that the atomic read."""
+        """Return whether memory still contains the value that the atomic found."""
         return self.memory[self.place] == self.found
 
 
@@ -40,15 +42,15 @@ class Atomic:
         self._scheduler, self._context = scheduler, scheduler.context
 
     def _change(self, entry, array, index, operands):
-        """Replace array[index] by the result of the entry's operation, wrapped to the dtype; return the old
+        """Replace array[index] by the result of the entry's operation, converted to the dtype. Return the old
         element."""
         if not isinstance(array, Array):
             raise TypeError(f"cuda.atomic works on arrays, got {array!r}")
-        # Frame 0 is this method and frame 1 the generated wrapper, so frame 2 is the kernel.
+        # Frame 0 is this method, and frame 1 is the generated wrapper, so frame 2 is the kernel.
         frame, thread = sys._getframe(2), self._context.thread
         site = self._context.sites.of_frame(frame, "atomic")
         key = site, id(array.root), array.offset, index, operands
-        # Let other threads run first, so that any interleaving of atomics is possible.
+        # Let other threads run first, so that atomics can interleave in every possible order.
         self._scheduler.yield_before_atomic(key, frame)
         if entry.overwrites:
             self._context.overwriting.add(site)
@@ -58,7 +60,7 @@ class Atomic:
         if place is None:
             return domain(array.dtype.type(0))
         value = operands[-1]
-        # The conversion to the array's dtype drops the fraction, which is rarely intended.
+        # A conversion to an integer dtype drops the fraction, which is rarely intended.
         if array.dtype.kind in "iu" and isinstance(value, np.inexact):
             self._context.announce(
                 "atomic_narrowed", self._context.witness("changed", site, value=value), array, place
@@ -79,7 +81,7 @@ class Atomic:
 
 
 def method(entry):
-    """Return the method for `cuda.atomic.NAME`."""
+    """Return the method for the function of `cuda.atomic` that an entry defines."""
     count = 1 + entry.indexed + len(entry.operands)
     parameters = ", ".join(["array", *["index"] * entry.indexed, *entry.operands])
 

@@ -1,4 +1,4 @@
-"""Arrays that a kernel declares or captures: shared, local and constant memory."""
+"""Arrays that a kernel declares or captures, in shared, local and constant memory."""
 
 import functools
 import re
@@ -13,7 +13,7 @@ from sim.memory.spaces import poisoned
 
 
 def constant_array(context, array):
-    """Return an Array in constant memory, which is read-only, for a global numpy array."""
+    """Return an Array in constant memory for a global numpy array. It is read-only."""
     array, name = np.ascontiguousarray(array), CONSTANT
     home = 0, array.itemsize, array.shape, array.strides
     allocation = context.space.add(name, "const", array.reshape(-1).view(np.uint8), home)
@@ -24,29 +24,29 @@ class Declarations:
     """The shared and local arrays of one launch.
 
     A declaration is identified by its code object and instruction offset, so two declarations on the same
-    line are two arrays. The key contains the code object's id, because hashing a code object takes a
+    line are two arrays. The key contains the id of the code object, because hashing a code object takes a
     microsecond.
     """
 
     def __init__(self, context, dynamic_bytes):
         self.context, self.dynamic_bytes = context, dynamic_bytes
-        self.allocations = {}  # declaration -> Allocation, common to all blocks
-        self.makers = {}  # declaration -> function that creates its local arrays
+        self.allocations = {}  # declaration -> its Allocation, which all blocks share
+        self.makers = {}  # declaration -> the function that creates its local arrays
         self.declared_bytes = {"shared": 0, "local": 0}
-        self.kernel_code = None  # in the kernel itself, all threads have the same argument types
+        self.kernel_code = None  # in the kernel itself, all threads have the same types of arguments
 
     def shared(self, shape, dtype, frame, alignment=None):
-        """Return the current block's array for a call to `cuda.shared.array(shape, dtype, alignment)`.
+        """Return the current block's array for a call of `cuda.shared.array(shape, dtype, alignment)`.
 
-        Shape 0 returns a view of the dynamic shared memory. Without `alignment`, only the element's alignment
-        is certain, as in Numba.
+        The shape 0 denotes a view of the dynamic shared memory. Without `alignment`, only the alignment of an
+        element is guaranteed, as in Numba.
         """
         check_dtype(dtype, "shared")
         shape = as_shape(shape)
         if shape == (0,):
             return self.dynamic(dtype, frame)
         block, code = self.context.thread.block, frame.f_code
-        # A device function declares one buffer per specialisation, as in Numba.
+        # As in Numba, a device function declares one buffer per specialisation.
         key = id(code), frame.f_lasti, None if code is self.kernel_code else argument_types(frame)
         array = block.shared.get(key)
         if array is None and dtype.hasobject:
@@ -62,7 +62,7 @@ class Declarations:
         return array
 
     def dynamic(self, dtype, frame):
-        """Return a view of the launch's dynamic shared memory. All such views start at the same byte."""
+        """Return a view of the launch's dynamic shared memory. All such views begin at the same byte."""
         shared, shape = self.context.thread.block.shared, (self.dynamic_bytes // dtype.itemsize,)
         if "dynamic" not in shared:
             allocation, poison = (
@@ -74,20 +74,20 @@ class Declarations:
         return shared["dynamic"].another(0, dtype, shape, c_strides(shape, dtype))
 
     def local(self, shape, dtype, frame, alignment=None):
-        """Return the array for `cuda.local.array(shape, dtype)`: new on each call, private to the current
-        thread."""
+        """Return the array for a call of `cuda.local.array(shape, dtype)`. Each call creates a new array,
+        which is private to the current thread."""
         check_dtype(dtype, "local")
         shape = as_shape(shape)
         if dtype.hasobject:
             return self.objects(shape, "local", frame)
-        # Local arrays of one declaration may differ in shape from call to call.
+        # The local arrays of one declaration may differ in shape from call to call.
         key = id(frame.f_code), frame.f_lasti, shape, dtype
         if key not in self.makers:
             self.makers[key] = self.local_maker(self.context.sites.of_frame(frame, "call"), shape, dtype)
         return self.makers[key]()
 
     def local_maker(self, site, shape, dtype):
-        """Return a function that creates an array each time a thread reaches this declaration of local
+        """Return a function that creates an array each time that a thread reaches this declaration of local
         memory."""
         context, watched = self.context, self.context.enabled.unwritten
         layout, allocation = layout_of(dtype, as_shape(shape), c_strides(shape, dtype), watched), None
@@ -101,14 +101,14 @@ class Declarations:
             marks = None
             if watched:
                 marks = [0] * layout.size if fast else bytearray(nbytes)
-            # Each thread's copy has a separate address.
+            # The copy of each thread has its own address.
             address = allocation.base + context.thread.linear * nbytes
             return Array(context, allocation, full.copy(), 0, layout, allocation.name, address, marks)
 
         return make
 
     def objects(self, shape, space, frame):
-        """Return an array of Python objects. They have no addresses, so accesses to the array are not
+        """Return an array of Python objects. The objects have no addresses, so accesses to the array are not
         observed."""
         site = SITES[self.context.sites.of_frame(frame, "call")]
         where = f"{site.function} line {site.line}  {site.source}"
@@ -120,16 +120,16 @@ class Declarations:
         return Array(self.context, allocation, memory, 0, layout, allocation.name, allocation.base)
 
     def allocation(self, key, space, dtype, shape, frame):
-        """Return the allocation for a declaration of shared memory, created by the first thread that reaches
-        it."""
+        """Return the allocation for a declaration of shared memory. The first thread that reaches the
+        declaration creates it."""
         if key not in self.allocations:
             site = self.context.sites.of_frame(frame, "call")
             self.allocations[key] = self.placed(space, site, dtype, shape, dynamic=key == "dynamic")
         return self.allocations[key]
 
     def placed(self, space, site, dtype, shape, copies=1, dynamic=False):
-        """Return a new allocation for the declaration at `site`, named after the variable that it is assigned
-        to."""
+        """Return a new allocation for the declaration at `site`. Its name is that of the variable to which it
+        is assigned."""
         nbytes = self.dynamic_bytes if dynamic else prod(shape) * dtype.itemsize
         if not dynamic:
             self.declared_bytes[space] += nbytes
@@ -140,13 +140,14 @@ class Declarations:
 
 
 def check_sizes(spec, shared, local, dynamic, asked=False):
-    """Raise LaunchError if a kernel's arrays exceed the device's memory per block or per thread.
+    """Raise LaunchError if the arrays of a kernel exceed the device's memory per block or per thread.
 
-    shared: bytes of a block's declared arrays.
-    dynamic: bytes of a block's dynamic shared memory. If it is not 0, the limit on the total is lower.
-    local: bytes of a thread's local arrays.
-    asked: whether the launcher requests the full limit from the driver, as launchers of PTX do and Numba does
-        not.
+    shared: the number of bytes of a block's declared arrays.
+    local: the number of bytes of a thread's local arrays.
+    dynamic: the number of bytes of a block's dynamic shared memory. If it is not 0, the limit for the total
+        is lower.
+    asked: whether the launcher requests the full limit from the driver. Launchers of PTX do so, but Numba
+        does not.
     """
     tiles, rows = "make the tiles smaller", "pass an array with a row for each thread"
     most = spec.dynamic_shared_bytes if dynamic and not asked else spec.shared_bytes_per_block
@@ -169,7 +170,7 @@ def check_dtype(dtype, space):
 
 @functools.cache
 def c_strides(shape, dtype):
-    """Return the strides, in bytes, of a C-contiguous array."""
+    """Return the strides of a C-contiguous array in bytes."""
     return tuple([prod(shape[axis + 1 :]) * dtype.itemsize for axis in range(len(shape))])
 
 
@@ -189,7 +190,7 @@ def argument_types(frame):
 
 
 def name_before(site):
-    """Return the variable that the expression at `site` is assigned to, or None."""
+    """Return the variable to which the expression at `site` is assigned, or None."""
     before = site.source[: max(site.column - site.indent, 0)]
     found = re.search(r"(\w+)\s*=\s*$", before)
     return found[1] if found else None

@@ -5,11 +5,11 @@ from types import EllipsisType, NoneType
 
 import numpy as np
 
-PARTS = slice, EllipsisType, NoneType  # index items that select a view; None adds an axis
+PARTS = slice, EllipsisType, NoneType  # the items of an index that select a view; None adds an axis
 
 
 class FromEnd(int):
-    """A negative literal used as an index, which deliberately counts from the end."""
+    """A negative literal that is used as an index. It counts from the end on purpose."""
 
 
 def is_integer(index):
@@ -17,7 +17,7 @@ def is_integer(index):
 
 
 def checked_integer(index, array):
-    """Return `index` as a Python int. Raise TypeError for a float."""
+    """Return an index as a Python int. Raise TypeError for a float."""
     try:
         return operator.index(index)
     except TypeError:
@@ -26,12 +26,12 @@ def checked_integer(index, array):
 
 
 def indices_of_part(index, shape):
-    """Return the indices of all elements in an out-of-range view of an array with this shape.
+    """Return the indices of all elements in a view that is out of range, for an array with this shape.
 
     The result is an ndarray of tuples, arranged like the view.
     """
     of_axes = [i for i in index if i is not None]
-    # An ellipsis stands for a full slice per unindexed axis.
+    # An ellipsis is equivalent to a full slice for each axis without an index.
     left = [slice(None)] * (len(shape) - sum(i is not Ellipsis for i in of_axes))
     at = next((at for at, i in enumerate(of_axes) if i is Ellipsis), len(of_axes))
     of_axes[at : at + 1] = left

@@ -1,8 +1,7 @@
-"""Array methods that process all elements in order, computing in the types that Numba uses.
+"""Array methods that process all elements in order, and compute in the types that Numba uses.
 
-They are sum, prod, mean, var, std, any, all, argmin, argmax, fill, item and flat.
-
-Each element counts as one access.
+These are sum, prod, mean, var, std, any, all, argmin, argmax, fill, item and flat. Each element counts as one
+access.
 """
 
 import itertools
@@ -20,8 +19,8 @@ add, sub, mul, div, power = (
 
 
 def whole(method):
-    """Wrap an array method that kernels may call without arguments. `np.sum(x)` and similar functions pass
-    numpy's defaults."""
+    """Wrap an array method that kernels call without arguments. Functions such as `np.sum(x)` pass numpy's
+    default arguments to it."""
 
     def of_all_elements(self, axis=None, dtype=None, out=None, ddof=0):
         if axis is not None or out is not None or ddof:
@@ -36,26 +35,26 @@ def whole(method):
 
 
 def accumulator(dtype):
-    """Return a conversion to the type in which Numba sums or multiplies elements of `dtype`."""
+    """Return the conversion to the type in which Numba adds or multiplies elements of `dtype`."""
     return cast({"b": np.int64, "i": np.int64, "u": np.uint64}.get(dtype.kind, dtype))
 
 
 class Methods:
-    """The methods of Array, which provides `name`, `shape`, `dtype`, `context`, loads and stores."""
+    """The methods of an Array. The Array provides `name`, `shape`, `dtype`, `context`, loads and stores."""
 
     __slots__ = ()
     __hash__ = object.__hash__
-    __array_ufunc__ = None  # numpy scalars then defer to the operators below
+    __array_ufunc__ = None  # lets numpy's scalars defer to the operators below
 
     def elements(self):
-        """Yield the elements, each loaded on demand."""
+        """Yield the elements. Each of them is loaded when it is needed."""
         site, load = self.context.sites.current("load"), self.context.load
         if 1 <= self.ndim <= MAX_FAST_RANK:
             return (load[self.ndim](self, *place, site) for place in np.ndindex(self.shape))
         return (self.load(place, site) for place in np.ndindex(self.shape))
 
     def folded(self, operation, start):
-        """Combine the elements with `operation`, from first to last."""
+        """Combine the elements with `operation`, from the first to the last."""
         for value in self.elements():
             start = operation(start, value)
         return start
@@ -102,10 +101,10 @@ class Methods:
         return self.first(operator.gt)
 
     def first(self, better):
-        """Return the position of the first NaN or, if there is none, of the first occurrence of the best
-        element.
+        """Return the position of the first NaN. If there is none, return the position of the best element,
+        the first one if there are several.
 
-        better(a, b): whether a is better than b.
+        better: the function (a, b) that returns whether a is better than b.
         """
         if not self.size:
             raise ValueError(f"{self.name} is empty, and so has no largest or smallest element")
@@ -139,7 +138,7 @@ BEFORE = {"neg": "-", "pos": "+", "invert": "~"}
 
 
 def of_elements(what, wanted):
-    """Return a method that raises TypeError for an operation that is only defined for scalars."""
+    """Return a method that raises TypeError for an operation that is defined only for numbers."""
 
     def refused(self, *others):
         if any(other is None or isinstance(other, str) for other in others):
@@ -163,7 +162,7 @@ Methods.__float__ = of_elements("a function of one number", "out[i] = f(x[i])")
 
 
 class Flat:
-    """All elements of an array in row-major order: `array.flat`."""
+    """All elements of an array in row-major order (`array.flat`)."""
 
     def __init__(self, array):
         self.array = array
@@ -181,7 +180,7 @@ class Flat:
         self.array.store(self.place(number), value, self.array.context.sites.current("store"))
 
     def place(self, number):
-        """Return the multi-dimensional index of element `number`, which may be out of bounds."""
+        """Return the index, with one component per axis, of element `number`, which may be out of bounds."""
         behind = itertools.accumulate(self.array.shape[:0:-1], operator.mul, initial=1)
         sizes, rest = [*behind][::-1], operator.index(number)
         place = []

@@ -1,8 +1,8 @@
 """The simulated address space of a launch, with global, constant, shared and local memory.
 
-Addresses are invented but follow a GPU's rules. Allocations start at multiples of 256 bytes, shared memory
-has the same addresses in every block, and each state space has a separate address window. A log of (site,
-address) pairs is therefore enough for an observer.
+Addresses are invented, but follow the rules of a GPU. Allocations begin at multiples of 256 bytes, shared
+memory has the same addresses in every block, and each state space has its own window of addresses. A log of
+pairs (site, address) is therefore enough for an observer.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from sim.events import INTEGER_POISON, SPACE_SHIFT, SPACES, UNTYPED_POISON, Elem
 
 ALIGNMENT = 256
 OWNERS, OWNER_NUMBERS = {}, itertools.count(1)  # id of a live array -> (its number, a weak reference)
-FEW_BYTES = 1024  # up to this size, cache the poison pattern: copying it takes a quarter of the time
+FEW_BYTES = 1024  # up to this size, the poison pattern is cached: copying it takes a quarter of the time
 
 
 def round_up(number, step):
@@ -30,7 +30,7 @@ def round_up(number, step):
 def after(base, nbytes):
     """Return the first free address after an allocation.
 
-    An unused gap follows each allocation, so that the address just past the last one is still inside the
+    An unused gap follows each allocation, so that the address after the last allocation is still inside the
     window.
     """
     return base + round_up(nbytes, ALIGNMENT) + ALIGNMENT
@@ -43,22 +43,22 @@ def window_end(space):
 
 @dataclass(eq=False)
 class Allocation:
-    """A range of bytes with a name and an address. Every view of it is an `Array` that refers to the
+    """A range of bytes with a name and an address. Each view of it is an `Array` that refers to the
     allocation."""
 
     name: str
     space: str
     root: np.ndarray  # all its bytes, as uint8
     base: int
-    # (offset, itemsize, shape, strides in bytes) of the array whose indices messages use for the elements
+    # (offset, itemsize, shape, strides in bytes) of the array by whose indices messages describe the elements
     home: tuple = None
-    copies: int = 1  # number of consecutive copies of `root`: one per thread for local memory
-    keep: object = None  # the objects that own the memory; set only for launch arguments
-    # per byte: whether it was unwritten before the launch; None if all bytes were written
+    copies: int = 1  # the number of consecutive copies of `root`: one per thread for local memory
+    keep: object = None  # the objects that own the memory; only arguments of a launch have them
+    # A mask of the bytes that were unwritten before the launch, or None if all bytes were written.
     unwritten: np.ndarray | None = None
-    alignment: int = ALIGNMENT  # alignment that the declaration guarantees on any GPU
-    last: bool = False  # whether it is placed after all others in its space, like dynamic shared memory
-    # whether it is shared memory reserved by the system, which is zero when a block starts
+    alignment: int = ALIGNMENT  # the alignment that the declaration guarantees on any GPU
+    last: bool = False  # whether it comes after all others in its space, like dynamic shared memory
+    # Whether it is shared memory that the system reserves, which is zero when a block starts.
     reserved: bool = False
 
     @functools.cached_property
@@ -66,7 +66,7 @@ class Allocation:
         return self.space != "const" and self.root.flags.writeable
 
     def index(self, address):
-        """Return the index, in the home array, of the element at `address`."""
+        """Return the index, in the home array, of the element at an address."""
         offset, itemsize, shape, strides = self.home
         rest, index = (address - self.base) % max(self.root.size, 1) - offset, []
         # Divide by the strides in descending order.
@@ -79,13 +79,13 @@ class Allocation:
 
 
 class AddressSpace:
-    """The simulated addresses of one launch. Allocates them and finds the allocation at an address.
+    """The simulated addresses of one launch. It allocates addresses, and finds the allocation at an address.
 
-    Each state space has a window of 16 GiB. An address outside the window would belong to another space, so
-    an allocation that does not fit is refused.
+    Each state space has a window of 16 GiB. An address outside of the window would belong to another space,
+    so an allocation that does not fit is refused.
     """
 
-    gap = 0  # unused bytes before each allocation
+    gap = 0  # the number of unused bytes before each allocation
 
     def __init__(self):
         self.next = {space: (number << SPACE_SHIFT) + ALIGNMENT for number, space in enumerate(SPACES)}
@@ -94,10 +94,13 @@ class AddressSpace:
     def add(self, name, space, root, home, copies=1, keep=None, unwritten=None, align=ALIGNMENT, key=None):
         """Return the Allocation for `root` (uint8) at a free address that is a multiple of `align`.
 
-        copies: number of consecutive copies of `root` to reserve.
-        key: identifies the memory, for subclasses that keep its address from launch to launch.
+        name: the name of the allocation in findings.
+        space: its state space.
+        home: see Allocation.
+        copies: the number of consecutive copies of `root` to reserve.
+        key: a value that identifies the memory, for subclasses that keep its address from launch to launch.
 
-        Raise LaunchError if the space's window is full.
+        Raise LaunchError if the window of the space is full.
         """
         base = self.choose_address(space, root.size * copies, max(align, ALIGNMENT), name, key)
         if base is None:
@@ -117,11 +120,11 @@ class AddressSpace:
         return base if self.next[space] <= window_end(space) else None
 
     def shifting(self, allocation, multiple):
-        """Return a declared array whose size may shift `allocation` off a `multiple`-byte boundary.
+        """Return a declared array whose size may move `allocation` off a boundary of `multiple` bytes.
 
         A compiler may place the other array first. Return None if the declaration of `allocation`, or the
-        sizes of all others, keep it aligned. Local memory is on a stack, so only its declaration matters;
-        there, return `allocation` itself.
+        sizes of all others, keep it aligned. Local memory is on a stack, so only its declaration matters. In
+        that case, return `allocation` itself.
         """
         if allocation.alignment % multiple == 0:
             return None
@@ -132,23 +135,25 @@ class AddressSpace:
         return next((other for other in others if other.root.size % multiple), None)
 
     def sure_alignment(self, allocation):
-        """Return the largest alignment, up to 16 bytes, that the allocation is guaranteed to have on any
+        """Return the largest alignment, up to 16 bytes, that an allocation is guaranteed to have on any
         GPU."""
         return next((size for size in (16, 8, 4, 2) if self.shifting(allocation, size) is None), 1)
 
     def find(self, address):
-        """Return the allocation that contains `address`."""
+        """Return the allocation that contains an address."""
         return next(a for a in self.allocations if a.base <= address < a.base + a.root.size * a.copies)
 
     def element(self, address):
-        """Return the Element at `address`."""
+        """Return the Element at an address."""
         allocation = self.find(address)
         return Element(allocation.name, allocation.index(address))
 
 
 class Empty(np.ndarray):
-    """The ndarray subclass that `sim.empty` returns. `byte` is the byte that it was filled with; if None, all
-    of it counts as unwritten."""
+    """The subclass of ndarray that `sim.empty` returns.
+
+    byte: the byte with which the array was filled. If it is None, the whole array counts as unwritten.
+    """
 
     byte = None
 
@@ -156,7 +161,7 @@ class Empty(np.ndarray):
         self.byte = getattr(source, "byte", None)
 
     def __reduce__(self):
-        """Pickle `byte` as well: without it, the whole copy would count as unwritten."""
+        """Pickle `byte` as well. Without it, the whole copy would count as unwritten."""
         rebuild, arguments, state = super().__reduce__()
         return rebuild, arguments, (self.byte, state)
 
@@ -165,8 +170,8 @@ class Empty(np.ndarray):
         super().__setstate__(state)
 
     def unwritten(self, root):
-        """Return a mask of the bytes in `root`, this array's memory, that have not been written; None if all
-        have been.
+        """Return a mask of the bytes in `root`, the memory of this array, that have not been written. Return
+        None if all of them have been.
 
         An element of one or two bytes, a boolean or a record may equal the poison by chance. For these, a
         single store makes the whole array count as written.
@@ -181,10 +186,10 @@ class Empty(np.ndarray):
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """Return an array of `shape` whose elements have never been written.
+    """Return an array of this shape whose elements have never been written.
 
-    It is filled with poison. Loading an element before storing to it is reported as `uninitialized-read`.
-    Elements stored by a launch or by the host count as written in later launches.
+    The array is filled with poison. A load of an element before any store to it is reported as
+    `uninitialized-read`. Elements that a launch or the host stores count as written in later launches.
     """
     dtype = np.dtype(dtype)
     memory = poisoned(int(np.prod(shape)) * dtype.itemsize, dtype)
@@ -194,23 +199,24 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
 
 
 def unwritten(root, arrays):
-    """Return a mask of the bytes in `root` that were never written, if every array there came from
-    `sim.empty`; else None."""
+    """Return a mask of the bytes in `root` that have never been written, if every array there was returned by
+    `sim.empty`. Otherwise, return None."""
     return arrays[0].unwritten(root) if all(isinstance(a, Empty) for a in arrays) else None
 
 
 def poisoned(nbytes, dtype, filling=None):
-    """Return `nbytes` of fresh, unwritten memory: NaN for floating-point types, a conspicuous number for
-    integers.
+    """Return `nbytes` of new, unwritten memory. It contains NaN for floating-point types, and a conspicuous
+    number for integers.
 
-    filling: replaces the poison: a byte (as bytes), or a number of type `dtype` (int32 if None).
+    filling: a value that replaces the poison. It is a byte (as bytes), or a number of type `dtype` (int32 if
+        None).
     """
     if isinstance(filling, (int, float)):
         with np.errstate(invalid="ignore"):
             return np.resize(np.array([filling]).astype(dtype or np.int32).view(np.uint8), nbytes)
     if filling is not None:
         byte = filling[0]
-    else:  # bfloat16 has kind V; all bits set is a NaN in every format
+    else:  # bfloat16 has the kind V, and all bits set is a NaN in every format
         integers = INTEGER_POISON if dtype is not None and dtype.kind in "iu" else 1
         byte = UNTYPED_POISON if dtype is None or dtype.kind in "fcV" else integers
     return full_of(byte, nbytes).copy() if nbytes <= FEW_BYTES else np.full(nbytes, byte, np.uint8)
@@ -222,12 +228,12 @@ def full_of(byte, nbytes):
 
 
 def poison(dtype):
-    """Return the result of loading unwritten memory, as a numpy scalar."""
+    """Return the result of a load from unwritten memory, as a numpy scalar."""
     return poisoned(dtype.itemsize, dtype).view(dtype)[0]
 
 
 def bind_arguments(space, arrays):
-    """Return {name: (allocation, byte offset)} for `arrays`, {name: ndarray}. Overlapping arrays share an
+    """Return {name: (allocation, byte offset)} for the arrays {name: ndarray}. Arrays that overlap share an
     allocation."""
     bound = {}
     for low, high, names in overlapping(arrays):
@@ -236,14 +242,15 @@ def bind_arguments(space, arrays):
 
 
 def overlapping(arrays):
-    """Group `arrays` by overlapping memory: [(first byte, byte after the last, names)].
+    """Return the groups of arrays that overlap, as a list of (first byte, byte after the last, names).
 
-    The groups follow the order of `arrays`. Host addresses differ between processes, and must not influence
-    simulated addresses or messages.
+    The groups are in the order of `arrays`. Addresses on the host differ between processes, and must
+    influence neither simulated addresses nor messages.
     """
     groups, order = [], list(arrays)
     for (low, high), name in sorted((np.lib.array_utils.byte_bounds(a), name) for name, a in arrays.items()):
-        # Sorted by address, an array overlaps the previous group if it starts before the group's end.
+        # The arrays are sorted by address, so an array overlaps the previous group if it begins before the
+        # group's end.
         if groups and low < groups[-1][1]:
             first, end, names = groups.pop()
             groups.append((first, max(end, high), [*names, name]))
@@ -253,7 +260,7 @@ def overlapping(arrays):
 
 
 def bytes_between(low, high):
-    """Return the host memory between two addresses, as uint8."""
+    """Return the memory of the host between two addresses, as uint8."""
     return np.frombuffer(
         (ctypes.c_char * (high - low)).from_address(low) if high > low else bytearray(), np.uint8
     )
@@ -262,7 +269,7 @@ def bytes_between(low, high):
 def owner_number(array):
     """Return a number for the array that owns the memory of `array`, or 0 if no numpy array owns it.
 
-    A new array may reuse the address of a deleted one, but has a different number.
+    A new array may reuse the address of a deleted one, but it has a different number.
     """
     while isinstance(array.base, np.ndarray):
         array = array.base
@@ -275,12 +282,12 @@ def owner_number(array):
 
 
 def bind_group(space, low, high, arrays):
-    """Make one allocation from byte `low` to byte `high` for arrays that overlap, named after the first of
-    them."""
+    """Make one allocation, from byte `low` to byte `high`, for arrays that overlap. It gets the name of the
+    first one."""
     offsets = {name: array.__array_interface__["data"][0] - low for name, array in arrays.items()}
     first, array = next(iter(arrays.items()))
     root, arrays = bytes_between(low, high), list(arrays.values())
-    # One writable array makes the whole allocation writable.
+    # One array that is writable makes the whole allocation writable.
     root.flags.writeable = any(a.flags.writeable for a in arrays)
     home, key = (offsets[first], array.itemsize, array.shape, array.strides), (low, high, owner_number(array))
     allocation = space.add(

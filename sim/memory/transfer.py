@@ -1,9 +1,9 @@
-"""Byte-level memory for instructions in `sim.isa`: accesses of several adjacent bytes, and asynchronous
+"""Byte-level memory for the instructions in `sim.isa`: accesses to several adjacent bytes, and asynchronous
 copies.
 
 An asynchronous copy (cp.async in PTX) writes at an unspecified time between its issue and the wait for it.
-Here the bytes arrive at the wait, the latest time that the hardware allows. The log records the store at the
-issue, and observers are notified of both events.
+Here, the bytes arrive at the wait, which is the latest time that the hardware allows. The log records the
+store at the issue, and observers receive both events.
 """
 
 from dataclasses import replace
@@ -24,7 +24,8 @@ class Spot(NamedTuple):
 
 
 class Sent:
-    """A pending copy: the Copy event, the destination memory and the data, which is None after arrival."""
+    """A pending copy: the Copy event, the memory of the destination, and the data, which is None once it has
+    arrived."""
 
     __slots__ = ("copy", "memory", "data")
 
@@ -44,25 +45,25 @@ class Memory:
         self.context, self.name = context, name
 
     def site(self, action):
-        """Return the number of the current site."""
+        """Return the number of the current site for an action, such as "load"."""
         raise NotImplementedError
 
     def spot(self, where, index, size, multiple, site, what):
-        """Return the Spot of `size` bytes, or None if the access is refused: out of bounds, or not a multiple
-        of `multiple`."""
+        """Return the Spot of `size` bytes. Return None if the access is refused, because it is out of bounds
+        or its address is not a multiple of `multiple`."""
         raise NotImplementedError
 
     @property
     def lane(self):
-        """The lane of the current thread."""
+        """The index of the current thread in its warp."""
         return self.context.thread.lane
 
     def read(self, where, index, size, multiple=None):
-        """Return `size` bytes as uint8; poison if the access is refused."""
+        """Return `size` bytes as uint8. If the access is refused, they are poison."""
         return self.source(where, index, size, multiple or size).memory.copy()
 
     def begins(self, where, index, multiple, action):
-        """Return whether an access may start at this location, which must be aligned to `multiple` bytes."""
+        """Return whether an access may begin at this location, which must be aligned to `multiple` bytes."""
         what = "read" if action == "load" else "written"
         return self.spot(where, index, multiple, multiple, self.site(action), what) is not None
 
@@ -75,8 +76,8 @@ class Memory:
             self.log_write(spot, site, data)
 
     def source(self, where, index, size, multiple):
-        """Return the Spot of `size` bytes to read. If the access is refused, the Spot's address is None and
-        its memory is poison."""
+        """Return the Spot of `size` bytes to read. If the access is refused, its address is None and its
+        memory is poison."""
         site = self.site("load")
         spot = self.spot(where, index, size, multiple, site, "read")
         if spot is None:
@@ -87,7 +88,7 @@ class Memory:
     def send(self, where, index, data, source=None):
         """Start an asynchronous write of `data` (uint8).
 
-        source: the Spot that the copy reads until the data arrives, or None.
+        source: the Spot from which the copy reads until the data arrive, or None.
         """
         site, thread = self.site("store"), self.context.thread
         spot = self.spot(where, index, len(data), len(data), site, "written")
@@ -100,7 +101,7 @@ class Memory:
         self.context.announce_ordering("copy_sent", copy)
 
     def commit(self):
-        """Commit all copies sent since the last commit as one group."""
+        """Commit all copies that were sent since the last commit, as one group."""
         thread = self.context.thread
         thread.groups.append(thread.sent)
         thread.sent = []
@@ -116,9 +117,9 @@ class Memory:
             self.context.announce_ordering("copies_received", [sent.copy for sent in arrived])
 
     def track(self, barrier):
-        """Make an mbarrier count one arrival once all copies issued by the current thread have completed.
+        """Make an mbarrier count one arrival once all copies that the current thread has issued are complete.
 
-        They arrive, at the latest, when a thread tests the barrier's phase.
+        The copies arrive when a thread tests the phase of the barrier, at the latest.
         """
         thread = self.context.thread
         for group in (*thread.groups, thread.sent):
@@ -150,7 +151,7 @@ class Memory:
             self.context.thread.block.mbarriers[spot.address] = barrier
             if barrier is not None:
                 barrier.address = spot.address
-            else:  # Invalidation needs a separate segment of the log, because observers order it differently.
+            else:  # observers order an invalidation differently, so it needs its own segment of the log
                 self.context.begin_segment(self.context.thread)
                 self.context.invalidating.add(self.context.last_segment)
             self.log_write(spot, site)
@@ -170,11 +171,11 @@ class Memory:
         )
 
     def arrived(self, barrier, phase):
-        """Report the current thread's arrival at the mbarrier in this phase."""
+        """Report that the current thread arrives at the mbarrier in this phase."""
         self.context.announce_ordering("arrived", phase_of(barrier, phase))
 
     def wait_failed(self, barrier):
-        """Record that the current thread found the mbarrier's phase incomplete."""
+        """Record that the current thread found the phase of the mbarrier incomplete."""
         self.context.thread.failed_wait = barrier, self.site("atomic")
 
     def passed(self, barrier, phase):
@@ -182,27 +183,27 @@ class Memory:
         self.context.announce_ordering("passed", phase_of(barrier, phase))
 
     def fence(self, reach):
-        """Order the current thread's accesses before and after the fence for all threads in `reach` ("block"
+        """Order the current thread's accesses before and after the fence, for all threads in `reach` ("block"
         or "grid")."""
         self.context.announce_ordering("fenced", reach)
         self.yield_turn()
 
     def yield_turn(self):
-        """Let other threads run."""
+        """Let other threads run before the current thread continues."""
         raise NotImplementedError
 
     # --- the log --------------------------------------------------------------------------------------------
 
     def log(self, address, size, site):
-        """Log an access. A size that is not a power of two is split into accesses that are."""
+        """Log an access. If its size is not a power of two, log several accesses whose sizes are."""
         while self.context.log is not None and size:
-            # A log entry stores log2(size), so split other sizes.
+            # A log entry contains log2 of the size.
             part = 1 << size.bit_length() - 1
             self.context.log.append((site << SITE_SHIFT) + (part.bit_length() - 1 << ADDRESS_BITS) + address)
             address, size = address + part, size - part
 
     def log_write(self, spot, site, value=None):
-        """Log a store or an atomic, with the value that it wrote."""
+        """Log a store or an atomic, and the value that it wrote."""
         self.log(spot.address, len(spot.memory), site)
         if self.context.log is not None:
             self.context.values.append(value)
@@ -216,10 +217,10 @@ def phase_of(barrier, phase):
 class Alignment:
     """A check that addresses have the alignment that an instruction requires.
 
-    An address may be aligned although the array's declaration does not guarantee it. Then the alignment may
-    depend on the sizes of other arrays (AddressSpace.shifting), which are all known only when the launch
-    ends. Per array, only the widest access at the lowest address is reported, independently of the order of
-    threads.
+    An address may be aligned although the declaration of the array does not guarantee it. The alignment may
+    then depend on the sizes of other arrays (AddressSpace.shifting), all of which are known only when the
+    launch ends. For each array, only the widest access at the lowest address is reported, so that the finding
+    does not depend on the order of threads.
     """
 
     def __init__(self, context):
@@ -228,12 +229,13 @@ class Alignment:
 
     @classmethod
     def of(cls, context):
-        """Return the launch's Alignment, created on first use."""
+        """Return the Alignment of the launch. It is created on first use."""
         context.alignment = context.alignment or cls(context)
         return context.alignment
 
     def refuses(self, name, allocation, address, size, multiple, site, what):
-        """Report a misaligned access and return whether it must be refused."""
+        """Return whether an access must be refused because its address is misaligned. Report such an
+        access."""
         findings, thread = self.context.findings, self.context.thread
         if address % multiple:
             findings.append(self.misaligned(name, address, size, multiple, site, what))
@@ -247,7 +249,7 @@ class Alignment:
         return False
 
     def by_luck(self, context):
-        """Yield findings for the accesses that another array's size may misalign."""
+        """Yield findings for the accesses that the size of another array may misalign."""
         for allocation, (_, multiple, finding) in self.lowest.items():
             other = context.space.shifting(allocation, multiple)
             if other is not None:
@@ -291,7 +293,7 @@ class Alignment:
 class OfArrays(Memory):
     """The memory of an instruction in a Python kernel, where a location is (array, index).
 
-    frame: the kernel's frame.
+    frame: the frame of the kernel.
     """
 
     frame = None
@@ -310,7 +312,7 @@ class OfArrays(Memory):
         if not isinstance(where, Array):
             raise TypeError(f"{self.name} works on arrays, got {where!r}")
         index = tuple(map(int, index if isinstance(index, tuple) else (index,)))
-        # The bytes span several elements of the last axis; both ends must be in bounds.
+        # The bytes extend over several elements of the last axis. Both ends must be in bounds.
         last = (*index[:-1], index[-1] + -(-size // where.itemsize) - 1)
         for end in (index, last):
             if len(end) != where.ndim or any(not 0 <= i < n for i, n in zip(end, where.shape)):

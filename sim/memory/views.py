@@ -4,11 +4,11 @@ import operator
 
 
 class Views:
-    """The views of an Array, which provides `once`, `derived`, `numpy`, `dtype` and `name`."""
+    """The views of an Array. The Array provides `once`, `derived`, `numpy`, `dtype` and `name`."""
 
     __slots__ = ()
 
-    # Each of these properties is a view, so reading it is not an access.
+    # Each of these properties returns a view, so it is not an access to memory.
     @property
     def T(self):
         return self.once(operator.attrgetter, "T")
