@@ -12,7 +12,7 @@ from course.check import inputs
 from course.check.harness import compare, exercise, fail, instance
 from course.check.tensors import Counted, OffChip, within
 from kernels.reference import conv_attention, conv_scores
-from kernels.reference.conv_tiled import halo_of, load_rows, owned
+from kernels.reference.conv_tiled import Halo, halo_of, load_rows, owned
 from kernels.reference.tiled import State, Traffic, nothing_read, update
 
 TAPS = [(1, 1), (2, 2), (3, 5), (1, 4), (4, 1), (6, 11), (3, 3), (5, 2)]
@@ -66,12 +66,13 @@ def ex10_1(to_load, rng):
 
 @exercise("10.2", "convolved_tile")
 def ex10_2(convolved_tile, rng):
-    tiles = 7
+    tiles = 8
     # across the diagonal, where mistakes can be told apart
     check_tile(convolved_tile, 9, (3, 4), (4, 2, 3, 4), rng)
     check_tile(convolved_tile, 9, (3, 3), (0, 6, 3, 3), rng)  # wholly masked
     check_tile(convolved_tile, 9, (6, 2), (6, 2, 3, 3), rng)  # seen, but for rows of its halo
     check_tile(convolved_tile, 47, (6, 11), (3, 2, 42, 44), rng)
+    check_tile(convolved_tile, 330, (3, 4), (320, 318, 3, 4), rng)  # small, and far from row 0
     for loud in (-inputs.FAR, inputs.FAR, 20 * inputs.FAR):
         check_tile(convolved_tile, 9, (3, 4), (4, 2, 3, 4), rng, loud)
     for n, c_q, c_k, *_ in SHAPES:
@@ -184,6 +185,16 @@ PADDED = (
 TURNED = "The taps are turned round: w[0, 0] must meet the oldest query and the leftmost key."
 NO_SCALE = "Equal to what comes out when q kᵀ is not divided by √d."
 NOT_A_NUMBER = "NaN: has -inf met a tap? The mask before the convolution writes 0."
+HALO = halo_of, Halo.across.fget
+TILE_ONLY = (
+    "Only the tile's own scores are needed: q_tile @ k_tile.T, len(q_tile) × len(k_tile). i0 and j0 tell the"
+    " masks where the tile is."
+)
+SINGLE = "Correct to about seven digits only: is a tensor float32? new_zeros keeps the type of its tensor."
+OVERFLOWN = (
+    "Not finite: exp of a large score overflows, and exp(-inf - (-inf)) is NaN for a row that sees no key of"
+    " a tile. update(state, t, v_tile) avoids both: it subtracts the running maximum."
+)
 IN_ORDER = (
     "In this order: scores, 0 for what is later, from query i0 - P_q and key j0 - P_k on; the convolution;"
     " -inf for what is later, from i0 and j0 on."
@@ -214,8 +225,11 @@ def check_tile(convolved_tile, n, taps, tile, rng, loud=1):
         f" j0={j0})"
     )
     before = q_tile.clone(), k_tile.clone()
-    whole = conv_scores, conv_attention
-    got = within(convolved_tile, (q_tile, k_tile, w, i0, j0), call=call, ready_made=whole, hint=IN_ORDER)
+    # room for the loaded scores with padding, and for a copy of the owned ones per tap
+    room = 4 * (bottom - top + 1) * (right - left + 1) + (rows * columns + d) * taps[0] * taps[1] + 64
+    got = within(
+        convolved_tile, (q_tile, k_tile, w, i0, j0), call=call, largest=room, allowed=HALO, hint=TILE_ONLY
+    )
     q_tile, k_tile = before
     if got is not None and tuple(getattr(got, "shape", ())) != (rows, columns):
         compare(got, wanted, what="T of a tile", call=call, tolerance=1e-9, hint=SMALLER)
@@ -232,6 +246,8 @@ def check_tile(convolved_tile, n, taps, tile, rng, loud=1):
 def tile_hint(got, wanted, q_tile, k_tile, w, i0, j0):
     """Return the hint whose mistake reproduces the values below the diagonal."""
     finite = torch.isfinite(wanted)
+    if got is not None and torch.allclose(got.to(wanted), wanted, rtol=1e-5, atol=1e-5):
+        return SINGLE
     if got is None or not torch.equal(torch.isfinite(got), finite):
         return NOT_A_NUMBER if got is not None and got.isnan().any() else MASKED
     halo, s = halo_of(w), q_tile @ k_tile.T / math.sqrt(q_tile.shape[1])
@@ -261,6 +277,7 @@ def inside(scores, w):
 
 # 10.3 -------------------------------------------------------------------------------------------------------
 
+PROVIDED = *HALO, load_rows, nothing_read, update, owned
 TILES_ONLY = (
     "From one tile of keys to the next, a tile of rows keeps m, l and o: no scores, and no row of them."
 )
@@ -301,7 +318,14 @@ def check_forward(forward, shape, size, rng, no_taps=False):
         return 4 * (height * width + (height + width) * (d + 2)) + n + n * d * plain
 
     off_chip = [OffChip(x.clone()) for x in (q, k, v)]
-    got = within(forward, (*off_chip, w, (height, width), traffic), call=call, kept=room, hint=TILES_ONLY)
+    got = within(
+        forward,
+        (*off_chip, w, (height, width), traffic),
+        call=call,
+        kept=room,
+        allowed=PROVIDED,
+        hint=TILES_ONLY,
+    )
     if not (isinstance(got, tuple | list) and len(got) == 2):
         fail("forward must return two tensors, (O, L)", call=call, wanted="(O, L)", got=type(got).__name__)
     got = [getattr(part, "hidden", part) for part in got]
@@ -338,6 +362,8 @@ def check_forward(forward, shape, size, rng, no_taps=False):
 def output_hint(got, wanted, whole):
     """Return the hint for a wrong output, depending on whether only the rows after the `whole` tiles are
     wrong."""
+    if torch.is_tensor(got) and not got.isfinite().all():
+        return OVERFLOWN
     fine = (
         0 < whole < len(wanted)
         and getattr(got, "shape", None) == wanted.shape
@@ -418,19 +444,19 @@ def in_tiles(update, q, k, v, w, loaded):
 # The lesson prints these functions, and the learner looks for the fault. A docstring states what the author
 # of the faulty code believed; it must not name the fault.
 def faultless(state, tile):
-    """As it should be."""
+    """Update the state correctly."""
     t = hide(inside(tile.s0, tile.w), tile.i0, tile.j0, -math.inf)
     return update(state, t, tile.v_owned)
 
 
 def no_zero_mask(state, tile):
-    """The future is masked after the convolution, and not before it."""
+    """Mask the future after the convolution."""
     t = hide(inside(tile.s, tile.w), tile.i0, tile.j0, -math.inf)
     return update(state, t, tile.v_owned)
 
 
 def halo_counted(state, tile):
-    """The sums of the softmax, and P V, run over all the loaded columns."""
+    """Sum the softmax and P V over the columns of the tile."""
     halo = halo_of(tile.w)
     t = inside(pad(tile.s0, (halo.left, halo.right)), tile.w)  # as wide as what is loaded
     t = hide(t, tile.i0, tile.j0 - halo.left, -math.inf)
@@ -439,7 +465,7 @@ def halo_counted(state, tile):
 
 
 def tile_maximum(state, tile):
-    """The tile has a maximum and exponentials of its own, and then joins the state."""
+    """Compute the tile's own maximum and exponentials, then merge the tile into the state."""
     t = hide(inside(tile.s0, tile.w), tile.i0, tile.j0, -math.inf)
     m_tile = t.amax(dim=1, keepdim=True)
     p = torch.exp(t - m_tile)
@@ -498,7 +524,8 @@ def as_test(name, test):
         fail(
             f"{name} must be five whole numbers above 0",
             wanted="(tokens, c_q, c_k, rows loaded, columns loaded)",
-            got=test,
+            got=repr(test),
+            hint="2.0 is a float, even though it is whole. Write 2.",
         )
     try:
         owned(test[3:], halo_of(torch.empty(test[1:3])))

@@ -5,7 +5,7 @@ import math
 import torch
 from torch.nn.functional import conv2d, pad
 
-from kernels.reference.conv_tiled import halo_of, load_rows, owned
+from kernels.reference.conv_tiled import forward, halo_of, load_rows, owned, valid
 from kernels.reference.tiled import Traffic, nothing_read, update
 
 # Exercise 10.1 · to_load ------------------------------------------------------------------------------------
@@ -99,6 +99,58 @@ def by_taps(q_tile, k_tile, w, i0, j0):
     s0 = torch.where(j <= i, q_tile @ k_tile.T * d**-0.5, 0.0)
     t = sum(w[a, b] * s0[a : a + rows, b : b + columns] for a in range(c_q) for b in range(c_k))
     return torch.where(torch.arange(j0, j0 + columns) <= torch.arange(i0, i0 + rows)[:, None], t, -math.inf)
+
+
+def in_global_coordinates(q_tile, k_tile, w, i0, j0):
+    """Place the tile in the whole matrix, convolve all of it, and cut the tile out."""
+    halo, n = halo_of(w), max(i0 + len(q_tile), j0 + len(k_tile))
+    top, left = i0 - halo.above, j0 - halo.left
+    room = halo.above + halo.left + halo.right
+    s = q_tile.new_zeros(n + 2 * room, n + 2 * room)
+    rows, columns = slice(top + room, top + room + len(q_tile)), slice(left + room, left + room + len(k_tile))
+    s[rows, columns] = q_tile @ k_tile.T / math.sqrt(q_tile.shape[1])
+    t = conv2d(s.tril()[None, None], w[None, None])[0, 0]
+    owned_rows = slice(rows.start, rows.stop - halo.above)
+    t = t[owned_rows, columns.start : columns.stop - halo.across]
+    return t.masked_fill(future(t.shape, i0, j0), -math.inf)
+
+
+def with_an_unused_matrix(q_tile, k_tile, w, i0, j0):
+    unused = q_tile.new_zeros(1000, 1000)
+    return convolving()(q_tile, k_tile, w, i0, j0) + unused[0, 0]
+
+
+def by_unfolding(q_tile, k_tile, w, i0, j0):
+    """Correct: collects the windows, then multiplies by the taps."""
+    halo = halo_of_taps(w)
+    s = q_tile @ k_tile.T / math.sqrt(q_tile.shape[1])
+    s = s.masked_fill(future(s.shape, i0 - halo[0], j0 - halo[1]), 0.0)
+    t = (s.unfold(0, w.shape[0], 1).unfold(1, w.shape[1], 1) * w).sum((2, 3))
+    return t.masked_fill(future(t.shape, i0, j0), -math.inf)
+
+
+def halo_of_taps(w):
+    return w.shape[0] - 1, (w.shape[1] - 1) // 2
+
+
+def of_the_package(q_tile, k_tile, w, i0, j0):
+    return valid(convolving_scores(q_tile, k_tile, w, i0, j0), w).masked_fill(
+        future((len(q_tile) - w.shape[0] + 1, len(k_tile) - w.shape[1] + 1), i0, j0), -math.inf
+    )
+
+
+def convolving_scores(q_tile, k_tile, w, i0, j0):
+    above, left = halo_of_taps(w)
+    s = q_tile @ k_tile.T / math.sqrt(q_tile.shape[1])
+    return s.masked_fill(future(s.shape, i0 - above, j0 - left), 0.0)
+
+
+def by_the_packages_forward(q, k, v, w, loaded, traffic):
+    return forward(q, k, v, w, loaded, traffic)
+
+
+def in_float32(q_tile, k_tile, w, i0, j0):
+    return convolving()(q_tile.float(), k_tile.float(), w.float(), i0, j0).double()
 
 
 # Exercise 10.3 · forward ------------------------------------------------------------------------------------
@@ -230,6 +282,10 @@ MUTANTS = {
         ("top, left, bottom, right", another_order),
     ],
     "ex10_2": [
+        ("in global coordinates", in_global_coordinates),
+        ("an unused matrix", with_an_unused_matrix),
+        ("the package's convolution", of_the_package),
+        ("float32", in_float32),
         ("no zero-mask", convolving(first=lambda s, i0, j0, halo: s)),
         (
             "-inf before the convolution",
@@ -313,6 +369,7 @@ MUTANTS = {
             ),
         ),
         ("O alone", only_o),
+        ("calls the package's loop", by_the_packages_forward),
         ("bypasses the counter", without_the_counter),
     ],
     "ex10_4": [
@@ -330,13 +387,14 @@ MUTANTS = {
         ("blind finds all", tests(blind=(20, 3, 5, 16, 16))),
         ("blind is a list of words", tests(blind="16 7 7 32 32")),
         ("blind has four numbers", tests(blind=(16, 7, 7, 32))),
+        ("floats", tests(sharp=(2.0, 2, 2, 3, 2))),
         ("one test", lambda: (2, 2, 2, 3, 2)),
     ],
 }
 
 RIGHT = {
     "ex10_1": [by_counting, loading()],
-    "ex10_2": [by_taps, convolving()],
+    "ex10_2": [by_taps, by_unfolding, convolving()],
     "ex10_3": [own_statistics, looping()],
     "ex10_4": [
         tests(),
