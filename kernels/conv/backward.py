@@ -141,7 +141,7 @@ def queries_kernel(width, size):
             for first in range(0, min(columns, last_key - j0), rows_at_a_time):
                 copy_rows(rows_chunk, width, k_rows, j0 + first, 0, threads)
                 cuda.syncthreads()
-                add_weighted_rows(d_q_patch, s_tile, first, rows_chunk)
+                add_weighted_rows(d_q_patch, s_tile, first, 0, rows_chunk)
                 cuda.syncthreads()
         store_rows(d_q[batch, head], i0, rows, scale, d_q_patch, step)
         # 5. add the partial sums of each tap in a fixed order, then add one total per tap to d_w

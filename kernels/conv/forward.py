@@ -166,7 +166,7 @@ def conv_forward_kernel(width, size):
                 if first == 0:
                     for x in range(o_numbers):
                         o_patch[x] *= row_factor[patch_row + x // columns * step]
-                add_weighted_rows(o_patch, s_tile, first, v_chunk)
+                add_weighted_rows(o_patch, s_tile, first, 0, v_chunk)
                 cuda.syncthreads()
         # 5. normalise O, and store O and L
         for turn in range(turns):

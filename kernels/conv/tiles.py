@@ -153,43 +153,34 @@ def add_products(patch, a_chunk, b_chunk, row, column, step):
                     patch[r * PATCH + c] += mine[r * GROUP + x] * theirs[x]
 
 
-@cuda.jit(device=True)
-def add_weighted_rows(patch, weights, first, chunk):
-    """Add Σ_x weights[row r, first + x] · chunk[x, column c] to patch[r, c], as part of P V.
+def weighted_adder(of_columns):
+    """Return a function that adds weighted rows of a chunk to this thread's patch.
+
+    It adds Σ_x weights[row r, first + x] · chunk[x, column c] to patch[r, c], as part of P V. With
+    `of_columns`, the weights are transposed, as part of Pᵀ dO: weights[first + x, shift + row r].
 
     The rows are those of this thread's patch; the columns are width / step adjacent columns of the output.
     `patch` has PATCH × width / step elements.
     """
-    step = weights.shape[0] // PATCH
-    columns = chunk.shape[1] // step
-    row, column = patch_place(step)
-    column = column * columns & INDEX
-    mine = cuda.local.array(PATCH_OPERANDS, float32)
-    for start in range(0, chunk.shape[0], GROUP):
-        at = (first + start) & INDEX
-        for r in range(PATCH):
-            for x in range(GROUP):
-                mine[r * GROUP + x] = weights[row + r * step, at + x]
-        add_weighted(patch, mine, chunk, start, columns, column)
 
+    @cuda.jit(device=True)
+    def add_weighted_rows(patch, weights, first, shift, chunk):
+        step = weights.shape[0] // PATCH
+        columns = chunk.shape[1] // step
+        row, column = patch_place(step)
+        column = column * columns & INDEX
+        mine = cuda.local.array(PATCH_OPERANDS, float32)
+        for start in range(0, chunk.shape[0], GROUP):
+            at = (first + start) & INDEX
+            for r in range(PATCH):
+                for x in range(GROUP):
+                    if of_columns:
+                        mine[r * GROUP + x] = weights[at + x, ((shift + row) & INDEX) + r * step]
+                    else:
+                        mine[r * GROUP + x] = weights[row + r * step, at + x]
+            add_weighted(patch, mine, chunk, start, columns, column)
 
-@cuda.jit(device=True)
-def add_weighted_columns(patch, weights, first, shift, chunk):
-    """Add Σ_x weights[first + x, shift + row r] · chunk[x, column c] to patch[r, c], as part of Pᵀ dO.
-
-    Otherwise this is like `add_weighted_rows`.
-    """
-    step = weights.shape[0] // PATCH
-    columns = chunk.shape[1] // step
-    row, column = patch_place(step)
-    column = column * columns & INDEX
-    mine = cuda.local.array(PATCH_OPERANDS, float32)
-    for start in range(0, chunk.shape[0], GROUP):
-        at = (first + start) & INDEX
-        for r in range(PATCH):
-            for x in range(GROUP):
-                mine[r * GROUP + x] = weights[at + x, ((shift + row) & INDEX) + r * step]
-        add_weighted(patch, mine, chunk, start, columns, column)
+    return add_weighted_rows
 
 
 @cuda.jit(device=True)
@@ -200,6 +191,9 @@ def add_weighted(patch, mine, chunk, start, columns, column):
             number = chunk[(start & INDEX) + x, column + c]
             for r in range(PATCH):
                 patch[r * columns + c] += mine[r * GROUP + x] * number
+
+
+add_weighted_rows, add_weighted_columns = weighted_adder(False), weighted_adder(True)
 
 
 @cuda.jit(device=True)
