@@ -169,3 +169,19 @@ def check_cache(cache: Cache, **wanted: object) -> None:
                 f"argument cache has {name} = {got}; wanted {value}: make it with"
                 f" layer.new_cache({wanted['batch']})"
             )
+
+
+def check_one_token(x: torch.Tensor) -> None:
+    """Raise ValueError unless x (B, N, E) has one token, as `step` requires."""
+    if x.shape[1] != 1:
+        raise ValueError(
+            f"argument x has {x.shape[1]} tokens; wanted 1: a step takes one, and prefill several"
+        )
+
+
+def check_causal(causal: bool) -> None:
+    """Raise ValueError unless a layer that decodes is causal."""
+    if not causal:
+        raise ValueError(
+            "the layer has causal = False; wanted True, as a token's row must not change when others follow"
+        )

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from kernels.common.arguments import MAX_HEAD_DIM, MOST_TAPS
-from kernels.common.kv_cache import KVCache, check_cache
+from kernels.common.kv_cache import KVCache, check_cache, check_causal, check_one_token
 from kernels.conv.decode import conv_attention_decode
 from kernels.conv.operators import conv_attention
 from kernels.flash.forward import flash_attention
@@ -177,10 +177,7 @@ class ConvAttention(SelfAttention):
         """Append one token x (B, 1, E) to `cache`, and return the row that `forward` would compute for it,
         (B, 1, E), without gradients."""
         q, k, v = self.heads(x)
-        if x.shape[1] != 1:
-            raise ValueError(
-                f"argument x has {x.shape[1]} tokens; wanted 1: a step takes one, and prefill several"
-            )
+        check_one_token(x)
         self.check_cache(cache, x)
         cache.append(q, k, v)
         return self.merged(self.decode(cache.queries, cache.keys, cache.values, self.taps))
@@ -188,11 +185,7 @@ class ConvAttention(SelfAttention):
     def check_cache(self, cache: KVCache, x: torch.Tensor) -> None:
         """Raise ValueError unless the layer is causal, and the cache matches its sizes, device and dtype and
         x's batch."""
-        if not self.causal:
-            raise ValueError(
-                "the layer has causal = False; wanted True, as a token's row must not change when others"
-                " follow"
-            )
+        check_causal(self.causal)
         like = self.in_proj_weight
         head_dim, window = like.shape[1] // self.num_heads, self.taps.shape[1]
         sizes = dict(heads=self.num_heads, head_dim=head_dim, window=window)

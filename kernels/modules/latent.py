@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from kernels.common.arguments import MAX_HEAD_DIM
-from kernels.common.kv_cache import LatentCache, check_cache, check_sizes
+from kernels.common.kv_cache import LatentCache, check_cache, check_causal, check_one_token, check_sizes
 from kernels.latent.decode import latent_attention_decode
 from kernels.latent.operators import latent_attention
 
@@ -110,10 +110,7 @@ class LatentAttention(nn.Module):
         """Append one token x (B, 1, E) to `cache`, and return the row that `forward` would compute for it,
         (B, 1, E), without gradients."""
         q, k_latent, v_latent = self.projected(x)
-        if x.shape[1] != 1:
-            raise ValueError(
-                f"argument x has {x.shape[1]} tokens; wanted 1: a step takes one, and prefill several"
-            )
+        check_one_token(x)
         self.check_cache(cache, x)
         cache.append(q, k_latent, v_latent)
         return self.merged(self.decode(cache.queries, cache.keys, cache.values, *self.shared))
@@ -121,11 +118,7 @@ class LatentAttention(nn.Module):
     def check_cache(self, cache: LatentCache, x: torch.Tensor) -> None:
         """Raise ValueError unless the layer is causal, and the cache matches its sizes, device and dtype and
         x's batch."""
-        if not self.causal:
-            raise ValueError(
-                "the layer has causal = False; wanted True, as a token's row must not change when others"
-                " follow"
-            )
+        check_causal(self.causal)
         heads, head_dim, latent_dim = self.w_q.shape
         sizes = dict(heads=heads, head_dim=head_dim, latent_dim=latent_dim, window=self.window)
         like = dict(device=self.w_q.device, dtype=self.w_q.dtype)

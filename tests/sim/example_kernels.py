@@ -38,3 +38,19 @@ def grid_wide(x, y):
         group.sync()
         y[i] += x[x.shape[0] - 1 - i]
         group.sync()
+
+
+def endless_with_loads(x):
+    while x[0] == 0:
+        pass
+
+
+def endless_spin(x):
+    cuda.syncthreads()
+    while cuda.atomic.add(x, 0, 0) == 0:
+        pass
+
+
+def endless_barriers(x):
+    while x[0] == 0:
+        cuda.syncthreads()

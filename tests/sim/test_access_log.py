@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from numba import complex64, cuda, float32, float64, int32
 
+from example_kernels import tiled_matmul
 from sim import simulate
 from sim.errors import KernelBug
 from sim.events import ATOMIC, LOAD, LOCAL, SITES, Access, Finding, Observer
@@ -71,22 +72,7 @@ def kept(kernel, engine, grid, block, *arguments, observers=()):
 
 
 TILE = 8
-
-
-@cuda.jit
-def matmul(a, b, c):
-    tile_a, tile_b = cuda.shared.array((TILE, TILE), float32), cuda.shared.array((TILE, TILE), float32)
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    column, row = cuda.grid(2)
-    total = float32(0)
-    for tile in range(a.shape[1] // TILE):
-        tile_a[y, x] = a[row, tile * TILE + x]
-        tile_b[y, x] = b[tile * TILE + y, column]
-        cuda.syncthreads()
-        for k in range(TILE):
-            total += tile_a[y, k] * tile_b[k, x]
-        cuda.syncthreads()
-    c[row, column] = total
+matmul = tiled_matmul(TILE)
 
 
 @cuda.jit

@@ -11,7 +11,7 @@ import pytest
 from numba import cuda
 
 import sim
-from example_kernels import tiled_matmul
+from example_kernels import endless_barriers, endless_spin, endless_with_loads, grid_wide, tiled_matmul
 from sim import KernelBug, LaunchError, ThreadError, simulate
 from sim.engine.scheduler import Scheduler
 from sim.errors import Stuck
@@ -138,25 +138,9 @@ def test_interrupted_from_the_keyboard(engine, threads):
     assert recorded(seed=3) == recorded(seed=3, engine=engine)
 
 
-def endless_with_loads(x):
-    while x[0] == 0:
-        pass
-
-
 def endless_without_accesses(x):
     while True:
         pass
-
-
-def endless_spin(x):
-    cuda.syncthreads()
-    while cuda.atomic.add(x, 0, 0) == 0:
-        pass
-
-
-def endless_barriers(x):
-    while x[0] == 0:
-        cuda.syncthreads()
 
 
 def endless_for(x):
@@ -472,18 +456,8 @@ def test_blocks_that_wait_for_each_other(engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_grid_barrier(engine):
-    @cuda.jit
-    def kernel(x, y):
-        group = cuda.cg.this_grid()
-        i = cuda.grid(1)
-        for step in range(3):
-            x[i] = i + step
-            group.sync()
-            y[i] += x[x.shape[0] - 1 - i]
-            group.sync()
-
     x, y = np.zeros(32), np.zeros(32)
-    simulate(kernel, engine=engine, seed=2)[4, 8](x, y)
+    simulate(grid_wide, engine=engine, seed=2)[4, 8](x, y)
     np.testing.assert_array_equal(y, 3 * np.arange(32)[::-1] + 3)
 
 

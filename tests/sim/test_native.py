@@ -20,7 +20,7 @@ import pytest
 from numba import cuda, float32, float64, int32, uint8
 from numba.cuda import libdevice
 
-from example_kernels import grid_wide, tiled_matmul
+from example_kernels import endless_barriers, endless_spin, endless_with_loads, grid_wide, tiled_matmul
 from sim import KernelBug, LaunchError, ThreadError, empty, simulate
 from sim.native import source
 from sim.native.codegen import cache
@@ -410,22 +410,6 @@ def test_an_exception_of_the_kernel():
     ) as caught:
         simulate(kernel, engine="native")[1, 8](np.zeros(8))
     assert isinstance(caught.value.__cause__, ValueError)
-
-
-def endless_with_loads(x):
-    while x[0] == 0:
-        pass
-
-
-def endless_spin(x):
-    cuda.syncthreads()
-    while cuda.atomic.add(x, 0, 0) == 0:
-        pass
-
-
-def endless_barriers(x):
-    while x[0] == 0:
-        cuda.syncthreads()
 
 
 @pytest.mark.parametrize("kernel, line", [(endless_with_loads, 2), (endless_spin, 3), (endless_barriers, 2)])
