@@ -86,6 +86,23 @@ def test_links_of_a_text_lead_somewhere(text):
     assert dead == []
 
 
+NAMED = re.compile(r"`((?:sim|kernels|notebooks|tests)/[\w/.]+)`(?: \(((?:`\w+`(?:, )?)+))?")
+
+
+def test_the_design_page_names_files_and_functions_that_exist():
+    """Check each path in docs/design.md, and each function or class that follows a path in parentheses."""
+    wrong = []
+    for path, names in NAMED.findall((ROOT / "docs/design.md").read_text(encoding="utf-8")):
+        file = ROOT / path
+        text = file.read_text(encoding="utf-8") if file.is_file() else ""
+        missing = [
+            name for name in re.findall(r"\w+", names) if not re.search(rf"\b(?:def|class) {name}\b", text)
+        ]
+        if not file.exists() or missing:
+            wrong.append((path, *missing))
+    assert wrong == []
+
+
 nightly = pytest.mark.nightly
 LAYERS = "inside sim, a launch stands on the engine, the engine on memory, memory on the vocabulary"
 TOOLS = "observers and viz know only events, recordings, device and errors, and not each other"
