@@ -5,8 +5,8 @@ of its arguments, the GPU's compute capability, and the versions of the compiler
 holds the kernel's name in the machine code, and the machine code (a cubin). It begins with a hash of its
 contents; a damaged entry counts as absent, and is replaced.
 
-The folder belongs to the current user, and nobody else can change it (mode 0700): a user who can replace machine
-code can run any code on the GPU.
+The folder belongs to the current user and has mode 0700, because a user who can replace machine code can run
+any code on the GPU.
 """
 
 import functools
