@@ -10,6 +10,7 @@ from sim.observers.cells import ATOMIC_LOAD, distinct
 # The number of pairs in which to search for the lowest racing threads. After that, any racing pair will do.
 MOST_PAIRS = 4096
 WARP_SHIFT = 5
+WORD = 4  # bytes
 ATOMICS = ATOMIC, ATOMIC_LOAD  # the actions of atomic accesses
 
 
@@ -37,7 +38,7 @@ def compete(rows):
     actions = set(rows.action.tolist())
     if actions.isdisjoint({STORE, ATOMIC}):
         return False
-    return not actions <= {ATOMIC, ATOMIC_LOAD} or not one_element(rows)
+    return not actions <= {ATOMIC, ATOMIC_LOAD} or not one_element(rows[~narrow_load(rows)])
 
 
 def alike(rows, party, chosen, order):
@@ -62,6 +63,13 @@ def same(rows, i, j):
 def atomic(rows):
     """Return a mask of the accesses that are atomic."""
     return (rows.action == ATOMICS[0]) | (rows.action == ATOMICS[1])
+
+
+def narrow_load(rows):
+    """Return a mask of the atomic loads of less than a word. A wider atomic, which contains the loaded bytes,
+    changes all of them at once. libcu++ implements atomics on 8 and 16 bits by such loads and by
+    compare-and-swap on the word."""
+    return (rows.action == ATOMIC_LOAD) & (rows.size < WORD)
 
 
 def one_element(rows):
@@ -190,10 +198,10 @@ def overlapping_atomics(here, party, members):
 
     For each atomic, the last earlier one by each other thread suffices.
     """
-    who = here.block.astype(np.int64) << 12 | here.thread
-    for j in np.flatnonzero(atomic(here)).tolist():
+    who, elements = here.block.astype(np.int64) << 12 | here.thread, atomic(here) & ~narrow_load(here)
+    for j in np.flatnonzero(elements).tolist():
         other = (here.address[:j] != here.address[j]) | (here.size[:j] != here.size[j])
-        competing = atomic(here) if here.action[j] == ATOMIC else here.action == ATOMIC
+        competing = elements if here.action[j] == ATOMIC else here.action == ATOMIC
         before = np.flatnonzero(competing[:j] & other & (party[members[:j]] != party[members[j]]))
         last = before[len(before) - 1 - np.unique(who[before][::-1], return_index=True)[1]]
         yield from ((members[i], members[j]) for i in last)

@@ -72,6 +72,13 @@ def address_text(writer, operand, more=0):
     return f"{base} {'-' if offset < 0 else '+'} {abs(offset)}" if offset else base
 
 
+def strong_address(writer, item, operand, more=0):
+    """Return the expression for the address of a strong access plus `more` bytes: of the element if the
+    access emulates an atomic on 8 or 16 bits (sim.ptx.subwords)."""
+    part = writer.module.subword(item)
+    return address_text(writer, operand, more) if part is None else writer.value(part.pointer, "b64")
+
+
 def access_type(writer, ptx_type, registers):
     """Return the PTX type with which memory is accessed for these registers.
 
@@ -109,7 +116,10 @@ def load(writer, item):
         for i, part in enumerate(parts(to)):
             name = writer.module.strong("load", ptx_type, space, access)
             set_register(
-                writer, part, f"{name}({address_text(writer, source, i * WIDTHS[ptx_type] // 8)})", ptx_type
+                writer,
+                part,
+                f"{name}({strong_address(writer, item, source, i * WIDTHS[ptx_type] // 8)})",
+                ptx_type,
             )
         return
     text = f"{writer.module.load(ptx_type, space, access.count)}({address_text(writer, source)})"
@@ -158,7 +168,7 @@ def store(writer, item):
     if access.strong:
         for i, part in enumerate(values):
             name = writer.module.strong("store", ptx_type, access.space, access)
-            at = address_text(writer, to, i * WIDTHS[ptx_type] // 8)
+            at = strong_address(writer, item, to, i * WIDTHS[ptx_type] // 8)
             writer.emit(f"{name}({at}, {writer.value(part, ptx_type)})")
         return
     name = writer.module.store(ptx_type, access.space, access.count)
@@ -189,5 +199,5 @@ def atomic(writer, item):
     if len(given) != count:
         raise ValueError(f"{access.opcode} takes {count} operands")
     values = [writer.value(o, ptx_type) for o in given]
-    text = f"{name}({', '.join([address_text(writer, where), *values])})"
+    text = f"{name}({', '.join([strong_address(writer, item, where), *values])})"
     set_register(writer, to, text, ptx_type)

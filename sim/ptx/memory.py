@@ -15,7 +15,10 @@ from sim.events import ADDRESS_BITS, LOAD, SITE_SHIFT, SPACE_SHIFT, STORE
 from sim.memory.atomics import FailedAtomic
 from sim.ptx.region_table import RegionTable
 from sim.ptx.regions import GENERIC, VIEWS, WINDOWS, poison
+from sim.ptx.subwords import Word
 from sim.ptx.undefined import LocalMemory
+
+WORD = 4  # bytes
 
 
 class Memory(RegionTable):
@@ -145,7 +148,9 @@ class Memory(RegionTable):
 
     # --- atomics --------------------------------------------------------------------------------------------
 
-    def make_atomic(self, ptx_type, space, site, reach, combine, writes=True, releases=False, replaces=False):
+    def make_atomic(
+        self, ptx_type, space, site, reach, combine, writes=True, releases=False, replaces=False, nbytes=None
+    ):
         """Return the function (address, operand, ...) that performs an atomic and returns the old element.
 
         reach: the threads among which it is atomic: "block" or "grid".
@@ -153,16 +158,19 @@ class Memory(RegionTable):
         writes: whether it writes, or a function (old, operand, ...) that returns whether it does.
         releases: whether a fence precedes it.
         replaces: whether the new element is independent of the old one.
+        nbytes: the bytes at the address to which the atomic on the word around them applies (see
+            sim.ptx.subwords); None if it applies to the whole element.
         """
         if replaces:
             self.context.overwriting.add(site)
-        return self.dispatch_by_space(
-            lambda name: self.make_atomic_in(ptx_type, name, site, reach, combine, writes, releases), space
-        )
+        rest = site, reach, combine, writes, releases, nbytes
+        return self.dispatch_by_space(lambda name: self.make_atomic_in(ptx_type, name, *rest), space)
 
-    def make_atomic_in(self, ptx_type, space, site, reach, combine, writes=True, releases=False):
+    def make_atomic_in(self, ptx_type, space, site, reach, combine, writes=True, releases=False, nbytes=None):
         """Return the atomic function for one state space."""
-        size, _, window, log, code, shift = self.access_layout(ptx_type, space, 1, site)
+        width = np.dtype(VIEWS[ptx_type]).itemsize  # bytes of the word, of which the element may be a part
+        element = f"u{8 * nbytes}" if nbytes else ptx_type
+        size, _, window, log, code, shift = self.access_layout(element, space, 1, site)
         context, place = self.context, self.place
         if reach == "block":
             context.block_scoped[site] = STORE if writes else LOAD
@@ -178,22 +186,28 @@ class Memory(RegionTable):
             region = self.check_access(address + window, size, site, "changed")
             if region is None:
                 return poison(ptx_type)
-            view, position = region.view(ptx_type, size), (address + window - region.base) >> shift
+            if nbytes:
+                view, position = Word(region, address + window & -width, width), 0
+            else:
+                view, position = region.view(ptx_type, size), (address + window - region.base) >> shift
             old = view[position]
             new = combine(old, *operands)
             if log is not None:
                 log.append(code + address)
-                values.append(new)
+                values.append(new >> 8 * (address % width) & (1 << 8 * size) - 1 if nbytes else new)
             wrote = writes if isinstance(writes, bool) else writes(old, *operands)
             if wrote:
                 view[position] = new
             context.thread.failed_atomic = FailedAtomic(key, view, position, old) if new == old else None
             context.announce_ordering("atomic_done", address + window, wrote, reach)
+            # It also reads a part of what an atomic on the word has written.
+            if size < WORD:
+                context.announce_ordering("atomic_done", (address & -WORD) + window, False, reach)
             return old
 
         return change
 
-    def make_strong(self, action, ptx_type, space, access, atomic, plain, relied_on=False):
+    def make_strong(self, action, ptx_type, space, access, atomic, plain, relied_on=False, nbytes=None):
         """Return a strong load or store, which does not race with other strong accesses. A load first lets
         other threads run.
 
@@ -204,6 +218,7 @@ class Memory(RegionTable):
         access: the Access.
         atomic, plain: the site numbers of the strong and of the weak form.
         relied_on: whether the program relies on the value.
+        nbytes: see make_atomic.
         """
         loads = action == "load"
 
@@ -214,9 +229,8 @@ class Memory(RegionTable):
                 load = self.make_load_in(ptx_type, name, 1, plain)
                 return lambda address: self.yield_turn() or load(address)
             combine = (lambda old: old) if loads else lambda old, value: value
-            return self.make_atomic_in(
-                ptx_type, name, atomic, access.reach, combine, not loads, access.release
-            )
+            rest = access.reach, combine, not loads, access.release, nbytes
+            return self.make_atomic_in(ptx_type, name, atomic, *rest)
 
         self.context.strong[atomic] = LOAD if loads else STORE
         if not loads:

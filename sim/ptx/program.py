@@ -17,6 +17,7 @@ from sim.ptx.emit import Writer
 from sim.ptx.grid_sync import GridSync
 from sim.ptx.heap import FUNCTIONS
 from sim.ptx.register_kinds import read_and_written
+from sim.ptx.subwords import Subwords, nbytes_of
 from sim.ptx.syntax import Instruction, python_name
 from sim.ptx.timed import timed_registers
 from sim.ptx.undefined import needs_origins
@@ -38,7 +39,7 @@ class Program:
         self.text, self.origin, self.entry, self.branches, self.tracks = text, origin, entry, branches, tracks
         self.factories, self.arguments, self.names = {}, {}, {}
         self.addressed = set()  # the names of the module variables whose address the source uses
-        self.grid_syncs, self.value_uses = {}, {}  # name of a function -> its GridSync; its Uses
+        self.analyses = {}  # (class, name of a function) -> its object
         # Whether the source contains indirect calls. If so, all functions of the module whose address is
         # taken are translated, because a pointer may come from an earlier launch of another kernel.
         self.calls_pointers = False
@@ -97,21 +98,22 @@ class Program:
             self.missing += writer.missing
         return [*lines, ""]
 
+    def analysis(self, kind):
+        """Return the analysis of the current function by a class: GridSync, Uses or Subwords."""
+        key = kind, self.function.name
+        if key not in self.analyses:
+            self.analyses[key] = kind(self.function)
+        return self.analyses[key]
+
     @property
     def grid_sync(self):
         """The GridSync of the current function."""
-        name = self.function.name
-        if name not in self.grid_syncs:
-            self.grid_syncs[name] = GridSync(self.function)
-        return self.grid_syncs[name]
+        return self.analysis(GridSync)
 
     @property
     def uses(self):
         """The Uses of the current function."""
-        name = self.function.name
-        if name not in self.value_uses:
-            self.value_uses[name] = Uses(self.function)
-        return self.value_uses[name]
+        return self.analysis(Uses)
 
     def note_effects(self, function):
         """Record whether threads act on the results of atomics, and whether the function stores to memory."""
@@ -272,6 +274,7 @@ class Program:
         relied_on = access.volatile and action == "load" and self.uses.relies_on(self.item)
         self.synchronizes |= action == "load" and not relied_on and self.acts_on(space, access)
         rest = ptx_type, space, access, self.site(f"atomic {action}"), self.site(action), relied_on
+        rest += (nbytes_of(self.subword(self.item)),)
         return self.new_name(action, lambda run: run.memory.make_strong(action, *rest))
 
     def acts_on(self, space, access):
@@ -290,8 +293,13 @@ class Program:
         ptx_type, combine, replaces = atomics.atomic_semantics(access)
         site, writes = self.site("atomic"), atomics.write_condition(access)
         rest = access.space, site, access.reach, combine, writes, access.release, replaces
+        rest += (nbytes_of(self.subword(self.item)),)
         name = self.new_name("atomic", lambda run: run.memory.make_atomic(ptx_type, *rest))
         return ptx_type, name
+
+    def subword(self, item):
+        """Return the Subword of a strong access, or None."""
+        return self.analysis(Subwords).find(item)
 
     def transfer(self, name):
         """Return the name of the function that executes a MemoryInstruction."""

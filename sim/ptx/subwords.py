@@ -1,0 +1,107 @@
+"""Atomics on 8 and 16 bits that are emulated by accesses to the word around them, as libcu++ does.
+
+The address of the word is `pointer & ~3`, and the program changes only the bytes at `pointer`. Such an access
+counts as an access to these bytes. Otherwise it would race with accesses to the bytes next to them, and it
+would be out of bounds where an array ends within the word.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.ptx.register_kinds import read_and_written
+from sim.ptx.syntax import Address, Immediate, Instruction, Register
+
+WORDS = {-4: "b32", -2: "b16"}  # mask of the address -> type of the access
+MASKS = {255: 1, 65535: 2}  # mask of the value -> bytes
+MASK64 = (1 << 64) - 1
+
+
+class Subword(NamedTuple):
+    """The bytes to which an access to a word applies. `pointer`: the register with their address."""
+
+    pointer: Register
+    nbytes: int
+
+
+def nbytes_of(subword):
+    """Return the bytes of a Subword, or None for None."""
+    return subword and subword.nbytes
+
+
+class Subwords:
+    """The emulated accesses in one function."""
+
+    def __init__(self, function):
+        instructions = [item for item in function.body if isinstance(item, Instruction)]
+        self.definitions = {}  # register -> the instructions that write it
+        for item in instructions:
+            for name in read_and_written(item)[1]:
+                self.definitions.setdefault(name, []).append(item)
+        self.instructions = instructions
+
+    def find(self, item):
+        """Return the Subword of a strong access, or None if the access is to a whole element."""
+        address = next((operand for operand in item.operands if isinstance(operand, Address)), None)
+        if address is None or address.offset or not isinstance(address.base, Register):
+            return None
+        rounded = self.definition(address.base)
+        if rounded is None or rounded.opcode != "and.b64":
+            return None
+        _, pointer, mask = rounded.operands
+        if not isinstance(mask, Immediate) or self.definition(pointer) is None:
+            return None
+        width = WORDS.get((mask.value & MASK64) - (1 << 64))
+        if width is None or item.names[-1] != width:
+            return None
+        return Subword(pointer, self.element_bytes(pointer) if width == "b32" else 1)
+
+    def definition(self, register):
+        """Return the only instruction that writes a register, or None."""
+        found = self.definitions.get(getattr(register, "name", None), ())
+        return found[0] if len(found) == 1 and found[0].guard is None else None
+
+    def element_bytes(self, pointer):
+        """Return the bytes of the element, from the mask that the program shifts to it; by default 1."""
+        shifts = self.offsets(pointer)
+        for item in self.instructions:
+            if item.names[0] == "shl" and getattr(item.operands[2], "name", None) in shifts:
+                value = item.operands[1]
+                moved = None if isinstance(value, Immediate) else self.definition(value)
+                value = moved.operands[1] if moved is not None and moved.names[0] == "mov" else value
+                if isinstance(value, Immediate) and value.value in MASKS:
+                    return MASKS[value.value]
+        return 1
+
+    def offsets(self, pointer):
+        """Return the names of the registers that hold `8 * (pointer % 4)` or a step of its computation."""
+        found, more = {pointer.name}, True
+        while more:
+            steps = [i for i in self.instructions if i.names[0] in ("cvt", "shl", "and", "mov")]
+            more = {
+                item.operands[0].name
+                for item in steps
+                if getattr(item.operands[1], "name", None) in found and isinstance(item.operands[0], Register)
+            } - found
+            found |= more
+        return found
+
+
+class Word:
+    """A word in a region, as an array of one element. Bytes outside of the region are zero."""
+
+    __slots__ = ("bounds", "region", "size", "start")
+
+    def __init__(self, region, address, size):
+        self.region, self.size = region, size
+        first, last = max(address, region.base), min(address + size, region.end)
+        self.start = first - address  # bytes of the word before the region
+        self.bounds = slice(first - region.base, last - region.base)
+
+    def __getitem__(self, _):
+        return int.from_bytes(self.region.root[self.bounds].tobytes(), "little") << 8 * self.start
+
+    def __setitem__(self, _, value):
+        part = self.region.root[self.bounds]
+        whole = value.to_bytes(self.size, "little")[self.start : self.start + len(part)]
+        part[:] = np.frombuffer(whole, np.uint8)
