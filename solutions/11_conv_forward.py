@@ -9,18 +9,24 @@
 # %% [markdown]
 # # 11 · The convolutional kernel
 #
-# **105 minutes** to a kernel that works, and 60 for two parts marked *optional*, for another day · builds on lesson 05 (a flash kernel), lesson 06 (shuffles), lesson 08 (sectors and banks) and lesson 10 (tiles with a halo)
+# **100 minutes** to a kernel that works and is validated. A second, optional sitting of 60 minutes follows:
+# three bug hunts, and the package's fast kernel · builds on lesson 05 (a flash kernel), lesson 06 (shuffles),
+# lesson 08 (sectors and banks) and lesson 10 (tiles with a halo)
 #
-# You will be able to
+# After this lesson you will be able to
 #
-# 1. write a kernel for convolutional attention, in parts that are tested one by one;
-# 2. say which barrier protects what, where one piece of shared memory holds first the scores and then the probabilities;
-# 3. tell a mistake that a tool finds by itself from one that only a comparison shows, and say why the package's kernel is faster than yours.
+# 1. write a kernel for convolutional attention, in parts that you test one by one;
+# 2. say what each barrier protects when the same shared memory holds first the scores and then the
+#    probabilities;
+# 3. (second sitting) tell a mistake that a tool finds by itself from one that only a comparison shows, and
+#    say why the package's kernel is faster than yours.
 #
-# Lesson 10 cut convolutional attention into tiles, and PyTorch did the work. Now each tile of rows goes to a **block of threads**, and you say what each thread does. The kernel is small: tiles of 8 × 8 or 16 × 16, for one
-# head, causal. At the end we look at the package's kernel, which does the same with tiles of 64 × 64, and count what it saves.
+# Lesson 10 cut convolutional attention into tiles, and PyTorch did the work. Now each tile of rows goes to a
+# **block of threads**, and you say what each thread does. The kernel is small: its tiles are 8 × 8 or 16 ×
+# 16, and it computes a single head, with causal attention. The second sitting looks at the package's kernel,
+# which does the same with tiles of 64 × 64, and counts what it saves.
 #
-# No GPU is needed.
+# You don't need a GPU.
 
 # %%
 import functools
@@ -55,7 +61,8 @@ torch.manual_seed(11)
 ALL_LANES = 0xFFFFFFFF
 
 # %% [markdown]
-# What it is for, first: the forward pass of the package's kernel, which is yours with larger tiles, beside plain PyTorch.
+# First, what is it good for? Here is the forward pass of the package's kernel, which is your kernel with
+# larger tiles, next to plain PyTorch.
 
 # %%
 RECORDED = json.loads(
@@ -66,22 +73,26 @@ long = {
 }
 print(f"8 heads, N = 4096, d = 64, 7 x 7 taps; {RECORDED['gpu']}, {RECORDED['date']}")
 for name, words in {"kernels": "the kernel", "eager": "plain PyTorch"}.items():
-    print(f"{words:13} {long[name]['forward_ms']:5.1f} ms forward")
+    print(f"{words:13} {long[name]['forward_ms']:5.1f} ms, forward pass")
 
 # %% [markdown]
 # ## The idea in one picture
 #
-# A block **loads** a square tile of `size` × `size` scores, and has a thread for each of them: thread (x, y) for column x and row y. For a tile, a thread does four things, one after the other, and its role changes each time.
-# Here is thread x = 2, y = 1, with 2 × 3 taps and `size` = 8, at the tile that owns from query i0 = 14 and key j0 = 12 on:
+# A block **loads** a square tile of `size` × `size` scores and has one thread for each of them: thread (x, y)
+# for column x and row y. For each tile, a thread does four things in sequence, and its role changes each
+# time.
+#
+# The picture shows the four roles of thread x = 2, y = 1, with 2 × 3 taps and `size` = 8. The tile's owned
+# part starts at query i0 = 14 and key j0 = 12.
 
 
 # %% jupyter={"source_hidden": true}
 def draw_roles(size, c_q, c_k, x, y, i0, j0):
-    """Four tiles side by side, for the tile that owns from query i0 and key j0 on:
-    what thread (x, y) reads (pale) and makes (dark); hatched: not owned."""
+    """Draw the four roles of thread (x, y) in a tile whose owned part starts at query
+    i0 and key j0. Pale: it reads. Dark: it computes. Hatched: not owned."""
     rows, columns = size - c_q + 1, size - c_k + 1
     halo = i0 - (c_q - 1), j0 - (c_k - 1) // 2
-    panels = [  # title, what is read, of owned cells, first query, first column, which
+    panels = [  # title, cells read, owned cells only, first query, first column, axis
         ("S0: one score", lambda i, j: False, False, *halo, "key"),
         (
             f"T: a window of {c_q} × {c_k} scores",
@@ -127,30 +138,40 @@ show_figure(
 )
 
 # %% [markdown]
-# 1. **S0**: the thread makes the score of its cell. The tile's first row is query i0 − P_q and its first column key j0 − P_k: the halo comes first.
-# 2. **T**: the thread lays the taps on the scores, with the first tap on its own cell. The halo is used up now. So its T belongs to query i0 + y and key j0 + x. The last P_q rows and the last P_k + P_r columns have no T (hatched).
-# 3. **P**: the threads of a row find their row's largest T and the sum of its exponentials.
-# 4. **O**: the thread makes one number of the output, column x of query i0 + y. (So this kernel takes rows of d ≤ `size` numbers.)
+# As in lesson 10, the halo of c_q × c_k taps has c_q − 1 rows above, (c_k − 1) // 2 columns to the left, and
+# the rest of the c_k − 1 columns to the right. We call these three numbers P_q, P_k and P_r. (`P` alone,
+# without an index, is the matrix of probabilities.)
 #
-# The same thread thus stands for *two* queries: for i0 − P_q + y until the convolution, for i0 + y from there on. Nearly every mistake in this kernel is a confusion of the two.
+# 1. **S0**: the thread computes the score of its cell. The tile's first row is query i0 − P_q and its first
+#    column is key j0 − P_k, because the halo comes first.
+# 2. **T**: the thread lays the taps on the scores, with the first tap on its own cell. This uses up the halo,
+#    so its T belongs to query i0 + y and key j0 + x. The last P_q rows and the last P_k + P_r columns have no
+#    T (hatched).
+# 3. **P**: the threads of a row find the row's largest T and the sum of its exponentials.
+# 4. **O**: the thread computes one element of the output, column x of query i0 + y. (So this kernel needs d ≤
+#    `size`.)
 #
-# **Predict.** `size` = 8, 2 × 3 taps; the block owns the queries from i0 = 7 on, and is at the tile of keys that begins at j0 = 6. For thread x = 2, y = 1:
+# The same thread thus works for *two* queries: for query i0 − P_q + y before the convolution, and for query
+# i0 + y after it. Nearly every mistake in this kernel is a confusion of the two.
 #
-# | | |
-# |---|---|
-# | its score is of query `___` and key `___` | |
-# | its T is of query `___` and key `___` | |
-# | the tile owns `___` rows and `___` columns | |
-# | the next tile of keys begins at j0 = `___` | |
+# **Predict.** Let `size` = 8, with 2 × 3 taps. The block owns the queries from i0 = 7 on, and processes the
+# tile of keys that begins at j0 = 6. For thread x = 2, y = 1:
+#
+# - Which query and which key does its score belong to?
+# - Which query and which key does its T belong to?
+# - How many rows and columns does the tile own?
+# - At which j0 does the next tile of keys begin?
 #
 # <details><summary>Answer</summary>
 #
-# P_q = 1 and P_k = 1. The score is of query 7 − 1 + 1 = 7 and key 6 − 1 + 2 = 7; T is of query 8 and key 8. The tile owns 7 rows and 6 columns; the next one begins at j0 = 12.
+# P_q = 1 and P_k = 1. The score belongs to query 7 − 1 + 1 = 7 and key 6 − 1 + 2 = 7. T belongs to query 8
+# and key 8. The tile owns 7 rows and 6 columns, and the next one begins at j0 = 12.
 # </details>
 #
-# ## The page of lesson 09, by threads
+# ## The worked example of lesson 09, by threads
 #
-# Four tokens, 2 × 3 taps, on paper with a block of 4 × 4 threads: it loads 4 × 4 and owns 3 × 2. These were the taps, and the scores after the first mask:
+# Take the four tokens and 2 × 3 taps of lesson 09. On paper, a block of 4 × 4 threads loads 4 × 4 scores and
+# owns 3 × 2. These were the taps, and the scores after the first mask:
 #
 # | w | | | | S0 | key 0 | 1 | 2 | 3 |
 # |---|---|---|---|---|---|---|---|---|
@@ -159,7 +180,8 @@ show_figure(
 # | | | | | 2 | 0 | 1 | 1 | 0 |
 # | | | | | 3 | 1 | 2 | 3 | 2 |
 #
-# The first block owns the queries 0, 1, 2. Its first tile of keys owns the keys 0 and 1, and its 16 threads hold, with the halo,
+# The first block owns the queries 0, 1 and 2. Its first tile owns the keys 0 and 1. With the halo, its 16
+# threads hold these scores:
 #
 # | | x = 0, key −1 | 1, key 0 | 2, key 1 | 3, key 2 |
 # |---|---|---|---|---|
@@ -168,7 +190,8 @@ show_figure(
 # | y = 2, query 1 | 0 | 2 | 1 | 0 |
 # | y = 3, query 2 | 0 | 0 | 1 | 1 |
 #
-# The taps on y = 2, x = 1 give 1·2 + 0·1 + 2·0 + 0·0 + 1·1 − 1·1 = 2: `T` of query 2 and key 1. In the same manner all of this tile:
+# Lay the taps on y = 2, x = 1: 1·2 + 0·1 + 2·0 + 0·0 + 1·1 − 1·1 = 2. That is `T` of query 2 and key 1. In
+# the same way you get the whole tile:
 #
 # | T | key 0 | key 1 |
 # |---|---|---|
@@ -176,25 +199,30 @@ show_figure(
 # | query 1 | 1 | 2 |
 # | query 2 | 1 | 2 |
 #
-# **On paper.** Follow query 2. Take powers of 2 in place of e; the values are 4, 10, 3, 9. After this tile m = 2, its P are ½ and 1, l = 1.5, and o = ½·4 + 10 = 12. Then comes the tile that owns the keys 2 and 3.
-# Which numbers does the block load into its row y = 3? What is `T` of query 2 and key 2? Then m = `___`, l = `___`, o = `___`, and the output is `___`.
+# **On paper.** Follow query 2, with powers of 2 instead of e. The values are 4, 10, 3, 9. After this tile,
+# m = 2, its P are ½ and 1, l = 1.5, and o = ½·4 + 10 = 12. Next comes the tile that owns the keys 2 and 3.
+# Which scores does the block hold in its row y = 3? What is `T` of query 2 and key 2? What are m, l, o and
+# the output after this tile?
 #
 # <details><summary>Answer</summary>
 #
-# Row y = 3 is query 2 with the keys 1 to 4: 1, 1, 0, 0. Row y = 2 is query 1 with the same keys: 1, 0, 0, 0. T = 1·1 + 0·0 + 2·0 + 0·1 + 1·1 − 1·0 = 2. Key 3 comes later: −∞. So m = 2 as before, nothing shrinks, P = 1 and 0,
-# l = 1.5 + 1 = 2.5, o = 12 + 3 = 15, and 15 / 2.5 = **6**, as in lesson 09.
+# Row y = 3 is query 2 with the keys 1 to 4: 1, 1, 0, 0. Row y = 2 is query 1 with the same keys: 1, 0, 0, 0.
+# So T = 1·1 + 0·0 + 2·0 + 0·1 + 1·1 − 1·0 = 2. Key 3 comes after query 2, so its T is −∞. Thus m = 2 as
+# before, nothing shrinks, and P = 1 and 0. Then l = 1.5 + 1 = 2.5, o = 12 + 3 = 15, and 15 / 2.5 = **6**, as
+# in lesson 09.
 # </details>
 #
-# ## 0. Loading, which is given
+# ## 0. Loading (given)
 #
-# With as many threads as cells, each brings one number. Rows outside the sequence are zeros, and now there are such rows at both ends: `first` can be negative.
+# There are as many threads as cells, so each thread loads one element. Rows outside the sequence are zeros.
+# Here such rows occur at both ends, because `first` can be negative.
 
 
 # %%
 @cuda.jit(device=True)
 def load_rows(tile, rows, first):
-    """tile = rows[first : first + size], with 0 for what lies outside rows (n, d).
-    tile: (size, size); d <= size; one number per thread."""
+    """Load rows[first : first + size] into tile, with 0 outside rows (n, d).
+    tile: (size, size); d <= size; one element per thread."""
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     n, d = rows.shape
     inside = 0 <= first + y and first + y < n and x < d
@@ -202,28 +230,36 @@ def load_rows(tile, rows, first):
 
 
 # %% [markdown]
-# `rows[-1]` would be the last row for Numba, as for Python, and in CUDA C++ whatever lies in front of the array. Neither is a halo.
+# Without the test, `rows[-1]` would read the last row in Numba, as in Python. In CUDA C++ it would read
+# whatever lies before the array. Neither is a halo.
 #
-# Now the four parts. All of them are called by every thread of the block, and compute in float32 alone: the check compiles them, and refuses a float64. `cuda.threadIdx.x` and `.y` say which one it is.
+# Now you write the four parts. Every thread of the block calls each of them, and `cuda.threadIdx.x` and `.y`
+# tell it which cell is its own. They compute in float32 only: the check compiles them and refuses any
+# float64. They are your own functions: of the `kernels` package they may use only `weight` and
+# `MINUS_INFINITY`.
 #
 # ### Exercise 11.1 · score · about six lines
-# Return the masked score of this thread's cell: `scale` times row y of `q_tile` times row x of `k_tile`, or 0 if the key comes after the query. A thread reads one row of each tile. `w` is here for its shape, (c_q, c_k). In a tile, what is beyond d is 0.
+#
+# Return the masked score of this thread's cell: `scale` times the dot product of row y of `q_tile` and row x
+# of `k_tile`, or 0 if the key comes after the query. A thread reads one row of each tile. `w` is passed only
+# for its shape, (c_q, c_k). Columns beyond d are 0 in both tiles.
 #
 # <details><summary>Hint 1: which query, which key?</summary>
 #
-# The tile that owns from query i0 and key j0 on begins at query `i0 - (c_q - 1)` and key `j0 - (c_k - 1) // 2`. Add y and x.
+# If the tile's owned part starts at query i0 and key j0, the loaded tile starts at query `i0 - (c_q - 1)` and
+# key `j0 - (c_k - 1) // 2`. Add y and x.
 # </details>
 # <details><summary>Hint 2: types</summary>
 #
-# `float32(0)`, for the sum and for the 0 you return (lesson 07).
+# Use `float32(0)` for the sum and for the 0 that you return (lesson 07).
 # </details>
 
 
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def score(q_tile, k_tile, w, i0, j0, scale):
-    """S0 of this thread's cell: row y of q_tile, row x of k_tile;
-    both (size, size), with the halo of a tile that owns from query i0, key j0 on."""
+    """Return S0 of this thread's cell, from row y of q_tile and row x of k_tile, both
+    (size, size). The owned part of the tile starts at query i0 and key j0."""
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     c_q, c_k = w.shape
     # BEGIN SOLUTION 11.1
@@ -242,23 +278,27 @@ check.ex11_1(score)
 
 # %% [markdown]
 # ### Exercise 11.2 · convolve · about seven lines
-# Return `T` of this thread: query i0 + y, key j0 + x. Return `MINUS_INFINITY`, a float32, where there is none: if the taps do not fit into the tile from here, or if the key comes after the query.
+#
+# Return this thread's `T`: query i0 + y, key j0 + x. Return `MINUS_INFINITY`, a float32, if the thread has no
+# T, either because the taps do not fit into the tile from here or because the key comes after the query.
 #
 # <details><summary>Hint 1: does it fit?</summary>
 #
-# Row y and c_q − 1 more below it must be in the tile: `y + c_q <= size`. Columns likewise. Without this guard the thread reads beyond the tile.
+# Row y and c_q − 1 more rows below it must be inside the tile: `y + c_q <= size`. The same holds for the
+# columns. Without this test, the thread reads beyond the tile.
 # </details>
 # <details><summary>Hint 2: the sum</summary>
 #
-# Two loops, `w[a, b] * s_tile[y + a, x + b]`. There is no P_q and no P_k in it: they are in i0 and j0 already.
+# Two loops over `w[a, b] * s_tile[y + a, x + b]`. P_q and P_k do not appear here, because i0 and j0 already
+# account for them.
 # </details>
 
 
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def convolve(s_tile, w, i0, j0):
-    """T of query i0 + y and key j0 + x from s_tile (size, size), with its halo;
-    -inf where the tile owns no T, or the key comes later."""
+    """Return T of query i0 + y and key j0 + x, from s_tile (size, size) with its halo.
+    Return -inf if the tile owns no such T, or if the key comes after the query."""
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     size = s_tile.shape[0]
     c_q, c_k = w.shape
@@ -277,16 +317,20 @@ def convolve(s_tile, w, i0, j0):
 check.ex11_2(convolve)
 
 # %% [markdown]
-# That −∞ does a lot of work. A cell that is not owned will get P = exp(−∞) = 0, so it counts in no sum. Nothing that comes after `convolve` needs to know about halos.
+# That −∞ does a lot of work. A cell that is not owned gets P = exp(−∞) = 0, so it contributes to no sum.
+# Nothing after `convolve` needs to deal with halos.
 #
 # ### Exercise 11.3 · absorb · about four lines
-# Now the threads of a row need each other: for the largest T of the row, and for a sum. A row has 8 or 16 threads, neighbours in a warp, so they can shuffle. These two are lesson 06, with fewer steps:
+#
+# Now the threads of a row need each other, for the largest T of the row and for a sum. A row has 8 or 16
+# threads that are neighbours in a warp, so they can exchange values by shuffles. The next two functions are
+# those of lesson 06 with fewer steps:
 
 
 # %%
 @cuda.jit(device=True)
 def row_max(value):
-    """The largest value among the threads with the same y; all of them get it."""
+    """Return the largest value among the threads with the same y, to all of them."""
     step = cuda.blockDim.x // 2
     while step > 0:
         value = max(value, cuda.shfl_xor_sync(ALL_LANES, value, step))
@@ -296,7 +340,7 @@ def row_max(value):
 
 @cuda.jit(device=True)
 def row_sum(value):
-    """The sum over the threads with the same y; all of them get it."""
+    """Return the sum over the threads with the same y, to all of them."""
     step = cuda.blockDim.x // 2
     while step > 0:
         value += cuda.shfl_xor_sync(ALL_LANES, value, step)
@@ -305,16 +349,26 @@ def row_sum(value):
 
 
 # %% [markdown]
-# Each thread holds its own T, and a copy of its row's state m and l. Every thread calls `row_max` and `row_sum`, in every tile. Return four numbers: the new m, the new l, the factor `shrink` by which the old l (and later the old o) is multiplied, and p, this thread's exp(T − new m).
+# `absorb` folds one more tile into the running state of a row. Each thread holds its own T and a copy of its
+# row's state m and l. Return four numbers:
 #
-# With (m, l) = (2, 1.5), and T = 2 and −∞ in a row of two threads: what do they return? (You had this on paper: 2, 2.5, 1, and 1 or 0.)
+# - the new m and the new l;
+# - the factor `shrink` by which the old l (and later the old o) is multiplied;
+# - p, this thread's exp(T − new m).
 #
-# There are rows that see nothing of a tile: all T are −∞. If such a row has seen nothing before either, then m is −∞ too, and exp(−∞ − (−∞)) is NaN. `weight(a, b)` from `kernels.common.tiles` is exp(a − b), and 0 if a is −∞.
-# (Where m was −∞ before, any finite `shrink` will do, as l and o are 0 there. Scores reach ±1000, and each row has a state of its own.)
+# Every thread calls `row_max` and `row_sum` for every tile. Scores go up to ±1000, and each row has its own
+# state.
 #
-# <details><summary>Hint 1: everybody shuffles</summary>
+# For example, let (m, l) = (2, 1.5), with T = 2 and T = −∞ in a row of two threads. What do the two threads
+# return? (You computed this on paper: 2, 2.5, 1, and then 1 or 0.)
 #
-# Call `row_max` and `row_sum` under no `if`: a shuffle needs all 32 lanes of the warp.
+# Some rows see no key of a tile, so all their T are −∞. If such a row has not seen any key before either, m
+# is −∞ too, and exp(−∞ − (−∞)) is NaN. `weight(a, b)` from `kernels.common.tiles` is exp(a − b), but 0 if a
+# is −∞. (If m was −∞ before, any finite `shrink` will do, because l and o are 0.)
+#
+# <details><summary>Hint 1: every lane takes part in a shuffle</summary>
+#
+# Don't call `row_max` and `row_sum` inside an `if`: a shuffle needs all 32 lanes of the warp.
 # </details>
 # <details><summary>Hint 2: shrink</summary>
 #
@@ -325,8 +379,8 @@ def row_sum(value):
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def absorb(t, m, l):
-    """(new m, new l, shrink, p) of this thread, whose row had the state (m, l),
-    and which has t = T of one more tile."""
+    """Fold t, this thread's T of one more tile, into its row's state (m, l).
+    Return (new m, new l, shrink, p)."""
     # BEGIN SOLUTION 11.3
     new_m = max(m, row_max(t))
     p = weight(t, new_m)
@@ -340,13 +394,16 @@ check.ex11_3(absorb)
 
 # %% [markdown]
 # ### Exercise 11.4 · add_values · about four lines
-# P of the whole tile is in `p_tile` now, a row for each query; `v_tile` has a row for each key. This thread has o, column x of the output of query i0 + y so far. Return o · shrink + row y of P times column x of V.
+#
+# Now `p_tile` contains P of the whole tile, one row per query, and `v_tile` has one row per key. This thread
+# holds o, column x of the output of query i0 + y so far. Return o · shrink plus the dot product of row y of P
+# and column x of V.
 
 
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def add_values(o, shrink, p_tile, v_tile):
-    """o · shrink + Σ_j p_tile[y, j] · v_tile[j, x]; both tiles (size, size)."""
+    """Return o · shrink + Σ_j p_tile[y, j] · v_tile[j, x]; both tiles (size, size)."""
     x, y = cuda.threadIdx.x, cuda.threadIdx.y
     # BEGIN SOLUTION 11.4
     o *= shrink
@@ -362,46 +419,57 @@ check.ex11_4(add_values)
 # %% [markdown]
 # ## The kernel
 #
-# Four tiles in shared memory: Q, K, V, and one for the scores, in which P takes the place of S0. Shared memory is scarce, and when P comes nobody needs S0 any more. If that is so! A block of 64 threads is two warps, and one may be far ahead of
-# the other.
+# The kernel has four tiles in shared memory: Q, K, V, and one for the scores. In that last tile, P replaces
+# S0. Shared memory is scarce, and by then no thread needs S0 any more. But is that true? A block of 64
+# threads has two warps, and one of them may be far ahead of the other.
 #
-# **Predict.** Between which two steps does a thread need numbers that *other* threads have made, or overwrite what others may still read?
+# **Predict.** Between which steps does a thread need values that *other* threads have computed, or overwrite
+# values that others may still read?
 #
 # ### Exercise 11.5 · conv_kernel · about eleven lines
-# Write the body of the loop over the tiles of keys. The block owns `rows` queries from i0 on, the tile `columns` keys from j0 on. Each of your parts is called once, and so is
-# `load_rows(tile, array, first)` for K and for V. Put a `cuda.syncthreads()` wherever one is needed, five per tile at most. m, l and o stay in the thread: `out` and `log_sum` are stored after the loop, once. The check has many tiles of keys, scores to ±1000, and a `scale` that is not 1/√d; it also compiles the kernel for a GPU.
+#
+# Write the body of the loop over the tiles of keys. The block owns `rows` queries, starting at i0, and the
+# tile owns `columns` keys, starting at j0.
+#
+# - Call each of your parts once per tile, and `load_rows(tile, array, first)` once for K and once for V.
+# - Put a `cuda.syncthreads()` wherever one is needed, at most five per tile.
+# - Use the four shared tiles and no others. Keep m, l and o in the thread; `out` and `log_sum` are stored
+#   once, after the loop.
+#
+# The check has many tiles of keys, scores up to ±1000, and a `scale` other than 1/√d. It also compiles the
+# kernel for a GPU.
 #
 # <details><summary>Hint 1: the first rows of the tiles</summary>
 #
-# K with its halo, from key `j0 - (c_k - 1) // 2`. V without, from key j0: column 0 of P is key j0. (What V has beyond the owned keys meets P = 0.)
+# Load K with its halo, from key `j0 - (c_k - 1) // 2`. Load V without a halo, from key j0, because column 0
+# of P is key j0. (The rows of V beyond the owned keys are multiplied by P = 0.)
 # </details>
 # <details><summary>Hint 2: the order</summary>
 #
-# Load K and V; barrier; `s_tile[y, x] = score(…)`; barrier; `t = convolve(…)`; `m, l, shrink, p = absorb(t, m, l)`; …
+# Load K and V; barrier; `s_tile[y, x] = score(…)`; barrier; `t = convolve(…)`; `m, l, shrink, p = absorb(t,
+# m, l)`; …
 # </details>
 # <details><summary>Hint 3: five barriers</summary>
 #
-# After the loads; after S0 is complete; after all have read S0, before P takes its place; after P is complete; and at the end, before the next tile is loaded over V.
+# After the loads; after S0 is complete; after all threads have read S0, before P replaces it; after P is
+# complete; and at the end, before the next tile is loaded into V.
 # </details>
 
 
 # %% tags=["exercise"]
 @functools.cache
 def conv_kernel(size):
-    """The kernel for tiles of size × size scores, 8 or 16;
-    a block of as many threads for each tile of rows."""
+    """Return the kernel for tiles of size × size scores, with one thread each."""
 
     @cuda.jit
     def conv_kernel(q, k, v, w, scale, out, log_sum):
-        """out (n, d) and log_sum (n,) of q, k, v (n, d) and w (c_q, c_k), all float32;
-        causal; d, c_q and c_k at most size."""
+        """Compute out (n, d) and log_sum (n,) from q, k, v (n, d) and w (c_q, c_k)."""
         q_tile = cuda.shared.array((size, size), float32)
         k_tile = cuda.shared.array((size, size), float32)
         v_tile = cuda.shared.array((size, size), float32)
         s_tile = cuda.shared.array((size, size), float32)
         x, y = cuda.threadIdx.x, cuda.threadIdx.y
-        n, d = q.shape
-        c_q, c_k = w.shape
+        (n, d), (c_q, c_k) = q.shape, w.shape
         rows, columns = size - (c_q - 1), size - (c_k - 1)
         i0 = cuda.blockIdx.x * rows
         m, l, o = MINUS_INFINITY, float32(0), float32(0)
@@ -415,7 +483,7 @@ def conv_kernel(size):
             cuda.syncthreads()  # S0 is complete
             t = convolve(s_tile, w, i0, j0)
             m, l, shrink, p = absorb(t, m, l)
-            cuda.syncthreads()  # nobody needs S0 any more
+            cuda.syncthreads()  # no thread needs S0 any more
             s_tile[y, x] = p
             cuda.syncthreads()  # P is complete
             o = add_values(o, shrink, s_tile, v_tile)
@@ -434,13 +502,15 @@ def conv_kernel(size):
 check.ex11_5(conv_kernel)
 
 # %% [markdown]
-# The page once more, now by your kernel, with 8 × 8 threads (so it is one tile). `launch` is the package's: tensors on the CPU go to the simulator, tensors on a GPU to the GPU.
+# The worked example once more, now computed by your kernel with 8 × 8 threads (so there is only one tile).
+# `launch` comes from the package: with tensors on the CPU it runs the simulator, and with tensors on a GPU it
+# runs on the GPU.
 
 
 # %%
 def my_forward(q, k, v, w, size=8, run=None):
-    """(O, L) by your kernel: q, k, v (n, d), w (c_q, c_k), float32; run:
-    who launches it, see kernels.common.launch."""
+    """Compute (O, L) with your kernel. q, k, v: (n, d); w: (c_q, c_k); all float32.
+    run: the function that launches the kernel, see kernels.common.launch."""
     out, log_sum = output(q.shape, like=q), output(q.shape[:1], like=q)
     grid = -(-len(q) // (size - w.shape[0] + 1)), 1
     launch(
@@ -460,22 +530,23 @@ def my_forward(q, k, v, w, size=8, run=None):
 
 
 # %% tags=["uses-exercise"]
-page_s = torch.tensor([[1.0, 3, 2, 4], [2, 1, 5, 0], [0, 1, 1, 6], [1, 2, 3, 2]])
-page_w = torch.tensor([[1.0, 0, 2], [0, 1, -1]])
-page_v = torch.tensor([[4.0, 0, 0, 0], [10, 0, 0, 0], [3, 0, 0, 0], [9, 0, 0, 0]])
-page_o, _ = my_forward(2 * math.log(2) * page_s, torch.eye(4), page_v, page_w)
-print("out", [f"{number:.2f}" for number in page_o[:, 0].tolist()])
+small_s = torch.tensor([[1.0, 3, 2, 4], [2, 1, 5, 0], [0, 1, 1, 6], [1, 2, 3, 2]])
+small_w = torch.tensor([[1.0, 0, 2], [0, 1, -1]])
+small_v = torch.tensor([[4.0, 0, 0, 0], [10, 0, 0, 0], [3, 0, 0, 0], [9, 0, 0, 0]])
+small_o, _ = my_forward(2 * math.log(2) * small_s, torch.eye(4), small_v, small_w)
+print("out", [f"{number:.2f}" for number in small_o[:, 0].tolist()])
 
 # %% [markdown]
-# And this is what happens to `s_tile` in the first block, when 7 tokens go through tiles that own 7 × 6. Watch how S0 is stored, read in windows by `convolve`, then overwritten with P, and read along the rows. With 7 keys there is a second
-# tile of keys, and all of it begins anew.
+# And here is what happens to `s_tile` in the first block when 7 tokens are processed in tiles that own 7 × 6.
+# Watch how S0 is stored, read in windows by `convolve`, overwritten with P, and then read along the rows.
+# With 7 keys there is a second tile of keys, and everything starts again.
 
 # %% tags=["uses-exercise"]
 reports = []
 
 
 def traced(*launched):
-    """A runner for `launch` that keeps the report, trace included."""
+    """Run a launch, and keep its report with the trace."""
     reports.append(simulated(*launched, engine="fibers", observers=[*DEFAULT, Trace]))
 
 
@@ -485,513 +556,25 @@ reports[-1].memory_map("s_tile", block=0)
 # %% [markdown]
 # <details><summary>Can you do it with four barriers?</summary>
 #
-# Yes: load V later, after the barrier "S0 is complete". Then the last barrier is not needed. The next K may be loaded while others still add values, as nobody reads K any more; and S0 and V of the next tile are written only after barriers
-# that everybody reaches when the values have been added. Try it, the check will tell. (And the fourth may be a `cuda.syncwarp()`: a thread reads its own row of P only, and a row lies in one warp.) The package's kernel has more barriers than yours, since it loads Q, K and V in pieces.
+# Yes. Load V later, after the barrier that follows S0. Then you don't need the last barrier: the next K may
+# be loaded while other threads still add values, because no thread reads K any more. S0 and V of the next
+# tile are written only after barriers that every thread reaches after adding its values. Try it; the check
+# will tell you whether it works. (The fourth barrier may also be a `cuda.syncwarp()`, because a thread reads
+# only its own row of P, and a row lies within one warp.) The package's kernel has more barriers than yours,
+# because it loads Q, K and V in pieces.
 # </details>
-#
-# ## Three bug hunts (optional, 25 minutes)
-#
-# The kernel has a middle: from the complete S0 to the new o. In the next cells only the middle changes. `with_middle` puts it into a frame like yours that loads the tiles, makes S0, and stores the results; `p_tile` is one more tile in shared memory,
-# for versions that use it.
-
-
-# %%
-def with_middle(middle):
-    """The kernel for 8 × 8, in which middle(s_tile, p_tile, v_tile, w, i0, j0, n, m, l,
-    o) -> (m, l, o) goes from the complete S0 to the new o."""
-
-    def kernel(q, k, v, w, scale, out, log_sum):
-        q_tile = cuda.shared.array((8, 8), float32)
-        k_tile = cuda.shared.array((8, 8), float32)
-        v_tile = cuda.shared.array((8, 8), float32)
-        s_tile = cuda.shared.array((8, 8), float32)
-        p_tile = cuda.shared.array((8, 8), float32)
-        x, y = cuda.threadIdx.x, cuda.threadIdx.y
-        n, d = q.shape
-        c_q, c_k = w.shape
-        rows, columns = 8 - (c_q - 1), 8 - (c_k - 1)
-        i0 = cuda.blockIdx.x * rows
-        m, l, o = MINUS_INFINITY, float32(0), float32(0)
-        load_rows(q_tile, q, i0 - (c_q - 1))
-        for j0 in range(0, min(n, i0 + rows), columns):
-            load_rows(k_tile, k, j0 - (c_k - 1) // 2)
-            load_rows(v_tile, v, j0)
-            cuda.syncthreads()
-            s_tile[y, x] = score(q_tile, k_tile, w, i0, j0, scale)
-            cuda.syncthreads()
-            m, l, o = middle(s_tile, p_tile, v_tile, w, i0, j0, n, m, l, o)
-            cuda.syncthreads()
-        if y < rows and i0 + y < n:
-            if x < d:
-                out[i0 + y, x] = o / l
-            if x == 0:
-                log_sum[i0 + y] = m + math.log(l)
-
-    return kernel
-
-
-def try_middle(middle, tokens, taps=(3, 3), seeds=10):
-    """For each number of tokens: how often the output was right, with different orders
-    of the threads, and which findings `sim` had. Returns the last report."""
-    for n in tokens:
-        q, k, v = torch.randn(3, n, 4)
-        w = torch.randn(taps) / math.sqrt(math.prod(taps))
-        wanted, _ = conv_tiled.forward(
-            q.double(), k.double(), v.double(), w.double(), (8, 8), Traffic()
-        )
-        right, kinds = 0, set()
-        for seed in range(seeds):
-            out, log_sum = torch.full((n, 4), math.nan), torch.full((n,), math.nan)
-            grid = -(-n // (8 - taps[0] + 1))
-            report = simulate(with_middle(middle), seed=seed, on_finding="report")[
-                grid, (8, 8)
-            ](q, k, v, w, float32(0.5), out, log_sum)
-            right += bool((out - wanted).abs().max() <= 1e-5)
-            kinds |= {finding.kind for finding in report.findings}
-        print(
-            f"N = {n:2}: right {right:2} of {seeds} times; "
-            f"sim finds {', '.join(sorted(kinds)) or 'nothing'}"
-        )
-    return report
-
 
 # %% [markdown]
-# ### 1. Too early
-#
-# **Guess before you run.** `absorb` has shuffles in it, and the lanes wait for each other there. So the barrier after it can go, one might think. Is it right? Does `sim` find something?
-
-
-# %%
-def too_early(s_tile, p_tile, v_tile, w, i0, j0, n, m, l, o):
-    """P takes the place of S0 as soon as this thread has its p."""
-    t = convolve(s_tile, w, i0, j0)
-    m, l, shrink, p = absorb(t, m, l)
-    s_tile[cuda.threadIdx.y, cuda.threadIdx.x] = p
-    cuda.syncthreads()
-    return m, l, add_values(o, shrink, s_tile, v_tile)
-
-
-# %% tags=["uses-exercise"]
-report = try_middle(too_early, [7, 13])
-print()
-print(report.errors[0].message)
-
-# %% [markdown]
-# Right in every order that was tried, and a race in every one. In these runs all threads happen to have convolved before the first one stores; nothing in the kernel says so.
-#
-# <details><summary>What is wrong</summary>
-#
-# The block has two warps: the rows 0 to 3, and the rows 4 to 7. With three rows of taps, row 3 of T reads row 4 and row 5 of S0. The second warp turns these into P as soon as it is through with its own; on a GPU it may be ahead by as much as it likes.
-#
-# And within a warp? The finding names the threads 1 and 0, which are neighbours. A shuffle hands over a value. It promises nothing about memory: which of the loads and stores before and after it come first, it does not say. `cuda.syncwarp()` would, for one
-# warp, and `cuda.syncthreads()` does, for the block.
-#
-# What makes the line look harmless is that each thread writes a cell that was *its own*. But at that moment others read it.
-# </details>
-#
-# ### 2. Memory that nobody has written
-#
-# Lesson 10 told you of CUDA code that is right up to 26 tokens, with 7 × 7 taps and tiles of 32 × 32, and wrong from 27 tokens on. It reads shared memory as probabilities that no thread has written in this pass. Here is a way
-# to arrive there. P has a tile of its own. Only what the tile owns is written to it; and the sum runs over the loaded keys that exist, `min(8, n - j0)`.
-#
-# **Guess before you run.** With 3 × 3 taps and tiles of 8 × 8: up to how many tokens is it right? And what does it read from there on?
-
-
-# %%
-def only_what_is_owned(s_tile, p_tile, v_tile, w, i0, j0, n, m, l, o):
-    """P of the owned cells goes into p_tile,
-    and is summed up over the keys that were loaded."""
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    rows, columns = 8 - (w.shape[0] - 1), 8 - (w.shape[1] - 1)
-    t = convolve(s_tile, w, i0, j0)
-    m, l, shrink, p = absorb(t, m, l)
-    if y < rows and x < columns:
-        p_tile[y, x] = p
-    cuda.syncthreads()
-    o *= shrink
-    if y < rows:
-        for j in range(min(8, n - j0)):
-            o += p_tile[y, j] * v_tile[j, x]
-    return m, l, o
-
-
-# %% tags=["uses-exercise"]
-report = try_middle(only_what_is_owned, [1, 4, 6, 7, 8, 20], seeds=3)
-print()
-print(report.errors[0].message)
-
-# %% [markdown]
-# A tile owns 8 − 2 = 6 columns. Up to 6 tokens there are no others to sum over; from 7 on there are, and the columns 6 and 7 of `p_tile` have never been written. `sim` fills fresh shared memory with NaN and says who reads it. A GPU gives what the
-# last block has left there, perhaps of another kernel. That can be different in each run, and it can be 0, so that all is well until the day when it is not.
-#
-# The next version saves memory: it puts P where S0 was, as you did, with the right barrier. The rest stays.
-#
-# **Guess before you run.** What will `sim` find this time?
-
-
-# %%
-def over_the_scores(s_tile, p_tile, v_tile, w, i0, j0, n, m, l, o):
-    """The same without a tile for P: it takes the place of S0, where the tile owns."""
-    x, y = cuda.threadIdx.x, cuda.threadIdx.y
-    rows, columns = 8 - (w.shape[0] - 1), 8 - (w.shape[1] - 1)
-    t = convolve(s_tile, w, i0, j0)
-    m, l, shrink, p = absorb(t, m, l)
-    cuda.syncthreads()
-    if y < rows and x < columns:
-        s_tile[y, x] = p
-    cuda.syncthreads()
-    o *= shrink
-    if y < rows:
-        for j in range(min(8, n - j0)):
-            o += s_tile[y, j] * v_tile[j, x]
-    return m, l, o
-
-
-# %% tags=["uses-exercise"]
-report = try_middle(over_the_scores, [1, 4, 6, 7, 8, 20], seeds=3)
-
-# %% [markdown]
-# Nothing, and it is wrong all the same, from 8 tokens on. The columns 6 and 7 *have* been written: they hold scores of this very pass, and scores are taken for probabilities. No tool can know that a number is out of date. What finds it is a comparison, at
-# a length where the tile has a neighbour. (With 7 tokens it is right by chance: the only cells in question hold scores of future keys, and these are 0.) Tests that stop at 7 tokens do not see it.
-#
-# Your kernel is safe for a simple reason: *every* thread stores its p, and the p of a cell that is not owned is 0.
-#
-# ### 3. NaN from a masked tile
-#
-# In lesson 10 a tile of which a row saw nothing made NaN, because it had a maximum of its own. `absorb` compares with the old m first, and that one is finite after the first tile, as every query sees key 0. So could it do without
-# `weight`, with `math.exp` alone?
-#
-# **Guess before you run.** The queries 4 to 11 meet the keys 0 to 7 and the keys 8 to 15, once in this order, once the other way round. Where will there be NaN?
-
-
-# %%
-@cuda.jit(device=True)
-def careless_absorb(t, m, l):
-    """As absorb, but exp has no guard."""
-    new_m = max(m, row_max(t))
-    p = math.exp(t - new_m)
-    shrink = math.exp(m - new_m)
-    return new_m, l * shrink + row_sum(p), shrink, p
-
-
-def sums_after(absorb, t, first, second):
-    """l of each row after two tiles of t (8, 16), which begin at these columns."""
-
-    def two_tiles(t, l_out):
-        x, y = cuda.threadIdx.x, cuda.threadIdx.y
-        m, l = MINUS_INFINITY, float32(0)
-        m, l, _, _ = absorb(t[y, first + x], m, l)
-        m, l, _, _ = absorb(t[y, second + x], m, l)
-        if x == 0:
-            l_out[y] = l
-
-    l = np.full(8, np.nan, float32)
-    simulate(two_tiles)[1, (8, 8)](t, l)
-    return l
-
-
-# %% tags=["uses-exercise"]
-query, key = np.arange(4, 12)[:, None], np.arange(16)
-t = np.where(
-    key > query, -np.inf, np.random.default_rng(11).standard_normal((8, 16))
-).astype(float32)
-for function in (absorb, careless_absorb):
-    for words, first, second in [("forwards", 0, 8), ("backwards", 8, 0)]:
-        print(
-            f"{function.py_func.__name__:15}  {words:9}  "
-            f"{int(np.isnan(sums_after(function, t, first, second)).sum())} "
-            "of 8 rows are NaN"
-        )
-
-# %% [markdown]
-# Forwards it is right, thanks to key 0. Backwards, the queries 4 to 7 begin with a tile of which they see nothing: m stays −∞, and exp(−∞ − (−∞)) is NaN. Whoever turns the loop round one day, or splits the keys among several blocks (lesson 14 does), breaks a
-# kernel that passed all its tests. And a compiler would not mind: in the rows that a tile does not own, m is −∞ all the time, and the careless version makes NaN there in *every* launch. It only happens that nobody looks.
-#
-# ## The same, fast (optional, 35 minutes)
-#
-# Your kernel is right, and it is slow. `kernels/conv/forward.py` has the same phases, in the same order, and the same buffer for S0 and P. This is its step 3, where yours has `convolve` and `absorb`:
-
-# %%
-source = inspect.getsource(conv_forward_kernel).splitlines()
-begin = next(
-    number for number, line in enumerate(source) if "# 3. T and then P" in line
-)
-end = next(number for number, line in enumerate(source) if "P may overwrite S0" in line)
-print(inspect.cleandoc("\n".join(source[begin : end + 1])))
-
-# %% [markdown]
-# (`weight`, `shrink`, shuffles among the threads of a row: all there. `strip` is a thread's own little array, which the compiler keeps in registers. `LANES` is 4, as four threads share a row.)
-#
-# What is different is how much one thread does. Yours makes one score, so each multiply-add fetches two numbers: that is what lesson 08 found wrong with our matrix product. There are two remedies, one for products and one for convolutions.
-#
-# ### Patches, for QKᵀ and PV
-#
-# A thread makes a **patch** of 4 × 4 scores. For each column c it fetches 4 numbers of Q and 4 of K, and all of their 16 products are wanted.
-
-# %%
-print(inspect.getsource(conv_tiles.add_products.py_func))
-
-# %% [markdown]
-# (A *chunk* is a piece of Q or K, some columns wide, in shared memory. `GROUP` is 4: the innermost loops take four columns at a time, which lie side by side and can come in one load of 16 bytes. A row of a chunk is
-# four words longer than what it holds, hence `- GROUP`; why, we shall see. `step` is the distance between the rows of a patch. `& INDEX` changes nothing: it tells the compiler that an index is never negative.)
-#
-# ### Strips, for the convolution
-#
-# A thread makes a **strip** of 8 neighbouring T. For one row of taps they need 8 + c_k − 1 neighbouring scores. They are kept in a window of registers, which moves on by four columns at a time; and each tap is fetched once for all 8.
-
-# %%
-print(inspect.getsource(strips.convolve_strip.py_func))
-print(inspect.getsource(strips.add_group.py_func))
-
-# %% [markdown]
-# (Taps are filled up with zeros to a multiple of four columns. There are at most four such groups, and each is written out, as are a thread's two strips: registers have no index, and so the window moves on without a single instruction.) Both in a picture, for one thread:
-
-
-# %%
-def draw_patch_and_strip(size, c_k):
-    """Left, the cells of one thread's patch in a tile; right, its window of scores
-    (pale) while it convolves one row of taps, and its strip (dark) above."""
-    step, strip, group = size // conv_tiles.PATCH, conv_tiles.STRIP, conv_tiles.GROUP
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    patch = [step * r + 1 for r in range(conv_tiles.PATCH)]
-    for i in range(size):
-        for j in range(size):
-            colour = BLUE if i in patch and j in patch else "white"
-            left.add_patch(
-                plt.Rectangle((j, i), 1, 1, facecolor=colour, edgecolor="lightgrey")
-            )
-    left.set(xlim=(0, size), ylim=(size, 0), aspect="equal", title="a patch of 4 × 4")
-    windows = -(-c_k // group)
-    for row in range(windows + 1):
-        for x in range(strip + group * windows):
-            start = group * (row - 1)
-            read = row > 0 and start <= x < start + strip + group
-            colour = BLUE if not row and x < strip else SKY if read else "white"
-            right.add_patch(
-                plt.Rectangle((x, row), 1, 1, facecolor=colour, edgecolor="grey")
-            )
-    names = ["T", *(f"taps {group * w} to {group * w + 3}" for w in range(windows))]
-    right.set_yticks([row + 0.5 for row in range(windows + 1)], names)
-    right.set(
-        xlim=(0, strip + group * windows),
-        ylim=(windows + 1, 0),
-        aspect="equal",
-        title="a strip of 8, and its window over the scores",
-        xlabel="column, from the strip's first on",
-    )
-    left.tick_params(length=0)
-    right.tick_params(length=0)
-    return figure
-
-
-show_figure(
-    draw_patch_and_strip(32, 7),
-    "left, a tile of 32 × 32 cells, in which the 16 cells of one thread's patch are "
-    "dark: rows and columns 1, 9, 17 and 25. Right, a strip of 8 dark cells T, and "
-    "below it the window of 12 scores: columns 0 to 11 for the taps 0 to 3, "
-    "columns 4 to 15 for the taps 4 to 7.",
-)
-
-# %% [markdown]
-# The cells of a patch lie apart, as the lanes beside this thread take the cells beside these.
-#
-# **Predict.** How many numbers are fetched for one multiply-add of use? Fill in the last two, for one row of 7 taps.
-#
-# | | yours | the package's |
-# |---|---|---|
-# | QKᵀ, one column c | 2 numbers for 1 | 8 numbers for 16 |
-# | convolution, 7 taps in a row | 14 numbers for 7 | `___` numbers for `___` |
-#
-# <details><summary>Answer</summary>
-#
-# The window begins with 8 scores and gets 4 more twice: 16. With 8 taps (one of them 0) these are 24 numbers, for 8 · 7 = 56 multiply-adds of use. So 0.43 in place of 2, and 0.5 in place of 2 for the products.
-# </details>
-#
-# ### Counted
-#
-# Let the simulator count. 58 tokens, d = 16, 7 × 7 taps: a tile of 64 × 64 owns 58 × 58, just the whole; yours of 16 × 16 own 10 × 10. (The package works on
-# chunks of 32 columns of Q and K: with d = 16 half of each is zeros, so its QKᵀ is counted at a disadvantage.)
-#
-# **Predict.** Six blocks of yours, of which block b visits b + 1 tiles: how many scores do you compute, and how many does the package? Needed are 58 · 59 / 2 = 1711.
-
-
-# %% tags=["uses-exercise"]
-def counted(*launched):
-    """A runner for `launch` that counts, and keeps the report."""
-    reports.append(
-        simulated(*launched, engine="fibers", observers=[*DEFAULT, *COUNTERS])
-    )
-
-
-def turns_in(report, *functions):
-    """Turns that shared memory took for these functions,
-    and the worst bank conflict there."""
-    lines = [
-        counts
-        for (name, _), counts in report.counters["lines"].items()
-        if name in functions
-    ]
-    return sum(counts.get("wavefronts", 0) for counts in lines), max(
-        (counts.get("ways", 0) for counts in lines), default=0
-    )
-
-
-q, k, v = torch.randn(3, 58, 16)
-w = torch.randn(7, 7) / 7
-mine, _ = my_forward(q, k, v, w, size=16, run=counted)
-theirs, _ = conv_forward.conv_forward(
-    q[None, None], k[None, None], v[None, None], w[None], run=counted
-)
-yours, package = reports[-2:]
-print("same output:", bool((mine - theirs[0, 0]).abs().max() <= 1e-5))
-print(
-    "scores computed:", sum(block + 1 for block in range(6)) * 16 * 16, "and", 64 * 64
-)
-print()
-print(f"{'turns of shared memory':24}  {'yours':>8}  {'package':>8}")
-pairs = {
-    "QKᵀ": ("score", "add_products"),
-    "convolution": ("convolve", "convolve_strip", "add_group"),
-    "PV": ("add_values", "add_weighted_rows", "add_weighted"),
-}
-for name, (one, *others) in pairs.items():
-    print(f"{name:24}  {turns_in(yours, one)[0]:8}  {turns_in(package, *others)[0]:8}")
-print(
-    f"{'in all':24}  {yours.counters['banks']['wavefronts']:8}  "
-    f"{package.counters['banks']['wavefronts']:8}"
-)
-print(
-    f"{'worst conflict, QKᵀ':24}  {turns_in(yours, 'score')[1]:6}-way  "
-    f"{turns_in(package, 'add_products')[1]:6}-way"
-)
-print(
-    f"{'sectors, global memory':24}  {yours.counters['coalescing']['sectors']:8}  "
-    f"{package.counters['coalescing']['sectors']:8}"
-)
-
-# %% [markdown]
-# Three things, then.
-#
-# - **Fewer turns.** 5145 turns against 2016 in the convolution are 0.43 numbers for a multiply-add against 1 (your taps come from global memory: see the last point), and the rest is halo. In QKᵀ the difference is too large for that.
-# - **Bank conflicts.** In `score`, lane x reads `k_tile[x, c]`: a column of a tile with 16 words in a row. That is lesson 08, section 4. The package gives each row of its chunks of Q and K 36 words in place of 32, and each row of its tile of scores 64 + 9 = 73.
-#   (Its worst conflict anywhere is 2-way, in two kinds of stores that happen once per tile or once per chunk.)
-# - **Sectors.** You fetch each tap from global memory for each multiply-add; all lanes want the same one, so it is a sector per request, and mostly a cached one, but a request nevertheless. The package keeps the taps in shared memory.
-#
-# **Predict.** Why 73? In `convolve_strip` the 32 lanes of a warp are 8 rows of 4 lanes; lane l reads row l // 4, from column 8 · (l % 4) on. How many turns does that take, with rows of 64, 65, 72 and 73 words?
-
-
-# %%
-def turns(words):
-    """How many turns a request for these words takes:
-    those of the busiest of 32 banks."""
-    banks = [word % 32 for word in set(words)]
-    return max(banks.count(bank) for bank in banks)
-
-
-for pitch in (64, 65, 72, 73):
-    print(
-        f"strips, rows of {pitch} words: "
-        f"{turns([lane // 4 * pitch + lane % 4 * 8 for lane in range(32)])} turns"
-    )
-for pitch in (32, 36):
-    print(
-        f"patches, rows of {pitch} words: "
-        f"{turns([lane // 4 * pitch for lane in range(32)])} turns"
-    )
-
-# %% [markdown]
-# Any odd width will do, as in lesson 08, so why not 65? Because a strip may reach beyond the tile. Its taps come in groups of four, and the window is filled a group ahead. In the worst case this takes 8 columns more, which must be there and hold zeros: 72. And
-# 72 takes 8 turns. The ninth column makes it odd.
-#
-# Two more tricks need no counter. The tiles of rows are handed out **last tile first**: under a causal mask the last one has the most to do, and it should not be what the GPU ends with. And a thread is told to get along with 128 registers, so that
-# two blocks fit on a multiprocessor (lesson 08, section 7: 16384 / (128 · 32) = 4 warps in each quarter, 16 in all, 2 blocks of 8).
-#
-# ## What it takes on a GPU
-#
-# Recorded, all in float32 and causal, with 7 × 7 taps, and 6 × 11 in the last line: the package's kernel, plain PyTorch as in lesson 09 (*eager*), the same through `torch.compile`, and PyTorch's own attention, *which does not convolve at all*. For that one there is less to do.
-
-# %% jupyter={"source_hidden": true}
-NAMES = {
-    "kernels": "the package",
-    "eager": "eager",
-    "compile": "torch.compile",
-    "sdpa": "no convolution",
-}
-
-
-def recorded_by_shape(quantity):
-    """{(B, H, N, d): {name: number}} of what was recorded."""
-    found = {}
-    for row in RECORDED["training"]:
-        found.setdefault(tuple(row["shape"]), {})[row["name"]] = row[quantity]
-    return found
-
-
-forward_ms = recorded_by_shape("forward_ms")
-print(
-    "milliseconds, forward; "
-    f"recorded {RECORDED['date']} on one {RECORDED['gpu']}, torch {RECORDED['torch']}\n"
-)
-print(f"{'B, H, N, d':18}" + "".join(f"{name:>16}" for name in NAMES.values()))
-for shape, times in forward_ms.items():
-    print(
-        f"{', '.join(map(str, shape)):18}"
-        + "".join(f"{times[name]:16.3f}" for name in NAMES)
-    )
-
-# %% [markdown]
-# With 512 tokens `torch.compile` is close behind, 0.09 ms against 0.08. And the kernel is ahead only since the package divides the keys of each tile of rows among several blocks: 9 tiles of rows for each of 8 heads are 72 blocks, and the GPU has 132 multiprocessors. PyTorch's
-# scores, 8 MiB, fit into the GPU's cache of 50 MB. With the length this changes, and least for `torch.compile`, which merges most of the steps between two products. But the scores must be somewhere: at 4096 tokens 512 MiB of them. The kernel never has them. This is the memory that each takes at its peak (forward and backward together; the backward kernels are lesson 13):
-
-# %% jupyter={"source_hidden": true}
-print(
-    f"MiB at the peak\n{'B, H, N, d':18}"
-    + "".join(f"{name:>16}" for name in NAMES.values())
-)
-for shape, peaks in recorded_by_shape("peak_mib").items():
-    print(
-        f"{', '.join(map(str, shape)):18}"
-        + "".join(f"{peaks[name]:16.0f}" for name in NAMES)
-    )
-
-# %% [markdown]
-# How far is that from what the GPU can do? Count multiply-adds: for each score that a query sees, d for QKᵀ, c_q · c_k for the convolution, d for PV. Two operations each; lesson 08's H200 does 66.9 · 10¹² in a second.
-#
-# **Predict.** B = 1, H = 8, N = 4096, d = 64, 7 × 7 taps: how many milliseconds at least?
-
-# %%
-batch, heads, n, d = 1, 8, 4096, 64
-measured = forward_ms[batch, heads, n, d]["kernels"]
-multiply_adds = batch * heads * n * (n + 1) / 2 * (d + 7 * 7 + d)
-least = 2 * multiply_adds / 66.9e12 * 1000
-print(
-    f"{2 * multiply_adds / 1e9:.1f} billion operations: at least {least:.2f} ms; "
-    f"measured {measured:.2f} ms, {measured / least:.1f} times as much"
-)
-
-# %% [markdown]
-# (The halo is not in it: with 7 × 7 taps a tile of 64 × 64 computes 64² / 58² = 1.2 times as many scores as it owns. Nor are the exponentials, nor the upper half of the tiles on the diagonal.) And shared memory? Half a number
-# is fetched for each multiply-add, and a multiprocessor takes one turn, 32 numbers at best, a cycle (lesson 08):
-
-# %%
-turns_at_least = 64**2 / 58**2 * multiply_adds / 2 / 32
-print(
-    f"turns of shared memory: at least {1000 * turns_at_least / (132 * 1.98e9):.1f} ms "
-    f"of the measured {measured:.2f}"
-)
-
-# %% [markdown]
-# So shared memory explains a part, arithmetic another, and they may overlap; what the rest goes into (barriers, exponentials, the waiting of one warp for the other) these counts do not say. The tensor cores of part 5 multiply more than ten times as fast, if one can make a convolution look like a matrix product.
-#
 # ## Validate
 #
-# Each stage against the one before: your kernel against the tiles of lesson 10, element by element, in float64 there; against the reference; then the package's kernel against both. Taps odd, even, oblong, larger than the sequence;
-# one tile and several.
+# We compare each stage with the one before. Your kernel is compared with the tiles of lesson 10, element by
+# element, in float64, and with the reference. Then the package's kernel is compared with both. The taps are
+# odd, even, oblong and larger than the sequence, with one tile and with several.
 
 
 # %%
 def validate(stage, against, found, wanted, tolerance=1e-5):
-    """One row of the table. NaN fails."""
+    """Print one row of the table. NaN fails."""
     agrees = all(
         (mine - theirs).abs().max().item() <= tolerance
         for mine, theirs in zip(found, wanted, strict=True)
@@ -1003,8 +586,8 @@ def validate(stage, against, found, wanted, tolerance=1e-5):
 
 
 def whole(function, q, k, v, w, **options):
-    """A function of (B, H, N, d) and taps (H, c_q, c_k),
-    called with one batch and one head."""
+    """Call a function of (B, H, N, d) tensors and taps (H, c_q, c_k) with one batch
+    and one head."""
     result = function(q[None, None], k[None, None], v[None, None], w[None], **options)
     return tuple(x[0, 0] for x in result) if isinstance(result, tuple) else result[0, 0]
 
@@ -1049,6 +632,7 @@ sdpa = [
     for case in cases
 ]
 
+# %% tags=["uses-exercise"]
 print(f"{len(cases)} cases, float32\n{'stage':24}  {'against':42}  largest difference")
 validate(
     "O, your kernel",
@@ -1091,14 +675,16 @@ validate(
 # %% [markdown]
 # ### Long sequences, without a GPU
 #
-# Forty tokens are few, and yet the simulator needs seconds, as Python runs each thread. `sim` has a third engine for such cases, `native`. It takes your kernel apart at the places where threads wait, makes a **loop over the threads of a block** out of each
-# part, and has Numba compile all of it for your CPU. Here is a small kernel, and the text it becomes:
+# Forty tokens are few, and yet the simulator needs seconds, because Python runs each thread. For such cases,
+# `sim` has a third engine, `native`. It splits your kernel at the points where threads wait, turns each part
+# into a **loop over the threads of a block**, and lets Numba compile everything for your CPU. Here is a small
+# kernel and the code it becomes:
 
 
 # %%
 @cuda.jit
 def neighbours(x, out):
-    """out[t] = x[t] + x[t + 1], around a ring of 32."""
+    """Compute out[t] = x[t] + x[t + 1], around a ring of 32."""
     tile = cuda.shared.array(32, float32)
     t = cuda.threadIdx.x
     tile[t] = x[t]
@@ -1111,21 +697,24 @@ text = native.source(neighbours, ring, sums)
 print(text[text.index("@compiled") : text.index("@kernel")].rstrip())
 
 # %% [markdown]
-# **Predict.** The barrier has gone. What keeps its promise? (And why may a loop go through the threads in order?)
+# **Predict.** The barrier is gone. What replaces it? (And why may a loop process the threads in order?)
 #
 # <details><summary>Answer</summary>
 #
-# The first loop has ended, for all threads, before the second begins. Between two barriers threads may run in any order, so one after the other is as good as any. That is what a barrier is for. If the order did matter, it would be a race, and the
-# engine looks for those as the others do: it then runs the launch again, slowly, and tells you the line.
+# The first loop has finished, for all threads, before the second begins. Between two barriers, threads may
+# run in any order, so one after the other is as good as any. That is what a barrier is for. If the order did
+# matter, it would be a race. The engine looks for races like the other engines do: if it finds one, it runs
+# the launch again, slowly, and reports the line.
 # </details>
 #
-# Now your kernel, with 400 tokens: millions of multiply-adds (the cell counts them), for which the interpreting engines take the better part of a minute. (The first launch compiles, which takes some seconds. The result is kept on your disk.)
+# Now your kernel with 400 tokens: millions of multiply-adds (the cell counts them), for which the
+# interpreting engines would take the better part of a minute. (The first launch compiles, which takes some
+# seconds. The result is kept on your disk.)
 
 
 # %% tags=["uses-exercise"]
 def compiled(*launched):
-    """A runner for `launch` that has the kernel compiled for the CPU,
-    and keeps the report."""
+    """Run a launch compiled for the CPU, and keep its report."""
     reports.append(simulated(*launched, engine="native"))
 
 
@@ -1152,9 +741,10 @@ print(
 )
 
 # %% [markdown]
-# ### On a real GPU, if there is one
+# ### On a real GPU, if you have one
 #
-# Both kernels again, where your tensors are: 1000 tokens on a GPU, 40 without one. The cell prints the same lines.
+# Both kernels again, wherever your tensors are: 1000 tokens on a GPU, 40 without one. The cell prints the
+# same lines in either case.
 
 # %% tags=["uses-exercise"]
 device, n = ("cuda", 1000) if torch.cuda.is_available() else ("cpu", 40)
@@ -1170,12 +760,13 @@ for name, found in {
     )
 
 # %% [markdown]
-# And how long the two take on your GPU, for one head of 4096 tokens (without a GPU: on ours, with the solution's kernel):
+# And how long do the two take on your GPU, for one head of 4096 tokens? (Without a GPU, you see our
+# recording, with the solution's kernel.)
 
 
 # %% tags=["gpu", "uses-exercise"]
 def milliseconds(call, times=10):
-    """The mean time of a call on the GPU, after one to warm up."""
+    """Return the mean time of a call on the GPU, after one call to warm up."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     call()
     start.record()
@@ -1188,7 +779,7 @@ def milliseconds(call, times=10):
 
 @live
 def both_kernels_live():
-    """Milliseconds of the learner's kernel and the package's, one head."""
+    """Time the learner's kernel and the package's, for one head."""
     q, k, v, w = (
         x.to("cuda") for x in (*torch.randn(3, 4096, 16), torch.randn(7, 7) / 7)
     )
@@ -1204,10 +795,612 @@ def both_kernels_live():
 # %% [markdown]
 # ## In three lines
 #
-# - A thread per score: it makes S0 for query i0 − P_q + y, then T, P and a number of O for query i0 + y; −∞ where nothing is owned takes care of all the rest.
-# - P may take the place of S0 between two barriers, and every cell has to be written: a tool finds memory that nobody has written, and only a comparison beyond one tile finds memory that is out of date.
-# - The fast kernel is the same one, in which each number that is fetched is used many times: patches for products, strips for convolutions, rows padded for the banks.
+# - There is one thread per score. It computes S0 for query i0 − P_q + y, and then T, P and one element of O
+#   for query i0 + y. The −∞ in cells that are not owned takes care of the rest.
+# - P may replace S0 between two barriers, and every thread must store its p.
+# - A block's five barriers separate loading, S0, the convolution, P and the product with V. Each one protects
+#   values that another thread still has to read.
 #
-# **You can now** turn a tiled algorithm into a kernel part by part, and say of each barrier what would go wrong without it.
+# **You can now** turn a tiled algorithm into a kernel part by part, and say for each barrier what would go
+# wrong without it.
 #
-# **Next:** [lesson 12](12_conv_gradients.ipynb) goes the whole way back, by hand: the gradients of convolutional attention.
+# **Read on:** the *CUDA C++ Programming Guide*, sections "Shared Memory" and "Synchronization Functions".
+# Dao, Fu, Ermon, Rudra, Ré, *FlashAttention* (2022, arXiv:2205.14135), whose algorithm 1 is this loop without
+# a convolution. Volkov, *Better Performance at Lower Occupancy* (GTC 2010), on threads that each compute
+# several outputs, the idea of the patches in the second sitting.
+#
+# **Next:** [lesson 12](12_conv_gradients.ipynb) goes all the way back, by hand: the gradients of
+# convolutional attention. The second sitting, below, is optional.
+
+# %% [markdown]
+# # Second sitting (optional, 60 minutes)
+#
+# ## Three bug hunts (25 minutes)
+#
+# The kernel has a middle: the part from the complete S0 to the new o. In the next cells, only this middle
+# changes. `with_middle` puts it into a kernel like yours that loads the tiles, computes S0 and stores the
+# results. `p_tile` is one more tile in shared memory, for the versions that use it.
+
+
+# %%
+def with_middle(middle):
+    """Return the kernel for 8 × 8 tiles with this middle: middle(s_tile, p_tile,
+    v_tile, w, i0, j0, n, m, l, o) -> (m, l, o), from the complete S0 to the new o."""
+
+    def kernel(q, k, v, w, scale, out, log_sum):
+        q_tile = cuda.shared.array((8, 8), float32)
+        k_tile = cuda.shared.array((8, 8), float32)
+        v_tile = cuda.shared.array((8, 8), float32)
+        s_tile = cuda.shared.array((8, 8), float32)
+        p_tile = cuda.shared.array((8, 8), float32)
+        x, y = cuda.threadIdx.x, cuda.threadIdx.y
+        n, d = q.shape
+        c_q, c_k = w.shape
+        rows, columns = 8 - (c_q - 1), 8 - (c_k - 1)
+        i0 = cuda.blockIdx.x * rows
+        m, l, o = MINUS_INFINITY, float32(0), float32(0)
+        load_rows(q_tile, q, i0 - (c_q - 1))
+        for j0 in range(0, min(n, i0 + rows), columns):
+            load_rows(k_tile, k, j0 - (c_k - 1) // 2)
+            load_rows(v_tile, v, j0)
+            cuda.syncthreads()
+            s_tile[y, x] = score(q_tile, k_tile, w, i0, j0, scale)
+            cuda.syncthreads()
+            m, l, o = middle(s_tile, p_tile, v_tile, w, i0, j0, n, m, l, o)
+            cuda.syncthreads()
+        if y < rows and i0 + y < n:
+            if x < d:
+                out[i0 + y, x] = o / l
+            if x == 0:
+                log_sum[i0 + y] = m + math.log(l)
+
+    return kernel
+
+
+# %% tags=["uses-exercise"]
+def try_middle(middle, tokens, taps=(3, 3), seeds=10):
+    """Launch the kernel with different orders of the threads. For each number of
+    tokens, print how often the output was correct, and the findings of `sim`.
+    Return the last report."""
+    for n in tokens:
+        q, k, v = torch.randn(3, n, 4)
+        w = torch.randn(taps) / math.sqrt(math.prod(taps))
+        wanted, _ = conv_tiled.forward(
+            q.double(), k.double(), v.double(), w.double(), (8, 8), Traffic()
+        )
+        right, kinds = 0, set()
+        for seed in range(seeds):
+            out, log_sum = torch.full((n, 4), math.nan), torch.full((n,), math.nan)
+            grid = -(-n // (8 - taps[0] + 1))
+            report = simulate(with_middle(middle), seed=seed, on_finding="report")[
+                grid, (8, 8)
+            ](q, k, v, w, float32(0.5), out, log_sum)
+            right += bool((out - wanted).abs().max() <= 1e-5)
+            kinds |= {finding.kind for finding in report.findings}
+        print(
+            f"N = {n:2}: correct {right:2} of {seeds} times; "
+            f"sim finds {', '.join(sorted(kinds)) or 'nothing'}"
+        )
+    return report
+
+
+# %% [markdown]
+# ### 1. Too early
+#
+# **Guess before you run.** `absorb` contains shuffles, and the lanes wait for each other there. So you might
+# think that the barrier after it can go. Is the result correct? Does `sim` find something?
+
+
+# %%
+def too_early(s_tile, p_tile, v_tile, w, i0, j0, n, m, l, o):
+    """Store P over S0 as soon as this thread has its p."""
+    t = convolve(s_tile, w, i0, j0)
+    m, l, shrink, p = absorb(t, m, l)
+    s_tile[cuda.threadIdx.y, cuda.threadIdx.x] = p
+    cuda.syncthreads()
+    return m, l, add_values(o, shrink, s_tile, v_tile)
+
+
+# %% tags=["uses-exercise"]
+report = try_middle(too_early, [7, 13])
+print()
+print(report.errors[0].message)
+
+# %% [markdown]
+# Correct in every order that we tried, and a race in every one. In these runs, all threads happen to convolve
+# before the first one stores its p. But nothing in the kernel guarantees that.
+#
+# <details><summary>What is wrong</summary>
+#
+# The block has two warps: rows 0 to 3, and rows 4 to 7. With three rows of taps, row 3 of T reads rows 4 and
+# 5 of S0. The second warp replaces these with P as soon as it has computed its own, and on a GPU it may be
+# ahead by any amount.
+#
+# And within a warp? A shuffle passes on a value, but
+# it does not order memory accesses: it does not say which of the loads and stores before and after it come
+# first. `cuda.syncwarp()` would, for one warp, and `cuda.syncthreads()` does, for the block.
+#
+# The line looks harmless because each thread writes its *own* cell. But at that moment, other threads are
+# still reading it.
+# </details>
+#
+# ### 2. Memory that no thread has written
+#
+# Lesson 10 mentioned CUDA code that is correct up to 26 tokens, with 7 × 7 taps and tiles of 32 × 32, and
+# wrong from 27 tokens on. It reads, as probabilities, shared memory that no thread has written for this tile.
+# Here is one way to get there. P has its own tile. Only the owned cells are written to it, but the sum runs
+# over all loaded keys that exist, `min(8, n - j0)`.
+#
+# **Guess before you run.** With 3 × 3 taps and tiles of 8 × 8, up to how many tokens is it correct? And what
+# does it read beyond that?
+
+
+# %%
+def only_what_is_owned(s_tile, p_tile, v_tile, w, i0, j0, n, m, l, o):
+    """Store P of the owned cells in p_tile, and sum over the loaded keys."""
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    rows, columns = 8 - (w.shape[0] - 1), 8 - (w.shape[1] - 1)
+    t = convolve(s_tile, w, i0, j0)
+    m, l, shrink, p = absorb(t, m, l)
+    if y < rows and x < columns:
+        p_tile[y, x] = p
+    cuda.syncthreads()
+    o *= shrink
+    if y < rows:
+        for j in range(min(8, n - j0)):
+            o += p_tile[y, j] * v_tile[j, x]
+    return m, l, o
+
+
+# %% tags=["uses-exercise"]
+report = try_middle(only_what_is_owned, [1, 4, 6, 7, 8, 20], seeds=3)
+print()
+print(report.errors[0].message)
+
+# %% [markdown]
+# A tile owns 8 − 2 = 6 columns. Up to 6 tokens there are no other columns to sum over. From 7 tokens on there
+# are, and columns 6 and 7 of `p_tile` have never been written. `sim` fills fresh shared memory with NaN and
+# reports the thread that reads it. On a GPU, you get whatever the last block left there, perhaps a block of
+# another kernel. That can be different in each run. It can also be 0, so that everything works until one day
+# it doesn't.
+#
+# The next version saves memory. It puts P where S0 was, as you did, with the correct barrier. The rest stays
+# the same.
+#
+# **Guess before you run.** What will `sim` find this time?
+
+
+# %%
+def over_the_scores(s_tile, p_tile, v_tile, w, i0, j0, n, m, l, o):
+    """Store P of the owned cells over S0, and sum over the loaded keys."""
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    rows, columns = 8 - (w.shape[0] - 1), 8 - (w.shape[1] - 1)
+    t = convolve(s_tile, w, i0, j0)
+    m, l, shrink, p = absorb(t, m, l)
+    cuda.syncthreads()
+    if y < rows and x < columns:
+        s_tile[y, x] = p
+    cuda.syncthreads()
+    o *= shrink
+    if y < rows:
+        for j in range(min(8, n - j0)):
+            o += s_tile[y, j] * v_tile[j, x]
+    return m, l, o
+
+
+# %% tags=["uses-exercise"]
+report = try_middle(over_the_scores, [1, 4, 6, 7, 8, 20], seeds=3)
+
+# %% [markdown]
+# Nothing, and yet the result is wrong from 8 tokens on. Columns 6 and 7 *have* been written: they contain
+# scores of this very tile, and these scores are taken for probabilities. No tool can tell that a value is out
+# of date. You find such a bug by comparing the output, at a length where the tile has a neighbour. (With 7
+# tokens the result is correct by chance: the only cells in question contain scores of future keys, and these
+# are 0.) Tests that stop at 7 tokens miss it.
+#
+# Your kernel is safe for a simple reason: *every* thread stores its p, and the p of a cell that is not owned
+# is 0.
+#
+# ### 3. NaN from a masked tile
+#
+# In lesson 10, a tile with a row that saw none of its keys gave NaN, because the tile computed its own
+# maximum. `absorb` compares with the old m first, and the old m is finite after the first tile, because every
+# query sees key 0. So could `absorb` do without `weight`, and use `math.exp` alone?
+#
+# **Guess before you run.** The queries 4 to 11 process the keys 0 to 7 and the keys 8 to 15, once in this
+# order and once in the reverse order. Where will there be NaN?
+
+
+# %%
+@cuda.jit(device=True)
+def careless_absorb(t, m, l):
+    """Fold t into the state, with plain exponentials."""
+    new_m = max(m, row_max(t))
+    p = math.exp(t - new_m)
+    shrink = math.exp(m - new_m)
+    return new_m, l * shrink + row_sum(p), shrink, p
+
+
+def sums_after(absorb, t, first, second):
+    """Return l of each row after two tiles of t (8, 16) that begin at these columns."""
+
+    def two_tiles(t, l_out):
+        x, y = cuda.threadIdx.x, cuda.threadIdx.y
+        m, l = MINUS_INFINITY, float32(0)
+        m, l, _, _ = absorb(t[y, first + x], m, l)
+        m, l, _, _ = absorb(t[y, second + x], m, l)
+        if x == 0:
+            l_out[y] = l
+
+    l = np.full(8, np.nan, float32)
+    simulate(two_tiles)[1, (8, 8)](t, l)
+    return l
+
+
+# %% tags=["uses-exercise"]
+query, key = np.arange(4, 12)[:, None], np.arange(16)
+t = np.where(
+    key > query, -np.inf, np.random.default_rng(11).standard_normal((8, 16))
+).astype(float32)
+for function in (absorb, careless_absorb):
+    for words, first, second in [("forwards", 0, 8), ("backwards", 8, 0)]:
+        print(
+            f"{function.py_func.__name__:15}  {words:9}  "
+            f"{int(np.isnan(sums_after(function, t, first, second)).sum())} "
+            "of 8 rows are NaN"
+        )
+
+# %% [markdown]
+# In the forward order it is correct, thanks to key 0. In the reverse order, the queries 4 to 7 begin with a
+# tile of which they see no key: m stays −∞, and exp(−∞ − (−∞)) is NaN. If somebody reverses the loop one day,
+# or splits the keys among several blocks as lesson 14 does, a kernel that passed all its tests breaks. And no
+# compiler will warn you. In rows that a tile does not own, m is −∞ all the time, so the careless version
+# produces NaN there in *every* launch. It just happens that nothing reads it.
+#
+# ## The same, fast (35 minutes)
+#
+# Your kernel is correct, and it is slow. `kernels/conv/forward.py` has the same phases in the same order, and
+# the same buffer for S0 and P. This is its step 3, where yours has `convolve` and `absorb`:
+
+# %%
+source = inspect.getsource(conv_forward_kernel).splitlines()
+begin = next(
+    number for number, line in enumerate(source) if "# 3. T and then P" in line
+)
+end = next(number for number, line in enumerate(source) if "P may overwrite S0" in line)
+print(inspect.cleandoc("\n".join(source[begin : end + 1])))
+
+# %% [markdown]
+# You recognise `weight`, `shrink`, and the shuffles among the threads of a row. (`strip` is a small array of
+# the thread, which the compiler keeps in registers. `LANES` is 4, because four threads share a row.)
+#
+# What is different is how much work one thread does. Yours computes one score, so each multiply-add loads two
+# values. Lesson 08 found the same problem in our matrix product. There are two remedies, one for products and
+# one for convolutions.
+#
+# ### Patches, for QKᵀ and PV
+#
+# A thread computes a **patch** of 4 × 4 scores. For each column c it loads 4 values of Q and 4 of K, and it
+# needs all of their 16 products.
+
+# %%
+print(inspect.getsource(conv_tiles.add_products.py_func))
+
+# %% [markdown]
+# (A *chunk* is a part of Q or K, some columns wide, in shared memory. `GROUP` is 4: the innermost loops
+# process four neighbouring columns at a time, which a single 16-byte load can fetch. A row of a chunk has
+# four words of padding, hence `- GROUP`; you will see why. `step` is the distance between the rows of a
+# patch. `& INDEX` does not change the index: it tells the compiler that the index is never negative.)
+#
+# ### Strips, for the convolution
+#
+# A thread computes a **strip** of 8 neighbouring T. For one row of taps, it needs 8 + c_k − 1 neighbouring
+# scores. It keeps them in a window of registers that moves on by four columns at a time, and it loads each
+# tap once for all 8.
+
+# %%
+print(inspect.getsource(strips.convolve_strip.py_func))
+print(inspect.getsource(strips.add_group.py_func))
+
+# %% [markdown]
+# (The taps are padded with zeros to a multiple of four columns. There are at most four such groups, and each
+# is written out, and so are a thread's two strips. Registers have no index, so the window moves on without a
+# single instruction.) The next picture shows both for one thread:
+
+
+# %% jupyter={"source_hidden": true}
+def draw_patch_and_strip(size, c_k):
+    """Draw, left, the cells of one thread's patch in a tile; right, its window of
+    scores (pale) for one row of taps, and its strip (dark) above."""
+    step, strip, group = size // conv_tiles.PATCH, conv_tiles.STRIP, conv_tiles.GROUP
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    patch = [step * r + 1 for r in range(conv_tiles.PATCH)]
+    for i in range(size):
+        for j in range(size):
+            colour = BLUE if i in patch and j in patch else "white"
+            left.add_patch(
+                plt.Rectangle((j, i), 1, 1, facecolor=colour, edgecolor="lightgrey")
+            )
+    left.set(xlim=(0, size), ylim=(size, 0), aspect="equal", title="a patch of 4 × 4")
+    windows = -(-c_k // group)
+    for row in range(windows + 1):
+        for x in range(strip + group * windows):
+            start = group * (row - 1)
+            read = row > 0 and start <= x < start + strip + group
+            colour = BLUE if not row and x < strip else SKY if read else "white"
+            right.add_patch(
+                plt.Rectangle((x, row), 1, 1, facecolor=colour, edgecolor="grey")
+            )
+    names = ["T", *(f"taps {group * w} to {group * w + 3}" for w in range(windows))]
+    right.set_yticks([row + 0.5 for row in range(windows + 1)], names)
+    right.set(
+        xlim=(0, strip + group * windows),
+        ylim=(windows + 1, 0),
+        aspect="equal",
+        title="a strip of 8, and its window over the scores",
+        xlabel="column, from the strip's first on",
+    )
+    left.tick_params(length=0)
+    right.tick_params(length=0)
+    return figure
+
+
+show_figure(
+    draw_patch_and_strip(32, 7),
+    "left, a tile of 32 × 32 cells, in which the 16 cells of one thread's patch are "
+    "dark: rows and columns 1, 9, 17 and 25. Right, a strip of 8 dark cells T, and "
+    "below it the window of 12 scores: columns 0 to 11 for the taps 0 to 3, "
+    "columns 4 to 15 for the taps 4 to 7.",
+)
+
+# %% [markdown]
+# The cells of a patch are spread out, because neighbouring lanes compute the neighbouring cells.
+#
+# **Predict.** How many values are loaded per useful multiply-add? The last entry of the table is missing:
+# what is it for one row of 7 taps?
+#
+# | | yours | the package's |
+# |---|---|---|
+# | QKᵀ, one column c | 2 values for 1 | 8 values for 16 |
+# | convolution, 7 taps in a row | 14 values for 7 | ? |
+#
+# <details><summary>Answer</summary>
+#
+# The window begins with 8 scores and gets 4 more, twice: 16. With 8 taps (one of them 0), these are 24 values
+# for 8 · 7 = 56 useful multiply-adds. That is 0.43 instead of 2, and 0.5 instead of 2 for the products.
+# </details>
+#
+# ### Counted
+#
+# Let the simulator count. With 58 tokens, d = 16 and 7 × 7 taps, a tile of 64 × 64 owns 58 × 58, exactly the
+# whole matrix. Your tiles of 16 × 16 own 10 × 10. (The package processes chunks of 32 columns of Q and K.
+# With d = 16, half of each chunk is zeros, so this count is unfair to its QKᵀ.)
+#
+# **Predict.** You launch six blocks, and block b visits b + 1 tiles. How many scores do you compute, and how
+# many does the package? (58 · 59 / 2 = 1711 are needed.)
+
+
+# %% tags=["uses-exercise"]
+def counted(*launched):
+    """Run a launch with all counters, and keep its report."""
+    reports.append(
+        simulated(*launched, engine="fibers", observers=[*DEFAULT, *COUNTERS])
+    )
+
+
+def wavefronts_in(report, *functions):
+    """Return the number of wavefronts of these functions, and their worst bank
+    conflict."""
+    lines = [
+        counts
+        for (name, _), counts in report.counters["lines"].items()
+        if name in functions
+    ]
+    return sum(counts.get("wavefronts", 0) for counts in lines), max(
+        (counts.get("ways", 0) for counts in lines), default=0
+    )
+
+
+q, k, v = torch.randn(3, 58, 16)
+w = torch.randn(7, 7) / 7
+mine, _ = my_forward(q, k, v, w, size=16, run=counted)
+theirs, _ = conv_forward.conv_forward(
+    q[None, None], k[None, None], v[None, None], w[None], run=counted
+)
+yours, package = reports[-2:]
+print("same output:", bool((mine - theirs[0, 0]).abs().max() <= 1e-5))
+
+# %% tags=["uses-exercise"]
+print(
+    "scores computed:", sum(block + 1 for block in range(6)) * 16 * 16, "and", 64 * 64
+)
+print()
+print(f"{'wavefronts':24}  {'yours':>8}  {'package':>8}")
+pairs = {
+    "QKᵀ": ("score", "add_products"),
+    "convolution": ("convolve", "convolve_strip", "add_group"),
+    "PV": ("add_values", "add_weighted_rows", "add_weighted"),
+}
+for name, (one, *others) in pairs.items():
+    counts = wavefronts_in(yours, one)[0], wavefronts_in(package, *others)[0]
+    print(f"{name:24}  {counts[0]:8}  {counts[1]:8}")
+print(
+    f"{'in total':24}  {yours.counters['banks']['wavefronts']:8}  "
+    f"{package.counters['banks']['wavefronts']:8}"
+)
+print(
+    f"{'worst conflict, QKᵀ':24}  {wavefronts_in(yours, 'score')[1]:6}-way  "
+    f"{wavefronts_in(package, 'add_products')[1]:6}-way"
+)
+print(
+    f"{'sectors, global memory':24}  {yours.counters['coalescing']['sectors']:8}  "
+    f"{package.counters['coalescing']['sectors']:8}"
+)
+
+# %% [markdown]
+# There are three differences.
+#
+# - **Fewer wavefronts.** In the convolution, yours takes 5145 [wavefronts](../docs/glossary.md) and the
+#   package's takes 2016. You load 1 value per multiply-add from shared memory (your taps come from global
+#   memory: see the last point), and the package loads 0.43. The rest is halo. In QKᵀ, the difference is too
+#   large for that.
+# - **Bank conflicts.** In `score`, lane x reads `k_tile[x, c]`: a column of a tile whose rows have 16 words.
+#   That is the bank conflict of lesson 08. The package gives each row of its chunks of Q and K 36 words
+#   instead of 32, and each row of its tile of scores 64 + 9 = 73 words. (Its worst conflict anywhere is
+#   2-way, in two kinds of stores that happen once per tile or once per chunk.)
+# - **Sectors.** You load each tap from global memory for each multiply-add. All lanes want the same tap, so
+#   it takes one sector per request, and most of these are in the cache. But each is still a request. The
+#   package keeps the taps in shared memory.
+#
+# **Predict.** Why 73? In `convolve_strip`, the 32 lanes of a warp are 8 rows of 4 lanes. Lane l reads row l
+# // 4, starting at column 8 · (l % 4). How many wavefronts does that take with rows of 64, 65, 72 and 73
+# words?
+
+
+# %%
+def wavefronts(words):
+    """Return the number of wavefronts of one request for these words: the number of
+    words in the busiest of the 32 banks."""
+    banks = [word % 32 for word in set(words)]
+    return max(banks.count(bank) for bank in banks)
+
+
+for pitch in (64, 65, 72, 73):
+    print(
+        f"strips, rows of {pitch} words: "
+        f"{wavefronts([lane // 4 * pitch + lane % 4 * 8 for lane in range(32)])}"
+        " wavefronts"
+    )
+for pitch in (32, 36):
+    print(
+        f"patches, rows of {pitch} words: "
+        f"{wavefronts([lane // 4 * pitch for lane in range(32)])} wavefronts"
+    )
+
+# %% [markdown]
+# Any odd width will do, as in lesson 08. So why not 65? Because a strip may reach beyond the tile. Its taps
+# come in groups of four, and the window is filled one group ahead. In the worst case this takes 8 more
+# columns, which must exist and contain zeros: 72. But 72 takes 8 wavefronts. The ninth column makes the width
+# odd.
+#
+# Two more tricks don't show up in a counter. The tiles of rows are handed out **last tile first**: under a
+# causal mask, the last one has the most work, and the GPU should not end with it. And each thread is limited
+# to 128 registers, so that two blocks fit on a multiprocessor (lesson 08: 16384 / (128 · 32) = 4 warps in
+# each partition, 16 in total, 2 blocks of 8).
+#
+# ## What it takes on a GPU
+#
+# These times are recorded, in float32 with causal attention, with 7 × 7 taps, and 6 × 11 taps in the last
+# row. They are for the package's kernel, plain PyTorch as in lesson 09 (*eager*), the same through
+# `torch.compile`, and PyTorch's own attention, *which does not convolve at all* and so has less to do.
+
+# %% jupyter={"source_hidden": true}
+NAMES = {
+    "kernels": "the package",
+    "eager": "eager",
+    "compile": "torch.compile",
+    "sdpa": "no convolution",
+}
+
+
+def recorded_by_shape(quantity):
+    """Return {(B, H, N, d): {name: value}} from the record."""
+    found = {}
+    for row in RECORDED["training"]:
+        found.setdefault(tuple(row["shape"]), {})[row["name"]] = row[quantity]
+    return found
+
+
+forward_ms = recorded_by_shape("forward_ms")
+print(
+    "milliseconds, forward; "
+    f"recorded {RECORDED['date']} on one {RECORDED['gpu']}, torch {RECORDED['torch']}\n"
+)
+print(f"{'B, H, N, d':18}" + "".join(f"{name:>16}" for name in NAMES.values()))
+for shape, times in forward_ms.items():
+    print(
+        f"{', '.join(map(str, shape)):18}"
+        + "".join(f"{times[name]:16.3f}" for name in NAMES)
+    )
+print()
+for name in ("eager", "compile"):
+    slower = [times[name] / times["kernels"] for times in forward_ms.values()]
+    print(
+        f"{NAMES[name]} takes {min(slower):.1f} to {max(slower):.1f} times as long "
+        "as the package's kernel"
+    )
+
+# %% [markdown]
+# For 512 tokens, `torch.compile` is close to the kernel. PyTorch's scores, 8 MiB, then fit into the GPU's L2
+# cache of 50 MB. And the kernel is ahead only because the package splits the keys of each tile of rows among
+# several blocks: 9 tiles of rows for each of 8 heads are only 72 blocks, and the GPU has 132 multiprocessors.
+#
+# For longer sequences the gap grows. It grows least for `torch.compile`, which merges most of the steps
+# between the two products. The last row is an exception: there, the compiled version is the slowest of all.
+# We have not examined which kernel the compiler chose for that shape.
+#
+# The scores have to be somewhere: at 4096 tokens they take 512 MiB. The kernel never stores them. The next
+# cell shows the peak memory of each (forward and backward together; the backward kernels are the subject of
+# lesson 13).
+
+# %% jupyter={"source_hidden": true}
+print(
+    f"peak memory in MiB\n{'B, H, N, d':18}"
+    + "".join(f"{name:>16}" for name in NAMES.values())
+)
+for shape, peaks in recorded_by_shape("peak_mib").items():
+    print(
+        f"{', '.join(map(str, shape)):18}"
+        + "".join(f"{peaks[name]:16.0f}" for name in NAMES)
+    )
+shape, peaks = (1, 8, 4096, 64), recorded_by_shape("peak_mib")[1, 8, 4096, 64]
+of_q = math.prod(shape) * 4 / 2**20
+print(
+    f"\n{shape}: Q takes {of_q:.0f} MiB; no convolution − the package: "
+    f"{peaks['sdpa'] - peaks['kernels']:.0f} MiB"
+)
+
+# %% [markdown]
+# PyTorch's own attention stores no scores either, and yet its peak is above the kernel's. The difference is
+# the size of two tensors like Q. We have not examined which tensors these are.
+#
+# How far is the kernel from the limit of the GPU? Count multiply-adds: for each score that a query sees, d
+# for QKᵀ, c_q · c_k for the convolution, and d for PV. Each counts as two operations, and lesson 08's H200
+# performs 66.9 · 10¹² operations per second in float32.
+#
+# **Predict.** For B = 1, H = 8, N = 4096, d = 64 and 7 × 7 taps, how many milliseconds does it take at least?
+
+# %%
+batch, heads, n, d = 1, 8, 4096, 64
+measured = forward_ms[batch, heads, n, d]["kernels"]
+multiply_adds = batch * heads * n * (n + 1) / 2 * (d + 7 * 7 + d)
+least = 2 * multiply_adds / 66.9e12 * 1000
+print(
+    f"{2 * multiply_adds / 1e9:.1f} billion operations: at least {least:.2f} ms; "
+    f"measured {measured:.2f} ms, {measured / least:.1f} times as long"
+)
+
+# %% [markdown]
+# (This count leaves out the halo: with 7 × 7 taps, a tile of 64 × 64 computes 64² / 58² = 1.2 times as many
+# scores as it owns. It also leaves out the exponentials, and the upper half of the tiles on the diagonal.)
+# And shared memory? Each multiply-add loads half a value, and a multiprocessor serves one wavefront, at best
+# 32 values, per cycle (lesson 08):
+
+# %%
+fewest = 64**2 / 58**2 * multiply_adds / 2 / 32
+print(
+    f"wavefronts: at least {1000 * fewest / (132 * 1.98e9):.1f} ms "
+    f"of the measured {measured:.2f} ms"
+)
+
+# %% [markdown]
+# So shared memory explains one part of the time and arithmetic another, and the two may overlap. These counts
+# do not show where the rest goes: barriers, exponentials, or one warp waiting for another. The tensor cores
+# of part 5 multiply more than ten times as fast, if you can make a convolution look like a matrix product.
+#
+# **What you found:** `sim` finds memory that no thread has written, but only a comparison beyond one tile
+# finds memory that is out of date. The fast kernel is the same as yours, except that it uses each value it
+# loads many times: patches for products, strips for convolutions, and rows padded for the banks.
+#
+# **Next:** [lesson 12](12_conv_gradients.ipynb) goes all the way back, by hand: the gradients of
+# convolutional attention.

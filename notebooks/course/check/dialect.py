@@ -44,6 +44,21 @@ def python_function(kernel):
     return getattr(kernel, "py_func", kernel)
 
 
+def of_package(kernel, package, allowed=()):
+    """Yield the names of a package's functions that a kernel or one of its device functions calls."""
+    free = {python_function(function) for function in allowed}
+    waiting, seen = [python_function(kernel)], set()
+    while waiting:
+        function = waiting.pop()
+        if not isinstance(function, FunctionType) or function in free or function.__code__ in seen:
+            continue
+        seen.add(function.__code__)
+        if function.__module__.partition(".")[0] == package:
+            yield f"{function.__module__}.{function.__name__}"
+        elif not is_a_librarys(function):
+            waiting += [python_function(value) for _, value in names(function)]
+
+
 def found(function, seen):
     """Yield (function name, description) for the first use of each unsupported feature.
 

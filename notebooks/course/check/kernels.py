@@ -102,14 +102,26 @@ def judge(
     return report
 
 
-def jitted(kernel, name):
-    """Reject a plain function that lacks @cuda.jit."""
+def jitted(kernel, name, allowed=None):
+    """Reject a plain function where a kernel or a device function is expected.
+
+    allowed: functions of the package `kernels` that it may call; all others are rejected. None allows all.
+    """
     if not hasattr(kernel, "py_func"):
         hint = (
             "Add @cuda.jit in the line above its def. Without it, the function runs only in the simulator:"
             " neither a GPU nor another kernel can call it."
         )
         fail(f"{name} is a plain Python function", hint=hint)
+    if allowed is not None:
+        own(kernel, name, allowed)
+
+
+def own(kernel, name, allowed=()):
+    """Reject a kernel that calls a function of the package `kernels` other than those in `allowed`."""
+    for called in dialect.of_package(kernel, "kernels", allowed):
+        hint = "Write this function yourself, or use what you wrote in earlier exercises."
+        fail(f"{name} calls {called}, which is the package's own solution", hint=hint)
 
 
 def copies(arguments):

@@ -10,6 +10,7 @@ from numpy import float32
 from course.check import inputs, kernels
 from course.check.contract import Contract
 from course.check.harness import agree, compare, exercise, explained
+from kernels.common.tiles import weight
 from sim.observers import DEFAULT
 from sim.observers.trace import Trace
 from sim.observers.traffic import Traffic
@@ -29,12 +30,13 @@ SHAPES = [  # n, d, taps, size of the tile
 ]
 LONG = [(24, 2, (1, 7), 8), (57, 2, (1, 1), 8)]  # twelve tiles of keys; eight, and as many blocks
 LOUD = inputs.FAR
+PROVIDED = (weight,)  # of the package, for the learner's kernels
 BLOCKS = 2  # of every launch of a part, each with tiles of its own
 
 
 @exercise("11.1", "score")
 def ex11_1(score, rng):
-    kernels.jitted(score, "score")
+    kernels.jitted(score, "score", allowed=PROVIDED)
     for taps in TAPS:
         for i0, j0 in [(0, 0), *rng.integers(0, 12, (3, 2)).tolist()]:
             check_scores(score, 8, taps, i0, j0, rng)
@@ -49,7 +51,7 @@ def ex11_1(score, rng):
 
 @exercise("11.2", "convolve")
 def ex11_2(convolve, rng):
-    kernels.jitted(convolve, "convolve")
+    kernels.jitted(convolve, "convolve", allowed=PROVIDED)
     for size, every in ((8, TAPS), (16, WIDE)):
         for taps in every:
             for i0, j0 in [(0, 0), (size + 9, 2), *rng.integers(0, 12, (2, 2)).tolist()]:
@@ -61,7 +63,7 @@ def ex11_2(convolve, rng):
 
 @exercise("11.3", "absorb")
 def ex11_3(absorb, rng):
-    kernels.jitted(absorb, "absorb")
+    kernels.jitted(absorb, "absorb", allowed=PROVIDED)
     for size in (8, 16):
         check_rows(absorb, size, rng, "nothing read before", m=-math.inf)
         check_rows(absorb, size, rng, "a second tile", m=1)
@@ -76,7 +78,7 @@ def ex11_3(absorb, rng):
 
 @exercise("11.4", "add_values")
 def ex11_4(add_values, rng):
-    kernels.jitted(add_values, "add_values")
+    kernels.jitted(add_values, "add_values", allowed=PROVIDED)
     for size, d in [(8, 8), (8, 3), (16, 10)]:
         for factor in (0.3, 0, 1):
             check_values(add_values, size, d, factor, rng)
@@ -339,14 +341,16 @@ def check_values(add_values, size, d, factor, rng, weights=1):
 # 11.5 -------------------------------------------------------------------------------------------------------
 
 FIRST_TILE = (
-    "The rows of the first tile are right, so are the parts. What is different in later ones: where K and V"
-    " begin, which keys are still to come?"
+    "The rows of the first tile are correct, and so are the parts. What is different in later tiles: where do"
+    " K and V begin, and which keys come after the query?"
 )
 LOOP = (
     "In this order: K and V, score, convolve, absorb, P in place of S0, add_values. K begins at key j0 - P_k,"
     " V at key j0. Does every thread store its p, 0 or not?"
 )
-POISON = "NaN: a number of o that no thread has written, a tile that nobody has loaded, or -inf - (-inf)."
+POISON = (
+    "NaN: an element of o that no thread has written, a tile that no thread has loaded, or -inf - (-inf)."
+)
 LOG_SUM = "O is right. L is m + log(l) at the end: is the last m the one that belongs to the last l?"
 
 
@@ -361,6 +365,7 @@ def check_kernel(conv_kernel, n, d, taps, size, rng, scores="scores about 0"):
         q[:, 0], k[:, 0] = 8, np.round(inputs.TO_1000[scores](rng, n) / 3)
     rows, columns = size - taps[0] + 1, size - taps[1] + 1
     grid, kernel = -(-n // rows), conv_kernel(size)
+    kernels.own(kernel, "conv_kernel", PROVIDED)
     call = (
         f"{scores}: conv_kernel({size})[{grid}, ({size}, {size})] with q {q.shape}, w {taps}, scale ="
         f" {scale:.3g}"
@@ -382,6 +387,7 @@ def check_kernel(conv_kernel, n, d, taps, size, rng, scores="scores about 0"):
         "shared": tiles * (4 * size + 2 * w.size + 12),
     }
     Contract(each=parts, hint=SHARES).enforce(kernel, report, call)
+    Contract(shared_bytes=4 * 4 * size * size, hint=FOUR_TILES).enforce(kernel, report, call)
     Contract(each={"out": 1, "log_sum": 1}, hint=STORED_ONCE).enforce(kernel, report, call)
     Contract(shuffles=(0, 3 * sum(visits) * warps * steps), hint=ONCE).enforce(kernel, report, call)
     Contract(barriers=(0, 5 * sum(visits) / grid), hint=FIVE).enforce(kernel, report, call)
@@ -393,7 +399,11 @@ SHARES = (
 )
 STORED_ONCE = "The loop keeps m, l and o in the thread; out and log_sum are stored after it, once."
 ONCE = "Each part is called once per tile of keys: absorb takes one maximum and one sum of each row."
-FIVE = "Five barriers per tile are enough. Which one of yours protects nothing?"
+FIVE = (
+    "Five barriers per tile are enough. Does the loop visit only tiles that some query of the block sees? If"
+    " it does, which of your barriers protects nothing?"
+)
+FOUR_TILES = "Q, K, V and the scores have a tile each; P replaces S0 in the tile of the scores."
 
 
 def attention(q, k, v, w, scale):

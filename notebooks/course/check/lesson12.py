@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from torch.nn.functional import conv2d, pad
 
-from course.check import inputs
+from course.check import inputs, letters
 from course.check.harness import compare, exercise, fail, instance
 from course.check.tensors import within
 from kernels import reference
-from kernels.reference import conv_tiled
 
 # (tokens, c_q, c_k): first one in which no two mistakes look alike; then one token, one tap, even and odd,
 # oblong, more taps than tokens.
@@ -157,21 +156,8 @@ def check_backward(conv_attention_backward, given, wanted, call):
 
 @exercise("12.5", "diagnosis")
 def ex12_5(diagnosis, rng):
-    said = diagnosis()
-    if not isinstance(said, dict) or said.keys() != strangers.keys():
-        every = "{'a': ..., 'b': ..., 'c': ..., 'd': ...}"
-        fail("a dictionary with a name for each of a, b, c and d, please", wanted=every, got=repr(said))
-    for name, mistake in said.items():
-        if mistake not in MISTAKES:
-            fail(
-                f"stranger {name}: {mistake!r} is no name in the table",
-                wanted="one of " + ", ".join(MISTAKES),
-                got=repr(mistake),
-            )
-    for name, mistake in said.items():
-        if strangers[name] is not MISTAKES[mistake]:
-            fail(f"stranger {name} made another mistake than {mistake!r}", hint=EVIDENCE[mistake])
-    return "all four told by what they spoil"
+    letters.judge(diagnosis(), truth, EVIDENCE)
+    return "all four identified by their results"
 
 
 # Judging a piece --------------------------------------------------------------------------------------------
@@ -181,15 +167,7 @@ BY_HAND = (
     "Here the gradient is computed by hand, from the formulas of this lesson: autograd, and the package's own"
     " gradients, are what it is compared with."
 )
-READY_MADE = (
-    reference.transposed_convolve,
-    reference.tap_sums,
-    reference.tap_gradient,
-    reference.conv_attention_backward,
-    conv_tiled.valid_transposed,
-    conv_tiled.backward_queries,
-    conv_tiled.backward_keys,
-)
+PROVIDED = reference.masked_scores, reference.conv_scores, reference.convolve
 
 
 def by_hand(answer, given, call):
@@ -203,12 +181,12 @@ def by_hand(answer, given, call):
         patch("torch.autograd.graph._engine_run_backward", refuse),
         patch("torch.autograd._engine_run_backward", refuse),
     ):
-        return within(answer, tuple(given), call=call, ready_made=READY_MADE, hint=BY_HAND)
+        return within(answer, tuple(given), call=call, allowed=PROVIDED, hint=BY_HAND)
 
 
 SINGLE = (
-    "Right to about seven digits only: is something float32 on the way? torch.zeros_like(x) and x.new_zeros"
-    " keep the type of x."
+    "Correct to about seven digits only: is a tensor float32? torch.zeros_like(x) and x.new_zeros keep the"
+    " type of x."
 )
 
 
@@ -345,29 +323,20 @@ MISTAKES = {
     "counted twice": backward_with(taps=gather_halos_too),
     "not transposed": backward_with(transposed=convolve),
 }
-strangers = dict(
-    zip(
-        "abcd",
-        (MISTAKES[name] for name in ("not transposed", "counted twice", "no D", "no mask")),
-        strict=True,
-    )
+truth = letters.drawn(["not transposed", "counted twice", "no D", "no mask"])
+
+
+def without_name(backward):
+    """Return a function that calls `backward`, so that the functions of MISTAKES cannot be recognised."""
+    return lambda *given: backward(*given)
+
+
+under_test = {letter: without_name(MISTAKES[name]) for letter, name in truth.items()}
+EVIDENCE = (
+    "Without D, dT is wrong and everything after it: dQ, dK and dW. Halo rows that count twice spoil dW"
+    " alone. The other two spoil dQ and dK. A missing mask does no harm with the taps (x, y, 0), which never"
+    " read across the diagonal; untransposed taps do no harm with (x, y, x), the same in both directions."
 )
-EVIDENCE = {
-    "no D": (
-        "Without D, dT is wrong, and everything after it on the road back: dQ, dK and dW, whatever the taps."
-    ),
-    "no mask": (
-        "Without the mask dQ and dK are wrong, but not where no score reads across the diagonal: look at the"
-        " taps (x, y, 0)."
-    ),
-    "counted twice": (
-        "Rows of T that count twice spoil dW alone, and nothing where one tile holds the whole sequence."
-    ),
-    "not transposed": (
-        "Untransposed taps spoil dQ and dK, but not where the taps are the same from both ends: look at (x,"
-        " y, x)."
-    ),
-}
 
 
 # What the likely mistakes give ------------------------------------------------------------------------------

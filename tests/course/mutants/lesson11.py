@@ -10,7 +10,7 @@ from numba import cuda
 from numpy import float32
 
 from editing import edited
-from kernels.common.tiles import MINUS_INFINITY, weight
+from kernels.common.tiles import MINUS_INFINITY, reciprocal, weight  # noqa: F401 (in an edited text)
 from power.lessons import from_solutions
 
 load_rows, score, convolve, row_max, row_sum, absorb, add_values = from_solutions(
@@ -233,6 +233,20 @@ MUTANTS = {
         ),
     ],
     "ex11_5": [
+        (
+            "a fifth tile, for P",
+            kernel(
+                (
+                    "        s_tile = cuda.shared.array((size, size), float32)\n",
+                    "        s_tile = cuda.shared.array((size, size), float32)\n"
+                    "        p_tile = cuda.shared.array((size, size), float32)\n",
+                ),
+                ("s_tile[y, x] = p", "p_tile[y, x] = p"),
+                ("shrink, s_tile, v_tile", "shrink, p_tile, v_tile"),
+            ),
+        ),
+        ("a function of the package", kernel(("= o / l", "= o * reciprocal(l)"))),
+        ("tiles beyond the diagonal", kernel(("min(n, i0 + rows)", "n"))),
         ("no barrier after the loads", kernel(("cuda.syncthreads()  # loaded", "pass"))),
         ("no barrier after S0", kernel(("cuda.syncthreads()  # complete", "pass"))),
         ("P over S0 too early", kernel(("cuda.syncthreads()  # free", "pass"))),

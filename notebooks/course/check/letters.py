@@ -1,0 +1,37 @@
+"""Letters for the faulty versions of a bug hunt, and the check of a learner's assignment."""
+
+import random
+
+from course.check.harness import fail
+from course.progress_bar import quiet
+
+
+def drawn(names):
+    """Return {letter: name}, in an order that is drawn again in each session.
+
+    In builds and tests (COURSE_QUIET=1), the order is that of `names`, so that stored outputs can be
+    compared.
+    """
+    names = [*names]
+    if not quiet():
+        random.SystemRandom().shuffle(names)
+    return dict(zip("abcdefgh", names, strict=False))
+
+
+def judge(answer, truth, hint):
+    """Reject an assignment {letter: name} that is not `truth`, without naming a wrong letter."""
+    letters = ", ".join(truth)
+    if not isinstance(answer, dict) or answer.keys() != truth.keys():
+        wanted = "{" + ", ".join(f"{letter!r}: ..." for letter in truth) + "}"
+        fail(
+            f"the result must be a dictionary with a name for each of {letters}",
+            wanted=wanted,
+            got=repr(answer),
+        )
+    for letter, name in answer.items():
+        if name not in truth.values():
+            names = "one of " + ", ".join(sorted(truth.values()))
+            fail(f"{letter}: {name!r} is not in the table", wanted=names, got=repr(name))
+    right = sum(answer[letter] == name for letter, name in truth.items())
+    if right < len(truth):
+        fail(f"{right} of the {len(truth)} are correct", hint=hint)
