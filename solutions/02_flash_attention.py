@@ -13,16 +13,14 @@
 # %% [markdown]
 # # 02 · Flash attention, tile by tile
 #
-# **85 minutes**, and 10 for the part marked *optional* · builds on lesson 01 (the running `m, l, o` and its merge) · needs: matrix products in PyTorch
+# **95 minutes**, of which 10 are for the section marked *optional* · builds on lesson 01 (the running `m, l, o` and its merge) · needs: matrix products in PyTorch
 #
 # You will be able to
-# 1. say how many bytes the N×N matrix of attention takes, and how many have to be moved because of it;
+# 1. say how many bytes the N×N matrix of attention takes, and how many bytes are moved because of it;
 # 2. compute exact attention in tiles, without that matrix, in both loop orders;
 # 3. predict the bytes that each order moves, and say when tiles do **not** help.
 #
-# No GPU is needed: everything here is plain PyTorch. The GPU enters only as a budget: it has a large memory that is far from its
-# arithmetic (**global memory**: tens of gigabytes or more) and a small one that is close (**on the chip**: about 200 kilobytes for each
-# of its processors). Numbers must be on the chip to be computed with. Moving them there is what costs the time.
+# You do not need a GPU: everything here is plain PyTorch. The GPU only sets the budget. It has a large memory that is far from its arithmetic units (**global memory**, tens of gigabytes or more) and a small one that is close (**on-chip memory**, about 200 kilobytes for each of its processors). It can compute only with numbers that are on the chip, and moving them there takes most of the time.
 
 # %%
 import inspect
@@ -48,16 +46,15 @@ torch.manual_seed(2)
 torch.set_printoptions(precision=4, sci_mode=False)
 
 # %% [markdown]
-# ## The matrix nobody asked for
+# ## The matrix that you do not need
 #
 # Attention takes queries `Q`, keys `K` and values `V`, each of shape (N, d), and returns `O`, also (N, d):
 #
 # $$S = \frac{1}{\sqrt d}\,Q K^\top, \qquad P = \operatorname{softmax}(S) \text{ along each row}, \qquad O = P V.$$
 #
-# What goes in and what comes out has N·d numbers. In between stand `S` and `P` with N·N numbers each.
+# The inputs and the output have N·d numbers each. The intermediate results `S` and `P` have N·N numbers each.
 #
-# **Predict.** A layer has 32 heads, N = 4096 tokens, d = 64, and 4 bytes per number (float32). How many bytes are all the `Q`
-# together: `___` MiB? And all the `S` together: `___` MiB? (1 MiB = 2²⁰ bytes; 4096 = 2¹².)
+# **Predict.** A layer has 32 heads, N = 4096 tokens, d = 64, and 4 bytes per number (float32). How many bytes do the `Q` of all heads take? `___` MiB. And the `S` of all heads? `___` MiB. (1 MiB = 2²⁰ bytes; 4096 = 2¹².)
 
 # %%
 N, d, heads, itemsize = 4096, 64, 32, 4
@@ -66,10 +63,9 @@ print(f"Q, all heads: {heads * N * d * itemsize // MiB:5} MiB")
 print(f"S, all heads: {heads * N * N * itemsize // MiB:5} MiB")
 
 # %% [markdown]
-# `S` is N/d = 64 times as large as `Q`, and `P` is as large again. Twice the tokens make it four times as large.
+# `S` is N/d = 64 times as large as `Q`, and `P` has the size of `S`. If you double the number of tokens, `S` becomes four times as large.
 #
-# It is worse than a matter of room. The standard way runs one step after the other, and each step fetches its input from global
-# memory and puts its result back there:
+# Space is not even the main problem. The standard algorithm runs one step after the other. Each step reads its inputs from global memory and writes its result back:
 #
 # | step | read | written |
 # |---|---|---|
@@ -77,25 +73,20 @@ print(f"S, all heads: {heads * N * N * itemsize // MiB:5} MiB")
 # | `P = softmax(S)` | S: N² | P: N² |
 # | `O = PV` | P, V: N² + N·d | O: N·d |
 #
-# Together **4N² + 4Nd** numbers cross between global memory and the chip. In bfloat16 (2 bytes) that is 4.4 GB for the layer above.
-# In a plain copy an H200 reads and writes about 4300 GB a second together, so this takes 1.0 ms. Its tensor cores, at the 790 TFLOP/s that a good library
-# reaches, need 0.17 ms for the arithmetic of both products. The processors wait most of the time. Measured on an H200, with
-# PyTorch 2.11: the three steps take 2.3 ms and 2 GiB beside inputs and output; the one kernel that `scaled_dot_product_attention`
-# runs takes 0.29 ms and next to nothing. What that kernel does, you write in this lesson.
+# In total, **4N² + 4Nd** numbers move between global memory and the chip. In bfloat16 (2 bytes per number) that is 4.4 GB for the layer above. When an H200 copies memory, it moves about 4300 GB/s, reads and writes added together, so this takes 1.0 ms. Its tensor cores reach about 790 TFLOP/s in a good library, so the arithmetic of both products takes 0.17 ms. The arithmetic units wait most of the time.
+#
+# We measured both on an H200, with PyTorch 2.11. The three steps take 2.3 ms and 2 GiB of extra memory. The single kernel that `scaled_dot_product_attention` runs takes 0.29 ms and almost no extra memory. In this lesson you write what that kernel does.
 #
 # ## The idea in one picture
 #
-# Cut the N×N matrix into **tiles**. Compute one tile of scores on the chip, use it up at once, forget it. Lesson 01 makes this
-# possible: a row's softmax does not need all of its scores together. It needs `m`, `l`, `o`, and these can absorb the next few
-# scores whenever they come.
+# Cut the N×N matrix into [**tiles**](../docs/glossary.md). Compute one tile of scores on the chip, use it at once, and forget it. Lesson 01 makes this possible: the softmax of a row does not need all scores at the same time. It needs only `m`, `l` and `o`, and you can update them with the next few scores at any time. This is **flash attention**.
 #
-# All tiles have to be visited, and there are two orders. The numbers say when a tile's turn comes. (The next cell only draws: run it,
-# there is no need to read it.)
+# You have to process all the tiles, and there are two orders. The numbers in the picture give the order in which the tiles are computed. (The next cell only draws. Run it; you do not need to read it.)
 
 
 # %% jupyter={"source_hidden": true}
 def draw_order(axes, turn, title, kept, carried):
-    """A 4×4 grid of tiles; turn(i, j) is when tile (i, j) is computed."""
+    """Draw a 4×4 grid of tiles; turn(i, j) is the position of tile (i, j)."""
     for i in range(4):
         for j in range(4):
             sixth = turn(i, j) == 6
@@ -121,7 +112,7 @@ def draw_order(axes, turn, title, kept, carried):
     axes.text(
         1.97,
         4.2,
-        f"stays on the chip: {kept}\ncomes and goes: {carried}",
+        f"stays on the chip: {kept}\nmoved at every tile: {carried}",
         ha="center",
         va="top",
     )
@@ -143,17 +134,16 @@ show_figure(
     figure,
     "two grids of 4 by 4 tiles; rows are tiles of queries, columns are tiles of keys. "
     "Left, the loop over keys is outside: the tiles are done down the first column, "
-    "then down the next; K and V stay on the chip, Q comes, and m, "
-    "l and O come and go. Right, the loop over queries is outside: "
-    "along the first row, then along the next; Q, m, l and O stay, K and V come.",
+    "then down the next; K and V stay on the chip, Q is read, and m, "
+    "l and O are read and written at every tile. Right, the loop over queries is "
+    "outside: along the first row, then along the next; Q, m, l and O stay, and K and "
+    "V are read at every tile.",
 )
 
 # %% [markdown]
 # ## Three numbers on paper, two at a time
 #
-# Take the scores **1, 3, 2** and the values **10, 20, 30**. In one go, with the maximum 3, the weights e⁻², 1 and e⁻¹ add up to 1.503, the
-# weighted values to 32.39, and the attention is 32.39 / 1.503 = 21.55. Now let the tiles be two keys wide: the first holds the scores 1 and 3; the last
-# is **ragged**, too short: it holds only the 2.
+# Take the scores **1, 3, 2** and the values **10, 20, 30**. Computed at once, with the maximum 3, the weights e⁻², 1 and e⁻¹ add up to 1.503, the weighted values add up to 32.39, and the attention is 32.39 / 1.503 = 21.55. Now make the tiles two keys wide. The first tile has the scores 1 and 3. The last tile is *ragged*, that is, shorter than the others: it has only the 2.
 #
 # | | tile {1, 3} | tile {2} | both |
 # |---|---|---|---|
@@ -161,21 +151,19 @@ show_figure(
 # | l: sum of exp(score − m) | e⁻² + 1 = 1.135 | 1 | 1.135·1 + 1·e⁻¹ = **1.503** |
 # | o: sum of exp(score − m)·value | 1.353 + 20 = 21.353 | 30 | 21.353·1 + 30·e⁻¹ = **32.390** |
 #
-# A tile is treated as lesson 01 treated one half of the scores: find its own `m, l, o`, then merge. In the last column
-# each side is multiplied by exp(its own m − the common m): here 1 and e⁻¹. And 32.390 / 1.503 is 21.55 again.
+# You treat a tile as you treated one half of the scores in lesson 01: compute its own `m, l, o`, then merge. In the last column, each side is multiplied by exp(its own m − the common m), here by 1 and by e⁻¹. And 32.390 / 1.503 is 21.55 again.
 #
-# **Predict.** Had the ragged tile held a 4 instead of the 2, by what would `l = 1.135` and `o = 21.353` be multiplied? `___`
+# **Predict.** Suppose the ragged tile had a 4 instead of the 2. By which number would you multiply `l = 1.135` and `o = 21.353`? `___`
 #
 # <details><summary>Answer</summary>
 #
-# The common maximum would be 4, so by exp(3 − 4) = e⁻¹ = 0.368; the ragged tile's own `l` and `o` by exp(4 − 4) = 1.
+# The common maximum would be 4, so you multiply by exp(3 − 4) = e⁻¹ = 0.368. The ragged tile's own `l` and `o` are multiplied by exp(4 − 4) = 1.
 #
 # </details>
 #
 # ## Exercise 2.1 · update · about five lines
 #
-# A tile of queries has several rows, and each row has its own `m`, `l` and `o`. Write `update(state, scores, values)`: the state
-# after one more tile of keys. With `rows` queries and `columns` keys in the tile,
+# A tile of queries has several rows, and each row has its own `m`, `l` and `o`. Write `update(state, scores, values)`, which returns the state after one more tile of keys. With `rows` queries and `columns` keys in the tile, the arguments are
 #
 # | name | shape | |
 # |---|---|---|
@@ -183,31 +171,30 @@ show_figure(
 # | `scores` | (rows, columns) | finite |
 # | `values` | (columns, d) | |
 #
-# and return the new `(m, l, o)`, same shapes. `o` is not divided by `l`: that happens once, at the end. Do not loop over rows:
-# `m` and `l` are columns, so `m * o` multiplies each row of `o` by its own number.
+# - Return the new `(m, l, o)` with the same shapes and the same dtype.
+# - Do not divide `o` by `l`. That happens once, at the end.
+# - Do not loop over rows. `m` and `l` have shape (rows, 1), so in `m * o` PyTorch **broadcasts** `m`: it multiplies each row of `o` by that row's number.
 #
 # <details><summary>Hint 1: the new maximum</summary>
 #
-# `scores.amax(dim=1, keepdim=True)` is each row's largest score in this tile, shape (rows, 1). The new `m` is the larger of it and
-# the old one: `torch.maximum`.
+# `scores.amax(dim=1, keepdim=True)` is each row's largest score in this tile, with shape (rows, 1). The new `m` is the larger of this and the old `m`: use `torch.maximum`.
 #
 # </details>
 # <details><summary>Hint 2: what happens to the old l and o?</summary>
 #
-# They were measured against the old `m`. Both are multiplied by `exp(m - m_new)`. At the first tile that is exp(−inf) = 0, which is
-# just right: 0 times nothing.
+# They were computed relative to the old `m`, so multiply both by `exp(m - m_new)`. At the first tile this factor is exp(−inf) = 0, so the empty state is multiplied by 0, as it should be.
 #
 # </details>
 # <details><summary>Hint 3: what does the tile add?</summary>
 #
-# Let `p = torch.exp(scores - m_new)`, shape (rows, columns). To `l` it adds `p.sum(dim=1, keepdim=True)`, to `o` it adds `p @ values`.
+# Let `p = torch.exp(scores - m_new)`, with shape (rows, columns). The tile adds `p.sum(dim=1, keepdim=True)` to `l`, and `p @ values` to `o`.
 #
 # </details>
 
 
 # %% tags=["exercise"]
 def update(state, scores, values):
-    """The (m, l, o) of some rows after one more tile of keys."""
+    """Return the (m, l, o) of some rows after one more tile of keys."""
     m, l, o = state
     # BEGIN SOLUTION 2.1
     m_new = torch.maximum(m, scores.amax(dim=1, keepdim=True))
@@ -221,7 +208,7 @@ def update(state, scores, values):
 check.ex02_1(update)
 
 # %% [markdown]
-# Now your `update` on the three numbers of the page, one tile after the other: does it give 21.55?
+# Now run your `update` on the three scores from the worked example, tile by tile. Do you get 21.55?
 
 # %% tags=["uses-exercise"]
 # (m, l, o) = (-inf, 0, 0) for one row, in float32
@@ -237,25 +224,22 @@ print(
 # %% [markdown]
 # ## Keys outer: the order of the first paper
 #
-# This is Algorithm 1 of the first FlashAttention paper (Dao and others, 2022) as `kernels/reference/tiled.py` has it. Its `update` does what yours does;
-# `State` is the tuple `(m, l, o)`, whose parts it also calls `state.m`, `state.l` and `state.o`.
-# `traffic` is a counter: `traffic.load(k, keys)` copies the rows `keys` of `k` onto the chip and counts the numbers,
-# `traffic.store(o, queries, tile)` writes a tile back and counts. Skip the two places with `causal` (they hide later keys from a query).
+# Here is Algorithm 1 of the first FlashAttention paper (Dao et al., 2022), as written in `kernels/reference/tiled.py`. Its `update` does the same as yours. `State` is the tuple `(m, l, o)`, with its parts also available as `state.m`, `state.l` and `state.o`. `traffic` is a counter: `traffic.load(k, keys)` copies the rows `keys` of `k` onto the chip and counts the numbers, and `traffic.store(o, queries, tile)` writes a tile back and counts those. Skip the two places with `causal`, which hide later keys from a query.
 
 # %%
 print(inspect.getsource(keys_outer))
 
 # %% [markdown]
-# Read it against the left picture:
-# - a key tile is loaded **once**, in the outer loop; all query tiles then pass by it;
-# - so each query tile comes and goes once per key tile, and so do its `m`, `l` and `o`: they do not fit on the chip for all N rows;
-# - in global memory `o` is kept divided by `l`. Hence `o_tile * l_tile` on the way in and `state.o / state.l` on the way out.
+# Compare it with the left picture:
+# - A key tile is loaded **once**, in the outer loop. Then every query tile is processed with it.
+# - So each query tile is loaded once for every key tile. Its `m`, `l` and `o` are loaded and stored each time as well, because the chip has no room for those of all N rows.
+# - In global memory, `o` is kept divided by `l`. This is why the code has `o_tile * l_tile` on the way in and `state.o / state.l` on the way out.
 #
 # ### The smallest examples
 #
-# Two queries `[1, 1]`, two keys `[0, 2]`, two values `[0, −1]`, d = 1. Each query has the scores 0 and 2.
+# Take two queries `[1, 1]`, two keys `[0, 2]`, two values `[0, −1]`, and d = 1. Each query has the scores 0 and 2.
 #
-# **Predict**, with e² = 7.389, both outputs: (1·0 + 7.389·(−1)) / (1 + 7.389) = `___`
+# **Predict** the two outputs, with e² = 7.389: (1·0 + 7.389·(−1)) / (1 + 7.389) = `___`
 
 # %%
 q = torch.tensor([[1.0], [1.0]])
@@ -264,16 +248,16 @@ v = torch.tensor([[0.0], [-1.0]])
 print(
     "tiles      ", keys_outer(q, k, v, rows=1, columns=1, traffic=Traffic()).flatten()
 )
-print("in one go  ", scaled_dot_product_attention(q, k, v).flatten())
+print("at once    ", scaled_dot_product_attention(q, k, v).flatten())
 
 
 # %% [markdown]
-# That is −0.88. Next, one that has zeros everywhere but in one corner, and a random one; each with tiles of one row and of two.
+# Both outputs are −0.88. Here are two more examples, one that is zero except in one corner and a random one, each with tiles of one row and of two.
 
 
 # %%
 def same_as_pytorch(q, k, v, rows, columns, **options):
-    """Whether the tiles give what PyTorch gives, element by element."""
+    """Return whether tiles and PyTorch give the same, element by element."""
     ours = keys_outer(q, k, v, rows, columns, Traffic(), **options)
     return torch.isclose(ours, scaled_dot_product_attention(q, k, v)).all().item()
 
@@ -297,15 +281,13 @@ for name, example in {
 # %% [markdown]
 # ### How large should a tile be? (optional)
 #
-# As large as the chip allows. Algorithm 1 supposes that the chip holds M **numbers** (not bytes), and takes
+# Make it as large as the chip allows. Algorithm 1 assumes that the chip holds M **numbers** (not bytes), and takes
 #
 # $$\text{keys in a tile} = \Big\lceil \frac{M}{4d} \Big\rceil, \qquad \text{queries in a tile} = \min\Big(\Big\lceil \frac{M}{4d} \Big\rceil,\ d\Big).$$
 #
-# Four tiles of d-wide rows are on the chip together: K, V, Q and O. Each gets a quarter of M, so a tile has M/4 ÷ d rows. But the
-# scores are there too: queries × keys numbers. With at most d queries they are at most d · M/(4d) = M/4 numbers. So the `min` is
-# what keeps the scores from outgrowing everything else.
+# Four tiles with rows of d numbers are on the chip at the same time: K, V, Q and O. Each gets a quarter of M, so a tile has M/4 ÷ d rows. But the scores are on the chip too, queries × keys numbers. With at most d queries, they take at most d · M/(4d) = M/4 numbers. The `min` prevents the scores from taking more space than everything else.
 #
-# **Predict.** For M < 4d², K, V, Q and O fill M already. Do the scores still fit? And what does ⌈ ⌉ do when M is tiny?
+# **Predict.** For M < 4d², K, V, Q and O already fill M. Do the scores still fit? And what does ⌈ ⌉ give when M is tiny?
 
 # %%
 print("     M   d   queries  keys   numbers on the chip")
@@ -318,14 +300,11 @@ for M, d in [(2, 1), (10, 1), (9, 2), (100, 64), (12288, 64), (49152, 64)]:
     )
 
 # %% [markdown]
-# Only the last one fits. The paper counts up to a constant factor, as analyses of algorithms do: with the scores, a tile takes up to 5/4 of M (and
-# a little for `m` and `l`). And ⌈ ⌉ never gives less than one row, even where one row of each is too much (M = 100, d = 64). So take the
-# two formulas as proportions; a real kernel adds up its own bytes. (12288 numbers are 48 KiB of float32; 49152 are 192 KiB.)
+# Only the last one fits. The paper counts up to a constant factor, as is usual in the analysis of algorithms. With the scores, a tile takes up to 5/4 of M, and a little more for `m` and `l`. And ⌈ ⌉ never gives less than one row, even where one row of each array is too much (M = 100, d = 64). So treat the two formulas as rules of thumb; for a real kernel, add up the bytes. (12288 numbers are 48 KiB of float32; 49152 are 192 KiB.)
 #
-# ### Something larger
+# ### A larger example
 #
-# 256 tokens, d = 64, and a chip that pretends to hold 100 numbers: tiles of one query and one key, 256 × 256 = 65,536 steps. That takes
-# some seconds, so it gets a progress bar: `over` wraps the outer loop.
+# Now take 256 tokens, d = 64, and suppose that the chip holds only 100 numbers. Then a tile has one query and one key, and there are 256 × 256 = 65,536 steps. This takes a few seconds, so we show a progress bar: `over` wraps the outer loop.
 
 # %%
 Q, K, V = torch.rand(3, 256, 64).unbind()
@@ -340,12 +319,11 @@ print(
 )
 
 # %% [markdown]
-# `torch.isclose(a, b)` asks of every element whether |a − b| ≤ 10⁻⁸ + 10⁻⁵·|b|, and `.all()` whether the answer was yes everywhere. Ask for all of them: a
-# mean would hide one wrong row among 256. A NaN is close to nothing, so it fails, as it should.
+# `torch.isclose(a, b)` tests for each element whether |a − b| ≤ 10⁻⁸ + 10⁻⁵·|b|, and `.all()` tests whether this is true everywhere. Always test every element: a mean would hide one wrong row among 256. NaN is not close to any number, so it fails the test, as it should.
 #
-# ### Right is not fast
+# ### Correct is not the same as fast
 #
-# **Predict.** The standard algorithm moves 4N² + 4Nd = 327,680 numbers here. These tiles moved
+# **Predict.** Here the standard algorithm moves 4N² + 4Nd = 327,680 numbers. These tiles moved
 #
 # - ( ) a tenth of that
 # - ( ) about half
@@ -362,52 +340,45 @@ print(
 )
 
 # %% [markdown]
-# Far more. Never storing the N×N matrix is no gain if everything else is fetched 256 times over. What counts is how **often** something is
-# fetched, and that is for the tile size and the loop order to decide.
+# They moved far more. Avoiding the N×N matrix gains nothing if everything else is loaded 256 times. The important question is how **often** each number is loaded, and that depends on the tile size and the loop order.
 #
 # ## Queries outer
 #
-# In the left picture what comes and goes at every tile is Q, `m`, `l` and O. In the right one it is only K and V, and they are only
-# *read*. FlashAttention-2 (Dao, 2023) turns the loops round:
-# - `m`, `l`, `o` of a query tile stay on the chip until the row of tiles is done; `o` is divided by `l` once, and written once;
-# - no query tile needs to know of another. On a GPU each goes to a processor of its own. With keys outside, the processors
-#   would have to take turns at the same rows of O.
+# In the left picture, Q, `m`, `l` and O are moved at every tile. In the right one, only K and V are moved, and they are only *read*. FlashAttention-2 (Dao, 2023) swaps the loops:
+# - The `m`, `l` and `o` of a query tile remain on the chip until its row of tiles is complete. `o` is divided by `l` once and written once.
+# - Query tiles are independent of each other, so on a GPU each can run on a different processor. With keys outside, the processors would have to take turns in updating the same rows of O.
 #
 # ## Exercise 2.2 · queries_outer · about eight lines
 #
-# Write the loops of `queries_outer(q, k, v, rows, columns, traffic)`; its first line and its last, about `out`, stand there already. Use your
-# `update`, and from the package
-# - `tiles(n, size)`: the slices of n rows, the last one shorter where n is no multiple of the size: `tiles(5, 2)` is `[0:2], [2:4], [4:5]`;
-# - `traffic.load(array, some_slice)` and `traffic.store(array, some_slice, tile)`. What is loaded counts, so load nothing twice that can stay;
-# - `tile_scores(q_tile, k_tile)`: the product divided by √d;
-# - `nothing_read(rows, d, like=q)`: the state before the first tile, for so many rows.
+# Write the loops of `queries_outer(q, k, v, rows, columns, traffic)`. The lines that create and return `out` are already there. Use your `update`, and these functions from the package:
+# - `tiles(n, size)` returns the slices of n rows. The last slice is shorter if n is not a multiple of the size: `tiles(5, 2)` is `[0:2], [2:4], [4:5]`.
+# - `traffic.load(array, some_slice)` and `traffic.store(array, some_slice, tile)` move a tile and count its numbers. Do not load a number again if it can stay on the chip.
+# - `tile_scores(q_tile, k_tile)` is the product divided by √d.
+# - `nothing_read(rows, d, like=q)` is the initial state for `rows` rows.
 #
-# The number of keys may differ from the number of queries. `q`, `k`, `v` and `out` are in global memory: they can be loaded from and stored to, and nothing else. On the chip there is room for
-# a few tiles, not for all scores of a row, nor for all keys.
+# The number of keys may differ from the number of queries. `q`, `k`, `v` and `out` are in global memory: you may only load from them and store to them. The chip has room for a few tiles, but not for all scores of a row, all keys, or all queries.
 #
 # <details><summary>Hint 1: the skeleton</summary>
 #
-# Two loops: `for queries in tiles(len(q), rows):` and inside it `for keys in tiles(len(k), columns):`. Of loading Q, starting the state, loading
-# K and V, updating, dividing and storing, which belong inside the inner loop?
+# Write two loops: `for queries in tiles(len(q), rows):` and inside it `for keys in tiles(len(k), columns):`. The steps are: load Q, create the initial state, load K and V, update, divide, store. Which of them belong in the inner loop?
 #
 # </details>
 # <details><summary>Hint 2: the last tile of queries</summary>
 #
-# It may have fewer than `rows` rows. Ask the loaded tile: `nothing_read(len(q_tile), q.shape[1], like=q)`.
+# It may have fewer than `rows` rows. Take the number from the loaded tile: `nothing_read(len(q_tile), q.shape[1], like=q)`.
 #
 # </details>
 # <details><summary>Hint 3: in words</summary>
 #
-# For each tile of queries: load Q, start a state. For each tile of keys: load K and V, compute the scores, update the state. After the inner loop:
-# store `o / l`.
+# For each tile of queries: load Q and create the initial state. For each tile of keys: load K and V, compute the scores, update the state. After the inner loop: store `o / l`.
 #
 # </details>
 
 
 # %% tags=["exercise"]
 def queries_outer(q, k, v, rows, columns, traffic):
-    """Attention in tiles of `rows` queries and `columns` keys,
-    the state of a query tile staying on the chip."""
+    """Return attention, computed in tiles of `rows` queries and `columns` keys; the
+    state of a query tile stays on the chip."""
     out = torch.empty_like(q)
     # BEGIN SOLUTION 2.2
     for queries in tiles(len(q), rows):
@@ -426,7 +397,7 @@ def queries_outer(q, k, v, rows, columns, traffic):
 check.ex02_2(queries_outer)
 
 # %% [markdown]
-# **Predict.** Same 256 tokens, same tiles of one. Which order moves less? By about what factor: 1.5, 4, or 256?
+# **Predict.** Take the same 256 tokens and the same tiles of one query and one key. Which order moves less? By about what factor: 1.5, 4, or 256?
 
 # %% tags=["uses-exercise"]
 quick = Traffic()
@@ -439,11 +410,11 @@ print(f"keys outer     {slow.moved:12,} numbers")
 print(f"queries outer  {quick.moved:12,} numbers")
 
 # %% [markdown]
-# About 1.5: three d-wide rows per step (Q in, O in, O out) against two (K in, V in). With tiles of one, both are far above the
-# standard. So, how large must they be?
+# The factor is about 1.5: each step moves three rows of d numbers (Q in, O in, O out) with keys outer, and two (K in, V in) with queries outer. With tiles this small, both are far above the standard algorithm. So how large must a tile be?
 #
-# See it step by step, on 16 tokens with d = 8: both loop orders run, yours below, and the picture keeps every `traffic.load` and `traffic.store`. Move the slider from tile to tile.
-# **Predict**, before the second step: which arrows of step 1 are gone in it, above and below?
+# Look at it step by step, with 16 tokens and d = 8. Both loop orders run, yours is below, and the figure records every `traffic.load` and `traffic.store`. Move the slider from tile to tile.
+#
+# **Predict**, before the second step: which of the arrows in step 1 will be missing in step 2, in the upper and in the lower picture?
 
 # %% tags=["uses-exercise"]
 tile_by_tile(
@@ -453,36 +424,34 @@ tile_by_tile(
 )
 
 # %% [markdown]
-# Above, K and V are fetched in every fourth step only, but Q, O, `m` and `l` come in each, and O, `m` and `l` go back. Below, only K and V come; Q comes and O goes once in four steps,
-# and `m` and `l` never leave the chip. The bars end on both sides of the standard: here a tile has 4 rows, and d is 8.
+# In the upper picture, K and V are loaded only in every fourth step, but Q, O, `m` and `l` are loaded in every step, and O, `m` and `l` are written back. In the lower one, K and V are loaded in every step, Q is loaded and O is written once every four steps, and `m` and `l` never leave the chip.
+#
+# Look at the bars at the last step. Keys outer ends above the standard algorithm, and queries outer ends below it. Here a tile has 4 rows, which is exactly d/2. After the next exercise you will see why the tile size is compared with d.
 #
 # ## Exercise 2.3 · bytes_moved · about six lines
 #
-# Put the counts into formulas: `bytes_moved(n, d, rows, columns, itemsize)` returns three whole numbers, the **bytes** moved by the standard
-# algorithm, by keys outer and by queries outer, for n queries and n keys. The standard one is given. Count both directions, and count exactly:
-# the check lets the three algorithms run and compares with the counter.
+# Now write the counts as formulas. `bytes_moved(n, d, rows, columns, itemsize)` returns three integers: the **bytes** moved by the standard algorithm, by keys outer and by queries outer, for n queries and n keys. The first one is given. Count both directions, and count exactly: the check runs the three algorithms and compares your result with the counter.
 #
 # <details><summary>Hint 1: how many tiles?</summary>
 #
-# A ragged tile is a tile: `math.ceil(n / columns)` tiles of keys. But all tiles together have exactly n rows.
+# A ragged tile is also a tile, so there are `math.ceil(n / columns)` tiles of keys. But all tiles together have exactly n rows.
 #
 # </details>
 # <details><summary>Hint 2: queries outer</summary>
 #
-# Q is read once and O written once. K and V are each read once for every tile of queries.
+# Q is read once and O is written once. K and V are each read once for every tile of queries.
 #
 # </details>
 # <details><summary>Hint 3: keys outer</summary>
 #
-# K and V are read once. For every tile of keys: Q is read; O, `m` and `l` are read and written. And O, `m` and `l` are written once more, at the very start (zeros and −inf).
-# O has n·d numbers, `m` and `l` have n each.
+# K and V are read once. For every tile of keys, Q is read, and O, `m` and `l` are read and written. Besides, O, `m` and `l` are written once at the very start, as zeros and −inf. O has n·d numbers, and `m` and `l` have n each.
 #
 # </details>
 
 
 # %% tags=["exercise"]
 def bytes_moved(n, d, rows, columns, itemsize=4):
-    """Bytes that cross between global memory and the chip:
+    """Return the bytes that move between global memory and the chip:
     (standard, keys outer, queries outer)."""
     no_tiles = 4 * n * n + 4 * n * d
     # BEGIN SOLUTION 2.3
@@ -499,50 +468,19 @@ check.ex02_3(bytes_moved)
 # %% [markdown]
 # ## Bytes over N, bytes over tile size
 #
-# Your formulas as lines, and as marks what the counter says when the algorithms really run. d = 64, float32, one head. Left: tiles of 128 × 128,
-# N from 128 to 32768. Right: N = 4096 and square tiles from 8 to 512.
-#
-# **Predict.** Left, both axes logarithmic: which lines are parallel? Right: from which tile size on does each order move less than the standard?
+# Next we plot your formulas as lines, and the counts of real runs as marks, for d = 64, float32 and one head. The left plot has tiles of 128 × 128 and N from 128 to 32768. The right plot has N = 4096 and square tiles from 8 to 512. First, count for a few seconds:
+
 
 # %% tags=["uses-exercise"]
-STYLES = {
-    "standard": (RED, "-", "s"),
-    "keys outer": (BLUE, "--", "o"),
-    "queries outer": (GREEN, ":", "^"),
-}
-
-
 def counted(n, size):
-    """Bytes moved by the three algorithms,
-    as counted while they run on n random tokens, d = 64."""
-    runs = [Traffic() for _ in STYLES]
+    """Return the bytes moved by the three algorithms, counted while they run on n
+    random tokens, d = 64."""
+    runs = [Traffic() for _ in range(3)]
     q, k, v = torch.randn(3, n, 64).unbind()
     standard(q, k, v, runs[0])
     keys_outer(q, k, v, size, size, runs[1])
     queries_outer(q, k, v, size, size, runs[2])
     return [4 * run.moved for run in runs]
-
-
-def plot(axes, sizes, formula, marks, **labels):
-    """One line for each algorithm, marks where it was counted."""
-    for index, (name, (colour, line, mark)) in enumerate(STYLES.items()):
-        axes.loglog(
-            sizes,
-            [formula(size)[index] / 1e6 for size in sizes],
-            line,
-            color=colour,
-            label=name,
-        )
-        axes.loglog(
-            list(marks),
-            [marks[size][index] / 1e6 for size in marks],
-            mark,
-            color=colour,
-        )
-    axes.set(ylabel="megabytes moved", **labels)
-    axes.set_xticks(sizes, sizes)
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
 
 
 over_n = {
@@ -554,24 +492,39 @@ over_size = {
     for size in progress_bar([64, 128, 256, 512], desc="count over tile size")
 }
 
-figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+
+# %% [markdown]
+# **Predict.** In the left plot both axes are logarithmic: which lines are parallel? In the right plot, above which tile size does each order move less than the standard algorithm? `___`
+
+# %% tags=["uses-exercise"] jupyter={"source_hidden": true}
+STYLES = {
+    "standard": (RED, "-", "s"),
+    "keys outer": (BLUE, "--", "o"),
+    "queries outer": (GREEN, ":", "^"),
+}
+
+
 all_n, all_sizes = [2**p for p in range(7, 16)], [2**p for p in range(3, 10)]
-plot(
-    left,
-    all_n,
-    lambda n: bytes_moved(n, 64, 128, 128),
-    over_n,
-    xlabel="N (tokens)",
-    title="tiles of 128 × 128",
-)
-plot(
-    right,
-    all_sizes,
-    lambda size: bytes_moved(4096, 64, size, size),
-    over_size,
-    xlabel="tile size",
-    title="N = 4096",
-)
+by_n = [bytes_moved(n, 64, 128, 128) for n in all_n]
+by_size = [bytes_moved(4096, 64, size, size) for size in all_sizes]
+
+
+def plot(axes, sizes, formulas, marks, **labels):
+    """Draw a line for each algorithm, and marks for the counted sizes."""
+    for index, (name, (colour, line, mark)) in enumerate(STYLES.items()):
+        predicted = [moved[index] / 1e6 for moved in formulas]
+        axes.loglog(sizes, predicted, line, color=colour, label=name)
+        found = [marks[size][index] / 1e6 for size in marks]
+        axes.loglog(list(marks), found, mark, color=colour)
+    axes.set(ylabel="megabytes moved", **labels)
+    axes.set_xticks(sizes, sizes)
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+plot(left, all_n, by_n, over_n, xlabel="N (tokens)", title="tiles of 128 × 128")
+plot(right, all_sizes, by_size, over_size, xlabel="tile size", title="N = 4096")
 left.legend()
 show_figure(
     figure,
@@ -583,21 +536,21 @@ show_figure(
     "queries outer at a tile size of 32, keys outer at about 48.",
 )
 
+
 # %% [markdown]
-# The lines on the left become parallel because for long sequences all three grow with N². The standard knows no tiles, so on the right it is flat.
+# In the left plot the lines become parallel, because for long sequences all three counts grow with N². In the right plot the standard algorithm is flat, because it has no tiles.
 #
-# So tiles do not change the N². They change what stands in front of it (here without `m` and `l`, which are small beside d-wide rows):
+# So tiles do not change the N². They change its coefficient (here without `m` and `l`, which are small compared with rows of d numbers):
 #
-# | | numbers moved, long sequences | less than standard when |
+# | | numbers moved, long sequences | less than the standard if |
 # |---|---|---|
 # | standard | 4 N² | |
 # | keys outer | (3d / columns) N² | columns > ¾ d |
 # | queries outer | (2d / rows) N² | rows > ½ d |
 #
-# Two notes, so that you do not take more from the picture than is in it. Our counter knows no **cache**: a GPU keeps recently used parts of K and V in one (L2),
-# which many blocks share, so less reaches the memory chips than we count. And moving is not all: even where the bytes are equal, `S` and `P` need no *room*
-# any more. For the layer at the top that saves 4 GiB; with N = 32768 it saves 256 GiB, more than an H200 has.
-# The next cell draws the room to scale, an area for the bytes, for one head with N = 8192.
+# Two caveats. First, our counter has no **cache**. A GPU has an L2 cache that many blocks share. It keeps recently used parts of K and V, so fewer bytes come from global memory than we count. Second, traffic is not everything. Even if the traffic is equal, tiles do not need *space* for `S` and `P`. For the layer at the top of this lesson, that saves 4 GiB. With N = 32768 it saves 256 GiB, more than an H200 has.
+#
+# The next cell draws the space to scale for one head with N = 8192. Each area is proportional to the number of bytes.
 
 # %%
 tokens, width, size = 8192, 64, 128
@@ -616,20 +569,19 @@ show_figure(
 # %% [markdown]
 # ## Bug hunt: the tile that was too short
 #
-# A GPU kernel likes every tile to have the same shape, so a ragged last tile is often filled up with rows of zeros. The function below does so. It gets
-# the smallest example from above, with its two keys, in tiles of 1, 2, 3 and 4.
+# A GPU kernel is simpler if all tiles have the same shape, so a ragged last tile is often *padded* with rows of zeros. The function below does this. We run it on the smallest example from above, which has two keys, in tiles of 1, 2, 3 and 4.
 #
-# **Guess before you run.** With tiles of 3, a zero key and a zero value stand in the third place. The answer −0.88
+# **Guess before you run.** With tiles of 3, the third position holds a zero key and a zero value. The answer −0.88
 #
-# - ( ) stays −0.88: a zero changes nothing
-# - ( ) comes closer to 0
+# - ( ) stays −0.88, because a zero changes nothing
+# - ( ) moves closer to 0
 # - ( ) moves farther from 0
 # - ( ) becomes NaN
 
 
 # %% tags=["uses-exercise"]
 def padded_attention(q, k, v, columns, fill=0.0, shift=0.0):
-    """Attention over key tiles that are all `columns` wide:
+    """Return attention over key tiles that are all `columns` wide;
     missing keys and values are rows of zeros."""
     width = math.ceil(len(k) / columns) * columns
     k_padded, v_padded = k.new_zeros(width, k.shape[1]), v.new_zeros(width, v.shape[1])
@@ -649,11 +601,9 @@ for columns in (1, 2, 3, 4):
     print(f"tiles of {columns}: {padded_attention(q, k, v, columns)[0, 0].item():.3f}")
 
 # %% [markdown]
-# Closer to 0, and only where 2 is no multiple of the tile. The zero *value* adds nothing to `o`. But the zero *key* has the **score** 0, like any key at a right angle
-# to the query; its weight is exp(0 − m), not 0, and it goes into `l`. A key that does not exist takes its share of the probability:
-# −7.389 / (1 + 7.389 + 1) = −0.787.
+# The answer moves closer to 0, and only when the tile width does not divide 2. The zero *value* adds nothing to `o`. But the zero *key* has the **score** 0, like any key that is orthogonal to the query. Its weight is exp(0 − m), not 0, and it is added to `l`. The missing key takes part of the probability: −7.389 / (1 + 7.389 + 1) = −0.787.
 #
-# How much it takes depends on the others. **Predict:** every real score lowered by 5, or raised by 10: which hides the bug, which makes it worse?
+# How much it takes depends on the other scores. **Predict.** Lower every real score by 5, or raise it by 10. Which of these hides the bug, and which makes it worse?
 
 # %% tags=["uses-exercise"]
 for shift in (-5.0, 0.0, 10.0):
@@ -663,15 +613,13 @@ for shift in (-5.0, 0.0, 10.0):
     )
 
 # %% [markdown]
-# The right answer is −0.88080 all three times, as a softmax does not mind a shift. With real scores far above 0 a test that allows an error of 10⁻⁴ sees nothing wrong; with
-# scores below 0 the missing key takes almost everything. A check that tries only large positive scores, or only sizes that fit, passes this bug.
+# The correct answer is −0.88080 all three times, because a softmax does not change when you add a constant to all scores. With real scores far above 0, a test that allows an error of 10⁻⁴ sees nothing wrong. With scores below 0, the missing key takes almost all the probability. A check that tries only large positive scores, or only sizes that the tile width divides, lets this bug through.
 #
-# **Your fix?** What must the score of a key that does not exist be, so that its weight is 0 whatever `m` is? Try it as `fill`.
+# **Your fix?** Which score must a missing key have, so that its weight is 0 for any `m`? Try it as `fill`.
 #
 # <details><summary>Answer</summary>
 #
-# `-math.inf`: exp(−inf − m) = 0 for every finite `m`, and the last tile always has at least one real key, so `m` is finite. Set the score, not the key: a key of −inf
-# gives scores of ±inf, or NaN where it meets a 0. Queries filled up with zeros, on the other hand, are harmless: they make rows of O that nobody reads, if you take care not to store them.
+# `-math.inf`, because exp(−inf − m) = 0 for every finite `m`. The last tile always has at least one real key, so `m` is finite. Set the score and not the key: a key of −inf gives scores of ±inf, or NaN where it is multiplied by 0. Padding *queries* with zeros, on the other hand, is harmless. It produces additional rows of O, and you must only take care not to store them.
 #
 # </details>
 
@@ -685,18 +633,15 @@ for columns in (1, 2, 3, 4):
 # %% [markdown]
 # ## Validate
 #
-# Each stage against the one before, with 100 queries and keys, d = 16, tiles of 32 queries and 24 keys (so both last tiles are ragged), in float64; then the 256 × 64 from above
-# in float32. The comparison is written so that NaN fails it.
+# Compare each stage with the one before it, for 100 queries and keys, d = 16, and tiles of 32 queries and 24 keys (so both last tiles are ragged), in float64. The last row is the 256 × 64 example from above, in float32. The comparison is written so that NaN fails it.
 
 
 # %% tags=["uses-exercise"]
 def validate(stage, against, got, wanted, tolerance):
-    """One row of the table."""
+    """Print one row of the table."""
     agrees = (got - wanted).abs().max().item() <= tolerance
-    print(
-        f"{stage:22}  {against:34}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   "
-        f"{'✓' if agrees else '✗'}"
-    )
+    size, mark = ("below", "✓") if agrees else ("ABOVE", "✗")
+    print(f"{stage:22}  {against:34}  {size} {tolerance:.0e}   {mark}")
 
 
 ragged = (3 * torch.randn(3, 100, 16, dtype=torch.float64)).unbind()
@@ -705,39 +650,22 @@ one_by_one = torch.stack(
 )
 by_keys = keys_outer(*ragged, 32, 24, Traffic())
 by_queries = queries_outer(*ragged, 32, 24, Traffic())
-in_one_go = scaled_dot_product_attention(*ragged)
+pytorch = "scaled_dot_product_attention"
+at_once = scaled_dot_product_attention(*ragged)
 
 print(f"{'stage':22}  {'against':34}  largest difference")
-validate(
-    "lesson 01, key by key",
-    "scaled_dot_product_attention",
-    one_by_one,
-    in_one_go,
-    1e-12,
-)
+validate("lesson 01, key by key", pytorch, one_by_one, at_once, 1e-12)
 validate("keys outer", "lesson 01, key by key", by_keys, one_by_one, 1e-12)
 validate("queries outer (yours)", "keys outer", by_queries, by_keys, 1e-12)
-validate(
-    "queries outer (yours)",
-    "scaled_dot_product_attention",
-    by_queries,
-    in_one_go,
-    1e-12,
-)
-validate(
-    "256 x 64 in float32",
-    "scaled_dot_product_attention",
-    O,
-    scaled_dot_product_attention(Q, K, V),
-    1e-5,
-)
+validate("queries outer (yours)", pytorch, by_queries, at_once, 1e-12)
+expected = scaled_dot_product_attention(Q, K, V)
+validate("256 x 64 in float32", pytorch, O, expected, 1e-5)
+
 
 # %% [markdown]
 # ## With a GPU, if you have one
 #
-# The same PyTorch lines run where their tensors are. This cell takes your GPU if there is one, else the CPU, and prints the same either way. It is *not*
-# fast on a GPU: each small operation is a kernel of its own, and each of them fetches from global memory and puts back. To keep a tile on the chip from one operation to
-# the next, you have to write the kernel. That is what the rest of the course is about.
+# The same PyTorch code runs wherever its tensors are. The next cell uses your GPU if there is one, otherwise the CPU, and prints the same in both cases. It is *not* fast on a GPU: each small operation is a separate kernel that reads from global memory and writes back. To keep a tile on the chip from one operation to the next, you have to write the kernel yourself. The rest of the course teaches you how.
 
 # %% tags=["uses-exercise"]
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -756,10 +684,12 @@ print("tiles agree with scaled_dot_product_attention to 1e-5:", error <= 1e-5)
 # %% [markdown]
 # ## In three lines
 #
-# - Attention needs no N×N matrix in memory: a tile of scores is used up at once, and `m, l, o` remember what matters.
-# - Keys outer fetches K and V once but carries the state back and forth; queries outer keeps the state and fetches K and V once for each tile of queries, which is less, and independent.
-# - Tiles pay only when they are large enough (more than d/2 queries), and a key that does not exist needs the score −inf, not 0.
+# - Attention needs no N×N matrix in memory: you use each tile of scores at once, and keep only `m`, `l` and `o`.
+# - Keys outer loads K and V once, but moves the state at every tile. Queries outer keeps the state on the chip and loads K and V once for each tile of queries. It moves less, and its query tiles are independent.
+# - Tiles pay only if they are large enough (more than d/2 queries), and a missing key needs the score −inf, not 0.
 #
 # **You can now** compute attention in tiles in both orders, count its traffic before you run it, and handle a ragged last tile.
 #
-# **Next:** [lesson 03](03_threads_and_blocks.ipynb) builds the machine that will work on tiles: blocks of threads, shared memory and barriers, out of Python threads.
+# **Read on:** Tri Dao et al., *FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness* (2022, arXiv:2205.14135), Algorithm 1 and section 3.2 · Tri Dao, *FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning* (2023, arXiv:2307.08691), section 3.1.
+#
+# **Next:** in [lesson 03](03_threads_and_blocks.ipynb) you build the machine that processes tiles: blocks of threads, shared memory and barriers, made of Python threads.

@@ -10,7 +10,7 @@ from course.check.harness import compare, exercise, fail, instance, text
 from kernels.reference import attention, tiled
 
 # (queries, keys, d, rows of a tile, columns of a tile): one token, one short tile, ragged ends, several whole
-# tiles, many keys.
+# tiles, many keys, many queries.
 SHAPES = [
     *[(1, 1, 1, 1, 1), (1, 1, 3, 4, 4), (3, 3, 2, 8, 8), (5, 5, 4, 2, 3)],
     *[
@@ -20,6 +20,7 @@ SHAPES = [
         (11, 4, 5, 4, 3),
         (9, 330, 3, 4, 5),
         (130, 7, 2, 3, 4),
+        (900, 5, 2, 3, 4),
     ],
 ]
 
@@ -44,7 +45,7 @@ def ex02_1(update, rng):
         for spread in (1.0, 500.0):
             scores = spread * normal(rng, rows, sum(widths))
             values = normal(rng, sum(widths), d)
-            absorb_tiles(update, scores, values, widths)
+            update_by_tiles(update, scores, values, widths)
         one_update(
             update,
             any_state(rng, rows, d),
@@ -57,12 +58,12 @@ def ex02_1(update, rng):
         scores = 1000 * normal(rng, rows, 3)
         one_update(update, any_state(rng, rows, d), scores, values, "a state, and scores to ±1000")
     return (
-        f"absorbed {2 * sum(len(widths) for _, widths, _ in RUNS) + 2 * len(RUNS)} tiles of 1 to 90 rows,"
+        f"updated with {2 * sum(len(widths) for _, widths, _ in RUNS) + 2 * len(RUNS)} tiles of 1 to 90 rows,"
         " without a loop over rows, scores in the thousands"
     )
 
 
-def absorb_tiles(update, scores, values, widths):
+def update_by_tiles(update, scores, values, widths):
     """Call `update` with one tile after another, each time with the correct preceding state."""
     read = 0
     for number, width in enumerate(widths):
@@ -81,18 +82,23 @@ def absorb_tiles(update, scores, values, widths):
 def one_update(update, state, scores, values, what):
     """Check one update: the inputs must not change, and the rows must be processed together."""
     call = f"update({text(state)}, {text(scores)}, {text(values)})"
-    wanted = absorbed(state, scores, values)
+    wanted = updated(state, scores, values)
     limits = {
         "operations": OPERATIONS * (1 + len(values)),
         "refused": tensors.AUTOGRAD,
-        "hint": "m and l are columns: one operation treats all rows.",
+        "allowed": (),
+        "hint": "m and l have shape (rows, 1): one operation processes all rows.",
     }
     got = tensors.within(update, (state, scores, values), call=call, **limits)
     if not (isinstance(got, tuple | list) and len(got) == 3):
         fail("update must return three tensors, (m, l, o)", wanted="(m, l, o)", got=type(got).__name__)
     for name, mine, right in zip("mlo", got, wanted, strict=True):
         instance(mine, torch.Tensor, what=f"{name} as a tensor", call=call)
-        compare(mine, right, what=f"{name} after {what}", call=call, tolerance=1e-10, hint=UPDATE_HINTS[name])
+        close = mine.shape == right.shape and torch.allclose(
+            mine.to(right.dtype), right, rtol=1e-5, atol=1e-5
+        )
+        hint = FLOAT32 if close else UPDATE_HINTS[name]
+        compare(mine, right, what=f"{name} after {what}", call=call, tolerance=1e-10, hint=hint)
 
 
 def any_state(rng, rows, d):
@@ -101,7 +107,7 @@ def any_state(rng, rows, d):
     return tiled.State(m[:, None], l[:, None], o)
 
 
-def absorbed(state, scores, values):
+def updated(state, scores, values):
     """Return the reference state after one more tile, computed row by row."""
     m = torch.maximum(state.m, scores.max(dim=1, keepdim=True).values)
     shrink = torch.where(state.m == -torch.inf, 0.0, torch.exp(state.m - m))
@@ -109,13 +115,17 @@ def absorbed(state, scores, values):
     return tiled.State(m, state.l * shrink + p.sum(dim=1, keepdim=True), state.o * shrink + p @ values)
 
 
+FLOAT32 = (
+    "Correct to about five digits only: is a tensor float32? torch.zeros(n) has PyTorch's default type;"
+    " scores.new_zeros(n) has the type of scores."
+)
 UPDATE_HINTS = {
     "m": "m is each row's own largest score of all tiles so far: torch.maximum of the old m and the tile's.",
     "l": (
-        "The old l was measured against the old m, the tile's weights against the new one. Which factor joins"
-        " them?"
+        "The old l is relative to the old m, and the tile's weights are relative to the new one. Which factor"
+        " converts the old l?"
     ),
-    "o": "The old o needs the factor that the old l needs; nothing is divided yet.",
+    "o": "The old o needs the same factor as the old l; nothing is divided yet.",
 }
 
 
@@ -141,16 +151,19 @@ def ex02_2(queries_outer, rng):
             f"queries_outer(q {(queries, d)}, k {(keys, d)}, v {(keys, d)}, rows={rows}, columns={columns},"
             " traffic)"
         )
-        out = queries * d  # some answers allocate the output array themselves
+        out = queries * d  # counted if an answer allocates the output as a plain tensor
         limits = {
             "largest": max(out, 2 * max(rows, columns) * max(rows, columns, d)),
-            "kept": out + 6 * (rows * columns + (rows + 2 * columns) * (d + 2)) + 20,
+            "kept": lambda got, out=out, tile=6 * (rows * columns + (rows + 2 * columns) * (d + 2)) + 20: (
+                tile + out * isinstance(got, torch.Tensor)
+            ),
         }
         got = tensors.within(
             queries_outer,
             (*given, rows, columns, traffic),
             call=call,
             refused=tensors.READY_MADE,
+            allowed=PARTS,
             hint=ONE_TILE,
             **limits,
         )
@@ -165,15 +178,12 @@ def ex02_2(queries_outer, rng):
         compare([x.hidden for x in given], [q, k, v], what="q, k or v has changed", call=call, tolerance=0)
         tiles_of_queries = -(-queries // rows)
         read = queries * d + tiles_of_queries * 2 * keys * d
-        compare_traffic("read", traffic.read, read, call, READ_HINT)
         tiles_of_keys = -(-keys // columns)
-        compare_traffic(
-            "read, in tiles,",
-            traffic.loads,
-            tiles_of_queries * (1 + 2 * tiles_of_keys),
-            call,
-            "A tile of keys has `columns` rows, the last one fewer; a tile of queries `rows`.",
-        )
+        loads = tiles_of_queries * (1 + 2 * tiles_of_keys)
+        again = kept_tiles(tiles_of_queries, keys, columns)
+        if (traffic.read, traffic.loads) != (read - 2 * sum(again) * d, loads - 2 * len(again)):
+            compare_traffic("read", traffic.read, read, call, READ_HINT)
+            compare_traffic("read, in tiles,", traffic.loads, loads, call, TILES_HINT)
         compare_traffic("written", traffic.written, queries * d, call, WRITTEN_HINT)
     return (
         f"right in {len(SHAPES)} shapes with ragged tiles, up to 66 tiles of keys, and no number moved too"
@@ -192,13 +202,23 @@ def loud(rng, queries, keys, d, rows):
     return q, k, v
 
 
+def kept_tiles(tiles_of_queries, keys, columns):
+    """Return the widths of the key tiles that need no second load in serpentine order: each query tile starts
+    with the key tile that the one before it ended with."""
+    last = (keys - 1) % columns + 1
+    return [last if number % 2 == 0 else min(columns, keys) for number in range(tiles_of_queries - 1)]
+
+
+# of the package, without which each answer would be longer
+PARTS = tiled.tiles, tiled.tile_scores, tiled.nothing_read, tiled.update, tiled.merge
+TILES_HINT = "A tile of keys has `columns` rows, the last one fewer; a tile of queries has `rows`."
 ONE_TILE = (
-    "On the chip there is room for a tile of queries, its state, and one tile of keys and values: neither all"
-    " scores of a row, nor all keys."
+    "The chip has room for a tile of queries, its state, and one tile of keys and values: neither for all"
+    " scores of a row, nor for all keys, nor for all queries or their states."
 )
 OUTER_HINT = (
-    "Are the scores those of tile_scores, is the state fresh for each tile of queries, o divided by l once,"
-    " the short last tile there?"
+    "Do the scores come from tile_scores? Does each tile of queries start with a new state? Is o divided by l"
+    " exactly once? Is the short last tile processed?"
 )
 READ_HINT = (
     "Load each tile of Q once, before the inner loop, and each K and V once a step; always through"

@@ -254,6 +254,63 @@ def by_running(n, d, rows, columns, itemsize=4):
     return [(4 * n * n + 4 * n * d) * itemsize, by_keys * itemsize, by_queries * itemsize]
 
 
+def serpentine(q, k, v, rows, columns, traffic):
+    """Correct: each query tile starts with the key tile that the one before it ended with."""
+    out, order, held = torch.empty_like(q), tiles(len(k), columns), None
+    for queries in tiles(len(q), rows):
+        q_tile = traffic.load(q, queries)
+        state = nothing_read(len(q_tile), q.shape[1], like=q)
+        for keys in order:
+            if held is None or held[0] != keys:
+                held = keys, traffic.load(k, keys), traffic.load(v, keys)
+            state = updating()(state, tile_scores(q_tile, held[1]), held[2])
+        order = order[::-1]
+        traffic.store(out, queries, state[2] / state[1])
+    return out
+
+
+def holds_all(what):
+    """Return a queries_outer that keeps on the chip, for all queries, their `what`."""
+
+    def queries_outer(q, k, v, rows, columns, traffic):
+        out, rows_of = torch.empty_like(q), tiles(len(q), rows)
+        tiles_of_q = [traffic.load(q, queries) for queries in rows_of] if what == "tiles" else None
+        states = (
+            [nothing_read(s.stop - s.start, q.shape[1], like=q) for s in rows_of]
+            if what == "states"
+            else None
+        )
+        outputs = []
+        for number, queries in enumerate(rows_of):
+            q_tile = tiles_of_q[number] if tiles_of_q else traffic.load(q, queries)
+            state = states[number] if states else nothing_read(len(q_tile), q.shape[1], like=q)
+            for keys in tiles(len(k), columns):
+                scores = tile_scores(q_tile, traffic.load(k, keys))
+                state = updating()(state, scores, traffic.load(v, keys))
+                if states:
+                    states[number] = state
+            outputs.append(state[2] / state[1])
+            if what != "outputs":
+                traffic.store(out, queries, outputs.pop())
+        for queries, tile in zip(rows_of, outputs):
+            traffic.store(out, queries, tile)
+        return out
+
+    return queries_outer
+
+
+def single(state, scores, values):
+    return tuple(part.float().double() for part in updating()(state, scores, values))
+
+
+def of_the_package(state, scores, values):
+    return tiled.update(tiled.State(*state), scores, values)
+
+
+def outer_of_the_package(q, k, v, rows, columns, traffic):
+    return tiled.queries_outer(q, k, v, rows, columns, traffic)
+
+
 MUTANTS = {
     "ex02_1": [
         ("subtracts no maximum", updating(maximum=lambda m, s: torch.zeros_like(m))),
@@ -270,6 +327,9 @@ MUTANTS = {
         ("forgets the old state", forgets_the_old),
         ("keeps the old maximum", keeps_the_old_maximum),
         ("returns flat m and l", flat_statistics),
+        ("rounds to float32", single),
+        ("calls the package's update", of_the_package),
+        ("is the package's update", tiled.update),
     ],
     "ex02_2": [
         ("drops the ragged tile of queries", outer(query_tiles=whole_tiles_only)),
@@ -288,6 +348,11 @@ MUTANTS = {
         ("asks PyTorch", asks_pytorch),
         ("keys outside", keys_outside),
         ("bypasses the counter", bypasses_the_counter),
+        ("keeps all states", holds_all("states")),
+        ("loads all queries first", holds_all("tiles")),
+        ("stores all outputs at the end", holds_all("outputs")),
+        ("calls the package's queries_outer", outer_of_the_package),
+        ("is the package's queries_outer", tiled.queries_outer),
     ],
     "ex02_3": [
         ("rounds the tiles down", moved(count=lambda n, size: n // size)),
@@ -308,7 +373,7 @@ MUTANTS = {
 }
 
 RIGHT = {
-    "ex02_1": [merges_both, key_by_key, tiled.update, updating()],
-    "ex02_2": [whole_row_loops, tiled.queries_outer, outer()],
+    "ex02_1": [merges_both, key_by_key, updating()],
+    "ex02_2": [whole_row_loops, serpentine, outer()],
     "ex02_3": [by_running, moved()],
 }
