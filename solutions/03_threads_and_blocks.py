@@ -9,18 +9,15 @@
 # %% [markdown]
 # # 03 · A GPU out of Python threads
 #
-# **105 minutes**, and 10 for the part marked *optional* · needs: Python, and NumPy arrays, which behave here as PyTorch tensors do; of lessons 01 and 02 only the idea of a tile
+# **115 minutes**, of which 10 are for the section marked *optional*. A good place for a break is after section 5 · needs: Python and NumPy arrays, which behave here like PyTorch tensors; from lessons 01 and 02 only the idea of a tile
 #
 # You will be able to:
 #
-# - say which element a CUDA thread works on, from its block's index and its own;
-# - build a small GPU simulator yourself: one Python thread for every CUDA thread, a barrier, shared memory;
-# - write three kernels (a map, a sum, a tiled matrix product) that run in it, and later on a real GPU, without a change.
+# - say which element a CUDA thread processes, from the index of its block and its own index;
+# - build a small GPU simulator yourself, with one Python thread for every CUDA thread, a barrier, and shared memory;
+# - write three kernels (a map, a sum, a tiled matrix product) that run in your simulator and, without any change, on a real GPU.
 #
-# A GPU runs the same function, the **kernel**, thousands of times at once. Each run is a **thread**. Threads come in
-# **blocks** of equal size, and the blocks of one launch form the **grid**. Here is a launch for 10 elements with
-# blocks of 4 threads. Every box is a thread, and the number in it is the element that the thread works on:
-# `i = blockIdx.x * blockDim.x + threadIdx.x`. (The next cell only draws: run it, there is no need to read it.)
+# A GPU runs the same function, the **kernel**, thousands of times at once. Each run is a **thread**. Threads are grouped into [**blocks**](../docs/glossary.md) of equal size, and all blocks of one launch form the **grid**. The picture shows a launch for 10 elements with blocks of 4 threads. Every box is a thread, and the number in it is the index of the element that the thread processes: `i = blockIdx.x * blockDim.x + threadIdx.x`. (The next cell only draws. Run it; you do not need to read it.)
 
 # %% jupyter={"source_hidden": true}
 import matplotlib.pyplot as plt
@@ -28,8 +25,8 @@ from course.figures import BLUE, ORANGE, show_figure
 
 
 def draw_grid(elements, blocks, threads):
-    """A box for every thread of a launch, with the number of its element;
-    a thread that has none is grey and hatched."""
+    """Draw a box for every thread of a launch, with the index of its element;
+    a thread without an element is grey and hatched."""
     figure, axes = plt.subplots(figsize=(11, 2.2))
     for i in range(blocks * threads):
         block, thread = divmod(i, threads)
@@ -72,16 +69,17 @@ def draw_grid(elements, blocks, threads):
 show_figure(
     draw_grid(elements=10, blocks=3, threads=4),
     "three blocks side by side, each of four threads, numbered 0 to 3 in every block. "
-    "They carry the elements 0 to 3, 4 to 7, and 8 to 11. The boxes 10 and 11 are "
+    "They process the elements 0 to 3, 4 to 7, and 8 to 11. The boxes 10 and 11 are "
     "hatched: there are only ten elements, so these two threads have nothing to do.",
 )
 
 # %% [markdown]
 # ## 1. One thread, one element
 #
-# Here is a kernel, written the way Numba (a compiler for Python, lesson 07) wants it. Look for the loop: there is none.
+# Here is a kernel, written for Numba, a compiler for Python that you will use in lesson 07. Notice that it has no loop.
 
 # %%
+import threading
 from collections import namedtuple
 from types import FunctionType, SimpleNamespace
 
@@ -91,36 +89,31 @@ from numpy import float32
 
 
 def double(x, out):
-    """out = 2 * x, one element per thread."""
+    """Compute out = 2 * x, one element per thread."""
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     out[i] = 2 * x[i]
 
 
 # %% [markdown]
-# The kernel asks `cuda` who it is: the index of its block, the size of a block (`blockDim`), its own index within
-# the block. On a GPU the hardware answers. We have no hardware, so we shall answer ourselves.
+# The kernel reads three things from `cuda`: the index of its block, the size of a block (`blockDim`), and its own index within the block. On a GPU the hardware supplies them. We have no hardware, so we supply them ourselves.
 #
-# That takes one trick. A Python function looks up the global names in it, such as `cuda`, in a dictionary:
-# `function.__globals__`. So we make a **copy** of the kernel with a dictionary of our own, in which `cuda` means what we
-# like. The original stays as it was, and the same source can still go to a real GPU.
+# This takes one trick. A Python function looks up its global names, such as `cuda`, in a dictionary, `function.__globals__`. So we make a **copy** of the kernel with our own dictionary, in which `cuda` refers to any object that we like. The original does not change, and you can still run the same source on a real GPU.
 #
-# The indices and sizes have three parts, x, y and z, because images and volumes are common. A size that is not
-# given is 1. (An index has no such default: the first index is 0, so we always write all three.)
+# Each index and size has three parts, x, y and z, because images and volumes are common. A size that you do not give is 1. (An index has no such default: the first index is 0, so we always write all three parts.)
 
 # %%
 dim3 = namedtuple("dim3", ["x", "y", "z"], defaults=(1, 1, 1))
 
 
 def with_cuda(kernel, cuda):
-    """A copy of the kernel in which the name `cuda` means the object given."""
+    """Return a copy of the kernel in which the name `cuda` refers to this object."""
     return FunctionType(
         kernel.__code__, {**kernel.__globals__, "cuda": cuda}, kernel.__name__
     )
 
 
 # %% [markdown]
-# **Predict.** We run the kernel once, as thread 2 of block 1, with blocks of 4 threads. Which one of the eight zeros
-# changes, and what does it become? Element `___` becomes `___`.
+# **Predict.** We run the kernel once, as thread 2 of block 1, with blocks of 4 threads. Which of the eight zeros changes, and what does it become? Element `___` becomes `___`.
 
 # %%
 x = np.array([10, 20, 30, 40, 50, 60, 70, 80], dtype=float32)
@@ -133,16 +126,16 @@ with_cuda(double, thread)(x, out)
 print(out)
 
 # %% [markdown]
-# `1 * 4 + 2 = 6`, so element 6, a 70, was doubled. One thread, one element.
+# The index is `1 * 4 + 2 = 6`, so the kernel doubled element 6, which is 70. One thread processes one element.
 #
-# ## 2. All of them, one after another
+# ## 2. All threads, one after another
 #
-# A launch runs the kernel for every thread of every block. Two plain loops will do for now:
+# A launch runs the kernel for every thread of every block. For now, two plain loops are enough:
 
 
 # %%
 def indices(size):
-    """Every index within `size`, x fastest, as CUDA counts:
+    """Return every index within `size` in CUDA's order, x fastest:
     for dim3(2, 2) these are (0,0,0) (1,0,0) (0,1,0) (1,1,0)."""
     return [
         dim3(x, y, z)
@@ -170,8 +163,7 @@ launch_in_turn(double, dim3(2), dim3(4), x, out)
 print(out)
 
 # %% [markdown]
-# Now ten elements, as in the picture, still in blocks of 4. Two blocks are too few, so it takes three: in general
-# `(elements + block - 1) // block`, a division that rounds up. Three blocks are twelve threads.
+# Now take ten elements, as in the picture, still in blocks of 4. Two blocks are not enough, so you need three. The general formula is `(elements + block - 1) // block`, a division that rounds up. Three blocks have twelve threads.
 #
 # **Predict.** What do threads 10 and 11 do?
 #
@@ -188,23 +180,19 @@ except IndexError as error:
     print("IndexError:", error)
 
 # %% [markdown]
-# NumPy noticed. A GPU does not look where an array ends: thread 10 reads whatever lies behind `x` and writes over whatever
-# lies behind `out`, perhaps another array of yours; if you are lucky, the program crashes. So the kernel itself has to
-# ask whether there is an element for it. That question is called the **guard**.
+# NumPy noticed the error. A GPU does not check where an array ends. Thread 10 reads whatever is in memory after `x`, and overwrites whatever is after `out`, perhaps another array of yours. If you are lucky, the program crashes. So the kernel itself has to test whether the thread has an element. This test is called the **guard**.
 #
 # ### Exercise 3.1 · add · three lines
-# Write the kernel `add`: `out[i] = x[i] + y[i]`, one element per thread, for any number of elements and any number
-# of blocks. A thread without an element does nothing. The number of elements is `x.size`. The check runs your kernel in
-# `sim`, the simulator of this course, which you will meet in section 9.
+# Write the kernel `add`: `out[i] = x[i] + y[i]`, one element per thread, for any number of elements and any number of blocks. A thread without an element does nothing. The number of elements is `x.size`. The check runs your kernel in `sim`, the simulator of this course; section 9 introduces it.
 #
-# <details><summary>Hint 1: which element?</summary>The first line of <code>double</code>, unchanged.</details>
-# <details><summary>Hint 2: which threads have one?</summary>With ten elements the last one is <code>x[9]</code>: the guard
+# <details><summary>Hint 1: which element?</summary>Use the first line of <code>double</code>, unchanged.</details>
+# <details><summary>Hint 2: which threads have one?</summary>With ten elements the last one is <code>x[9]</code>, so the guard
 # is <code>i &lt; x.size</code>, not <code>&lt;=</code>.</details>
 
 
 # %% tags=["exercise"]
 def add(x, y, out):
-    """out = x + y, one element per thread; x, y and out are 1-D, of one size."""
+    """Compute out = x + y, one element per thread, for 1-D arrays of one size."""
     # BEGIN SOLUTION 3.1
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if i < x.size:
@@ -218,57 +206,50 @@ from course import check
 check.ex03_1(add)
 
 # %% [markdown]
-# The check ran your kernel with 1 element, with fewer than a block, with several blocks and a ragged end. It also filled
-# `out` with NaN first, so that an element you did not write cannot look right by luck.
+# The check ran your kernel with 1 element, with fewer elements than threads in a block, and with several blocks of which the last was not full. It filled `out` with NaN first, so that an element that you did not write cannot be correct by accident.
 #
 # ## 3. Threads that need each other
 #
-# `double` and `add` never look at a neighbour's work. Here is one that does. Each block reverses its part of `x`. The
-# threads put their elements into **shared memory**, a small fast memory that belongs to the block, and then each takes
-# out the element on the opposite side.
+# In `double` and `add`, no thread uses the result of another thread. Here is a kernel in which they do. Each block reverses its part of `x`. The threads write their elements to [**shared memory**](../docs/glossary.md), a small fast memory that belongs to the block, and then each thread reads the element from the opposite side.
 
 # %%
-WIDTH = 4  # a constant: Numba fixes the size when it compiles (lesson 05: another way)
+WIDTH = 4  # a constant, because Numba must know the size (lesson 05 has another way)
 
 
 def mirror(x, out):
-    """Each block of WIDTH threads writes its part of x into out, back to front."""
+    """Reverse each block's part of x, with WIDTH threads per block."""
     shared = cuda.shared.array(WIDTH, float32)
     t = cuda.threadIdx.x
     i = cuda.blockIdx.x * cuda.blockDim.x + t
     shared[t] = x[i]
-    cuda.syncthreads()  # wait here until every thread of the block has come here
+    cuda.syncthreads()  # wait here until every thread of the block has arrived
     out[i] = shared[WIDTH - 1 - t]
 
 
 # %% [markdown]
-# Every thread of the block runs the line `cuda.shared.array(...)`, but there must be only **one** array. Our rule: each
-# thread counts how many it has asked for. Whoever asks for number 1 first makes it; everybody else's number 1 is the same
-# array. Nobody clears shared memory on a GPU, so ours starts full of NaN: use it before you fill it, and it shows.
+# Every thread of the block runs the line `cuda.shared.array(...)`, but there must be only **one** array. We use this rule: each thread counts its own calls. The first thread that makes call number 1 creates the array, and call number 1 of every other thread returns the same array. A GPU does not clear shared memory, so we fill it with NaN. If a kernel reads an element before writing it, you will see the NaN.
 
 
 # %%
 class SharedMemory:
-    """One thread's door to the shared memory of its block."""
+    """A thread's access to the shared memory of its block."""
 
-    kind = np.ndarray  # section 7 puts a slower kind of array here
+    kind = np.ndarray  # section 7 replaces it by a slower kind of array
 
     def __init__(self, arrays):
         self.arrays = arrays  # one dictionary for all threads of the block
-        self.asked = 0
+        self.calls = 0
 
     def array(self, shape, dtype):
-        """The next shared array:
-        a new one, full of NaN, if no other thread of the block has made it already."""
-        self.asked += 1
-        return self.arrays.setdefault(self.asked, np.full(shape, np.nan, dtype)).view(
-            self.kind
-        )
+        """Return the next shared array: a new one, full of NaN, if no other thread
+        of the block has created it already."""
+        self.calls += 1
+        new = np.full(shape, np.nan, dtype)
+        return self.arrays.setdefault(self.calls, new).view(self.kind)
 
 
 # %% [markdown]
-# **Predict.** We run the four threads of one block in turn, as before. `syncthreads` does nothing: whom could a thread wait for,
-# when it runs alone? The input is 10, 20, 30, 40. What does the output look like?
+# **Predict.** We run the four threads of one block one after another, as before. `syncthreads` does nothing, because a thread that runs alone has nobody to wait for. The input is 10, 20, 30, 40. What does the output look like?
 #
 # - ( ) 40 30 20 10
 # - ( ) nan nan nan nan
@@ -291,53 +272,44 @@ for t in range(4):
 print(out)
 
 # %% [markdown]
-# Thread 0 wanted what thread 3 had not stored yet, and thread 1 what thread 2 had not. Threads 2 and 3 came late enough to
-# find their values. A loop cannot repair this: each thread has to stop in the middle of the kernel until the others have
-# come as far. So we need things that can stop in the middle, and Python has them: threads.
+# Thread 0 read the element that thread 3 had not stored yet, and thread 1 the one that thread 2 had not stored. Threads 2 and 3 ran late enough to find their values. A loop cannot fix this: each thread has to stop in the middle of the kernel until the others have reached the same line. So we need functions that can stop in the middle, and Python has them: threads.
 #
-# ## 4. Python threads in two small experiments (if you know `threading`, run the cells and read on)
+# ## 4. Two small experiments with Python threads (skip them if you know `threading`)
 #
-# `threading.Thread(target=f, args=(...))` prepares a call, `.start()` begins it beside everything else that runs, and `.join()`
-# waits for its end. A `threading.Barrier(3)` holds everybody who calls `.wait()` until the third has come.
+# `threading.Thread(target=f, args=(...))` prepares a call, `.start()` runs it concurrently with everything else, and `.join()` waits for its end. In a `threading.Barrier(3)`, every thread that calls `.wait()` waits until the third one has called it.
 #
-# **Predict.** Three threads write into one list, "comes" before a barrier and "goes" after it. Which orders can the
-# list have?
+# **Predict.** Three threads append to one list, "arrives" before a barrier and "leaves" after it. Which orders can the list have?
 
 # %%
-import threading
-
 barrier = threading.Barrier(3)
 log = []
 
 
-def visitor():
-    log.append("comes")
+def worker():
+    log.append("arrives")
     barrier.wait()
-    log.append("goes")
+    log.append("leaves")
 
 
-threads = [threading.Thread(target=visitor) for _ in range(3)]
+threads = [threading.Thread(target=worker) for _ in range(3)]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
 print(log)
 
+
 # %% [markdown]
-# Always this one: nobody goes before all have come.
+# The list always has this order: no thread leaves before all have arrived.
 #
-# The second experiment is about trouble. If a thread raises an exception, Python prints it and the thread ends; nobody
-# else is told. The other two would wait at the barrier for a third who never comes, and your notebook would stand still for
-# ever. So a thread that fails must do two things: **write down** its error where others can see it, and call
-# `barrier.abort()`: everybody who waits there, or comes later, gets a `BrokenBarrierError`. In this order: then the first error in the
-# list is the cause, and those it brought about stand behind it.
+# The second experiment is about errors. If a thread raises an exception, Python prints it and the thread ends, but the other threads do not notice. They would wait at the barrier for a third thread that never arrives, and your notebook would hang forever. So a thread that fails must do two things. It must **record** its error where others can read it, and it must call `barrier.abort()`. Then every thread that is waiting at the barrier, or arrives later, gets a `BrokenBarrierError`. The order is important: if you record first and abort second, the first error in the list is the cause, and the errors that follow are its consequences.
 
 # %%
 barrier = threading.Barrier(3)
 errors = []
 
 
-def visitor(name):
+def worker(name):
     try:
         if name == "Bob":
             raise ValueError("Bob fell over")
@@ -347,54 +319,49 @@ def visitor(name):
         barrier.abort()
 
 
-threads = [
-    threading.Thread(target=visitor, args=(name,)) for name in ["Ann", "Bob", "Cem"]
-]
+names = ["Ann", "Bob", "Cem"]
+threads = [threading.Thread(target=worker, args=(name,)) for name in names]
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
 print([type(error).__name__ for error in errors])
 
+
 # %% [markdown]
 # ## 5. The simulator
 #
-# You have all the parts. One block is: a dictionary of shared arrays, a barrier for all its threads, a list of errors, and a
-# Python thread for every CUDA thread. Blocks run one after another. (A GPU runs many at once, in an order that nobody
-# promises; a correct kernel cannot tell.)
-#
-# The barrier gets `timeout=10`: if some thread has not come after ten seconds, waiting ends with a `BrokenBarrierError`
-# instead of never. It will be needed when a thread returns early and the others wait for it; lesson 04 has such a kernel. (What a GPU does then is
-# not settled by CUDA's language, which wants every thread of the block at the barrier. The hardware, since Volta, waits for the threads that have not exited.)
+# Now you have all the parts. A block consists of a dictionary of shared arrays, a barrier for all its threads, a list of errors, and one Python thread for every CUDA thread. Blocks run one after another. (A GPU runs many blocks at the same time, in no guaranteed order, and a correct kernel does not depend on the order.)
 #
 # ### Exercise 3.2 · run_block · about twenty lines
 # Write the rest of `run_block`:
 #
-# 1. a function `run_thread(thread_index)`: it builds the thread's own `cuda`, with six names: `gridDim`, `blockDim`, `blockIdx`,
-#    `threadIdx`, `shared`, `syncthreads`; then it runs the kernel with it. If that raises, it notes the error and aborts the barrier;
-# 2. one `threading.Thread` for every index of the block; start them all, then wait for them all;
-# 3. if anything went wrong, raise the first error.
+# 1. Define a function `run_thread(thread_index)`. It creates the thread's own `cuda`, with six names: `gridDim`, `blockDim`, `blockIdx`, `threadIdx`, `shared`, `syncthreads`. Then it runs the kernel with it. If the kernel raises an exception, it records the error and aborts the barrier.
+# 2. Create one `threading.Thread` for every index of the block. Start them all, then wait for them all.
+# 3. If there was any error, raise the first one.
+#
+# The barrier is already there. With `timeout=10`, a thread that has waited for ten seconds gets a `BrokenBarrierError`, so a kernel in which one thread returns early does not hang your notebook.
 #
 # <details><summary>Hint 1: the thread's own <code>cuda</code></summary>
 #
-# As in section 3, with two differences: the indices come from the arguments, and now there is a real barrier, so
+# It is the same as in section 3, with two differences: the indices come from the arguments, and there is a real barrier now, so
 # `syncthreads=barrier.wait`.
 # </details>
 # <details><summary>Hint 2: errors</summary>
 #
-# `visitor` in the second experiment does the very thing: `try`, `except Exception as error`, `append`, `abort`.
+# `worker` in the second experiment shows how: `try`, `except Exception as error`, `append`, `abort`.
 # </details>
 # <details><summary>Hint 3: it hangs</summary>
 #
-# Start *all* threads before you join the first. Otherwise the first thread waits at the barrier for threads that you will
-# only start once it has finished.
+# Start *all* threads before you join the first. Otherwise the first thread waits at the barrier for threads that you start only
+# after it has finished.
 # </details>
 
 
 # %% tags=["exercise"]
 def run_block(kernel, grid, block, block_index, args):
     """Run all threads of one block at the same time;
-    raise the first error that one of them raised."""
+    raise the first error that any of them raised."""
     arrays = {}
     errors = []
     barrier = threading.Barrier(block.x * block.y * block.z, timeout=10)
@@ -428,8 +395,8 @@ def run_block(kernel, grid, block, block_index, args):
 
 
 def launch(kernel, grid, block, *args):
-    """Run the kernel once for every thread:
-    the blocks one after another, the threads of a block at the same time."""
+    """Run the kernel once for every thread: the blocks one after another, the
+    threads of a block at the same time."""
     for block_index in indices(grid):
         run_block(kernel, grid, block, block_index, args)
 
@@ -438,8 +405,7 @@ def launch(kernel, grid, block, *args):
 check.ex03_2(launch)
 
 # %% [markdown]
-# That is a small GPU: `dim3`, `indices`, `with_cuda`, `SharedMemory`, `run_block`, `launch`, under sixty lines. First the kernel
-# that a loop could not run, on two blocks:
+# You have built a small GPU: `dim3`, `indices`, `with_cuda`, `SharedMemory`, `run_block` and `launch`, in about sixty lines. First run the kernel that a loop could not run, with two blocks:
 
 # %% tags=["uses-exercise"]
 x = np.array([10, 20, 30, 40, 50, 60, 70, 80], dtype=float32)
@@ -448,8 +414,7 @@ launch(mirror, dim3(2), dim3(WIDTH), x, out)
 print(out)
 
 # %% [markdown]
-# And an error in one thread comes out as an error of the launch, and nothing hangs. Three blocks of `mirror` for eight
-# elements: the third block has none. (`mirror` has no guard.)
+# If one thread raises an error, the launch raises it too, and nothing hangs. For example, run `mirror` with three blocks on eight elements. The third block has no elements, and `mirror` has no guard.
 
 # %% tags=["uses-exercise"]
 try:
@@ -458,10 +423,11 @@ except IndexError as error:
     print("IndexError:", error)
 
 # %% [markdown]
+# (What does a real GPU do when a thread returns before a barrier? CUDA C++ requires every thread of the block to reach the barrier, so the language does not define it. Since the Volta generation, the hardware waits only for the threads that have not exited. In lesson 04 you meet such a kernel.)
+#
 # ## 6. A sum, by halves
 #
-# Eight threads can add eight numbers in three steps. In each step the left half of the threads adds what the right half
-# holds. On paper, with 3 1 4 1 5 9 2 6:
+# Eight threads can add eight numbers in three steps. In each step, the first half of the threads adds the numbers of the second half. On paper, with 3 1 4 1 5 9 2 6:
 #
 # | | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
 # |---|---|---|---|---|---|---|---|---|
@@ -470,17 +436,16 @@ except IndexError as error:
 # | step = 2: threads 0–1 | **14** | **17** | 6 | 7 | 5 | 9 | 2 | 6 |
 # | step = 1: thread 0 | **31** | 17 | 6 | 7 | 5 | 9 | 2 | 6 |
 #
-# A loop needs seven additions one after another; the threads need three steps. For 1024 numbers it is ten steps.
+# A loop needs seven additions, one after another. The threads need three steps, and for 1024 numbers they need ten. This pattern is called a **tree reduction**.
 #
-# Where must everybody wait? Before the first step, until all numbers are in. And after each step but the last, until all sums of this step are
-# in: thread 0 needs the 17 of thread 1 and must not come too early. (A wait after the last step does no harm, and keeps the loop simple.)
+# Where must all threads wait? They must wait before the first step, until all numbers are stored. They must also wait after each step except the last, until all sums of this step are stored: thread 0 needs the 17 of thread 1 and must not read too early. (Waiting after the last step as well does no harm, and keeps the loop simple.)
 #
 # ### Exercise 3.3 · block_sum · about eight lines
-# Each block of `THREADS` threads sums its part of `x`; block b writes its sum into `out[b]`. If the last block has fewer than
-# `THREADS` elements, a thread without one puts in a 0.
+# Each block of `THREADS` threads sums its part of `x`, and block b writes its sum to `out[b]`.
 #
-# **Every** thread of the block has to come to **every** `syncthreads()`, those without an element too: a guard may skip
-# the work, never the barrier. No thread may add all eight numbers: they are added by halves, as in the table.
+# - If the last block has fewer than `THREADS` elements, a thread without an element stores a 0.
+# - **Every** thread of the block must reach **every** `syncthreads()`, including the threads without an element. A guard may skip the work, but never the barrier.
+# - Add by halves in shared memory, as in the table. No thread reads all eight numbers, and there are no atomic operations.
 #
 # <details><summary>Hint 1: filling shared memory</summary>
 #
@@ -488,7 +453,7 @@ except IndexError as error:
 # </details>
 # <details><summary>Hint 2: the loop</summary>
 #
-# `step = THREADS // 2`, then `while step > 0:` … `step //= 2`. Inside: the addition under `if t < step`, the barrier *not* under it.
+# `step = THREADS // 2`, then `while step > 0:` … `step //= 2`. Inside the loop, the addition is under `if t < step`, and the barrier is *not*.
 # </details>
 # <details><summary>Hint 3: writing the result</summary>
 #
@@ -500,8 +465,8 @@ THREADS = 8
 
 
 def block_sum(x, out):
-    """out[b] = the sum of block b's part of x; x is 1-D, out has one element per block;
-    blocks of THREADS threads."""
+    """Write the sum of block b's part of x to out[b], with THREADS threads per block;
+    x is 1-D, and out has one element per block."""
     shared = cuda.shared.array(THREADS, float32)
     t = cuda.threadIdx.x
     i = cuda.blockIdx.x * THREADS + t
@@ -531,18 +496,17 @@ print(out)
 # %% [markdown]
 # ## 7. The missing line
 #
-# **Guess before you run.** Here is the sum again, for one block. The barrier at the end of each step is missing. We run it
-# two hundred times on the same eight numbers. What will you see?
+# **Guess before you run.** Here is the sum again, for one block, without the barrier at the end of each step. We run it two hundred times on the same eight numbers. What will you see?
 #
 # - ( ) 31, always
 # - ( ) a wrong sum, always
-# - ( ) it depends
+# - ( ) sometimes 31, sometimes a wrong sum
 # - ( ) a crash
 
 
 # %%
 def racy_sum(x, out):
-    """The sum of the THREADS numbers in x, if you are lucky."""
+    """Sum the THREADS numbers in x; this needs luck."""
     shared = cuda.shared.array(THREADS, float32)
     t = cuda.threadIdx.x
     shared[t] = x[t]
@@ -557,9 +521,7 @@ def racy_sum(x, out):
 
 
 # %% [markdown]
-# Nothing in this kernel says which thread is quick and which is slow. On a GPU that depends on what else is going on; with us,
-# on the operating system, which often does the same thing again. So for this experiment we make every store into shared memory
-# take a random time, at most a third of a millisecond. The kernels stay as they are; a correct one cannot notice.
+# Nothing in this kernel determines which thread is fast and which is slow. On a GPU that depends on everything else that is running. In your simulator it depends on the operating system, which often does the same thing again. So for this experiment we make every store to shared memory take a random time, at most a third of a millisecond. The kernels do not change, and a correct kernel gives the same result as before.
 
 # %%
 import random
@@ -567,8 +529,8 @@ import time
 from collections import Counter
 
 
-class Unhurried(np.ndarray):
-    """An array into which a store takes a while, and nobody knows how long."""
+class SlowArray(np.ndarray):
+    """An array in which each store takes a random time."""
 
     def __setitem__(self, index, value):
         time.sleep(random.uniform(0, 0.0003))
@@ -576,11 +538,11 @@ class Unhurried(np.ndarray):
 
 
 def sums_seen(kernel, runs=200):
-    """How often each result came out,
-    in `runs` launches of one block on the eight numbers of section 6."""
+    """Count the results of `runs` launches of one block on the eight numbers of
+    section 6."""
     x = np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=float32)
     seen = Counter()
-    SharedMemory.kind = Unhurried
+    SharedMemory.kind = SlowArray
     try:
         for _ in range(runs):
             out = np.full(1, np.nan, dtype=float32)
@@ -613,42 +575,34 @@ bars = axes.bar(
 axes.bar_label(bars)
 if 31.0 in seen:
     bars[names.index(31.0)].set(facecolor=BLUE, hatch="//")
-axes.set(xlabel="the sum that came out (31, hatched, is right)", ylabel="runs of 200")
+axes.set(xlabel="the sum (31, hatched, is correct)", ylabel="runs of 200")
 axes.margins(y=0.15)
 show_figure(
     figure,
-    "a bar for each sum that came out of the racy kernel, "
+    "a bar for each result of the racy kernel, "
     "as high as the number of runs, of 200, that gave it. "
-    "If the right sum, 31, was among them, its bar is blue and hatched; "
+    "If the correct sum, 31, was among them, its bar is blue and hatched; "
     "the others are orange. The picture is different each time the cell runs.",
 )
 
 # %% [markdown]
-# This is a **race**: two threads touch the same cell, at least one of them writes, and nothing says who comes first. It is
-# the worst kind of bug, because a test may pass. When we left out the random delay and ran the racy kernel 200 times on a
-# quiet computer, about 20 sums were right; when the same computer was busy with something else, 146 were. Nobody had
-# changed the program.
+# This is a [**race**](../docs/glossary.md): two threads access the same element, at least one of them writes, and nothing determines which access comes first. It is the worst kind of bug, because a test may pass. We also ran the racy kernel 200 times without the random delay. On a quiet computer about 20 sums were correct. On the same computer, while it was busy with another program, 146 were. The kernel was the same both times.
 #
 # ## 8. Tiles in shared memory
 #
-# Now something useful: a matrix product. The direct kernel gives one thread one element of `c = a @ b`, and the thread reads a
-# whole row of `a` and a whole column of `b`. For 8×8 matrices each of 64 threads reads 8 + 8 numbers, 1024 reads in all, though there
-# are only 128 numbers. Neighbours read the same ones again and again.
+# Now you write something useful: a matrix product. In the direct kernel, each thread computes one element of `c = a @ b`, and reads a whole row of `a` and a whole column of `b`. For 8×8 matrices, each of 64 threads reads 8 + 8 numbers, so there are 1024 reads, although the matrices have only 128 numbers. Neighbouring threads read the same numbers again and again.
 #
-# A block can share them. Cut the matrices into tiles of 4×4. A block owns one tile of `c`. It walks along its row of
-# tiles in `a` and its column of tiles in `b`. At each stop every thread loads **one** number of each tile into shared memory, all wait, and
-# then everyone computes from shared memory.
+# The threads of a block can share them. Cut the matrices into tiles of 4×4. A block owns one tile of `c`. It goes along its row of tiles in `a` and its column of tiles in `b`, one pair of tiles per step. In each step, every thread loads **one** number of each tile into shared memory, all threads wait, and then all compute from shared memory.
 #
-# In the picture the block that owns the orange tile of `c` makes two stops. At the first it loads the two blue tiles and multiplies them; at the
-# second the two green ones, into the same shared arrays, and adds their product. The white tiles are for other blocks.
+# In the picture, the block that owns the orange tile of `c` makes two steps. In the first it loads the two blue tiles and multiplies them. In the second it loads the two green ones into the same shared arrays, and adds their product. The white tiles belong to other blocks.
 
 # %% jupyter={"source_hidden": true}
 from course.figures import GREEN
 
 
 def draw_tiles(tile=4):
-    """a (left), b (above) and c, 8 x 8 each, in tiles;
-    those of one block are coloured."""
+    """Draw a (left), b (above) and c, 8 x 8 each, in tiles; colour the tiles of one
+    block."""
     figure, axes = plt.subplots(figsize=(6.6, 5.2))
     places = {"a": (0, 9), "b": (9, 0), "c": (9, 9)}  # upper left corners
     colours = {
@@ -673,10 +627,10 @@ def draw_tiles(tile=4):
                 )
         axes.text(left - 0.4, top + 4, name, ha="right", va="center", fontsize=16)
     for words, x, y in [
-        ("stop 0", 2, 11),
-        ("stop 1", 6, 11),
-        ("stop 0", 15, 2),
-        ("stop 1", 15, 6),
+        ("step 0", 2, 11),
+        ("step 1", 6, 11),
+        ("step 0", 15, 2),
+        ("step 1", 15, 6),
         ("its own", 15, 11),
     ]:
         axes.text(x, y, words, ha="center", va="center", color="white", fontsize=12)
@@ -689,30 +643,31 @@ show_figure(
     draw_tiles(),
     "three matrices of 8 by 8 numbers in tiles of 4 by 4: a at the left, b above, "
     "c where they meet. The block that owns the upper right tile of c is orange. "
-    "At stop 0 it loads the upper left tile of a and the upper right tile of b, both "
-    "blue; at stop 1 the upper right tile of a and the lower right tile of b, both "
+    "In step 0 it loads the upper left tile of a and the upper right tile of b, both "
+    "blue; in step 1 the upper right tile of a and the lower right tile of b, both "
     "green.",
 )
 
 # %% [markdown]
+# **Predict.** How many numbers are read from `a` and `b` now? There are 4 blocks, each makes 2 steps, and in each step its 16 threads load 2 numbers each: `___`
 #
-# **Predict.** How many numbers are read from `a` and `b` now? There are 4 blocks, each makes 2 stops, at each stop its 16 threads
-# load 2 numbers each: `___`
-#
-# <details><summary>Answer</summary>4 · 2 · 16 · 2 = 256, a quarter of 1024. With tiles of T×T, each number is read T times less often.
+# <details><summary>Answer</summary>4 · 2 · 16 · 2 = 256, a quarter of 1024. With tiles of T×T, each number is read only 1/T as often.
 # This is the reason for the tiles of lesson 02.</details>
-#
-# Blocks and threads have two indices now. x counts along a row and y down a column, so the thread with `threadIdx` (x, y) works
-# in row y and column x. (It is the easiest thing in CUDA to get wrong.)
+
+# %% [markdown]
+# Blocks and threads have two indices now. x counts along a row and y counts down a column, so the thread with `threadIdx` (x, y) is in row y and column x of its tile. It is easy to confuse the two.
 #
 # ### Exercise 3.4 · matmul · about ten lines
-# Write the loop over the tiles and the store at the end. The sizes need not be multiples of `TILE`: a place of a tile that lies
-# outside its matrix is filled with 0, and nothing is stored outside `c`.
+# Write the loop over the tiles and the store at the end.
+#
+# - In each step, every thread loads one number of each tile into shared memory, and the products are computed from there.
+# - The sizes need not be multiples of `TILE`. An element of a tile that is outside its matrix becomes 0, and nothing is stored outside `c`.
+# - Wait with `cuda.syncthreads()` wherever a thread needs the numbers of another thread, or overwrites numbers that another thread may still need.
 #
 # <details><summary>Hint 1: loading</summary>
 #
 # `for start in range(0, a.shape[1], TILE)`. The thread loads `a[row, start + tx]` into `a_tile[ty, tx]`, and `b[start + ty, col]` into
-# `b_tile[ty, tx]`. Each load has a guard with two conditions, one for each dimension, and puts in `float32(0)` otherwise.
+# `b_tile[ty, tx]`. Each load has a guard with two conditions, one for each dimension. If the guard is false, store `float32(0)`.
 # </details>
 # <details><summary>Hint 2: multiplying</summary>
 #
@@ -720,8 +675,8 @@ show_figure(
 # </details>
 # <details><summary>Hint 3: how many barriers?</summary>
 #
-# Two a stop. One after loading: nobody may read a tile before it is complete. One after multiplying: nobody may load the next tile over
-# the one that a slower thread is still reading.
+# You need two in each step. One is after loading: no thread may read a tile before it is complete. The other is after multiplying: no thread
+# may overwrite a tile that a slower thread is still reading.
 # </details>
 
 # %% tags=["exercise"]
@@ -729,8 +684,8 @@ TILE = 4
 
 
 def matmul(a, b, c):
-    """c = a @ b for float32 a (m, k), b (k, n), c (m, n);
-    each block of TILE x TILE threads makes one tile of c."""
+    """Compute c = a @ b for float32 a (m, k), b (k, n), c (m, n);
+    each block of TILE x TILE threads computes one tile of c."""
     a_tile = cuda.shared.array((TILE, TILE), float32)
     b_tile = cuda.shared.array((TILE, TILE), float32)
     tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
@@ -756,7 +711,7 @@ def matmul(a, b, c):
 check.ex03_4(matmul)
 
 # %% [markdown]
-# And in your own simulator, on matrices that do not fit the tiles:
+# Now run it in your own simulator, on matrices whose sizes are not multiples of the tile:
 
 # %% tags=["uses-exercise"]
 numbers = np.random.default_rng(3)
@@ -769,10 +724,7 @@ print("largest difference from a @ b below 1e-5:", np.abs(c - a @ b).max() < 1e-
 # %% [markdown]
 # ## 9. The same kernels in `sim`
 #
-# The rest of the course uses the simulator `sim`. Its principle is yours: a copy of the kernel in which `cuda` means
-# something else. It adds what you would add with a few more weeks: it knows all that a kernel may say, it follows functions that a
-# kernel calls, and it checks every access. A launch looks as on the GPU, with square brackets:
-# `simulate(kernel)[grid, block](arguments)`.
+# The rest of the course uses the simulator `sim`. It works on the same principle as yours: it runs a copy of the kernel in which `cuda` refers to something else. It adds what you would add in a few more weeks: it supports all of CUDA that a kernel in this course may use, it follows calls from a kernel to other functions, and it checks every memory access. A launch has the same form as on the GPU, with square brackets: `simulate(kernel)[grid, block](arguments)`.
 
 # %%
 from sim import KernelBug, simulate
@@ -786,8 +738,7 @@ print(
 print("findings:", len(report.findings))
 
 # %% [markdown]
-# Two things it does better. First, it names the culprit. This is `double` with no guard again, on ten elements; compare with the
-# `IndexError` of section 2.
+# There are two things that `sim` does better. First, it names the thread, the line and the element that are at fault. Here is `double`, which has no guard, on ten elements again. Compare the message with the `IndexError` of section 2.
 
 # %%
 x = np.arange(10, 20).astype(float32)
@@ -798,8 +749,7 @@ except KernelBug as bug:
     print(bug)
 
 # %% [markdown]
-# Second, it makes bad luck repeatable. Your threads run when the operating system likes. `sim` lets one thread run at a time, in
-# a random order that depends on the `seed` alone. The racy sum with fifty seeds, and then all fifty again:
+# Second, you can repeat a run exactly. In your simulator, the operating system decides when each thread runs. `sim` runs one thread at a time, in a random order that depends only on the `seed`. Here is the racy sum with fifty seeds, followed by the same fifty again:
 
 
 # %%
@@ -813,11 +763,11 @@ def racy_result(seed):
 first = [racy_result(seed) for seed in range(50)]
 second = [racy_result(seed) for seed in range(50)]
 print("some seeds give a wrong sum:", any(result != 31 for result in first))
-print("some seeds give the right one:", any(result == 31 for result in first))
+print("some seeds give the correct sum:", any(result == 31 for result in first))
 print("each seed gives the same sum again:", first == second)
 
 # %% [markdown]
-# And it draws what it has seen. In the racy sum, no line stands between one step and the next: a barrier would be one. (Time counts the accesses of each thread.)
+# `sim` can also draw the accesses that it recorded. In the timeline of the racy sum, nothing separates one step from the next; a barrier would be drawn as a vertical line. (The time axis counts the accesses of each thread.)
 
 # %%
 from sim.observers import DEFAULT, Trace
@@ -828,24 +778,22 @@ simulate(racy_sum, on_finding="report", observers=[*DEFAULT, Trace])[1, 8](
 ).timeline()
 
 # %% [markdown]
-# Your own sum, with a line after each step, in which the threads without work wait (grey):
+# Here is your own sum. There is a line after each step, and the threads without work wait there (grey):
 
 # %% tags=["uses-exercise"]
 simulate(block_sum, observers=[*DEFAULT, Trace])[1, 8](x, out).timeline()
 
 # %% [markdown]
-# ### How fast (optional)
+# ### How fast is it? (optional)
 #
-# `sim` has two engines. `fibers`, the one we just used, is quick: its threads are greenlets, functions that can stop in
-# the middle and hand over to another at next to no cost. `threads` uses one Python thread per CUDA thread, as yours does, but
-# still lets only one run at a time. Both take the threads in the same order.
+# `sim` has several engines. The default one, `fibers`, is fast: its threads are greenlets, functions that can pause in the middle and switch to another one at almost no cost. The engine `threads` uses one Python thread per CUDA thread, as yours does, but lets only one run at a time. Both engines run the threads in the same order.
 #
-# **Predict.** A launch of `add` with 4096 threads, in yours and in `sim` with fibers. Which is faster?
+# **Predict.** Launch `add` with 4096 threads, in your simulator and in `sim` with `fibers`. Which is faster?
 
 
 # %% tags=["uses-exercise"]
 def seconds(call):
-    """How long the call takes: the shortest of three."""
+    """Return the shortest time of three calls."""
     times = []
     for _ in range(3):
         begin = time.perf_counter()
@@ -862,19 +810,18 @@ print("4096 Python threads take less than 10 seconds:", yours < 10)
 print("sim is faster:", sims < yours)
 
 # %% [markdown]
-# (Print `yours / sims` for your computer. On ours it was about 8.)
+# (To see the ratio on your computer, print `yours / sims`. On ours it was about 8.)
 #
-# Starting a Python thread costs about a tenth of a millisecond, far more than the work it does here. `add` has no barrier, so
-# `sim` needs no threads at all for it: a plain loop will do, the `launch_in_turn` of section 2.
+# Starting a Python thread takes about a tenth of a millisecond, far longer than the work that the thread does here. `add` has no barrier, so `sim` needs no threads at all: it uses a plain loop, like `launch_in_turn` in section 2.
 #
 # ## Validate
 #
-# Each kernel on sizes that do not fit the blocks: your simulator against NumPy, then both engines of `sim` against yours.
+# Each kernel runs with sizes that are not multiples of the block. We compare your simulator with NumPy, then both engines of `sim` with your simulator.
 
 
 # %% tags=["uses-exercise"]
 def cases(numbers):
-    """For each kernel: its grid and block, its inputs, what NumPy says."""
+    """Return (kernel, grid, block, inputs, NumPy's result) for each kernel."""
     x, y = numbers.standard_normal((2, 29)).astype(float32)
     a = numbers.standard_normal((9, 5)).astype(float32)
     b = numbers.standard_normal((5, 11)).astype(float32)
@@ -911,8 +858,7 @@ for kernel, grid, block, inputs, wanted in cases(np.random.default_rng(3)):
 
 # %% [markdown]
 # ### On a real GPU, if there is one
-# `cuda.jit` compiles the kernel for the GPU; the launch looks the same. Without a GPU this cell uses `sim`, and prints the same line.
-# (On a GPU, Numba may warn that so small a launch leaves most of it idle. It is right.)
+# `cuda.jit` compiles the kernel for the GPU, and the launch has the same form. Without a GPU this cell uses `sim` and prints the same line. (On a GPU, Numba may warn that such a small launch leaves most of the GPU idle, which is true.)
 
 # %% tags=["uses-exercise"]
 on_this_machine = cuda.jit if cuda.is_available() else simulate
@@ -925,10 +871,12 @@ print(
 
 # %% [markdown]
 # ## In three lines
-# - A kernel is one thread's work; `blockIdx`, `blockDim` and `threadIdx` say which, and the guard says whether there is any.
-# - The threads of a block share memory, and `syncthreads` puts their work in order; every one of them has to come to it.
-# - A missing barrier is a race: right or wrong as the moment pleases, so a test that passes proves little.
+# - A kernel describes the work of one thread. `blockIdx`, `blockDim` and `threadIdx` determine which element it processes, and the guard tests whether there is one.
+# - The threads of a block share memory, and `syncthreads` orders their accesses. Every thread of the block has to reach it.
+# - A missing barrier is a race: the result depends on timing, so a test that passes proves little.
 #
-# **You can now** write a map, a sum and a tiled matrix product as CUDA kernels, and run them on a GPU that you have built.
+# **You can now** write a map, a sum and a tiled matrix product as CUDA kernels, and run them on a GPU that you have built yourself.
 #
-# **Next:** [lesson 04](04_what_can_go_wrong.ipynb), nine kernels with nine bugs, and a simulator that names each of them.
+# **Read on:** NVIDIA, *CUDA C++ Programming Guide*, chapter "Programming Model" (thread hierarchy, memory hierarchy) · Numba documentation, *CUDA Python Reference* and "Writing CUDA Kernels" · Mark Harris, *Optimizing Parallel Reduction in CUDA* (NVIDIA, 2007), seven versions of your `block_sum`.
+#
+# **Next:** in [lesson 04](04_what_can_go_wrong.ipynb) you meet nine kernels with nine bugs, and a simulator that names each of them.

@@ -5,7 +5,7 @@ import math
 import threading
 import time
 import traceback
-from collections import namedtuple
+from collections import Counter, namedtuple
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,8 +13,9 @@ from numba import cuda
 from numpy import float32
 
 from course.check import kernels
-from course.check.contract import Contract
+from course.check.contract import Contract, Work
 from course.check.harness import compare, exercise, fail
+from sim.events import STORE
 from sim.nouns import plural
 
 THREADS, TILE = 8, 4  # as in the lesson
@@ -26,11 +27,11 @@ PATIENCE = 5  # seconds; a launch here takes hundredths of one
 dim3 = namedtuple("dim3", ["x", "y", "z"], defaults=(1, 1, 1))
 
 WAIT = (
-    "Do two threads write one element? Is there a barrier wherever one thread needs what another has stored,"
+    "Do two threads write one element? Is there a barrier wherever a thread needs what another has stored,"
     " and before anything is stored over it?"
 )
 NOT_A_NUMBER = (
-    "NaN: no thread has written this element, or a thread used shared memory that nobody had filled."
+    "NaN: no thread has written this element, or a thread read shared memory before it was written."
 )
 
 
@@ -49,8 +50,8 @@ def ex03_1(add, rng):
         call = f"add[{blocks}, {threads}](x, y, out) with {plural(size, 'element')}"
         contract = Contract(
             "x y out",
-            each={"x": 2, "y": 2, "out": 1},
-            most={"x": 2 * size, "y": 2 * size, "out": size},
+            each={"x": 2, "y": 2, "out": 3},  # 3: out[i] = 0, then out[i] += x[i] + y[i]
+            most={"x": 2 * size, "y": 2 * size, "out": 3 * size},
             threads=size,
             hint=ONE_EACH,
         )
@@ -88,12 +89,14 @@ def ex03_3(block_sum, rng):
             most={"x": 2 * size, "out": len(sums), "shared": 48 * len(sums)},
             least={"shared": size},
             blocks=len(sums),
-            barriers=None if "atomic" in kernels.names_in(block_sum) else (HALVINGS, math.inf),
+            barriers=(HALVINGS, math.inf),
+            atomics=(0, 0),
             helpers=(THREADS // 2) * (size // THREADS),
             share=None if size % THREADS else 3.2,
             hint=BY_HALVES,
         )
-        verify(block_sum, len(sums), THREADS, (x,), sums, rng, call, contract)
+        for report in verify(block_sum, len(sums), THREADS, (x,), sums, rng, call, contract):
+            adds_by_halves(Work(report), call)
     return "1 to 509 elements in blocks of 8, in many orders of the threads"
 
 
@@ -113,21 +116,38 @@ def ex03_4(matmul, rng):
         b = rng.standard_normal((inner, n)).astype(float32)
         grid = -(-n // TILE), -(-m // TILE)
         stops = -(-inner // TILE)
+        # one barrier in each step is enough with two pairs of tiles, but not if syncwarp replaces the other
+        fewest = 2 * stops - 1 if "syncwarp" in kernels.names_in(matmul) else stops
         call = f"matmul[{grid}, {(TILE, TILE)}](a, b, c) with a of {m} x {inner} and b of {inner} x {n}"
         contract = Contract(
             "a b c",
             each={"a": stops, "b": stops, "c": 1},
             most={"a": m * inner * grid[0], "b": inner * n * grid[1]},
             threads=m * n,
-            barriers=(stops, math.inf),
+            barriers=(fewest, math.inf),
             owner={"c": lambda element, n=n, width=grid[0]: thread_of(element // n, element % n, width)},
             hint=BY_TILES,
         )
         verify(matmul, grid, (TILE, TILE), (a, b), a.astype(np.float64) @ b, rng, call, contract)
     return (
-        "eight shapes, from 1 x 1 to 14 x 33 times 33 x 9, most of them ragged, up to 9 stops; each thread"
+        "eight shapes, from 1 x 1 to 14 x 33 times 33 x 9, most of them ragged, up to 9 steps; each thread"
         " loads one number of each tile"
     )
+
+
+def adds_by_halves(work, call):
+    """Reject a block_sum in which a thread reads more of the shared numbers than halving needs."""
+    chosen = work.chosen("shared") & (work.trace.action != STORE)
+    threads = work.block_number[chosen] * work.threads + work.trace.thread[chosen]
+    reads = np.unique(np.stack([threads, work.trace.address[chosen].astype(np.int64)]), axis=1)
+    thread, count = Counter(reads[0].tolist()).most_common(1)[0]
+    if count > HALVINGS + 2:
+        fail(
+            f"the result is correct, but {work.who(thread)} reads {count} different numbers in shared memory;"
+            f" adding by halves needs {HALVINGS + 1}",
+            call=call,
+            hint=BY_HALVES,
+        )
 
 
 def thread_of(row, column, width):
@@ -139,11 +159,12 @@ def thread_of(row, column, width):
 
 ONE_EACH = "One element a thread; a thread without an element does nothing."
 BY_HALVES = (
-    "The threads of a block put their numbers into shared memory, and add by halves: no thread adds them all."
+    "The threads of a block store their numbers in shared memory and add by halves: no thread reads all of"
+    " them, and there are no atomic operations."
 )
 BY_TILES = (
-    "At each stop a thread loads one number of each tile into shared memory, and all compute from there: a"
-    " direct product reads every number again and again."
+    "In each step a thread loads one number of each tile into shared memory, and all compute from there. Both"
+    " barriers of a step are cuda.syncthreads(); a barrier of a warp is not enough."
 )
 
 
@@ -385,12 +406,13 @@ def one_fails(culprit):
 
 
 def verify(kernel, grid, block, inputs, wanted, rng, call, contract):
-    """Run the kernel in `sim` in several thread orders. Reject it unless it always returns `wanted` (float32)
-    and fulfils the contract."""
+    """Run the kernel in `sim` in several thread orders, and return the reports. Reject it unless it always
+    returns `wanted` (float32) and fulfils the contract."""
     outs = [np.full(wanted.shape, np.nan, dtype=float32) for _ in range(ORDERS)]
+    reports = []
     for out in outs:
         hint = lambda got: NOT_A_NUMBER if np.isnan(got).any() else WAIT  # noqa: E731
-        kernels.judge(
+        report = kernels.judge(
             kernel,
             (grid, block),
             inputs,
@@ -402,3 +424,5 @@ def verify(kernel, grid, block, inputs, wanted, rng, call, contract):
             hint=hint,
             refused=lambda finding: finding.severity == "error",
         )
+        reports.append(report)
+    return reports

@@ -56,6 +56,32 @@ def add_returns_early(x, y, out):
     out[i] = y[i] + x[i]
 
 
+def add_in_two_steps(x, y, out):
+    i = cuda.grid(1)
+    if i < out.size:
+        out[i] = 0
+        out[i] += x[i] + y[i]
+
+
+def matmul_with_two_buffers(a, b, c):
+    """Correct: one barrier in each step, because the next step uses the other pair of tiles."""
+    tiles = cuda.shared.array((2, 2, TILE, TILE), float32)
+    tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+    col, row = cuda.grid(2)
+    total = float32(0)
+    for tile in range((a.shape[1] + TILE - 1) // TILE):
+        a_tile, b_tile = tiles[tile % 2, 0], tiles[tile % 2, 1]
+        k = tile * TILE + tx
+        a_tile[ty, tx] = a[row, k] if row < a.shape[0] and k < a.shape[1] else float32(0)
+        k = tile * TILE + ty
+        b_tile[ty, tx] = b[k, col] if k < b.shape[0] and col < b.shape[1] else float32(0)
+        cuda.syncthreads()
+        for k in range(TILE):
+            total += a_tile[ty, k] * b_tile[k, tx]
+    if row < c.shape[0] and col < c.shape[1]:
+        c[row, col] = total
+
+
 def sum_by_growing_steps(x, out):
     shared = cuda.shared.array(THREADS, float32)
     t = cuda.threadIdx.x
@@ -105,6 +131,35 @@ def sum_alone(x, out):
             if i < x.size:
                 total += x[i]
         out[cuda.blockIdx.x] = total
+
+
+def sum_beside_decoys(x, out):
+    shared = cuda.shared.array(THREADS, float32)
+    t = cuda.threadIdx.x
+    i = cuda.blockIdx.x * THREADS + t
+    shared[t] = x[i] if i < x.size else float32(0)
+    cuda.syncthreads()
+    total = float32(0)
+    for k in range(THREADS):
+        total += shared[k]
+    cuda.syncthreads()
+    cuda.syncthreads()
+    if t == 0:
+        out[cuda.blockIdx.x] = total
+
+
+def sum_by_atomics(x, out):
+    shared = cuda.shared.array(1, float32)
+    i = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    if cuda.threadIdx.x == 0:
+        shared[0] = float32(0)
+    cuda.syncthreads()
+    if i < x.size:
+        cuda.atomic.add(shared, 0, x[i])
+    cuda.syncthreads()
+    cuda.syncthreads()
+    if cuda.threadIdx.x == 0:
+        out[cuda.blockIdx.x] = shared[0]
 
 
 def matmul_without_sharing(a, b, c):
@@ -317,6 +372,8 @@ MUTANTS = {
             edited(block_sum, ("t == 0", "t == THREADS - 1"), ("= shared[0]", "= shared[t]")),
         ),
         ("one thread does all the work", sum_alone),
+        ("each thread adds all the numbers", sum_beside_decoys),
+        ("adds with atomics", sum_by_atomics),
     ],
     "ex03_4": [
         ("forgets the barrier after the loads", edited(matmul, ("cuda.syncthreads()  # loaded", "pass"))),
@@ -406,12 +463,16 @@ MUTANTS = {
             ),
         ),
         ("shares nothing", matmul_without_sharing),
+        (
+            "has a warp's barrier after the product",
+            edited(matmul, ("cuda.syncthreads()  # multiplied", "cuda.syncwarp()")),
+        ),
     ],
 }
 
 RIGHT = {
-    "ex03_1": [add_returns_early],
+    "ex03_1": [add_returns_early, add_in_two_steps],
     "ex03_2": [launching(), launch_all_blocks_at_once, ThreadLocalLauncher()],
     "ex03_3": [sum_by_growing_steps],
-    "ex03_4": [matmul_in_one_long_tile],
+    "ex03_4": [matmul_in_one_long_tile, matmul_with_two_buffers],
 }
