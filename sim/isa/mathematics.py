@@ -1,26 +1,25 @@
-"""The modules `math`, `cmath` and `libdevice` as kernels see them. They contain the functions that Numba
-supports on CUDA, with Numba's types, and return the IEEE result where Python would raise an exception.
+"""The modules `math`, `cmath` and `libdevice` in the form in which kernels use them. They contain the
+functions that Numba supports on CUDA, with Numba's types. They return the IEEE result in the cases where
+Python would raise an exception.
 
     argument(s)                                       result
     integer or bool                                   float64
     float32, bfloat16                                 float32
     float16                                           float16 for ceil cos exp exp2 fabs floor log log2
-    log10
-                                                      sin sqrt trunc,
+                                                      log10 sin sqrt trunc,
                                                       float32 for the other functions (including tanh)
     float64                                           float64
-    two: both of float32, a half, bool, int8,         float32 (atan2, hypot: float64 if both are integers)
-        int16, uint8; else                            float64
+    two: both of float32, float16, bfloat16, bool,    float32 (atan2, hypot: float64 if both are integers)
+        int8, int16, uint8; else                      float64
     isfinite, isinf, isnan                            bool
     floor, ceil, trunc                                a float of the type above, not an int as in Python
     frexp, ldexp                                      by the first argument: float32 for the types listed
                                                       under "two", else float64
     modf                                              float32 for float32, else float64
-    pow(float32, int32 or uint16)                     float32, if the int32 has kept its width; else as
-    "two"
+    pow(float32, int32 or uint16)                     float32, if the int32 has kept its width; else as "two"
 
-Each value is computed in double precision and rounded once to the result type. The GPU's libdevice may
-differ in the last bits.
+Each value is computed in double precision and rounded once to the result type. The GPU's libdevice may differ
+in the last bits.
 """
 
 import cmath as cpython
@@ -39,7 +38,8 @@ from sim.isa.table import entries_under
 
 
 class Library(SimpleNamespace):
-    """A module as kernels see it. Accessing a function that Numba does not support raises AttributeError."""
+    """A module in the form in which kernels use it. An access to a function that Numba does not support
+    raises AttributeError."""
 
     def __getattr__(self, name):
         raise AttributeError(
@@ -52,9 +52,9 @@ def interpreted_functions(prefix):
     return {name: entry.call for name, entry in entries_under(prefix).items()}
 
 
-# Types that Numba converts to float32 for a function that has only a float32 and a float64 version
+# The types that Numba converts to float32 for a function that has only a float32 and a float64 version.
 SINGLE = NARROW | {float16, bfloat16, float32}
-# Functions for which Numba has a float16 version
+# The functions of which Numba has a float16 version.
 WITH_HALF = set("ceil cos exp exp2 fabs floor log log10 log2 sin sqrt trunc".split())
 UNARY = set(
     "acos acosh asin asinh atan atanh cos cosh ceil erf erfc exp exp2 expm1 fabs floor lgamma"
@@ -62,12 +62,15 @@ UNARY = set(
 )
 
 
-# argument type -> result type of most functions
+# type of the argument -> type of the result, for most functions
 LIKE = dict.fromkeys(INTEGRAL, float64) | dict.fromkeys(FLOATING, float32) | {float64: float64}
 
 
 def of_one(half):
-    """Return the type rule of a function of one number. `half`: the result type for a float16."""
+    """Return the type rule of a function of one number.
+
+    half: the type of the result for a float16.
+    """
     results = LIKE | {float16: half}
 
     def rule(x):
@@ -87,7 +90,7 @@ def of_two_reals(x, y):
 
 
 def paired_type(left, right):
-    """Return float32 if both types count as single precision, else float64."""
+    """Return float32 if both types count as single precision, otherwise float64."""
     return float32 if left in SINGLE and right in SINGLE else float64
 
 
@@ -97,8 +100,11 @@ def single_type(scalar):
 
 
 def of_power(x, y):
-    """Return the overload (Version) of pow. A float32 base with an int32 or uint16 exponent has a float32
-    result; otherwise the types follow of_two."""
+    """Return the overload (Version) of pow.
+
+    The result is float32 if the base is a float32 and the exponent an int32 or uint16. Otherwise, the types
+    are those of of_two.
+    """
     whole = y is np.int32 and x in SINGLE or y is np.uint16 and x is float32
     return of_two(x, float32 if whole else y)
 
@@ -109,7 +115,7 @@ def of_scaling(x, exponent):
 
 
 def of_parts(x):
-    """Return the overload (Version) of modf, whose parts are float32 only for a float32."""
+    """Return the overload (Version) of modf. Its two results are float32 only for a float32."""
     scalar = float32 if x is float32 else float64
     return Version((scalar,), (scalar, scalar))
 
@@ -120,8 +126,8 @@ def of_mantissa(x):
 
 
 def of_product(x):
-    """Return the overload (Version) of degrees and radians. Numba multiplies by a constant in the result
-    type."""
+    """Return the overload (Version) of degrees and radians. Numba multiplies by a constant, in the type of
+    the result."""
     scalar = float64 if x in INTEGRAL | {float64} else float32
     return Version((scalar,), scalar)
 
@@ -132,16 +138,16 @@ def of_question(x):
 
 
 def scaling(factor):
-    """Return a function that multiplies by `factor` in the operand's type."""
+    """Return a function that multiplies its operand by `factor`, in the type of the operand."""
     return lambda x: x * type(x)(factor)
 
 
 def add_entry(name, semantics, rule, **more):
-    """Add a function of the `math` module."""
+    """Add a function of the `math` module to the table."""
     Function(f"math.{name}", semantics, "CUDA Math API", rule=rule, **more).add()
 
 
-# Python's gamma is tgamma in libdevice and in sim.isa.ieee.
+# Python's gamma is called tgamma in libdevice and in sim.isa.ieee.
 for _name in sorted(UNARY) + ["gamma"]:
     _known, _half = {"gamma": "tgamma"}.get(_name, _name), float16 if _name in WITH_HALF else float32
     add_entry(_name, ieee.of_one(_known), of_one(_half), **ieee.compiled(_known))
@@ -166,8 +172,8 @@ math = Library(__name__="math", **interpreted_functions("math"), **CONSTANTS)
 
 
 def of_complex(z):
-    """Return the overload (Version) of a complex function: complex64 for arguments of single precision, else
-    complex128."""
+    """Return the overload (Version) of a complex function. The result is complex64 if the argument has single
+    precision, otherwise complex128."""
     return Version((complex128,), complex64 if z is complex64 or z in SINGLE else complex128)
 
 
@@ -177,7 +183,10 @@ def of_question_of_complex(z):
 
 
 def add_complex(names, rule):
-    """Add functions of the `cmath` module, given by space-separated names."""
+    """Add functions of the `cmath` module to the table.
+
+    names: their names, which spaces separate.
+    """
     for name in names.split():
         native, more = getattr(cpython, name), {"rule": rule, "ulps": 2 * ieee.ULPS}
         Function(
