@@ -159,7 +159,7 @@ def ldmatrix(count, transposed):
 
         return answer(tile, index), code
 
-    return INSTRUCTIONS[name].stands_for(loaded)
+    return INSTRUCTIONS[name].replace_calls_of(loaded)
 
 
 ldmatrix_x1, ldmatrix_x2, ldmatrix_x4 = (ldmatrix(count, False) for count in (1, 2, 4))
@@ -187,7 +187,7 @@ def mma(kind):
     left = of_registers(f"mma_{kind}_k8", text(8, 2, 1), [u] * 3 + [f] * 4, [f] * 4)
 
     for depth, intrinsic_of in ((16, whole), (8, left)):
-        INSTRUCTIONS[f"mma_m16n8k{depth}_f32_{kind}"].stands_for(intrinsic_of)
+        INSTRUCTIONS[f"mma_m16n8k{depth}_f32_{kind}"].replace_calls_of(intrinsic_of)
     return whole, left
 
 
@@ -202,7 +202,7 @@ def pack(kind, dtype):
     text = f"cvt.rn.{kind}x2.f32 $0, $2, $1;"
     packed = of_registers(f"pack_{kind}", text, [types.float32] * 2, [types.uint32])
 
-    @function(name=f"pack_{kind}", native=None, stands_for=packed, source="PTX ISA cvt")
+    @function(name=f"pack_{kind}", native=None, replaces=packed, source="PTX ISA cvt")
     def semantics(low: float32, high: float32) -> uint32:
         both = np.array([low, high], float32)
         # cvt returns the canonical NaN 0x7FFF
@@ -217,7 +217,7 @@ pack_bf16, pack_f16 = pack("bf16", bfloat16), pack("f16", np.float16)
 exp2_approx = of_registers("exp2_approx", "ex2.approx.ftz.f32 $0, $1;", [types.float32], [types.float32])
 
 
-@function(name="exp2_approx", ulps=2, stands_for=exp2_approx, source="PTX ISA ex2.approx.ftz.f32")
+@function(name="exp2_approx", ulps=2, replaces=exp2_approx, source="PTX ISA ex2.approx.ftz.f32")
 def _exp2_approx(x: float32) -> float32:
     power = np.exp2(x)
     # .ftz: subnormal results are flushed to zero
@@ -249,7 +249,7 @@ def cp_async(size):
 
         return types.void(tile, index, source, source_index, types.int32), code
 
-    return INSTRUCTIONS[name].stands_for(copied)
+    return INSTRUCTIONS[name].replace_calls_of(copied)
 
 
 def ordering(name, text):
@@ -271,12 +271,12 @@ def ordering(name, text):
 def wait(groups):
     name = f"cp_async_wait_{groups}"
     waits = ordering(name, f"cp.async.wait_group {groups};")
-    enter = memory_instruction(name=name, stands_for=waits, source="PTX ISA cp.async.wait_group")
+    enter = memory_instruction(name=name, replaces=waits, source="PTX ISA cp.async.wait_group")
     enter(lambda memory: memory.receive(groups))
     return waits
 
 
 cp_async_16, cp_async_8, cp_async_4 = map(cp_async, (16, 8, 4))
 cp_async_commit = ordering("cp_async_commit", "cp.async.commit_group;")
-INSTRUCTIONS["cp_async_commit"].stands_for(cp_async_commit)
+INSTRUCTIONS["cp_async_commit"].replace_calls_of(cp_async_commit)
 cp_async_wait_0, cp_async_wait_1, cp_async_wait_2 = map(wait, range(3))

@@ -8,7 +8,7 @@ import numpy as np
 
 from sim.events import Finding
 from sim.isa.table import ALL, CONVERGED, FULL, GIVEN
-from sim.memory.spaces import poisoned
+from sim.memory.spaces import fresh_memory
 from sim.nouns import plural
 
 
@@ -167,7 +167,7 @@ def undefined_like(value, filling):
     if isinstance(value, tuple):  # (value, predicate)
         return undefined_like(value[0], filling), *value[1:]
     dtype = np.asarray(value).dtype
-    filled = poisoned(dtype.itemsize, dtype, filling).view(dtype)[0]
+    filled = fresh_memory(dtype.itemsize, dtype, filling).view(dtype)[0]
     return filled if isinstance(value, np.generic) else type(value)(filled)
 
 

@@ -68,7 +68,7 @@ def barrier(name, source, scope, ptx=()):
     return Barrier(name, lambda: None, source, scope, {}, {}, ptx=ptx).add()
 
 
-def vote(*, source, start=0, name=None, ptx=(), stands_for=None):
+def vote(*, source, start=0, name=None, ptx=(), replaces=None):
     """Return a decorator that adds a function to the table, as a block-wide barrier with a vote.
 
     The decorator returns the Barrier, which kernels call. The function takes (result so far, number of the
@@ -78,7 +78,7 @@ def vote(*, source, start=0, name=None, ptx=(), stands_for=None):
 
     source: the specification, such as a section of the PTX ISA.
     start: the initial result, which is combined with the number of thread 0, then of thread 1, and so on.
-    name, ptx, stands_for: as in sim.isa.instruction.
+    name, ptx, replaces: as in sim.isa.instruction.
 
     Raise ValueError if the name belongs to another function, or if the result has no dtype.
     """
@@ -94,7 +94,7 @@ def vote(*, source, start=0, name=None, ptx=(), stands_for=None):
         operands = {number.name: type_of(semantics, number)}
         return Barrier(
             name or semantics.__name__, semantics, source, BLOCK, operands, results, start, ptx=ptx
-        ).expose(stands_for)
+        ).expose(replaces)
 
     return add_entry
 

@@ -242,7 +242,7 @@ def to_result(scalar):
     return cast(scalar)
 
 
-def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_for=None):
+def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, replaces=None):
     """Return a decorator that adds a function to the table, as a computation of a single thread.
 
     The decorator returns the Function, which kernels call. Annotations are dtypes such as numpy.int8, for
@@ -255,7 +255,7 @@ def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_
     ptx: a tuple of its PTX names.
     native: a compiled form with the same results: a plain function, LLVM, or None.
     ulps: the maximum difference between this form and the semantics, in units in the last place.
-    stands_for: the object that kernels call on a GPU.
+    replaces: the object that kernels call on a GPU.
 
     Raise ValueError if the name belongs to another function, or if an operand or result has no dtype.
     """
@@ -282,6 +282,6 @@ def function(*, source, name=None, also=(), ptx=(), native=SAME, ulps=0, stands_
             ulps=ulps,
             also=also,
             ptx=ptx,
-        ).expose(stands_for)
+        ).expose(replaces)
 
     return add_entry

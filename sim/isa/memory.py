@@ -21,7 +21,7 @@ class MemoryInstruction(Entry):
         return [parameter.name for parameter in parameters_of(self.semantics, "memory")[1:]]
 
 
-def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None, yields=False):
+def memory_instruction(*, source, name=None, ptx=(), touches=(), replaces=None, yields=False):
     """Return a decorator that adds a function to the table, as a memory instruction of a single thread.
 
     The decorator returns the MemoryInstruction. The function takes `memory`, and then the arguments of a
@@ -38,7 +38,7 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None
         fence(reach)               orders the thread's accesses before it and after it
         yield_turn()               lets other threads run first
 
-    source, name, ptx, touches, stands_for: as in sim.isa.instruction.
+    source, name, ptx, touches, replaces: as in sim.isa.instruction.
     yields: whether the scheduler may switch threads at this instruction. Set it for an instruction that a
         thread repeats while it waits for another thread.
 
@@ -49,7 +49,7 @@ def memory_instruction(*, source, name=None, ptx=(), touches=(), stands_for=None
         parameters_of(semantics, "memory")
         entry = MemoryInstruction(
             name or semantics.__name__, semantics, source, ptx=ptx, touches=touches
-        ).expose(stands_for)
+        ).expose(replaces)
         if yields:
             YIELDING.add(entry.name)
         return entry

@@ -205,7 +205,9 @@ def add_operator(name, python, rule, **more):
 
 
 for _name, _rule in RULES.items():
-    add_operator(f"operator.{_name}", getattr(operator, _name), _rule).stands_for(getattr(operator, _name))
+    add_operator(f"operator.{_name}", getattr(operator, _name), _rule).replace_calls_of(
+        getattr(operator, _name)
+    )
 _power = add_operator("operator.pow", operator.pow, of_power, ulps=ieee.ULPS, also=("builtins.pow.2",))
-_power.stands_for(operator.pow)
+_power.replace_calls_of(operator.pow)
 add_operator("builtins.divmod.2", divmod, of_divmod)

@@ -109,7 +109,7 @@ class Entry:
         """Add the entry to the table, and return it. Simulated kernels execute the entry when they call
         `instead`, or the entry itself if `instead` is None."""
         self.add()
-        self.stands_for(self if instead is None else instead)
+        self.replace_calls_of(self if instead is None else instead)
         return self
 
     def __call__(self, *operands: Any) -> Any:
@@ -136,7 +136,7 @@ class Entry:
             )
         return (*given, *map(named.get, rest))
 
-    def stands_for(self, called: Any) -> Any:
+    def replace_calls_of(self, called: Any) -> Any:
         """Make simulated kernels execute this entry when they call `called`, such as an intrinsic of Numba
         CUDA. Return `called`."""
         ENTRY_OF_OBJECT[id(called)] = self

@@ -148,7 +148,7 @@ def instruction(
     orders: bool = False,
     fetch: Callable[..., Any] | None = None,
     put: Callable[..., None] | None = None,
-    stands_for: object = None,
+    replaces: object = None,
     ptx: tuple[str, ...] = (),
     touches: tuple[Touch, ...] = (),
 ) -> Callable[[Callable[..., None]], Instruction]:
@@ -176,7 +176,7 @@ def instruction(
     fetch: the function (memory, *arguments) that returns a tuple of operands, for calls whose arguments are
         addresses. memory.read(array, index, size) returns `size` bytes.
     put: the function (memory, *arguments) by which each lane writes to memory after all lanes have arrived.
-    stands_for: the object that kernels call on a GPU. It is an intrinsic of Numba CUDA, or a device function
+    replaces: the object that kernels call on a GPU. It is an intrinsic of Numba CUDA, or a device function
         around inline PTX.
     ptx: its PTX names, such as ("shfl.sync.idx.b32",).
     touches: its memory effects, a tuple of Touch.
@@ -205,7 +205,7 @@ def instruction(
             touches=touches,
         )
         check(entry)
-        entry.expose(stands_for)
+        entry.expose(replaces)
         SUSPENDING.add(entry.name)
         WARP_WIDE.add(entry.name)
         return entry

@@ -49,7 +49,7 @@ from sim.isa.warp_instruction import instruction
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "f64": 64, "f32": 32, "s32": 32}
 # (M, N, K) -> the name of the shape, for 16-bit and 8-bit types
 SHAPES = {(16, 16, 16): "m16n16k16", (8, 32, 16): "m8n32k16", (32, 8, 16): "m32n8k16"}
-MOST_ALIGNED = 16  # bytes; the widest access of a lane
+MAX_ALIGNMENT = 16  # bytes; the widest access of a lane
 LAYOUTS = ("row", "col")
 
 
@@ -67,7 +67,7 @@ class Fragment:
         self.word = uint64 if ptx_type == "f64" else uint32
         self.unique = rows * columns // 32 // self.each
         self.registers = 8 if ptx_type == "f16" and which in "ab" else self.unique
-        self.alignment = min(self.registers * self.word().itemsize, MOST_ALIGNED)
+        self.alignment = min(self.registers * self.word().itemsize, MAX_ALIGNMENT)
 
     def positions(self, lane):
         """Yield (row, column) for each element of a lane, in the order of the registers, and from the lowest

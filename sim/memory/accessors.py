@@ -12,7 +12,7 @@ import numpy as np
 
 from sim.events import SITE_SHIFT
 from sim.isa.conversions import cast
-from sim.memory.array import FAST, MAX_FAST_RANK, WATCHED, Array, only_read
+from sim.memory.array import FAST, MAX_FAST_RANK, WATCHED, Array, read_only_error
 from sim.memory.record import Record
 
 TEMPLATE = """
@@ -87,7 +87,7 @@ CODE = {
 def convert(x, flat, value):
     """Store a value that the array's memory rejects. It is first converted to the dtype of the array."""
     if not x.writable:
-        raise only_read(x) from None
+        raise read_only_error(x) from None
     x.cells[flat] = cast(x.dtype)(value)
 
 

@@ -102,7 +102,7 @@ class Array(Views, Methods):
         """Store to one element, or to every element of a view. For a view, the value is a number, or an array
         with the view's shape."""
         if not self.writable:
-            raise only_read(self)
+            raise read_only_error(self)
         place = self.place(index, site, "written")
         if place is None:
             return
@@ -388,7 +388,7 @@ def array_at(context, allocation, offset, dtype, shape, strides, name):
     return Array(context, allocation, allocation.root, offset, layout, name, allocation.base + offset)
 
 
-def only_read(array):
+def read_only_error(array):
     """Return the error for a write to an array that is read-only."""
     what = "constant" if array.allocation.space == "const" else "a read-only array"
     return TypeError(f"{array.name} is {what}: a kernel may only read it")

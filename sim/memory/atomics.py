@@ -11,7 +11,7 @@ import numpy as np
 from sim.isa.atomics import ENTRIES
 from sim.isa.conversions import cast, domain
 from sim.isa.functions import to_operand
-from sim.memory.array import Array, only_read
+from sim.memory.array import Array, read_only_error
 from sim.nouns import plural
 
 
@@ -55,7 +55,7 @@ class Atomic:
         if entry.overwrites:
             self._context.overwriting.add(site)
         if not array.writable:
-            raise only_read(array)
+            raise read_only_error(array)
         place = array.place(index if isinstance(index, tuple) else (index,), site, "changed")
         if place is None:
             return domain(array.dtype.type(0))

@@ -9,7 +9,7 @@ import numpy as np
 from sim.errors import LaunchError
 from sim.events import CONSTANT, SITES
 from sim.memory.array import Array, array_at, layout_of
-from sim.memory.spaces import poisoned
+from sim.memory.spaces import fresh_memory
 
 
 def constant_array(context, array):
@@ -54,7 +54,7 @@ class Declarations:
         elif array is None:
             allocation = self.allocation(key, "shared", dtype, shape, frame)
             allocation.alignment = alignment or 1 << (dtype.alignment - 1).bit_length()
-            memory = poisoned(allocation.root.size, dtype, self.context.poison)
+            memory = fresh_memory(allocation.root.size, dtype, self.context.poison)
             array = block.shared[key] = self.array(allocation, memory, dtype, shape)
         elif array.shape != shape:
             shapes = f"with shape {list(array.shape)} and now with {list(shape)}"
@@ -69,7 +69,7 @@ class Declarations:
                 self.allocation("dynamic", "shared", dtype, shape, frame),
                 self.context.poison,
             )
-            memory = poisoned(self.dynamic_bytes, None if poison is None else dtype, poison)
+            memory = fresh_memory(self.dynamic_bytes, None if poison is None else dtype, poison)
             shared["dynamic"] = self.array(allocation, memory, dtype, shape)
         return shared["dynamic"].another(0, dtype, shape, c_strides(shape, dtype))
 
@@ -92,7 +92,7 @@ class Declarations:
         context, watched = self.context, self.context.enabled.unwritten
         layout, allocation = layout_of(dtype, as_shape(shape), c_strides(shape, dtype), watched), None
         nbytes, fast = layout.size * dtype.itemsize, layout.span is not None
-        full = poisoned(nbytes, dtype)
+        full = fresh_memory(nbytes, dtype)
 
         def make():
             nonlocal allocation

@@ -18,7 +18,7 @@ add, sub, mul, div, power = (
 )
 
 
-def whole(method):
+def wrap_reduction(method):
     """Wrap an array method that kernels call without arguments. Functions such as `np.sum(x)` pass numpy's
     default arguments to it."""
 
@@ -59,44 +59,44 @@ class Methods:
             start = operation(start, value)
         return start
 
-    @whole
+    @wrap_reduction
     def sum(self, dtype=None):
         convert = accumulator(self.dtype) if dtype is None else cast(getattr(dtype, "dtype", dtype))
         return self.folded(lambda total, value: convert(add(total, value)), convert(0))
 
-    @whole
+    @wrap_reduction
     def prod(self):
         return self.folded(mul, accumulator(self.dtype)(1))
 
-    @whole
+    @wrap_reduction
     def mean(self):
         start = np.float64(0) if self.dtype.kind in "biu" else cast(self.dtype)(0)
         return div(self.folded(add, start), self.size)
 
-    @whole
+    @wrap_reduction
     def var(self):
         mean = self.mean()
         away = (sub(value, mean) for value in self.elements())
         squares = (mul(value, np.conj(value)).real for value in away)
         return div(sum(squares, np.float64(0)), self.size)
 
-    @whole
+    @wrap_reduction
     def std(self):
         return power(self.var(), np.float64(0.5))
 
-    @whole
+    @wrap_reduction
     def any(self):
         return any(map(bool, self.elements()))
 
-    @whole
+    @wrap_reduction
     def all(self):
         return all(map(bool, self.elements()))
 
-    @whole
+    @wrap_reduction
     def argmin(self):
         return self.first(operator.lt)
 
-    @whole
+    @wrap_reduction
     def argmax(self):
         return self.first(operator.gt)
 

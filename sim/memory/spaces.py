@@ -27,7 +27,7 @@ def round_up(number, step):
     return -(-number // step) * step
 
 
-def after(base, nbytes):
+def first_free_after(base, nbytes):
     """Return the first free address after an allocation.
 
     An unused gap follows each allocation, so that the address after the last allocation is still inside the
@@ -116,7 +116,7 @@ class AddressSpace:
     def choose_address(self, space, nbytes, align, name, key):
         """Return an address for `nbytes` new bytes, or None if the window is full."""
         base = round_up(self.next[space] + self.gap, align)
-        self.next[space] = after(base, nbytes)
+        self.next[space] = first_free_after(base, nbytes)
         return base if self.next[space] <= window_end(space) else None
 
     def shifting(self, allocation, multiple):
@@ -192,7 +192,7 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
     `uninitialized-read`. Elements that a launch or the host stores count as written in later launches.
     """
     dtype = np.dtype(dtype)
-    memory = poisoned(int(np.prod(shape)) * dtype.itemsize, dtype)
+    memory = fresh_memory(int(np.prod(shape)) * dtype.itemsize, dtype)
     array = memory.view(dtype).reshape(shape).view(Empty)
     array.byte = memory[0] if memory.size else None
     return array
@@ -204,7 +204,7 @@ def unwritten(root, arrays):
     return arrays[0].unwritten(root) if all(isinstance(a, Empty) for a in arrays) else None
 
 
-def poisoned(nbytes, dtype, filling=None):
+def fresh_memory(nbytes, dtype, filling=None):
     """Return `nbytes` of new, unwritten memory. It contains NaN for floating-point types, and a conspicuous
     number for integers.
 
@@ -229,19 +229,19 @@ def full_of(byte, nbytes):
 
 def poison(dtype):
     """Return the result of a load from unwritten memory, as a numpy scalar."""
-    return poisoned(dtype.itemsize, dtype).view(dtype)[0]
+    return fresh_memory(dtype.itemsize, dtype).view(dtype)[0]
 
 
 def bind_arguments(space, arrays):
     """Return {name: (allocation, byte offset)} for the arrays {name: ndarray}. Arrays that overlap share an
     allocation."""
     bound = {}
-    for low, high, names in overlapping(arrays):
+    for low, high, names in group_overlapping(arrays):
         bound |= bind_group(space, low, high, {name: arrays[name] for name in arrays if name in names})
     return bound
 
 
-def overlapping(arrays):
+def group_overlapping(arrays):
     """Return the groups of arrays that overlap, as a list of (first byte, byte after the last, names).
 
     The groups are in the order of `arrays`. Addresses on the host differ between processes, and must

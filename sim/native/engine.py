@@ -24,14 +24,14 @@ class Native:
             )
         try:
             with global_compiler_lock:  # Numba's registries are not thread-safe
-                attempt = attempt_of(launch.function)(launch)
+                attempt = attempt_class(launch.function)(launch)
             attempt.run()
         except CannotLower as reason:
             return interpret(launch, f"interpreted: {reason.message()}")
         return attempt.outcome() if attempt.is_clean else explain(attempt)
 
 
-def attempt_of(function):
+def attempt_class(function):
     """Return the class that attempts a launch in compiled code: PtxAttempt for PTX, Attempt for Python."""
     if not isinstance(function, Kernel):
         return Attempt

@@ -43,13 +43,17 @@ class Pattern:
 def of_race(facts: Facts) -> tuple[str, str, Advice]:
     """Return (sentence for the cause, sentence for the fix, Advice) for a race."""
     row = next(pattern for pattern in PATTERNS if pattern.fits(facts))
-    cause = row.cause(facts) if callable(row.cause) else row.cause or general(facts)
+    cause = row.cause(facts) if callable(row.cause) else row.cause or general_cause(facts)
     fix = row.fix(facts) if callable(row.fix) else row.fix
     words = WORDS.get(facts.language, WORDS[NUMBA])
-    return cause.format(**words), fix.format(**words), Advice(row.name, fixes.doable(facts, row.steps(facts)))
+    return (
+        cause.format(**words),
+        fix.format(**words),
+        Advice(row.name, fixes.applicable_steps(facts, row.steps(facts))),
+    )
 
 
-def general(facts):
+def general_cause(facts):
     if facts.several_blocks:
         return BLOCKS
     return EITHER if facts.replaced else DEPENDS
@@ -58,32 +62,32 @@ def general(facts):
 # --- conditions ---------------------------------------------------------------------------------------------
 
 
-def all_atomic(facts):
+def are_all_atomic(facts):
     return facts.actions == {ATOMIC}
 
 
-def written_by_two_views(facts):
+def is_written_by_two_views(facts):
     return facts.views and facts.space == "shared" and LOAD not in facts.actions
 
 
-def two_views(facts):
+def has_two_views(facts):
     return facts.views
 
 
-def plain_release(facts):
+def is_plain_release(facts):
     """Return whether one access is a plain store to an element that another thread polls with an atomic."""
     return facts.spins_on and facts.spins_on.action == "atomic" and STORE in facts.actions
 
 
-def plain_spin(facts):
+def is_plain_spin(facts):
     return facts.spins_on and facts.spins_on.action == "load"
 
 
-def lock_of_some(facts):
+def is_outside_lock(facts):
     return facts.synchronizes and facts.outside_lock
 
 
-def updated(facts):
+def is_update(facts):
     """Return whether several threads read, modify and write one element. Without an outline of the source,
     compare the line numbers."""
     if facts.update:
@@ -97,16 +101,16 @@ def reads_before(facts):
     return other.action == "load" and one.function == other.function and other.line < one.line
 
 
-def overwritten(facts):
+def is_overwritten(facts):
     """Return whether several threads store to one element, and the values do not depend on the element."""
     return facts.actions == {STORE} and facts.same_line and (not facts.in_passes or facts.barriers_in_loop)
 
 
-def passes_of_the_grid(facts):
+def is_pass_of_grid(facts):
     return facts.several_blocks and facts.colliding and facts.in_passes
 
 
-def awaited(facts):
+def needs_wait(facts):
     """Return whether a thread has to wait for a message from another thread.
 
     In shared memory, a block barrier suffices unless the lines are inside a branch.
@@ -115,7 +119,7 @@ def awaited(facts):
     return facts.synchronizes and (without_barriers or facts.branch)
 
 
-def phases(facts):
+def is_in_phases(facts):
     """Return whether blocks write in one phase of the kernel what other blocks read in a later phase.
 
     The later phase is on a line below, or in the next iteration of a loop that contains a barrier.
@@ -130,7 +134,7 @@ def phases(facts):
     return not waits and (facts.one.line < facts.other.line or again)
 
 
-def in_one_statement(facts):
+def is_in_one_statement(facts):
     """Return whether one statement reads and writes the element, outside of loops or in a loop with a
     barrier."""
     home = facts.outline and facts.outline.function(facts.low)
@@ -158,7 +162,7 @@ PATTERNS = (
     ),
     Pattern(
         "atomics of two widths",
-        all_atomic,
+        are_all_atomic,
         "let both work on one array of one dtype, or on bytes of their own",
         "Each is atomic, but their elements overlap without being the same, and such atomics are not atomic"
         " towards each other.",
@@ -180,7 +184,7 @@ PATTERNS = (
     ),
     Pattern(
         "overlapping views",
-        written_by_two_views,
+        is_written_by_two_views,
         fixes.fix_of_written_views,
         fixes.cause_of_views,
         lambda facts: (Step("widen", facts.one.function, 0, *fixes.moved_view(facts)[::2]),),
@@ -231,13 +235,13 @@ PATTERNS = (
     ),
     Pattern(
         "spin by plain reads",
-        plain_spin,
+        is_plain_spin,
         "read the element on which the loop waits by an atomic ({add} of 0) and write it by one ({exchange}),"
         " after {fence}",
     ),
     Pattern(
         "release by a plain store",
-        plain_release,
+        is_plain_release,
         "write it by an atomic too ({exchange}, or {add} for +=), after {fence}: other threads wait for it by"
         " atomics",
         steps=lambda facts: (
@@ -255,7 +259,7 @@ PATTERNS = (
         lambda facts: facts.lacks_fence and facts.fenced,
         lambda facts: (
             "{fence} in the threads that hand the message on, between the atomic that they wait for and"
-            f" their own: the writer has its fence{fixes.reach(facts)}"
+            f" their own: the writer has its fence{fixes.reach_note(facts)}"
         ),
         steps=lambda facts: tuple(
             Step("before", facts.one.function, line, "fence") for line in facts.forwarding_atomics
@@ -265,20 +269,22 @@ PATTERNS = (
         "message without a fence",
         lambda facts: facts.lacks_fence,
         fixes.fix_of_fence,
-        steps=lambda facts: fixes.after_line(facts, facts.one.line, "fence"),
+        steps=lambda facts: fixes.insertion_after_line(facts, facts.one.line, "fence"),
     ),
-    Pattern("outside the lock", lock_of_some, fixes.fix_of_lock, steps=fixes.steps_of_lock),
+    Pattern("outside the lock", is_outside_lock, fixes.fix_of_lock, steps=fixes.steps_of_lock),
     Pattern("ticket", lambda facts: facts.ticket, fixes.fix_of_ticket, steps=fixes.steps_of_ticket),
     Pattern("claim", lambda facts: facts.claim, fixes.fix_of_claim, steps=fixes.steps_of_claim),
     Pattern("check", lambda facts: facts.check, fixes.fix_of_check, steps=fixes.steps_of_check),
-    Pattern("update", updated, fixes.fix_of_update, steps=fixes.steps_of_update),
+    Pattern("update", is_update, fixes.fix_of_update, steps=fixes.steps_of_update),
     Pattern(
         "overwritten",
-        overwritten,
+        is_overwritten,
         "let each thread write an element of its own, or let one thread do it for all",
     ),
-    Pattern("passes of the grid", passes_of_the_grid, fixes.fix_of_passes, steps=fixes.steps_of_passes),
-    Pattern("views that are read", two_views, fixes.fix_of_views, fixes.cause_of_views, fixes.steps_of_usual),
+    Pattern("passes of the grid", is_pass_of_grid, fixes.fix_of_passes, steps=fixes.steps_of_passes),
+    Pattern(
+        "views that are read", has_two_views, fixes.fix_of_views, fixes.cause_of_views, fixes.steps_of_usual
+    ),
     Pattern(
         "fence of one thread",
         lambda facts: facts.fenced_by_one,
@@ -287,12 +293,12 @@ PATTERNS = (
             f" {fixes.EVERY}: what other threads of the block wrote is behind that fence only if a barrier"
             " comes first"
         ),
-        steps=lambda facts: fixes.after_line(facts, facts.one.line, "barrier"),
+        steps=lambda facts: fixes.insertion_after_line(facts, facts.one.line, "barrier"),
     ),
-    Pattern("phases of blocks", phases, fixes.fix_of_phases, steps=fixes.steps_of_usual),
-    Pattern("message", awaited, fixes.fix_of_waiting),
+    Pattern("phases of blocks", is_in_phases, fixes.fix_of_phases, steps=fixes.steps_of_usual),
+    Pattern("message", needs_wait, fixes.fix_of_waiting),
     Pattern("two blocks", lambda facts: facts.several_blocks, fixes.general_fix, steps=fixes.steps_of_usual),
     Pattern("opposite arms", lambda facts: facts.branch, fixes.fix_of_arms, steps=fixes.steps_of_arms),
-    Pattern("one statement", in_one_statement, fixes.fix_of_statement, steps=fixes.steps_of_statement),
+    Pattern("one statement", is_in_one_statement, fixes.fix_of_statement, steps=fixes.steps_of_statement),
     Pattern("barrier", lambda facts: True, fixes.fix_of_barrier, steps=fixes.steps_of_barrier),
 )

@@ -11,7 +11,7 @@ from sim.observers.copies import LINE_SHIFT
 
 FEW_ROWS = 64  # up to this number of accesses, a filter costs more time than it saves
 ATOMIC_LOAD = 3  # the action of an atomic that only reads: a relaxed or acquire load
-MOST_CELLS = 64  # the maximum number of racy cells examined per pattern; further ones are only counted
+MAX_CELLS = 64  # the maximum number of racy cells examined per pattern; further ones are only counted
 
 
 class Row(NamedTuple):
@@ -103,7 +103,7 @@ class Rows:
             chosen = chosen[np.argsort(self.thread[chosen].astype(np.int16), kind="stable")]
             key = self.address[chosen] << SITE_BITS | self.site[chosen]
             first, last = (np.unique(run, return_index=True)[1] for run in (key, key[::-1]))
-            chosen = chosen[distinct(np.concatenate([first, len(key) - 1 - last]))]
+            chosen = chosen[sorted_distinct(np.concatenate([first, len(key) - 1 - last]))]
         return self[chosen]
 
 
@@ -141,7 +141,7 @@ class Cells:
         """
         if not len(self.address):
             return
-        if len(self.address) <= MOST_CELLS and not always:
+        if len(self.address) <= MAX_CELLS and not always:
             yield None, range(len(self.address))
             return
         lengths = self.ends - self.starts
@@ -161,11 +161,11 @@ class Cells:
             | (low == lowest).astype(np.uint64)
         ) * np.uint64(0x9E3779B97F4A7C15)
         pattern = np.add.reduceat(mark ^ mark >> np.uint64(29), of_cell)
-        for one in distinct(pattern):
+        for one in sorted_distinct(pattern):
             yield int(one), np.flatnonzero(pattern == one).tolist()
 
 
-def spread(cells, most):
+def pick_evenly(cells, most):
     """Return up to `most` of these cells: the first ones, and others at even distances."""
     if len(cells) <= most:
         return cells
@@ -173,7 +173,7 @@ def spread(cells, most):
     return [*cells[:first], *(cells[i] for i in np.linspace(first, len(cells) - 1, most - first).astype(int))]
 
 
-def distinct(column):
+def sorted_distinct(column):
     """Return the sorted distinct values of an integer array.
 
     np.unique uses a hash table, and takes three to ten times as long.
@@ -184,7 +184,7 @@ def distinct(column):
     return column[np.concatenate([column[:1] == column[:1], column[1:] != column[:-1]])]
 
 
-def shared(cell, party):
+def has_shared_cell(cell, party):
     """Return whether several parties access one cell. The result may be wrong in one direction: it may be
     True although no cell is shared, if the packed numbers exceed 64 bits."""
     bits = int(party.max(initial=0)).bit_length()
@@ -198,7 +198,7 @@ def racy_cells(rows, party):
     atomic."""
     cell, origin = rows.address, np.arange(len(rows.address))
     if (
-        len(distinct(rows.size)) > 1 or (rows.address % rows.size).any()
+        len(sorted_distinct(rows.size)) > 1 or (rows.address % rows.size).any()
     ):  # for accesses of mixed sizes, or unaligned ones, a cell is a byte
         origin = np.repeat(origin, rows.size)
         begins = np.cumsum(rows.size) - rows.size
@@ -206,7 +206,7 @@ def racy_cells(rows, party):
     action = rows.action[origin]
     keep = np.flatnonzero(np.isin(cell, cell[(action == STORE) | (action == ATOMIC)]))
     # Try a cheap test first: in most epochs, no cell is accessed by two parties.
-    if not shared(cell[keep], party[origin[keep]]):
+    if not has_shared_cell(cell[keep], party[origin[keep]]):
         return Cells(rows, party, origin[:0], cell[:0], origin[:0], origin[:0])
     keep = keep[np.lexsort((rows.thread[origin[keep]], party[origin[keep]], cell[keep]))]
     cell, origin, action = cell[keep], origin[keep], action[keep]

@@ -16,10 +16,10 @@ from sim.observers.statements import (
     arguments,
     assignment,
     element_of,
-    extreme,
+    find_extreme,
+    find_step,
     is_sum_or_extreme,
     mentions,
-    stepped,
 )
 from sim.observers.words import CPP
 
@@ -74,7 +74,7 @@ class Facts(AccessPair):
         line, found, read = self.update
         taken = [assignment(self.statement(site)) for site in self.reads if site.line == read != line]
         names = [found.target, *(each.target for each in taken if each)]
-        return next(filter(None, (extreme(found.value, name) for name in names)), None)
+        return next(filter(None, (find_extreme(found.value, name) for name in names)), None)
 
     def precedes(self, read, store):
         """Return whether a read is in the same function as a store, and on the same line or above it."""
@@ -103,19 +103,19 @@ class Facts(AccessPair):
         """(text, element, operator) for `x[i]++` on the line of both accesses, if one of them stores, else
         None."""
         fits = self.same_line and self.language == CPP and STORE in self.actions
-        return stepped(self.one.source) if fits else None
+        return find_step(self.one.source) if fits else None
 
     @cached_property
     def ticket(self):
-        return tickets.ticket(self)
+        return tickets.find_ticket(self)
 
     @cached_property
     def claim(self):
-        return tickets.claim(self)
+        return tickets.find_claim(self)
 
     @cached_property
     def check(self):
-        return tickets.check(self)
+        return tickets.find_check(self)
 
     @cached_property
     def missed_barrier(self):

@@ -104,7 +104,7 @@ def fix_of_barrier(facts):
     return f"{{barrier}} between the two lines, {EVERY}{branch_advice(facts)}"
 
 
-def insert(facts, node, what):
+def insertion_steps(facts, node, what):
     """Return the Steps that insert `what` after a Node of the outline. Without a Node, there are none."""
     return () if node is None else (Step("insert", facts.one.function, node.last, what, node.first),)
 
@@ -114,7 +114,7 @@ def steps_of_barrier(facts, what="barrier"):
     if outline is None:
         return ()
     last = loop and outline.part(loop, high)
-    behind = insert(facts, last, what) if last and outline.all_reach_end(last) else ()
+    behind = insertion_steps(facts, last, what) if last and outline.all_reach_end(last) else ()
     if facts.same_line or has_barrier_between(facts):
         return behind
     first = steps_between_lines(facts, low, high, what)
@@ -126,14 +126,14 @@ def steps_between_lines(facts, low, high, what):
     is no such place, there are none."""
     node = facts.outline.between(low, high)
     if node is None or facts.outline.all_reach_end(node):
-        return insert(facts, node, what)
+        return insertion_steps(facts, node, what)
     if not facts.outline.divisible(node):
         return ()
     return (Step("divide", facts.one.function, node.last, what, node.first),)
 
 
-def after_line(facts, line, what):
-    return insert(facts, facts.outline and facts.outline.innermost(line), what)
+def insertion_after_line(facts, line, what):
+    return insertion_steps(facts, facts.outline and facts.outline.innermost(line), what)
 
 
 def fix_of_arms(facts):
@@ -145,10 +145,10 @@ def fix_of_arms(facts):
 
 
 def fix_of_fence(facts):
-    return f"{{fence}} between this write and the atomic that tells of it{reach(facts)}"
+    return f"{{fence}} between this write and the atomic that tells of it{reach_note(facts)}"
 
 
-def reach(facts):
+def reach_note(facts):
     return "; {fence_of_block} is for threads of one block only" if facts.several_blocks else ""
 
 
@@ -170,7 +170,7 @@ def steps_of_lock(facts):
         return ()
     release = facts.lock[1] + 1
     what = "grid barrier" if facts.several_blocks else "barrier"
-    return insert(facts, facts.outline.after(release, site.line), what)
+    return insertion_steps(facts, facts.outline.after(release, site.line), what)
 
 
 def fix_of_update(facts):
@@ -197,7 +197,7 @@ def fix_of_statements(facts):
     return f"{line} and simulate again: the finding then names the two that race"
 
 
-def doable(facts, steps):
+def applicable_steps(facts, steps):
     """Return the steps in a form that a program can apply. If Numba's atomics cannot name the element, return
     none.
 
@@ -324,7 +324,7 @@ def fix_of_ticket(facts):
 
 def use_of_old_value(text, line, found):
     """Return the advice for a line that reads the counter of a ticket."""
-    taken_back = tickets.taken_back(found.element, *found.added.split(" ", 1))
+    taken_back = tickets.text_before_addition(found.element, *found.added.split(" ", 1))
     if line > found.line and taken_back in text:
         return f"line {line} must use the old value that it returns in place of {taken_back}"
     return f"line {line} must use the old value that it returns{f' {found.added}' * (line > found.line)}"
@@ -380,4 +380,6 @@ def lock_fences(facts):
     if facts.lock is None:
         return ()
     first, last = facts.lock
-    return insert(facts, facts.outline.loop(first - 1), "fence") + after_line(facts, last, "fence")
+    return insertion_steps(facts, facts.outline.loop(first - 1), "fence") + insertion_after_line(
+        facts, last, "fence"
+    )

@@ -27,8 +27,8 @@ from sim.events import ATOMIC, LOAD, SHARED, SPACE_SHIFT, Observer
 
 GRID, BLOCK = "grid", "block"  # the reach of a fence
 COLUMNS = "thread", "segment", "position", "site", "address", "size"  # the columns of a Batch
-MOST_UNIONS = 256  # the maximum number of unions of clocks in the cache
-MOST_PARTS = 8  # the maximum number of separate clocks that a thread has before they are merged
+MAX_UNIONS = 256  # the maximum number of unions of clocks in the cache
+MAX_PARTS = 8  # the maximum number of separate clocks that a thread has before they are merged
 
 
 class HappensBefore:
@@ -83,7 +83,7 @@ class HappensBefore:
         # A clock is never modified once it is stored, so equal ids imply equal clocks.
         key = tuple(map(id, acquired))
         if key not in self.unions:
-            if len(self.unions) >= MOST_UNIONS:
+            if len(self.unions) >= MAX_UNIONS:
                 self.unions.clear()
             # Keep the clocks alive, so that their ids stay valid.
             self.unions[key] = acquired, merge(acquired)
@@ -184,7 +184,7 @@ class HappensBefore:
         clocks: {source: clock}.
         """
         by_source = {**self.acquired.get((block, thread), {}), **clocks}
-        if len(by_source) > MOST_PARTS:
+        if len(by_source) > MAX_PARTS:
             by_source = {"merged": merge(by_source.values())}
         self.acquired[block, thread] = by_source
         segments, clocks_after = self.history.setdefault((block, thread), ([], []))
@@ -238,7 +238,7 @@ class Invalidation(HappensBefore):
         return b.segment in self.context.invalidating and a.site & 3 == ATOMIC
 
 
-def forwarded(name):
+def forward_event(name):
     """Return a method of Invalidation that forwards an event to its two orders."""
 
     def event(self, *facts):
@@ -257,7 +257,7 @@ for _name in (
     "sync_warp",
     "sync_block",
 ):
-    setattr(Invalidation, _name, forwarded(_name))
+    setattr(Invalidation, _name, forward_event(_name))
 
 
 class OrderingObserver(Observer):

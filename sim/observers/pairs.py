@@ -5,26 +5,26 @@ from itertools import combinations
 import numpy as np
 
 from sim.events import ATOMIC, LOAD, STORE
-from sim.observers.cells import ATOMIC_LOAD, distinct
+from sim.observers.cells import ATOMIC_LOAD, sorted_distinct
 
 # The number of pairs in which to search for the lowest racing threads. After that, any racing pair will do.
-MOST_PAIRS = 4096
+MAX_PAIRS = 4096
 WARP_SHIFT = 5
 WORD = 4  # bytes
 ATOMICS = ATOMIC, ATOMIC_LOAD  # the actions of atomic accesses
 
 
-def near(a, b):
+def closeness(a, b):
     """Return 0 for threads in different blocks, 1 for different warps of a block, and 2 for the same warp."""
     return 0 if a.block != b.block else 1 if a.thread >> WARP_SHIFT != b.thread >> WARP_SHIFT else 2
 
 
-def colliding(pairs):
+def both_store(pairs):
     """Return whether some racing pair consists of two stores."""
     return any(one & 3 == other & 3 == STORE for one, other in pairs)
 
 
-def replaced(rows, row):
+def stores_again(rows, row):
     """Return whether the thread of a store stores to the cell again later."""
     own = (rows.thread == row.thread) & (rows.block == row.block)
     return row.site & 3 == STORE and bool(
@@ -32,7 +32,7 @@ def replaced(rows, row):
     )
 
 
-def compete(rows):
+def may_race(rows):
     """Return whether accesses to one byte may race: at least one of them writes, and they are not all atomics
     on one element."""
     actions = set(rows.action.tolist())
@@ -41,26 +41,30 @@ def compete(rows):
     return not actions <= {ATOMIC, ATOMIC_LOAD} or not one_element(rows[~narrow_load(rows)])
 
 
-def alike(rows, party, chosen, order):
+def write_equal_values(rows, party, chosen, order):
     """Return whether all chosen accesses write the same value to the same element. Accesses that differ may
     be ordered instead."""
     positions = np.flatnonzero(chosen)
-    if all(same(rows, positions[0], i) for i in positions):
+    if all(stores_same_value(rows, positions[0], i) for i in positions):
         return True
-    unlike = ((i, j) for i, j in combinations(positions, 2) if party[i] != party[j] and not same(rows, i, j))
+    unlike = (
+        (i, j)
+        for i, j in combinations(positions, 2)
+        if party[i] != party[j] and not stores_same_value(rows, i, j)
+    )
     return order is not None and all(
-        tried < MOST_PAIRS and in_order(rows, i, j, order) for tried, (i, j) in enumerate(unlike)
+        tried < MAX_PAIRS and in_order(rows, i, j, order) for tried, (i, j) in enumerate(unlike)
     )
 
 
-def same(rows, i, j):
+def stores_same_value(rows, i, j):
     """Return whether two writes store the same value to the same element. NaN equals NaN here."""
     a, b = rows.value[i], rows.value[j]
     where = rows.address[i] == rows.address[j] and rows.size[i] == rows.size[j]
     return where and (a == b or (a != a and b != b))
 
 
-def atomic(rows):
+def atomic_mask(rows):
     """Return a mask of the accesses that are atomic."""
     return (rows.action == ATOMICS[0]) | (rows.action == ATOMICS[1])
 
@@ -91,14 +95,14 @@ def first_pair(rows, party, ones, others, order):
         )
     # Number the warps of the grid. A block has at most 1024 threads.
     home = rows.block << 12 | rows.thread >> WARP_SHIFT
-    far, tried = len(distinct(home[np.concatenate([ones, others])])) > 1, 0
+    far, tried = len(sorted_distinct(home[np.concatenate([ones, others])])) > 1, 0
     for wants_far in (True, False) if far else (False,):
         for i in ones:
             for j in others[(party[others] != party[i]) & ((home[others] != home[i]) | (not wants_far))]:
                 if order is None or not in_order(rows, i, j, order):
                     return i, j
                 tried += 1
-                if tried > MOST_PAIRS:
+                if tried > MAX_PAIRS:
                     return None
     return None
 
@@ -126,7 +130,7 @@ def follows_atomic(rows, i, j):
     another thread of the block before a barrier that precedes j.
     """
     element = (rows.address == rows.address[i]) & (rows.size == rows.size[i])
-    mine = element & atomic(rows) & (rows.block == rows.block[j])
+    mine = element & atomic_mask(rows) & (rows.block == rows.block[j])
     mine &= rows.position > rows.position[i]
     own = (rows.thread == rows.thread[j]) & (rows.position < rows.position[j])
     return bool((mine & (own | (rows.epoch < rows.epoch[j]))).any())
@@ -148,15 +152,15 @@ def unordered_pairs(cells, order):
         members = cells.members(cell)
         members = members[np.argsort(rows.position[members], kind="stable")]
         pairs = (
-            successive(rows, cells.party, members.tolist())
-            if not atomic(rows)[members].any()
-            else with_atomics(rows, cells.party, members)
+            successive_pairs(rows, cells.party, members.tolist())
+            if not atomic_mask(rows)[members].any()
+            else pairs_with_atomics(rows, cells.party, members)
         )
         found.append(next(((rows.row(i), rows.row(j)) for i, j in pairs if not ordered(i, j)), None))
     return found
 
 
-def successive(rows, party, members):
+def successive_pairs(rows, party, members):
     """Yield pairs of plain accesses to a cell.
 
     The order is transitive. It therefore suffices to compare each access with the last write, and each write
@@ -173,14 +177,14 @@ def successive(rows, party, members):
             write, reads = i, []
 
 
-def with_atomics(rows, party, members):
+def pairs_with_atomics(rows, party, members):
     """Yield the pairs of accesses to a cell that must be ordered, where some of the accesses are atomic."""
     here = rows[members]
-    changing, plain = here.action == ATOMIC, np.flatnonzero(~atomic(here)).tolist()
-    yield from successive(rows, party, members[plain].tolist())
+    changing, plain = here.action == ATOMIC, np.flatnonzero(~atomic_mask(here)).tolist()
+    yield from successive_pairs(rows, party, members[plain].tolist())
     who = here.block.astype(np.int64) << 12 | here.thread
     for j in plain:
-        competing = changing if here.action[j] == LOAD else atomic(here)
+        competing = changing if here.action[j] == LOAD else atomic_mask(here)
         atomics = np.flatnonzero(competing & (party[members] != party[members[j]]))
         earlier, later = atomics[atomics < j], atomics[atomics > j]
         # For each thread, only the last atomic before the access and the first one after it need a check.
@@ -189,16 +193,16 @@ def with_atomics(rows, party, members):
         yield from ((members[i], members[j]) for i in last if not follows_atomic(here, i, j))
         yield from ((members[j], members[i]) for i in first)
     if not one_element(here):
-        yield from overlapping_atomics(here, party, members)
+        yield from overlapping_atomic_pairs(here, party, members)
 
 
-def overlapping_atomics(here, party, members):
+def overlapping_atomic_pairs(here, party, members):
     """Yield pairs of atomics on elements that overlap but are not equal. They are not atomic with respect to
     each other.
 
     For each atomic, the last earlier one by each other thread suffices.
     """
-    who, elements = here.block.astype(np.int64) << 12 | here.thread, atomic(here) & ~narrow_load(here)
+    who, elements = here.block.astype(np.int64) << 12 | here.thread, atomic_mask(here) & ~narrow_load(here)
     for j in np.flatnonzero(elements).tolist():
         other = (here.address[:j] != here.address[j]) | (here.size[:j] != here.size[j])
         competing = elements if here.action[j] == ATOMIC else here.action == ATOMIC

@@ -22,19 +22,27 @@ import numpy as np
 
 from sim.events import ATOMIC, LOAD, SHARED, SITES, SPACE_SHIFT, STORE, Access, Finding, alias
 from sim.observers import advice
-from sim.observers.cells import ATOMIC_LOAD, MOST_CELLS, Rows, distinct, racy_cells, spread
+from sim.observers.cells import ATOMIC_LOAD, MAX_CELLS, Rows, pick_evenly, racy_cells, sorted_distinct
 from sim.observers.copies import LINE_SHIFT, WORDS, Flights
 from sim.observers.extents import Extents
 from sim.observers.facts import Facts
 from sim.observers.order import GRID, HappensBefore, OrderingObserver
-from sim.observers.pairs import alike, colliding, compete, first_pair, near, replaced, unordered_pairs
+from sim.observers.pairs import (
+    both_store,
+    closeness,
+    first_pair,
+    may_race,
+    stores_again,
+    unordered_pairs,
+    write_equal_values,
+)
 
 # The maximum number of racy cells that are examined per block, and between blocks. Beyond it, only one cell
 # per pattern is examined, and the others are counted. A missing barrier in a loop, for example, causes the
 # same races in each epoch. is examined, and the others are counted: a missing barrier in a loop causes the
 # same races in each epoch.
-MOST_OF_BLOCK = 512
-MOST_EVENTS = 1 << 12  # the maximum number of recorded events, which show whether a fence is missing
+MAX_CELLS_PER_BLOCK = 512
+MAX_EVENTS = 1 << 12  # the maximum number of recorded events, which show whether a fence is missing
 
 
 class Races(OrderingObserver):
@@ -85,7 +93,7 @@ class Races(OrderingObserver):
 
     def record_event(self, name, block, *facts):
         super().record_event(name, self.number(block), *facts)
-        if len(self.events) < MOST_EVENTS:
+        if len(self.events) < MAX_EVENTS:
             self.events.append((name, self.number(block), *facts))
             if name in ("release", "perform_atomic"):
                 _, thread, segment = facts[:3]
@@ -108,7 +116,7 @@ class Races(OrderingObserver):
         # A line to which nobody writes cannot have a race, so loads of such lines are dropped.
         lines = [batch.address[batch.action != LOAD] >> LINE_SHIFT for batch in batches]
         lines.append(self.flights.lines(self.number(block)))
-        written = distinct(np.concatenate(lines))
+        written = sorted_distinct(np.concatenate(lines))
         rows = [Rows.of(batch, written, self.number(block)) for batch in batches]
         rows = Rows.joined(rows) if sum(map(len, rows)) else None
         findings = self.flights.epoch_ended(self.number(block), rows, self.order)
@@ -157,12 +165,12 @@ class Races(OrderingObserver):
             racing_pairs = [pair for pair in racing_pairs if pair is not None]
         findings, self.extents = [], Extents(rows, self.context.space)
         # Beyond the limit, cells with known patterns are only counted.
-        repeats = self.examined[block] >= MOST_OF_BLOCK
-        most = 1 if repeats else MOST_CELLS
+        repeats = self.examined[block] >= MAX_CELLS_PER_BLOCK
+        most = 1 if repeats else MAX_CELLS
         for pattern, same_cells in cells.patterns(always=repeats):
             found, more = self.repeated.get((block, pattern)), len(same_cells)
             if found is None:
-                chosen = spread(same_cells, most)
+                chosen = pick_evenly(same_cells, most)
                 more -= len(chosen)
                 self.examined[block] += len(chosen)
                 for cell in chosen:
@@ -182,10 +190,10 @@ class Races(OrderingObserver):
         rows, party: the accesses to the cell, and their parties.
         racing_pair: two Rows that race, or None.
         """
-        sites = {site: np.flatnonzero(rows.site == site) for site in distinct(rows.site).tolist()}
+        sites = {site: np.flatnonzero(rows.site == site) for site in sorted_distinct(rows.site).tolist()}
         order, pairs = self.order if self.order_matters else None, {}
         for one, other in combinations_with_replacement(sites, 2):
-            if compete(rows[np.concatenate([sites[one], sites[other]])]):
+            if may_race(rows[np.concatenate([sites[one], sites[other]])]):
                 pair = first_pair(rows, party, sites[one], sites[other], order)
                 if pair is not None:
                     pairs[one, other] = tuple(map(rows.row, pair))
@@ -194,7 +202,8 @@ class Races(OrderingObserver):
         # A racy read can change the value that its thread writes. Equal values therefore excuse a race only
         # if all racing accesses are stores. all racing accesses are stores.
         equal = all(one & 3 == other & 3 == STORE for one, other in pairs) and all(
-            alike(rows, party, (rows.site == one) | (rows.site == other), order) for one, other in pairs
+            write_equal_values(rows, party, (rows.site == one) | (rows.site == other), order)
+            for one, other in pairs
         )
         for pair in pairs.values():
             if not (equal and self.allow_equal_writes):
@@ -212,7 +221,7 @@ class Races(OrderingObserver):
             a, b = b, a
         element = self.context.space.element(address)
         array, index = element
-        rank = equal, near(a, b), index or (), [self.place(row) for row in (a, b)]
+        rank = equal, closeness(a, b), index or (), [self.place(row) for row in (a, b)]
         key = address >> SPACE_SHIFT, array, a.site, b.site
         best = self.best.get(key)
         if best is None or rank < best[0]:
@@ -241,7 +250,7 @@ class Races(OrderingObserver):
             *element,
             reason=reason,
             fix=fix,
-            near=near(a, b),
+            near=closeness(a, b),
             advice=structured,
             follows=structured.pattern in advice.DIVERGED and bool(self.divergences()),
         )
@@ -257,15 +266,15 @@ class Races(OrderingObserver):
             b,
             address,
             equal=equal,
-            replaced=replaced(rows, a) or replaced(rows, b),
-            colliding=colliding(pairs),
+            replaced=stores_again(rows, a) or stores_again(rows, b),
+            colliding=both_store(pairs),
             sites=tuple(sorted({site for pair in pairs for site in pair})),
             scoped=a.block != b.block and not self.context.block_scoped.keys().isdisjoint((a.site, b.site)),
             lacks_fence=self.lacks_fence(a, b),
             fenced=self.is_fenced(a),
             synchronizes=self.context.synchronizes,
             meetings=self.meetings,
-            near=near(a, b),
+            near=closeness(a, b),
             outlines=tuple(self.context.outline(SITES[row.site]) for row in (a, b)),
             kernel=self.context.kernel,
             language=self.context.language,
@@ -304,7 +313,7 @@ class Races(OrderingObserver):
     def lacks_fence(self, a, b):
         """Return whether a fence before every atomic would order the two accesses. Return False unless the
         launch synchronises through atomics."""
-        if len(self.events) == MOST_EVENTS or not self.context.synchronizes:
+        if len(self.events) == MAX_EVENTS or not self.context.synchronizes:
             return False
         replayed, order = self.generous
         for name, *facts in self.events[replayed:]:

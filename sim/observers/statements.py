@@ -136,7 +136,7 @@ def atomic_target(target):
     return f'{named[0]}["{field[1] or field[3]}"]', index
 
 
-def extreme(value, name):
+def find_extreme(value, name):
     """Return ("min" or "max", the other operand) if a value is the minimum or maximum of `name` and another
     operand. Return None otherwise.
 
@@ -158,7 +158,7 @@ def extreme(value, name):
     return "min" if then == smaller else "max", other if then == name else then
 
 
-def stepped(source):
+def find_step(source):
     """Return (text, element, operator) for `x[i]++`, or a similar step, inside a larger C++ expression.
     Return None if there is none."""
     found, text = STEP.search(source), statement(source)
@@ -245,7 +245,7 @@ def element_of(taken):
 
 def is_sum_or_extreme(value, name):
     """Return whether a value is `name + ...`, or the minimum or maximum of `name` and another operand."""
-    if extreme(value, name):
+    if find_extreme(value, name):
         return True
     added = value.removeprefix(f"{name} + ")
     return added != value and not LOOSER_THAN_SUM.search(re.sub(r"\([^()]*\)|\[[^][]*\]", "", added))

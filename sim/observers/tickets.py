@@ -52,7 +52,7 @@ class Claim:
     copied: str | None  # the variable that the branch compares instead of the element, or None
 
 
-def increased(source):
+def find_increment(source):
     """Return (element, operator, operand) for a statement that adds to an element, plainly or atomically.
     Return None for any other statement."""
     found = assignment(source)
@@ -85,7 +85,7 @@ def elements(text, name):
     return found
 
 
-def unchanged(outline, first, last, *texts):
+def is_unchanged(outline, first, last, *texts):
     """Return whether no line from `first` up to but not including `last` assigns to an identifier in the
     texts."""
     between = "\n".join(outline.lines[line] for line in range(first, last))
@@ -93,19 +93,21 @@ def unchanged(outline, first, last, *texts):
     return not any(assigned(name, between) for name in names)
 
 
-def ticket(facts):
+def find_ticket(facts):
     """Return the Ticket to which both accesses belong, or None."""
     outline = facts.outline
     sites = [SITES[row.site] for row in (facts.a, facts.b) if row.site & 3 in (STORE, ATOMIC)]
-    site = next((site for site in sites if increased(facts.statement(site))), None)
+    site = next((site for site in sites if find_increment(facts.statement(site))), None)
     if outline is None or site is None:
         return None
-    element, operator, operand = increased(facts.statement(site))
+    element, operator, operand = find_increment(facts.statement(site))
     name = re.match(r"\w*", element)[0]
     holder = outline.holders(outline.innermost(site.line), outline.root)[-1]
     # Search the text and not the log, because a compiler may read the element once for several lines.
     lines = [
-        line for line, text in outline.text(holder) if outline.part(holder, line) and takes(text, element)
+        line
+        for line, text in outline.text(holder)
+        if outline.part(holder, line) and reads_element(text, element)
     ]
     barriers = [line for line, text in outline.text(holder) if BARRIER.search(text)]
     reads = [
@@ -120,11 +122,13 @@ def ticket(facts):
         return None
     first = min(outline.part(holder, reads[0]).first, site.line)
     last = max(reads[-1], site.line) + 1
-    fixed = unchanged(outline, first, site.line, operand) and unchanged(outline, first, last, index(element))
+    fixed = is_unchanged(outline, first, site.line, operand) and is_unchanged(
+        outline, first, last, index(element)
+    )
     return Ticket(site.line, first, element, tuple(reads), f"{operator} {operand}") if fixed else None
 
 
-def takes(text, element):
+def reads_element(text, element):
     """Return whether a line reads an element. An assignment to it does not count."""
     found = assignment(text)
     assigns = found is not None and found.target == element and not found.operator
@@ -142,7 +146,7 @@ def is_own_value(outline, holder, line, added):
     addition.
     """
     element, text = added[0], outline.lines[line]
-    if is_number(text, element) or taken_back(*added) in text:
+    if is_number(text, element) or text_before_addition(*added) in text:
         return True
     found = assignment(text)
     if found is None or found.is_element:
@@ -151,7 +155,7 @@ def is_own_value(outline, holder, line, added):
     return any(is_number(text, found.target) for text in later)
 
 
-def taken_back(element, operator, operand):
+def text_before_addition(element, operator, operand):
     """Return the expression for the value that an element had before the addition."""
     return f"{element} {'-' if operator == '+' else '+'} {operand}"
 
@@ -168,7 +172,7 @@ def statement_or_header(text):
     return found[1] if found else text
 
 
-def claim(facts):
+def find_claim(facts):
     """Return the Claim for a load in the condition of a branch and a store in the branch, or None."""
     outline, store = facts.outline, of_action(facts, STORE)
     found = assignment(facts.statement(store)) if outline and store else None
@@ -190,7 +194,7 @@ def claim(facts):
     sides = tuple(found.target if side == copied else side for side in sides)
     if sides[1] == found.target:
         operator, sides = MIRRORED[operator], sides[::-1]
-    fixed = unchanged(outline, branch.first + 1, store.line, found.value, sides[0])
+    fixed = is_unchanged(outline, branch.first + 1, store.line, found.value, sides[0])
     if sides[0] != found.target or not fixed:
         return None
     if operator != "==" and sides[1] != found.value:
@@ -250,7 +254,7 @@ def of_action(facts, action):
     return next((SITES[row.site] for row in (facts.a, facts.b) if row.site & 3 == action), None)
 
 
-def check(facts):
+def find_check(facts):
     """Return (line, element) for a load in the condition of a branch that contains an atomic or a store on
     the same array. Return None if there is none."""
     outline, load = facts.outline, of_action(facts, LOAD)

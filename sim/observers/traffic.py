@@ -56,7 +56,7 @@ class Traffic(Observer):
         first, bits = int(site.min()), int(size.max()).bit_length()
         # Pack site, array and size into one integer, because integers are faster to count than rows.
         key = ((site - first).astype(np.int64) * len(starts) + owner) << bits | size
-        for k, n in zip(*counted(key)):
+        for k, n in zip(*count_values(key)):
             site, owner = divmod(k >> bits, len(starts))
             self.accessed[(site + first, *names[owner], k & (1 << bits) - 1)] += n
 
@@ -91,7 +91,7 @@ class Traffic(Observer):
         context.counters |= {**total, "memory": spaces, "arrays": arrays, "together": together}
 
 
-def counted(keys):
+def count_values(keys):
     """Return (distinct values of `keys`, number of occurrences of each) as two lists.
 
     keys: non-negative integers.

@@ -28,11 +28,11 @@ from sim.events import (
     Finding,
     Moment,
 )
-from sim.observers.cells import distinct
+from sim.observers.cells import sorted_distinct
 from sim.observers.order import OrderingObserver
 from sim.observers.words import LOCAL_VARIABLE, NUMBA
 
-MOST = 256  # the maximum number of loads reported per site and epoch; further ones are only counted
+MAX_READS = 256  # the maximum number of loads reported per site and epoch; further ones are only counted
 
 WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 MEMORY = {
@@ -115,7 +115,7 @@ class Uninitialized(OrderingObserver):
         written = self.window(block, int((offset + size).max()))
         suspects = self.unstored(written, offset, size, site, thread, block, epoch, segment)
         stores = site & 3 != LOAD
-        mark(written, offset[stores], size[stores])
+        mark_written(written, offset[stores], size[stores])
         return self.findings(block, thread, site, address, suspects)
 
     def findings(self, block, thread, site, address, suspects):
@@ -126,11 +126,11 @@ class Uninitialized(OrderingObserver):
             places.setdefault(int(site[i]), []).append(i)
         for positions in places.values():
             found = [
-                self.read(block, int(thread[i]), int(site[i]), int(address[i])) for i in positions[:MOST]
+                self.read(block, int(thread[i]), int(site[i]), int(address[i])) for i in positions[:MAX_READS]
             ]
             yield from found
-            if len(positions) > MOST:
-                yield found[-1].with_cases(len(positions) - MOST)
+            if len(positions) > MAX_READS:
+                yield found[-1].with_cases(len(positions) - MAX_READS)
 
     def shared_offsets(self, address):
         """Return the offsets of shared addresses in a block's mask of written bytes.
@@ -163,7 +163,7 @@ class Uninitialized(OrderingObserver):
         for i in self.unstored(written, address - allocation.base, size, site, thread, block, epoch, segment):
             self.suspects.setdefault((int(address[i]), int(site[i])), []).append((block, int(thread[i])))
         stores = np.flatnonzero(site & 3 != LOAD)
-        mark(written, address[stores] - allocation.base, size[stores])
+        mark_written(written, address[stores] - allocation.base, size[stores])
         sets = self.sets(site)
         for i in stores:
             self.writers.setdefault(int(address[i]), set()).add(block)
@@ -188,11 +188,11 @@ class Uninitialized(OrderingObserver):
         sets = self.sets(site)
         loads = np.flatnonzero(~sets)
         missing = np.zeros(len(loads), bool)
-        for width in distinct(size[loads]):
+        for width in sorted_distinct(size[loads]):
             of_width = size[loads] == width
-            missing[of_width] = ~all_set(written, offset[loads[of_width]], width)
+            missing[of_width] = ~all_written(written, offset[loads[of_width]], width)
         suspects = loads[missing]
-        suspects = suspects[~stored_whole(suspects, offset, size, site, thread, self.order.active)]
+        suspects = suspects[~loads_with_equal_store(suspects, offset, size, site, thread, self.order.active)]
         if not len(suspects):
             return []
         stores = stores_by_byte(offset, size, site, set(offset[suspects].tolist()))
@@ -258,7 +258,7 @@ def line_of(access):
     return access.site.function, access.site.line
 
 
-def all_set(written, offset, width):
+def all_written(written, offset, width):
     """Return a mask that tells, for each `offset`, whether all `width` bytes from there on are set."""
     word = WORDS.get(width)
     if word is None or len(written) % width or (offset % width).any():
@@ -267,14 +267,14 @@ def all_set(written, offset, width):
     return written.view(word)[offset // width] == np.ones(width, bool).view(word)[0]
 
 
-def mark(written, offset, size):
+def mark_written(written, offset, size):
     """Set `size` bytes from each `offset` on."""
-    for width in distinct(size):
+    for width in sorted_distinct(size):
         at = offset[size == width]
         written[(at[:, None] + np.arange(width)).ravel()] = True
 
 
-def stored_whole(loads, offset, size, site, thread, ordered):
+def loads_with_equal_store(loads, offset, size, site, thread, ordered):
     """Return a mask of the loads for which there is a plain store to exactly the same bytes.
 
     The first such store must precede the load. If nothing is `ordered`, it may also belong to another thread.

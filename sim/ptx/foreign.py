@@ -7,16 +7,16 @@ from sim.events import LOCAL, SHARED, SPACE_SHIFT
 OWNED = {SHARED: ("shared", "block"), LOCAL: ("local", "thread")}
 
 
-def explain_address(address, given, heap):
+def explain_address(address, other, heap):
     """Return (reason, fix, end of the message) for an address that is neither in nor near an array of the
     launch.
 
-    given: the GivenAddress that contains the address, or None.
+    other: the AddressRange that contains the address, or None.
     heap: the Heap of the launch, or None.
     """
     of_launch = " of this launch"
-    if given is not None:
-        return *explain_given(given), of_launch
+    if other is not None:
+        return *explain_range(other), of_launch
     if heap is not None and heap.find_elsewhere(address):
         return (
             "It is in heap memory that a launch of another module has allocated.",
@@ -43,18 +43,18 @@ def explain_address(address, given, heap):
     return f"It is {where}.", fix, ""
 
 
-def explain_given(given):
+def explain_range(other):
     """Return (reason, fix) for an address in memory of another launch.
 
-    given: the GivenAddress that contains it.
+    other: the AddressRange that contains it.
     """
     rule = "a launch can use the arrays that it gets, and the variables of its module"
-    if given.lasting:
+    if other.permanent:
         return (
-            f"It is in {given.name}, a variable of another module.",
-            f"give the data of {given.name} to this launch as an argument: {rule}",
+            f"It is in {other.name}, a variable of another module.",
+            f"give the data of {other.name} to this launch as an argument: {rule}",
         )
     return (
-        f"It is in {given.name} of an earlier launch, which has stored the pointer.",
-        f"give {given.name} to this launch too: {rule}",
+        f"It is in {other.name} of an earlier launch, which has stored the pointer.",
+        f"give {other.name} to this launch too: {rule}",
     )

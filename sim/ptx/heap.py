@@ -29,7 +29,7 @@ import numpy as np
 
 from sim.errors import LaunchError
 from sim.events import ADDRESS_BITS, GLOBAL, SITE_SHIFT, SITES, SPACE_SHIFT, Finding
-from sim.memory.spaces import Allocation, poisoned, round_up, window_end
+from sim.memory.spaces import Allocation, fresh_memory, round_up, window_end
 from sim.ptx.origin import ITEMSIZES
 from sim.ptx.regions import HEAP_BASE, Region
 
@@ -41,10 +41,12 @@ GUARD = 1 << 12  # the number of guard bytes after each piece
 # The heap begins at the same address in every launch, so that pieces that persist keep their addresses.
 BASE = HEAP_BASE
 END = window_end("global") - GUARD
-MOST_STALE = 1 << 26  # the maximum number of bytes of freed memory that keep their values
-MOST_FREED = 1 << 10  # the maximum number of freed pieces that later launches remember
-MOST_LOGGED = 1 << 16  # the maximum number of bytes of a piece that are logged as stores when it is freed
-LOGGED = 4  # log2 of the number of bytes in one log entry when memory is freed
+MAX_STALE_BYTES = 1 << 26  # the maximum number of bytes of freed memory that keep their values
+MAX_FREED_PIECES = 1 << 10  # the maximum number of freed pieces that later launches remember
+MAX_LOGGED_BYTES = (
+    1 << 16
+)  # the maximum number of bytes of a piece that are logged as stores when it is freed
+LOG_SHIFT = 4  # log2 of the number of bytes in one log entry when memory is freed
 HEAPS = weakref.WeakSet()  # the HeapState of each module; no two of them use the same address
 # Findings that end threads early. Memory that these threads have not freed is not reported as a leak.
 STOPPED = {"deadlock", "no-progress", "barrier-divergence", "warp-divergence"}
@@ -86,16 +88,16 @@ class Piece(Region):
 
 
 @dataclass
-class KeptHeap:
+class HeapSnapshot:
     """The part of the heap that persists after a launch.
 
     pieces: the allocated pieces, and the pieces that were freed most recently.
-    held: the addresses of the pieces that were reachable from an argument of some launch.
+    from_arguments: the addresses of the pieces that were reachable from an argument of some launch.
     next: the address of the next piece.
     """
 
     pieces: list = field(default_factory=list)
-    held: set = field(default_factory=set)
+    from_arguments: set = field(default_factory=set)
     next: int = BASE
 
 
@@ -106,7 +108,7 @@ class HeapState:
     """
 
     def __init__(self):
-        self.before = self.after = KeptHeap()
+        self.before = self.after = HeapSnapshot()
         self.launch = lambda: None  # a weak reference: a strong one would keep the launch's arguments alive
         HEAPS.add(self)
 
@@ -173,7 +175,7 @@ class Heap:
             raise LaunchError("no simulated addresses are left for the heap of this launch")
         name, itemsize = describe_piece(SITES[site], nbytes)
         home = 0, itemsize, (max(nbytes // itemsize, 1),), (itemsize,)
-        root = poisoned(nbytes, None, self.context.poison)
+        root = fresh_memory(nbytes, None, self.context.poison)
         allocation = Allocation(name, "heap", root, base, home)
         allocation.alignment = UNIT
         self.add(Piece(allocation, site))
@@ -197,7 +199,7 @@ class Heap:
         too many."""
         self.freed.append(piece)
         self.stale += piece.nbytes
-        while self.stale > MOST_STALE:
+        while self.stale > MAX_STALE_BYTES:
             old = self.freed.popleft()
             self.stale -= old.nbytes
             # All elements of this view are one byte, so it takes no memory.
@@ -213,10 +215,10 @@ class Heap:
         the beginning is logged."""
         if self.context.log is None:
             return
-        end = piece.base + min(piece.nbytes, MOST_LOGGED)
+        end = piece.base + min(piece.nbytes, MAX_LOGGED_BYTES)
         rest = end - (end - piece.base) % UNIT
         self.context.log.extend(
-            [(site << SITE_SHIFT) + (LOGGED << ADDRESS_BITS) + at for at in range(piece.base, rest, UNIT)]
+            [(site << SITE_SHIFT) + (LOG_SHIFT << ADDRESS_BITS) + at for at in range(piece.base, rest, UNIT)]
         )
         self.context.log.extend([(site << SITE_SHIFT) + at for at in range(rest, end)])
         self.context.values.extend([None] * ((rest - piece.base) // UNIT + end - rest))
@@ -300,12 +302,14 @@ class Heap:
         fixed = [
             a for a in context.space.allocations if a.base >> SPACE_SHIFT == GLOBAL and a.space == "global"
         ]
-        held = [piece for piece in live if piece.base in self.start.held]
+        held = [piece for piece in live if piece.base in self.start.from_arguments]
         reached = reachable_pieces(live, [a.root for a in fixed], held)
         arguments = reachable_pieces(live, [a.root for a in fixed if a.keep is not None])
         freed = [piece for piece in self.pieces.values() if piece.freed]
-        left = KeptHeap(
-            [*freed[-MOST_FREED:], *reached], self.start.held | {p.base for p in arguments}, self.next
+        left = HeapSnapshot(
+            [*freed[-MAX_FREED_PIECES:], *reached],
+            self.start.from_arguments | {p.base for p in arguments},
+            self.next,
         )
         self.state.run_ended(self.run.launch, left)
         kept = set(map(id, reached))

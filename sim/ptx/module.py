@@ -20,7 +20,7 @@ from sim.ptx.run import Run
 from sim.ptx.syntax import python_name
 from sim.ptx.variables import Store, Variables
 
-MOST_ROUNDS = 20_000_000  # the number of iterations without progress after which the loops are examined
+MAX_ITERATIONS = 20_000_000  # the number of iterations without progress after which the loops are examined
 
 
 def load_ptx(text: str | bytes, source: str | None = None) -> "Module":
@@ -165,7 +165,7 @@ class Kernel(base.Kernel):
         exec(code, namespace)
         # In PTX, every loop counts its iterations, even if it was a `for` loop in the source. Unless the
         # caller has set a limit, a barrier that opens counts as progress.
-        context.steps = context.max_steps or MOST_ROUNDS
+        context.steps = context.max_steps or MAX_ITERATIONS
         if context.max_steps is None:
             opened = context.listeners["barrier_opened"]
             context.listeners["barrier_opened"] = [*opened, lambda *_: context.restart_progress()]

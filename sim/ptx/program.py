@@ -69,7 +69,7 @@ class Program:
                 done[function.name] = python_name(function.name, "run") if has_body else None
                 lines += self.translate_function(function, by_pointer) if has_body else []
         if self.missing:
-            raise LaunchError(refusal(self.entry, self.missing))
+            raise LaunchError(refusal_message(self.entry, self.missing))
         if self.calls_pointers:
             lines.append(
                 calls.function_table(
@@ -91,7 +91,7 @@ class Program:
         self.timed[python_name(function.name, "run")] = frozenset(names)
         self.note_effects(function)
         if by_pointer and writer.missing:
-            text = refusal(function, writer.missing)
+            text = refusal_message(function, writer.missing)
             refused = self.new_name("refused", lambda run: functools.partial(refuse, text))
             lines = [f"{python_name(function.name, 'run')} = {refused}"]
         else:
@@ -407,7 +407,7 @@ def refuse(text, *arguments):
     raise LaunchError(text)
 
 
-def refusal(entry, missing):
+def refusal_message(entry, missing):
     """Return a message that lists the instructions that are not supported, by line and name."""
     lines = "\n".join(f"  PTX line {line}: {what}" for line, what in missing[:10])
     more = f"\n  and {len(missing) - 10} more" if len(missing) > 10 else ""

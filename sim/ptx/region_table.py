@@ -7,8 +7,8 @@ from math import prod
 import numpy as np
 
 from sim.events import CONST, GLOBAL, LOCAL, SHARED, SPACE_SHIFT, Finding
-from sim.memory.array import only_read
-from sim.memory.spaces import poisoned
+from sim.memory.array import read_only_error
+from sim.memory.spaces import fresh_memory
 from sim.memory.transfer import Alignment
 from sim.ptx.foreign import explain_address
 from sim.ptx.regions import GAP, WINDOWS, Frames, Region, whole_array
@@ -61,7 +61,7 @@ class RegionTable:
         region = shared.get(allocation)
         if region is None:
             nbytes = allocation.root.size
-            fresh = poisoned(nbytes, None, self.context.poison)
+            fresh = fresh_memory(nbytes, None, self.context.poison)
             root = np.zeros(nbytes, np.uint8) if allocation.reserved else fresh
             region = shared[allocation] = Region(allocation, root)
         return region
@@ -83,10 +83,10 @@ class RegionTable:
             raise RecursionError(f"{frames.depth} calls deep, and no more room for {allocation.name}")
         if frames.depth == len(frames.regions):
             base = allocation.base + place * nbytes
-            frames.regions.append(Region(allocation, poisoned(nbytes, None), base))
+            frames.regions.append(Region(allocation, fresh_memory(nbytes, None), base))
         region = frames.regions[frames.depth]
         frames.depth += 1
-        region.root[:] = poisoned(nbytes, None)
+        region.root[:] = fresh_memory(nbytes, None)
         region.written = np.zeros(nbytes, bool) if self.context.enabled.unwritten else None
         region.origins = {}
         return region.base - WINDOWS["local"]
@@ -145,7 +145,7 @@ class RegionTable:
             return None
         # This check comes last, so that an address outside of the array is reported as out of bounds.
         if what != "read" and not region.allocation.writable:
-            error = only_read(whole_array(self.context, region.allocation))
+            error = read_only_error(whole_array(self.context, region.allocation))
             error.site = site
             raise error
         return region

@@ -8,7 +8,7 @@ import numpy as np
 
 from sim.events import CONST, GLOBAL, LOCAL, SHARED, SPACE_SHIFT
 from sim.memory.array import Array, array_at
-from sim.memory.spaces import AddressSpace, after, poisoned, round_up, window_end
+from sim.memory.spaces import AddressSpace, first_free_after, fresh_memory, round_up, window_end
 from sim.ptx.syntax import Variable
 
 WINDOWS = {
@@ -32,24 +32,24 @@ GAP = 1 << 24  # the number of guard bytes between arrays: an address that is sl
 NARROW_GAP = 1 << 16  # the number of guard bytes if the window has no room for more
 # The device heap occupies the last quarter of the global window (sim.ptx.heap).
 HEAP_BASE = window_end("global") - (1 << SPACE_SHIFT - 2)
-KEPT_SPACES = "global", "const"
+PERSISTENT_SPACES = "global", "const"
 
 
 class ModuleKey(NamedTuple):
     """The key of a module's variable, or of other memory that a module owns.
 
     module: the number of the module.
-    lasting: whether the memory keeps its address until the module is deleted.
+    permanent: whether the memory keeps its address until the module is deleted.
     """
 
     module: int
     name: str
-    lasting: bool = True
+    permanent: bool = True
 
 
 @dataclass(frozen=True)
-class GivenAddress:
-    """The address range of a variable or an argument. Addresses.given describes `key`."""
+class AddressRange:
+    """The address range of a variable or an argument. Addresses.ranges describes `key`."""
 
     name: str
     base: int
@@ -58,11 +58,11 @@ class GivenAddress:
 
     @property
     def end(self):
-        return after(self.base, self.nbytes)
+        return first_free_after(self.base, self.nbytes)
 
     @property
-    def lasting(self):
-        return isinstance(self.key, ModuleKey) and self.key.lasting
+    def permanent(self):
+        return isinstance(self.key, ModuleKey) and self.key.permanent
 
 
 class Addresses:
@@ -72,30 +72,30 @@ class Addresses:
     module. A pointer that one launch stores in memory is therefore valid in the next launch, as on a GPU, and
     never refers to other memory.
 
-    given: {(space, key): GivenAddress}. The key of a variable is a ModuleKey. The key of an argument consists
-        of its range of host memory and the number of the owning array.
+    ranges: {(space, key): AddressRange}. The key of a variable is a ModuleKey. The key of an argument
+        consists of its range of host memory and the number of the owning array.
     next: {space: end of the range that was assigned last}.
     deleted: the numbers of deleted modules whose addresses have not been released yet.
     """
 
     def __init__(self):
-        self.given, self.next, self.lock, self.deleted = {}, {}, threading.RLock(), []
+        self.ranges, self.next, self.lock, self.deleted = {}, {}, threading.RLock(), []
 
     def forget_arguments(self, used):
         """Release the addresses of arguments of earlier launches.
 
         used: the addresses of this launch's arguments, which are kept.
         """
-        self.given = {key: g for key, g in self.given.items() if g.lasting or g.base in used}
+        self.ranges = {key: g for key, g in self.ranges.items() if g.permanent or g.base in used}
 
     def forget_deleted(self):
         """Release the addresses of deleted modules."""
         # The garbage collector may delete a module at any time, so the deletion only records its number.
         while self.deleted:
             number = self.deleted.pop()
-            self.given = {
+            self.ranges = {
                 key: g
-                for key, g in self.given.items()
+                for key, g in self.ranges.items()
                 if not isinstance(g.key, ModuleKey) or g.key.module != number
             }
 
@@ -105,17 +105,17 @@ class Addresses:
         There must be room for `nbytes` bytes, and for `gap` guard bytes before and after them, between the
         ranges that are assigned.
         """
-        for given in sorted((g for (s, _), g in self.given.items() if s == space), key=lambda g: g.base):
+        for given in sorted((g for (s, _), g in self.ranges.items() if s == space), key=lambda g: g.base):
             base = round_up(start + gap, align)
-            if after(base, nbytes) + gap <= given.base:
+            if first_free_after(base, nbytes) + gap <= given.base:
                 return base
             start = max(start, given.end)
         return round_up(start + gap, align)
 
     def find(self, address):
-        """Return the GivenAddress that contains an address, or None."""
+        """Return the AddressRange that contains an address, or None."""
         with self.lock:
-            return next((g for g in self.given.values() if g.base <= address < g.base + g.nbytes), None)
+            return next((g for g in self.ranges.values() if g.base <= address < g.base + g.nbytes), None)
 
 
 ADDRESSES = Addresses()  # the addresses of all modules of the process, which is one CUDA context
@@ -136,17 +136,17 @@ class PaddedSpace(AddressSpace):
 
         An allocation in global or constant memory has the same address as in earlier launches.
         """
-        if space not in KEPT_SPACES:
+        if space not in PERSISTENT_SPACES:
             return super().choose_address(space, nbytes, align, name, key)
         with self.addresses.lock:
             self.addresses.forget_deleted()
-            given = self.addresses.given.get((space, key))
+            given = self.addresses.ranges.get((space, key))
             if given is None:
                 base = self.new_address(space, nbytes, align)
                 if base is None:
                     return None
-                given = GivenAddress(name, base, nbytes, key)
-                self.addresses.given[space, key] = given
+                given = AddressRange(name, base, nbytes, key)
+                self.addresses.ranges[space, key] = given
                 self.addresses.next[space] = given.end
         self.next[space] = max(self.next[space], given.end)
         return given.base
@@ -161,10 +161,10 @@ class PaddedSpace(AddressSpace):
         start = max(self.start[space], addresses.next.get(space, 0))
         base = addresses.first_gap(space, start, nbytes, align, GAP)
         for gap in (GAP, NARROW_GAP):
-            if after(base, nbytes) > limit:
+            if first_free_after(base, nbytes) > limit:
                 addresses.forget_arguments({allocation.base for allocation in self.allocations})
                 base = addresses.first_gap(space, self.start[space], nbytes, align, gap)
-        return base if after(base, nbytes) <= window_end(space) else None
+        return base if first_free_after(base, nbytes) <= window_end(space) else None
 
 
 class PointerArray(Array):
@@ -239,5 +239,5 @@ class Frames:
 def poison(ptx_type):
     """Return the poison value that a refused load of this PTX type returns."""
     dtype = np.dtype(VIEWS[ptx_type])
-    value = poisoned(dtype.itemsize, None).view(dtype)[0]
+    value = fresh_memory(dtype.itemsize, None).view(dtype)[0]
     return int(value) if isinstance(VIEWS[ptx_type], str) else value

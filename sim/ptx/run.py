@@ -19,7 +19,7 @@ from sim.ptx.grid_sync import HIGH, GridBarrier, workspace
 from sim.ptx.heap import Heap
 from sim.ptx.memory import Memory
 from sim.ptx.origin import plain_name
-from sim.ptx.regions import KEPT_SPACES, RESERVED, VIEWS, WINDOWS, ModuleKey
+from sim.ptx.regions import PERSISTENT_SPACES, RESERVED, VIEWS, WINDOWS, ModuleKey
 
 WORKSPACE = "%envreg1"  # the key of the grid barrier's workspace in Run.allocations
 STACK = 1 << 16  # the number of bytes of local memory per thread for the calls of a recursive function
@@ -63,7 +63,7 @@ class Run:
         An earlier launch may have stored the address of a variable that it could reach. Such variables are
         therefore allocated as well.
         """
-        reachable = {v.name: v for v in self.program.reachable_variables() if v.space in KEPT_SPACES}
+        reachable = {v.name: v for v in self.program.reachable_variables() if v.space in PERSISTENT_SPACES}
         self.named = reachable.keys()
         variables = self.program.text.variables
         for variable in [*reachable.values(), *(variables[name] for name in self.store.laid_out)]:
@@ -103,7 +103,7 @@ class Run:
         space = variable.space
         if space == "shared" and variable.count is None:
             return self.dynamic_shared(variable)
-        if space in KEPT_SPACES:
+        if space in PERSISTENT_SPACES:
             return self.allocate_of_module(variable)
         # Local memory has a copy for each thread and active call. Shared memory has a copy for each block,
         # which is created on first use.
@@ -211,7 +211,9 @@ class Run:
             position = [parameter.name for parameter in self.program.entry.parameters].index(name)
             root = np.frombuffer(self.bits[position], np.uint8).copy()
             label = self.launch.arguments[position].name
-            identity = ModuleKey(self.program.text.number, f"{self.program.entry.name} {name}", lasting=False)
+            identity = ModuleKey(
+                self.program.text.number, f"{self.program.entry.name} {name}", permanent=False
+            )
             allocation = self.memory.reserve(label, "const", len(root), 16, 1, None, 1, root, identity)
             self.memory.make_addressable(allocation)
             self.allocations[key] = allocation

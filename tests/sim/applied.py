@@ -7,8 +7,8 @@ import linecache
 import re
 import textwrap
 
-from sim.observers.statements import assignment, atomic_target, extreme, statements
-from sim.observers.tickets import elements, increased
+from sim.observers.statements import assignment, atomic_target, find_extreme, statements
+from sim.observers.tickets import elements, find_increment
 
 LINES = {
     "barrier": "cuda.syncthreads()",
@@ -258,7 +258,7 @@ def operation(found, read):
     if found.operator:
         return ATOMICS[found.operator], found.value
     value = found.value.replace(found.target, read)
-    if name_and_operand := extreme(value, read):
+    if name_and_operand := find_extreme(value, read):
         return name_and_operand
     return "add", re.fullmatch(rf"{re.escape(read)} \+ (.*)", value)[1]
 
@@ -312,7 +312,7 @@ def tickets(lines, steps):
     """Insert one atomic before the first of the statements, and use its result in place of the reads."""
     (ticket,) = (step for step in steps if step.what == "ticket")
     source = lines[ticket.line - 1]
-    _, operator, operand = increased(source)
+    _, operator, operand = find_increment(source)
     array, index = atomic_target(ticket.element)
     old, lines = f"old_{ticket.line}", list(lines)
     for step in steps:

@@ -17,7 +17,7 @@ from sim.frontend.outline import of_cpp, of_python
 from sim.observers.advice import PATTERNS
 from sim.observers.cells import Row
 from sim.observers.facts import Facts
-from sim.observers.statements import assignment, extreme, statements
+from sim.observers.statements import assignment, find_extreme, statements
 from sim.observers.words import WORDS
 
 RACES = [
@@ -242,7 +242,7 @@ def test_a_maximum_through_a_variable_wants_an_atomic_maximum():
     ],
 )
 def test_a_minimum_or_maximum_is_recognised(value, result):
-    assert extreme(value, "m[0]") == result
+    assert find_extreme(value, "m[0]") == result
 
 
 @pytest.mark.parametrize(

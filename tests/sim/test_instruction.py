@@ -157,14 +157,14 @@ def stand_in(mask, value):
     raise NotImplementedError("a Numba CUDA intrinsic, say")
 
 
-@instruction(mask=GIVEN, stands_for=stand_in, reads=lambda lane, value: 31 - lane, source="here")
+@instruction(mask=GIVEN, replaces=stand_in, reads=lambda lane, value: 31 - lane, source="here")
 def mirrored(lanes, value, *, result: Like("value")):
     for lane in range(32):
         result[lane] = value[31 - lane]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_it_stands_for_what_runs_on_a_gpu(engine):
+def test_it_replaces_what_runs_on_a_gpu(engine):
     def kernel(x):
         x[cuda.threadIdx.x] = stand_in(0xFFFFFFFF, x[cuda.threadIdx.x])
 

@@ -12,7 +12,7 @@ from numba import boolean, int64, types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-from sim.memory.spaces import poisoned as fresh_bytes
+from sim.memory.spaces import fresh_memory as fresh_bytes
 from sim.native.codegen.access_log import DTYPES, SITE_SHIFT, SIZE_SHIFT, VALUE, VALUE_BITS, append
 from sim.native.codegen.arrays import Array, GuardedType, is_record
 from sim.native.codegen.int64_translation import I64
@@ -95,7 +95,7 @@ def index_value(context, builder, numba_type, code):
     return builder.select(builder.icmp_unsigned("<", code, most), code, most)
 
 
-def position(array, axis, numba_type, code):
+def axis_position(array, axis, numba_type, code):
     """Return the position along an axis that a component of an index selects.
 
     A component that is out of range gives a position that is out of range.
@@ -119,7 +119,7 @@ def locate_element(context, builder, x, value, index, code):
     """
     array, codes = Array(context, builder, x, value), codes_of(builder, index, code)
     parts = zip(index_parts(index), codes, strict=True)
-    positions = [position(array, axis, *of) for axis, of in enumerate(parts)]
+    positions = [axis_position(array, axis, *of) for axis, of in enumerate(parts)]
     return Element(array, positions)
 
 

@@ -17,7 +17,7 @@ from sim.isa.functions import BITS, LLVM, OPAQUE_IDENTITY, SAME, VALUE, Function
 from sim.isa.promotion import INTEGRAL
 from sim.native.codegen.linking import inline_always, intrinsic_of
 from sim.native.codegen.scalars import convert, numba_type_of, scalar_of
-from sim.native.codegen.symbols import in_text, offering
+from sim.native.codegen.symbols import in_text, make_getattr
 
 
 def compiles(entry):
@@ -53,7 +53,7 @@ def is_above_zero(numba_type):
     return isinstance(numba_type, types.IntegerLiteral) and numba_type.literal_value > 0
 
 
-__getattr__ = offering(__name__, lambda entry, maker: function_of(entry))
+__getattr__ = make_getattr(__name__, lambda entry, maker: function_of(entry))
 
 
 def typed_call(typing, version, given):

@@ -24,7 +24,7 @@ from sim.native.codegen.isa_functions import compiled_copy, resolve_call
 from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.scalars import convert, numba_type_of
 from sim.native.codegen.shadow import BARE, DIVERGED, set_error
-from sim.native.codegen.symbols import offering
+from sim.native.codegen.symbols import make_getattr
 from sim.native.codegen.synchronization import diverge
 
 
@@ -260,7 +260,7 @@ def vote_intrinsic(entry):
     return intrinsic_of("voted", ["threads", "number", "result"], typed)
 
 
-__getattr__ = offering(
+__getattr__ = make_getattr(
     __name__,
     lambda entry, maker: vote_intrinsic(entry) if maker == "all" else lane_intrinsic(entry, maker == "warp"),
 )

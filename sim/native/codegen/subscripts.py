@@ -13,6 +13,7 @@ from sim.native.codegen.arrays import Array, GuardedType, ReferenceType, is_reco
 from sim.native.codegen.elements import (
     Element,
     FromEnd,
+    axis_position,
     codes_of,
     column,
     column_type,
@@ -21,7 +22,6 @@ from sim.native.codegen.elements import (
     is_element,
     is_index,
     locate_element,
-    position,
 )
 from sim.native.codegen.int64_translation import I64
 from sim.native.codegen.scalars import dtype_of
@@ -161,7 +161,7 @@ def subarray(array, index, code):
             extents.append(length)
             strides.append(builder.mul(step, stride))
         else:
-            start, wraps = position(array, axis, of, each), I64(int(array.x.watch == BARE))
+            start, wraps = axis_position(array, axis, of, each), I64(int(array.x.watch == BARE))
             start = array.call(clamp_index, start, extent, array.members.state, wraps)
         flat = builder.add(flat, builder.mul(start, stride))
     rest = range(len(index_parts(index)), array.x.ndim)

@@ -43,7 +43,7 @@ RESERVED = {
 
 
 @functools.cache
-def homes():
+def exported_functions():
     """Return {name of a function: module that exports it} for the modules in HOMES."""
     return {name: home for home in HOMES for name in importlib.import_module(home).EXPORTED}
 
@@ -66,7 +66,7 @@ def in_text(name, maker="isa"):
 
 
 @functools.lru_cache(maxsize=1)
-def entries(count):
+def entries_by_text(count):
     """Return {name in generated code: entry of sim.isa}.
 
     count: the size of the instruction table. It is only a cache key, because a package may add instructions.
@@ -79,15 +79,15 @@ def entries(count):
 
 def entry_of(name):
     """Return the entry of sim.isa that has this name in generated code, or None if there is no such entry."""
-    return entries(len(INSTRUCTIONS)).get(name)
+    return entries_by_text(len(INSTRUCTIONS)).get(name)
 
 
 def home_of(name):
     """Return the module that defines this name of generated code, or None if no module defines it."""
-    return MAKERS[name.partition("_")[0]] if entry_of(name) else homes().get(name)
+    return MAKERS[name.partition("_")[0]] if entry_of(name) else exported_functions().get(name)
 
 
-def offering(module, make):
+def make_getattr(module, make):
     """Return the `__getattr__` of a module in MAKERS. It makes a function by calling `make(entry, maker)`."""
 
     def __getattr__(name):

@@ -238,7 +238,7 @@ class Evaluator(Arithmetic):
         if name in PAIRS:
             return self.apply_to_halves(*PAIRS[name], given)
         if name in HELPER_ENTRIES:
-            return functions.of_entry(self, HELPER_ENTRIES[name], given)
+            return functions.emit_entry(self, HELPER_ENTRIES[name], given)
         if name in HELPERS:
             return self.apply(HELPERS[name], given, {})
         return self.apply(BUILTINS[name], given, {})

@@ -134,7 +134,7 @@ REAL = r"(?P<ptx_type>f16|bf16|f32|f64)"
 
 
 @form(rf"rcp\.(rn|approx\.ftz)\.{REAL}")
-def reciprocal(e, found, x):
+def emit_reciprocal(e, found, x):
     """Emit the reciprocal 1 / x."""
     return e.of_floats("fdiv", e.to_float(1.0, x.ptx_type), x)
 
@@ -151,7 +151,7 @@ def multiply_add(e, found, a, b, c):
 
 
 @form(r"(?P<name>fma|mad|add|sub|mul)\.(?P<mode>rz|rd|ru)\.f32")
-def directed(e, found, a, b, c=None):
+def emit_directed(e, found, a, b, c=None):
     """Emit an f32 operation with directed rounding (rz, rd, ru).
 
     The double result and its rounding error determine the direction. A product of two f32 is exact in double.
@@ -173,7 +173,7 @@ def directed(e, found, a, b, c=None):
 
 
 @form(r"(?P<name>rcp|div|sqrt)\.(?P<mode>rz|rd|ru)\.f32")
-def directed_quotient(e, found, a, b=None):
+def emit_directed_quotient(e, found, a, b=None):
     """Emit an f32 quotient or root with directed rounding.
 
     The double result and the sign of its error determine the direction. The remainder a - q b of the double
@@ -266,11 +266,11 @@ def next_float(b, x, upwards):
 
 
 @form(rf"(?P<name>sin|cos|lg2|ex2|tanh|rsqrt)\.approx\.{REAL}")
-def approximation(e, found, x):
+def emit_approximation(e, found, x):
     """Emit an approximate instruction. The result is at least as accurate as the PTX ISA requires."""
     name, double = found["name"], e.to_float(x, "f64")
     if name == "rsqrt":
-        return reciprocal(e, found, e.intrinsic("sqrt", double))
+        return emit_reciprocal(e, found, e.intrinsic("sqrt", double))
     if name == "tanh":
         return Float(call_external(e, name, DOUBLE, double.code), "f64")
     return e.intrinsic({"lg2": "log2", "ex2": "exp2"}.get(name, name), double)
@@ -315,7 +315,7 @@ def convert_nearest(e, found, x):
 # --- entries of sim.isa -------------------------------------------------------------------------------------
 
 
-def of_entry(e, entry, given):
+def emit_entry(e, entry, given):
     """Emit an instruction of sim.isa, and return its result. Raise CannotLower if it has no compiled form."""
     for pattern, function in FORMS:
         found = next(filter(None, map(pattern.match, entry.ptx)), None)

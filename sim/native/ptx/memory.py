@@ -124,7 +124,7 @@ def locate(table, site, address, thread, state, size, writes, width, check):
 
 
 @functools.cache
-def locator(watched, size):
+def make_locator(watched, size):
     """Return the helper (table, site, address, thread, state) that returns the address on the host.
 
     watched: the check of the access, which is watch_ptx_load, watch_store or watch_atomic.

@@ -13,7 +13,7 @@ from sim.isa.table import by_ptx
 from sim.native.codegen.linking import intrinsic_of
 from sim.native.codegen.shadow import DIVERGED, UNWRITTEN, set_error, watch_atomic, watch_store
 from sim.native.ptx.evaluate import Evaluator, parse_expression
-from sim.native.ptx.memory import is_undefined, locator, mark_undefined, reset_local, watch_ptx_load
+from sim.native.ptx.memory import is_undefined, make_locator, mark_undefined, reset_local, watch_ptx_load
 from sim.native.ptx.values import FLOATS, HALF, I64, Integer, Predicate
 from sim.ptx.regions import WINDOWS
 
@@ -111,7 +111,7 @@ class RunCompiler(Evaluator):
         size, (table, thread, state) = WIDTHS[ptx_type] // 8, self.machine
         address = self.add(self.to_integer(address), self.to_integer(WINDOWS.get(space, 0)))
         codes = table, I64(site), self.resize(address, 64), thread, state
-        first = self.call_helper(locator(watched, size * count), *codes)
+        first = self.call_helper(make_locator(watched, size * count), *codes)
         addresses = [first, *(self.builder.add(first, I64(size * i)) for i in range(1, count))]
         element = FLOATS.get(ptx_type) or ir.IntType(8 * size)
         return [self.builder.inttoptr(at, element.as_pointer()) for at in addresses]

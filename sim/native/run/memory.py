@@ -8,7 +8,7 @@ import numpy as np
 from sim.events import CONSTANT
 from sim.memory.argument import of_parts
 from sim.memory.declared import check_sizes
-from sim.memory.spaces import AddressSpace, bind_arguments, bytes_between, overlapping, unwritten
+from sim.memory.spaces import AddressSpace, bind_arguments, bytes_between, group_overlapping, unwritten
 from sim.native.codegen.arrays import Guarded, Referenced, spill_array_bytes
 from sim.native.codegen.launch_state import State
 from sim.native.codegen.scalars import argument_of
@@ -56,7 +56,7 @@ class Memory:
         of their elements do not coincide.
         """
         shadows = {}
-        for low, high, names in overlapping(self.arrays):
+        for low, high, names in group_overlapping(self.arrays):
             group = {name: self.arrays[name] for name in names}
             empty = starts_empty(unwritten(bytes_between(low, high), [*group.values()]), names[0])
             # Arrays that are fully initialised and only read need no checks besides bounds.

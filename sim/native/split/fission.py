@@ -37,7 +37,7 @@ THREAD, WARP, BLOCK = range(3)
 CODES = {"return": "END", "break": "BREAK", "continue": "CONTINUE"}
 
 
-def level(node):
+def sync_level(node):
     """Return the highest level at which threads synchronise in a node, or THREAD if they do not."""
     found = {getattr(part, "sync", None) for part in ast.walk(node)} - {None}
     return BLOCK if found & BLOCK_WIDE else WARP if found else THREAD
@@ -96,7 +96,7 @@ class Fission(Rematerializer):
         """
         lines, group = [], []
         for statement in statements:
-            if level(statement) < at:
+            if sync_level(statement) < at:
                 group.append(statement)
                 continue
             lines += self.lower_section(group, at, depth) + self.lower_compound(statement, at, depth)
@@ -111,7 +111,7 @@ class Fission(Rematerializer):
         if not group or all(isinstance(statement, ast.Pass) for statement in group):
             return []
         exits = escaping_exits(group)
-        if max(map(level, group)) == WARP:
+        if max(map(sync_level, group)) == WARP:
             lines = [*self.lower_sequence(group, WARP, 0), "return GO"]
             call = self.add_function(f"{self.name}_warp_{len(self.functions) + 1}", lines)
             loop = ["for warp in range(-(-threads // 32)):"]

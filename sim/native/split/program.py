@@ -31,7 +31,7 @@ from sim.native.split.fission import Fission, indent, unparse_lines
 # --- text ---------------------------------------------------------------------------------------------------
 
 
-def head(module, title):
+def file_head(module, title):
     """Return the first lines of the generated file: imports, constants, device functions.
 
     A comment contains the digest of each instruction that the kernel uses. If an instruction changes, the
@@ -237,7 +237,7 @@ def split_by_type(module, statements, parameters, types_of):
 def thread_text(module, name, parameters, statements):
     """Return the text of the kernel for one thread, before fission. It is part of the cache key."""
     lines = thread_lines(module, name, parameters, statements)
-    return "\n".join([*head(module, f"{name}, one thread"), *lines])
+    return "\n".join([*file_head(module, f"{name}, one thread"), *lines])
 
 
 def thread_lines(module, name, parameters, statements):
@@ -253,7 +253,7 @@ def types_in(module, name, parameters, numba_types):
     Each device function is typed once, for all of its calls.
     """
     names, devices = {}, {device.name for device in module.devices.values() if not device.recursive}
-    cache.run_text("\n".join(head(module, name)), names)
+    cache.run_text("\n".join(file_head(module, name)), names)
     # Only type inference runs here, so the synchronising instructions and device functions need no code.
     names.update(variable_types.sync_stubs())
     names.update({device: variable_types.type_stub(names[device].py_func) for device in devices})
@@ -283,7 +283,7 @@ def kernel_text(module, name, parameters, split, decorator="@compiled", renewing
     what = "each region runs in a loop over the threads, between two synchronisation points"
     spilled = "# SPILLED: number of variables that live across regions. spill_buffer has an array for each."
     lines = [
-        *head(module, f"{name}, split by loop fission: {what}"),
+        *file_head(module, f"{name}, split by loop fission: {what}"),
         spilled,
         f"SPILLED = {len(split.spilled)}",
         "",

@@ -159,7 +159,7 @@ def test_a_deleted_module_returns_its_addresses():
     kernels, other = (module("pointers", Path(__file__).with_name("programs"))[1] for _ in range(2))
     number = kernels.text.number
     simulate(kernels["store_variable"])[1, 1]()
-    owned = lambda: [g for g in ADDRESSES.given.values() if getattr(g.key, "module", None) == number]  # noqa: E731
+    owned = lambda: [g for g in ADDRESSES.ranges.values() if getattr(g.key, "module", None) == number]  # noqa: E731
     assert {g.name for g in owned()} == {"table", "to_variable"}
     del kernels
     simulate(other["store_variable"])[1, 1]()
@@ -216,7 +216,7 @@ def test_arguments_of_earlier_launches_make_room():
     again, other, small = place(addresses, "table", (3, 4), (4, 5), nbytes=1024)
     assert again == table and other > large + half
     (huge,) = place(addresses, (5, 6), nbytes=half + half // 2)
-    assert huge > table and (0, 1) not in {key for _, key in addresses.given}
+    assert huge > table and (0, 1) not in {key for _, key in addresses.ranges}
     assert place(addresses, "table")[0] == table
 
 
