@@ -146,7 +146,6 @@ def rounded_to_digits(x, digits):
     digits = min(max(digits, -400), 400)
     scale, spare = float64(10.0) ** abs(digits), 1.0
     # 10**22 is the largest power of ten that is exact in double precision, so apply the scale in two factors.
-    # factors.
     if digits > 22:
         scale, spare = float64(10.0) ** (digits - 22), 1e22
     y = x * scale * spare if digits >= 0 else x / scale

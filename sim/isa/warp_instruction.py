@@ -123,7 +123,6 @@ def fill_absent(row: Sequence[Any], members: Sequence[int]) -> Sequence[Any]:
         return row
     # The semantics may read any lane of a row, so absent lanes need a value of the correct type. The value is
     # conspicuous, so that the result shows if an absent lane was read.
-    # conspicuous, so that reading an absent lane shows in the result.
     like = row[members[0]]
     fill = like if isinstance(like, bool) else unwritten_bits(like)
     return [fill if value is None else value for value in row]

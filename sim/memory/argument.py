@@ -123,6 +123,5 @@ def tensor_array(tensor, name):
     tensor = tensor.detach()
     if str(tensor.dtype) != "torch.bfloat16":
         # tensor.numpy() would prevent torch from resizing the storage later, as FSDP does with parameters.
-        # parameters.
         return np.from_dlpack(tensor)
     return np.from_dlpack(tensor.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)

@@ -11,6 +11,7 @@ CPU core.
 Compiled code checks every memory access against shadow memory, but it can only set error flags. If a flag is
 set, the interpreter runs the affected blocks again and produces the findings. The interpreter also runs every
 kernel that cannot be compiled; for these kernels, lowering raises `CannotLower`.
+
 Read the files and folders in this order:
 
     engine        choose between compiled and interpreted execution for each launch

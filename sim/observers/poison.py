@@ -1,9 +1,9 @@
 """Accesses that are consequences of an earlier finding, which left a thread with an undefined value.
 
 Three operations return a conspicuous value, the poison: a read of unwritten memory, a shuffle from a lane
-    that does not participate, and an access out of bounds. An access at a poisoned index is a consequence of
-    such an operation. Its finding refers to the cause, and follows it in the report. The cause is a finding
-    for the same thread, or else for a thread of the same block.
+that does not participate, and an access out of bounds. An access at a poisoned index is a consequence of such
+an operation. Its finding refers to the cause, and follows it in the report. The cause is a finding for the
+same thread, or else for a thread of the same block.
 
 Poison of 32 and 64 bits is far outside of any array. Poison of 8 and 16 bits may also result from wrong index
 arithmetic, so it counts only if the thread itself has an earlier finding. If arithmetic has changed the
@@ -17,7 +17,7 @@ from sim.observers.statements import index_of
 
 FAR = 1 << 24  # a number of elements; wrong index arithmetic alone does not reach this far
 # Size of an integer in bytes -> the largest offset, in elements, that a kernel is expected to add to a
-# poisoned index. index
+# poisoned index.
 OFFSETS = {1: 16, 2: 1 << 10, 4: 1 << 20, 8: 1 << 20}
 NARROW, WIDE = (1, 2), (4, 8)
 

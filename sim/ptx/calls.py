@@ -1,6 +1,5 @@
 """Indirect calls: the addresses of functions, and findings for a pointer to no function or to a function with
 another signature.
-another signature.
 
 Source: PTX ISA 9.7.12, "Control Flow Instructions" (call).
 """

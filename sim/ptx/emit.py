@@ -12,8 +12,7 @@ Invariants of the generated code:
 - An expression may exceed the width of its type. Its value is masked when a register is set, unless the
   instruction guarantees that it is in range.
 - The objects of a launch (accesses, barriers, floating-point constants) are globals. The Program has a
-    factory
-  for each of them: {name: run -> object}.
+  factory for each of them: {name: run -> object}.
 """
 
 import re

@@ -8,14 +8,6 @@ variable, an argument, or another reachable piece. Otherwise, it is reported as 
 an argument of an earlier launch, the piece persists until it is freed, because that argument may still
 contain the address.
 
-Each allocation (a *piece*) has a unique address range that is never reused, followed by guard bytes. An
-access after its end, or after `free`, is therefore never mistaken for an access to another piece.
-
-A piece that is still allocated at the end of its launch persists if a `__device__` variable, an argument or
-another reachable piece contains its address. Otherwise it is reported as a leak. If an argument of an
-earlier launch contained its address, it persists until it is freed, because that array may still contain
-the address.
-
 Source: CUDA C++ Programming Guide, "Dynamic Global Memory Allocation and Operations".
 """
 

@@ -1,8 +1,8 @@
 """The argument layout of Numba's kernels in PTX.
 
 Numba passes an array as the fields of a structure, and each field is a kernel parameter: meminfo and parent
-    (null on a GPU), the number of elements, the bytes per element, the data pointer, the shape, and the
-    strides in bytes. A tuple is passed element by element.
+(null on a GPU), the number of elements, the bytes per element, the data pointer, the shape, and the strides
+in bytes. A tuple is passed element by element.
 """
 
 from sim.memory.argument import host_array

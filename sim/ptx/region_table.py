@@ -100,7 +100,6 @@ class RegionTable:
         space = address >> SPACE_SHIFT
         if space in (GLOBAL, CONST):
             # Regions do not overlap. Only the last region that begins at or below the address can contain it.
-            # it.
             at = bisect_right(self.bases, address) - 1
             return self.fixed[at] if at >= 0 and address < self.fixed[at].end else None
         for allocation in self.slots.get(space, ()):

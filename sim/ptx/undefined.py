@@ -3,10 +3,10 @@ may have an effect.
 
 Compilers load a local variable before it is certain that the thread has written it, and discard the value
 with selp if it is not needed. Therefore, a load of unwritten local memory is not an error by itself. Each
-register that may
-contain an undefined value has a second variable, its *origin*: the (site, address) of the load, or False if
-    the value is defined. Copies and arithmetic propagate origins. The use of the value is reported if it is a
-    branch, an address, a store outside of local memory, or an operand of an atomic or warp instruction.
+register that may contain an undefined value has a second variable, its *origin*. This is the (site, address)
+of the load, or False if the value is defined. Copies and arithmetic propagate origins. The use of the value
+is reported if it is a branch, an address, a store outside of local memory, or an operand of an atomic or
+warp instruction.
 """
 
 from sim.events import LOCAL, SPACE_SHIFT

@@ -6,6 +6,7 @@ produces the findings. Only divergence at a synchronisation point stops a block 
 
 Each element of a checked array has two *shadow entries* of 64 bits: one for its last write, and one for its
 last reads. The fields of an entry, from the lowest bit:
+
     10 bits   linear index of the thread in its block
      6 bits   flags (ATOMIC, MANY, WARPS, PLAIN)
     16 bits   segment: how often the lanes of the thread's warp have synchronised
@@ -26,7 +27,6 @@ from sim.native.codegen.int64 import byte, int64_helper, set_byte
 
 # BARE     only bounds, because no observer is subscribed
 # BOUNDED  only bounds
-# BOUNDED  bounds only
 # GLOBAL   global memory that was written before the launch
 # EMPTY    global memory that was not written before the launch
 # SHARED   shared memory of a block
