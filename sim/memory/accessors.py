@@ -54,6 +54,7 @@ def template(logged, local):
     logged: whether an access appends its site, size and address to the log, as one integer.
     local: whether accesses to local memory are logged as well.
     """
+    # `x.code` contains the address of the first element, and x.shift is log2 of the element's size.
     announce = f"log((site << {SITE_SHIFT}) + x.code + (flat << x.shift))"
     parts = []
     for rank in range(1, MAX_FAST_RANK + 1):

@@ -65,6 +65,7 @@ class Atomic:
             self._context.announce(
                 "atomic_narrowed", self._context.witness("changed", site, value=value), array, place
             )
+        # Atomics compute with the element type, so the operands are converted to it first.
         memory, convert = array.numpy, to_operand(array.dtype)
         old = memory[place]
         given = domain(old)

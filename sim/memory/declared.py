@@ -98,6 +98,8 @@ class Declarations:
             nonlocal allocation
             if allocation is None:
                 allocation = self.placed("local", site, dtype, shape, prod(context.block_shape))
+            # Marks show which elements the thread has written. They are needed only if an observer checks
+            # reads.
             marks = None
             if watched:
                 marks = [0] * layout.size if fast else bytearray(nbytes)

@@ -61,6 +61,7 @@ class Methods:
 
     @wrap_reduction
     def sum(self, dtype=None):
+        # Each partial sum is converted, because Numba's accumulator has a fixed type.
         convert = accumulator(self.dtype) if dtype is None else cast(getattr(dtype, "dtype", dtype))
         return self.folded(lambda total, value: convert(add(total, value)), convert(0))
 

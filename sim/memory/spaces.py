@@ -247,6 +247,7 @@ def group_overlapping(arrays):
     The groups are in the order of `arrays`. Addresses on the host differ between processes, and must
     influence neither simulated addresses nor messages.
     """
+    # Two names may refer to the same memory, because a caller may pass one array twice.
     groups, order = [], list(arrays)
     for (low, high), name in sorted((np.lib.array_utils.byte_bounds(a), name) for name, a in arrays.items()):
         # The arrays are sorted by address, so an array overlaps the previous group if it begins before the

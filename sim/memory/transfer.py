@@ -94,6 +94,7 @@ class Memory:
         spot = self.spot(where, index, len(data), len(data), site, "written")
         if spot is None:
             return
+        # Observers need the source as well: a write to it before the copy arrives is a race.
         taken = (None, 0) if source is None else (source.address, len(source.memory))
         copy = Copy(spot.address, len(data), site, *taken)
         thread.sent.append(Sent(copy, spot.memory, data))
@@ -103,6 +104,7 @@ class Memory:
     def commit(self):
         """Commit all copies that were sent since the last commit, as one group."""
         thread = self.context.thread
+        # PTX allows a group without copies, so an empty list is appended too.
         thread.groups.append(thread.sent)
         thread.sent = []
 

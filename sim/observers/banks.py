@@ -32,5 +32,6 @@ class Banks(EpochCounter):
 
     def epochs(self, lane, site, address, size):
         order, request = self.spec.requests(lane, site)
+        # The lowest two bits of a site number are the action, so they tell atomics apart.
         lane, site, address, size = lane[order], site[order], address[order], size[order]
         self.count(site, request, *self.spec.wavefronts(request, lane, address, size, site & 3 == ATOMIC))

@@ -28,5 +28,6 @@ class Branches(EpochCounter):
 
     def epochs(self, lane, site, taken):
         order, request = self.spec.requests(lane, site)
+        # A warp diverges if some of its lanes take the branch and others do not.
         lanes, yes = np.bincount(request), np.bincount(request, taken[order])
         self.count(site[order], request, (yes > 0) & (yes < lanes))

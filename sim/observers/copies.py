@@ -92,6 +92,7 @@ class Flights:
         self.end(Moment(block, NEVER, copies_thread(at.thread), at.segment), copies)
 
     def end(self, at, copies):
+        # A copy that ended in an earlier epoch has been dropped.
         flights = self.under_way.get(at.block, {})
         for copy in copies:
             if id(copy) in flights:  # otherwise the copy was already complete

@@ -92,6 +92,7 @@ class EpochCounter(Observer):
         site, request: arrays of equal length, with the site of each access and the number of its request.
         columns: arrays with one entry per request, with the counts for all names except the first.
         """
+        # All accesses of a request have the same site, so any of them may set it.
         site_of = np.empty(int(request.max()) + 1, np.int64)
         site_of[request] = site
         for number in np.unique(site_of).tolist():

@@ -19,6 +19,7 @@ class Extents:
         """Return the addresses that the thread of a Row accesses on a line of the same function."""
         own = (self.rows.thread == row.thread) & (self.rows.block == row.block)
         place = SITES[row.site].function, line
+        # Look up each site once, because a launch has many accesses but few sites.
         numbers = np.unique(self.rows.site[own]).tolist()
         sites = [n for n in numbers if (SITES[n].function, SITES[n].line) == place]
         here = own & np.isin(self.rows.site, sites)

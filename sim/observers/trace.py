@@ -49,6 +49,7 @@ class Trace(Observer):
         self.length += room
         if room:
             number = self.blocks.setdefault(block, len(self.blocks))
+            # A barrier has scalars instead of columns, so broadcast all of them to the same length.
             columns = action, number, epoch, thread, site, address
             self.rows.append([np.broadcast_to(c, length)[:room].astype(np.int64) for c in columns])
 

@@ -109,6 +109,7 @@ def load(writer, item):
     access, (to, source, *_) = Access(item.opcode), item.operands
     if access.space == "param" and isinstance(source.base, Symbol):
         return load_parameter(writer, item, access)
+    # A kernel parameter whose address is taken is stored in constant memory (see Program.address).
     space = "const" if access.space == "param" else access.space
     ptx_type = access_type(writer, access.type, parts(to))
     # A strong access to a vector is one access per element (PTX ISA, Memory Consistency Model).
@@ -153,6 +154,8 @@ def load_parameter(writer, item, access):
             text = f"{name} >> {8 * at}" if at else name
             ptx_type = access.type if access.type[0] == "s" else f"b{8 * size}"
             if ptx_type[0] == "s":  # extend the sign: (x ^ top) - top
+                # The integer contains the other bytes of the parameter too, so mask it before the sign is
+                # extended.
                 top, mask = 1 << 8 * size - 1, (1 << 8 * size) - 1
                 text = f"(({text} & {mask:#x}) ^ {top:#x}) - {top:#x}"
             writer.assign(part, text, ptx_type)
@@ -194,6 +197,7 @@ def atomic(writer, item):
     returns = access.base == "atom"
     to, (where, *given) = (item.operands[0], item.operands[1:]) if returns else (None, item.operands)
     ptx_type, name = writer.module.atomic(access)
+    # cas takes the expected and the new value (PTX ISA 9.7.13, `atom`).
     count = 2 if access.operation == "cas" else 1
     # The Writer reports a ValueError as a form of the instruction that is not supported.
     if len(given) != count:

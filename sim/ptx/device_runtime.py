@@ -42,6 +42,7 @@ def vprintf(run, site, form, values):
     for long, letter in re.findall(CONVERSION, text):
         if letter == "%":
             continue
+        # Variadic arguments are promoted as in C: a float becomes a double, and a narrow integer an int.
         wide = letter in "ps" or long in ("l", "ll", "z", "j", "t")
         ptx_type = "f64" if letter in "fFeEgGaA" else "u64" if wide else "u32"
         size = np.dtype(VIEWS[ptx_type]).itemsize

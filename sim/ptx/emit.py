@@ -51,6 +51,7 @@ class Writer:
 
     def write(self):
         """Return the source lines of the function's definition."""
+        # The parameters are known only after the body has been emitted, so emit the head last.
         self.blocks = blocks_of(self.function)
         parts = order_blocks(self.blocks)
         assign_homes(parts, None, self.home, self.heads)
@@ -126,6 +127,7 @@ class Writer:
         """Return whether the first block of a region always runs first. If so, it needs no test of `go`."""
         if loop is None:
             return True
+        # If a jump could lead past the first block, `go` would not have its number when the region starts.
         part_of = {id(b): i for i, part in enumerate(loop.parts) for b in blocks_in(part)}
         for source in self.blocks:
             here = part_of.get(id(source))
@@ -259,6 +261,7 @@ class Writer:
         each = width // len(group.parts)
         parts = [self.value(part, f"b{each}") for part in group.parts]
         rest = [f"{part} << {i * each}" for i, part in enumerate(parts[1:], 1)]
+        # In Python, `<<` binds more tightly than `|`, so the parts need no parentheses.
         return f"({' | '.join([parts[0], *rest])})"
 
     def assign(self, operand, text, ptx_type, in_range=False):
@@ -281,6 +284,7 @@ class Writer:
 
     def unpack_tuple(self, text, count):
         """Emit the assignment of a tuple to temporary variables, and return the names of these variables."""
+        # The names end in an underscore, unlike the names that compilers give to registers.
         names = [f"part{i}_" for i in range(count)]
         self.emit(f"{', '.join(names)} = {text}")
         return names

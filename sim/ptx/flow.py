@@ -111,6 +111,7 @@ def reachable_blocks(blocks):
             block = block.targets[0]
         return block
 
+    # The call of the function counts as a jump to the entry.
     entry, found, waiting = blocks[0], [], [blocks[0]]
     entry.sources = 1
     seen = {id(entry)}
@@ -136,6 +137,7 @@ def order_blocks(blocks):
         # A jump leads to the entry. Put an empty block before it, so that the loop that begins at the entry
         # is found.
         blocks = [Block(targets=[blocks[0]], sources=1), *blocks]
+    # The numbers follow the order of the parts, so that each Loop has consecutive numbers.
     parts = arrange(blocks, blocks[0])
     number_parts(parts, 0)
     return parts

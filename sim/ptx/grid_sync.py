@@ -58,6 +58,7 @@ class GridSync:
     def counts_blocks(self, item):
         """Return whether the added number is computed from a constant whose highest bit is set, as in
         cooperative_groups.h."""
+        # Follow the operand backwards through the instructions that compute it.
         names, seen = {register.name for register in registers_in(item.operands[-1])}, set()
         while names - seen:
             seen |= names
@@ -70,6 +71,7 @@ class GridSync:
 
     def is_wait(self, item):
         """Return whether an instruction is the load of a grid barrier's loop."""
+        # The loop must observe the additions of other blocks, so its load is a strong operation.
         strong = {"acquire", "volatile", "relaxed"} & set(item.names)
         return item.names[0] == "ld" and bool(strong) and self.at_workspace(item, self.pointers | self.given)
 
@@ -137,6 +139,7 @@ class GridBarrier:
 
     def open(self):
         """Wake the waiting threads, because all blocks have arrived."""
+        # Observers must receive all accesses before the barrier, because it orders them.
         self.context.flush()
         self.context.announce("grid_barrier_opened")
         self.context.restart_progress()

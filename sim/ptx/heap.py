@@ -121,6 +121,8 @@ class HeapState:
         highest = max(kept.next for kept in heaps)
         if highest < BASE + (END - BASE) // 2:
             return highest
+        # Addresses are scarce now, so ignore the pieces that have been freed. A use after free may then go
+        # undetected.
         live = [
             piece.end for kept in heaps if kept is not self.after for piece in kept.pieces if not piece.freed
         ]
@@ -177,6 +179,7 @@ class Heap:
         """Free the piece at an address. A null pointer has no effect, and an invalid pointer is reported."""
         if address == 0:
             return
+        # Only the address that malloc returned can be freed, not one within the piece.
         piece = self.pieces.get(address)
         if piece is None or piece.freed:
             self.context.findings.append(self.invalid_free_finding(piece, site, address))
@@ -208,6 +211,7 @@ class Heap:
         if self.context.log is None:
             return
         end = piece.base + min(piece.nbytes, MAX_LOGGED_BYTES)
+        # One log entry covers 16 bytes. The bytes after the last full entry are logged one by one.
         rest = end - (end - piece.base) % UNIT
         self.context.log.extend(
             [(site << SITE_SHIFT) + (LOG_SHIFT << ADDRESS_BITS) + at for at in range(piece.base, rest, UNIT)]
@@ -230,6 +234,7 @@ class Heap:
         begin = address - piece.base
         written = piece.written[begin : begin + size]
         thread = self.context.thread
+        # An atomic reads the element, unless its new value is independent of the old one.
         reads = what == "read" or what == "changed" and site not in self.context.overwriting
         if reads and not written.all():
             access = self.context.witness(what, site)
@@ -287,6 +292,8 @@ class Heap:
     def finish(self, context):
         """Keep the pieces that are reachable at the end of a run. Return one finding for each site whose
         pieces leak."""
+        # A read is reported only now, because a racing store by another thread may have made it a race
+        # instead.
         for piece in self.pieces.values():
             for _, _, address, _, access in piece.suspects:
                 context.announce("unwritten", access, address)

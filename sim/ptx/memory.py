@@ -181,6 +181,7 @@ class Memory(RegionTable):
             if releases:
                 context.announce_ordering("fenced", reach)
             # A thread that repeats an atomic without effect is spinning, so let other threads run first.
+            # The key identifies an attempt. The scheduler recognises a spinning thread by equal keys.
             key = site, address, operands
             yield_before_atomic(key, place)
             region = self.check_access(address + window, size, site, "changed")
@@ -227,11 +228,13 @@ class Memory(RegionTable):
                 if not loads:
                     return self.make_store_in(ptx_type, name, 1, plain)
                 load = self.make_load_in(ptx_type, name, 1, plain)
+                # Another thread may have to run before the value can change.
                 return lambda address: self.yield_turn() or load(address)
             combine = (lambda old: old) if loads else lambda old, value: value
             rest = access.reach, combine, not loads, access.release, nbytes
             return self.make_atomic_in(ptx_type, name, atomic, *rest)
 
+        # Observers treat the site as atomic, but findings describe it as a load or a store.
         self.context.strong[atomic] = LOAD if loads else STORE
         if not loads:
             self.context.overwriting.add(atomic)

@@ -149,6 +149,7 @@ class Kernel(base.Kernel):
         program, code = self.program(context.decisions is not None, context.enabled.unwritten)
         scheduler = Scheduler(context)
         scheduler.atomics_yield, scheduler.counts_arrivals = bool(program.used & YIELDING), True
+        # A grid barrier requires that all blocks are resident at the same time.
         context.cooperative = "this_grid" in program.used
         context.synchronizes, context.stores = program.synchronizes, program.stores
         context.kernel, context.language = self.__name__, self.module.origin.language
@@ -196,6 +197,7 @@ class Kernel(base.Kernel):
         compiled = f"{self.__name__} was compiled for blocks of"
         if "reqntid" in limits and (*limits["reqntid"], 1, 1)[:3] != launch.block:
             raise LaunchError(f"{compiled} {limits['reqntid']} threads (.reqntid), got {launch.block}")
+        # .maxntid limits the product of the three block sizes (PTX ISA 11.4.2).
         most = prod(limits.get("maxntid", ()))
         if "maxntid" in limits and launch.threads > most:
             raise LaunchError(f"{compiled} up to {plural(most, 'thread')} (.maxntid), got {launch.threads}")

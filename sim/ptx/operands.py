@@ -25,6 +25,7 @@ class Operands(Tokens):
         line, guard = self.line(), None
         if self.accept("@"):
             opposite = self.accept("!")
+            # A guard is `@p` or `@!p`, where p is a predicate register.
             guard = self.predicate(), opposite
         opcode, operands = self.take(), []
         while self.next != ";":

@@ -69,6 +69,7 @@ class Origin:
     def source_location(self, location):
         """Return the innermost location in the function's own file, among the locations of a chain of inlined
         calls. If there is none, return the outermost location."""
+        # `inlined` leads from the innermost location outwards.
         chain = []
         while location is not None:
             chain.append(location)
@@ -119,6 +120,7 @@ class Origin:
 
     def parameters(self, function):
         """Return the declarations of a kernel's parameters in the source, or [] if they are not found."""
+        # A template or an overload may have the same name, so the number of parameters must match too.
         count, name = len(function.parameters), re.escape(plain_name(function.name))
         for found in re.finditer(
             rf"\b{name}\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)\s*(?:\{{|->|:)", without_comments(self.main_text)

@@ -178,6 +178,7 @@ class Parser(Operands):
                 function.limits[token[1:]] = tuple(self.comma_list(self.integer))
             elif token in SKIPPED:
                 self.list_until(";", self.take)
+        # A prototype ends with a semicolon, and a definition has a body in braces.
         known = self.result.functions.get(name)
         if not self.accept(";"):
             self.body(function)
@@ -272,6 +273,7 @@ class Parser(Operands):
         elif self.tokens[self.at + 1 : self.at + 2] == [":"]:
             self.label(function)
         else:
+            # No directive fits, so the statement is an instruction.
             item = self.instruction()
             if item.names[0] in ("bra", "brx"):
                 self.jumps[len(function.body)] = self.braces
@@ -300,6 +302,7 @@ class Parser(Operands):
         """Parse one name in a register declaration, or a range such as %r<10>. A register in nested braces
         gets a unique name."""
         name, scope = self.take(), self.scopes[-1]
+        # Braces open a scope, so registers in different braces may have the same PTX name.
         self.number += 1
         inner = f"{self.number}." if len(self.scopes) > 1 else ""
         if self.accept("<"):

@@ -118,6 +118,7 @@ class Program:
     def note_effects(self, function):
         """Record whether threads act on the results of atomics, and whether the function stores to memory."""
         self.used |= {"this_grid"} if self.grid_sync.needed else set()
+        # The atomic of a grid barrier is executed as a barrier, so threads do not act on its result.
         barriers = self.grid_sync.arrivals | self.grid_sync.waits
         instructions = [
             item for item in function.body if isinstance(item, Instruction) and id(item) not in barriers
@@ -218,6 +219,7 @@ class Program:
 
     def argument(self, name, at, ptx_type):
         """Return the name of the Python argument with the bytes of a kernel parameter from offset `at` on."""
+        # Each part of a parameter that the kernel loads becomes an argument of its own.
         position = next(i for i, p in enumerate(self.function.parameters) if p.name == name)
         return self.arguments.setdefault((position, at, ptx_type), f"argument_{position}_{at}_{ptx_type}")
 

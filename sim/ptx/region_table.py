@@ -41,6 +41,7 @@ class RegionTable:
         strides = [prod(shape[axis + 1 :]) * itemsize for axis in range(len(shape))]
         home = 0, itemsize, shape, strides
         allocation = self.space.add(name, space, root, home, copies, align=align, key=key)
+        # Only the declared alignment is certain on a GPU, whatever address the simulator chooses.
         allocation.alignment = align
         return allocation
 
@@ -78,6 +79,7 @@ class RegionTable:
         Raise RecursionError if too many calls are active.
         """
         frames, nbytes = self.frames(allocation), allocation.root.size
+        # The frames of all threads at one depth are consecutive, then those at the next depth.
         place = frames.depth * len(self.context.thread.block.threads) + self.context.thread.linear
         if place >= allocation.copies:
             raise RecursionError(f"{frames.depth} calls deep, and no more room for {allocation.name}")

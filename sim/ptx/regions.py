@@ -209,6 +209,7 @@ class Region:
     def view(self, ptx_type, size):
         """Return a view of the bytes as elements of a PTX type that has `size` bytes."""
         if ptx_type not in self.views:
+            # A view requires a whole number of elements, so leave out an incomplete one at the end.
             whole = self.root[: self.root.size // size * size]
             how = VIEWS[ptx_type]
             self.views[ptx_type] = (

@@ -81,6 +81,7 @@ def read_and_written(item):
     A guarded instruction may not be executed, and its results then keep their values. They count as read.
     """
     base = item.names[0]
+    # Of the barrier instructions, only bar.red has a result.
     only_read = base in ONLY_READ or base in ("bar", "barrier") and ".red" not in item.opcode
     to = () if only_read or any(isinstance(o, Address) for o in item.operands[:1]) else item.operands[:1]
     written = {register.name for operand in to for register in registers_in(operand)}

@@ -208,6 +208,7 @@ class Run:
         parameter."""
         key = f"parameter {name}"
         if key not in self.allocations:
+            # PTX allows a kernel to take the address of a parameter (`mov` of its name).
             position = [parameter.name for parameter in self.program.entry.parameters].index(name)
             root = np.frombuffer(self.bits[position], np.uint8).copy()
             label = self.launch.arguments[position].name
@@ -267,6 +268,7 @@ class Run:
     def grid_barrier(self, name, place):
         """Return a function of the device API of cooperative groups. It returns the handle of the grid, or
         waits for the whole grid."""
+        # There is only one grid, so any value serves as its handle.
         if name == "cudaCGGetIntrinsicHandle":
             return lambda scope: 1
         at = self.wait_point(place)

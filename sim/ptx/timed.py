@@ -16,6 +16,7 @@ HIGH_PRODUCTS = {"hi", "wide"}  # the modifiers of the multiplications to which 
 
 def timed_registers(function):
     """Return the names of the registers that contain times."""
+    # Repeat until nothing changes, because a loop may pass a time to an earlier instruction.
     body = [item for item in function.body if isinstance(item, Instruction)]
     timed, before = set(), None
     while timed != before:

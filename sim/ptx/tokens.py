@@ -116,6 +116,7 @@ def parse_integer(token):
 
     Source: PTX ISA 4.5.1, "Integer Constants".
     """
+    # PTX marks an unsigned constant by a U at its end.
     token = token.rstrip("U")
     if len(token) > 1 and token[0] == "0" and token[1].isdigit():
         return int(token, 8)

@@ -87,6 +87,7 @@ def setp(writer, item):
     """Emit setp, which sets a predicate, or two opposite predicates p|q. The result may be combined with a
     third predicate (PTX ISA 9.7.6)."""
     plain, joined = plain_comparison(item.opcode)
+    # The operator .and, .or or .xor combines the comparison with the third predicate.
     operation, (to, a, b, *third) = find_operation(plain), item.operands
     test = operation.text.format(*(writer.value(o, k) for o, k in zip((a, b), operation.operands)))
     first, second = (*parts(to), None)[:2]
@@ -139,6 +140,7 @@ def isspacep(writer, item):
     """Emit isspacep, which tests whether a generic address is in the window of a state space."""
     space, (to, source) = item.names[1].split("::")[0], item.operands
     # The upper bits of a generic address contain the number of the window.
+    # Each window has 2**34 bytes (SPACE_SHIFT).
     number = WINDOWS["const" if space == "param" else space] >> 34
     writer.assign(to, f"{writer.value(source, 'b64')} >> 34 == {number}", "pred")
 
@@ -235,6 +237,7 @@ def ldmatrix(writer, item):
     space = next((n for n in names if n.split("::")[0] == "shared"), None)
     form = form_of(".".join(n for n in names if n != space))
     _, where = item.operands
+    # ldmatrix accesses shared memory. Without .shared, its address is generic (PTX ISA 9.7.14.5, `ldmatrix`).
     name = writer.module.warp_call(form.entry, "shared" if space else "generic")
     assign_results(writer, item, form.results, f"{name}({address_text(writer, where)})")
 
@@ -290,6 +293,7 @@ def call(writer, item):
     """Emit a direct or indirect call of a function."""
     operands = list(item.operands)
     returns = operands.pop(0).parts if isinstance(operands[0], Group) else ()
+    # The results come first, then the function, then the arguments. An indirect call ends with its prototype.
     function, *rest = operands
     given = rest[0].parts if rest and isinstance(rest[0], Group) else ()
     if isinstance(function, Symbol):
@@ -328,6 +332,7 @@ def cp_async(writer, item):
     to, source, size, *taken = operands
     if not does <= COPYING or len(does & {"ca", "cg"}) != 1 or "async" not in does or len(taken) > 1:
         raise Missing(item.opcode)
+    # PTX allows 4, 8 and 16 bytes with .ca, but only 16 with .cg (PTX ISA 9.7.9.25.3.1, `cp.async`).
     sizes = (16,) if "cg" in does else (4, 8, 16)
     if getattr(size, "value", None) not in sizes:
         raise Missing(f"{item.opcode} of another size than {', '.join(map(str, sizes))} bytes")

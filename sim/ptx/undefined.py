@@ -104,6 +104,7 @@ class Origins:
         if self.computes(item):
             return self.set_origins(item, self.computed(item))
         is_load, is_store = item.names[0] in LOADS, item.names[0] in STORES
+        # The value of a store to local memory may be undefined: only its address is a use.
         access = Access(item.opcode) if is_load or is_store else None
         if is_store and (access.space == "param" and self.passing or may_be_local(access)):
             self.check(item.operands[0])  # `after` handles the stored values

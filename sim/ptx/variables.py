@@ -83,6 +83,7 @@ class Store:
         Raise LaunchError if the kernel uses the variable and the host has not set any byte.
         """
         self.root(variable)
+        # Only constant variables are tracked, because kernels cannot write to them.
         unset = self.unset.get(variable.name)
         if unset is None or not unset.any():
             return None
@@ -163,10 +164,12 @@ class Declaration:
             dimensions, rest_of_it = re.fullmatch(r"\s*((?:\[[^\]]*\]\s*)*)(.*)", rest[0], re.S).groups()
             if rest_of_it[:1] not in ("", ",", "="):
                 continue
+            # C++ allows `int x = 1;` and `int x{1};`.
             initialised = rest_of_it.startswith("=") or end == "{" and not rest_of_it
             words = re.findall(r"\w+", re.split(r"[,\[=]", head)[0])
             first = head if "," not in head else head.partition(",")[0]
             pointer = "*" in head.rpartition(",")[2] or "*" in first
+            # A size may be an expression of constants, such as N * 4.
             constants = origin.constants()
             shape = [evaluate(part, constants) for part in re.findall(r"\[([^\]]*)\]", dimensions)]
             whole = None if None in shape else tuple(n for n in shape if n is not None)

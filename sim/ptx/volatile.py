@@ -85,6 +85,8 @@ class Uses:
 
     def dependent_registers(self, load):
         """Return (registers whose values depend on the loaded value, predicates that depend on it)."""
+        # Follow the value forwards through all instructions that compute with it. Memory, calls and branches
+        # end the search.
         values, decisions = {r.name for r in registers(load.operands[0])}, set()
         waiting = list(values)
         while waiting:

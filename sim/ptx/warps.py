@@ -39,6 +39,7 @@ def form_of(opcode):
     entry = SHUFFLES.get(plain) or SHUFFLES.get(bare) or BY_NAME_PARTS.get(plain)
     if not isinstance(entry, Instruction):
         raise Missing(opcode)
+    # An operand of any type (None) has the type in the opcode.
     operands = {name: ptx_type_of(dtype, ptx_type) for name, dtype in entry.operands.items()}
     results = (
         operands[t] if isinstance(t, Like) else ptx_type_of(t, ptx_type) for t in entry.results.values()

@@ -50,6 +50,7 @@ class PtxAttempt(Attempt):
         launch = self.launch
         space, order = launch.function.module.address_space(), Seeded(np.random.default_rng(0))
         context = Context([], launch.spec, space, launch.block, order)
+        # No thread runs in this Run. It only lays out memory and binds the arguments.
         self.layout = Run(context, Scheduler(context), self.source, launch)
         values = dict(zip(self.source.arguments.values(), self.layout.bind(launch.arguments)))
         for name, make in self.source.factories.items():
