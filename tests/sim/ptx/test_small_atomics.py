@@ -106,7 +106,7 @@ LOAD = "ld.acquire.gpu.global.u8 %h, [%d1]; cvt.u32.u8 %r2, %h;"
     ],
 )
 def test_accesses_to_a_part(release, acquire, expected, engine):
-    """Check that a load of a part of a word does not race with an atomic on the word, and that a store does."""
+    """Check that a load of a part of a word does not race with an atomic on the word, but a store does."""
     kernels = load_ptx(HEAD + PART.format(release=release, acquire=acquire))
     kernel = kernels["part"].named(["flag", "data", "out"])
     arguments = np.zeros(1, np.uint32), data(), data()
