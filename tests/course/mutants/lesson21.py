@@ -1,12 +1,20 @@
 """Wrong answers to the exercises of lesson 21, each labelled with its mistake, and alternative correct
 answers."""
 
+import inspect
 import linecache
 
 from course.check.lesson21 import VERDICTS
 from kernels.triton.optional import tl, triton
 from kernels.triton.tiles import convolved as moved_tiles
 from kernels.triton.tiles import load_rows, store_rows
+from power.lessons import from_solutions
+
+
+def solution(name):
+    """Return the source of the lesson's kernel, renamed to `answer`."""
+    (kernel,) = from_solutions("21", name)
+    return inspect.getsource(kernel.fn).replace(f"def {name}(", "def answer(")
 
 
 def variant(source, *changes):
@@ -29,15 +37,7 @@ def wrong(source, changes):
 
 # 21.1
 
-SOFTMAX = """@triton.jit
-def answer(x, y, rows, n, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    j = tl.arange(0, WIDTH)[None, :]
-    inside = (i < rows) & (j < n)
-    s = tl.load(x + i * n + j, mask=inside, other=float("-inf"))
-    e = tl.exp(s - tl.max(s, 1)[:, None])
-    tl.store(y + i * n + j, e / tl.sum(e, 1)[:, None], mask=inside)
-"""
+SOFTMAX = solution("softmax_rows")
 ROW_BY_ROW = """@triton.jit
 def answer(x, y, rows, n, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     j = tl.arange(0, WIDTH)
@@ -86,33 +86,7 @@ def plain_function(x, y, rows, n, ROWS, WIDTH):
 
 # 21.3
 
-FLASH = """@triton.jit
-def answer(
-    q, k, v, scale, o, n, d,
-    CAUSAL: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
-):
-    i0 = tl.program_id(0) * ROWS
-    q_tile = scale * load_rows(q, i0, n, d, ROWS, WIDTH)
-    i = i0 + tl.arange(0, ROWS)[:, None]
-    m = tl.full((ROWS,), float("-inf"), tl.float32)
-    l = tl.zeros((ROWS,), tl.float32)
-    o_tile = tl.zeros((ROWS, WIDTH), tl.float32)
-    end = min(n, i0 + ROWS) if CAUSAL else n
-    for j0 in range(0, end, KEYS):
-        j = j0 + tl.arange(0, KEYS)[None, :]
-        k_tile = load_rows(k, j0, n, d, KEYS, WIDTH)
-        v_tile = load_rows(v, j0, n, d, KEYS, WIDTH)
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee")
-        seen = (j < n) & (j <= i) if CAUSAL else j < n
-        scores = tl.where(seen, scores, float("-inf"))
-        larger = tl.maximum(m, tl.max(scores, 1))
-        shrink = tl.exp(m - larger)
-        p = tl.exp(scores - larger[:, None])
-        l = l * shrink + tl.sum(p, 1)
-        o_tile = o_tile * shrink[:, None] + tl.dot(p, v_tile, input_precision="ieee")
-        m = larger
-    store_rows(o, i0, ROWS, n, d, o_tile / l[:, None])
-"""
+FLASH = solution("flash")
 FLASH_OTHERWISE = """@triton.jit
 def answer(
     q, k, v, scale, o, n, d,
@@ -206,19 +180,7 @@ LAST_LINES = [("    store_rows", "        store_rows")]
 
 # 21.5
 
-CONVOLVED = """@triton.jit
-def answer(s, taps, c_q, c_k, SIZE: tl.constexpr):
-    i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
-    total = tl.zeros((SIZE, SIZE), tl.float32)
-    for a in range(c_q):
-        b = i - j
-        inside = (b >= 0) & (b < c_k)
-        band = tl.load(taps + a * c_k + b, mask=inside, other=0.0)
-        up = tl.where(j == i + a, 1.0, 0.0)
-        row = tl.dot(s, band, input_precision="ieee")
-        total += tl.dot(up, row, input_precision="ieee")
-    return total
-"""
+CONVOLVED = solution("convolved")
 BY_MOVES = """@triton.jit
 def answer(s, taps, c_q, c_k, SIZE: tl.constexpr):
     i, j = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]

@@ -1,6 +1,11 @@
 """Wrong answers to the exercises of lesson 22, each labelled with its mistake, and alternative correct
 answers."""
 
+from power.lessons import from_solutions
+
+LOAD_TILE, FLASH, ABSORB = from_solutions("22", "LOAD_TILE", "FLASH", "ABSORB")
+USED = "__syncthreads();  // used up: the next tile may come"
+
 VALUES = {"a": -3, "b": -3, "c": -4, "d": 0, "e": -2, "f": 0, "g": 1, "h": 50}
 
 
@@ -16,12 +21,6 @@ def changed(text, *pairs):
     return text
 
 
-LOAD_TILE = """
-__device__ void load_tile(float* tile, const float* array, int start, int length, int size) {
-    for (int e = threadIdx.x; e < length; e += blockDim.x)
-        tile[e] = start + e < size ? array[start + e] : 0.0f;
-}
-"""
 LOAD_BY_POINTER = """
 __device__ void load_tile(float* tile, const float* array, int start, int length, int size) {
     const float* from = array + start;
@@ -50,33 +49,6 @@ __device__ void load_tile(float* tile, const float* array, int start, int length
 }
 """
 
-FLASH = """
-#include "tiles.cuh"
-
-extern "C" __global__ void flash_kernel(const float* q, const float* k, const float* v,
-                                        float* o, int n, int d, int columns, float scale) {
-    extern __shared__ float shared[];
-    int rows = blockDim.x, t = threadIdx.x;
-    float* k_tile = shared;
-    float* v_tile = k_tile + columns * d;
-    float* q_tile = v_tile + columns * d;
-    float* o_tile = q_tile + rows * d;
-    int first = blockIdx.x * rows;
-    load_tile(q_tile, q, first * d, rows * d, n * d);
-    for (int c = 0; c < d; c++) o_tile[t * d + c] = 0.0f;
-    float m = MINUS_INFINITY, l = 0.0f;
-    for (int start = 0; start < n; start += columns) {
-        load_tile(k_tile, k, start * d, columns * d, n * d);
-        load_tile(v_tile, v, start * d, columns * d, n * d);
-        __syncthreads();  // loaded
-        int keys = min(columns, n - start);
-        visit(t, q_tile, k_tile, v_tile, o_tile, keys, d, scale, m, l);
-        __syncthreads();  // used up
-    }
-    if (first + t < n)
-        for (int c = 0; c < d; c++) o[(first + t) * d + c] = o_tile[t * d + c] / l;
-}
-"""
 # Correct: loops over tiles in another order, skips threads without a query, and has a barrier before the
 # loads.
 FLASH_OTHERWISE = """
@@ -122,22 +94,6 @@ extern "C" __global__ void flash_kernel(const float* q, const float* k, const fl
 }
 """
 
-ABSORB = """
-#include "rows.cuh"
-
-__device__ float absorb(float t, float& m, float& l, float& shrink) {
-    int first = threadIdx.x % 32 / WIDTH * WIDTH;
-    unsigned mask = ((1u << WIDTH) - 1) << first;
-    float larger = fmaxf(m, row_max(t, mask));
-    float p = weight(t, larger), sum = p;
-    for (int step = WIDTH / 2; step > 0; step /= 2)
-        sum += __shfl_xor_sync(mask, sum, step);
-    shrink = weight(m, larger);
-    l = l * shrink + sum;
-    m = larger;
-    return p;
-}
-"""
 ABSORB_OTHERWISE = """
 #include "rows.cuh"
 __device__ float row_sum(float value, unsigned mask) {
@@ -232,16 +188,10 @@ MUTANTS = {
             "a barrier of the warp after the loads",
             changed(FLASH, ("__syncthreads();  // loaded", "__syncwarp();")),
         ),
-        (
-            "a barrier of the warp after the visit",
-            changed(FLASH, ("__syncthreads();  // used up", "__syncwarp();")),
-        ),
+        ("a barrier of the warp after the visit", changed(FLASH, (USED, "__syncwarp();"))),
         ("an index of 8 bits", changed(FLASH, ("for (int start = 0;", "for (signed char start = 0;"))),
-        ("no barrier after the visit", changed(FLASH, ("__syncthreads();  // used up", ""))),
-        (
-            "a barrier under an if",
-            changed(FLASH, ("__syncthreads();  // used up", "if (first + t < n) __syncthreads();")),
-        ),
+        ("no barrier after the visit", changed(FLASH, (USED, ""))),
+        ("a barrier under an if", changed(FLASH, (USED, "if (first + t < n) __syncthreads();"))),
         (
             "returns before the barriers",
             changed(FLASH, ("float m = MINUS", "if (first + t >= n) return;\n    float m = MINUS")),
