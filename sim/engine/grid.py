@@ -18,7 +18,7 @@ class Thread:
 
     __slots__ = (
         "index linear warp lane block fiber waits frame calls iterations payload result done error"
-        " sent groups failed_atomic times_skipped failed_wait".split()
+        " sent groups failed_atomic times_skipped failed_wait origin".split()
     )
 
     def __init__(self, index, linear, warp_size, block):
@@ -30,6 +30,8 @@ class Thread:
         self.calls = self.iterations = ()
         # asynchronous copies (sim.memory.transfer.Sent): those since the last commit, and a list per commit
         self.sent, self.groups = [], []
+        # the origin of an undefined value that the thread passes to a shuffle, and then that of the result
+        self.origin = False
         self.failed_atomic = None  # the thread's last atomic, if it did not change memory
         # (mbarrier, site) of its last test of a phase, if the phase was incomplete
         self.failed_wait = None

@@ -65,6 +65,8 @@ def complete(context, block, key, running=None):
     if context.poison is not None:
         for lane, _ in reads_from_absent_lanes(group.operation, payloads):
             results[lane] = undefined_like(results[lane], context.poison)
+    if any(thread.origin for thread in group.threads.values()):
+        exchange_origins(context, group, payloads)
     for lane in lanes:
         thread = group.threads[lane]
         thread.result = results[lane]
@@ -76,6 +78,17 @@ def complete(context, block, key, running=None):
         context.announce(hook, block.index, together, context.last_segment)
         if running:
             context.begin_segment(running)
+
+
+def exchange_origins(context, group, payloads):
+    """Give each lane of a shuffle the origin of the value that it reads (sim.ptx.undefined)."""
+    sent = {lane: thread.origin for lane, thread in group.threads.items()}
+    for lane, thread in group.threads.items():
+        source = group.operation.reads(lane, *payloads[lane])
+        origin = sent.get(source, sent[lane])
+        if origin and source in sent and source != lane and len(origin) == 2:
+            origin = (*origin, context.witness("read", origin[0], group.threads[source]))
+        thread.origin = origin
 
 
 def lane_ended(context, thread):

@@ -34,6 +34,7 @@ class Program:
     """
 
     passes_origins = True  # whether calls pass the origins of undefined values
+    exchanges_origins = True  # whether shuffles pass them
 
     def __init__(self, text, origin, entry, branches, tracks):
         self.text, self.origin, self.entry, self.branches, self.tracks = text, origin, entry, branches, tracks

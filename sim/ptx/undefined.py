@@ -55,7 +55,9 @@ class Origins:
             before = len(found)
             for item in self.writer.function.body:
                 if isinstance(item, Instruction) and (
-                    self.is_source(item) or self.computes(item) and read_and_written(item)[0] & found
+                    self.is_source(item)
+                    or (self.computes(item) or self.exchanges(item))
+                    and read_and_written(item)[0] & found
                 ):
                     found |= {register.name for register in results(item)}
             changed = len(found) > before
@@ -74,6 +76,10 @@ class Origins:
     def computes(self, item):
         """Return whether an instruction only computes with registers."""
         return item.names[0] not in self.handled
+
+    def exchanges(self, item):
+        """Return whether an instruction is a shuffle that passes origins along with the values."""
+        return self.module.exchanges_origins and item.names[0] == "shfl"
 
     # --- names ----------------------------------------------------------------------------------------------
 
@@ -103,6 +109,9 @@ class Origins:
         origins of the results."""
         if self.computes(item):
             return self.set_origins(item, self.computed(item))
+        if self.exchanges(item) and (origin := self.of(item.operands[1])):
+            self.check(*item.operands[2:])
+            return self.writer.emit(f"thread.origin = {origin}")
         is_load, is_store = item.names[0] in LOADS, item.names[0] in STORES
         # The value of a store to local memory may be undefined: only its address is a use.
         access = Access(item.opcode) if is_load or is_store else None
@@ -167,7 +176,13 @@ class Origins:
 
     def after(self, item):
         """Emit the statements that follow an instruction. After a store of an undefined value, they record
-        the origins of the bytes."""
+        the origins of the bytes. After a shuffle, they record the origin of the result."""
+        if self.exchanges(item) and self.of(item.operands[1]):
+            for register in results(item):
+                if register.name in self.registers:
+                    text = "False" if register.type == "pred" else "thread.origin"
+                    self.writer.emit(f"{self.name(register)} = {text}")
+            return self.writer.emit("thread.origin = False")
         if item.names[0] not in STORES:
             return
         access, (to, source, *_) = Access(item.opcode), item.operands
@@ -286,5 +301,7 @@ class LocalMemory:
         key = thread.block.index, thread.linear, origin
         if origin and key not in self.reported:
             self.reported.add(key)
-            read, use = self.context.witness("read", origin[0]), self.context.witness("uses the value", site)
+            # A shuffle adds the access of the lane that has loaded the value.
+            read = origin[2] if len(origin) > 2 else self.context.witness("read", origin[0])
+            use = self.context.witness("uses the value", site)
             self.context.announce("unwritten", read, origin[1], use)

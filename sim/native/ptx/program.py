@@ -38,6 +38,7 @@ class Lowering(Program):
     """
 
     passes_origins = False  # origins are passed only to functions, and calls have no compiled form
+    exchanges_origins = False  # a shuffle of an undefined value is left to the interpreter
 
     def __init__(self, text, origin, entry):
         self.calls, self.sync_points, self.ptx_types = {}, {}, {"go": "s64", "carry": "u32"}

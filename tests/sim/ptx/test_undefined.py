@@ -43,6 +43,10 @@ RIGHT = {
     "vector": "mov.u32 %r4, 6; st.local.v2.u32 [%d3+8], {%v, %r4}; ld.local.v2.u32 {%r5, %s}, [%d3+8];",
     "branch": "@!%ok bra DONE; mov.u32 %s, %v; DONE:",
     "shuffle": "selp.b32 %r4, %v, 0, %ok; shfl.sync.bfly.b32 %s, %r4, 1, 31, -1;",
+    "discarded shuffle": "shfl.sync.bfly.b32 %r4, %v, 1, 31, -1; selp.b32 %s, -1, %r4, %ok;",
+    "shuffle from a defined lane": "shfl.sync.bfly.b32 %r4, %v, 2, 31, -1; selp.b32 %s, %r4, -1, %ok;",
+    "two shuffles": "shfl.sync.bfly.b32 %r4, %v, 1, 31, -1; shfl.sync.bfly.b32 %r5, %r4, 1, 31, -1;"
+    " selp.b32 %s, %r5, -1, %ok;",
     "assigned": "mov.u32 %v, 2; add.s32 %s, %v, 1;",
 }
 WRONG = {
@@ -61,6 +65,10 @@ WRONG = {
     "address": "and.b32 %v, %v, 3; mad.wide.u32 %w, %v, 4, %d1; ld.global.u32 %s, [%w];",
     "atomic": "atom.global.add.u32 %s, [%d2], %v;",
     "shuffle": "shfl.sync.bfly.b32 %s, %v, 1, 31, -1;",
+    "selected shuffle": "shfl.sync.bfly.b32 %r4, %v, 1, 31, -1; selp.b32 %s, %r4, -1, %ok;",
+    "sum of shuffles": "shfl.sync.down.b32 %r4, %v, 1, 31, -1; add.s32 %r4, %r4, 1;"
+    " shfl.sync.idx.b32 %s, %r4, 0, 31, -1;",
+    "shuffle from an undefined lane": "and.b32 %v, %v, 31; shfl.sync.idx.b32 %s, %r1, %v, 31, -1;",
     "loop": "mov.u32 %r4, 0; AGAIN: add.s32 %r4, %r4, %v; add.u32 %r3, %r3, 1;"
     " setp.lt.u32 %p1, %r3, 3; @%p1 bra AGAIN; mov.u32 %s, %r4;",
     "across a barrier": "add.s32 %r4, %v, 1; bar.sync 0; mov.u32 %s, %r4;",
