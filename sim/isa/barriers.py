@@ -135,7 +135,7 @@ def fence(name, reach, scopes):
         memory.fence(reach)
 
     # The simulator does not distinguish these orderings, so it cannot report a fence whose ordering is too
-    # weak. weak.
+    # weak.
     orderings = ("", "sc.", "acq_rel.", "acquire.", "release.")
     ptx = (
         *(f"membar.{scope}" for scope in scopes),

@@ -68,7 +68,7 @@ def whole_number(function):
 
 
 # From integer to integer, a value wraps around, or saturates with .sat. From float to integer, it always
-# saturates, so .sat has no effect. is a synonym.
+# saturates, so .sat has no effect.
 for _to, _scalar in WIDE_AND_NARROW.items():
     family(f"cvt.{_to}.T", WIDE_AND_NARROW, lambda x: x, 1, results=_scalar)
     family(f"cvt.sat.{_to}.T", WIDE_AND_NARROW, clamped(_scalar), 1, results=_scalar)

@@ -25,8 +25,7 @@ from numpy import complex64, complex128, float16, float32, float64, uint64
 from sim.isa.rounding import rounded
 
 # A Python float times ONE is rounded to float32, because numpy converts the Python float to the type of the
-# other operand. This is the fastest way to round to float32. other operand's type. This is the fastest way to
-# round to float32.
+# other operand. This is the fastest way to round to float32.
 ONE = float32(1)
 EXACT = 2**53  # float64 represents every integer up to this one exactly
 LOWEST, HIGHEST = -(2**63), 2**63 - 1

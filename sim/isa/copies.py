@@ -23,7 +23,7 @@ def cp_async(size):
         if not 0 <= valid <= size:
             raise ValueError(f"cp_async_{size} takes 0 to {size} bytes of its source, got {valid}")
         # The source is read when the copy starts. A write to the source before the copy is complete is a
-        # race, so `send` needs its Spot. keeps the Spot.
+        # race, so `send` needs its Spot.
         data, read = np.zeros(size, np.uint8), None
         if valid:
             read = memory.source(source, source_index, valid, size)

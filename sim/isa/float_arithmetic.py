@@ -44,8 +44,7 @@ def in_direction(scalar, mode):
 
 
 # Entry -> further PTX names with the same semantics. .rn is the default of add, sub and mul. .approx and
-# .full are correctly rounded here. mad of floats is an fma (PTX ISA 9.7.3, `mad`). .full are correctly
-# rounded here; mad of floats is an fma (PTX ISA 9.7.3, `mad`).
+# .full are correctly rounded here. mad of floats is an fma (PTX ISA 9.7.3, `mad`).
 SYNONYMS = {f"{name}.rn.{text}": (f"{name}.{text}",) for name in ("add", "sub", "mul") for text in REALS}
 SYNONYMS |= {f"{name}.rn.f32": (f"{name}.approx.f32", f"{name}.full.f32") for name in ("div", "rcp", "sqrt")}
 SYNONYMS |= {"rcp.rn.f64": ("rcp.approx.f64",)}

@@ -19,7 +19,7 @@ from sim.isa.promotion import COMPLEX, FLOATING, INTEGRAL, NARROW, PLAIN, SCALAR
 from sim.isa.table import THREAD, Entry, number_dtype
 
 # Compiled forms that need no function of their own: compile the semantics unchanged; reinterpret the bits;
-# convert the value. value.
+# convert the value.
 SAME = "the semantics itself"
 BITS = "the same bits, in the type of the result"
 VALUE = "the same number, in the type of the result"

@@ -54,7 +54,7 @@ def nearest_remainder(x, y):
     )  # |x| modulo |y|; `below` is the distance from |x| to the next multiple of |y|
     below = step - above
     # In a tie, the parity of the truncated quotient decides. If the quotient is even, (size - above) / 2
-    # modulo |y| is 0; if it is odd, it is |y| / 2. quotient is even, and |y| / 2 if it is odd.
+    # modulo |y| is 0; if it is odd, it is |y| / 2.
     tie = above - 2 * np.fmod((size - above) / 2, step)
     return copysign(1.0, x) * (above if above < below else -below if above > below else tie)
 

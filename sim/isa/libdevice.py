@@ -180,7 +180,7 @@ COMPILED = {
 # For conversions from an unsigned type in C: reads Numba's signed operand as an unsigned number.
 UNSIGNED = {"uint": lambda x: x & 0xFFFFFFFF, "ull": np.uint64}
 # Add every combination of operation, type and rounding direction, such as __fadd_rz or __double2int_rn. Only
-# the direction rn has a compiled form. other than rn have no compiled form.
+# the direction rn has a compiled form.
 for _mode in DIRECTIONS:
     _nearest = _mode == "rn"
     for _names, _of in (

@@ -46,8 +46,7 @@ class Barrier:
         Raise ValueError if more threads arrive than the phase expects.
         """
         # A copy in flight may be complete at any time. Completing the copies now may complete the current
-        # phase, and make room for these arrivals in the next one. make room for these arrivals in the next
-        # one.
+        # phase, and make room for these arrivals in the next one.
         if check_count(count) > self.pending:
             self.complete_copies()
         if count > self.pending:
@@ -156,8 +155,7 @@ def add_wait(name, is_over):
         barrier = memory.barrier(where, index)
         if barrier is not None and not is_over(barrier.phase, expected):
             # Copies are completed as late as the program allows. This test fails nevertheless, and the next
-            # one may succeed. A program that does not repeat the test is exposed in this way. may succeed. A
-            # program that does not repeat the test is then exposed.
+            # one may succeed. A program that does not repeat the test is exposed in this way.
             barrier.complete_copies()
             memory.wait_failed(barrier)
             memory.yield_turn()
@@ -174,7 +172,7 @@ def add_wait(name, is_over):
 # Without .parity, the operand is the state that an arrival returned.
 add_wait("", lambda phase, state: phase != state >> COUNT_BITS)
 # With .parity, the operand is the parity of the phase. Such a wait cannot distinguish phases that are two
-# apart. apart.
+# apart.
 add_wait("parity.", lambda phase, parity: phase & 1 != parity & 1)
 
 

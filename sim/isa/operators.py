@@ -78,7 +78,6 @@ ieee_power = ieee.total(*ieee.BINARY["pow"])
 
 # Numba's int_power ends with `return 1.0 / r if invert else r`. Before Python 3.12, its bytecode has a single
 # return, of a float64, and the conversion back to an integer saturates. From 3.12 on, it has two returns.
-# single return, of a float64, and the conversion back to an integer saturates. Since 3.12 it has two returns.
 BY_WAY_OF_FLOAT64 = sys.version_info < (3, 12)
 
 

@@ -12,7 +12,7 @@ from ml_dtypes import bfloat16
 from numpy import float16, float32, float64
 
 # Scalar type -> (number of bits of the significand, exponent of the smallest subnormal, smallest exponent
-# that overflows). overflows)
+# that overflows).
 FORMATS = {
     float16: (11, -24, 16),
     bfloat16: (8, -133, 128),
@@ -32,8 +32,7 @@ def rounded(numerator, denominator, scalar, mode="rn"):
     precision, lowest, overflow = FORMATS[scalar]
     negative, magnitude = numerator < 0, abs(numerator)
     # This is the exponent of the result's lowest bit. The estimate is at most one too small, because the bit
-    # lengths determine the length of the quotient up to one bit. lengths determine the quotient's length up
-    # to one bit.
+    # lengths determine the length of the quotient up to one bit.
     exponent = max(magnitude.bit_length() - denominator.bit_length() - precision, lowest)
     if _quotient(magnitude, denominator, exponent)[0].bit_length() > precision:
         exponent += 1
@@ -82,7 +81,7 @@ def rounded_root(numerator, denominator, scalar, mode="rn"):
     root = math.isqrt(scaled)
     inexact = remainder != 0 or root * root != scaled
     # Append a sticky bit, which is set if the root is inexact. It suffices for every direction, because the
-    # root has spare bits. root has spare bits.
+    # root has spare bits.
     return rounded(2 * root + inexact, 2 << shift, scalar, mode)
 
 
@@ -91,7 +90,7 @@ def fused(a, b, c, scalar, mode="rn"):
     a, b, c = float(a), float(b), float(c)
     if not (isfinite(a) and isfinite(b) and isfinite(c)):
         # If a or b is infinite or NaN, Python's arithmetic is exact. Otherwise, only c is not finite, and the
-        # result is c. Python's a * b might overflow then. is the result: a * b might overflow.
+        # result is c. Python's a * b might overflow then.
         return scalar(c if isfinite(a) and isfinite(b) else a * b + c)
     (an, ad), (bn, bd), (cn, cd) = a.as_integer_ratio(), b.as_integer_ratio(), c.as_integer_ratio()
     numerator = an * bn * cd + cn * ad * bd
@@ -119,7 +118,7 @@ def fused_float32(a, b, c):
     if error == 0 or not isfinite(total):
         return float32(total)
     # An inexact sum whose last bit is 0 moves to the adjacent double, which is odd, in the direction of the
-    # exact sum. sum.
+    # exact sum.
     if math.frexp(total)[0] * 2.0**53 % 2.0 == 0.0:
         total = nextafter(total, copysign(inf, error))
     return float32(total)

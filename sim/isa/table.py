@@ -25,13 +25,11 @@ INSTRUCTIONS: dict[str, "Entry"] = {}  # name in Python kernels -> entry
 PTX: dict[str, "Entry"] = {}  # PTX name -> entry
 BY_NAME_PARTS: dict[tuple[Any, ...], "Entry"] = {}  # result of name_parts() -> entry
 # id of an object that kernels call -> the entry that simulates it. SUBSTITUTES keeps these objects alive,
-# because Python may reuse the id of an object that was freed. because Python may reuse the id of an object
-# that was freed.
+# because Python may reuse the id of an object that was freed.
 ENTRY_OF_OBJECT: dict[int, "Entry"] = {}
 SUBSTITUTES: list[object] = []
 # The names of the instructions at which a thread may have to wait. The subsets WARP_WIDE and BLOCK_WIDE
-# synchronise a warp or a block. An entry adds its name when it is registered. that synchronize a warp or a
-# block. Entries add their names when they are registered.
+# synchronise a warp or a block. An entry adds its name when it is registered.
 SUSPENDING: set[str] = set()
 WARP_WIDE: set[str] = set()
 BLOCK_WIDE: set[str] = set()
@@ -93,7 +91,7 @@ class Entry:
         """
         for name in (self.name, *self.also):
             # An entry whose semantics has the same qualified name is replaced. add_names relies on this, and
-            # so does a notebook cell that is run again. and so does a notebook cell that runs again.
+            # so does a notebook cell that is run again.
             known = INSTRUCTIONS.get(name)
             if known and full_name(known.semantics) != full_name(self.semantics):
                 raise ValueError(
@@ -174,7 +172,7 @@ def by_ptx(name: str) -> Entry:
 
 
 # The parts of a name whose order matters, because their position shows to which operand they belong: the
-# types, and the matrix layouts .row and .col. the matrix layouts .row and .col.
+# types, and the matrix layouts .row and .col.
 POSITIONAL = re.compile(r"([subf]|bf|tf)\d+(x\d)?|e\dm\d(x\d)?|pred|row|col")
 
 

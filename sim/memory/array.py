@@ -67,9 +67,7 @@ class Array(Views, Methods):
         # The elements of a memoryview are Python ints and bools, which represent wide signed integers and
         # booleans in a kernel. The elements of a numpy array are numpy's scalars. A memoryview rejects
         # floats, and integers that do not fit. `cast` then converts them by the GPU's rules, whereas numpy
-        # would convert a float by the CPU's. and booleans; numpy returns its own scalars. A memoryview
-        # rejects integers that do not fit, and floats. `cast` then converts them by the GPU's rules, whereas
-        # numpy would convert a float by the CPU's.
+        # would convert a float by the CPU's.
         self.cells = memoryview(memory) if layout.whole else memory
         self.data = self.cells if layout.wide else memory
         if type(self.marks) is list:

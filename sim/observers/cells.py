@@ -154,7 +154,7 @@ class Cells:
         of_cell = np.flatnonzero(np.diff(cell[firsts], prepend=-1))
         lowest = np.repeat(np.minimum.reduceat(low, of_cell), np.diff(of_cell, append=len(firsts)))
         # A multiplicative hash of (site, several parties, lowest party) is summed over the sites of the cell,
-        # so that their order does not matter. order doesn't matter.
+        # so that their order does not matter.
         mark = (
             site[firsts].astype(np.uint64) << np.uint64(2)
             | (low != high).astype(np.uint64) << np.uint64(1)

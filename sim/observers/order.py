@@ -46,10 +46,10 @@ class HappensBefore:
         self.generous = generous
         self.active = False  # whether any event so far can order accesses
         # (block, thread) -> {source: clock that was acquired from it}. A new clock from the same source
-        # contains the earlier ones, so it replaces them. earlier ones, so it replaces them.
+        # contains the earlier ones, so it replaces them.
         self.acquired = {}
         # block -> {thread: {reach: the thread's clock at its last fence}}. The key None has the clocks that
-        # any thread released before the last barrier. thread released before the last barrier.
+        # any thread released before the last barrier.
         self.released = {}
         # element -> {GRID or a block: the clock that atomics have published to all blocks or to this block}
         self.published = {}

@@ -39,7 +39,6 @@ from sim.observers.pairs import (
 
 # The maximum number of racy cells that are examined per block, and between blocks. Beyond it, only one cell
 # per pattern is examined, and the others are counted. A missing barrier in a loop, for example, causes the
-# same races in each epoch. is examined, and the others are counted: a missing barrier in a loop causes the
 # same races in each epoch.
 MAX_CELLS_PER_BLOCK = 512
 MAX_EVENTS = 1 << 12  # the maximum number of recorded events, which show whether a fence is missing
@@ -200,7 +199,7 @@ class Races(OrderingObserver):
         if not pairs and racing_pair:
             pairs[racing_pair[0].site, racing_pair[1].site] = racing_pair
         # A racy read can change the value that its thread writes. Equal values therefore excuse a race only
-        # if all racing accesses are stores. all racing accesses are stores.
+        # if all racing accesses are stores.
         equal = all(one & 3 == other & 3 == STORE for one, other in pairs) and all(
             write_equal_values(rows, party, (rows.site == one) | (rows.site == other), order)
             for one, other in pairs
