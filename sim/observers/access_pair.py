@@ -1,4 +1,6 @@
-"""Two racing accesses: what the access log and the source say about their places, barriers and names."""
+"""Describe two racing accesses: what the access log and the source tell about their lines, the barriers near
+them, and the names that they use for the memory.
+"""
 
 import re
 from dataclasses import dataclass
@@ -29,23 +31,23 @@ class AccessPair:
 
     a: Any
     b: Any
-    address: int  # the byte's address
-    equal: bool  # all racing accesses write the same value
-    replaced: bool  # the thread of one write writes the byte again later
-    colliding: bool  # several threads write the byte
+    address: int  # address of the byte
+    equal: bool  # whether all racing accesses write the same value
+    replaced: bool  # whether the thread of one write writes the byte again later
+    colliding: bool  # whether several threads write the byte
     sites: tuple[int, ...]  # the sites of all accesses that race for the byte
-    scoped: bool  # they are in different blocks, and one is an atomic of block scope
-    lacks_fence: bool  # fences before the atomics would order the accesses
-    synchronizes: bool  # threads use the results of atomics, or execute fences
-    fenced: bool  # the writer executes a grid-wide fence before its next atomic
+    scoped: bool  # whether the blocks differ although one access is an atomic of block scope
+    lacks_fence: bool  # whether fences before the atomics would order the accesses
+    synchronizes: bool  # whether threads use the results of atomics, or execute fences
+    fenced: bool  # whether the writer executes a grid-wide fence before its next atomic
     meetings: dict[tuple[str, str], set[int]]  # (barrier, function) -> lines where the barrier opened
-    near: int  # 0: different blocks, 1: different warps of a block, 2: the same warp
+    near: int  # 0 if the blocks differ, 1 if only the warps differ, 2 in the same warp
     outlines: tuple[Any, Any]  # Outlines of the functions of `a` and `b`, or None
-    kernel: str  # the kernel's name
+    kernel: str  # name of the kernel
     language: str
     space: str  # "shared" or "global"
     extents: Extents
-    diverged: frozenset[tuple[str, int]]  # (function, line) of barriers that some threads missed
+    diverged: frozenset[tuple[str, int]]  # (function, line) of the barriers that some threads missed
 
     # --- the two sites --------------------------------------------------------------------------------------
 
@@ -75,7 +77,7 @@ class AccessPair:
 
     @property
     def reads(self):
-        """The Sites of the loads that race for the byte."""
+        """The Sites of the racing loads of the byte."""
         return [SITES[number] for number in self.sites if number & 3 == LOAD]
 
     @property
@@ -89,10 +91,10 @@ class AccessPair:
         return self.same_line and (one != other or not one)
 
     def statement(self, site):
-        """Return the text of a Site's statement.
+        """Return the text of the statement at a Site.
 
-        C++ compilers do not record columns for the statements on a line. The text is empty if several of them
-        could perform the access.
+        C++ compilers do not record the column of a statement. If several statements on the line could perform
+        the access, the text is therefore empty.
         """
         found = [text for _, text in statements(site.source)]
         if self.language != CPP or len(found) < 2:
@@ -101,7 +103,7 @@ class AccessPair:
         return fitting[0] if len(fitting) == 1 else ""
 
     def shared_lines(self, lines):
-        """Return the lines that contain several statements."""
+        """Return those of `lines` that contain several statements."""
         return [line for line in lines if self.outline and len(statements(self.outline.lines[line])) > 1]
 
     @cached_property
@@ -119,18 +121,18 @@ class AccessPair:
 
     @cached_property
     def branch(self):
-        """The branch with the accesses in different arms, or None."""
+        """The branch that has the two accesses in different arms, or None."""
         return self.outline and self.outline.branch(self.one.line, self.other.line)
 
     @cached_property
     def block_barriers(self):
-        """The lines in the accesses' function where a block barrier opened."""
+        """The lines at which threads passed a block barrier, if one function contains both accesses."""
         return self.lines_of("syncthreads")
 
     @cached_property
     def barriers(self):
-        """The lines of barriers that can order the accesses: block barriers, or grid barriers between
-        blocks."""
+        """The lines of the barriers that can order the accesses: grid barriers if the blocks differ, and
+        block barriers otherwise."""
         return self.lines_of("grid.sync") if self.several_blocks else self.block_barriers
 
     def lines_of(self, barrier):
@@ -142,14 +144,14 @@ class AccessPair:
 
     @cached_property
     def barriers_in_loop(self):
-        """The lines of barriers inside the innermost loop around both accesses."""
+        """The lines of the barriers inside the innermost loop that contains both accesses."""
         lines = self.barriers | (self.lines_of("syncwarp") if self.near == 2 else set())
         return {line for line in lines if self.loop.first <= line <= self.loop.last}
 
     # --- names ----------------------------------------------------------------------------------------------
 
     def called(self, number):
-        """Return the name that the access at a site uses for the memory, or None."""
+        """Return the name by which the access at a site refers to the memory, or None if in doubt."""
         site = SITES[number]
         if site.action == "atomic":
             found = ATOMIC_CALL.search(self.statement(site))
@@ -173,8 +175,8 @@ class AccessPair:
 
     @cached_property
     def views(self):
-        """The two different names that the accesses use for the same memory, or None. Neither name may be
-        reassigned."""
+        """The two different names by which the accesses refer to the same memory, or None. A name that is
+        assigned more than once does not count, because it may refer to other memory by then."""
         names = self.called(self.a.site), self.called(self.b.site)
         if self.outline is None or None in names or names[0] == names[1]:
             return None
@@ -185,8 +187,8 @@ class AccessPair:
         return names if max(times) <= 1 else None
 
     def span(self, name):
-        """Return the range (first, end) of byte offsets in the array that the function accesses through a
-        name."""
+        """Return the range (first, end) of the byte offsets in the array that the function accesses through
+        `name`."""
         home = self.outline.function(self.low)
 
         def by_name(number):

@@ -1,8 +1,8 @@
-"""Atomics on 8 and 16 bits that are emulated by accesses to the word around them, as libcu++ does.
+"""Recognise atomics on 8 and 16 bits that a program emulates by accesses to the surrounding word.
 
-The address of the word is `pointer & ~3`, and the program changes only the bytes at `pointer`. Such an access
-counts as an access to these bytes. Otherwise it would race with accesses to the bytes next to them, and it
-would be out of bounds where an array ends within the word.
+libcu++ computes the address of the word as `pointer & ~3` and changes only the bytes at `pointer`. The
+simulator treats such an access as an access to these bytes. Otherwise, it would race with accesses to the
+adjacent bytes, and it would be out of bounds if an array ends within the word.
 """
 
 from typing import NamedTuple
@@ -12,25 +12,25 @@ import numpy as np
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.syntax import Address, Immediate, Instruction, Register
 
-WORDS = {-4: "b32", -2: "b16"}  # mask of the address -> type of the access
-MASKS = {255: 1, 65535: 2}  # mask of the value -> bytes
+WORDS = {-4: "b32", -2: "b16"}  # mask that aligns the address -> type of the access
+MASKS = {255: 1, 65535: 2}  # mask that selects the element -> size of the element in bytes
 MASK64 = (1 << 64) - 1
 
 
 class Subword(NamedTuple):
-    """The bytes to which an access to a word applies. `pointer`: the register with their address."""
+    """The bytes of a word that an emulated atomic accesses. The register `pointer` contains their address."""
 
     pointer: Register
     nbytes: int
 
 
 def nbytes_of(subword):
-    """Return the bytes of a Subword, or None for None."""
+    """Return the size of a Subword in bytes, or None if `subword` is None."""
     return subword and subword.nbytes
 
 
 class Subwords:
-    """The emulated accesses in one function."""
+    """Finds the emulated atomics in a function."""
 
     def __init__(self, function):
         instructions = [item for item in function.body if isinstance(item, Instruction)]
@@ -41,7 +41,7 @@ class Subwords:
         self.instructions = instructions
 
     def find(self, item):
-        """Return the Subword of a strong access, or None if the access is to a whole element."""
+        """Return the Subword that a strong access applies to, or None if it applies to a whole element."""
         address = next((operand for operand in item.operands if isinstance(operand, Address)), None)
         if address is None or address.offset or not isinstance(address.base, Register):
             return None
@@ -57,12 +57,13 @@ class Subwords:
         return Subword(pointer, self.element_bytes(pointer) if width == "b32" else 1)
 
     def definition(self, register):
-        """Return the only instruction that writes a register, or None."""
+        """Return the instruction that defines a register, or None if it is guarded or not the only one."""
         found = self.definitions.get(getattr(register, "name", None), ())
         return found[0] if len(found) == 1 and found[0].guard is None else None
 
     def element_bytes(self, pointer):
-        """Return the bytes of the element, from the mask that the program shifts to it; by default 1."""
+        """Return the size of the element in bytes. The mask that the program shifts to the position of the
+        element determines it. Without such a mask, the size is 1."""
         shifts = self.offsets(pointer)
         for item in self.instructions:
             if item.names[0] == "shl" and getattr(item.operands[2], "name", None) in shifts:
@@ -74,7 +75,7 @@ class Subwords:
         return 1
 
     def offsets(self, pointer):
-        """Return the names of the registers that hold `8 * (pointer % 4)` or a step of its computation."""
+        """Return the names of the registers that contain `8 * (pointer % 4)` or an intermediate result."""
         found, more = {pointer.name}, True
         while more:
             steps = [i for i in self.instructions if i.names[0] in ("cvt", "shl", "and", "mov")]
@@ -88,14 +89,14 @@ class Subwords:
 
 
 class Word:
-    """A word in a region, as an array of one element. Bytes outside of the region are zero."""
+    """Presents a word in a region as an array of one element. Bytes outside of the region are zero."""
 
     __slots__ = ("bounds", "region", "size", "start")
 
     def __init__(self, region, address, size):
         self.region, self.size = region, size
         first, last = max(address, region.base), min(address + size, region.end)
-        self.start = first - address  # bytes of the word before the region
+        self.start = first - address  # the number of bytes of the word before the region
         self.bounds = slice(first - region.base, last - region.base)
 
     def __getitem__(self, _):
