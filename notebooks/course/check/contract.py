@@ -22,15 +22,14 @@ class Contract:
 
     An access is a load, store or atomic of a single element.
 
-    names: the arrays in the order of the kernel's parameters, under the names that the check uses ("x y
-    out").
+    names: the arrays in the order of the kernel's parameters, under the check's names ("x y out").
         By default, these are the kernel's parameter names. "shared" refers to all shared arrays together.
     """
 
     names: str = ""
-    each: dict = field(default_factory=dict)  # array -> maximum number of accesses per thread
-    most: dict = field(default_factory=dict)  # array -> maximum number of accesses by all threads together
-    least: dict = field(default_factory=dict)  # array -> minimum number of accesses by all threads together
+    max_per_thread: dict = field(default_factory=dict)  # array -> maximum number of accesses per thread
+    max_total: dict = field(default_factory=dict)  # array -> maximum number of accesses by all threads
+    min_total: dict = field(default_factory=dict)  # array -> minimum number of accesses by all threads
     # array -> function that maps flat element indices to the global index of the thread that owns the element
     owner: dict[str, Callable] = field(default_factory=dict)
     threads: int = 0  # minimum number of threads that access memory
@@ -86,7 +85,7 @@ class Contract:
         )
 
     def too_much_by_one(self, work):
-        for name, most in self.each.items():
+        for name, most in self.max_per_thread.items():
             thread, count = work.busiest(work.of(name))
             if count > most:
                 yield (
@@ -103,13 +102,13 @@ class Contract:
                 )
 
     def in_all(self, work):
-        for name, most in self.most.items():
+        for name, most in self.max_total.items():
             if (count := int(work.of(name).sum())) > most:
                 yield (
                     f"the threads access elements of {shown(name)} {times(count)} in total; {times(most)} is"
                     " enough"
                 )
-        for name, least in self.least.items():
+        for name, least in self.min_total.items():
             if (count := int(work.of(name).sum())) < least:
                 yield (
                     f"the threads access {shown(name)} only {times(count)} in total; to share work"

@@ -50,8 +50,8 @@ def ex03_1(add, rng):
         call = f"add[{blocks}, {threads}](x, y, out) with {plural(size, 'element')}"
         contract = Contract(
             "x y out",
-            each={"x": 2, "y": 2, "out": 3},  # 3: out[i] = 0, then out[i] += x[i] + y[i]
-            most={"x": 2 * size, "y": 2 * size, "out": 3 * size},
+            max_per_thread={"x": 2, "y": 2, "out": 3},  # 3: out[i] = 0, then out[i] += x[i] + y[i]
+            max_total={"x": 2 * size, "y": 2 * size, "out": 3 * size},
             threads=size,
             hint=ONE_EACH,
         )
@@ -85,9 +85,9 @@ def ex03_3(block_sum, rng):
         call = f"block_sum[{len(sums)}, {THREADS}](x, out) with {plural(size, 'element')}"
         contract = Contract(
             "x out",
-            each={"x": 2, "out": 2},
-            most={"x": 2 * size, "out": len(sums), "shared": 48 * len(sums)},
-            least={"shared": size},
+            max_per_thread={"x": 2, "out": 2},
+            max_total={"x": 2 * size, "out": len(sums), "shared": 48 * len(sums)},
+            min_total={"shared": size},
             blocks=len(sums),
             barriers=(HALVINGS, math.inf),
             atomics=(0, 0),
@@ -121,8 +121,8 @@ def ex03_4(matmul, rng):
         call = f"matmul[{grid}, {(TILE, TILE)}](a, b, c) with a of {m} x {inner} and b of {inner} x {n}"
         contract = Contract(
             "a b c",
-            each={"a": stops, "b": stops, "c": 1},
-            most={"a": m * inner * grid[0], "b": inner * n * grid[1]},
+            max_per_thread={"a": stops, "b": stops, "c": 1},
+            max_total={"a": m * inner * grid[0], "b": inner * n * grid[1]},
             threads=m * n,
             barriers=(fewest, math.inf),
             owner={"c": lambda element, n=n, width=grid[0]: thread_of(element // n, element % n, width)},

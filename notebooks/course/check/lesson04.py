@@ -43,7 +43,7 @@ def ex04_1(checkerboard, rng):
         wanted = np.add.outer(np.arange(rows), np.arange(columns)) % 2
         board = np.full((rows, columns), -1)
         call = f"checkerboard_fixed[{grid}, (4, 4)](board) with a board of {rows} x {columns}, full of -1"
-        contract = Contract("board", each={"board": 1}, threads=board.size, hint=KEEP)
+        contract = Contract("board", max_per_thread={"board": 1}, threads=board.size, hint=KEEP)
         verify(checkerboard, Case(grid, (4, 4), (), (board,), (wanted,), contract, call), rng)
     return "seven boards, wide, tall and square, under a grid that is larger than the board"
 
@@ -54,7 +54,11 @@ def ex04_2(previous, rng):
         x = numbers(rng, size)
         x[0] = np.inf  # inf times 0 is NaN instead of 0
         contract = Contract(
-            "x out", each={"x": 1, "out": 2}, most={"out": size}, threads=max(1, size - 1), hint=KEEP
+            "x out",
+            max_per_thread={"x": 1, "out": 2},
+            max_total={"out": size},
+            threads=max(1, size - 1),
+            hint=KEEP,
         )
         verify(previous, one_array(previous, grid, block, x, np.append(float32(0), x[:-1]), contract), rng)
     return "1 to 150 elements, the first of them inf, one block and several"
@@ -75,9 +79,9 @@ def ex04_3(block_max, rng):
         wanted = np.array([part.max() for part in parts(x, block)])
         contract = Contract(
             "x out",
-            each={"x": 2, "out": 1},
-            most={"shared": 5 * grid * block},
-            least={"shared": 2 * size},
+            max_per_thread={"x": 2, "out": 1},
+            max_total={"shared": 5 * grid * block},
+            min_total={"shared": 2 * size},
             threads=size,
             blocks=grid,
             hint=THROUGH_SHARED,
@@ -95,8 +99,8 @@ def ex04_4(running_sum, rng):
         passes = (block - 1).bit_length()
         contract = Contract(
             "x out",
-            each={"x": 1, "out": 1, "shared": 5 * passes + 3},
-            least={"shared": shared},
+            max_per_thread={"x": 1, "out": 1, "shared": 5 * passes + 3},
+            min_total={"shared": shared},
             owner=OWN,
             threads=x.size,
             share=3,
@@ -120,8 +124,8 @@ def ex04_5(histogram, rng):
         call = f"histogram_fixed[{grid}, {block}](letters, counts) with {size} letters of {kinds} kinds"
         contract = Contract(
             "letters counts",
-            each={"letters": 2},
-            most={"letters": 2 * size},
+            max_per_thread={"letters": 2},
+            max_total={"letters": 2 * size},
             threads=size,
             atomics=(1, 3 * size),
             share=4,
@@ -138,8 +142,8 @@ def ex04_6(mirror, rng):
         wanted = np.concatenate([part[::-1] for part in parts(x, block)])
         contract = Contract(
             "x out",
-            each={"x": 1, "out": 1},
-            least={"shared": 2 * size},
+            max_per_thread={"x": 1, "out": 1},
+            min_total={"shared": 2 * size},
             owner=OWN,
             threads=size,
             hint=THROUGH_SHARED,
@@ -156,8 +160,8 @@ def ex04_7(swap_neighbours, rng):
         warps = grid * block // 32
         contract = Contract(
             "x out",
-            each={"x": 2, "out": 1},
-            most={"shared": 0},
+            max_per_thread={"x": 2, "out": 1},
+            max_total={"shared": 0},
             owner=OWN | {"out": OWN["x"]},
             shuffles=(warps, 4 * warps),
             hint=THROUGH_SHUFFLES,
@@ -176,7 +180,7 @@ def ex04_8(shares, rng):
         call = f"shares_fixed[{grid}, {block}](x, total, out) with {plural(size, 'element')}"
         contract = Contract(
             "x total out",
-            each={"x": 2, "out": 1},
+            max_per_thread={"x": 2, "out": 1},
             threads=size,
             atomics=(1, 2 * grid * block),
             grid_barriers=(1, 3),
@@ -208,7 +212,7 @@ def ex04_9(sample, rng):
         halvings = int(np.ceil(np.log2(tokens))) + 2
         contract = Contract(
             "cumulative u token",
-            each={"cumulative": 2 * halvings, "u": 2 * halvings, "token": 1},
+            max_per_thread={"cumulative": 2 * halvings, "u": 2 * halvings, "token": 1},
             threads=size,
             hint=HALVING,
         )

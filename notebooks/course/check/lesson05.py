@@ -46,8 +46,8 @@ def ex05_1(load_tile, rng):
             f" array of {size}, {blocks} blocks of {threads} threads"
         )
         contract = Contract(
-            each={"array": -(-tile // threads)},
-            most={"array": there},
+            max_per_thread={"array": -(-tile // threads)},
+            max_total={"array": there},
             barriers=(1, 1),
             hint=(
                 "Each number is loaded by one thread: thread t of T loads t, t + T, t + 2T, ... The barrier"
@@ -118,7 +118,7 @@ def check_visits(visit, d, keys, room, scores, rng, sign=1):
     ]
     out = np.full(6, np.nan, float32), np.full(6, np.nan, float32), np.full((6, d), np.nan, float32)
     contract = Contract(
-        each=dict.fromkeys("qkv", 4 * keys * d),
+        max_per_thread=dict.fromkeys("qkv", 4 * keys * d),
         share=2.5,
         barriers=(0, 0),
         hint="A visit reads each of its keys once, changes its own row alone, and waits for no thread.",
@@ -176,8 +176,8 @@ def loads_shared(n, d, rows, columns):
     each = {"q": d, "k": tiles * per_tile, "v": tiles * per_tile, "o": 2 * d}
     return Contract(
         "q k v o",
-        each=each,
-        most=keys | {"q": blocks * rows * d},
+        max_per_thread=each,
+        max_total=keys | {"q": blocks * rows * d},
         threads=n,
         blocks=blocks,
         share=2.5,
@@ -202,8 +202,8 @@ def own_queries(n, d, rows, columns):
     hint = "Each block makes the output of its own queries, and each thread that of one."
     return Contract(
         "q k v o",
-        each=dict.fromkeys("kv", tiles * -(-columns // rows) * d),
-        most={"k": keys, "v": keys},
+        max_per_thread=dict.fromkeys("kv", tiles * -(-columns // rows) * d),
+        max_total={"k": keys, "v": keys},
         threads=n,
         blocks=blocks,
         share=2.5,

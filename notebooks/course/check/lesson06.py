@@ -58,8 +58,8 @@ def ex06_1(warp_sum, rng):
         warps = grid * block // LANES
         contract = Contract(
             "x out",
-            each={"x": 2, "out": 1},
-            most={"shared": 0},
+            max_per_thread={"x": 2, "out": 1},
+            max_total={"shared": 0},
             shuffles=(1, SHUFFLES * warps),
             atomics=(0, 0),
             barriers=(0, 0),
@@ -184,7 +184,7 @@ def check_merge(merge_lanes, case, warps, rng, blocks=1):
         np.concatenate(parts) for parts in zip(*(in_each_lane(*warp) for warp in warps), strict=True)
     )
     contract = Contract(
-        most={"shared": 0},
+        max_total={"shared": 0},
         shuffles=(1, SHUFFLES * (d + 2) * len(warps)),
         atomics=(0, 0),
         barriers=(0, 0),
@@ -245,8 +245,8 @@ def check_attention(warp_attention, n, keys, d, causal, warps, scores, rng, futu
     each = {"k": 2 * d * rounds, "v": 2 * d * rounds, "out": d}
     contract = Contract(
         "q k v scale causal out",
-        each=each,
-        most={"shared": 0},
+        max_per_thread=each,
+        max_total={"shared": 0},
         shuffles=(1, SHUFFLES * (d + 2) * n),
         atomics=(0, 0),
         barriers=(0, 0),

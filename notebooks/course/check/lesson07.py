@@ -71,8 +71,8 @@ def ex07_2(rms_norm, rng):
         wanted = gain * exact / np.sqrt((exact**2).mean(1, keepdims=True) + 1e-6)
         contract = Contract(
             "x gain out",
-            each={"x": 3 * d, "gain": d, "out": d},
-            most={"out": rows * d},
+            max_per_thread={"x": 3 * d, "gain": d, "out": d},
+            max_total={"out": rows * d},
             threads=rows,
             hint="One thread a row.",
         )
@@ -144,8 +144,8 @@ def ex07_4(scale_all, rng):
         owner = {"out": lambda elements, threads=threads: elements % threads}
         contract = Contract(
             "x factor out",
-            most={"out": n, "x": 2 * n},
-            each={"x": -(-2 * n // threads)},
+            max_total={"out": n, "x": 2 * n},
+            max_per_thread={"x": -(-2 * n // threads)},
             owner=owner,
             hint=STRIDE,
         )

@@ -114,7 +114,7 @@ def ex08_3(transpose, rng):
         tools, grid = (Coalescing(), Banks()), memory_patterns.tiles(rows, columns)
         contract = Contract(
             "a out",
-            each={"a": 1, "out": 1},
+            max_per_thread={"a": 1, "out": 1},
             threads=a.size,
             atomics=(0, 0),
             shared_bytes=TILE_BYTES,

@@ -153,7 +153,8 @@ def check_scores(score, size, taps, i0, j0, rng, about=0):
         hint=explained(got, mistakes, SCORE, 1e-4),
     )
     Contract(
-        each={"q": 2 * size, "k": 2 * size}, hint="A thread multiplies one row of Q with one row of K."
+        max_per_thread={"q": 2 * size, "k": 2 * size},
+        hint="A thread multiplies one row of Q with one row of K.",
     ).enforce(every_score, report, call)
 
 
@@ -202,9 +203,9 @@ def check_convolution(convolve, size, taps, i0, j0, rng, about=1):
         else explained(got, mistakes, CONVOLUTION, 1e-4)
     )
     compare(got, wanted, what="T of a tile", call=call, tolerance=1e-5, hint=hint)
-    Contract(each={"s": 2 * w.size, "w": 2 * w.size}, hint="A thread reads one window of S0.").enforce(
-        every_sum, report, call
-    )
+    Contract(
+        max_per_thread={"s": 2 * w.size, "w": 2 * w.size}, hint="A thread reads one window of S0."
+    ).enforce(every_sum, report, call)
 
 
 def convolved(s, w):
@@ -334,7 +335,8 @@ def check_values(add_values, size, d, factor, rng, weights=1):
         hint=explained(got, mistakes, VALUES, 1e-4),
     )
     Contract(
-        each={"p": 2 * size, "v": 2 * size}, hint="A thread multiplies one row of P with one column of V."
+        max_per_thread={"p": 2 * size, "v": 2 * size},
+        hint="A thread multiplies one row of P with one column of V.",
     ).enforce(every_number, report, call)
 
 
@@ -386,9 +388,9 @@ def check_kernel(conv_kernel, n, d, taps, size, rng, scores="scores about 0"):
         "w": 2 * tiles * w.size,
         "shared": tiles * (4 * size + 2 * w.size + 12),
     }
-    Contract(each=parts, hint=SHARES).enforce(kernel, report, call)
+    Contract(max_per_thread=parts, hint=SHARES).enforce(kernel, report, call)
     Contract(shared_bytes=4 * 4 * size * size, hint=FOUR_TILES).enforce(kernel, report, call)
-    Contract(each={"out": 1, "log_sum": 1}, hint=STORED_ONCE).enforce(kernel, report, call)
+    Contract(max_per_thread={"out": 1, "log_sum": 1}, hint=STORED_ONCE).enforce(kernel, report, call)
     Contract(shuffles=(0, 3 * sum(visits) * warps * steps), hint=ONCE).enforce(kernel, report, call)
     Contract(barriers=(0, 5 * sum(visits) / grid), hint=FIVE).enforce(kernel, report, call)
 

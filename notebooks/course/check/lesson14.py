@@ -656,7 +656,7 @@ def check_merge(merge_splits, sizes, rng, case, offset=0, empty=(), far=False):
         return number // d * threads + number % d
 
     contract = Contract(
-        "parts out", each={"parts": 6 * splits, "out": 1}, owner={"out": writer}, hint=A_NUMBER_EACH
+        "parts out", max_per_thread={"parts": 6 * splits, "out": 1}, owner={"out": writer}, hint=A_NUMBER_EACH
     )
     kernels.judge(
         merge_splits,

@@ -101,8 +101,8 @@ def ex16_1(load_a, rng):
             f"load_a(a, first={first}) with a of shape (16, {width}), by {plural(warps, 'warp')};"
             f" {'a[i, j] = 100 i + j; ' * (width == 8)}out[lane, r] is register r",
             Contract(
-                each={"a": 4},
-                most={"shared": 0},
+                max_per_thread={"a": 4},
+                max_total={"shared": 0},
                 shuffles=(0, 0),
                 barriers=(0, 0),
                 hint="Each lane loads its own four words, each once.",
@@ -149,8 +149,8 @@ def check_product(product, what, a, b, tolerance, rng):
         call,
         Contract(
             "a b out",
-            each={"a": 4 * steps, "b": 2 * steps, "out": 4},
-            most={"shared": 0},
+            max_per_thread={"a": 4 * steps, "b": 2 * steps, "out": 4},
+            max_total={"shared": 0},
             threads=32,
             shuffles=(0, 0),
             atomics=(0, 0),
@@ -291,7 +291,9 @@ def ex16_4(fragments, rng):
             (np.concatenate(wanted),),
             rng,
             call,
-            Contract(most={"shared": 2 * a.size + 64 * warps}, shuffles=(0, 0), barriers=(1, 1), hint=TWO),
+            Contract(
+                max_total={"shared": 2 * a.size + 64 * warps}, shuffles=(0, 0), barriers=(1, 1), hint=TWO
+            ),
             tolerance=0,
             what="a register holds something else (at [0, lane, number])",
             hint=ROWS,
@@ -351,8 +353,13 @@ def check_matmul(matmul, what, a, b, tolerance, rng):
         call,
         Contract(
             "a b c",
-            each={"a": 8 * stops, "b": 8 * stops, "c": 8, "shared": 24 * stops},
-            most={"a": m * k * grid[0], "b": k * n * grid[1], "shared": 2560 * stops * blocks, "c": m * n},
+            max_per_thread={"a": 8 * stops, "b": 8 * stops, "c": 8, "shared": 24 * stops},
+            max_total={
+                "a": m * k * grid[0],
+                "b": k * n * grid[1],
+                "shared": 2560 * stops * blocks,
+                "c": m * n,
+            },
             threads=BLOCK * (min(m, n, k) >= TILE),
             blocks=blocks,
             barriers=(stops, 2 * stops + 1),

@@ -272,7 +272,7 @@ def check_products(add_products, rows, columns, warps, exact, rng):
         rng,
         call,
         Contract(
-            most={"shared": 2 * height * width + 2 * warps * 64},
+            max_total={"shared": 2 * height * width + 2 * warps * 64},
             barriers=(1, 1),
             shuffles=(0, 0),
             atomics=(0, 0),
@@ -371,8 +371,8 @@ def check_diagonals(sum_diagonals, c_k, shifts, warps, large, rng):
         call,
         Contract(
             "given c_k taps",
-            each={"shared": -(-shifts // warps) * (4 + 2 * BLOCK)},
-            most={"taps": shifts * c_k * 2 * BLOCK, "shared": shifts * 2 * BLOCK * MOST_TAPS},
+            max_per_thread={"shared": -(-shifts // warps) * (4 + 2 * BLOCK)},
+            max_total={"taps": shifts * c_k * 2 * BLOCK, "shared": shifts * 2 * BLOCK * MOST_TAPS},
             barriers=(0, 0),
             atomics=(0, 0),
             hint=FEW_MEET,
@@ -487,7 +487,7 @@ def check_convolved(convolve, c_q, c_k, exact, rng):
         rng,
         call,
         Contract(
-            most={"shared": warps * (height * room + c_q * LANES)},
+            max_total={"shared": warps * (height * room + c_q * LANES)},
             barriers=(0, 0),
             shuffles=(0, 0),
             atomics=(0, 0),

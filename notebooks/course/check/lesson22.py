@@ -65,8 +65,8 @@ def ex22_2(text, rng):
             )
             contract = Contract(
                 "array",
-                each={"array": -(-length // threads)},
-                most={"array": there},
+                max_per_thread={"array": -(-length // threads)},
+                max_total={"array": there},
                 barriers=(1, 1),
                 hint="Each number is loaded by one thread: thread t of T loads t, t + T, t + 2T, ... The"
                 " barrier is the caller's business.",
@@ -163,7 +163,7 @@ def check_rows(kernel, width, rows, offset, alike, rng):
         f" {plural(rows, 'row')} have a"
         f" query, and {'3 tiles each' if alike else '0 to 3 tiles'}; scores about {offset}",
         Contract(
-            most={"shared": 0},
+            max_total={"shared": 0},
             shuffles=(2, 2 * int(math.log2(width)) * int(tiles.sum())),
             atomics=(0, 0),
             hint="row_max has as many shuffles as WIDTH has halvings; the sum needs no more.",
@@ -213,7 +213,11 @@ def weigh(n, d, rng):
     s, v, out = normal(rng, n), normal(rng, n, d), np.full(d, np.nan, float32)
     p = np.exp(s.astype(np.float64))
     contract = Contract(
-        each={"s": 1, "v": n, "out": 1}, least={"shared": 2 * n}, threads=n, barriers=(1, 1), hint=SHARED
+        max_per_thread={"s": 1, "v": n, "out": 1},
+        min_total={"shared": 2 * n},
+        threads=n,
+        barriers=(1, 1),
+        hint=SHARED,
     )
     return (1, 64), (s, v, n, d), (out,), 2, (p / p.sum() @ v,), contract
 
@@ -222,9 +226,9 @@ def add_rows(n, d, rng):
     x, o, shrink = normal(rng, n), normal(rng, n), float32(inputs.unusual(rng))
     wanted = float(shrink) * o.astype(np.float64) + x + np.append(0, x[:-1])
     contract = Contract(
-        each={"x": 1, "o": 2},
-        most={"o": 2 * n},
-        least={"shared": 5 * n},
+        max_per_thread={"x": 1, "o": 2},
+        max_total={"o": 2 * n},
+        min_total={"shared": 5 * n},
         threads=n,
         barriers=(1, 1),
         hint=SHARED,
@@ -235,8 +239,8 @@ def add_rows(n, d, rng):
 def row_products(n, d, rng):
     k, v, out = normal(rng, n, d), normal(rng, n, d), np.full(n, np.nan, float32)
     contract = Contract(
-        each={"k": -(-8 * d // 32), "v": -(-8 * d // 32), "out": 1},
-        least={"shared": 4 * n * d},
+        max_per_thread={"k": -(-8 * d // 32), "v": -(-8 * d // 32), "out": 1},
+        min_total={"shared": 4 * n * d},
         blocks=-(-n // 8),
         shared_bytes=64 * d,
         barriers=(1, 1),
@@ -256,9 +260,9 @@ def row_sum(n, d, rng):
     x, l = normal(rng, n), np.zeros(1, float32)
     padded = np.pad(x.astype(np.float64), 1)
     contract = Contract(
-        each={"x": 1, "l": 1},
+        max_per_thread={"x": 1, "l": 1},
         atomics=(1, 32 * -(-n // 30)),
-        least={"shared": 3 * n},
+        min_total={"shared": 3 * n},
         threads=n,
         barriers=(1, 1),
         hint=SHARED,
