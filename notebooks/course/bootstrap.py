@@ -80,7 +80,7 @@ def set_up(root: Path, run=None) -> None:
     # unpack has installed setuptools
     built_with = ["--no-build-isolation"] if unpack(root, run, step, for_cpu) else []
     with step(f"the course, and the packages that are still missing: {missing_size(for_cpu)}"):
-        must(install(root, run, [*built_with, "-e", f"{root}[course,dev]"]), NO_INSTALL)
+        require_success(install(root, run, [*built_with, "-e", f"{root}[course,dev]"]), NO_INSTALL)
     if cuda:
         with step(f"CUDA's compilers NVVM, NVRTC and nvJitLink, which need no GPU: {COMPILERS}"):
             failed = install(root, run, cuda)
@@ -97,8 +97,8 @@ def make_venv(root: Path, run) -> str:
     python = str(venv_python(root))
     half_made = not Path(python).exists() or run([python, "-c", PYTHON_WITH_PIP], trying=True)
     if half_made:
-        must(run([sys.executable, "-m", "venv", "--clear", str(root / ".venv")]), NO_VENV)
-    return what_is_kept(root)
+        require_success(run([sys.executable, "-m", "venv", "--clear", str(root / ".venv")]), NO_VENV)
+    return version_note(root)
 
 
 def unpack(root: Path, run, step, has_torch: bool) -> bool:
@@ -232,7 +232,7 @@ class Logged:
         return status
 
 
-def what_is_kept(root: Path) -> str:
+def version_note(root: Path) -> str:
     """Return a note if root/.venv uses another Python version than this process, else ""."""
     version = venv_version(root)
     if version in (None, sys.version_info[:2]):
@@ -251,7 +251,7 @@ def venv_version(root: Path) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def must(status: int, message: str) -> None:
+def require_success(status: int, message: str) -> None:
     """Raise SetUpError(message) unless a command's exit status is 0."""
     if status:
         raise SetUpError(message)

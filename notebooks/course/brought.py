@@ -21,12 +21,12 @@ def brought(lesson, name):
     """
     mine, solution = (folder / f"{lesson}.ipynb" for folder in (Path.cwd(), ROOT / "solutions"))
     if mine.exists() and f"def {name}(" in (text := definitions(mine)):
-        yours = defined(text, name, mine)
-        if not unwritten(yours, set()):
+        yours = execute_definitions(text, name, mine)
+        if not is_unfinished(yours, set()):
             print(f"{name}: yours, from {mine.name}")
             return yours
     print(f"{name}: the solution's, as {mine.name} beside this notebook is not solved (or not saved) yet")
-    return defined(definitions(solution), name, solution)
+    return execute_definitions(definitions(solution), name, solution)
 
 
 def definitions(notebook):
@@ -57,7 +57,7 @@ def is_kept(node):
     return isinstance(node, KEPT) and not live
 
 
-def defined(text, name, notebook):
+def execute_definitions(text, name, notebook):
     """Execute the definitions and return the function `name`, with its source registered for inspect."""
     file = f"<{notebook.stem}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
@@ -66,21 +66,21 @@ def defined(text, name, notebook):
     return names[name]
 
 
-def unwritten(function, seen):
+def is_unfinished(function, seen):
     """Return whether a function is a stub or calls a stub in the same notebook."""
     function = inspect.unwrap(getattr(function, "py_func", function))
     code = getattr(function, "__code__", None)
     if code is None or code in seen or function.__globals__.get("__file__"):
         return False
     seen.add(code)
-    names = {name for part in nested(code) for name in part.co_names}
+    names = {name for part in nested_code(code) for name in part.co_names}
     called = [function.__globals__.get(name) for name in names]
-    return "NotImplementedError" in names or any(unwritten(part, seen) for part in called if part)
+    return "NotImplementedError" in names or any(is_unfinished(part, seen) for part in called if part)
 
 
-def nested(code):
+def nested_code(code):
     """Return the code objects of a function and of all functions defined inside it."""
     yield code
     for part in code.co_consts:
         if isinstance(part, CodeType):
-            yield from nested(part)
+            yield from nested_code(part)

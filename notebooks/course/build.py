@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        complaints = stale(ROOT, options.lessons) if options.check else write(ROOT, options.lessons)
+        complaints = find_stale(ROOT, options.lessons) if options.check else write(ROOT, options.lessons)
     except BuildError as error:
         complaints = [str(error)]
     print(*complaints, sep="\n", end="\n" if complaints else "", file=sys.stderr)
@@ -63,13 +63,13 @@ def write(root: Path, numbers: Iterable[str] = ()) -> list[str]:
         with tempfile.TemporaryDirectory() as folder:
             fresh = Path(folder) / "ptx.json"
             execute(solution, source, environment={"COURSE_RECORD_PTX": str(fresh)})
-            keep(fresh, compiled)
+            store_recording(fresh, compiled)
         save(root / "notebooks" / f"{source.stem}.ipynb", stub)
         save(root / "solutions" / f"{source.stem}.ipynb", solution)
     return []
 
 
-def keep(fresh: Path, compiled: Path) -> None:
+def store_recording(fresh: Path, compiled: Path) -> None:
     """Replace the recorded compiler output of a lesson (see course.ptx).
 
     A lesson that compiles nothing has no recording.
@@ -80,7 +80,7 @@ def keep(fresh: Path, compiled: Path) -> None:
         shutil.copy(fresh, compiled)
 
 
-def stale(root: Path, numbers: Iterable[str] = ()) -> list[str]:
+def find_stale(root: Path, numbers: Iterable[str] = ()) -> list[str]:
     """Return one line for each notebook that differs from its source, apart from outputs."""
     found = []
     for source in sources(root, numbers):
@@ -93,10 +93,10 @@ def stale(root: Path, numbers: Iterable[str] = ()) -> list[str]:
                     f"{file.relative_to(root)} is not what {source.relative_to(root)} gives. To mend it:"
                     f" {mend}"
                 )
-    return found if numbers else found + orphans(root)
+    return found if numbers else found + find_orphans(root)
 
 
-def orphans(root: Path) -> list[str]:
+def find_orphans(root: Path) -> list[str]:
     """Return a line for each notebook that has no source."""
     notebooks = sorted([*root.glob("notebooks/*.ipynb"), *root.glob("solutions/*.ipynb")])
     lost = [
@@ -125,7 +125,7 @@ def read(source: Path) -> tuple[NotebookNode, NotebookNode]:
     They differ only in the regions that the source marks as solutions.
     """
     lesson = jupytext.reads(source.read_text(encoding="utf-8"), fmt="py:percent")
-    return notebook(source.stem, lesson.cells, stubbed), notebook(source.stem, lesson.cells, str)
+    return notebook(source.stem, lesson.cells, with_stubs), notebook(source.stem, lesson.cells, str)
 
 
 def notebook(name: str, cells: list[NotebookNode], change) -> NotebookNode:
@@ -136,7 +136,7 @@ def notebook(name: str, cells: list[NotebookNode], change) -> NotebookNode:
     result = nbformat.v4.new_notebook(metadata=nbformat.from_dict(METADATA))
     for place, cell in enumerate(cells):
         new = nbformat.v4.new_code_cell if cell.cell_type == "code" else nbformat.v4.new_markdown_cell
-        identity = sha256(f"{name} {place} {stubbed(cell.source)}".encode()).hexdigest()[:12]
+        identity = sha256(f"{name} {place} {with_stubs(cell.source)}".encode()).hexdigest()[:12]
         # The "jupyter" metadata says whether a cell is collapsed at first.
         kept = {key: cell.metadata[key] for key in ("tags", "jupyter") if cell.metadata.get(key)}
         result.cells.append(
@@ -145,7 +145,7 @@ def notebook(name: str, cells: list[NotebookNode], change) -> NotebookNode:
     return result
 
 
-def stubbed(code: str) -> str:
+def with_stubs(code: str) -> str:
     """Replace each marked solution with a line that raises NotImplementedError and names the exercise."""
     stub = REGION.sub(r'\1raise NotImplementedError("exercise \2")', code)
     if re.search(r"# (BEGIN|END) SOLUTION", stub):

@@ -20,7 +20,7 @@ from course.bootstrap import (
     runs_in_venv,
     set_up,
     venv_python,
-    what_is_kept,
+    version_note,
 )
 from course.processes import end_on_sigterm
 
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     try:
         if command in INSTALLING and (not is_set_up(ROOT) or command == "setup" and pip_arguments()):
             set_up(ROOT)
-        elif command == "setup" and (kept := what_is_kept(ROOT)):
+        elif command == "setup" and (kept := version_note(ROOT)):
             print(kept, flush=True)
     except SetUpError as error:
         print(f"\nSet-up stopped. {error}", file=sys.stderr)

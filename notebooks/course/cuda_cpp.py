@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from course.ptx import NoCompiler, digest, kept, recorded
+from course.ptx import NoCompiler, compute_or_recall, digest, load_recordings
 from sim import load_ptx
 from sim.errors import LaunchError
 
@@ -38,29 +38,33 @@ def cuda_cpp(source, name="kernel.cu", *options, **headers):
         ptx = ptx_of(source, name, *options, **headers)
     except NoCompiler:
         known = (
-            found for what, found in recorded().items() if what.startswith(title(name, options, headers))
+            found
+            for what, found in load_recordings().items()
+            if what.startswith(title(name, options, headers))
         )
         if (found := next(known, None)) is None:
             raise
         print(f"{name}: the solution's, as {MISSING}")
         ptx, source = found["ptx"], found["source"]
-    return load_ptx(ptx, source=cleaned(source))
+    return load_ptx(ptx, source=without_marks(source))
 
 
 @functools.cache
 def ptx_of(source, name="kernel.cu", *options, **headers):
     """Return the compiled or recorded PTX of a text. Raises the same errors as `cuda_cpp`."""
-    text, *others = map(cleaned, (source, *headers.values()))
-    what = title(name, options, headers) + digest("".join(map(normal, (text, *others))))
+    text, *others = map(without_marks, (source, *headers.values()))
+    what = title(name, options, headers) + digest("".join(map(without_comments, (text, *others))))
     included = dict(zip(headers, others))
-    return kept(what, lambda: {"source": text, "ptx": by_nvrtc(text, name, options, included)})["ptx"]
+    return compute_or_recall(what, lambda: {"source": text, "ptx": by_nvrtc(text, name, options, included)})[
+        "ptx"
+    ]
 
 
 def title(name, options, headers):
     return f"CUDA C++ {' '.join([name, *options, *headers])}, "
 
 
-def cleaned(text):
+def without_marks(text):
     """Return the text without solution marks and without an empty first line.
 
     Raises NotImplementedError if the text contains a stub.
@@ -70,7 +74,7 @@ def cleaned(text):
     return "".join(line for line in text.removeprefix("\n").splitlines(True) if not MARK.match(line))
 
 
-def normal(text):
+def without_comments(text):
     """Return the text without comments and extra spaces.
 
     Line breaks are kept, because findings report line numbers.

@@ -19,7 +19,7 @@ def cells_of(text):
     return [cell.partition("\n")[2] for cell in re.split(r"^# %%", text, flags=re.M)]
 
 
-def needed(before, cell):
+def needed_definitions(before, cell):
     """Return the top-level statements of earlier cells that define the names used in `cell`, in order."""
     statements = [(node, text) for text in before for node in parsed(text)]
     made_by = {name: i for i, (node, *_) in enumerate(statements) for name in names_made(node)}
@@ -28,15 +28,15 @@ def needed(before, cell):
         name = open_names.pop()
         if (i := made_by.get(name)) is not None and i not in wanted:
             wanted.add(i)
-            open_names |= used_names(whole(*statements[i]))
-    return "\n\n\n".join(whole(*statements[i]) for i in sorted(wanted))
+            open_names |= used_names(statement_source(*statements[i]))
+    return "\n\n\n".join(statement_source(*statements[i]) for i in sorted(wanted))
 
 
 def parsed(text):
     return ast.parse(text).body if not text.startswith(" [markdown]") else []
 
 
-def whole(node, text):
+def statement_source(node, text):
     """Return a statement's source text, with its decorators."""
     first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
     return "\n".join(text.splitlines()[first - 1 : node.end_lineno])

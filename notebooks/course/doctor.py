@@ -49,7 +49,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Problem:
     """A problem and its remedy. `stops` means that no lesson can run until it is fixed."""
 
     what: str
@@ -68,7 +68,7 @@ def main() -> int:
     return int(any(trouble.stops for trouble in troubles))
 
 
-def report(facts: Facts, troubles: list[Trouble]) -> list[str]:
+def report(facts: Facts, troubles: list[Problem]) -> list[str]:
     """Return the lines that the doctor prints."""
     rows = {
         "Python": ".".join(map(str, facts.python)),
@@ -85,7 +85,7 @@ def report(facts: Facts, troubles: list[Trouble]) -> list[str]:
     return [*lines, "", verdict(facts, troubles)]
 
 
-def verdict(facts: Facts, troubles: list[Trouble]) -> str:
+def verdict(facts: Facts, troubles: list[Problem]) -> str:
     """Return the last line of the report."""
     if any(trouble.stops for trouble in troubles):
         return "No lesson can run before this is mended."
@@ -94,37 +94,37 @@ def verdict(facts: Facts, troubles: list[Trouble]) -> str:
     )
 
 
-def diagnose(facts: Facts) -> list[Trouble]:
+def diagnose(facts: Facts) -> list[Problem]:
     """Return every known problem that these facts reveal, most severe first."""
-    return sorted([*lesson_troubles(facts), *gpu_troubles(facts)], key=lambda trouble: not trouble.stops)
+    return sorted([*lesson_problems(facts), *gpu_problems(facts)], key=lambda trouble: not trouble.stops)
 
 
-def lesson_troubles(facts: Facts):
+def lesson_problems(facts: Facts):
     """Return the problems that prevent lessons from running in the simulator."""
     if facts.python < OLDEST_PYTHON:
-        yield Trouble("Python is too old.", too_old(), stops=True)
+        yield Problem("Python is too old.", too_old(), stops=True)
     if "simulator" in facts.broken:
-        yield Trouble(
+        yield Problem(
             f"The simulator cannot be imported: {facts.broken['simulator']}",
             "make setup" + " PIP_ARGS=--force-reinstall" * facts.set_up,
             stops=True,
         )
     if "torch" in facts.broken:
-        yield Trouble(
+        yield Problem(
             f"torch cannot be imported: {facts.broken['torch']}", remedy(("torch",), facts.set_up), stops=True
         )
 
 
-def gpu_troubles(facts: Facts):
+def gpu_problems(facts: Facts):
     """Return the problems that affect kernels compiled for or run on a GPU. The simulator needs no GPU."""
-    yield from numba_cuda_troubles(facts)
+    yield from numba_cuda_problems(facts)
     if facts.gpus and facts.torch_cuda is None and "torch" not in facts.broken:
-        yield Trouble(
+        yield Problem(
             "There is a GPU, but this torch was built without CUDA.",
             "delete .venv, then make setup without PIP_ARGS",
         )
     if facts.gpus and facts.driver and facts.torch_cuda and facts.torch_cuda[0] > facts.driver[0]:
-        yield Trouble(
+        yield Problem(
             f"The driver understands CUDA {dotted(facts.driver)}; this torch was built for"
             f" {dotted(facts.torch_cuda)} and sees no GPU.",
             "update the NVIDIA driver; or delete .venv and give PIP_ARGS the index of a torch built for "
@@ -132,32 +132,32 @@ def gpu_troubles(facts: Facts):
         )
 
 
-def numba_cuda_troubles(facts: Facts):
+def numba_cuda_problems(facts: Facts):
     """Return the problems of numba-cuda, alone or in combination with numpy, the platform or the driver."""
     parts = cuda_requirements(facts.driver, facts.system)
     numpy = number(facts.versions.get("numpy", ""))
     if not parts:
         where = platform_name(facts.system)
-        yield Trouble(
+        yield Problem(
             f"There is no numba-cuda for {where}.",
             "none is needed in the simulator; a GPU needs Linux or Windows",
         )
     elif "numba-cuda" not in facts.versions:
-        yield Trouble(
+        yield Problem(
             "numba-cuda is not installed: kernels cannot run on a GPU.", remedy(parts, facts.set_up)
         )
     elif numpy and numpy >= (2, 5):
-        yield Trouble(
+        yield Problem(
             f"numpy {facts.versions['numpy']} is too new for numba-cuda.", remedy(("numpy",), facts.set_up)
         )
     elif "numba.cuda" in facts.broken:
-        yield Trouble(
+        yield Problem(
             f"numba-cuda cannot be imported: {facts.broken['numba.cuda']}",
             f"{venv_python(Path()) if facts.set_up else 'python'} -m pip uninstall numba-cuda; numba has a"
             " numba.cuda of its own, enough for the simulator",
         )
     elif facts.driver and facts.ptx and facts.ptx > facts.driver:
-        yield Trouble(
+        yield Problem(
             f"The driver is too old for the PTX version: it understands CUDA {dotted(facts.driver)}, kernels"
             f" are compiled for {dotted(facts.ptx)}.",
             f"update the NVIDIA driver, or: {remedy(parts, facts.set_up)}",

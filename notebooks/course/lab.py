@@ -36,7 +36,7 @@ def main(jupyter_arguments: list[str]) -> int:
     adopted = adopt_users_ledger() if (COPIES / RECORD).exists() else ""
     print(*copy_lessons(ROOT / "notebooks", COPIES), sep="\n")
     copy_solutions(ROOT / "solutions", COPIES / "solutions")
-    print(*filter(None, [adopted, where_it_goes_on(COPIES)]), sep="\n", flush=True)
+    print(*filter(None, [adopted, resume_message(COPIES)]), sep="\n", flush=True)
     if server := running_server(COPIES):
         return open_running(server, COPIES, "--no-browser" not in jupyter_arguments)
     write_settings(Path(sys.prefix))
@@ -52,7 +52,7 @@ def main(jupyter_arguments: list[str]) -> int:
     )
 
 
-def where_it_goes_on(copies: Path) -> str:
+def resume_message(copies: Path) -> str:
     """Return a message if JupyterLab does not open at the first lesson, else "".
 
     The message also says how to start again from the first lesson.
@@ -72,12 +72,12 @@ def running_server(copies: Path) -> dict | None:
     from jupyter_server.serverapp import list_running_servers
 
     for server in list_running_servers():
-        if Path(server.get("root_dir", "")) == copies.resolve() and answers(server):
+        if Path(server.get("root_dir", "")) == copies.resolve() and responds(server):
             return server
     return None
 
 
-def answers(server: dict) -> bool:
+def responds(server: dict) -> bool:
     """Return whether a server responds at its address. A request for a password counts as a response."""
     try:
         urlopen(f"{server['url']}api", timeout=ANSWER_SECONDS).close()
@@ -91,7 +91,7 @@ def answers(server: dict) -> bool:
 def open_running(server: dict, copies: Path, in_browser: bool) -> int:
     """Print and open the address of a running server. Return the exit status."""
     token = f"?token={server['token']}" if server["token"] else ""
-    address = f"{server['url'].rstrip('/')}{page(copies)}{token}"
+    address = f"{server['url'].rstrip('/')}{page_path(copies)}{token}"
     print(
         f"\nJupyterLab already runs on these lessons (process {server['pid']}), and two would overwrite each"
         f" other's files. It is at\n  {address}\nTo start another one, end that one first: press Ctrl-C twice"
@@ -113,10 +113,10 @@ def as_root(given: list[str]) -> list[str]:
 
 def start_options(copies: Path) -> list[str]:
     """Return the JupyterLab options that serve the copies and select the page to open."""
-    return [f"--ServerApp.root_dir={copies}", f"--LabApp.default_url={page(copies)}"]
+    return [f"--ServerApp.root_dir={copies}", f"--LabApp.default_url={page_path(copies)}"]
 
 
-def page(copies: Path) -> str:
+def page_path(copies: Path) -> str:
     """Return the path of the page to open, relative to the server's address.
 
     The page is the lesson of the first unfinished exercise, or the contents page if no exercise is done. The

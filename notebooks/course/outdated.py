@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 
-from course.brought import nested
+from course.brought import nested_code
 
 DEFINES = re.compile(r"^(?:(?:async +)?def|class) +(\w+)|^(\w+) *(?::[^=\n]+)?=(?!=)", re.MULTILINE)
 
@@ -25,37 +25,37 @@ class Cells:
     def begin(self, info):
         """Store the cell's text and the current values of the names that it defines."""
         self.cell = info.raw_cell
-        self.before = {name: self.names[name] for name in defined(self.cell) if name in self.names}
+        self.before = {name: self.names[name] for name in defined_names(self.cell) if name in self.names}
 
     def end(self, result):
         """Mark each name that still has its old value after an error. A redefined name is up to date."""
         error = result.error_before_exec or result.error_in_exec
         for name, value in self.before.items():
             if error and self.names.get(name) is value:
-                self.outdated[name] = why(error, name)
+                self.outdated[name] = explain_outdated(error, name)
             else:
                 self.outdated.pop(name, None)
 
     def used(self):
         """Return why a name that the running cell uses, directly or through its functions, is outdated, or
         ""."""
-        seen, to_do = set(), [*words(self.cell)]
+        seen, to_do = set(), [*used_names(self.cell)]
         while self.outdated and to_do:
             name = to_do.pop()
             if name in self.outdated and self.names.get(name) is self.before.get(name, self.names.get(name)):
                 return self.outdated[name]
             if name not in seen:
                 seen.add(name)
-                to_do += called(self.names.get(name))
+                to_do += called_names(self.names.get(name))
         return ""
 
 
-def defined(text):
+def defined_names(text):
     """Return the names that a cell defines at its top level. The text may be invalid Python."""
     return {function or variable for function, variable in DEFINES.findall(text)}
 
 
-def words(text):
+def used_names(text):
     """Return the names that a cell uses."""
     try:
         tree = ast.parse(text)
@@ -64,14 +64,14 @@ def words(text):
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
-def called(value):
+def called_names(value):
     """Return the global names that a function uses. Other values have none."""
     function = inspect.unwrap(getattr(value, "py_func", value)) if callable(value) else None
     code = getattr(function, "__code__", None)
-    return {name for part in nested(code) for name in part.co_names} if code else set()
+    return {name for part in nested_code(code) for name in part.co_names} if code else set()
 
 
-def why(error, name):
+def explain_outdated(error, name):
     """Return a message that explains why a name is outdated and how to update it."""
     if isinstance(error, SyntaxError):
         line = f"\n    line {error.lineno}: {(error.text or '').strip()}" if error.lineno else ""

@@ -47,7 +47,7 @@ def type_of(expression, **arguments):
     type_of("i + 1", i=np.int32(5)) returns "int64".
     """
     given = {name: type_of_argument(argument) for name, argument in arguments.items()}
-    return kept(f"the type of {expression} with {given}", lambda: type_found(expression, given))
+    return compute_or_recall(f"the type of {expression} with {given}", lambda: type_found(expression, given))
 
 
 def type_found(expression, given):
@@ -133,7 +133,9 @@ class Compiled:
 
         Raises NoCompiler if there is no assembler.
         """
-        return kept(f"registers of {digest(self.ptx)} on {self.architecture}", self.registers_assigned)
+        return compute_or_recall(
+            f"registers of {digest(self.ptx)} on {self.architecture}", self.registers_assigned
+        )
 
     def registers_assigned(self):
         try:
@@ -186,7 +188,9 @@ def compiled(kernel, *arguments, architecture=ARCHITECTURE):
         f"{function.__name__}{signature} for {architecture}, {digest(f'{source_of(function)} {constants}')}"
     )
     return Compiled(
-        **kept(what, lambda: asdict(compiled_here(kernel, *arguments, architecture=architecture)))
+        **compute_or_recall(
+            what, lambda: asdict(compiled_here(kernel, *arguments, architecture=architecture))
+        )
     )
 
 
@@ -225,7 +229,7 @@ def source_of(function):
 RECORDS = Path(__file__).parent / "recorded"
 
 
-def kept(what, compute):
+def compute_or_recall(what, compute):
     """Return compute(), or its recorded result if the compiler is missing.
 
     COURSE_RECORD_PTX names a file to which results are recorded.
@@ -233,9 +237,9 @@ def kept(what, compute):
     try:
         result = compute()
     except NoCompiler:
-        if what not in recorded():
+        if what not in load_recordings():
             raise
-        return recorded()[what]
+        return load_recordings()[what]
     if file := os.environ.get("COURSE_RECORD_PTX"):
         file = Path(file)
         found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
@@ -244,7 +248,7 @@ def kept(what, compute):
 
 
 @functools.cache
-def recorded():
+def load_recordings():
     """Return {query: result} for every lesson, as written by the build."""
     return {
         what: result

@@ -12,7 +12,7 @@ def stub_of(error):
     return None
 
 
-def what_to_do(stub):
+def advise(stub):
     """Return instructions for completing the stub of "exercise 1.2"."""
     return f'Put your code in place of raise NotImplementedError("{stub}"), run both cells.'
 
@@ -30,6 +30,6 @@ def show(shell, kind, error, trace, tb_offset=None):
     if stub := stub_of(error):
         error._render_traceback_ = lambda: [
             f"✗ {stub} is not written yet, and this cell needs it.",
-            f"  {what_to_do(stub)}",
+            f"  {advise(stub)}",
         ]
     shell.showtraceback((kind, error, trace), tb_offset=tb_offset, running_compiled_code=True)

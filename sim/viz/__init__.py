@@ -209,7 +209,7 @@ class Scene:
         for look, *box in [*self.boxes, *drawn]:
             alike.setdefault(look, []).append(tuple(box))
         shapes = "".join(
-            f"<path class='{look}' d='{''.join(f'M{x} {y}h{w}v{h}h{-w}z' for x, y, w, h in joined(boxes))}'/>"
+            f"<path class='{look}' d='{''.join(f'M{x} {y}h{w}v{h}h{-w}z' for x, y, w, h in merge_boxes(boxes))}'/>"
             for look, boxes in alike.items()
         )
         texts = "".join(
@@ -232,7 +232,7 @@ class Scene:
             x += 34 + 7 * len(meaning)
 
 
-def joined(boxes: Iterable[Row]) -> list[list[int]]:
+def merge_boxes(boxes: Iterable[Row]) -> list[list[int]]:
     """Merge boxes (x, y, width, height) that touch horizontally and have the same height."""
     result: list[list[int]] = []
     for x, y, w, h in sorted(boxes, key=lambda box: (box[1], box[3], box[0])):

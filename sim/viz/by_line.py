@@ -87,7 +87,7 @@ def as_text(name: str, rows: list[Line], columns: list[Column]) -> str:
     return "\n".join([f"{joined(used)}  line  {name}", *body]) if rows else f"{name} has no source to show"
 
 
-def indented(line: str) -> str:
+def indent_html(line: str) -> str:
     """Return a source line as HTML whose indentation survives without style sheets."""
     text = line.lstrip()
     return "&nbsp;" * (len(line) - len(text)) + escape(text)
@@ -100,7 +100,7 @@ def as_html(name: str, rows: list[Line], columns: list[Column]) -> str:
     head = "".join(f"<th>{escape(heading)}</th>" for heading in used)
     body = "".join(
         f"<tr>{''.join(f'<td>{text}</td>' for text in row)}<td>{number}</td><td {LEFT_ALIGNED}><code"
-        f" class='source'>{indented(line)}</code></td></tr>"
+        f" class='source'>{indent_html(line)}</code></td></tr>"
         for row, (number, line, _) in zip(cells, rows)
     )
     return (

@@ -100,7 +100,7 @@ def test_a_changed_cell_changes_its_own_id_only(root):
 
 
 def test_a_fresh_build_is_not_stale_and_touches_no_learners_file(built):
-    assert build.stale(built) == []
+    assert build.find_stale(built) == []
     assert (built / "my_lessons" / "01_tiny.ipynb").read_text() == "mine"
     assert sorted(file.name for file in built.rglob("*") if file.is_file()) == ["01_tiny.ipynb"] * 3 + [
         "01_tiny.py"
@@ -114,7 +114,7 @@ def test_an_edited_notebook_is_stale_and_the_message_says_what_mends_it(built, t
     root = copy_of(built, tmp_path)
     file = root / folder / "01_tiny.ipynb"
     file.write_text(file.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
-    assert build.stale(root) == [
+    assert build.find_stale(root) == [
         f"{folder}/01_tiny.ipynb is not what solutions/01_tiny.py gives. To mend it: python notebooks/course"
         " build 01"
     ]
@@ -124,7 +124,7 @@ def test_outputs_are_none_of_the_freshness_tests_business(built, tmp_path):
     root = copy_of(built, tmp_path)
     file = root / "solutions" / "01_tiny.ipynb"
     file.write_text(file.read_text(encoding="utf-8").replace("[2, 4]", "[2, 5]"), encoding="utf-8")
-    assert build.stale(root) == []
+    assert build.find_stale(root) == []
 
 
 def test_a_changed_source_a_missing_and_a_lost_notebook_are_stale(built, tmp_path, capsys, monkeypatch):
@@ -166,7 +166,7 @@ def test_a_lesson_with_an_error_or_a_warning_is_not_written(root, old, new, says
 def test_half_a_mark_is_refused(root, line):
     source(root, line, "")
     with pytest.raises(build.BuildError, match="needs both of its lines"):
-        build.stale(root)
+        build.find_stale(root)
 
 
 def test_an_unknown_number_is_refused(root, monkeypatch, capsys):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from course import cuda_cpp
-from course.cuda_cpp import cleaned, normal, ptx_of
-from course.ptx import NoCompiler, recorded
+from course.cuda_cpp import ptx_of, without_comments, without_marks
+from course.ptx import NoCompiler, load_recordings
 from course.side_by_side import SideBySide, count, marked
 from sim import LaunchError, simulate
 
@@ -40,17 +40,19 @@ def test_the_compilers_message_names_no_folder_of_this_machine():
 
 def test_a_stub_is_a_stub():
     with pytest.raises(NotImplementedError, match=r"^exercise 22\.9$"):
-        cleaned('void f() {\n    raise NotImplementedError("exercise 22.9")\n}')
+        without_marks('void f() {\n    raise NotImplementedError("exercise 22.9")\n}')
 
 
 def test_comments_and_spaces_change_nothing_but_lines_stay():
-    assert normal("a = b+1;  // more\n\n  c  =  d;") == normal("a=b + 1;\n\nc = d;  ")
-    assert normal("a = b;\nc = d;") != normal("a = b; c = d;")
+    assert without_comments("a = b+1;  // more\n\n  c  =  d;") == without_comments("a=b + 1;\n\nc = d;  ")
+    assert without_comments("a = b;\nc = d;") != without_comments("a = b; c = d;")
 
 
 def test_without_the_compiler_the_solutions_text_stands_in(monkeypatch, capsys):
     monkeypatch.setattr(cuda_cpp, "have_nvrtc", lambda: False)
-    known = next(found for what, found in recorded().items() if what.startswith("CUDA C++ neighbours.cu,"))
+    known = next(
+        found for what, found in load_recordings().items() if what.startswith("CUDA C++ neighbours.cu,")
+    )
     assert ptx_of(known["source"] + "// a comment\n", "neighbours.cu") == known["ptx"]
     assert capsys.readouterr().out == ""
     assert "neighbour_sums" in cuda_cpp.cuda_cpp("another text", "neighbours.cu").names

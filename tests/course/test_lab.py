@@ -164,11 +164,11 @@ def test_a_server_that_is_gone_or_elsewhere_is_no_first_lab(tmp_path, serving):
 def test_going_on_elsewhere_than_at_the_first_page_says_so_and_how_to_start_again(published, state_dir):
     lines(published)
     folder = published.parent / "my_lessons"
-    assert lab.where_it_goes_on(folder) == ""
+    assert lab.resume_message(folder) == ""
     tick("1.0")
-    assert lab.where_it_goes_on(folder) == ""  # The lesson does not exist, so the contents page opens.
+    assert lab.resume_message(folder) == ""  # The lesson does not exist, so the contents page opens.
     (folder / "01_online_softmax.ipynb").touch()
-    said = lab.where_it_goes_on(folder)
+    said = lab.resume_message(folder)
     assert "1 of " in said and "1.1 is the next: 01_online_softmax.ipynb opens" in said
     assert "make progress" in said and "make reset" in said
 

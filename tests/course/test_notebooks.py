@@ -35,7 +35,7 @@ def tags(cell):
 
 def test_there_are_lessons_and_their_notebooks_are_fresh():
     assert LESSONS
-    assert build.stale(ROOT) == []
+    assert build.find_stale(ROOT) == []
 
 
 @each_lesson

@@ -8,7 +8,7 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 
 from course.bootstrap import ROOT
-from course.outdated import Cells, defined, words
+from course.outdated import Cells, defined_names, used_names
 
 START = "from course import check"
 RIGHT = "def online_softmax(x):\n    return half(x)"
@@ -29,12 +29,12 @@ CHECK = "check.ex01_2(merge)"
     ],
 )
 def test_the_names_that_a_cell_defines_even_if_it_is_no_python(text, names):
-    assert defined(text) == names
+    assert defined_names(text) == names
 
 
 def test_the_names_that_a_cell_uses():
-    assert words("# merge\ncheck.ex01_2(merge2)") == {"check", "merge2"}
-    assert "merge" in words("%time check.ex01_2(merge)")
+    assert used_names("# merge\ncheck.ex01_2(merge2)") == {"check", "merge2"}
+    assert "merge" in used_names("%time check.ex01_2(merge)")
 
 
 class Result:

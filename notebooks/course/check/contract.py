@@ -69,15 +69,19 @@ class Contract:
         yield from self.idle(work)
         if self.shared_bytes is not None and (bytes_used := work.shared_bytes()) > self.shared_bytes:
             yield f"a block uses {bytes_used:,} bytes of shared memory; {self.shared_bytes:,} are enough"
-        yield from outside(self.barriers, barriers / report.counters["blocks"], "barrier", "in each block")
-        yield from outside(
+        yield from check_bounds(
+            self.barriers, barriers / report.counters["blocks"], "barrier", "in each block"
+        )
+        yield from check_bounds(
             self.shuffles,
             sum(count for name, count in together.items() if name.startswith("shfl")),
             "shuffle",
             "in all warps together",
         )
-        yield from outside(self.atomics, report.counters.get("atomics", 0), "atomic operation", "in total")
-        yield from outside(
+        yield from check_bounds(
+            self.atomics, report.counters.get("atomics", 0), "atomic operation", "in total"
+        )
+        yield from check_bounds(
             self.grid_barriers,
             together.get(GRID_BARRIER, 0) / report.counters["blocks"],
             "barrier",
@@ -143,7 +147,7 @@ class Contract:
             yield f"only {blocks} of {self.blocks} blocks do any work"
 
 
-def outside(bounds, count, what, where):
+def check_bounds(bounds, count, what, where):
     """Yield a message if `count` is outside `bounds`, a pair (minimum, maximum)."""
     if bounds is None:
         return

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from course.check.patience import DoesNotEnd, patience
-from course.check.trial import running
+from course.check.trial import trial_of_check
 from course.check.words import (
     CheckFailed,
     Interrupted,
@@ -39,12 +39,12 @@ from course.check.words import (
     numbers,
     shape,
     text,
-    wrapped,
+    wrap_lines,
 )
 from course.outdated import why_outdated
 from course.progress import how_far, tick
 from course.progress_bar import quiet
-from course.stubs import stub_of, what_to_do
+from course.stubs import advise, stub_of
 
 __all__ = [
     "CheckFailed",
@@ -77,26 +77,28 @@ def exercise(number, name):
             if outdated := why_outdated():
                 raise CheckFailed(f"✗ {title}: {outdated}")
             try:
-                with patience(is_theirs, is_launch) as watch, running() as trial:
+                with patience(is_theirs, is_launch) as watch, trial_of_check() as trial:
                     tried = ", ".join([body(answer, np.random.default_rng(seed)), *trial.finish()])
             except NotChecked as missing:
-                print(wrapped(f"{title}: not checked. {missing}"))
+                print(wrap_lines(f"{title}: not checked. {missing}"))
                 return
             except CheckFailed as wrong:
                 raise CheckFailed(f"✗ {title}: {wrong}   (seed {seed})") from None
             except KeyboardInterrupt as stop:
-                raise Interrupted(f"✗ {title}: {where_it_was(stop, 'interrupted')}\n  {NO_VERDICT}") from None
+                raise Interrupted(
+                    f"✗ {title}: {describe_position(stop, 'interrupted')}\n  {NO_VERDICT}"
+                ) from None
             except DoesNotEnd as stop:
-                late = where_it_was(
+                late = describe_position(
                     stop, f"stopped because your code was still running after {watch.waited} seconds,"
                 )
                 raise CheckFailed(f"✗ {title}: {late}\n  {ENDLESS}   (seed {seed})") from None
             except Exception as error:
                 if stub := stub_of(error):
                     missing = "" if stub == f"exercise {number}" else f"{stub} is "
-                    raise CheckFailed(f"✗ {title}: {missing}not written yet\n  {what_to_do(stub)}") from None
+                    raise CheckFailed(f"✗ {title}: {missing}not written yet\n  {advise(stub)}") from None
                 raise CheckFailed(f"✗ {title}: {explain(error)}   (seed {seed})") from error
-            print(wrapped(f"✓ {title}: {tried}"))
+            print(wrap_lines(f"✓ {title}: {tried}"))
             tick(number)
             say_how_far(number)
 
@@ -138,7 +140,7 @@ def explain(error):
     return "\n".join([*failing_line(theirs), *indented(4, said, call, arguments(theirs[0][0]))])
 
 
-def where_it_was(stop, how):
+def describe_position(stop, how):
     """Describe at which line the learner's code was stopped.
 
     No line is shown if the check's own code was running.

@@ -10,7 +10,7 @@ import numpy as np
 from course.check import dialect
 from course.check.dialect import python_function as python_function
 from course.check.harness import compare, fail
-from course.check.trial import launched
+from course.check.trial import remember_launch
 from sim import ThreadError, simulate
 from sim.nouns import plural
 from sim.observers import DEFAULT
@@ -44,7 +44,7 @@ def launch(
     messages = [finding.message for finding in report.findings if refused(finding)]
     if messages:
         fail("sim finds a bug", call=call, hint=first(messages))
-    launched(kernel, arguments, prod(report.grid), float64)
+    remember_launch(kernel, arguments, prod(report.grid), float64)
     return report
 
 

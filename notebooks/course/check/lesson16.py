@@ -10,7 +10,7 @@ from numpy import float32, int16, uint32
 
 from course import ptx
 from course.check import kernels
-from course.check.contract import Contract, outside
+from course.check.contract import Contract, check_bounds
 from course.check.harness import array, compare, exercise, fail, shape
 from course.check.trial import ARCHITECTURE, tried
 from sim.nouns import plural
@@ -63,7 +63,7 @@ def executed(report, call, hint, **bounds):
     """Reject a launch in which a warp executed an instruction fewer or more times than (fewest, most)."""
     together = report.counters.get("together", {})
     for name, limits in bounds.items():
-        for what in outside(limits, together.get(name, 0), f"{name} instruction", "in all warps"):
+        for what in check_bounds(limits, together.get(name, 0), f"{name} instruction", "in all warps"):
             fail(f"correct, but {what}", call=call, hint=hint)
 
 

@@ -366,11 +366,11 @@ def compiled(text, name, entry, *options, behind="", **headers):
     """Compile the kernel `entry` from the learner's text, a str, with `behind` appended. Report the
     compiler's message if compilation fails. Also fail if the kernel is missing or uses float64."""
     # here, as they need Numba
-    from course.cuda_cpp import cleaned, ptx_of
+    from course.cuda_cpp import ptx_of, without_marks
     from course.ptx import NoCompiler
 
     instance(text, str, what="CUDA C++ as text, a str")
-    whole = cleaned(text).rstrip() + "\n" + behind
+    whole = without_marks(text).rstrip() + "\n" + behind
     try:
         ptx = ptx_of(whole, name, *options, **headers)
     except NoCompiler as missing:

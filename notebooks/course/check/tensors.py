@@ -120,7 +120,7 @@ def global_memory():
 
 
 @contextmanager
-def noted(functions, allowed=None):
+def record_calls(functions, allowed=None):
     """Yield the names of those Python functions in `functions` that the enclosed code calls. If `allowed` is
     given, also yield the functions of `kernels` that the learner's code calls, except those in `allowed`."""
     names, called = {function.__code__: function.__qualname__ for function in functions}, []
@@ -175,7 +175,7 @@ def within(
     """
     tensors = [getattr(value, "hidden", value) for value in tree_leaves(given)]
     before = [value.clone() if isinstance(value, torch.Tensor) else value for value in tensors]
-    with watched() as seen, noted(ready_made, allowed) as ours:
+    with watched() as seen, record_calls(ready_made, allowed) as ours:
         result = answer(*given)
     code = getattr(answer, "__code__", None)
     if allowed is not None and code and code.co_filename.startswith(KERNELS):
@@ -283,7 +283,7 @@ class Counted(Traffic):
     def load(self, array, rows):
         self.loads += 1
         with global_memory():
-            tile = super().load(hidden(array), rows)
+            tile = super().load(unwrap(array), rows)
         for seen in WATCHING:
             seen.made(tile)
         return tile
@@ -293,7 +293,7 @@ class Counted(Traffic):
             super().store(getattr(array, "hidden", array), rows, tile)
 
 
-def hidden(array):
+def unwrap(array):
     """Return the tensor inside an OffChip. A plain tensor is already on the chip and is returned
     unchanged."""
     if not isinstance(array, OffChip):

@@ -75,7 +75,7 @@ def reason(error, lines=8):
 
 
 @contextmanager
-def running():
+def trial_of_check():
     """Create the Trial of the check that runs in the `with` block."""
     trial = Trial()
     token = RUNNING.set(trial)
@@ -91,7 +91,7 @@ def tried(*facts):
         trial.facts.extend(facts)
 
 
-def launched(kernel, arguments, blocks, most_float64):
+def remember_launch(kernel, arguments, blocks, most_float64):
     """Remember a launch, so that its kernel is compiled after all values have been checked."""
     if trial := RUNNING.get(None):
         trial.launch, trial.blocks = (kernel, arguments, most_float64), max(trial.blocks, blocks)

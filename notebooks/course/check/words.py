@@ -7,7 +7,7 @@ import numpy as np
 WIDTH = 88  # Width in columns, as in the lessons' code. A notebook would break longer lines inside words.
 
 
-def wrapped(message):
+def wrap_lines(message):
     """Wrap long lines between words, and indent continuation lines by two more columns."""
     return "\n".join(
         textwrap.fill(
@@ -25,7 +25,7 @@ class MessageAlone(BaseException):
     """Exception that a notebook shows without a traceback."""
 
     def _render_traceback_(self):
-        return wrapped(str(self)).splitlines()
+        return wrap_lines(str(self)).splitlines()
 
 
 class CheckFailed(MessageAlone, AssertionError):

@@ -16,7 +16,7 @@ from numba import cuda
 from numpy import float32, int32, uint32
 from torch.nn.functional import scaled_dot_product_attention
 
-from course.definitions import cells_of, needed, source
+from course.definitions import cells_of, needed_definitions, source
 from kernels.bench.timing import machine, milliseconds
 from kernels.flash.forward import flash_attention
 
@@ -60,7 +60,7 @@ def plain_value_operands(tile, first, column):
 def flash_kernel(walk, plain, padded):
     """Return (kernel, queries per block, threads), compiled from the lesson's text with the recording's
     sizes."""
-    text = needed(cells_of(source("17")), "flash_with, one_place, two_places, plain_key_operands")
+    text = needed_definitions(cells_of(source("17")), "flash_with, one_place, two_places, plain_key_operands")
     for old, new in [(SMALL, SIZES), *([] if padded else [(PADDED, UNPADDED)])]:
         if text.count(old) != 1:
             raise ValueError(f"{old!r} stands {text.count(old)} times in lesson 17")

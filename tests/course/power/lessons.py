@@ -6,7 +6,7 @@ import linecache
 import re
 from dataclasses import dataclass
 
-from course.definitions import cells_of, needed, source
+from course.definitions import cells_of, needed_definitions, source
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ def exercise(cells, check, answer):
     lines = cells[place].splitlines()
     begin = next(i for i, line in enumerate(lines) if "# BEGIN SOLUTION" in line) + 1
     end = next(i for i, line in enumerate(lines) if "# END SOLUTION" in line) + 1
-    return Exercise(check, answer, cells[place], needed(cells[:place], cells[place]), (begin, end))
+    return Exercise(
+        check, answer, cells[place], needed_definitions(cells[:place], cells[place]), (begin, end)
+    )
 
 
 @functools.cache
@@ -66,7 +68,7 @@ def from_solutions(lesson, *names, **others):
 
     others: further global names, which edits of the text use.
     """
-    text = without_docstrings(needed(cells_of(source(lesson)), "\n".join(names)))
+    text = without_docstrings(needed_definitions(cells_of(source(lesson)), "\n".join(names)))
     file = f"<lesson {lesson}: {', '.join(names)}>"
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     made = {"__name__": "lesson", **others}
