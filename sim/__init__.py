@@ -50,7 +50,7 @@ __version__ = "0.1.0"
 TYPES = tuple(
     "int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128".split()
 )
-HOMES = {  # exported name -> the module that defines it
+HOMES = {  # exported name -> module that defines it
     "DeviceSpec": "device",
     **dict.fromkeys(("KernelBug", "LaunchError", "SimulatorError", "ThreadError"), "errors"),
     "Report": "report",

@@ -29,8 +29,8 @@ from sim.hooks import HOOKS, check_names, listeners
 from sim.nouns import plural
 from sim.progress import FIRST_LEAP, MAX_LEAP, Clock, ProgressCheck
 
-FLUSH_AT = 1 << 20  # accesses: a longer log is flushed at the next thread switch
-DEFAULT_STEPS = 1_000_000  # `while` iterations without progress before threads are compared
+FLUSH_AT = 1 << 20  # limit on logged accesses: a longer log is flushed at the next thread switch
+DEFAULT_STEPS = 1_000_000  # number of `while` iterations without progress before threads are compared
 # CPU seconds without progress before threads are compared. The delay starts at FIRST_PATIENCE and doubles
 # after each comparison that finds a change. PATIENCE is the limit for a loop in which something changes.
 FIRST_PATIENCE, PATIENCE = 1.0, 8.0
@@ -64,10 +64,11 @@ class Context:
 
         # --- properties of the kernel's source --------------------------------------------------------------
         self.synchronizes = False  # whether threads use the results of atomics, or fences
-        self.stores = False  # whether it stores to arrays that it does not declare itself
+        self.stores = False  # whether the kernel stores to arrays that it does not declare itself
         self.counts_iterations = False  # whether loops around barriers count their iterations
         self.cooperative = False  # whether all blocks must be resident, as for a grid barrier
-        self.ticking = True  # whether every `while` loop calls `tick`; a kernel without source does not
+        # Whether every `while` loop calls `tick`. The loops of a kernel without source do not.
+        self.ticking = True
 
         # --- observers
         self.observers = observers
@@ -79,12 +80,12 @@ class Context:
             unwritten=bool(self.listeners["unwritten"]),
             branches=bool(self.listeners["branches"]),
         )
-        self.in_observer = False  # whether a hook is running: it may be slow, but it returns
+        self.in_observer = False  # Whether a hook is running. A hook may be slow, but it returns.
         self.silent = {}  # hook that is never called, or not for every event -> the reason
-        self.notes: dict[str, None] = {}  # notes for the report, as keys so that each appears once
+        self.notes: dict[str, None] = {}  # notes for the report, stored as keys so that each appears once
         self.findings = []
         self.counters: dict = {"threads": 0, "blocks": 0, "barriers": 0}
-        self.trace = None  # a Recording, if an observer creates one
+        self.trace = None  # the Recording, if an observer creates one
 
         # --- the access log (bit layout in sim.events) ------------------------------------------------------
         self.log = array("q") if self.listeners["accesses"] else None
@@ -93,12 +94,12 @@ class Context:
         self.decisions = array("q") if self.listeners["branches"] else None
         # (log position where the segment starts, its thread), and the number of the last segment
         self.segments, self.last_segment = [], -1
-        self.logged = 0  # accesses flushed so far
+        self.logged = 0  # number of accesses flushed so far
         # whether one batch may contain interleaved accesses of several blocks
         self.mixes_blocks = not (self.enabled.local or self.enabled.branches)
 
         # --- numbers of sites with special atomics ----------------------------------------------------------
-        self.overwriting = set()  # atomics whose result does not depend on the old value: exch
+        self.overwriting = set()  # atomics whose result does not depend on the old value, such as exch
         self.strong = {}  # relaxed and acquire loads, relaxed and release stores -> LOAD or STORE
         self.invalidates = False  # whether the kernel may invalidate mbarriers (mbarrier.inval)
         self.invalidating = set()  # log segments that invalidate an mbarrier
@@ -112,7 +113,7 @@ class Context:
         self.entered = 0  # number of times that any thread has been resumed
         # single-element accessors, indexed by the array's rank
         self.load = self.store = ()
-        self.live = ()  # blocks that have started and not ended, if several run concurrently
+        self.live = ()  # The blocks that have started and not ended, if several run concurrently.
         # whether compiled code is running; whether it has written to global memory
         self.runs_compiled = self.wrote = False
 
@@ -275,7 +276,7 @@ class Context:
         Once the budget is spent, end the current thread, unless something visible to threads still changes.
         """
         self.steps -= 1
-        # read the clock only every 1024 iterations
+        # The clock is read only every 1024 iterations.
         if self.steps < 0 or (not self.steps & 1023 and self.max_steps is None and self.is_slow()):
             self.check_stuck(site, sys._getframe(1))
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-NOTHING = np.iinfo(np.int32).max  # a lane that accesses no word; sorts after every word of shared memory
+# stands in for the word of a lane that accesses none; sorts after every word of shared memory
+NOTHING = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,12 @@ class DeviceSpec:
         """
         n, lanes = len(lane), (int(lane.max()) // self.warp_size + 1) * self.warp_size
         shift = n.bit_length()
-        # sorting packed integers is faster than argsort
+        # Sorting packed integers is faster than argsort.
         key = np.sort(((site - site.min()) * lanes + lane) << shift | np.arange(n))
         order, group = key & ((1 << shift) - 1), key >> shift
-        runs = starts_of_runs(group)  # one run per site and lane
+        runs = starts_of_runs(group)  # There is one run per site and lane.
         lengths = np.diff(runs, append=n)
-        warps = starts_of_runs(group[runs] // self.warp_size)  # the first run per site and warp
+        warps = starts_of_runs(group[runs] // self.warp_size)  # This is the first run per site and warp.
         # A warp makes as many requests at a site as its busiest lane has accesses there.
         longest = np.maximum.reduceat(lengths, warps)
         first = np.repeat(np.cumsum(longest) - longest, np.diff(warps, append=len(runs)))
@@ -86,7 +87,7 @@ class DeviceSpec:
         key = np.sort(request << span | (address - low))
         key = key[starts_of_runs(key)]
         nbytes = np.zeros(count, np.int64)
-        nbytes[request] = size  # all accesses of an instruction have the same size
+        nbytes[request] = size  # All accesses of an instruction have the same size.
         fewest = -(-np.bincount(key >> span, minlength=count) * nbytes // self.sector_bytes)
         sector = key // self.sector_bytes
         touched = np.bincount(key[starts_of_runs(sector)] >> span, minlength=count)
@@ -136,7 +137,7 @@ class DeviceSpec:
             is_serial[request] = serial
             new |= np.repeat(is_serial, phases)[:, None]
         new &= wanted != NOTHING
-        # count the words per bank in each phase
+        # Count the words per bank in each phase.
         place = np.flatnonzero(new)
         bank = wanted.reshape(-1)[place] >> shift
         words = np.bincount(place // self.banks * self.banks + bank, minlength=wanted.size)

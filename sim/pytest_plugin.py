@@ -196,8 +196,8 @@ class SimulatedSession:
         except RuntimeError as error:
             raise pytest.UsageError(f"--cuda-sim: {error}") from error
         self.arguments, self.tally = options, LaunchTally()
-        self.unlogged = []  # counts of attempts whose report was not logged, because the test is run again
-        self.page = "", []  # a test's name, and the reports of all its attempts
+        self.unlogged = []  # Counts of attempts whose report was not logged because the test is run again.
+        self.page = "", []  # The name of a test, and the reports of all its attempts.
         self.options = Options(
             options.cuda_sim_engine,
             options.cuda_sim_seeds,
@@ -341,7 +341,7 @@ def settings_of(item):
 
     Raise UsageError for an invalid mark.
     """
-    marks = [mark.kwargs.items() for mark in item.iter_markers("cuda_sim")]  # closest mark first
+    marks = [mark.kwargs.items() for mark in item.iter_markers("cuda_sim")]  # The closest mark comes first.
     given = {name: value for settings in reversed(marks) for name, value in settings}
     if unknown := given.keys() - {"off", "engine", "seeds", "tools", "max_steps", "allow"}:
         raise pytest.UsageError(
@@ -382,5 +382,5 @@ def launching_line():
     return "?"
 
 
-# paths of files whose frames are not the launch itself
+# Paths of files whose frames are not the launch itself.
 NOT_LAUNCHING = (str(Path(__file__).parent), "numba_cuda", "contextlib")

@@ -49,7 +49,7 @@ class Recording:
     """
 
     threads: Index3  # block shape
-    spec: DeviceSpec  # of the launch
+    spec: DeviceSpec  # limits of the simulated GPU
     blocks: tuple[Index3, ...]
     arrays: tuple[RecordedArray, ...]
     action: np.ndarray

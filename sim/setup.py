@@ -11,4 +11,5 @@ if __name__ == "__main__":
     folder = tempfile.mkdtemp(prefix="kernelwatch-build-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     options = {"build": {"build_base": folder}, "egg_info": {"egg_base": folder}}
-    setup(options=options, script_name="setup.py")  # an explicit script_name keeps this file out of the wheel
+    # An explicit script_name keeps this file out of the wheel.
+    setup(options=options, script_name="setup.py")

@@ -27,7 +27,7 @@ class Site:
 
     action: str  # "load", "store", "atomic", "atomic load", "atomic store", "loop", "call", "branch"
     function: str
-    line: int  # within the function, whose `def` line is line 1
+    line: int  # line within the function, whose `def` line is line 1
     column: int
     source: str  # the text of the line without indentation
     indent: int = 0  # width of the indentation

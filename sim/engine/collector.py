@@ -1,4 +1,4 @@
-"""Pause Python's garbage collector while a compiler runs."""
+"""Pause of Python's garbage collector while a compiler runs."""
 
 import gc
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def pause_collector() -> Iterator[None]:
         yield
     finally:
         if was:
-            if not gc.get_freeze_count():  # `unfreeze` would also undo another caller's freeze
+            if not gc.get_freeze_count():  # `unfreeze` would also undo the freeze of another caller.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

@@ -22,4 +22,4 @@ class GeneratorFiber:
         self.body.close()
 
     def close(self):
-        """Do nothing: a generator needs no cleanup."""
+        """Do nothing, because a generator needs no cleanup."""

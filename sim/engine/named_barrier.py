@@ -10,7 +10,7 @@ from sim.events import Finding
 from sim.nouns import plural
 
 NAMED_BARRIER = "named barrier"
-BARRIERS = 16  # per block: PTX ISA, "bar"
+BARRIERS = 16  # number of named barriers per block (PTX ISA, "bar")
 
 
 class NamedBarrier:

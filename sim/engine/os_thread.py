@@ -49,7 +49,7 @@ class OSThread:
                 self.suspend()
         except SystemExit:
             pass
-        except BaseException as error:  # re-raised in resume(), as with a greenlet
+        except BaseException as error:  # resume() raises it again, as a greenlet does.
             self.error = error
         # Set this before releasing `back`: afterwards, is_alive() may remain true for a moment.
         self.running, self.ended = False, True

@@ -5,10 +5,10 @@ from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
 from sim.frames import format_none_parameters, site_of_error
 
-MOST_SKIPS = 64  # consecutive times that a thread about to repeat a failed atomic may be skipped
-# results of run_block
+MOST_SKIPS = 64  # limit on consecutive skips of a thread that is about to repeat a failed atomic
+# Results of run_block.
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
-# values of Thread.waits: what a thread waits for
+# Values of Thread.waits, which say what a thread waits for.
 BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
 # One thread waits for other blocks on behalf of its own block, as in cooperative_groups.h.
 ONE_OF_BLOCK = "grid.sync, for its block"
@@ -42,9 +42,9 @@ class Scheduler:
         # reach the same call (CUDA C++).
         self.counts_arrivals = False
         self.atomics_yield = (
-            False  # whether an atomic lets other threads run: needed if threads spin on memory
+            False  # Whether an atomic lets other threads run, which is necessary if threads spin on memory.
         )
-        self.abandoned = 0  # number of blocks ended early
+        self.abandoned = 0  # number of blocks that were ended early
         self.woken = False  # whether threads of parked blocks can run again
         # opportunities to yield since the current thread was resumed, and the maximum that it may decline
         self.turns = self.patience = 0
@@ -270,7 +270,7 @@ class Scheduler:
         """End a block early by unwinding its threads."""
         self.abandoned += 1
         for thread in block.threads:
-            if not thread.done and thread.frame is not None:  # a thread that never waited has not started
+            if not thread.done and thread.frame is not None:  # A thread that never waited has not started.
                 thread.fiber.abandon()
             thread.done = True
         block.alive, block.ready = 0, []

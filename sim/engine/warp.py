@@ -39,7 +39,7 @@ def arrive(scheduler, operation, arguments, frame):
     # Lanes may arrive at different syncwarp instructions (PTX ISA, bar.warp.sync). For any other operation,
     # they must be at the same call.
     place = () if operation.name == "syncwarp" else (id(frame.f_code), frame.f_lasti)
-    # lanes with equal keys participate in the same operation
+    # Lanes with equal keys participate in the same operation.
     key = (thread.warp, operation.name, mask, *place)
     group = thread.block.warp_groups.get(key)
     if group is None:

@@ -1,4 +1,4 @@
-"""A watchdog for threads that neither wait nor call the simulator, such as one in an endless loop without
+"""Watchdog for threads that neither wait nor call the simulator, such as a thread in an endless loop without
 `tick`."""
 
 import threading

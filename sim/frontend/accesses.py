@@ -52,7 +52,7 @@ class Accesses(ast.NodeTransformer):
 
     def __init__(self, source, types, enabled):
         self.source, self.types, self.enabled = source, types, enabled
-        self.unassigned = set()  # ids of Name nodes that may be read before an assignment
+        self.unassigned = set()  # Ids of Name nodes that may be read before an assignment.
         self.constants, self.calls, self.makers, self.temporaries = {}, {}, {}, 0
         self.counting = loops_to_count(source)
 

@@ -29,7 +29,7 @@ from sim.frontend.types import (
 from sim.isa.promotion import SCALAR, SIGNED
 from sim.isa.table import BLOCK_WIDE, INSTRUCTIONS, WARP_WIDE, Like
 
-# types of cuda's functions and attributes whose type does not depend on arguments
+# Types of cuda's functions and attributes whose type does not depend on arguments.
 OF_CUDA = {
     "laneid": Number(np.int32, 0, 31),
     "warpsize": Number(np.int32, 32, 32),
@@ -107,7 +107,7 @@ class CallTypes:
             return UNKNOWN if given else ANY
         key = called.function, tuple(given.items())
         if key not in self.results:
-            self.results[key], source = UNKNOWN, source_of(called.function)  # a recursive call reads UNKNOWN
+            self.results[key], source = UNKNOWN, source_of(called.function)  # A recursive call reads UNKNOWN.
             found = source and type(self)(source, given, self.block, self.results)
             self.results[key] = found.result() if found else ANY
         return self.results[key]

@@ -42,9 +42,9 @@ from sim.frontend.types import (
 from sim.isa.promotion import COMPLEX, INTEGRAL, SIGNED, UNSIGNED
 from sim.isa.table import INSTRUCTIONS
 
-# iterations after which an interval that still grows is widened, so that the inference ends
+# number of iterations after which a growing interval is widened, so that the inference ends
 ROUNDS = 4
-# value intervals, from the CUDA Programming Guide's limits on grids and blocks
+# Value intervals that follow from the CUDA Programming Guide's limits on grids and blocks.
 GEOMETRY = {
     "threadIdx": (0, 1023),
     "blockIdx": (0, 2**31 - 1),

@@ -48,7 +48,7 @@ def interval(op, a, b):
         most = max(abs(b.low), abs(b.high))
         high = b.high - 1 if b.low > 0 else most
         return (0, min(high, a.high) if a.low >= 0 else high) if b.low > 0 else (-most, most)
-    if isinstance(op, ast.FloorDiv) and b.low <= 0:  # Numba defines i // 0 as 0
+    if isinstance(op, ast.FloorDiv) and b.low <= 0:  # Numba defines i // 0 as 0.
         most = max(abs(a.low), abs(a.high))
         return -most, most
     # A right shift moves a value towards 0 or -1.

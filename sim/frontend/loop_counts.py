@@ -55,7 +55,7 @@ class BarrierPasses:
 
     def of_function(self, function):
         if function not in self.cache:
-            self.cache[function] = NEVER  # the estimate that a recursive call reads
+            self.cache[function] = NEVER  # A recursive call reads this estimate.
             source = source_of(function)
             self.cache[function] = NEVER if source is None else self.of_body(source.tree.body, ast.Return)
         return self.cache[function]

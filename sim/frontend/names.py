@@ -13,7 +13,7 @@ from sim.isa.conversions import cast
 from sim.isa.table import ENTRY_OF_OBJECT, INSTRUCTIONS, name_of
 
 MISSING = object()
-CUDA_MODULES = ("numba.cuda", "sim.cuda")  # modules that a kernel may import as `cuda`
+CUDA_MODULES = ("numba.cuda", "sim.cuda")  # Modules that a kernel may import as `cuda`.
 NAMESPACES = ("atomic", "shared", "local", "const")
 PLAIN = (int, float, str, bool, tuple)
 LIBRARIES = ("math", "cmath", "numpy", "operator", "_operator")
@@ -27,7 +27,7 @@ class Names:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             try:
                 self.free[name] = cell.cell_contents
-            except ValueError:  # the enclosing function has not assigned the variable yet
+            except ValueError:  # The enclosing function has not assigned the variable yet.
                 pass
         self.globals = function.__globals__
         self.local = set(function.__code__.co_varnames) | set(function.__code__.co_cellvars)
@@ -95,7 +95,7 @@ def cuda_name(value):
 def names_by_identity(module):
     """Return {id: name} for the members of `module` and of its namespaces, such as "atomic.add"."""
     offered = {**(stand_ins() if module.__name__ == "numba.cuda" else {}), **vars(module)}
-    home = module.__name__.partition(".")[0]  # skip modules that `module` merely imports, such as numpy
+    home = module.__name__.partition(".")[0]  # Skip modules that `module` merely imports, such as numpy.
     named = {
         name: member
         for name, member in public(offered)
@@ -103,7 +103,7 @@ def names_by_identity(module):
         and (not isinstance(member, types.ModuleType) or member.__name__.startswith(home))
     }
     inner = {
-        f"{space}.{name}": getattr(member, "__func__", member)  # unwrap a static method
+        f"{space}.{name}": getattr(member, "__func__", member)  # Unwrap a static method.
         for space in NAMESPACES
         for name, member in public(vars(named[space]))
     }
@@ -188,7 +188,7 @@ def as_dtype(value):
     if any(base.__name__ == "Type" and base.__module__.startswith("numba") for base in type(value).__mro__):
         return np.dtype(
             object
-        )  # a type that an extension added to Numba: the simulator cannot store its values as bytes
+        )  # An extension added this type to Numba. The simulator cannot store its values as bytes.
     return None
 
 
@@ -197,7 +197,7 @@ def dtype_named(name):
         return np.dtype(ml_dtypes.bfloat16)
     try:
         return np.dtype("bool" if name == "boolean" else name)
-    except (TypeError, ValueError, SyntaxError):  # numpy raises any of the three for an unknown dtype
+    except (TypeError, ValueError, SyntaxError):  # numpy raises one of these three for an unknown dtype.
         return None
 
 
@@ -217,7 +217,7 @@ def dtype_or_none(value):
 def python_function(kernel):
     """Return the Python function behind a `@cuda.jit` dispatcher, or a plain function itself; None for
     anything else."""
-    # `py_func` in numba-cuda, `fn` in Numba's own simulator
+    # The attribute is `py_func` in numba-cuda, and `fn` in Numba's own simulator.
     function = getattr(kernel, "py_func", None) or getattr(kernel, "fn", kernel)
     return function if isinstance(function, types.FunctionType) else None
 
@@ -239,7 +239,7 @@ def positional(function):
 def only_signature(dispatcher):
     """Return the signature passed to `@cuda.jit("...", device=True)`, or None."""
     compiled = list(getattr(dispatcher, "overloads", {}).values())
-    # a dispatcher without a signature compiles a version per set of argument types
+    # A dispatcher without a signature compiles a version per set of argument types.
     if len(compiled) != 1 or getattr(dispatcher, "_can_compile", True):
         return None
     return compiled[0].signature

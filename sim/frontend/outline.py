@@ -14,7 +14,7 @@ import textwrap
 from dataclasses import dataclass, field
 
 FUNCTION, LOOP, BRANCH, ARM, STATEMENT = "function", "loop", "branch", "arm", "statement"
-RETURN, LEAVE = "return", "leave"  # LEAVE: `break` or `continue`
+RETURN, LEAVE = "return", "leave"  # LEAVE stands for `break` or `continue`.
 
 
 @dataclass

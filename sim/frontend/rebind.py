@@ -195,8 +195,8 @@ class Binder:
     def __init__(self, context, dialect, modules, builtins, given):
         self.context, self.dialect, self.modules = context, dialect, modules
         self.builtins, self.given = builtins, given
-        # (id of a function, parameter types) -> its copy, entered before the copy is complete so that
-        # recursion ends
+        # (id of a function, parameter types) -> copy of the function. The copy is entered before it is
+        # complete, so that recursion ends.
         self.functions = {}
         self.constants = {}  # id of a global array -> its Array in constant memory
         self.used, self.codes, self.without_source = set(), [], []
@@ -285,7 +285,7 @@ class Binder:
         if dtype is not None and is_number(dtype) and value not in (int, float, bool, complex):
             return DType(dtype)
         if name is not None and hasattr(self.dialect, name.split(".")[0]):
-            # record the name in numba.cuda, even if the kernel uses an alias
+            # Record the name in numba.cuda, even if the kernel uses an alias.
             self.used |= set(name.split("."))
             return operator.attrgetter(name)(self.dialect)
         return self.rebind_object(value)
@@ -303,7 +303,7 @@ class Binder:
             return functools.partial(apply_ufunc, value)
         if value is np.isscalar:
             return is_one_number
-        # imported by name: `from math import exp`, `from numba.cuda.libdevice import fmul_rn`
+        # A name can be imported directly: `from math import exp`, `from numba.cuda.libdevice import fmul_rn`.
         for module in self.modules.values():
             twin = getattr(module, getattr(value, "__name__", ""), None)
             if twin is not None and getattr(value, "__module__", None) in self.modules:

@@ -311,7 +311,8 @@ def bound_arguments(function, call):
     Return None if the call unpacks arguments (`*values`, `**values`) or does not match the signature.
     """
     named = {keyword.arg: keyword.value for keyword in call.keywords}
-    if None in named or any(isinstance(part, ast.Starred) for part in call.args):  # f(*values) or f(**values)
+    # The call is f(*values) or f(**values).
+    if None in named or any(isinstance(part, ast.Starred) for part in call.args):
         return None
     try:
         bound = inspect.signature(function).bind(*call.args, **named)

@@ -21,7 +21,7 @@ from sim.isa.functions import Function
 from sim.isa.promotion import SCALAR, SIGNED
 from sim.isa.table import INSTRUCTIONS
 
-BY_WIDTH = ("clz", "popc", "abs")  # functions whose result depends on the width of an integer operand
+BY_WIDTH = ("clz", "popc", "abs")  # Functions whose result depends on the width of an integer operand.
 NARROW = SIGNED - {int}
 # In Numba, these integers combined with float32 yield float32; wider integers yield float64.
 SHORT = (np.int8, np.int16)

@@ -13,7 +13,7 @@ import numpy as np
 from sim.frontend.names import MISSING
 from sim.frontend.tree import COMPARISONS, is_literal
 
-# Statements and expressions whose assignments are not tracked.
+# The assignments in these statements and expressions are not tracked.
 OPAQUE = (ast.Try, ast.With, ast.Match, ast.Global, ast.Nonlocal, ast.Delete)
 OPAQUE += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 COMPARED = {op: getattr(operator, name) for op, name in COMPARISONS.items()}

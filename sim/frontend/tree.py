@@ -118,7 +118,8 @@ class Fold(ast.NodeTransformer):
             return node
         code = compile(ast.Expression(node), "literals", "eval")
         if any(done.opname.startswith(("BINARY", "UNARY")) for done in dis.get_instructions(code)):
-            return node  # Python's compiler did not fold it: it raises (1 / 0), or the result is too large
+            # Python's compiler did not fold it, because it raises (1 / 0) or the result is too large.
+            return node
         value = eval(code)
         # Complex, infinite and NaN results have no literal that parses back to the same value.
         if isinstance(value, complex) or isinstance(value, float) and not math.isfinite(value):
@@ -169,7 +170,8 @@ class Simplify(ast.NodeTransformer):
         if isinstance(node, ast.Tuple):
             parts = [self.evaluate_once(part, stem, before) for part in node.elts]
             return lambda: ast.copy_location(ast.Tuple([part() for part in parts], ast.Load()), node)
-        if isinstance(getattr(node, "operand", node), ast.Constant):  # a literal, possibly with a sign
+        # This is a literal, possibly with a sign.
+        if isinstance(getattr(node, "operand", node), ast.Constant):
             return lambda: copy.deepcopy(node)
         name = node.id if isinstance(node, ast.Name) else self.fresh(stem)
         if not isinstance(node, ast.Name):

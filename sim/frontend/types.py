@@ -28,7 +28,7 @@ NONE = "none"  # the type of None
 UNKNOWN = None  # not inferred yet
 # A wider interval is not tracked: int64 arithmetic on it could wrap around.
 MOST_BITS = 62
-LENGTH, LONG = 40, 42  # bits of an array's length; bits of a thread's position in the grid
+LENGTH, LONG = 40, 42  # Bits of an array's length; bits of a thread's position in the grid.
 # Float types on which numpy's operators agree with Numba's
 PYTHON = (np.float16, np.float32, np.float64)
 
@@ -228,7 +228,7 @@ def type_of_value(value):
         return type_of_constant_array(value)
     if isinstance(value, memory.Record):
         return Record(value._array.dtype)
-    # one of the simulator's arrays whose accesses can be inlined
+    # This is one of the simulator's arrays whose accesses can be inlined.
     if hasattr(value, "allocation") and value.dtype.names is None and hasattr(value, "data"):
         size = value.dtype.itemsize
         return ArrayType(element_type(value.dtype), value.ndim, size, value.strides[-1] == size)

@@ -14,7 +14,7 @@ from numba.cuda.cudadrv import driver
 from sim.memory.spaces import Empty
 
 FRESH = 0xFF  # fill byte of unwritten memory: NaN in every floating-point type
-# device attributes that are 1, and device attributes that are 0
+# Device attributes whose value is 1, and device attributes whose value is 0.
 SUPPORTED = "CAN_MAP_HOST_MEMORY UNIFIED_ADDRESSING MANAGED_MEMORY COOPERATIVE_LAUNCH".split()
 UNSUPPORTED = (
     "PCI_DOMAIN_ID PCI_BUS_ID PCI_DEVICE_ID COMPUTE_CAPABILITY_MINOR KERNEL_EXEC_TIMEOUT TCC_DRIVER".split()

@@ -26,14 +26,14 @@ from sim.report import Report, merge_findings
 
 try:
     from numba.cuda import testing
-except ImportError:  # it needs filecheck, which is not a dependency of numba-cuda
+except ImportError:  # This attribute needs filecheck, which numba-cuda does not depend on.
     testing = None
 
 NUMBER_TYPES = types.Number, types.Boolean
 # Every launch has exactly one of these outcomes. "unwatched": there was no observer, or the simulator failed.
 OUTCOMES = "clean", "with findings", "raised", "refused", "unwatched"
-THREADS_PER_BLOCK = 128  # the default of `forall`
-# modules with Numba's internal kernels, which are not observed
+THREADS_PER_BLOCK = 128  # `forall` uses this number by default.
+# These modules contain Numba's internal kernels, which are not observed.
 NUMBA_MODULES = ("numba.cuda.kernels.", "numba.cuda.cudadrv.", "numba.cuda.np.")
 
 
@@ -140,7 +140,7 @@ class Host:
         yield driver, "_to_core_stream", lambda stream: stream or driver.Stream(driver.binding.CUstream(0))
         yield nvvm, "is_available", lambda: True
         yield cuda, "as_cuda_array", as_device_array(cuda.as_cuda_array)
-        if testing:  # tests for Numba's own simulator can run on this one
+        if testing:  # Tests for Numba's own simulator can then run on this one.
             yield testing, "skip_unless_cudasim", lambda reason: lambda test: test
         yield dispatcher.ForAll, "__call__", launch_for_all
         yield kernel, "max_cooperative_grid_blocks", resident_blocks
@@ -210,7 +210,7 @@ class Host:
                 raise (error.__cause__ if debug else error) from None
             self.record_launch("raised", exception_report(kernel, options, configuration, error))
         except Exception as error:
-            # any other exception is a failure of the simulator, so the kernel was not checked
+            # Any other exception is a failure of the simulator, so the kernel was not checked.
             self.record_launch("refused" if isinstance(error, LaunchError) else "unwatched", None)
             raise
         else:
@@ -262,7 +262,7 @@ def run_seeds(function, options, configuration, values):
         for array, old in zip(arrays, before):
             array[...] = old
     report = one(first)
-    # show equal findings once, in the form found by the first seed
+    # Equal findings appear once, in the form found by the first seed.
     merged = {finding.key: finding for finding in (*others, *report.findings)}
     findings = sorted(merged.values(), key=lambda finding: finding.severity != "error")
     return replace(report, findings=tuple(findings))

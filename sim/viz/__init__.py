@@ -39,7 +39,8 @@ CSS = (
     ".empty{fill:var(--faint)}.line{fill:var(--ink)}.none{fill:none}.rail{fill:var(--dim)}"
     ".cursor{fill:none;stroke:var(--ink);stroke-width:2}.now{stroke:var(--ink);stroke-width:2}"
     + "".join(f".{name}{{fill:{colour}}}" for name, colour in FILLS.items())
-    + ".global-load+.mark{fill:#fff}.on-dark{fill:#fff}"  # black on this blue has a contrast of only 4:1
+    # Black text on this blue would have a contrast of only 4:1.
+    + ".global-load+.mark{fill:#fff}.on-dark{fill:#fff}"
 )
 LIGHT, DARK = (
     {"ink": "#1b1b1b", "paper": "#ffffff", "faint": "#ebebeb", "dim": "#8a8a8a"},
@@ -93,11 +94,11 @@ IMAGE_STYLE = (
 )
 
 
-# an inline style survives where style sheets are stripped
+# Inline styles survive in notebooks that strip style sheets.
 LEFT_ALIGNED = 'class="text" style="text-align:left"'
 
 
-Row = tuple[Any, ...]  # a row of a picture's table
+Row = tuple[Any, ...]  # One row of a table that describes a picture.
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,8 @@ class Scene:
     width: int
     height: int
     adds: bool = True
-    empty: str = "empty"  # the look of a cell that was not accessed
-    boxes: list[Row] = field(default_factory=list)  # boxes that never change: (look, x, y, width, height)
+    empty: str = "empty"  # look of a cell that was not accessed
+    boxes: list[Row] = field(default_factory=list)  # Boxes that never change: (look, x, y, width, height).
     labels: list[Row] = field(default_factory=list)  # (x, y, text, look)
     cells: list[tuple[int, int, int, int]] = field(default_factory=list)
     steps: list[tuple[str, list[Row]]] = field(default_factory=list)
@@ -209,8 +210,8 @@ class Scene:
         for look, *box in [*self.boxes, *drawn]:
             alike.setdefault(look, []).append(tuple(box))
         shapes = "".join(
-            f"<path class='{look}' d='{''.join(f'M{x} {y}h{w}v{h}h{-w}z' for x, y, w, h in merge_boxes(boxes))}'/>"
-            for look, boxes in alike.items()
+            f"<path class='{look}' d='{''.join(f'M{x} {y}h{w}v{h}h{-w}z' for x, y, w, h in boxes)}'/>"
+            for look, boxes in ((look, merge_boxes(boxes)) for look, boxes in alike.items())
         )
         texts = "".join(
             f"<text x='{x}' y='{y}' class='{look}'>{escape(str(text))}</text>"

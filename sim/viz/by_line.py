@@ -35,7 +35,7 @@ def by_line(
     lines: {(function, line): {name: number}}.
     declared: the observers' Columns. A counter in no Column is displayed under its own name.
     """
-    # a device function called at two sites has two code objects with the same source
+    # A device function called at two sites has two code objects with the same source.
     parts = list(dict.fromkeys(map(listing, code)))
     known = {name for column in declared for name in column.counted}
     others = dict.fromkeys(name for counters in lines.values() for name in counters if name not in known)

@@ -18,7 +18,7 @@ class Request:
     active lane."""
 
     epoch: int
-    time: int  # accesses since the barrier, for the lane that has made most of them
+    time: int  # number of accesses since the barrier by the lane that has made most of them
     warp: int
     rows: np.ndarray
 
