@@ -124,6 +124,11 @@ def make_parser():
 
 
 def main(given=None):
+    given = sys.argv[1:] if given is None else given
+    if given[:1] in (["run"], ["build"]):  # whole programs
+        from sim.runtime import command
+
+        return command.main(given)
     options = make_parser().parse_intermixed_args(given)
     try:
         report = run(options)

@@ -26,6 +26,7 @@ OLDEST_PYTHON = (3, 11)
 # CUDA 13.0 runs on every driver of the CUDA 13 series, and PyTorch's wheels use it too.
 # The versions are pinned because pip takes half a minute to choose among a dozen.
 CUDA_13 = ("numba-cuda[cu13]", "cuda-toolkit==13.0.3.0", "cuda-bindings==13.5.0", "nvidia-nvjitlink==13.0.88")
+NVCC = ("nvidia-cuda-nvcc==13.0.88", "nvidia-cuda-crt==13.0.88")  # for python -m sim run; Linux only
 CUDA_12 = ("numba-cuda[cu12]", "cuda-bindings==12.9.10")
 NEWEST_12 = 9  # newest minor version of CUDA 12 that we install
 
@@ -35,7 +36,7 @@ UV = "uv==0.13.9"  # uv has a built-in address for PyTorch's CPU builds
 
 # download sizes of the steps, measured on Linux for x86
 PIP_SIZE = "2 MB"
-TORCH_FOR_CPU, COMPILERS = "about 190 MB", "about 200 MB"
+TORCH_FOR_CPU, COMPILERS = "about 190 MB", "about 250 MB"
 PACKAGES, PACKAGES_AND_TORCH = "about 200 MB", "0.4 to 0.7 GB"
 LAST_LINES = 16  # number of lines of setup.log to show after a failure
 
@@ -317,7 +318,7 @@ def cuda_requirements(driver: tuple[int, int] | None, system: str) -> tuple[str,
     if system == "Darwin":
         return ()
     if driver is None or driver[0] != 12:
-        return CUDA_13
+        return (*CUDA_13, *NVCC) if system == "Linux" else CUDA_13
     # Newer CUDA components would generate PTX that this driver cannot load.
     return (*CUDA_12, f"cuda-toolkit==12.{min(driver[1], NEWEST_12)}.*")
 

@@ -2,6 +2,7 @@
 another launch or module, in shared memory of another block, or be the null pointer."""
 
 from sim.events import LOCAL, SHARED, SPACE_SHIFT
+from sim.ptx.regions import HOST
 
 # space -> (name, owner of the memory)
 OWNED = {SHARED: ("shared", "block"), LOCAL: ("local", "thread")}
@@ -48,6 +49,8 @@ def explain_range(other):
 
     other: the AddressRange that contains it.
     """
+    if other.key[0] == HOST:
+        return f"It is in {other.name}.", "free memory after the last launch that uses it"
     rule = "a launch can use the arrays that it gets, and the variables of its module"
     if other.permanent:
         return (

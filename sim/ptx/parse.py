@@ -129,9 +129,14 @@ class Parser(Operands):
     def alignment(self):
         """Parse the attributes of a declaration, and return its alignment in bytes."""
         align = 1
-        while self.next in (".align", ".ptr") or self.next in SPACES or self.next in LINKING:
-            if self.take() == ".align":
+        while self.next in (".align", ".ptr", ".attribute") or self.next in SPACES or self.next in LINKING:
+            directive = self.take()
+            if directive == ".align":
                 align = self.integer()
+            if directive == ".attribute":  # .managed: the host can access the variable (sim.runtime)
+                self.take("(")
+                self.comma_list(self.take)
+                self.take(")")
         return align
 
     def initial(self, ptx_type):

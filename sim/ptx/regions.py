@@ -33,6 +33,7 @@ NARROW_GAP = 1 << 16  # the number of guard bytes if the window has no room for 
 # The device heap occupies the last quarter of the global window (sim.ptx.heap).
 HEAP_BASE = window_end("global") - (1 << SPACE_SHIFT - 2)
 PERSISTENT_SPACES = "global", "const"
+HOST = -1  # ModuleKey.module of memory that the host code of a whole program allocates (sim.runtime)
 
 
 class ModuleKey(NamedTuple):

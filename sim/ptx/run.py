@@ -182,6 +182,8 @@ class Run:
         for position, nbytes in self.program.origin.element_bytes(self.program.entry).items():
             check_elements(arguments[position].name, arrays, nbytes)
         places = bind_arguments(self.context.space, arrays)
+        if self.store.device is not None:
+            self.store.device.attach(self)
         for allocation in dict.fromkeys(allocation for allocation, _ in places.values()):
             self.memory.make_addressable(allocation)
         # A pointer is passed in a 64-bit integer parameter. An array that is passed to a parameter of another
@@ -386,7 +388,7 @@ def argument_bytes(name, value, parameter):
     """Return the bytes of an argument in the format of its parameter. Raise LaunchError if it does not
     fit."""
     ptx_type, nbytes = parameter.type, parameter.bytes
-    if parameter.count != 1:
+    if parameter.count != 1 or isinstance(value, bytes):
         return structure_bytes(name, value, nbytes)
     if not isinstance(value, (int, float, np.generic, np.ndarray)) or np.ndim(value):
         raise LaunchError(

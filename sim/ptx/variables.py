@@ -39,6 +39,7 @@ class Store:
     pointers: {name of a variable: the initial addresses that have not been written to its bytes yet}.
     laid_out: the names of the variables that some launch could reach, so that memory may contain their
         addresses.
+    device: the memory of a whole program (sim.runtime), which every launch can access; None by default.
     """
 
     def __init__(self, text: Any, origin: Any) -> None:
@@ -50,6 +51,7 @@ class Store:
         self.heap = HeapState()
         # When the module is deleted, its addresses become free.
         weakref.finalize(self, ADDRESSES.deleted.append, text.number).atexit = False
+        self.device: Any = None
 
     def root(self, variable: Any) -> np.ndarray:
         """Return the bytes of a variable. At first, they are its initial value, or zeros as in C++."""

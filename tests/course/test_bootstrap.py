@@ -255,14 +255,14 @@ def test_a_python_too_old_is_told_so_before_anything_is_made(root, monkeypatch):
 @pytest.mark.parametrize(
     ("driver", "system", "parts"),
     [
-        (None, "Linux", bootstrap.CUDA_13),
+        (None, "Linux", (*bootstrap.CUDA_13, *bootstrap.NVCC)),
         (None, "Darwin", ()),
         ((13, 0), "Windows", bootstrap.CUDA_13),
-        ((13, 4), "Linux", bootstrap.CUDA_13),
+        ((13, 4), "Linux", (*bootstrap.CUDA_13, *bootstrap.NVCC)),
         ((12, 0), "Linux", (*bootstrap.CUDA_12, "cuda-toolkit==12.0.*")),
         ((12, 9), "Linux", (*bootstrap.CUDA_12, "cuda-toolkit==12.9.*")),
         ((12, 11), "Linux", (*bootstrap.CUDA_12, "cuda-toolkit==12.9.*")),
-        ((11, 8), "Linux", bootstrap.CUDA_13),
+        ((11, 8), "Linux", (*bootstrap.CUDA_13, *bootstrap.NVCC)),
     ],
 )
 def test_the_cuda_parts_follow_the_driver(driver, system, parts):

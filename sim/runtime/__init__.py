@@ -1,0 +1,31 @@
+"""Whole CUDA programs on the simulated GPU: `python -m sim run program.cu`.
+
+What enters: a .cu file with `main()`, or a library that `python -m sim build` made from one.
+
+What leaves: the program's own output, findings as they occur, a summary, and an exit status.
+
+nvcc compiles the program into a shared library that contains the host code and the PTX of its kernels. The
+program does not call NVIDIA's runtime library, `libcudart`. It calls a small library of C stubs, which
+`stubs` generates for exactly the functions that the program needs. Each stub calls a Python function of this
+package. The host code therefore runs as machine code, and `simulate` runs each kernel launch.
+
+Device memory has simulated addresses, so a pointer has the same value in a kernel, in a structure and on the
+host. Managed and pinned memory is mapped into the process at its simulated address, so that the host can
+access it through the same pointer.
+
+Read the files in this order:
+
+    command     the commands `run` and `build`
+    build       find nvcc, compile a program
+    process     the process in which the program runs: load the stubs and the program, call main()
+    signatures  the C signatures of the runtime functions
+    stubs       C source for the stubs
+    fatbin      the PTX inside a compiled program
+    device      the state of the simulated device: modules, launches, errors, streams and events
+    memory      device memory: allocations, copies, and their checks
+    call_sites  source lines of host calls
+    findings    findings about host code; output of all findings and of the summary
+    handlers_memory, handlers_device, handlers_launch   one Python function for each runtime function
+
+Source: CUDA Runtime API (NVIDIA), and the header `crt/host_runtime.h` that nvcc includes in host code.
+"""

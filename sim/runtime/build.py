@@ -1,0 +1,75 @@
+"""Compile a .cu file with nvcc into a shared library that contains host code and PTX."""
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+from sim.errors import LaunchError
+
+INSTALL = (
+    "pip install 'kernelwatch[cuda]' brings nvcc (nvidia-cuda-nvcc, nvidia-cuda-crt and nvidia-nvvm of one"
+    " version, and the headers); or set CUDA_HOME to a CUDA 13 toolkit"
+)
+KERNELS_ALONE = "sim.load_cuda checks the kernels of a .cu file without its host code, on every system"
+# -arch=compute_80: PTX without machine code. --no-compress: PTX as text. -cudart none: the stubs of
+# sim.runtime.stubs replace the runtime library. -lineinfo and -g: source lines of kernels and of host calls.
+FLAGS = (
+    "-arch=compute_80", "--no-compress", "-cudart", "none", "-lineinfo", "-g", "-shared",
+    "-Xcompiler", "-fPIC",
+)  # fmt: skip
+
+
+def find_nvcc() -> Path:
+    """Return the path of nvcc: that of NVIDIA's Python packages, of CUDA_HOME, or on the PATH.
+
+    Errors: LaunchError if there is none, or if this system cannot run it.
+    """
+    if platform.system() != "Linux":
+        raise LaunchError(
+            f"nvcc for whole programs needs Linux; this is {platform.system() or 'another system'}\n"
+            f"  {KERNELS_ALONE}"
+        )
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
+    found = [path for folder in folders for path in sorted(folder.glob("*/bin/nvcc"), reverse=True)]
+    found += [
+        Path(os.environ[name], "bin", "nvcc") for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ
+    ]
+    found += [Path(path)] if (path := shutil.which("nvcc")) else []
+    usable = next((path for path in found if path.is_file()), None)
+    if usable is None:
+        raise LaunchError(f"nvcc is not installed\n  {INSTALL}\n  {KERNELS_ALONE}")
+    if shutil.which("gcc") is None:
+        raise LaunchError("nvcc needs the C++ compiler gcc, which is not installed\n  apt install g++, say")
+    return usable
+
+
+def build(program: Path, library: Path, options: tuple[str, ...] = ()) -> Path:
+    """Compile a .cu file into `library`. Return `library`.
+
+    program: the .cu file.
+    library: the shared library to write.
+    options: further options of nvcc, such as "-Iinclude" or "-DN=8".
+
+    Errors: LaunchError, with the compiler's messages.
+    """
+    if not program.is_file():
+        raise LaunchError(f"{program}: no such file")
+    nvcc = find_nvcc()
+    if not os.access(nvcc, os.X_OK):
+        raise LaunchError(f"{nvcc} is not executable\n  chmod +x {nvcc.parent}/*")
+    command = [str(nvcc), *FLAGS, *include_options(nvcc), *options, "-o", str(library), str(program)]
+    made = subprocess.run(command, capture_output=True, text=True)
+    if made.returncode:
+        messages = (made.stderr or made.stdout).strip()
+        raise LaunchError(f"nvcc does not compile {program}:\n{messages}")
+    return library
+
+
+def include_options(nvcc: Path) -> list[str]:
+    """Return the options by which nvcc finds the headers of NVIDIA's C++ libraries, Thrust and CUB."""
+    folder = nvcc.parent.parent / "include" / "cccl"
+    return [f"-I{folder}"] if folder.is_dir() else []

@@ -1,0 +1,245 @@
+"""The simulated device of one program: its modules, kernels, launches, errors, streams and events."""
+
+import ctypes
+import itertools
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from sim.device import DeviceSpec
+from sim.errors import LaunchError, SimulatorError, ThreadError
+from sim.launch import simulate
+from sim.ptx.module import Kernel, Module, load_ptx
+from sim.report import Report
+from sim.runtime.call_sites import UNKNOWN, CallSite
+from sim.runtime.errors import ASSERT, INVALID_CONFIGURATION, INVALID_VALUE, LAUNCH_FAILURE, NOT_SUPPORTED
+from sim.runtime.fatbin import ptx_of_wrapper
+from sim.runtime.findings import HostFinding, Log
+from sim.runtime.memory import DeviceMemory
+
+STATIC_LIMIT = 49152  # bytes of dynamic shared memory that need no cudaFuncSetAttribute
+
+
+@dataclass
+class Options:
+    """How launches are simulated. See `simulate` for the fields."""
+
+    engine: str = "fibers"
+    seeds: tuple[int, ...] = (0,)
+    observers: tuple[Any, ...] = ()
+    max_steps: int | None = None
+
+
+class ProgramModule:
+    """The kernels and variables of one fat binary. The PTX is parsed when it is first needed.
+
+    wrapper: the address of the fat binary's wrapper.
+    """
+
+    def __init__(self, wrapper: int, memory: DeviceMemory) -> None:
+        self.wrapper, self.memory = wrapper, memory
+        self.loaded: Module | None = None
+
+    @property
+    def module(self) -> Module:
+        """The Module. Errors: LaunchError if its PTX is unusable."""
+        if self.loaded is None:
+            self.loaded = load_ptx(ptx_of_wrapper(self.wrapper))
+            self.loaded.store.device = self.memory
+        return self.loaded
+
+
+@dataclass
+class HostFunction:
+    """A kernel as the host knows it. `shared_limit`: the dynamic shared memory that a launch may request."""
+
+    owner: ProgramModule
+    name: str
+    shared_limit: int = STATIC_LIMIT
+    made: Kernel | None = None
+
+    @property
+    def kernel(self) -> Kernel:
+        """The Kernel. Errors: LaunchError."""
+        if self.made is None:
+            module = self.owner.module
+            if self.name not in module.text.functions:
+                raise LaunchError(f"the program's PTX has no kernel {self.name}")
+            self.made = Kernel(module, module.text.functions[self.name])
+        return self.made
+
+
+@dataclass
+class HostVariable:
+    """A `__device__`, `__constant__` or `__managed__` variable as the host knows it."""
+
+    owner: ProgramModule
+    name: str
+    nbytes: int
+
+
+@dataclass
+class Device:
+    """The state of the simulated device.
+
+    call: the call site of the running host call.
+    functions, variables: by the host address that identifies them.
+    error: the last error of a call; the next cudaGetLastError returns it.
+    sticky: the error that every later call returns, after a kernel has aborted; 0 before.
+    pending: the launch configuration that `<<<...>>>` has pushed.
+    """
+
+    options: Options
+    log: Log
+    spec: DeviceSpec = field(default_factory=DeviceSpec)
+    call: CallSite = UNKNOWN
+    functions: dict[int, HostFunction] = field(default_factory=dict)
+    variables: dict[int, HostVariable] = field(default_factory=dict)
+    modules: list[ProgramModule] = field(default_factory=list)
+    error: int = 0
+    sticky: int = 0
+    unchecked: CallSite | None = None
+    pending: list[tuple] = field(default_factory=list)
+    handles: itertools.count = field(default_factory=lambda: itertools.count(0x100))
+    events: dict[int, float | None] = field(default_factory=dict)
+    streams: set[int] = field(default_factory=set)
+    could_not_run: bool = False
+    limits: dict[int, int] = field(default_factory=dict)
+    launch_site: CallSite | None = None
+    text: Any = None
+
+    def __post_init__(self) -> None:
+        self.memory = DeviceMemory()
+        self.memory.exact = self.options.engine != "native"
+
+    # --- errors ---------------------------------------------------------------------------------------------
+
+    def fail(self, code: int) -> int:
+        """Record an error of the running call, and return it."""
+        self.error = code
+        return code
+
+    def report(self, kind: str, severity: str, verdict: str, fix: str = "") -> None:
+        """Record a finding about the running host call."""
+        self.log.add_host(HostFinding(kind, severity, verdict, self.call, fix))
+
+    def take_error(self, clear: bool) -> int:
+        """Return the last error. `clear`: whether the next call returns success, unless the error stays."""
+        code, self.unchecked = self.sticky or self.error, None
+        if clear:
+            self.error = 0
+        return code
+
+    # --- launches -------------------------------------------------------------------------------------------
+
+    def register_module(self, wrapper: int) -> ProgramModule:
+        """Return a new module for a fat binary."""
+        self.modules.append(ProgramModule(wrapper, self.memory))
+        return self.modules[-1]
+
+    def launch(self, function: HostFunction, grid: tuple, block: tuple, arguments: int, shared: int) -> int:
+        """Simulate a launch. Return an error code.
+
+        arguments: the address of an array of pointers to the arguments.
+        """
+        if self.sticky:
+            return self.sticky
+        try:
+            kernel = function.kernel
+            configured = [self.configure(kernel, seed, grid, block, shared) for seed in self.options.seeds]
+            if shared > function.shared_limit:
+                raise LaunchError(
+                    f"{kernel.__name__} asks for {shared:,} bytes of dynamic shared memory; without"
+                    f" cudaFuncSetAttribute(…, cudaFuncAttributeMaxDynamicSharedMemorySize, {shared}) a"
+                    f" launch can have {function.shared_limit:,}"
+                )
+        except LaunchError as error:
+            return self.refuse(
+                error, INVALID_VALUE if shared > function.shared_limit else INVALID_CONFIGURATION
+            )
+        try:
+            values = self.argument_values(kernel, arguments)
+            self.run(configured, values)
+        except ThreadError as error:  # a trap or a failed assertion
+            self.report("kernel-abort", "error", str(error))
+            self.sticky = ASSERT if "assertion failed" in str(error) else LAUNCH_FAILURE
+        except SimulatorError as error:
+            self.could_not_run = True
+            return self.refuse(error, NOT_SUPPORTED)
+        return 0
+
+    def configure(self, kernel: Kernel, seed: int, grid: tuple, block: tuple, shared: int) -> Any:
+        """Return the function that runs a launch. Errors: LaunchError for an invalid configuration."""
+        options = self.options
+        simulation = simulate(
+            kernel,
+            engine=options.engine,
+            seed=seed,
+            on_finding="report",
+            observers=options.observers,
+            spec=self.spec,
+            max_steps=options.max_steps,
+        )
+        return simulation[grid, block, 0, shared]
+
+    def refuse(self, error: Exception, code: int) -> int:
+        """Report a launch that did not run, and return the error code."""
+        self.log.launches += 1
+        self.report("refused-launch", "error", str(error))
+        self.unchecked = self.call
+        return self.fail(code)
+
+    def run(self, configured: list, values: list[bytes]) -> None:
+        """Run a launch once for each seed, from the same contents of memory. The last run's results stay."""
+        before = [(b, b.root.copy()) for b in self.memory.buffers.values()] if len(configured) > 1 else []
+        before += [
+            (None, (root, root.copy()))
+            for module in self.modules
+            if before and module.loaded is not None
+            for root in module.loaded.store.roots.values()
+        ]
+        for turn, run in enumerate(configured):
+            if turn:
+                restore(before)
+            self.finish_launch(run(*values))
+        self.memory.launch_finished()
+
+    def finish_launch(self, report: Report) -> None:
+        """Record the report of a launch."""
+        self.log.add_launch(report, self.call)
+
+    def argument_values(self, kernel: Kernel, arguments: int) -> list[bytes]:
+        """Return the bytes of a launch's arguments. Name the buffers after the parameters that point to
+        them."""
+        parameters = kernel.function.parameters
+        pointers = (ctypes.c_void_p * len(parameters)).from_address(arguments) if parameters else ()
+        values = [ctypes.string_at(at, p.bytes) for at, p in zip(pointers, parameters)]
+        sizes = kernel.module.origin.element_bytes(kernel.function)
+        self.memory.names = {}
+        for position, (name, value) in enumerate(zip(kernel.argument_names(values), values)):
+            if len(value) != 8:
+                continue
+            buffer = self.memory.find(int.from_bytes(value, "little"))
+            if buffer is not None:
+                self.memory.names.setdefault(buffer.base, (name, sizes.get(position, 0)))
+        return values
+
+    # --- time and handles -----------------------------------------------------------------------------------
+
+    def new_handle(self) -> int:
+        """Return the value of a new stream, event or pool."""
+        return next(self.handles)
+
+    def now(self) -> float:
+        """Return the time in milliseconds, on the clock of events."""
+        return time.perf_counter() * 1e3
+
+
+def restore(before: list[tuple]) -> None:
+    """Copy saved contents back."""
+    for buffer, saved in before:
+        if buffer is None:
+            root, content = saved
+            root[:] = content
+        else:
+            buffer.root[:] = saved

@@ -1,0 +1,249 @@
+"""The runtime functions about devices, errors, streams and events. Each takes the Device, then the C
+arguments, in which pointers are integers, and returns an error code.
+
+Work is done when it is issued, in program order. Streams therefore never overlap, and queries answer that
+everything has finished.
+
+Source: CUDA Runtime API, "Device Management", "Error Handling", "Stream Management", "Event Management".
+"""
+
+import ctypes
+
+from sim.runtime.errors import INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, SUCCESS, error_name, error_text
+from sim.runtime.handlers_memory import write_int, write_pointer
+from sim.runtime.properties import attribute_values, write_properties
+
+VERSION = 13000  # of the runtime and the driver: 1000 * major + 10 * minor
+
+
+# --- devices ------------------------------------------------------------------------------------------------
+
+
+def cudaGetDeviceCount(device, count):
+    write_int(count, 1)
+    return SUCCESS
+
+
+def cudaSetDevice(device, index):
+    return SUCCESS if index == 0 else INVALID_DEVICE
+
+
+def cudaGetDevice(device, index):
+    write_int(index, 0)
+    return SUCCESS
+
+
+def cudaSetDeviceFlags(device, flags):
+    return SUCCESS
+
+
+def cudaGetDeviceFlags(device, flags):
+    write_int(flags, 0)
+    return SUCCESS
+
+
+def cudaInitDevice(device, index, device_flags, flags):
+    return cudaSetDevice(device, index)
+
+
+def cudaGetDeviceProperties(device, properties, index):
+    if index != 0:
+        return INVALID_DEVICE
+    write_properties(device.spec, properties)
+    return SUCCESS
+
+
+def cudaDeviceGetAttribute(device, value, attribute, index):
+    if index != 0:
+        return INVALID_DEVICE
+    write_int(value, attribute_values(device.spec).get(attribute, 0))
+    return SUCCESS
+
+
+def cudaDeviceSynchronize(device):
+    return device.sticky
+
+
+def cudaDeviceReset(device):
+    """Free all device memory."""
+    for buffer in [b for b in device.memory.buffers.values() if b.kind != "symbol"]:
+        device.memory.free(buffer, device.call)
+    device.sticky = device.error = 0
+    return SUCCESS
+
+
+def accept(device, *arguments):
+    """Accept a hint that has no effect in the simulator."""
+    return SUCCESS
+
+
+cudaDeviceSetCacheConfig = cudaDeviceSetSharedMemConfig = accept
+cudaProfilerStart = cudaProfilerStop = accept
+
+
+def cudaDeviceGetCacheConfig(device, value):
+    write_int(value, 0)
+    return SUCCESS
+
+
+def cudaDeviceSetLimit(device, limit, value):
+    device.limits[limit] = value
+    return SUCCESS
+
+
+def cudaDeviceGetLimit(device, value, limit):
+    # defaults of an H200: stack bytes, printf buffer bytes, heap bytes
+    defaults = {0: 1024, 1: 1 << 20, 2: device.spec.heap_bytes}
+    write_pointer(value, device.limits.get(limit, defaults.get(limit, 0)))
+    return SUCCESS
+
+
+def cudaDeviceGetStreamPriorityRange(device, least, greatest):
+    write_int(least, 0)
+    write_int(greatest, -5)
+    return SUCCESS
+
+
+def cudaDeviceCanAccessPeer(device, can, index, peer):
+    write_int(can, 0)
+    return SUCCESS if peer == index == 0 else INVALID_DEVICE
+
+
+def cudaDeviceEnablePeerAccess(device, peer, flags):
+    return INVALID_DEVICE
+
+
+def cudaDeviceDisablePeerAccess(device, peer):
+    return INVALID_DEVICE
+
+
+def cudaDeviceGetPCIBusId(device, text, length, index):
+    identity = b"0000:00:00.0\0"
+    if index != 0 or length < len(identity):
+        return INVALID_VALUE
+    ctypes.memmove(text, identity, len(identity))
+    return SUCCESS
+
+
+def cudaDriverGetVersion(device, version):
+    write_int(version, VERSION)
+    return SUCCESS
+
+
+cudaRuntimeGetVersion = cudaDriverGetVersion
+
+
+# --- errors -------------------------------------------------------------------------------------------------
+
+
+def cudaGetLastError(device):
+    return device.take_error(clear=True)
+
+
+def cudaPeekAtLastError(device):
+    return device.take_error(clear=False)
+
+
+def cudaGetErrorString(device, code):
+    return device.text(error_text(code))
+
+
+def cudaGetErrorName(device, code):
+    return device.text(error_name(code))
+
+
+# --- streams ------------------------------------------------------------------------------------------------
+
+
+def cudaStreamCreate(device, stream):
+    handle = device.new_handle()
+    device.streams.add(handle)
+    write_pointer(stream, handle)
+    return SUCCESS
+
+
+def cudaStreamCreateWithFlags(device, stream, flags):
+    return cudaStreamCreate(device, stream)
+
+
+def cudaStreamCreateWithPriority(device, stream, flags, priority):
+    return cudaStreamCreate(device, stream)
+
+
+def cudaStreamDestroy(device, stream):
+    if stream not in device.streams:
+        return INVALID_HANDLE
+    device.streams.remove(stream)
+    return SUCCESS
+
+
+def cudaStreamSynchronize(device, stream):
+    # 0, 1 and 2 are the default streams
+    return device.sticky if stream in device.streams or stream <= 2 else INVALID_HANDLE
+
+
+cudaStreamQuery = cudaStreamSynchronize
+
+
+def cudaStreamWaitEvent(device, stream, event, flags):
+    return SUCCESS if event in device.events else INVALID_HANDLE
+
+
+def cudaStreamIsCapturing(device, stream, status):
+    write_int(status, 0)
+    return SUCCESS
+
+
+def cudaStreamGetFlags(device, stream, flags):
+    write_int(flags, 0)
+    return SUCCESS
+
+
+def cudaStreamGetPriority(device, stream, priority):
+    write_int(priority, 0)
+    return SUCCESS
+
+
+# --- events -------------------------------------------------------------------------------------------------
+
+
+def cudaEventCreate(device, event):
+    handle = device.new_handle()
+    device.events[handle] = None
+    write_pointer(event, handle)
+    return SUCCESS
+
+
+def cudaEventCreateWithFlags(device, event, flags):
+    return cudaEventCreate(device, event)
+
+
+def cudaEventRecord(device, event, stream):
+    if event not in device.events:
+        return INVALID_HANDLE
+    device.events[event] = device.now()
+    return SUCCESS
+
+
+def cudaEventRecordWithFlags(device, event, stream, flags):
+    return cudaEventRecord(device, event, stream)
+
+
+def cudaEventSynchronize(device, event):
+    return device.sticky if event in device.events else INVALID_HANDLE
+
+
+cudaEventQuery = cudaEventSynchronize
+
+
+def cudaEventDestroy(device, event):
+    return SUCCESS if device.events.pop(event, INVALID_HANDLE) != INVALID_HANDLE else INVALID_HANDLE
+
+
+def cudaEventElapsedTime(device, milliseconds, start, end):
+    times = device.events.get(start), device.events.get(end)
+    if None in times:
+        return INVALID_HANDLE
+    device.log.notes["times of CUDA events are those of the simulator, not of a GPU"] = None
+    ctypes.c_float.from_address(milliseconds).value = times[1] - times[0]
+    return SUCCESS

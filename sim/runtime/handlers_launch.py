@@ -1,0 +1,198 @@
+"""The runtime functions that register, configure and launch kernels. Each takes the Device, then the C
+arguments, in which pointers are integers, and returns an error code.
+
+Source: crt/host_runtime.h; CUDA Runtime API, "Execution Control" and "Occupancy".
+"""
+
+import ctypes
+import struct
+
+from sim.runtime.device import HostFunction, HostVariable
+from sim.runtime.errors import INVALID_DEVICE_FUNCTION, INVALID_VALUE, SUCCESS
+from sim.runtime.handlers_memory import address_of_variable, write_int, write_pointer
+from sim.runtime.memory import DeviceBuffer, map_at
+
+MAX_DYNAMIC_SHARED = 8  # cudaFuncAttributeMaxDynamicSharedMemorySize
+
+
+def read_text(address):
+    """Return a C string."""
+    return ctypes.string_at(address).decode(errors="replace")
+
+
+def read_dim3(address):
+    """Return the three unsigned integers of a dim3."""
+    return struct.unpack("<3I", ctypes.string_at(address, 12))
+
+
+# --- registration, before main() ----------------------------------------------------------------------------
+
+
+def __cudaRegisterFatBinary(device, wrapper):
+    device.register_module(wrapper)
+    return len(device.modules)  # the handle of the module
+
+
+def __cudaRegisterFatBinaryEnd(device, handle):
+    return SUCCESS
+
+
+def __cudaUnregisterFatBinary(device, handle):
+    return SUCCESS
+
+
+def __cudaInitModule(device, handle):
+    return 1
+
+
+def __cudaRegisterFunction(device, handle, host, function, name, limit, *sizes):
+    owner = device.modules[handle - 1]
+    device.functions[host] = HostFunction(owner, read_text(name))
+
+
+def __cudaRegisterVar(device, handle, host, function, name, external, nbytes, constant, is_global):
+    owner = device.modules[handle - 1]
+    device.variables[host] = HostVariable(owner, read_text(name), nbytes)
+
+
+def __cudaRegisterManagedVar(device, handle, host, function, name, external, nbytes, constant, is_global):
+    """Give a managed variable memory that the host can access, and store its address in the host's
+    pointer."""
+    module, name = device.modules[handle - 1].module, read_text(name)
+    variable = module.text.variables[name]
+    base = address_of_variable(module, variable)
+    root = map_at(base, variable.bytes)
+    root[:] = module.store.root(variable)
+    module.store.roots[name] = root
+    device.memory.add(DeviceBuffer(base, root, "symbol", device.call, f"the variable {name}"))
+    device.variables[host] = HostVariable(device.modules[handle - 1], name, nbytes)
+    write_pointer(host, base)
+
+
+# --- launches -----------------------------------------------------------------------------------------------
+
+
+def __cudaPushCallConfiguration(device, grid, block, shared, stream):
+    device.pending.append((read_dim3(grid), read_dim3(block), shared, stream, device.call))
+    return SUCCESS
+
+
+def __cudaPopCallConfiguration(device, grid, block, shared, stream):
+    if not device.pending:
+        return INVALID_VALUE
+    given, threads, nbytes, number, device.launch_site = device.pending.pop()
+    ctypes.memmove(grid, struct.pack("<3I", *given), 12)
+    ctypes.memmove(block, struct.pack("<3I", *threads), 12)
+    write_pointer(shared, nbytes)
+    write_pointer(stream, number)
+    return SUCCESS
+
+
+def __cudaGetKernel(device, handle, host):
+    write_pointer(handle, host)
+    return SUCCESS if host in device.functions else INVALID_DEVICE_FUNCTION
+
+
+def __cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream):
+    """Launch a kernel with the syntax `<<<...>>>`. The call site is that of the configuration."""
+    device.call = device.launch_site or device.call
+    device.launch_site = None
+    return cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream)
+
+
+def cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream):
+    function = device.functions.get(kernel)
+    if function is None:
+        return device.fail(INVALID_DEVICE_FUNCTION)
+    return device.launch(function, read_dim3(grid), read_dim3(block), arguments, shared)
+
+
+cudaLaunchCooperativeKernel = cudaLaunchKernel
+cudaLaunchKernel_ptsz, __cudaLaunchKernel_ptsz = cudaLaunchKernel, __cudaLaunchKernel
+
+
+def cudaLaunchKernelExC(device, configuration, kernel, arguments):
+    """Launch a kernel with a cudaLaunchConfig_t: grid, block, bytes of dynamic shared memory, ..."""
+    (shared,) = struct.unpack("<Q", ctypes.string_at(configuration + 24, 8))
+    grid, block = configuration, configuration + 12
+    return cudaLaunchKernel(device, kernel, grid, block, arguments, shared, 0)
+
+
+def cudaLaunchHostFunc(device, stream, function, data):
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data)
+    return SUCCESS
+
+
+def cudaStreamAddCallback(device, stream, function, data, flags):
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    callback(function)(stream, SUCCESS, data)
+    return SUCCESS
+
+
+def cudaGetFuncBySymbol(device, function, symbol):
+    write_pointer(function, symbol)
+    return SUCCESS if symbol in device.functions else INVALID_DEVICE_FUNCTION
+
+
+# --- attributes and occupancy -------------------------------------------------------------------------------
+
+
+def cudaFuncSetAttribute(device, kernel, attribute, value):
+    function = device.functions.get(kernel)
+    if function is None:
+        return INVALID_DEVICE_FUNCTION
+    if attribute == MAX_DYNAMIC_SHARED:
+        if not 0 <= value <= device.spec.shared_bytes_per_block:
+            return INVALID_VALUE
+        function.shared_limit = value
+    return SUCCESS
+
+
+def cudaFuncSetCacheConfig(device, kernel, preference):
+    return SUCCESS
+
+
+def cudaFuncSetSharedMemConfig(device, kernel, preference):
+    return SUCCESS
+
+
+def static_shared(function):
+    """Return the bytes of static shared memory that a kernel declares."""
+    module = function.owner.module
+    variables = [*module.text.variables.values(), *module.text.functions[function.name].variables]
+    text = "\n".join(module.text.lines)
+    return sum(v.bytes for v in variables if v.space == "shared" and v.count is not None and v.name in text)
+
+
+def cudaFuncGetAttributes(device, attributes, kernel):
+    """Fill a cudaFuncAttributes. Registers are unknown, because PTX has no limit: 32 are reported."""
+    function = device.functions.get(kernel)
+    if function is None:
+        return INVALID_DEVICE_FUNCTION
+    limits = function.kernel.function.limits
+    threads = 1
+    for n in limits.get("maxntid", (device.spec.max_threads_per_block,)):
+        threads *= n
+    fields = (static_shared(function), 0, 0, threads, 32, 80, 80, 0, function.shared_limit, -1)
+    ctypes.memmove(attributes, struct.pack("<3Q7i", *fields), 52)
+    return SUCCESS
+
+
+def cudaOccupancyMaxActiveBlocksPerMultiprocessor(device, blocks, kernel, threads, shared):
+    function = device.functions.get(kernel)
+    if function is None or not 1 <= threads <= device.spec.max_threads_per_block:
+        return INVALID_VALUE
+    nbytes = shared + static_shared(function)
+    write_int(blocks, device.spec.resident_blocks(threads, nbytes) // device.spec.multiprocessors)
+    return SUCCESS
+
+
+def cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(device, blocks, kernel, threads, shared, flags):
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(device, blocks, kernel, threads, shared)
+
+
+def cudaOccupancyAvailableDynamicSMemPerBlock(device, nbytes, kernel, blocks, threads):
+    spec = device.spec
+    each = min(spec.shared_bytes_per_multiprocessor // max(blocks, 1), spec.shared_bytes_per_block)
+    write_pointer(nbytes, max(each - static_shared(device.functions[kernel]), 0))
+    return SUCCESS

@@ -1,0 +1,223 @@
+"""Device memory of a running program: buffers at simulated addresses, and copies to and from them.
+
+A buffer's address is the one that kernels use. Managed and pinned buffers are also mapped into this process
+at that address, so the host reads and writes them through the same pointer. Other buffers are not mapped: if
+the host dereferences their address, it receives a SIGSEGV, which `sim.runtime.process` reports.
+"""
+
+import ctypes
+import mmap
+from bisect import bisect_right, insort
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sim.events import INTEGER_POISON
+from sim.memory.spaces import Allocation
+from sim.ptx.regions import ADDRESSES, HOST, ModuleKey, PaddedSpace
+from sim.runtime.call_sites import UNKNOWN, CallSite
+
+DEVICE, MANAGED, PINNED, SYMBOL = "device", "managed", "pinned host", "symbol"
+PITCH = 512  # bytes; cudaMallocPitch rounds rows up to a multiple of it, as an H200 does
+MOST_FREED = 100  # freed buffers that are remembered, to name them in findings
+LIMIT = 8 << 30  # bytes of all buffers; the machine that simulates has to hold them
+WORD = 4  # bytes; a word counts as written if any of its bytes has changed
+NO_REPLACE = 0x100000  # MAP_FIXED_NOREPLACE of Linux
+
+
+class OutOfDeviceMemory(Exception):
+    """A request for more memory than the simulated device has left."""
+
+
+@dataclass(eq=False)
+class DeviceBuffer:
+    """A range of device memory.
+
+    base: its simulated address.
+    root: its bytes.
+    kind: DEVICE, MANAGED, PINNED or SYMBOL.
+    site: the host call that allocated it.
+    unwritten: a mask of the bytes that have never been written, or None if all of them have been.
+    freed: the host call that freed it, or None.
+    """
+
+    base: int
+    root: np.ndarray
+    kind: str
+    site: CallSite = UNKNOWN
+    name: str = ""
+    unwritten: np.ndarray | None = None
+    freed: CallSite | None = None
+    key: ModuleKey | None = None
+
+    @property
+    def end(self) -> int:
+        return self.base + self.root.size
+
+    def __str__(self) -> str:
+        return self.name or f"the {self.kind} memory allocated at {self.site} ({self.root.size:,} bytes)"
+
+    def mark_written(self, offset: int, nbytes: int) -> None:
+        """Record that the host has written some bytes."""
+        if self.unwritten is not None:
+            self.unwritten[offset : offset + nbytes] = False
+            if not self.unwritten.any():
+                self.unwritten = None
+
+    def find_written(self) -> None:
+        """Update `unwritten` after a launch: words that no longer have the fill value have been written.
+
+        A store of exactly the fill value is not noticed, which is one value in 2^32.
+        """
+        if self.unwritten is None:
+            return
+        whole = self.root.size // WORD * WORD
+        changed = (self.root[:whole].reshape(-1, WORD) != INTEGER_POISON).any(1).repeat(WORD)
+        self.unwritten[:whole] &= ~changed
+        self.unwritten[whole:] &= self.root[whole:] == INTEGER_POISON
+        self.mark_written(0, 0)
+
+
+class DeviceMemory:
+    """All device buffers of a program. They share the ledger of addresses with its modules."""
+
+    def __init__(self) -> None:
+        self.serial = 0
+        self.buffers: dict[int, DeviceBuffer] = {}
+        self.bases: list[int] = []
+        self.freed: list[DeviceBuffer] = []
+        self.names: dict[int, tuple] = {}  # base -> (name in findings, bytes per element), for one launch
+        self.exact = True  # whether partly written buffers are watched byte by byte (interpreted launches)
+        self.unwatched = 0  # launches with partly written buffers that were not watched
+        self.registered: dict[int, DeviceBuffer] = {}  # host address -> buffer of cudaHostRegister
+        self.unused: dict[int, np.ndarray] = {}  # bytes of variables that no kernel uses
+
+    @property
+    def used(self) -> int:
+        """The number of bytes in all live buffers."""
+        return sum(buffer.root.size for buffer in self.buffers.values())
+
+    def allocate(self, nbytes: int, kind: str, site: CallSite) -> DeviceBuffer:
+        """Return a new buffer. Its bytes count as unwritten, unless it is visible to the host.
+
+        Errors: OutOfDeviceMemory.
+        """
+        if self.used + nbytes > LIMIT:
+            raise OutOfDeviceMemory
+        base, key = self.reserve(nbytes)
+        if kind == DEVICE:
+            root = np.full(nbytes, INTEGER_POISON, np.uint8)
+            buffer = DeviceBuffer(base, root, kind, site, unwritten=np.ones(nbytes, bool))
+        else:
+            buffer = DeviceBuffer(base, map_at(base, nbytes), kind, site)
+        buffer.key = key
+        self.add(buffer)
+        return buffer
+
+    def reserve(self, nbytes: int) -> tuple[int, ModuleKey]:
+        """Return (address, key in the ledger) of unused addresses. Errors: OutOfDeviceMemory."""
+        self.serial += 1
+        key = ModuleKey(HOST, f"buffer {self.serial}")
+        base = PaddedSpace().choose_address("global", nbytes, 256, key.name, key)
+        if base is None and self.freed:  # give the addresses of freed buffers to new ones
+            self.forget_freed(0)
+            base = PaddedSpace().choose_address("global", nbytes, 256, key.name, key)
+        if base is None:
+            raise OutOfDeviceMemory
+        return base, key
+
+    def add(self, buffer: DeviceBuffer) -> None:
+        """Make a buffer accessible to kernels and copies."""
+        self.buffers[buffer.base] = buffer
+        insort(self.bases, buffer.base)
+
+    def free(self, buffer: DeviceBuffer, site: CallSite) -> None:
+        """Free a buffer. It is remembered for findings."""
+        del self.buffers[buffer.base]
+        self.bases.remove(buffer.base)
+        buffer.freed = site
+        given = ADDRESSES.ranges["global", buffer.key]
+        ADDRESSES.ranges["global", buffer.key] = replace(given, name=f"{buffer}, freed at {site}")
+        if buffer.kind != DEVICE:
+            unmap(buffer)
+        buffer.root = np.empty(buffer.root.size, np.uint8)  # uncommitted: its pages are never touched
+        self.freed.append(buffer)
+        self.forget_freed(MOST_FREED)
+
+    def forget_freed(self, most: int) -> None:
+        """Release the addresses of the oldest freed buffers, until at most `most` are remembered."""
+        while len(self.freed) > most:
+            ADDRESSES.ranges.pop(("global", self.freed.pop(0).key), None)
+
+    def find(self, address: int) -> DeviceBuffer | None:
+        """Return the live buffer that contains an address, or None."""
+        at = bisect_right(self.bases, address) - 1
+        buffer = self.buffers[self.bases[at]] if at >= 0 else None
+        return buffer if buffer is not None and address < max(buffer.end, buffer.base + 1) else None
+
+    def find_freed(self, address: int) -> DeviceBuffer | None:
+        """Return the most recently freed buffer that contained an address, or None."""
+        return next((b for b in reversed(self.freed) if b.base <= address < b.end), None)
+
+    # --- launches -------------------------------------------------------------------------------------------
+
+    def attach(self, run) -> None:
+        """Make every buffer accessible to a launch. Called by sim.ptx.run.Run."""
+        used = {allocation.name for allocation in run.context.space.allocations}
+        for base, buffer in self.buffers.items():
+            if buffer.kind == SYMBOL:
+                continue
+            name, itemsize = self.names.get(base, (str(buffer), 0))
+            name = name if name not in used else f"{name}, {hex(base)}"
+            used.add(name)
+            itemsize = itemsize or (WORD if buffer.root.size % WORD == 0 else 1)
+            if buffer.root.size % itemsize:
+                itemsize = 1
+            home = 0, itemsize, (max(buffer.root.size // itemsize, 1),), (itemsize,)
+            allocation = Allocation(name, "global", buffer.root, base, home, keep=(buffer.root,))
+            allocation.unwritten = self.watched_bytes(buffer)
+            run.context.space.allocations.append(allocation)
+            run.memory.make_addressable(allocation)
+
+    def watched_bytes(self, buffer: DeviceBuffer) -> np.ndarray | None:
+        """Return the mask of unwritten bytes that a launch checks. Compiled launches can check only buffers
+        that are entirely unwritten."""
+        mask = buffer.unwritten
+        if mask is None or self.exact or mask.all():
+            return mask
+        self.unwatched += 1
+        return None
+
+    def launch_finished(self) -> None:
+        """Find out what the launch has written."""
+        for buffer in self.buffers.values():
+            buffer.find_written()
+
+
+def is_mapped(address: int) -> bool:
+    """Return whether the host can read a byte at an address."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    page = address & -mmap.PAGESIZE
+    residency = ctypes.create_string_buffer(1)
+    libc.mincore.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+    return libc.mincore(page, mmap.PAGESIZE, residency) == 0
+
+
+def map_at(base: int, nbytes: int) -> np.ndarray:
+    """Map zero-filled memory into this process at an address. Errors: OutOfDeviceMemory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    start, end = base & -mmap.PAGESIZE, -(-(base + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_REPLACE
+    if libc.mmap(start, end - start, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != start:
+        raise OutOfDeviceMemory
+    return np.frombuffer((ctypes.c_char * nbytes).from_address(base), np.uint8)
+
+
+def unmap(buffer: DeviceBuffer) -> None:
+    """Remove a buffer's mapping, so that a later host access is noticed."""
+    libc = ctypes.CDLL(None)
+    libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+    start, end = buffer.base & -mmap.PAGESIZE, -(-buffer.end // mmap.PAGESIZE) * mmap.PAGESIZE
+    libc.munmap(start, end - start)

@@ -1,0 +1,233 @@
+"""The process in which a program runs: python -m sim.runtime.process SETTINGS PROGRAM [ARGUMENT ...].
+
+It compiles and loads the stubs, loads the program, and calls its main(). The summary is printed when the
+program ends, whether by returning from main() or by exit().
+
+Exit status: 0 without errors, 1 with errors or if the program returned another status than 0, 2 if something
+could not be simulated, 3 if the simulator failed.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from sim.errors import SimulatorError
+from sim.observers import DEFAULT
+from sim.runtime import handlers_device, handlers_launch, handlers_memory
+from sim.runtime.call_sites import UNKNOWN, CallSites, load_address
+from sim.runtime.device import Device, Options
+from sim.runtime.errors import NOT_SUPPORTED
+from sim.runtime.findings import FirstFinding, Log
+from sim.runtime.signatures import DEVICE, LAUNCHES, MEMORY, REGISTRATION, SIGNATURES
+from sim.runtime.stubs import compile_stubs, needed_functions
+
+FINISH, FAULT = -1, -2  # as in sim.runtime.stubs
+CALLBACK = ctypes.CFUNCTYPE(
+    ctypes.c_longlong,
+    ctypes.c_int,
+    ctypes.POINTER(ctypes.c_size_t),
+    ctypes.POINTER(ctypes.c_size_t),
+    ctypes.c_int,
+)
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+CLEAN, ERRORS, COULD_NOT_RUN, SIMULATOR_FAILED = range(4)
+MODULES = ((REGISTRATION | LAUNCHES, handlers_launch), (MEMORY, handlers_memory), (DEVICE, handlers_device))
+HANDLERS = {name: getattr(module, name) for table, module in MODULES for name in table}
+HANDLERS |= {name: getattr(handlers_launch, name) for name in SIGNATURES if name.endswith("_ptsz")}
+QUIET = {"cudaGetErrorString", "cudaGetErrorName", "cudaGetLastError", "cudaPeekAtLastError", *REGISTRATION}
+NO_ERROR = {"cudaStreamQuery", "cudaEventQuery"}
+
+
+class Program:
+    """A running program: its stubs, its library and the Device.
+
+    library: the path of the program's shared library.
+    name: the program's name in messages.
+    """
+
+    def __init__(self, library: Path, name: str, device: Device) -> None:
+        self.library, self.name, self.device = library, name, device
+        self.names = needed_functions(library)
+        self.sites: CallSites | None = None
+        self.lock, self.status = threading.RLock(), 0
+        self.callback = CALLBACK(self.dispatch)
+        self.texts: dict[str, Any] = {}
+        device.text = self.text
+
+    def text(self, value: str) -> int:
+        """Return the address of a C string that stays valid."""
+        kept = self.texts.setdefault(value, ctypes.create_string_buffer(value.encode()))
+        return ctypes.addressof(kept)
+
+    def load(self, folder: Path) -> ctypes.CDLL:
+        """Load the stubs and the program. Return the program. Errors: LaunchError, OSError."""
+        stubs = ctypes.CDLL(str(compile_stubs(self.names, folder)), mode=ctypes.RTLD_GLOBAL)
+        stubs.sim_connect(self.callback)
+        sys.stdout = Output(stubs)
+        program = ctypes.CDLL(str(self.library))
+        self.sites = CallSites(self.library, load_address(program))
+        return program
+
+    # --- calls ----------------------------------------------------------------------------------------------
+
+    def dispatch(self, index: int, arguments: Any, frames: Any, count: int) -> int:
+        """Execute one call of the program. ctypes would only print an exception, so none leaves here."""
+        with self.lock:
+            try:
+                if index == FINISH:
+                    self.finish()
+                if index == FAULT:
+                    self.fault(arguments[0], frames[:count])
+                return self.call(self.names[index], arguments, frames[:count])
+            except FirstFinding:
+                self.finish(early=True)
+            except SimulatorError as error:
+                print(f"sim: error: {error}", file=sys.stderr, flush=True)
+                leave(COULD_NOT_RUN)
+            except BaseException:
+                traceback.print_exc()
+                print("sim: error: the simulator failed; the program is not judged", file=sys.stderr)
+                leave(SIMULATOR_FAILED)
+        return 0
+
+    def call(self, name: str, arguments: Any, frames: list[int]) -> int:
+        """Execute a runtime function. Return its result."""
+        device = self.device
+        device.call = self.sites.of_frames(frames) if self.sites and name not in QUIET else UNKNOWN
+        if name not in HANDLERS:
+            device.could_not_run = True
+            device.report("unsupported", "error", f"{name}: sim does not simulate this function")
+            return device.fail(NOT_SUPPORTED)
+        parameters, _, result = SIGNATURES[name].partition(":")
+        values = [convert(arguments[i], letter) for i, letter in enumerate(parameters)]
+        answer = HANDLERS[name](device, *values) or 0
+        if answer and not result and name not in QUIET | NO_ERROR:
+            device.fail(answer)
+        return answer
+
+    def fault(self, address: int, frames: list[int]) -> None:
+        """Report that the host has accessed a device address, and end the program. Return if the address
+        belongs to nothing on the device."""
+        device, memory = self.device, self.device.memory
+        device.call = self.sites.of_frames(frames) if self.sites else UNKNOWN
+        buffer = memory.find(address) or memory.find_freed(address)
+        if buffer is None:
+            return
+        use = f"was freed at {buffer.freed}" if buffer.freed else "is device memory"
+        device.report(
+            "host-access",
+            "error",
+            f"the host accesses {address:#x}, in {buffer}, which {use}",
+            "copy it to host memory with cudaMemcpy, or allocate it with cudaMallocManaged",
+        )
+        self.finish(early=True)
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def finish(self, early: bool = False) -> None:
+        """Print the summary, and end the process.
+
+        early: whether a finding ends the program. If not, memory that it has not freed is reported.
+        """
+        device, log = self.device, self.device.log
+        log.first_only = False
+        if not early:
+            report_leaks(device)
+        if device.unchecked is not None:
+            device.call = device.unchecked
+            verdict = "this launch failed, and the program never asked for the error"
+            device.report("unchecked-error", "warning", verdict, "call cudaGetLastError() after each launch")
+        if device.memory.unwatched:
+            log.notes["reads of unwritten bytes were not looked for in buffers that were partly written;"
+                      " --engine fibers looks for them"] = None  # fmt: skip
+        ctypes.CDLL(None).fflush(None)
+        print(log.summary(self.name, self.status), file=sys.stderr, flush=True)
+        leave(COULD_NOT_RUN if device.could_not_run else ERRORS if log.errors or self.status else CLEAN)
+
+
+class Output:
+    """The sys.stdout of the process.
+
+    It writes to the buffer of the C library. Lines printed by kernels and by the host thus stay in order.
+    """
+
+    def __init__(self, stubs: ctypes.CDLL) -> None:
+        self.stubs = stubs
+
+    def write(self, text: str) -> int:
+        self.stubs.sim_print(text.encode())
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def convert(word: int, letter: str) -> int:
+    """Return a C argument as a Python int. `letter`: its type in sim.runtime.signatures."""
+    return (
+        ctypes.c_int(word & 0xFFFFFFFF).value
+        if letter == "i"
+        else word & 0xFFFFFFFF
+        if letter == "u"
+        else word
+    )
+
+
+def report_leaks(device: Device) -> None:
+    """Report device memory that the program has not freed, once for each line that allocated it."""
+    by_site: dict = {}
+    for buffer in device.memory.buffers.values():
+        if buffer.kind != "symbol":
+            by_site.setdefault(buffer.site, []).append(buffer.root.size)
+    for site, sizes in by_site.items():
+        device.call = site
+        what = f"{len(sizes)} allocations" if len(sizes) > 1 else "an allocation"
+        verdict = (
+            f"{what} of {sum(sizes):,} bytes in total is never freed"
+            if len(sizes) == 1
+            else (f"{what} of {sum(sizes):,} bytes in total are never freed")
+        )
+        device.report("leak", "warning", verdict, "cudaFree(pointer) at the end")
+
+
+def leave(status: int) -> None:
+    """End the process without further handlers, which belong to the program."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    ctypes.CDLL(None).fflush(None)
+    os._exit(status)
+
+
+def main(settings: dict, arguments: list[str]) -> None:
+    """Run a program. `settings`: see sim.runtime.command."""
+    sys.stderr.reconfigure(errors="backslashreplace")
+    # If the command that started this process is killed, this process ends too.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    log = Log(settings["first_finding"], Path(settings["report"]) if settings["report"] else None)
+    names = {observer.__name__.lower(): observer for observer in DEFAULT}
+    observers = tuple(names[name] for name in settings["observers"] or names)
+    options = Options(settings["engine"], tuple(settings["seeds"]), observers, settings["max_steps"])
+    library = Path(settings["library"])
+    with tempfile.TemporaryDirectory(prefix="sim-run-") as folder:
+        try:
+            program = Program(library, settings["name"], Device(options, log))
+            loaded = program.load(Path(folder))
+        except (SimulatorError, OSError) as error:
+            print(f"python -m sim run: error: {error}", file=sys.stderr)
+            leave(COULD_NOT_RUN)
+    texts = [os.fsencode(text) for text in (settings["name"], *arguments)]
+    argv = (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
+    program.status = loaded.main(len(texts), argv) & 0xFF
+    program.finish()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), sys.argv[2:])

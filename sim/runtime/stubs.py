@@ -1,0 +1,126 @@
+"""C stubs for the runtime functions that a program needs, compiled into a shared library.
+
+A stub stores its arguments in an array of 64-bit words and calls `dispatch`, a function pointer that
+`sim.runtime.process` sets to a Python function. Structures passed by value are replaced by their addresses.
+"""
+
+import subprocess
+from pathlib import Path
+
+from sim.errors import LaunchError
+from sim.runtime.signatures import LIBRARY_PREFIXES, SIGNATURES
+
+C_TYPES = {"p": "size_t", "i": "int", "u": "unsigned", "f": "float", "D": "dim3", "E": "extent"}
+C_TYPES |= {"L": "location", "s": "const char *", "v": "void"}
+BY_VALUE = "DEL"
+PRELUDE = """\
+#define _GNU_SOURCE
+#include <execinfo.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+typedef struct { unsigned x, y, z; } dim3;
+typedef struct { size_t width, height, depth; } extent;
+typedef struct { int type, id; } location;
+typedef long long (*callback)(int, size_t *, void **, int);
+
+enum { FINISH = -1, FAULT = -2, FRAMES = 24 };
+static callback dispatch;
+
+static long long call(int index, size_t *arguments) {
+    void *frames[FRAMES];
+    int count = backtrace(frames, FRAMES);
+    return dispatch(index, arguments, frames, count);
+}
+
+static void finish(void) {
+    size_t none[] = {0};
+    fflush(stdout);
+    call(FINISH, none);
+}
+
+/* A host access to a device address ends here. All other faults keep their usual effect. */
+static void fault(int number, siginfo_t *info, void *context) {
+    size_t arguments[] = {(size_t)info->si_addr};
+    void *frames[FRAMES];
+#if defined(__x86_64__)
+    frames[0] = (char *)((ucontext_t *)context)->uc_mcontext.gregs[REG_RIP] + 1;
+#elif defined(__aarch64__)
+    frames[0] = (char *)((ucontext_t *)context)->uc_mcontext.pc + 1;
+#endif
+    if ((size_t)info->si_addr < (size_t)1 << 36) {
+        dispatch(FAULT, arguments, frames, 1 + backtrace(frames + 1, FRAMES - 1));
+    }
+    signal(number, SIG_DFL);
+}
+
+void sim_connect(callback function) {
+    static char stack[1 << 18];
+    void *warm[1];
+    backtrace(warm, 1); /* loads libgcc now, and not inside a signal handler */
+    dispatch = function;
+    atexit(finish);
+    stack_t alternate = {.ss_sp = stack, .ss_size = sizeof stack};
+    sigaltstack(&alternate, NULL);
+    struct sigaction action = {.sa_sigaction = fault, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    sigaction(SIGSEGV, &action, NULL);
+    sigaction(SIGBUS, &action, NULL);
+}
+
+void sim_print(const char *text) { fputs(text, stdout); }
+"""
+
+
+def needed_functions(library: Path) -> list[str]:
+    """Return the CUDA functions that a compiled program expects from other libraries.
+
+    Errors: LaunchError if the file is not a shared library.
+    """
+    try:
+        listed = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise LaunchError(
+            "the program `nm` is missing; it lists the functions that a compiled program needs\n"
+            "  install the GNU binutils, which come with every C compiler"
+        ) from None
+    if listed.returncode:
+        raise LaunchError(f"{library}: not a program made by `python -m sim build`: {listed.stderr.strip()}")
+    names = [line.split()[-1].partition("@")[0] for line in listed.stdout.splitlines() if line.strip()]
+    return [name for name in names if name.startswith(LIBRARY_PREFIXES)]
+
+
+def source(names: list[str]) -> str:
+    """Return the C source of the stubs. A stub's index is its function's position in `names`."""
+    return PRELUDE + "".join(stub(index, name) for index, name in enumerate(names))
+
+
+def stub(index: int, name: str) -> str:
+    """Return the C source of one stub. The stub of an unknown function takes no arguments: its caller passes
+    them in registers, where they are ignored."""
+    arguments, _, result = SIGNATURES.get(name, "").partition(":")
+    letters, result = list(arguments), C_TYPES[result or "i"]
+    parameters = ", ".join(f"{C_TYPES[letter]} a{i}" for i, letter in enumerate(letters)) or "void"
+    words = ", ".join(word(letter, f"a{i}") for i, letter in enumerate(letters)) or "0"
+    body = f"size_t arguments[] = {{{words}}};"
+    value = "" if result == "void" else f"return ({result})"
+    return f"\n{result} {name}({parameters}) {{ {body} {value} call({index}, arguments); }}\n"
+
+
+def word(letter: str, name: str) -> str:
+    """Return the C expression that converts a parameter to a 64-bit word."""
+    return f"(size_t)&{name}" if letter in BY_VALUE else f"(size_t){name}"
+
+
+def compile_stubs(names: list[str], folder: Path) -> Path:
+    """Compile the stubs into a shared library. Return its path. Errors: LaunchError."""
+    text, library = folder / "stubs.c", folder / "libcudart_sim.so"
+    text.write_text(source(names))
+    command = ["gcc", "-shared", "-fPIC", "-O1", "-w", "-fno-builtin", "-o", library, text]
+    made = subprocess.run(command, capture_output=True, text=True)
+    if made.returncode:
+        raise LaunchError(f"gcc does not compile the runtime's stubs:\n{made.stderr}")
+    return library

@@ -1,0 +1,34 @@
+// One fault for each argument, in the host code.
+#include <cstdio>
+#include <cstdlib>
+
+__global__ void fill(int *p, int n) {
+    if (threadIdx.x < n) p[threadIdx.x] = 1;
+}
+
+int main(int argc, char **argv) {
+    int *p, *q, h[8] = {};
+    cudaMalloc(&p, 4 * sizeof(int));
+    switch (atoi(argv[1])) {
+    case 0: cudaMemcpy(h, p, 8 * sizeof(int), cudaMemcpyDeviceToHost); break;
+    case 1: cudaMemcpy(h, p, 4 * sizeof(int), cudaMemcpyHostToDevice); break;
+    case 2: cudaMemset(h, 0, sizeof h); break;
+    case 3: cudaFree(p), cudaFree(p); return 0;
+    case 4: cudaFree(p + 1); break;
+    case 5: cudaFree(p), cudaMemcpy(h, p, 4, cudaMemcpyDeviceToHost); return 0;
+    case 6: fill<<<1, 2000>>>(p, 4); break;
+    case 7: printf("%d\n", p[3]); break;
+    case 8: q = p, cudaFree(p), fill<<<1, 4>>>(q, 4); return 0;
+    case 9: cudaFree(p); return 3;
+    case 10: cudaFree(p); exit(0);
+    case 11: cudaGraph_t graph; cudaGraphCreate(&graph, 0); break;
+    case 12: fill<<<1, 4, 100000>>>(p, 4); break;
+    case 13: cudaFreeHost(p); break;
+    case 14: fill<<<1, 4>>>(p, 4), cudaMemcpy(p, nullptr, 4, cudaMemcpyDeviceToDevice); break;
+    case 15: abort();
+    }
+    if (argc > 2) printf("%s\n", cudaGetErrorName(cudaGetLastError()));
+    if (argc > 3) return 0;
+    cudaFree(p);
+    return 0;
+}

@@ -1,0 +1,260 @@
+"""python -m sim run: whole CUDA programs. The programs are in tests/sim/programs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sim.errors import LaunchError
+from sim.runtime import build as building
+from sim.runtime import fatbin, handlers_device, process, stubs
+from sim.runtime.build import build, find_nvcc
+from sim.runtime.process import HANDLERS
+from sim.runtime.properties import Properties
+from sim.runtime.signatures import SIGNATURES
+
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+def have_nvcc():
+    try:
+        return bool(find_nvcc())
+    except LaunchError:
+        return False
+
+
+needs_nvcc = pytest.mark.skipif(not have_nvcc(), reason="nvcc or gcc is not installed")
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    """Return a function that builds a program once and returns its library."""
+    folder, made = tmp_path_factory.mktemp("programs"), {}
+
+    def library(name):
+        if name not in made:
+            made[name] = build(PROGRAMS / f"{name}.cu", folder / f"{name}.so")
+        return made[name]
+
+    return library
+
+
+def run(program, *arguments, options=()):
+    """Run `python -m sim run`. Return (exit status, stdout, stderr)."""
+    command = [sys.executable, "-m", "sim", "run", *options, str(program), "--", *map(str, arguments)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+# --- programs without errors --------------------------------------------------------------------------------
+
+
+@needs_nvcc
+@pytest.mark.parametrize("engine", ["fibers", "native"])
+def test_a_clean_program_prints_what_a_gpu_prints(built, engine):
+    status, out, err = run(built("clean"), options=["--engine", engine])
+    # 2i + 0 for i = 1 and 999; 4 blocks; 5 + sum of i + 2i for i < 8 = 89
+    assert out.splitlines() == ["no error", "2 1998 4", "89 89", "512 14 0", "1 32 32 65535 8"], err
+    assert status == 0
+    assert "2 launches, 2 clean; no findings" in err
+    assert "times of CUDA events are those of the simulator" in err
+
+
+@needs_nvcc
+def test_a_cu_file_is_built_and_run():
+    status, out, err = run(PROGRAMS / "kernel_faults.cu", 5, options=["--engine", "fibers"])
+    assert (status, out) == (0, "cudaSuccess\n128\n"), err
+
+
+@needs_nvcc
+def test_each_seed_begins_with_the_same_memory(built):
+    status, out, err = run(built("kernel_faults"), 5, options=["--engine", "fibers", "--seeds", "0,1,2"])
+    assert (status, out) == (0, "cudaSuccess\n128\n"), err
+    assert "6 launches, 6 clean" in err
+
+
+# --- faults of the host -------------------------------------------------------------------------------------
+
+OF_P = r"the device memory allocated at host_faults.cu:11 \(16 bytes\)"
+HOST_FAULTS = {
+    0: (rf"copy-out-of-bounds: cudaMemcpy \(DeviceToHost\) accesses 32 bytes at byte 0 of its source, {OF_P}: 16"
+        r" bytes too many\n  at host_faults.cu:13"),
+    1: rf"copy-direction: the source of cudaMemcpy \(HostToDevice\) is {OF_P}, but the direction says that it is on",
+    2: r"invalid-pointer: the destination of cudaMemset is 0x\w+, which is no device memory\n  at host_faults.cu:15",
+    3: rf"double-free: cudaFree frees {OF_P} a second time; it was freed at host_faults.cu:16\n  at host_faults.cu:16",
+    4: rf"invalid-pointer: cudaFree is given a pointer into the middle of {OF_P}",
+    5: rf"use-after-free: the source of cudaMemcpy \(DeviceToHost\) is {OF_P}, which was freed at host_faults.cu:18",
+    6: r"refused-launch: block.x is 2,000; the device takes 1 to 1,024\n  at host_faults.cu:19",
+    7: rf"host-access: the host accesses 0x\w+, in {OF_P}, which is device memory\n  at host_faults.cu:20",
+    8: rf"(?s)out-of-bounds: .*It is in {OF_P}, freed at host_faults.cu:21.*Launched from host_faults.cu:21: fill",
+    12: r"refused-launch: fill asks for 100,000 bytes of dynamic shared memory; without cudaFuncSetAttribute",
+    13: rf"invalid-pointer: cudaFreeHost is given a pointer to {OF_P}",
+    14: r"invalid-pointer: the source of cudaMemcpy \(DeviceToDevice\) is a null pointer\n  at host_faults.cu:27",
+}  # fmt: skip
+
+
+@needs_nvcc
+@pytest.mark.parametrize("which", HOST_FAULTS)
+def test_faults_of_the_host_are_found(built, which):
+    status, _, err = run(built("host_faults"), which, options=["--engine", "fibers"])
+    assert re.search(HOST_FAULTS[which], err), err
+    assert status == 1
+    assert "Traceback" not in err
+
+
+@needs_nvcc
+def test_a_program_sees_the_error_of_its_call(built):
+    _, out, err = run(built("host_faults"), 6, "ask", options=["--engine", "fibers"])
+    assert out == "cudaErrorInvalidConfiguration\n"
+    assert "unchecked-error" not in err
+
+
+@needs_nvcc
+def test_an_error_that_nobody_asks_for_is_reported(built):
+    _, _, err = run(built("host_faults"), 6, options=["--engine", "fibers"])
+    assert "unchecked-error (warning): this launch failed, and the program never asked for the error" in err
+
+
+@needs_nvcc
+def test_a_leak_is_a_warning(built):
+    status, _, err = run(built("host_faults"), 99, "ask", "leave", options=["--engine", "fibers"])
+    assert "leak (warning): an allocation of 16 bytes in total is never freed\n  at host_faults.cu:11" in err
+    assert status == 0
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    "which, status, text",
+    [
+        (9, 1, "the program returned 3"),
+        (10, 0, "no findings"),
+        (11, 2, "unsupported: cudaGraphCreate: sim does not simulate this function"),
+        (15, 1, "the program was ended by SIGABRT"),
+    ],
+)
+def test_the_exit_status(built, which, status, text):
+    found, _, err = run(built("host_faults"), which, options=["--engine", "fibers"])
+    assert text in err
+    assert found == status
+
+
+# --- faults of kernels --------------------------------------------------------------------------------------
+
+KERNEL_FAULTS = {
+    0: ("race-global: x[", "kernel_faults.cu line 10  if (i + 1 < n) x[i] = x[i + 1];"),
+    1: ("out-of-bounds: x[64] is outside x, whose shape is 64", "kernel_faults.cu line 14"),
+    2: ("uninitialized-read: x[0] is read and nobody has written it", "kernel_faults.cu line 18"),
+    3: ("kernel-abort: ", "assertion failed"),
+    4: ("refused-launch: taps is constant memory that nobody has set", ""),
+}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("engine", ["fibers", "threads", "native"])
+@pytest.mark.parametrize("which", KERNEL_FAULTS)
+def test_faults_of_kernels_are_found(built, which, engine):
+    status, out, err = run(built("kernel_faults"), which, options=["--engine", engine])
+    assert all(text in err for text in KERNEL_FAULTS[which]), err
+    assert status == (2 if which == 4 else 1)
+    # the second launch repeats the finding; after a failed assertion, every call fails
+    assert "not printed again: 1 repetition" in err or which == 3
+    assert out.startswith("cudaErrorAssert" if which == 3 else "cudaSuccess")
+
+
+@needs_nvcc
+def test_the_first_error_can_end_the_program(built):
+    status, out, err = run(built("kernel_faults"), 0, options=["--engine", "fibers", "--first-finding"])
+    assert (status, out) == (1, "")
+    assert "1 launch, 0 clean; 1 finding (1 race-global)" in err
+
+
+@needs_nvcc
+def test_observers_can_be_chosen(built):
+    status, _, err = run(built("kernel_faults"), 0, options=["--engine", "fibers", "--observers", "bounds"])
+    assert (status, "no findings" in err) == (0, True)
+
+
+@needs_nvcc
+def test_a_report_is_written(built, tmp_path):
+    run(built("kernel_faults"), 0, options=["--engine", "fibers", "--report", str(tmp_path / "pages")])
+    pages = sorted((tmp_path / "pages").glob("*.html"))
+    assert [page.name for page in pages] == ["launch_0001_race.html", "launch_0002_race.html"]
+    assert "race-global" in pages[0].read_text(encoding="utf-8")
+
+
+# --- unusable input -----------------------------------------------------------------------------------------
+
+
+def test_a_missing_program_is_refused():
+    status, _, err = run("nowhere.cu")
+    assert (status, "nowhere.cu: no such file" in err) == (2, True)
+
+
+@needs_nvcc
+def test_a_compiler_error_is_shown(tmp_path):
+    program = tmp_path / "wrong.cu"
+    program.write_text("int main() { return undeclared; }\n")
+    status, _, err = run(program)
+    assert status == 2
+    assert "nvcc does not compile" in err and "undeclared" in err
+
+
+@needs_nvcc
+def test_a_library_without_main_is_refused(tmp_path):
+    library = tmp_path / "nothing.so"
+    library.write_bytes(b"no library")
+    status, _, err = run(library)
+    assert (status, "not a program made by `python -m sim build`" in err) == (2, True)
+
+
+def test_without_nvcc_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(building.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(building.shutil, "which", lambda name: None)
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(building.platform, "system", lambda: "Linux")
+    with pytest.raises(LaunchError, match=r"(?s)nvcc is not installed.*kernelwatch\[cuda\].*load_cuda"):
+        find_nvcc()
+    monkeypatch.setattr(building.platform, "system", lambda: "Darwin")
+    with pytest.raises(LaunchError, match="needs Linux; this is Darwin"):
+        find_nvcc()
+
+
+# --- tables -------------------------------------------------------------------------------------------------
+
+
+def test_every_signature_has_a_handler_with_its_parameters():
+    assert HANDLERS.keys() == SIGNATURES.keys()
+    for name, handler in HANDLERS.items():
+        count, code = len(SIGNATURES[name].partition(":")[0]), handler.__code__
+        assert code.co_flags & 4 or code.co_argcount == count + 1, name
+
+
+def test_the_layout_of_device_properties():
+    # offsets in driver_types.h of CUDA 13.0, printed by a C program
+    offsets = {"name": 0, "uuid": 256, "totalGlobalMem": 288, "major": 360, "multiProcessorCount": 384}
+    offsets |= {"sharedMemPerBlockOptin": 672, "clusterLaunch": 748}
+    assert {name: getattr(Properties, name).offset for name in offsets} == offsets
+
+
+def test_containers_without_ptx_text_are_refused():
+    header = (0xBA55ED50).to_bytes(4, "little") + bytes([1, 0, 16, 0])
+    entry = bytes([2, 0, 1, 1]) + (16).to_bytes(4, "little") + (4).to_bytes(8, "little") + b"code"
+    with pytest.raises(LaunchError, match="machine code; sim needs PTX text"):
+        fatbin.ptx_of_container(header + len(entry).to_bytes(8, "little") + entry)
+    with pytest.raises(LaunchError, match="unknown format"):
+        fatbin.ptx_of_container(bytes(16))
+
+
+def test_a_stub_passes_structures_by_address():
+    assert "size_t arguments[] = {(size_t)a0, (size_t)&a1};" in stubs.stub(3, "cudaMalloc3D")
+    assert stubs.stub(5, "cublasCreate_v2").startswith("\nint cublasCreate_v2(void)")
+
+
+def test_arguments_are_converted_by_their_type():
+    assert [process.convert(0xFFFFFFFF, letter) for letter in "iup"] == [-1, 0xFFFFFFFF, 0xFFFFFFFF]
+    assert handlers_device.VERSION == 13000
