@@ -86,7 +86,7 @@ CODE = {
 
 
 def convert(x, flat, value):
-    """Store a value that the array's memory rejects. It is first converted to the dtype of the array."""
+    """Convert a value to the dtype of the array, and store it. The memory has rejected the original value."""
     if not x.writable:
         raise read_only_error(x) from None
     x.cells[flat] = cast(x.dtype)(value)

@@ -235,7 +235,7 @@ class Array(Views, Methods):
         return Array(*of_memory, layout, self.name, address, self.marks)
 
     def once(self, getter, name):
-        """Return the view that `getter(name)` selects, where `getter` is a function of `operator`.
+        """Return the view that `getter(name)` selects, where `getter` is from the module `operator`.
 
         Views are cached, because a kernel reads the column of a field again on each access.
         """

@@ -251,7 +251,7 @@ class Alignment:
         return False
 
     def by_luck(self, context):
-        """Yield findings for the accesses that the size of another array may misalign."""
+        """Yield findings for the accesses that are aligned only because another array has a suitable size."""
         for allocation, (_, multiple, finding) in self.lowest.items():
             other = context.space.shifting(allocation, multiple)
             if other is not None:

@@ -19,9 +19,8 @@ from sim.observers.order import copies_thread
 
 # The widest access has 16 bytes, so aligned accesses to different 16-byte lines never overlap.
 LINE_SHIFT = 4
-NEVER = (
-    math.inf
-)  # the epoch of an end that threads acquire through an mbarrier, and not through a block barrier
+# The epoch of a copy's end that threads acquire through an mbarrier. It is greater than every other epoch.
+NEVER = math.inf
 WORDS = {LOAD: "read", STORE: "written", ATOMIC: "changed"}
 
 

@@ -61,8 +61,8 @@ class HappensBefore:
         self.unions = {}  # ids of clocks -> (the clocks, their union)
 
     def release(self, block, epoch, thread, segment, reach):
-        """Release at a fence: save the clock of the thread. Its atomics publish the clock as far as the fence
-        reaches."""
+        """Save the clock of a thread at a fence. Later atomics of the thread publish this clock to the
+        threads within `reach`."""
         self.active = True
         clock = self.clock(block, epoch, thread, segment)
         released = self.released.setdefault(block, {})
@@ -203,7 +203,7 @@ class HappensBefore:
         )
 
     def clocks_at(self, row):
-        """Yield the clocks of the access's thread and block at the time of the access."""
+        """Yield the clock of the accessing thread and the clock of its block, at the time of the access."""
         # The entry before position `bisect_left` is the last one that was recorded earlier than the access.
         for (moments, clocks_after), now in (
             (self.history.get((row.block, row.thread), NOTHING), row.segment),

@@ -10,7 +10,7 @@ from sim.observers.cells import ATOMIC_LOAD, sorted_distinct
 # The number of pairs in which to search for the lowest racing threads. After that, any racing pair will do.
 MAX_PAIRS = 4096
 WARP_SHIFT = 5
-WORD = 4  # bytes
+WORD = 4  # size in bytes of the word on which libcu++ emulates smaller atomics
 ATOMICS = ATOMIC, ATOMIC_LOAD  # the actions of atomic accesses
 
 
@@ -70,9 +70,11 @@ def atomic_mask(rows):
 
 
 def narrow_load(rows):
-    """Return a mask of the atomic loads of less than a word. A wider atomic, which contains the loaded bytes,
-    changes all of them at once. libcu++ implements atomics on 8 and 16 bits by such loads and by
-    compare-and-swap on the word."""
+    """Return a mask of the atomic loads that are narrower than a word.
+
+    libcu++ implements atomics on 8 and 16 bits by such loads and by compare-and-swap on the surrounding word.
+    The compare-and-swap changes all loaded bytes at once, so a load sees either none or all of the change.
+    """
     return (rows.action == ATOMIC_LOAD) & (rows.size < WORD)
 
 

@@ -65,7 +65,7 @@ class Races(OrderingObserver):
         self.blocks, self.names = {}, []  # block -> its number; the blocks in the order of their numbers
         self.global_accesses = []  # accesses to global memory since the last grid barrier
         self.examined = Counter()  # block, or None between blocks -> number of racy cells that were examined
-        self.scanned, self.diverged = 0, []  # the number of findings scanned so far; those about divergence
+        self.scanned, self.diverged = 0, []  # number of scanned findings; those about divergence
         self.best = {}  # (space, array, site, site) -> (rank, the finding with the lowest rank)
         self.repeated = {}  # (block, pattern) -> the findings for one cell that has this pattern
 
@@ -148,7 +148,7 @@ class Races(OrderingObserver):
     # --- finding races --------------------------------------------------------------------------------------
 
     def races(self, rows, party, block=None):
-        """Return findings for all cells that two parties access without an order.
+        """Return findings for all cells that two parties access without a happens-before order.
 
         rows: the accesses.
         party: the party of each row. It is a thread if `block` is given, else a block.

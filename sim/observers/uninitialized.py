@@ -80,7 +80,7 @@ class Uninitialized(OrderingObserver):
         return findings
 
     def unwritten(self, access, address, use=None):
-        """Count a read of unwritten local memory. Of each site and array, keep the lowest element and
+        """Count a read of unwritten local memory. For each site and array, keep the lowest element, block and
         thread."""
         # A use on the same line adds no information.
         if use is not None and line_of(use) == line_of(access):

@@ -73,8 +73,8 @@ def address_text(writer, operand, more=0):
 
 
 def strong_address(writer, item, operand, more=0):
-    """Return the expression for the address of a strong access plus `more` bytes: of the element if the
-    access emulates an atomic on 8 or 16 bits (sim.ptx.subwords)."""
+    """Return the expression for the address of a strong access plus `more` bytes. If the access emulates an
+    atomic on 8 or 16 bits, return the address of the element instead (sim.ptx.subwords)."""
     part = writer.module.subword(item)
     return address_text(writer, operand, more) if part is None else writer.value(part.pointer, "b64")
 
@@ -105,7 +105,7 @@ def set_register(writer, register, text, ptx_type):
 
 
 def load(writer, item):
-    """Emit ld or ldu, a load."""
+    """Emit a load (ld or ldu)."""
     access, (to, source, *_) = Access(item.opcode), item.operands
     if access.space == "param" and isinstance(source.base, Symbol):
         return load_parameter(writer, item, access)

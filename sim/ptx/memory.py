@@ -18,7 +18,7 @@ from sim.ptx.regions import GENERIC, VIEWS, WINDOWS, poison
 from sim.ptx.subwords import Word
 from sim.ptx.undefined import LocalMemory
 
-WORD = 4  # bytes
+WORD = 4  # size in bytes of the word on which libcu++ emulates smaller atomics
 
 
 class Memory(RegionTable):
@@ -168,7 +168,7 @@ class Memory(RegionTable):
 
     def make_atomic_in(self, ptx_type, space, site, reach, combine, writes=True, releases=False, nbytes=None):
         """Return the atomic function for one state space."""
-        width = np.dtype(VIEWS[ptx_type]).itemsize  # bytes of the word, of which the element may be a part
+        width = np.dtype(VIEWS[ptx_type]).itemsize  # in bytes; an emulated element is a part of the access
         element = f"u{8 * nbytes}" if nbytes else ptx_type
         size, _, window, log, code, shift = self.access_layout(element, space, 1, site)
         context, place = self.context, self.place
@@ -201,7 +201,7 @@ class Memory(RegionTable):
                 view[position] = new
             context.thread.failed_atomic = FailedAtomic(key, view, position, old) if new == old else None
             context.announce_ordering("atomic_done", address + window, wrote, reach)
-            # It also reads a part of what an atomic on the word has written.
+            # The atomic on a part of a word also reads what an earlier atomic on the whole word has written.
             if size < WORD:
                 context.announce_ordering("atomic_done", (address & -WORD) + window, False, reach)
             return old

@@ -34,13 +34,13 @@ class Program:
     """
 
     passes_origins = True  # whether calls pass the origins of undefined values
-    exchanges_origins = True  # whether shuffles pass them
+    exchanges_origins = True  # whether shuffles pass the origins of undefined values
 
     def __init__(self, text, origin, entry, branches, tracks):
         self.text, self.origin, self.entry, self.branches, self.tracks = text, origin, entry, branches, tracks
         self.factories, self.arguments, self.names = {}, {}, {}
         self.addressed = set()  # the names of the module variables whose address the source uses
-        self.analyses = {}  # (class, name of a function) -> its object
+        self.analyses = {}  # (class of the analysis, name of a function) -> the analysis
         # Whether the source contains indirect calls. If so, all functions of the module whose address is
         # taken are translated, because a pointer may come from an earlier launch of another kernel.
         self.calls_pointers = False
@@ -100,7 +100,7 @@ class Program:
         return [*lines, ""]
 
     def analysis(self, kind):
-        """Return the analysis of the current function by a class: GridSync, Uses or Subwords."""
+        """Return the analysis `kind` (GridSync, Uses or Subwords) of the current function. It is cached."""
         key = kind, self.function.name
         if key not in self.analyses:
             self.analyses[key] = kind(self.function)
@@ -282,7 +282,8 @@ class Program:
 
     def acts_on(self, space, access):
         """Return whether a thread may act on the value of the current strong load."""
-        # A volatile access to shared memory is a weak one, by which only a loop that waits can synchronise.
+        # A volatile access to shared memory counts as weak. Threads can synchronise through it only in a loop
+        # that waits for the value to change.
         if access.volatile and space == "shared":
             return self.uses.waits_for(self.item)
         return not access.volatile or self.uses.acts_on(self.item)

@@ -182,7 +182,7 @@ def whole_array(context, allocation):
     array = array_at(
         context, allocation, 0, np.dtype(f"V{itemsize}"), (length,), (itemsize,), allocation.name
     )
-    # array_at may return a class with faster accesses. Only findings use this array, so do without.
+    # array_at may return a class with faster accesses. Only findings use this array, so use the plain class.
     array.__class__ = PointerArray
     return array
 

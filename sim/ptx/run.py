@@ -253,7 +253,7 @@ class Run:
             thread = context.thread
             thread.waits, thread.frame, thread.payload = BARRIER, at, None
             thread.fiber.suspend()
-            if thread.payload is not None:  # join_block_barrier opened it as a named barrier
+            if thread.payload is not None:  # join_block_barrier has opened barrier 0 as a named barrier
                 context.announce_ordering("passed", thread.payload)
 
         return wait

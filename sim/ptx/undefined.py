@@ -78,7 +78,7 @@ class Origins:
         return item.names[0] not in self.handled
 
     def exchanges(self, item):
-        """Return whether an instruction is a shuffle that passes origins along with the values."""
+        """Return whether an instruction is a shuffle that passes the origins of its values to other lanes."""
         return self.module.exchanges_origins and item.names[0] == "shfl"
 
     # --- names ----------------------------------------------------------------------------------------------

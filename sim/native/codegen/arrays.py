@@ -152,7 +152,7 @@ class Array:
         return product(self.builder, self.each_axis(self.extent))
 
     def pointer(self, flat):
-        """Return a pointer to the element at offset `flat`, which counts elements."""
+        """Return a pointer to the element whose offset, in elements, is `flat`."""
         llvm_type = self.context.get_data_type(self.x.dtype)
         # If the pitch equals the size of an element, pointer arithmetic on the element type suffices.
         if self.x.pitch == dtype_of(self.x.dtype).itemsize:

@@ -57,8 +57,8 @@ class Function:
         return functions_of(self.function.__code__.co_filename)[self.function.__name__]
 
     def typed(self, typing, *given):
-        """Return (signature, code generator) for arguments of these Numba types, as Numba asks an
-        intrinsic."""
+        """Return (signature, code generator) for arguments of these Numba types. Numba expects this pair from
+        the typing function of an intrinsic."""
         # A generated function returns an exit code (int64) or nothing.
         nodes = ast.walk(self.tree)
         returns = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)

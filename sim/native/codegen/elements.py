@@ -161,7 +161,7 @@ class Element:
         return self.flat(positions)
 
     def flat(self, positions):
-        """Return the offset of the element at these positions, which counts elements."""
+        """Return the offset of the element at these positions, in elements."""
         terms = [self.builder.mul(at, self.array.stride(axis)) for axis, at in enumerate(positions)]
         return reduce(self.builder.add, terms, I64(0))
 

@@ -1,5 +1,5 @@
-"""Lowering of a PTX kernel. It generates statements for one thread with sim.ptx, omits the code that only the
-interpreter needs, and groups the statements into runs."""
+"""Lower a PTX kernel: generate the statements of one thread with sim.ptx, omit the code that only the
+interpreter needs, and group the statements into runs."""
 
 import ast
 import re
@@ -23,7 +23,7 @@ from sim.ptx.special_registers import SPECIALS
 from sim.ptx.syntax import python_name
 from sim.ptx.warps import form_of
 
-COMPILED_ATOMICS = {*VIEWS, *HALF, *PACKED}  # PTX types
+COMPILED_ATOMICS = {*VIEWS, *HALF, *PACKED}  # the PTX types whose atomics are compiled
 
 
 class Lowering(Program):
@@ -38,7 +38,7 @@ class Lowering(Program):
     """
 
     passes_origins = False  # origins are passed only to functions, and calls have no compiled form
-    exchanges_origins = False  # a shuffle of an undefined value is left to the interpreter
+    exchanges_origins = False  # only the interpreter passes origins through shuffles
 
     def __init__(self, text, origin, entry):
         self.calls, self.sync_points, self.ptx_types = {}, {}, {"go": "s64", "carry": "u32"}
@@ -166,9 +166,9 @@ class Lowering(Program):
         raise Missing
 
     def strong(self, action, ptx_type, space, access):
-        """Return the name of the function for a volatile access to shared memory, which is a weak one
-        (sim.ptx.memory). Decline other strong accesses, and a load for whose value a loop waits: compiled
-        threads run one after another, so the loop would never end."""
+        """Return the name of the function for a volatile access to shared memory, which counts as weak
+        (sim.ptx.memory). Decline any other strong access. Also decline a load in a loop that waits for its
+        value to change: compiled threads run one after another, so the loop would never end."""
         loads = action == "load"
         if not access.volatile or space != "shared" or loads and self.acts_on(space, access):
             raise Missing

@@ -156,8 +156,11 @@ class RunCompiler(Evaluator):
         return old
 
     def combine(self, operation, given):
-        """Return the new value of an element. `given`: the old value and the operands; halves are in
-        integers."""
+        """Return the value that an atomic stores to an element.
+
+        given: the old value, followed by the operands. A 16-bit float is represented by an integer with its
+            bits.
+        """
         _, name, ptx_type = operation.split(".")
         if ptx_type in PACKED:
             text = find_operation(f"{name}.{ptx_type}").of(["a", "b"])

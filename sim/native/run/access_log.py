@@ -135,7 +135,7 @@ class Replay:
 
 
 class Chunk:
-    """One chunk of the log.
+    """A part of the access log that is replayed at once, with its entries decoded.
 
     `kind` contains the upper 16 bits of each entry, and `region` the number of thread switches before it. A
     region is the work of one thread between two synchronisation points.

@@ -135,7 +135,7 @@ class Attempt(Memory):
 
     @property
     def is_small(self):
-        """True if an error makes the interpreter run the whole launch again, and not only some blocks."""
+        """True if the interpreter, after an error, reruns the whole launch instead of only some blocks."""
         return self.launch.blocks * self.launch.threads <= MAX_RERUN_THREADS and not self.has_replayed
 
     def enabled_flags(self):
