@@ -1,5 +1,27 @@
-"""Names for lessons to import: the checks, the progress list, the progress bar, figures, tables, GPU cells,
-and functions brought over from other lessons."""
+"""The course: builds the lessons, checks the learner's answers, and provides the helpers that lessons import.
+
+What enters are the lessons' sources (solutions/NN_topic.py), and the learner's answers in notebooks. What
+leaves are the published notebooks, and a verdict for each answer. `from course import ...` gives a lesson the
+checks, the progress list, the progress bar, figures, tables, GPU cells, and functions brought over from other
+lessons.
+
+Read the files in this order:
+
+    build                   a lesson's source -> exercise notebook and executed solution
+    check/                  one module of checks per lesson, and the harness that runs them
+    stubs, outdated         messages about unfinished exercises and outdated definitions
+    progress, contents      the progress list, and the map of the lessons
+    brought, definitions    functions and definitions that another lesson defines
+    live, record/           cells that need a GPU, and programs that record their output
+    ptx, cuda_cpp           compiler output of a kernel, and kernels in CUDA C++ strings
+    ranks                   local process groups for torch.distributed
+    find_the_block          the training task of lesson 15
+    figures, tables, pictures, scenes, fragments, side_by_side   figures and tables
+    command_line, manual, commands   `python notebooks/course COMMAND`
+    bootstrap, doctor, processes     the set-up and its diagnosis, with the standard library only
+    copies, lab             the learner's copies, and JupyterLab
+    docs                    the documentation as HTML
+"""
 
 # Each of `brought`, `live`, `progress` and `progress_bar` is both a module and a function in that module.
 # These imports make the package attribute the function.

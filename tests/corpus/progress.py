@@ -125,7 +125,7 @@ class LockTakenTwice:
         while cuda.atomic.cas(lock, 0, 0, 1) != 0:
             pass
         total[0] += 1
-        while cuda.atomic.cas(lock, 0, 0, 1) != 0:  # for the second addition
+        while cuda.atomic.cas(lock, 0, 0, 1) != 0:  # takes the lock again for the second addition
             pass
         total[0] += 1
         cuda.atomic.exch(lock, 0, 0)

@@ -85,7 +85,7 @@ def test_token_by_token(options, first, device):
 
 @DEVICE
 def test_in_bfloat16_and_under_autocast(device):
-    """Check dtypes: outputs, gradients and decoded tokens have the layer's.
+    """Check dtypes: outputs, gradients and decoded tokens have the dtype of the layer.
 
     Under autocast, gradients keep the dtype of the parameters.
     """

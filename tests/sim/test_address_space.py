@@ -197,7 +197,7 @@ def test_ptx_kernels_at_the_limit(space, fault, engine, monkeypatch):
         kernel, x = ptx_kernel(space, fault), np.zeros(LENGTH, np.uint32)
         return simulate(kernel, engine=engine, on_finding="report")[1, THREADS](x)
 
-    allocations = 2 if space == "global" else 1  # These are the variable and x.
+    allocations = 2 if space == "global" else 1  # The two allocations are x and the variable.
     gap = NARROW_GAP if space in PERSISTENT_SPACES else GAP
     room = allocations * (gap + round_up(NBYTES * copies, ALIGNMENT) + ALIGNMENT)
     check_at_the_limit(monkeypatch, run, space, room, KINDS[fault].format(space))

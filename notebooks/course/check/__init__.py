@@ -1,4 +1,20 @@
-"""The checks, by name. `check.ex01_2` checks exercise 1.2; a lesson's module is imported on first use."""
+"""The checks of the exercises, by name: `check.ex01_2` checks exercise 1.2.
+
+What enters is the learner's answer: a function, a kernel, a module or a text. What leaves is one line of
+success, or CheckFailed with the call, the expected and actual values, and a hint. A lesson's module is
+imported on first use. Read the files in this order:
+
+    harness               runs a check, and explains exceptions in the learner's code
+    words                 the text of a verdict, and the comparison of values
+    inputs                test inputs that expose subtle errors
+    kernels, contract     launches of a learner's kernel, and limits on its accesses
+    dialect, trial        rejection of Python that no GPU supports, and the compilation of a correct kernel
+    tensors               instrumentation for answers in PyTorch
+    patience              time limits
+    lesson01 to lesson23  the checks, one module per lesson
+    backward_faults, cuda_kernels, six_kernels, streams   faulty kernels and models that single lessons use
+    letters               the letters of the faulty versions in a bug hunt
+"""
 
 import importlib
 import pkgutil
