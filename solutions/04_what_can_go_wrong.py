@@ -9,34 +9,30 @@
 # %% [markdown]
 # # 04 · What can go wrong
 #
-# **95 minutes** · builds on lesson 03: threads and blocks, the guard, `syncthreads`, shared memory, `simulate`
+# **95 minutes** (sections 1 to 5 take about 50) · builds on lesson 03: threads and blocks, the guard, `syncthreads`, shared memory, `simulate`
 #
 # You will be able to:
 #
-# - read what the simulator says about a broken kernel: what happened, who did it, where, why;
-# - recognise nine kinds of bugs in a kernel's source, before anything runs;
-# - say what each of them looks like on a real GPU, where nobody tells you.
+# - read the simulator's report on a broken kernel: what happened, which thread did it, where, and why;
+# - recognise nine kinds of bugs in a kernel's source, before you run anything;
+# - say what each of them looks like on a real GPU, which reports none of them.
 #
-# Here are nine kernels with one bug each. None needs more than fifteen lines, and each does something that you would
-# really want. The bugs are of nine kinds, and the simulator `sim` has a name for each. They do not come in this order:
+# Here are nine kernels with one bug each. None needs more than fifteen lines, and each does something useful. The bugs are of nine kinds, and the simulator `sim` has a name for each. They do not come in this order:
 #
-# | the wrong place | the wrong moment | waiting for ever |
+# | the wrong place | the wrong moment | waiting forever |
 # |---|---|---|
 # | `negative-index` | `race-global` | `deadlock` |
 # | `out-of-bounds` | `race-shared` | `no-progress` |
 # | `uninitialized-read` | | `barrier-divergence` |
 # | | | `warp-divergence` |
 #
-# At the end six more kernels wait without a label, and you name their bugs from the source alone.
+# At the end there are six more kernels without labels, and you name their bugs from the source alone.
 #
-# It is always the same game. **Guess** from the source what will happen, and do not run anything before you have an answer.
-# **Run**, and read what `sim` says. **Mend** the kernel: copy its body into the empty one below it, and change a line or two.
+# Each section has the same three steps. **Guess** from the source what will happen, before you run anything. **Run** the kernel, and read what `sim` reports. **Fix** the kernel: copy its body into the empty kernel below it, and change a line or two.
 #
-# As in lesson 03, a kernel is a plain function that asks `cuda` who it is. New is a shorter way to ask: `cuda.grid(1)` is
-# `cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x`, and `cuda.grid(2)` is the same for x and for y, a pair.
+# As in lesson 03, a kernel is a plain function that reads its indices from `cuda`. There is a shorter way to write the index: `cuda.grid(1)` is `cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x`, and `cuda.grid(2)` is a pair, the same for x and for y.
 #
-# If it finds an error, `simulate` raises a `KernelBug`. With `on_finding="report"` it hands back a report instead, and the
-# findings wait in there for us to print them.
+# If `simulate` finds an error, it raises a `KernelBug`. With `on_finding="report"` it returns a report instead, and we print the findings from it.
 
 # %%
 import math
@@ -50,8 +46,8 @@ from sim import simulate
 from sim.observers import DEFAULT, Trace
 
 
-def tell(report):
-    """Print what `sim` has found in a launch."""
+def print_findings(report):
+    """Print the bugs that `sim` has found in a launch."""
     print(
         *[finding.message for finding in report.findings] or ["no findings"], sep="\n\n"
     )
@@ -60,68 +56,65 @@ def tell(report):
 # %% [markdown]
 # ## 1. A board
 #
-# One thread for every square. x counts along a row, y counts the rows, and `board[y, x]` is the square in row y. There is even a guard.
+# This kernel uses one thread for every square of a board. x counts along a row, y counts the rows, and `board[y, x]` is the square in row y. It even has a guard.
 
 
 # %%
 def checkerboard(board):
-    """board[y, x] = 1 where x + y is odd, else 0; board is 2-D, of any shape."""
+    """Set board[y, x] to 1 where x + y is odd, else to 0; board is any 2-D array."""
     x, y = cuda.grid(2)
     if x < board.shape[0] and y < board.shape[1]:
         board[y, x] = (x + y) % 2
 
 
 # %% [markdown]
-# **Guess before you run.** One block of 8×8 threads, and a board with 3 rows of 5 squares. What happens?
+# **Guess before you run.** We launch one block of 8×8 threads on a board with 3 rows of 5 squares. What happens?
 #
-# - ( ) all is well: that is what the guard is for
+# - ( ) everything works, because of the guard
 # - ( ) some squares stay empty
-# - ( ) somebody writes outside the board
+# - ( ) a thread writes outside the board
 # - ( ) two of these
 
 # %%
 board = np.full((3, 5), -1)
-tell(simulate(checkerboard, on_finding="report")[1, (8, 8)](board))
+print_findings(simulate(checkerboard, on_finding="report")[1, (8, 8)](board))
 print()
 print(board)
 
 # %% [markdown]
-# Two of these. Let us read the finding aloud; all of them are made alike.
+# Two of these happen. Let's read the finding line by line; all findings have the same form.
 #
-# - **Line 1: what, and who.** The verdict: `board[3, 0]` does not exist in a board of 3 x 5. Then the culprit: block 0, thread (0, 3),
-#   which means `threadIdx.x = 0` and `threadIdx.y = 3`.
-# - **Line 2: where.** The thread *wrote*, in line 5 of the kernel, counted from its `def`, and there stands the line itself.
-# - **Line 3: why.** Index 3 along axis 0, the rows, must be below 3. And it happened five more times.
-# - **Last line: a likely fix.** *Likely* is meant. `sim` has seen a bad access, not your thoughts. Here it advises a guard against
-#   `board.shape[0]`, and there is such a guard. It guards the wrong index.
+# - **Line 1: what happened, and in which thread.** `board[3, 0]` does not exist in a board of 3 x 5. The thread is (0, 3) of block 0, that is, `threadIdx.x = 0` and `threadIdx.y = 3`.
+# - **Line 2: where.** The thread *wrote* in line 5 of the kernel, counted from its `def`. The source of that line follows.
+# - **Line 3: why.** Index 3 along axis 0, the rows, must be below 3. The same happened five more times.
+# - **Last line: a likely fix.** It is only *likely*, because `sim` has seen a bad access and not your intention. Here it suggests a guard against `board.shape[0]`. The kernel has such a guard, but it guards the wrong index.
 #
-# `shape` is (rows, columns), and x runs along the columns. The guard let y go up to 4, where there are no rows any more, and x only up to 2, so
-# the columns 3 and 4 still hold the -1 that we had put in.
+# `shape` is (rows, columns), and x runs along the columns. The guard let y go up to 4, although there are only 3 rows. It let x go only up to 2, so columns 3 and 4 still have the initial value -1.
 #
-# Such a bug lives long because of what people test with. This is the board that anybody would take:
+# Such a bug survives because of the sizes that people test with. This is the board that most people would take:
 
 # %%
 board = np.full((8, 8), -1)
-tell(simulate(checkerboard, on_finding="report")[1, (8, 8)](board))
-print(
-    "right on a chess board:", np.array_equal(board, np.indices((8, 8)).sum(axis=0) % 2)
-)
+print_findings(simulate(checkerboard, on_finding="report")[1, (8, 8)](board))
+expected = np.indices((8, 8)).sum(axis=0) % 2
+print("correct on a chess board:", np.array_equal(board, expected))
 
 # %% [markdown]
-# On a square nobody can tell rows from columns. And `sim` has nothing to say, since nothing happened: it judges **what a
-# launch did**, not what the kernel might do. Test with sizes that are odd, small, and different from each other.
+# On a square board, swapping rows and columns makes no difference. And `sim` reports nothing, because nothing bad happened: it judges **what a launch did**, not what the kernel might do with other sizes. So test with sizes that are odd, small, and different from each other.
 #
 # ### Exercise 4.1 · checkerboard · one line
-# Mend it. In all nine exercises the check wants three things: the right values, no finding of `sim` (not even a warning), and
-# the kernel's way of working. As many threads work as above, and each reads its own element. They meet where they met before: in shared memory, in a
-# shuffle, at a barrier of the grid. And none does much more than in the kernel above.
+# Fix the kernel. In all nine exercises the check tests three things:
+#
+# - the values are correct;
+# - `sim` reports nothing, not even a warning;
+# - the work is divided among the threads as before. The check counts the accesses of each thread, and it requires the shared memory, the shuffle, the atomic operation or the barrier that the kernel used.
 #
 # <details><summary>Hint</summary>Which number must <code>x</code> stay below in a board with 3 rows of 5 squares?</details>
 
 
 # %% tags=["exercise"]
 def checkerboard_fixed(board):
-    """board[y, x] = 1 where x + y is odd, else 0; board is 2-D, of any shape."""
+    """Set board[y, x] to 1 where x + y is odd, else to 0; board is any 2-D array."""
     # BEGIN SOLUTION 4.1
     x, y = cuda.grid(2)
     if x < board.shape[1] and y < board.shape[0]:
@@ -133,14 +126,14 @@ def checkerboard_fixed(board):
 check.ex04_1(checkerboard_fixed)
 
 # %% [markdown]
-# ## 2. The one before
+# ## 2. The previous element
 #
-# A token often wants to know what the token before it said. This kernel shifts a sequence by one place, and its guard is right.
+# In a language model, a token often needs the token before it. This kernel shifts a sequence by one position, and its guard is correct.
 
 
 # %%
 def previous(x, out):
-    """out[i] = x[i - 1], and out[0] = 0; x and out are 1-D, of one size."""
+    """Set out[i] to x[i - 1], and out[0] to 0; x and out are 1-D, of one size."""
     i = cuda.grid(1)
     if i < x.size:
         out[i] = x[i - 1]
@@ -157,40 +150,36 @@ def previous(x, out):
 # %%
 x = np.array([1, 2, 3, 4, 5, 6], dtype=float32)
 out = np.full(6, np.nan, dtype=float32)
-tell(simulate(previous, on_finding="report")[2, 4](x, out))
+print_findings(simulate(previous, on_finding="report")[2, 4](x, out))
 print()
 print(out)
 
 # %% [markdown]
-# Thread 0 read `x[-1]`. In Python that is the last element, and Numba does the same on the GPU; so there is no error, and this finding begins with
-# **warning**: perhaps you meant it. (`simulate` never raises `KernelBug` for a warning.) In CUDA C the same line reads what lies in
-# memory before the array.
+# Thread 0 read `x[-1]`. In Python that is the last element, and Numba does the same on the GPU. So this is not an error, and the finding begins with **warning**, because you may have meant it. (`simulate` never raises `KernelBug` for a warning.) In CUDA C++ the same line reads whatever is in memory before the array.
 #
-# Nothing crashes, five of six numbers are right, and the sixth looks like all the others. Yet the *first* token has
-# seen the *last*. In a language model that must not look ahead, this is how the answer leaks into the question, and the training loss
-# looks wonderful.
+# Nothing crashes, five of six numbers are correct, and the sixth looks like the others. But the *first* token has read the *last* one. In a language model that must not look ahead, the answer leaks into the question in exactly this way, and the training loss looks wonderful.
 #
-# Here is who read which element of `x`, from `sim`'s own record of the launch: `Trace` writes down each access, and the report draws them in one line.
+# The next picture shows which thread read which element of `x`. The observer `Trace` records every access, and the report draws the record.
 
 # %%
 traced = simulate(previous, on_finding="report", observers=[*DEFAULT, Trace])
 traced[2, 4](x, out).memory_map("x")
 
 # %% [markdown]
-# In the first step, thread 0 stands in the last cell.
+# In the first step, thread 0 is in the last element.
 #
 # ### Exercise 4.2 · previous · one line
 # The first token gets a 0.
 #
 # <details><summary>Hint</summary>
 #
-# A guard need not skip the work: `a if condition else b` gives the thread something else to write.
+# A guard need not skip the work: `a if condition else b` gives the thread a different value to write.
 # </details>
 
 
 # %% tags=["exercise"]
 def previous_fixed(x, out):
-    """out[i] = x[i - 1], and out[0] = 0; x and out are 1-D, of one size."""
+    """Set out[i] to x[i - 1], and out[0] to 0; x and out are 1-D, of one size."""
     # BEGIN SOLUTION 4.2
     i = cuda.grid(1)
     if i < x.size:
@@ -204,13 +193,12 @@ check.ex04_2(previous_fixed)
 # %% [markdown]
 # ## 3. The largest of each block
 #
-# A softmax begins with the maximum (lesson 01). Every thread puts its number into shared memory, all wait, and then thread 0 looks through
-# what they have brought. Shared memory has room for 32 numbers, so a block may have up to 32 threads.
+# A softmax begins with the maximum (lesson 01). Every thread stores its number in shared memory, all threads wait, and then thread 0 goes through the stored numbers. The shared array has room for 32 numbers, so a block may have up to 32 threads.
 
 
 # %%
 def block_max(x, out):
-    """out[b] = the largest number in block b's part of x; at most 32 threads."""
+    """Set out[b] to the largest number in block b's part of x; at most 32 threads."""
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
     if i < x.size:
@@ -224,8 +212,7 @@ def block_max(x, out):
 
 
 # %% [markdown]
-# **Guess before you run.** Six numbers, -3 -1 -4 -1 -5 -9, and two blocks of four threads. The right answer is -1 and -5.
-# The barrier is in its place. Does `sim` complain, and about which thread?
+# **Guess before you run.** There are six numbers, -3 -1 -4 -1 -5 -9, and two blocks of four threads. The correct answer is -1 and -5. The barrier is where it should be. Does `sim` report a bug, and in which thread?
 #
 # - ( ) no
 # - ( ) thread 0 of block 1
@@ -235,39 +222,37 @@ def block_max(x, out):
 # %%
 x = np.array([-3, -1, -4, -1, -5, -9], dtype=float32)
 out = np.full(2, np.nan, dtype=float32)
-tell(simulate(block_max, on_finding="report")[2, 4](x, out))
+print_findings(simulate(block_max, on_finding="report")[2, 4](x, out))
 print()
 print(out)
 
 # %% [markdown]
-# *Who* is thread 0 of block 1: it reads `part[2]`, and *nobody has written it*. Threads 2 and 3 would have, but they have no element, and the guard
-# kept them from writing anything. They did nothing wrong themselves; it was the reader who relied on them. *1 more like it* is `part[3]`.
+# The finding names thread 0 of block 1: it reads `part[2]`, which *no thread has written*. Threads 2 and 3 would have written it, but they have no element, and the guard skipped their store. They did nothing wrong themselves. The mistake is in the thread that reads and relies on them. "1 more like it" is `part[3]`.
 #
-# And now look at the result: -1 and -5, both right! That is luck. `sim` fills fresh shared memory with NaN, and Numba's `max` prefers any number to
-# a NaN. A GPU fills it with nothing at all: there lies what some earlier block has left, perhaps a 17, and then 17 is the maximum.
+# Now look at the result: -1 and -5 are both correct! This is luck. `sim` fills fresh shared memory with NaN, and Numba's `max` prefers any number to NaN. A GPU does not fill shared memory at all. It contains whatever an earlier block has left, perhaps a 17, and then 17 is the maximum.
 #
-# The same in time, block 1: a row is a thread, and the vertical line is the barrier.
+# Here is the timeline of block 1. A row is a thread, and the vertical line is the barrier.
 
 # %%
 traced = simulate(block_max, on_finding="report", observers=[*DEFAULT, Trace])
 traced[2, 4](x, out).timeline(block=1)
 
 # %% [markdown]
-# Two threads store, and thread 0 then loads from four places.
+# Two threads store, and then thread 0 loads four elements.
 #
-# ### Exercise 4.3 · block_max · one line or two
-# Which number can a thread without an element put in, so that it never wins?
+# ### Exercise 4.3 · block_max · one or two lines
+# Which number can a thread without an element store, so that it never becomes the maximum? The numbers in `x` may be anything, including −∞. Keep one barrier of the block, `cuda.syncthreads()`.
 #
 # <details><summary>Hint 1: is it 0?</summary>0 is larger than all of the six numbers above.</details>
 # <details><summary>Hint 2: lesson 01</summary>
 #
-# Where did the running maximum start, before the first score had been read? `float32(-math.inf)` works in a kernel.
+# What was the running maximum before the first score had been read? `float32(-math.inf)` works in a kernel.
 # </details>
 
 
 # %% tags=["exercise"]
 def block_max_fixed(x, out):
-    """out[b] = the largest number in block b's part of x; at most 32 threads."""
+    """Set out[b] to the largest number in block b's part of x; at most 32 threads."""
     # BEGIN SOLUTION 4.3
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
@@ -287,8 +272,7 @@ check.ex04_3(block_max_fixed)
 # %% [markdown]
 # ## 4. A running sum
 #
-# From 1 1 1 1 to 1 2 3 4: each place gets the sum of everything up to itself. Threads can do it in a few passes, like the sum by halves in
-# lesson 03, only that now everybody wants a result. In the first pass, each adds its left neighbour; in the second, the one two places to the left; then four.
+# A running sum turns 1 1 1 1 into 1 2 3 4: each position gets the sum of everything up to itself. (The parallel version is called a **scan** or *prefix sum*.) Threads can compute it in a few passes, as in the sum by halves of lesson 03, but now every thread gets a result. In the first pass, each thread adds its left neighbour; in the second, the element two positions to the left; then four.
 #
 # | | 0 | 1 | 2 | 3 |
 # |---|---|---|---|---|
@@ -299,7 +283,7 @@ check.ex04_3(block_max_fixed)
 
 # %%
 def running_sum(x, out):
-    """Each block writes the running sums of its part of x into out, one a thread."""
+    """Write the running sums of each block's part of x to out, one per thread."""
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
     part[t] = x[i]
@@ -313,7 +297,7 @@ def running_sum(x, out):
 
 
 # %% [markdown]
-# **Guess before you run.** There is a barrier before the first pass, and one between any two passes. Is it enough?
+# **Guess before you run.** There is a barrier before the first pass, and one between any two passes. Is that enough?
 #
 # - ( ) yes
 # - ( ) no: there must be one after the last pass as well
@@ -322,22 +306,18 @@ def running_sum(x, out):
 # %%
 x = np.ones(8, dtype=float32)
 out = np.full(8, np.nan, dtype=float32)
-tell(simulate(running_sum, on_finding="report")[1, 8](x, out))
+print_findings(simulate(running_sum, on_finding="report")[1, 8](x, out))
 print()
 print("wanted 1 to 8, got", out)
 
 # %% [markdown]
-# A race has two parties, so there are two lines of *where*. Thread 1 writes `part[1]`. Thread 2 reads `part[1]`. It is the same line of the
-# kernel, and **nothing orders the two**: if thread 1 is quicker, thread 2 gets a sum that already has this pass in it. (The value
-# that was written stands at the end of the line.)
+# A race involves two threads, so the finding names two places. Thread 1 writes `part[1]`, and thread 2 reads `part[1]`. Both do so in the same line of the kernel, and **nothing orders the two accesses**: if thread 1 is faster, thread 2 reads a sum that already includes this pass. (The value that was written is at the end of the line.)
 #
-# They meet *within* one pass. `part[t] += part[t - step]` looks like one thing and is three: read, add, write. Between somebody's write and
-# somebody else's read of the same place belongs a barrier. Between the passes there is one already, and within this one line there is no room
-# for another: so the likely fix splits the line. In the table above all threads read before any of them writes; the kernel does not say so.
+# The two accesses happen *within* one pass. `part[t] += part[t - step]` looks like one operation but is three: read, add, write. If one thread writes an element and another reads it, there must be a barrier between the write and the read. Between the passes there is one already. Within this line there is no room for another, so the likely fix splits the line. In the table above, all threads read before any of them writes. The kernel does not enforce that.
 #
-# The last pass is fine, by the way: after it each thread reads only what it has written itself.
+# The last pass needs no barrier after it, because then each thread reads only the element that it has written itself.
 #
-# The launch as a picture. Between two vertical lines, the barriers, nothing says who comes first.
+# Here is the launch as a picture. Between two vertical lines, which are the barriers, the accesses of different threads have no fixed order.
 
 # %%
 report = simulate(running_sum, on_finding="report", observers=[*DEFAULT, Trace])[1, 8](
@@ -346,28 +326,28 @@ report = simulate(running_sum, on_finding="report", observers=[*DEFAULT, Trace])
 report.timeline()
 
 # %% [markdown]
-# In each pass between two barriers there are columns for *load* and for *store*, and a thread's store may come before its right neighbour's load.
+# Each pass between two barriers has columns for *load* and for *store*, and a thread's store may come before the load of its right neighbour.
 #
 # ### Exercise 4.4 · running_sum · three lines
-# Make room for the barrier: first everybody reads into a variable of its own, then everybody waits, then everybody writes.
+# Make room for the barrier: first all threads read into a variable of their own, then all wait with `cuda.syncthreads()`, then all write. Two barriers per pass are enough.
 #
 # <details><summary>Hint 1: a variable of its own</summary>
 #
-# `left = part[t - step] if t >= step else float32(0)`. A plain variable belongs to one thread, so no other thread can spoil it.
+# `left = part[t - step] if t >= step else float32(0)`. A plain variable belongs to one thread, so no other thread can change it.
 # </details>
-# <details><summary>Hint 2: who has to come to the new barrier?</summary>
+# <details><summary>Hint 2: which threads must reach the new barrier?</summary>
 #
-# All threads, also those with `t < step`: it must not stand under the `if`.
+# All threads, including those with `t < step`. So the barrier must not be under the `if`.
 # </details>
-# <details><summary>Hint 3: may the old barrier go?</summary>
+# <details><summary>Hint 3: can you remove the old barrier?</summary>
 #
-# No. It keeps the next pass from reading before this one has written.
+# No. It prevents the next pass from reading before this pass has written.
 # </details>
 
 
 # %% tags=["exercise"]
 def running_sum_fixed(x, out):
-    """Each block writes the running sums of its part of x into out, one a thread."""
+    """Write the running sums of each block's part of x to out, one per thread."""
     # BEGIN SOLUTION 4.4
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
@@ -389,52 +369,45 @@ check.ex04_4(running_sum_fixed)
 # %% [markdown]
 # ## 5. Counting letters
 #
-# How often does each letter occur? Letters are the numbers 0, 1, 2, one thread reads one letter, and the counters lie in global memory, where
-# all blocks can reach them.
+# How often does each letter occur? The letters are the numbers 0, 1, 2, one thread reads one letter, and the counters are in global memory, where all blocks can access them.
 
 
 # %%
 def histogram(letters, counts):
-    """counts[k] = how many of the letters are k, from 0 on; counts is 0 before."""
+    """Set counts[k] to the number of letters that are k; counts is 0 before."""
     i = cuda.grid(1)
     if i < letters.size:
         counts[letters[i]] += 1
 
 
 # %% [markdown]
-# **Guess before you run.** The text is 0 1 0 2 0 1 0 0: five times 0, twice 1, once 2. Two blocks of four threads. You will see a finding and you
-# will see the counts. Which is true?
+# **Guess before you run.** The text is 0 1 0 2 0 1 0 0: five times 0, twice 1, once 2. There are two blocks of four threads. You will see a finding and the counts. Which is true?
 #
 # - ( ) the counts are too small
 # - ( ) the counts are too large
-# - ( ) the counts are right, and the finding is a false alarm
-# - ( ) the counts are right, and so is the finding
+# - ( ) the counts are correct, and the finding is a false alarm
+# - ( ) the counts are correct, and so is the finding
 
 # %%
 letters = np.array([0, 1, 0, 2, 0, 1, 0, 0], dtype=int32)
 counts = np.zeros(3, dtype=int32)
-tell(simulate(histogram, on_finding="report")[2, 4](letters, counts))
+print_findings(simulate(histogram, on_finding="report")[2, 4](letters, counts))
 print()
 print(counts)
 
 # %% [markdown]
-# The last one. There are two findings, as `+=` reads and writes: one thread's write meets another's read, and one thread's write meets another's write. Both
-# meet at `counts[0]`. Two threads may both read a 3, both add 1, and both write a 4: one letter is lost.
+# The last one is true. There are two findings, because `+=` reads and writes: one thread's write conflicts with another thread's read, and one thread's write conflicts with another thread's write. Both involve `counts[0]`. Two threads may both read a 3, both add 1, and both write a 4. Then one letter is lost.
 #
-# In this run no letter was lost. `sim` runs one thread at a time, and this kernel gives it no reason to change threads in the middle of the `+=`; a GPU,
-# with thousands of threads under way, has every reason. So why the finding? Because `sim` does not wait for the accident. It asks of any two accesses whether
-# something **orders** them, and for these nothing does. Hence a race is found in every run, whatever the result looks like. And hence **a right
-# result proves nothing about a race.**
+# In this run no letter was lost. `sim` runs one thread at a time, and in this kernel it has no reason to switch threads in the middle of the `+=`. A GPU runs thousands of threads at once and interleaves them all the time. So why does `sim` report a bug? It does not wait for the accident to happen. For any two accesses, it asks whether something **orders** them, and here nothing does. So it finds a race in every run, whatever the result looks like. And therefore **a correct result proves nothing about a race.**
 #
-# Block 0 in time. No barrier anywhere: each thread's *load* of a counter, and its *store*, may fall before, between or behind those of the others.
+# Here is the timeline of block 0. There is no barrier anywhere: each thread's *load* and *store* of a counter may come before, between or after those of the other threads.
 
 # %%
 traced = simulate(histogram, on_finding="report", observers=[*DEFAULT, Trace])
 traced[2, 4](letters, counts).timeline()
 
 # %% [markdown]
-# Is the cure a barrier? What we need is not an order: it does not matter who counts first. We need nobody to get in between reading and writing. That
-# is an **atomic** operation: `cuda.atomic.add(counts, k, 1)` does what `counts[k] += 1` says, as one single step.
+# Would a barrier help? The order is not the problem: it does not matter which thread counts first. The problem is that another thread can access the counter between the read and the write. An **atomic operation** prevents this: `cuda.atomic.add(counts, k, 1)` does the same as `counts[k] += 1`, but as one indivisible step.
 #
 # ### Exercise 4.5 · histogram · one line
 #
@@ -446,7 +419,7 @@ traced[2, 4](letters, counts).timeline()
 
 # %% tags=["exercise"]
 def histogram_fixed(letters, counts):
-    """counts[k] = how many of the letters are k, from 0 on; counts is 0 before."""
+    """Set counts[k] to the number of letters that are k; counts is 0 before."""
     # BEGIN SOLUTION 4.5
     i = cuda.grid(1)
     if i < letters.size:
@@ -460,13 +433,12 @@ check.ex04_5(histogram_fixed)
 # %% [markdown]
 # ## 6. The mirror, again
 #
-# You know it from lesson 03: each block writes its part back to front. There it could do whole parts only. This one knows how long its part
-# is. (`i - t` is where the part begins.) And instead of an `if` around everything, the guard is a `return`, as in much code that you will read.
+# You know this kernel from lesson 03: each block writes its part of `x` in reverse order. There it worked for whole parts only. This one computes how long its part is. (`i - t` is where the part begins.) And instead of an `if` around everything, the guard is a `return`, as in much of the code that you will read.
 
 
 # %%
 def mirror(x, out):
-    """Each block writes its part of x into out, back to front; up to 32 threads."""
+    """Write each block's part of x to out in reverse order; at most 32 threads."""
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
     if i >= x.size:
@@ -478,7 +450,7 @@ def mirror(x, out):
 
 
 # %% [markdown]
-# **Guess before you run.** Six numbers, two blocks of four threads. What comes out?
+# **Guess before you run.** There are six numbers and two blocks of four threads. What is the output?
 #
 # - ( ) 4 3 2 1 6 5
 # - ( ) 4 3 2 1, and then nothing
@@ -487,14 +459,12 @@ def mirror(x, out):
 # %%
 x = np.array([1, 2, 3, 4, 5, 6], dtype=float32)
 out = np.full(6, np.nan, dtype=float32)
-tell(simulate(mirror, on_finding="report")[2, 4](x, out))
+print_findings(simulate(mirror, on_finding="report")[2, 4](x, out))
 print()
 print(out)
 
 # %% [markdown]
-# This finding has no cell that is read or written. It tells **who waits and where**. In block 1, two of four threads wait at the barrier in line 8. Thread 2
-# stands for the other two: it *returned*, and whoever has returned will never come. Block 0 was complete, all its threads arrived, and it finished; block 1
-# did not. (`sim` ends a block in which nobody can go on. The simulator you built yourself would have waited ten seconds.)
+# This finding is not about an element of an array. It reports **which threads wait, and where**. In block 1, two of four threads wait at the barrier in line 8. The other two, of which it names thread 2, have *returned*, so they will never reach the barrier. In block 0 all threads arrived at the barrier, and it finished. (`sim` ends a block in which no thread can continue. The simulator that you built yourself would have waited ten seconds.)
 
 # %%
 report = simulate(mirror, on_finding="report", observers=[*DEFAULT, Trace])[2, 4](
@@ -503,28 +473,24 @@ report = simulate(mirror, on_finding="report", observers=[*DEFAULT, Trace])[2, 4
 report.timeline(block=1)
 
 # %% [markdown]
-# The rule from lesson 03: a guard may skip the work, never the barrier. A `return` skips everything after it.
-#
-# Would it hang on a GPU? The language promises nothing: CUDA allows `syncthreads` under a condition only if the condition is the same in the
-# whole block. The hardware, since Volta (2017), waits for those threads of the block that have not *exited*, so after an early `return` this kernel may well
-# give the right values there. A barrier inside an `if` that other threads walk past is another matter: they are still there, and are waited for.
-# `sim` holds you to what the language promises.
+# Remember the rule from lesson 03: a guard may skip the work, but never the barrier. A `return` skips everything after it.
 #
 # ### Exercise 4.6 · mirror · three lines
+# Every thread of the block must reach one `cuda.syncthreads()`.
 #
 # <details><summary>Hint 1: without return</summary>
 #
-# Two guards `if i < x.size:`, one around what comes before the barrier, one around what comes after.
+# Use two guards `if i < x.size:`, one around the code before the barrier and one around the code after it.
 # </details>
 # <details><summary>Hint 2: and <code>length</code>?</summary>
 #
-# It only computes; it may stand inside or outside. Threads without an element need it for nothing.
+# It is only a computation, so it may be inside or outside a guard. Threads without an element do not need it.
 # </details>
 
 
 # %% tags=["exercise"]
 def mirror_fixed(x, out):
-    """Each block writes its part of x into out, back to front; up to 32 threads."""
+    """Write each block's part of x to out in reverse order; at most 32 threads."""
     # BEGIN SOLUTION 4.6
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
@@ -541,19 +507,21 @@ def mirror_fixed(x, out):
 check.ex04_6(mirror_fixed)
 
 # %% [markdown]
-# ## 7. Neighbours change places
+# Would the broken kernel hang on a GPU? CUDA promises nothing: it allows `syncthreads` under a condition only if the condition has the same value in the whole block. On hardware since Volta (2017), the barrier waits only for the threads that have not *exited*, so after an early `return` the kernel may well give correct values there. If a barrier is inside an `if` and other threads skip it without returning, those threads are still running, and the barrier waits for them. `sim` requires what the language promises.
 #
-# Two new words, which lesson 06 will explain at length. A GPU runs its threads in groups of 32 that go in step; such a group is a **warp**, and a
-# thread's place in it is its **lane**. Threads of one warp can hand each other a value directly, without shared memory: that is a **shuffle**.
+# ## 7. Neighbours swap places
 #
-# In `cuda.shfl_down_sync(0xffffffff, value, 1)` each lane gives its own `value` and gets the one of the lane after it;
-# `cuda.shfl_up_sync` is the same with the lane before. The first argument names the lanes that take part, one bit each: 32 ones, so all of
-# them. Each lane that is named, and has not left the kernel, has to come to this call, or nobody gets anything: all of them wait for each other.
+# Here you need two new terms, which lesson 06 explains in detail. A GPU schedules its threads in groups of 32, called **warps**. The position of a thread in its warp is its **lane**. Threads of one warp can pass a value to each other directly, without shared memory. This is called a **shuffle**.
+
+# %% [markdown]
+# In `cuda.shfl_down_sync(0xffffffff, value, 1)` each lane supplies its own `value` and gets the value of the next lane. `cuda.shfl_up_sync` does the same with the previous lane.
+#
+# The first argument is a **mask** that names the participating lanes, one bit per lane: `0xffffffff` has 32 ones, so it names all of them. Every lane in the mask that has not exited has to execute this call. Until it does, all the other lanes wait.
 
 
 # %%
 def swap_neighbours(x, out):
-    """out = x[1], x[0], x[3], x[2], ...; an element for every thread, whole warps."""
+    """Set out to x[1], x[0], x[3], x[2], ...; an element per thread, whole warps."""
     i = cuda.grid(1)
     if i % 2 == 0:
         other = cuda.shfl_down_sync(0xFFFFFFFF, x[i], 1)
@@ -563,42 +531,39 @@ def swap_neighbours(x, out):
 
 
 # %% [markdown]
-# **Guess before you run.** An even thread takes from the one after it, an odd thread from the one before it, so each of the 32
-# meets exactly one shuffle. What happens?
+# **Guess before you run.** An even thread takes the value of the next thread, and an odd thread takes the value of the previous one, so each of the 32 executes exactly one shuffle. What happens?
 #
-# - ( ) they change places
+# - ( ) they swap places
 # - ( ) each gets its own number back
 # - ( ) the even ones wait for the odd ones, and the odd ones for the even ones
 
 # %%
 x = np.arange(32).astype(float32)
 out = np.full(32, np.nan, dtype=float32)
-tell(simulate(swap_neighbours, on_finding="report")[1, 32](x, out))
+print_findings(simulate(swap_neighbours, on_finding="report")[1, 32](x, out))
 print()
-print("threads that got a value:", np.count_nonzero(~np.isnan(out)))
+print("threads that wrote a value:", np.count_nonzero(~np.isnan(out)))
 
 # %% [markdown]
-# The even lanes wait in line 5 for the odd ones, *which never come*, since they wait in line 7, and for the even ones. The two lines
-# with *waits* show one of each. Each call names all 32 lanes in its mask and only 16 come.
+# The even lanes wait in line 5 for the odd ones, *which never come*, because they wait in line 7 for the even ones. The two lines with *waits* show one example of each. Each call names all 32 lanes in its mask, and only 16 arrive.
 #
-# The second half of the likely fix, a mask of those that do come, would not help here: a lane can only take a value from a lane that takes part. So the
-# first half it is: **call the shuffle where all lanes pass**, and decide afterwards.
+# The second half of the likely fix, a mask of the lanes that do arrive, would not help here: a lane can take a value only from a lane that participates. So use the first half: **call the shuffle where all lanes execute it**, and decide afterwards.
 #
 # ### Exercise 4.7 · swap_neighbours · three lines
 #
 # <details><summary>Hint 1: no call under an <code>if</code></summary>
 #
-# Every thread makes both shuffles, and has two values then, `after` and `before`. Which one does it want?
+# Every thread executes both shuffles, and then has two values, `after` and `before`. Which one does it need?
 # </details>
 # <details><summary>Hint 2: the first and the last lane</summary>
 #
-# Nobody comes before lane 0 and nobody after lane 31. There a shuffle gives the lane its own value back, and here neither of them wants it.
+# Lane 0 has no previous lane, and lane 31 has no next lane. There, a shuffle returns the lane's own value, and in this exercise neither of them uses it.
 # </details>
 
 
 # %% tags=["exercise"]
 def swap_neighbours_fixed(x, out):
-    """out = x[1], x[0], x[3], x[2], ...; an element for every thread, whole warps."""
+    """Set out to x[1], x[0], x[3], x[2], ...; an element per thread, whole warps."""
     # BEGIN SOLUTION 4.7
     i = cuda.grid(1)
     after = cuda.shfl_down_sync(0xFFFFFFFF, x[i], 1)
@@ -611,16 +576,14 @@ def swap_neighbours_fixed(x, out):
 check.ex04_7(swap_neighbours_fixed)
 
 # %% [markdown]
-# ## 8. Everybody's share
+# ## 8. Fractions of a total
 #
-# The other half of a softmax: divide each number by the sum of all. All blocks add into one total, with atomics. Then all have to **wait for all
-# blocks**, and `syncthreads` waits only for one's own. There is a barrier for the whole grid: `cuda.cg.this_grid().sync()`. It opens when every
-# thread of every block has come. (For this all blocks must be on the GPU at the same time, so the grid must not be too large.)
+# The other half of a softmax divides each number by the sum of all of them. All blocks add to one total, with atomic operations. Then all threads have to **wait for all blocks**, but `syncthreads` waits only for the threads of one block. There is a barrier for the whole grid: `cuda.cg.this_grid().sync()`. It opens when every thread of every block has arrived. (This requires a **cooperative launch**: all blocks must be on the GPU at the same time, so the grid must not be too large. Numba starts one automatically.)
 
 
 # %%
 def shares(x, total, out):
-    """out = x / the sum of x, and total[0] = that sum; total comes in as one 0."""
+    """Set out to x / sum of x, and total[0] to that sum; total is a single 0 before."""
     i = cuda.grid(1)
     if i < x.size:
         cuda.atomic.add(total, 0, x[i])
@@ -629,40 +592,38 @@ def shares(x, total, out):
 
 
 # %% [markdown]
-# **Guess before you run.** Eight numbers in blocks of four. It worked with two blocks. Somebody launches three, to be on the safe side. The
-# third block has nothing to do. What happens?
+# **Guess before you run.** There are eight numbers in blocks of four. The kernel worked with two blocks. Somebody launches three, to be safe. The third block has nothing to do. What happens?
 #
 # - ( ) the same as with two blocks
-# - ( ) block 2 waits for ever
-# - ( ) blocks 0 and 1 wait for ever
+# - ( ) block 2 waits forever
+# - ( ) blocks 0 and 1 wait forever
 
 # %%
 x = np.array([1, 2, 3, 4, 4, 3, 2, 1], dtype=float32)
 for blocks in [2, 3]:
     total, out = np.zeros(1, dtype=float32), np.full(8, np.nan, dtype=float32)
     print(f"{blocks} blocks:")
-    tell(simulate(shares, on_finding="report")[blocks, 4](x, total, out))
+    print_findings(simulate(shares, on_finding="report")[blocks, 4](x, total, out))
     print("total", total, "shares", out)
     print()
 
 # %% [markdown]
-# It is the mirror's mistake, one size larger. Two of three blocks stand at the barrier of the grid. The third had nothing to do, skipped the `if`, and
-# has ended. The total is complete, which makes it the more annoying: everything is there, and nobody goes on.
+# This is the mistake of the mirror, one level up. Two of three blocks wait at the barrier of the grid. The third had nothing to do, skipped the `if`, and has ended. The total is already complete, and yet no block can continue.
 #
-# (Why does `sim` not call this `barrier-divergence`? Within each block all agree. It is the blocks that do not. `deadlock` is what it says whenever
-# somebody waits for something that can no longer come, and it is not a matter of `syncthreads` or a shuffle alone.)
+# (Why does `sim` not call this `barrier-divergence`? Within each block, all threads do the same. Only the blocks differ. `sim` reports `deadlock` whenever threads wait for something that can no longer happen, and a block barrier or a shuffle alone does not explain it.)
 #
 # ### Exercise 4.8 · shares · two lines
+# Let all threads wait exactly once at the barrier of the grid.
 #
 # <details><summary>Hint</summary>
 #
-# As in 4.6: a guard before the barrier, a guard after it, and the barrier under none of them.
+# As in 4.6: a guard before the barrier, a guard after it, and the barrier outside both.
 # </details>
 
 
 # %% tags=["exercise"]
 def shares_fixed(x, total, out):
-    """out = x / the sum of x, and total[0] = that sum; total comes in as one 0."""
+    """Set out to x / sum of x, and total[0] to that sum; total is a single 0 before."""
     # BEGIN SOLUTION 4.8
     i = cuda.grid(1)
     if i < x.size:
@@ -679,15 +640,13 @@ check.ex04_8(shares_fixed)
 # %% [markdown]
 # ## 9. Drawing a token
 #
-# A language model gives each token a probability. To draw one, add the probabilities up, 0.1 0.3 0.7 1.0, draw a number `u` between 0 and 1, and
-# take the first token whose sum lies above `u`: for 0.5 it is token 2. With fifty thousand tokens one does not walk through them all, one halves: is it in the left half
-# or in the right?
+# A language model gives each token a probability. To draw a token, compute the running sums of the probabilities, for example 0.1 0.3 0.7 1.0, draw a random number `u` between 0 and 1, and take the first token whose sum is larger than `u`. For 0.5 it is token 2. With fifty thousand tokens you would not test them all. Instead you use a **binary search**: is the token in the left half or in the right half?
 
 
 # %%
 def sample(cumulative, u, token):
-    """token[i] = the first k with u[i] < cumulative[k], which rises to 1;
-    u is below 1."""
+    """Set token[i] to the first k with u[i] < cumulative[k]; cumulative rises to 1,
+    and u is below 1."""
     i = cuda.grid(1)
     if i < u.size:
         # the token is one of low, low + 1, ..., high
@@ -702,38 +661,32 @@ def sample(cumulative, u, token):
 
 
 # %% [markdown]
-# **Guess before you run.** No barrier, no shared memory, nobody waits for anybody. What can go wrong?
+# **Guess before you run.** There is no barrier and no shared memory, and no thread waits for another. What can go wrong?
 #
 # - ( ) nothing
 # - ( ) a wrong token
 # - ( ) the loop never ends, for any `u`
 # - ( ) the loop never ends, for some `u`
 #
-# (Take a pencil: `u = 0.5`, and `low, high = 0, 3` to begin with.)
+# (Use a pencil: start with `u = 0.5` and `low, high = 0, 3`.)
 
 # %%
 cumulative = np.array([0.1, 0.3, 0.7, 1.0], dtype=float32)
 for draw in [0.05, 0.5]:
     u, token = np.array([draw], dtype=float32), np.full(1, -1)
     print(f"u = {draw}:")
-    tell(
-        simulate(sample, max_steps=1000, on_finding="report")[1, 1](
-            cumulative, u, token
-        )
-    )
+    limited = simulate(sample, max_steps=1000, on_finding="report")
+    print_findings(limited[1, 1](cumulative, u, token))
     print("token", token[0])
     print()
 
 # %% [markdown]
-# For some. For 0.05 the answer is always on the left, `high` comes down, and the loop ends. For 0.5, `low, high` become 1, 3, and then the middle is 2: `high = 2`. From 1, 2
-# the middle is 1 again, and `low = 1` changes nothing, for ever. The interval must get **smaller each time**, and this one stopped.
+# It never ends for some `u`. For 0.05 the token is always in the left half, `high` decreases, and the loop ends. For 0.5, `low, high` become 1, 3. Then the middle is 2, and `high = 2`. From 1, 2 the middle is 1 again, and `low = 1` changes nothing, so the loop runs forever. The interval must get **smaller in each iteration**, and this one stopped shrinking.
 #
-# How does `sim` know? It does not: no program can tell in general whether another one will ever end. It counts. After so many rounds of `while` loops in
-# which no thread has ended, it gives up and says which thread is in which loop. Without `max_steps` it would have been a million rounds, about a
-# second. If a kernel really needs more, raise it.
+# How does `sim` find out? It does not prove anything, because no program can decide in general whether another one will end. It counts iterations of `while` loops. If no thread has ended after a certain number, it gives up and reports which thread is in which loop. Without `max_steps` the limit is a million iterations, which take about a second. If a kernel really needs more, raise the limit.
 #
 # ### Exercise 4.9 · sample · one line
-# The interval is still halved in every round: with 9,000 tokens a thread reads about fourteen sums.
+# Keep the binary search, which halves the interval in every iteration: with 9,000 tokens a thread reads about fourteen sums.
 #
 # <details><summary>Hint 1: what do we know?</summary>
 #
@@ -741,14 +694,14 @@ for draw in [0.05, 0.5]:
 # </details>
 # <details><summary>Hint 2: and the other branch?</summary>
 #
-# There `middle` may be the answer, so it has to stay in. And it makes progress: `middle < high`, as `//` rounds down.
+# There `middle` may be the answer, so it has to stay in the interval. The interval still shrinks: `middle < high`, because `//` rounds down.
 # </details>
 
 
 # %% tags=["exercise"]
 def sample_fixed(cumulative, u, token):
-    """token[i] = the first k with u[i] < cumulative[k], which rises to 1;
-    u is below 1."""
+    """Set token[i] to the first k with u[i] < cumulative[k]; cumulative rises to 1,
+    and u is below 1."""
     # BEGIN SOLUTION 4.9
     i = cuda.grid(1)
     if i < u.size:
@@ -767,36 +720,34 @@ def sample_fixed(cumulative, u, token):
 check.ex04_9(sample_fixed)
 
 # %% [markdown]
-# ## What it looks like when nobody tells you
+# ## What these bugs look like on a real GPU
 #
 # | kind | on a real GPU | what to look for in the source |
 # |---|---|---|
 # | `out-of-bounds` | silent: another array changes. Or a crash, reported later, at another call | is each index guarded, against the size of its own axis? |
-# | `negative-index` | Numba: silent, the last element. CUDA C: as `out-of-bounds` | every `i - something` |
-# | `uninitialized-read` | silent: right until old values lie there | shared memory filled under an `if`; sums that nobody sets to 0 |
-# | `race-shared` | wrong at times, on some GPUs, with some sizes | read here, written there, no barrier in between; `+=` with a neighbour |
-# | `race-global` | counts too small, by a little, each time another little | `+=` to a place that threads share; a block that reads what another one writes |
+# | `negative-index` | Numba: silent, the last element. CUDA C++: as `out-of-bounds` | every `i - something` |
+# | `uninitialized-read` | silent: correct until the memory contains other old values | shared memory filled under an `if`; sums that are not set to 0 |
+# | `race-shared` | wrong at times, on some GPUs, with some sizes | a write in one thread and a read in another without a barrier in between; `+=` with a neighbour |
+# | `race-global` | counts slightly too small, by a different amount each time | `+=` on an element that threads share; a block that reads what another one writes |
 # | `barrier-divergence` | undefined: it hangs, or the values are wrong, or you see nothing (after an early `return`, mostly nothing) | `return`, `if` and loops of unequal length before a `syncthreads` |
 # | `warp-divergence` | undefined, likewise | a shuffle under an `if` |
 # | `deadlock` | it hangs, and the GPU is busy | a grid barrier under an `if`; one block that waits for another |
-# | `no-progress` | it hangs, and the GPU is busy | `while`: what gets smaller each time? |
+# | `no-progress` | it hangs, and the GPU is busy | `while`: what gets smaller in each iteration? |
 #
-# *Undefined* is the worst word in this table. It means that your GPU may do the right thing, and the next one need not.
+# *Undefined* is the most dangerous word in this table. It means that your GPU may do what you want, and another GPU may not.
 #
 # ### What `sim` cannot see
 #
-# - **What did not happen.** It judges one launch, with this input and these sizes. On the chess board, `checkerboard` was innocent.
-# - **How long it takes.** It can count work, which lesson 08 does, but its own speed says nothing about a GPU's.
-# - **The last digits.** A GPU joins a multiplication and an addition into one step that rounds once, and its `exp` is not your processor's.
-# - **Some matters of memory order.** In `sim` a store is there for everyone at once. On a GPU, what one thread writes first need not be what
-#   another sees first, unless a barrier or a fence stands in between. `sim` knows which of them order what, and it is a little more lenient than CUDA's rules with the
-#   thread that reads. And a compiler may keep in a register what `sim` looks up each time.
+# - **What did not happen.** It judges one launch, with this input and these sizes. On the chess board, it found nothing wrong with `checkerboard`.
+# - **How long it takes.** It can count work, as you will see in lesson 08, but its own speed says nothing about the speed of a GPU.
+# - **The last digits.** A GPU fuses a multiplication and an addition into one operation that rounds once, and its `exp` differs slightly from your processor's.
+# - **Some matters of memory order.** In `sim`, a store is visible to all threads at once. On a GPU, another thread may see two stores in a different order, unless there is a barrier or a fence. `sim` checks which accesses these order. It is slightly more lenient than CUDA's rules for the thread that reads. And a compiler may keep a value in a register that `sim` reads from memory each time.
 #
-# For your own GPU there is `compute-sanitizer`, which comes with CUDA: four tools that watch a real launch for several of these kinds.
+# For your own GPU there is `compute-sanitizer`, which comes with CUDA. It consists of four tools that watch a real launch for several of these kinds of bugs.
 #
 # ## Validate
 #
-# Each of the nine with twenty seeds: how often the broken kernel gave the right values and how often `sim` saw the bug, then the same for yours.
+# We run each of the nine kernels with twenty seeds, and count how often the broken kernel gave correct values and how often `sim` found the bug. Then we do the same with your fixed kernels. The next cell lists the launches:
 
 
 # %%
@@ -804,97 +755,34 @@ def floats(*values):
     return np.array(values, dtype=float32)
 
 
-def nothing(size):
+def empty(size):
     return np.full(size, np.nan, dtype=float32)
 
 
-digits, hill = floats(3, 1, 4, 1, 5, 9, 2, 6), floats(1, 2, 3, 4, 4, 3, 2, 1)
-# kernel: grid, block, its inputs, its outputs before the launch, NumPy's after it
-LAUNCHES = {
-    "checkerboard": (
-        1,
-        (8, 8),
-        [],
-        [np.full((3, 5), -1)],
-        [np.indices((3, 5)).sum(axis=0) % 2],
-    ),
-    "previous": (
-        2,
-        4,
-        [floats(1, 2, 3, 4, 5, 6)],
-        [nothing(6)],
-        [floats(0, 1, 2, 3, 4, 5)],
-    ),
-    "block_max": (
-        2,
-        4,
-        [floats(-3, -1, -4, -1, -5, -9)],
-        [nothing(2)],
-        [floats(-1, -5)],
-    ),
-    "running_sum": (1, 8, [digits], [nothing(8)], [np.cumsum(digits)]),
-    "histogram": (2, 4, [letters], [np.zeros(3, dtype=int32)], [np.bincount(letters)]),
-    "mirror": (
-        2,
-        4,
-        [floats(1, 2, 3, 4, 5, 6)],
-        [nothing(6)],
-        [floats(4, 3, 2, 1, 6, 5)],
-    ),
-    "swap_neighbours": (
-        1,
-        32,
-        [np.arange(32).astype(float32)],
-        [nothing(32)],
-        [np.arange(32) ^ 1],
-    ),
-    "shares": (
-        3,
-        4,
-        [hill],
-        [np.zeros(1, dtype=float32), nothing(8)],
-        [floats(20), hill / 20],
-    ),
-    "sample": (
-        1,
-        4,
-        [cumulative, floats(0.05, 0.5, 0.2, 0.9)],
-        [np.full(4, -1)],
-        [np.array([0, 2, 1, 3])],
-    ),
-}
-
-
-def launched(kernel, name, run):
-    """Launch the kernel on fresh copies with `run`;
-    returns the report, if there is one, and whether all values are right."""
-    grid, block, inputs, outputs, wanted = LAUNCHES[name]
-    outputs = [array.copy() for array in outputs]
-    report = run(kernel)[grid, block](*inputs, *outputs)
-    return report, all(
-        np.abs(got - right).max() <= 1e-6 for got, right in zip(outputs, wanted)
-    )
-
-
-def twenty_seeds(kernel, name):
-    """In how many of twenty runs the values were right,
-    and in how many `sim` found something."""
-    runs = [
-        launched(
-            kernel,
-            name,
-            lambda k: simulate(k, seed=seed, max_steps=1000, on_finding="report"),
-        )
-        for seed in range(20)
-    ]
-    return (
-        f"{sum(right for _, right in runs):5} of 20   "
-        f"{sum(bool(report.findings) for report, _ in runs):5} of 20"
-    )
+def launches():
+    """Return {kernel: (grid, block, inputs, outputs before, outputs after)}."""
+    six, backwards = floats(1, 2, 3, 4, 5, 6), floats(4, 3, 2, 1, 6, 5)
+    digits, hill = floats(3, 1, 4, 1, 5, 9, 2, 6), floats(1, 2, 3, 4, 4, 3, 2, 1)
+    zeros, lanes = np.zeros(3, dtype=int32), np.arange(32).astype(float32)
+    total, swapped = np.zeros(1, dtype=float32), np.arange(32) ^ 1
+    board, odd = np.full((3, 5), -1), np.indices((3, 5)).sum(axis=0) % 2
+    draws, tokens = floats(0.05, 0.5, 0.2, 0.9), np.array([0, 2, 1, 3])
+    below = floats(-3, -1, -4, -1, -5, -9)
+    return {
+        "checkerboard": (1, (8, 8), [], [board], [odd]),
+        "previous": (2, 4, [six], [empty(6)], [six - 1]),
+        "block_max": (2, 4, [below], [empty(2)], [floats(-1, -5)]),
+        "running_sum": (1, 8, [digits], [empty(8)], [np.cumsum(digits)]),
+        "histogram": (2, 4, [letters], [zeros], [np.bincount(letters)]),
+        "mirror": (2, 4, [six], [empty(6)], [backwards]),
+        "swap_neighbours": (1, 32, [lanes], [empty(32)], [swapped]),
+        "shares": (3, 4, [hill], [total, empty(8)], [floats(20), hill / 20]),
+        "sample": (1, 4, [cumulative, draws], [np.full(4, -1)], [tokens]),
+    }
 
 
 # %% tags=["uses-exercise"]
-MENDED = {
+FIXED = {
     checkerboard: checkerboard_fixed,
     previous: previous_fixed,
     block_max: block_max_fixed,
@@ -906,31 +794,49 @@ MENDED = {
     sample: sample_fixed,
 }
 
-print(f"{'':16}   as found here             mended")
-print(f"{'kernel':16}   right       findings      right       findings")
-for broken, fixed in MENDED.items():
+
+def launched(kernel, name, run):
+    """Launch the kernel with `run`, and return sim's report, if there is one, and
+    whether all values are correct."""
+    grid, block, inputs, outputs, wanted = launches()[name]
+    report = run(kernel)[grid, block](*inputs, *outputs)
+    pairs = zip(outputs, wanted)
+    return report, all(np.abs(got - right).max() <= 1e-6 for got, right in pairs)
+
+
+def twenty_seeds(kernel, name):
+    """Return how often, of twenty, the values were correct and `sim` found a bug."""
+    correct = found = 0
+    for seed in range(20):
+        options = {"seed": seed, "max_steps": 1000, "on_finding": "report"}
+        report, right = launched(kernel, name, lambda k: simulate(k, **options))
+        correct, found = correct + right, found + bool(report.findings)
+    return f"{correct:5} of 20   {found:5} of 20"
+
+
+print(f"{'':16}    as found here             fixed")
+print(f"{'kernel':16}  correct     findings     correct     findings")
+for broken, fixed in FIXED.items():
     name = broken.__name__
     print(f"{name:16} {twenty_seeds(broken, name)}    {twenty_seeds(fixed, name)}")
 
+
 # %% [markdown]
-# Look at `block_max` and `histogram`: right twenty times out of twenty, broken all the same, and found twenty times out of twenty. A test that compares
-# values would have let them through.
+# Look at `block_max` and `histogram`: their values were correct in all twenty runs, and `sim` found the bug in all twenty. A test that only compares values would have let them through.
 #
 # ### On a real GPU, if there is one
-# The mended kernels go to the GPU as they are. Without one this cell uses `sim` and prints the same lines. (The broken ones stay here: some of
-# them would hang.)
+# The fixed kernels run on the GPU without any change. Without a GPU, this cell uses `sim` and prints the same lines. (We do not run the broken kernels there, because some of them would hang.)
 
 # %% tags=["uses-exercise"]
 on_this_machine = cuda.jit if cuda.is_available() else simulate
-for broken, fixed in MENDED.items():
+for broken, fixed in FIXED.items():
     _, right = launched(fixed, broken.__name__, on_this_machine)
-    print(f"{fixed.__name__:22} right: {right}")
+    print(f"{fixed.__name__:22} correct: {right}")
 
 # %% [markdown]
-# ## Six without a label
+# ## Six kernels without a label
 #
-# Now without `sim` at your side. One of these kernels is sound; each of the others has a bug of one of the nine kinds. (The numbers in front count the
-# lines. `a` to `d` are launched with sizes that do not divide, on several blocks where the kernel speaks of blocks.)
+# Now you work without `sim`. One of these kernels is correct. Each of the others has a bug of one of the nine kinds. (The numbers in front count the lines. `a` to `d` are launched on several blocks, with sizes that are not multiples of the block.)
 
 # %%
 import inspect
@@ -944,19 +850,19 @@ for name, kernel in KERNELS.items():
 
 # %% [markdown]
 # ### Exercise 4.10 · names · six words
-# For each of them the name of its bug, as in the table of the nine kinds above, or `"none"`. The check launches all six in `sim` and compares.
+# For each kernel, give the name of its bug as in the table of the nine kinds above, or `"none"`. The check launches all six in `sim` and compares. You learn most if you answer from the source, before you run them.
 #
 # <details><summary>Hint: four questions</summary>
 #
-# What is the largest index, and the smallest? Who wrote what is read here? What stands between this write and that read? Does every thread come to
-# this barrier equally often?
+# What are the largest and the smallest index? Which thread wrote the element that is read here? What orders this write and that read? Does every
+# thread reach this barrier equally often?
 # </details>
 
 
 # %% tags=["exercise"]
 def names():
-    """{"a": ..., ..., "f": ...}:
-    the kind of bug in each of the six kernels, or "none"."""
+    """Return {"a": ..., ..., "f": ...}: the kind of bug in each of the six kernels,
+    or "none"."""
     # BEGIN SOLUTION 4.10
     return {
         "a": "out-of-bounds",
@@ -973,21 +879,23 @@ def names():
 check.ex04_10(names)
 
 # %% [markdown]
-# <details><summary>The six, one line each</summary>
+# <details><summary>The six kernels, one line each</summary>
 #
-# - **a**: the guard is right for `x[i]`; for `x[i + 1]` the last thread with an element reads one too far.
-# - **b**: nobody sets `mine` to 0, and an atomic addition reads what it adds to.
-# - **c**: the thread before writes the element that is read here, at the same time or later, and perhaps in another block.
-# - **d**: sound. The `return` is that of a *whole* block, so nobody waits for anybody; and the neighbour's element is read after the barrier.
-# - **e**: one barrier is missing: a quick thread puts the next tile over the one that a slow thread still reads.
-# - **f**: thread t comes to the barrier t + 1 times. The loops are of unequal length.
+# - **a**: the guard is correct for `x[i]`. For `x[i + 1]`, the last thread with an element reads one element too far.
+# - **b**: no thread sets `mine` to 0, and an atomic addition reads the old value.
+# - **c**: the previous thread writes the element that is read here, at the same time or later, and perhaps in another block.
+# - **d**: correct. Here a *whole* block returns, so no thread waits for another, and the neighbour's element is read after the barrier.
+# - **e**: one barrier is missing. A fast thread overwrites the tile that a slow thread still reads.
+# - **f**: thread t reaches the barrier t + 1 times. The loops are of unequal length.
 # </details>
 #
 # ## In three lines
-# - A kernel goes wrong in the wrong place, at the wrong moment, or by waiting for somebody who never comes.
-# - A finding says what, who, where and why; its fix is a guess, and the thinking is yours.
-# - Right values prove little: a race, a leftover and a square board all pass a test that only compares values.
+# - A kernel fails in the wrong place, at the wrong moment, or by waiting for something that never happens.
+# - A finding says what, which thread, where and why. Its fix is a guess, and you have to think for yourself.
+# - Correct values prove little: a race, an uninitialised read and a square board all pass a test that only compares values.
 #
-# **You can now** find nine kinds of bugs in a kernel by reading it, and know what to ask `sim` when reading is not enough.
+# **You can now** find nine kinds of bugs in a kernel by reading it, and use `sim` when reading is not enough.
 #
-# **Next:** [lesson 05](05_flash_kernel.ipynb) turns the tiles of [lesson 02](02_flash_attention.ipynb) into a kernel, one that was published with several of these bugs in it.
+# **Read on:** NVIDIA, *CUDA C++ Programming Guide*, sections "Synchronization Functions", "Atomic Functions" and "Warp Shuffle Functions" · NVIDIA, *Compute Sanitizer* documentation (memcheck, racecheck, initcheck, synccheck) · Mark Harris, Shubhabrata Sengupta and John Owens, "Parallel Prefix Sum (Scan) with CUDA", chapter 39 of *GPU Gems 3* (2007) · the [glossary](../docs/glossary.md) of this course.
+#
+# **Next:** [lesson 05](05_flash_kernel.ipynb) turns the tiles of [lesson 02](02_flash_attention.ipynb) into a kernel. It was published with several of these bugs.

@@ -34,7 +34,7 @@ def c(x, out):
 
 
 def d(x, out):
-    """out[i] = the mean of x[i] and the one after it in its block, round in a circle."""
+    """out[i] = the mean of x[i] and the next in its block; the first follows the last, and 0 the end."""
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
     if cuda.blockIdx.x * cuda.blockDim.x >= x.size:

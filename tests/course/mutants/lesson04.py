@@ -126,6 +126,18 @@ def histogram_jitted(letters, counts):
     cuda.atomic.sub(counts, letters[i], -1)
 
 
+def histogram_by_retries(letters, counts):
+    """Correct: repeats a compare-and-swap until no other thread has come between."""
+    i = cuda.grid(1)
+    if i < letters.size:
+        old = 0
+        while True:
+            seen = cuda.atomic.cas(counts, letters[i], old, old + 1)
+            if seen == old:
+                break
+            old = seen
+
+
 def mirror_on_the_way_in(x, out):
     part = cuda.shared.array(32, float32)
     t, i = cuda.threadIdx.x, cuda.grid(1)
@@ -296,6 +308,10 @@ MUTANTS = {
         ),
         ("begins with a 1", ("(x + y)", "(x + y + 1)")),
         (
+            "writes with an atomic",
+            ("board[y, x] = (x + y) % 2", "cuda.atomic.exch(board, (y, x), (x + y) % 2)"),
+        ),
+        (
             "wraps round the board",
             (GUARD, "if True:"),
             ("board[y, x]", "board[y % board.shape[0], x % board.shape[1]]"),
@@ -327,6 +343,8 @@ MUTANTS = {
             "block_max",
             ("puts in 0", ("float32(-math.inf)", "float32(0)")),
             ("puts in -1", ("-math.inf", "-1")),
+            ("puts in the lowest finite number", ("-math.inf", "-3.4e38")),
+            ("waits for its warp only", (BARRIER, "    cuda.syncwarp()\n")),
             ("loses the barrier", (BARRIER, "")),
             ("looks at all 32 places", ("cuda.blockDim.x)", "32)")),
             ("leaves out the last thread's", ("cuda.blockDim.x)", "cuda.blockDim.x - 1)")),
@@ -360,6 +378,8 @@ MUTANTS = {
                 (READ, "pass\n"),
                 (ADD, "    if t >= step:\n            part[t] += part[t - step]\n"),
             ),
+            ("waits for its warp only", (f"{BARRIER}    {ADD}", f"    cuda.syncwarp()\n    {ADD}")),
+            ("has a third barrier in each pass", (ADD, ADD + f"    {BARRIER}")),
             ("forgets the last pass", ("step < cuda.blockDim.x", "2 * step < cuda.blockDim.x")),
             ("replaces instead of adding", ("part[t] += left", "part[t] = left")),
             ("adds neighbours only", ("part[t - step]", "part[t - 1]")),
@@ -381,6 +401,18 @@ MUTANTS = {
         ("counts at the thread's place", ("counts, letters[i]", "counts, i % counts.size")),
         ("takes the maximum", ("atomic.add", "atomic.max")),
         ("guards with the counts", ("letters.size", "counts.size")),
+        (
+            "reads and writes with two atomics",
+            (COUNT, "cuda.atomic.max(counts, letters[i], cuda.atomic.add(counts, letters[i], 0) + 1)"),
+        ),
+        (
+            "swaps once, without a retry",
+            (
+                COUNT,
+                "old = cuda.atomic.add(counts, letters[i], 0);"
+                " cuda.atomic.cas(counts, letters[i], old, old + 1)",
+            ),
+        ),
         ("one thread counts", ("if i < letters.size:", "for i in range(letters.size if i == 0 else 0):")),
     ),
     "ex04_6": (
@@ -389,6 +421,8 @@ MUTANTS = {
             ("has the barrier under the guard", (BARRIER, f"    {BARRIER}")),
             ("has a barrier in each branch", (BARRIER, f"    {BARRIER}    else:\n    {BARRIER}")),
             ("has no barrier", (BARRIER, "")),
+            ("waits for its warp only", (BARRIER, "    cuda.syncwarp()\n")),
+            ("waits for the whole grid", (BARRIER, "    cuda.cg.this_grid().sync()\n")),
             ("has the barrier first", (LOAD + BARRIER, BARRIER + LOAD)),
             ("loads without a guard", (LOAD, "    part[t] = x[i]\n")),
             ("stores without a guard", (STORE, "    out[i]")),
@@ -432,6 +466,7 @@ MUTANTS = {
             (GRID_BARRIER, f"    if cuda.blockIdx.x * cuda.blockDim.x < x.size:\n    {GRID_BARRIER}"),
         ),
         ("waits for its own block only", (GRID_BARRIER, BARRIER)),
+        ("waits twice", (GRID_BARRIER, GRID_BARRIER + GRID_BARRIER)),
         ("has no barrier", (GRID_BARRIER, "")),
         ("has a fence instead", (GRID_BARRIER, "    cuda.threadfence()\n")),
         (
@@ -473,7 +508,7 @@ RIGHT = {
     "ex04_2": [previous_in_two_branches],
     "ex04_3": [max_with_the_last_element_for_the_rest, max_of_those_that_are_there],
     "ex04_4": [running_sum_in_two_arrays, running_sum_with_the_barrier_last],
-    "ex04_5": [histogram_in_shared_memory, histogram_jitted],
+    "ex04_5": [histogram_in_shared_memory, histogram_jitted, histogram_by_retries],
     "ex04_6": [mirror_on_the_way_in, mirror_with_the_return_behind_the_barrier],
     "ex04_7": [swap_by_xor, swap_with_a_computed_lane],
     "ex04_8": [shares_of_zero],
