@@ -13,17 +13,16 @@
 # %% [markdown]
 # # 05 · The flash kernel
 #
-# **70 minutes** to the kernel that works, and 30 for the bug hunt (section 6, *optional*) · builds on lesson 02 (tiles, queries outer) and lesson 03 (threads, shared memory, barriers)
+# **100 minutes**: 70 to a working kernel, and 30 for the bug hunt (section 6, *optional*) · builds on lesson 02 (tiles, queries outer) and lesson 03 (threads, shared memory, barriers)
 #
 # You will be able to
-# 1. find a row or a tile in memory that is one long line of numbers;
-# 2. cut one piece of shared memory into tiles and let all threads of a block fill them;
-# 3. write a complete flash attention kernel, one query per thread, that is right for every size and every order of the threads.
+# 1. find a row or a tile in memory that is one long line of elements;
+# 2. split one piece of shared memory into tiles, and let all threads of a block fill them;
+# 3. write a complete flash attention kernel, with one query per thread, that is correct for every size and every order of the threads.
 #
-# The published notebook from which this course grew ends in the middle of this kernel: its last cell does not even parse. Here you finish it,
-# and then you hunt the mistakes that such a kernel invites. No GPU is needed: `sim` runs the kernel and watches every access.
+# This course grew from an older notebook that ends in the middle of this kernel: its last cell is not even valid Python. Here you finish the kernel, and then you look for the mistakes that are easy to make in it. You do not need a GPU: `sim` runs the kernel and checks every access.
 #
-# What it is good for, first. The kernel of this lesson, with batches and heads and its rows in registers (`kernels.flash_attention`), as it ran on a GPU:
+# First, the payoff. The kernel of this lesson is in the package as `kernels.flash_attention`, with batches and heads, and with its rows in registers. Here is one run of it that we recorded on a GPU:
 
 # %%
 import inspect
@@ -50,25 +49,77 @@ recorded = json.loads(
 )
 measured = recorded["roofline"]["flash_attention"]
 shape = measured["size"]
-one_matrix = shape["batch"] * shape["heads"] * shape["n"] ** 2 * 4 / 2**20
+pairs = shape["batch"] * shape["heads"] * shape["n"] ** 2
 print(f"recorded {recorded['date']} on one {recorded['gpu']}: {shape}, float32")
 print(f"the kernel: {measured['microseconds'] / 1000:.1f} ms, no N x N matrix")
-print(f"the matrix S alone, if it were stored: {one_matrix:.0f} MiB")
+print(f"the matrix S alone, if it were stored: {pairs * 4 / 2**20:.0f} MiB")
+print(f"writing and reading S and P at 4300 GB/s: {pairs * 16 / 4.3e9:.1f} ms")
+
 
 # %% [markdown]
+# So the kernel saves a lot of memory, but it is not fast yet: a GPU could write and read `S` and `P` in less time. (Lesson 08 finds out where the 7 ms go, and lesson 17 does the same work on tensor cores.) First it has to be correct.
+#
 # ## The idea in one picture
 #
-# A block owns a tile of queries, and each of its **threads owns one query**: one row of Q, one row of O, its own `m` and `l`. The block
-# walks over the keys tile by tile. All its threads load the next tile of K and V together; then each lets its own query meet
-# every key of the tile. (The next cell only draws: run it, there is no need to read it.)
+# A block owns a tile of queries, and each of its **threads owns one query**: one row of Q, one row of O, and its own `m` and `l`. The block loops over the keys, tile by tile. All its threads load the next tile of K and V together. Then each thread processes its own query with every key of the tile. (The next cell only draws. Run it; you do not need to read it.)
 
 # %% jupyter={"source_hidden": true}
 import matplotlib.pyplot as plt
 
 
+def draw_block(threads=4, keys=9, columns=3, now=1):
+    """Draw a block's scores: a row per thread, and the tile of keys in progress."""
+    figure, axes = plt.subplots(figsize=(9, 3.4), layout="constrained")
+    colours = {-1: "#DCE9F2", 0: BLUE, 1: "white"}
+    for t in range(threads):
+        for j in range(keys):
+            tile = j // columns
+            colour = colours[(tile > now) - (tile < now)]
+            box = plt.Rectangle((j, t), 0.92, 0.86, facecolor=colour, edgecolor="grey")
+            axes.add_patch(box)
+        name = f"thread {t}: query {t}, its m, l, o"
+        axes.text(-0.2, t + 0.43, name, ha="right", va="center", fontsize=11)
+    words = ["used, and forgotten", "in shared memory", "not loaded yet"]
+    for tile, word in enumerate(words):
+        middle = tile * columns + columns / 2
+        axes.text(middle, -0.25, word, ha="center", fontsize=11)
+        named = f"keys {tile * columns}–{(tile + 1) * columns - 1}"
+        axes.text(middle, threads + 0.35, named, ha="center", fontsize=11)
+    axes.set(xlim=(-4.4, keys + 0.1), ylim=(threads + 0.6, -0.7))
+    axes.axis("off")
+    return figure
+
+
+show_figure(
+    draw_block(),
+    "a grid of scores with a row for each of four threads and a column for each of "
+    "nine keys. Every thread keeps its query and its m, l and o. Keys 0 to 2 are "
+    "used and forgotten, keys 3 to 5 are in shared memory, and keys 6 to 8 are "
+    "not loaded yet.",
+)
+
+
+# %% [markdown]
+# ## 1. Memory is one long line
+#
+# Before the launch we flatten every matrix into one dimension, row after row. This layout is called [**row-major**](../docs/glossary.md). In a matrix with rows of `d` elements, row i starts at index i*d, and its element c has index i*d + c. This makes tiles easy: a tile of **whole rows** is contiguous.
+#
+# **Predict.** Take 5 rows of d = 3. Rows 2 and 3 together have the indices `___` to `___`.
+
+# %%
+matrix = np.arange(15).reshape(5, 3)
+flat = matrix.ravel()
+print(matrix[2:4].tolist(), "is", flat[2 * 3 : 4 * 3].tolist())
+
+# %% [markdown]
+# They have the indices 6 to 11. (It is not `flat[2 * 5 : ...]`: the length of a row, `d`, determines the index, and the number of rows does not. The older notebook makes exactly this mistake. You will see it again.)
+#
+# Shared memory is one line too. A kernel asks for `cuda.shared.array(0, float32)`, and its length is given at launch: `kernel[blocks, threads, 0, bytes]`. (The third argument, 0, is the stream, which lesson 07 explains.) This is called **dynamic shared memory**. The kernel splits it into tiles itself: first `columns * d` elements each for K and V, then `rows * d` each for Q and O.
+
+
+# %% jupyter={"source_hidden": true}
 def draw_shared(columns, rows, d):
-    """One line of boxes, a box per number:
-    how a block's shared memory is split into the tiles of K, V, Q and O."""
+    """Draw how a block's shared memory is split into the tiles of K, V, Q and O."""
     figure, axes = plt.subplots(figsize=(11, 1.9))
     start = 0
     for name, height, colour in [
@@ -86,13 +137,9 @@ def draw_shared(columns, rows, d):
                 edgecolor="black",
                 alpha=1 if number // d % 2 else 0.6,
             )
-        axes.text(
-            start + height * d / 2,
-            1.15,
-            f"{name} tile: {height} rows of {d}",
-            ha="center",
-            fontsize=12,
-        )
+        middle = start + height * d / 2
+        label = f"{name} tile: {height} rows of {d}"
+        axes.text(middle, 1.15, label, ha="center", fontsize=12)
         axes.text(start, -0.3, start, ha="left", fontsize=11)
         start += height * d
     axes.text(start, -0.3, start, ha="right", fontsize=11)
@@ -103,39 +150,20 @@ def draw_shared(columns, rows, d):
 
 show_figure(
     draw_shared(columns=4, rows=3, d=2),
-    "the 28 numbers of shared memory in one line, for tiles of 4 keys, "
-    "3 queries and d = 2. The K tile takes the numbers 0 to 7, the V tile 8 to 15, "
+    "the 28 elements of shared memory in one line, for tiles of 4 keys, "
+    "3 queries and d = 2. The K tile has the elements 0 to 7, the V tile 8 to 15, "
     "the Q tile 16 to 21, the O tile 22 to 27. Within each tile one row of d = 2 "
-    "numbers follows the other, pale and dark in turn.",
+    "elements follows the other, pale and dark in turn.",
 )
 
-# %% [markdown]
-# ## 1. Memory is one long line
-#
-# On the way to the GPU we flatten every matrix. Of a matrix with rows of `d` numbers, row `i` begins at number `i * d`, and column `c` of
-# it is number `i * d + c`. That makes tiles easy: a tile of **whole rows** is one piece without gaps.
-#
-# **Predict.** Take 5 rows of d = 3. Rows 2 and 3 together are the numbers `___` to `___`.
-
-# %%
-matrix = np.arange(15).reshape(5, 3)
-flat = matrix.ravel()
-print(matrix[2:4].tolist(), "is", flat[2 * 3 : 4 * 3].tolist())
 
 # %% [markdown]
-# The numbers 6 to 11. (Not `flat[2 * 5 : ...]`: what counts is the length of a row, `d`, and not how many rows there are. This very slip is in the
-# published notebook. You will meet it again.)
-#
-# Shared memory is one line too. A kernel asks for `cuda.shared.array(0, float32)`, and how long it is stands in the launch:
-# `kernel[blocks, threads, 0, bytes]`. (The third number, 0, is the stream, for lesson 07.) The kernel cuts it into tiles itself, as in the picture:
-# first `columns * d` numbers for K, as many for V, then `rows * d` for Q, as many for O.
-#
-# **Predict.** For tiles of 48 keys and 32 queries with d = 64, how many bytes of shared memory does a block need, at 4 bytes per number? `___`
+# **Predict.** For tiles of 48 keys and 32 queries with d = 64, how many bytes of shared memory does a block need, at 4 bytes per element? `___`
 
 
 # %%
 def shared_bytes(rows, columns, d):
-    """Bytes for tiles of K, V (columns rows each) and Q, O (rows rows each)."""
+    """Return the bytes of the tiles of K, V (`columns` rows) and Q, O (`rows` rows)."""
     return 4 * (2 * columns * d + 2 * rows * d)
 
 
@@ -146,31 +174,33 @@ print(
 )
 
 # %% [markdown]
-# ## 2. Many hands load a tile
+# ## 2. All threads load a tile together
 #
-# If every thread loaded the whole tile, a block of 32 threads would fetch each number 32 times. Instead, thread `t` of `T` threads loads the
-# numbers `t, t + T, t + 2T, …`. With 3 threads and a tile of 8 numbers:
+# If every thread loaded the whole tile, a block of 32 threads would load each element 32 times. Instead, thread `t` of `T` threads loads the elements `t, t + T, t + 2T, …`. This is called a **block-stride loop**. With 3 threads and a tile of 8 elements:
 #
-# | thread | loads the numbers |
+# | thread | loads the elements |
 # |---|---|
 # | 0 | 0, 3, 6 |
 # | 1 | 1, 4, 7 |
 # | 2 | 2, 5 |
 #
-# Neighbouring threads load neighbouring numbers at the same moment, and that is what a GPU's memory likes best (lesson 08).
+# So neighbouring threads load neighbouring elements at the same time, which is the pattern that a GPU's memory serves best (lesson 08).
 #
 # ### Exercise 5.1 · load_tile · two or three lines
-# Fill `tile` with the numbers of `array` from number `start` on. Each number is loaded by **one** thread of the block. What would lie past the end of
-# `array` becomes 0. The block has one dimension. No barrier: that is the caller's business.
+# Fill `tile` with elements of `array`, starting at index `start`.
+#
+# - Each element is loaded by **one** thread of the block: thread `t` of `T` loads the elements `t`, `t + T`, `t + 2T`, … of the tile.
+# - Elements past the end of `array` become 0.
+# - Blocks are one-dimensional. Do not use a barrier here: the caller does that.
 #
 # <details><summary>Hint 1: the loop</summary>
 #
-# `range` takes a step: `range(first, end, step)`. The first is the thread's own index, the step is the number of threads in a block.
+# `range` takes a step: `range(first, end, step)`. The first value is the thread's own index, and the step is the number of threads in a block.
 #
 # </details>
 # <details><summary>Hint 2: the end of the array</summary>
 #
-# The last tile may be ragged. Number `e` of the tile exists in the array if `start + e < array.size`.
+# The last tile may be ragged. Element `e` of the tile exists in the array if `start + e < array.size`.
 #
 # </details>
 
@@ -178,7 +208,7 @@ print(
 # %% tags=["exercise"]
 @cuda.jit(device=True)  # a function for kernels to call
 def load_tile(tile, array, start):
-    """tile = array[start : start + tile.size], 0 past the end;
+    """Copy array[start : start + tile.size] to tile, with 0 past the end of the array;
     the threads of the block share the work."""
     # BEGIN SOLUTION 5.1
     for e in range(cuda.threadIdx.x, tile.size, cuda.blockDim.x):
@@ -190,36 +220,40 @@ def load_tile(tile, array, start):
 check.ex05_1(load_tile)
 
 # %% [markdown]
-# The check would have noticed if two threads had loaded the same number: both write the same value into shared memory, without an order between them.
+# The check also rejects an answer in which two threads load the same element: both would write to the same element of shared memory, and nothing orders the two writes.
 #
-# ## 3. One row meets one tile
+# ## 3. One row and one tile
 #
-# Now the work of a single thread, the online softmax of lesson 01. The query is row `row` of the Q tile; it meets the first `keys` keys of the K tile
-# (the last tile may have fewer than it has room for). For each key j:
+# Now write the work of a single thread, which is the online softmax of lesson 01. The query is row `row` of the Q tile. It is processed with the first `keys` keys of the K tile. (The last tile may have fewer keys than it has room for.) For each key j:
 #
 # $$s = \text{scale}\cdot q\cdot k_j \qquad m' = \max(m, s) \qquad l' = l\,e^{m-m'} + e^{s-m'} \qquad o' = o\,e^{m-m'} + e^{s-m'}\,v_j$$
 #
-# **Predict.** A query has met one key, with score 2 and value 10: m = 2, l = 1, o = 10. The next key has score 3 and value 20. Then m = `___`,
-# l = `___`, o = `___`.
+# **Predict.** A query has processed one key, with score 2 and value 10: m = 2, l = 1, o = 10. The next key has score 3 and value 20. Then m = `___`, l = `___`, o = `___`.
 #
 # <details><summary>Answer</summary>
 #
-# m = 3, l = e⁻¹ + 1 = 1.368, o = 10·e⁻¹ + 20 = 23.679, and o / l = 17.31: closer to 20, the value with the larger score.
+# m = 3, l = e⁻¹ + 1 = 1.368, o = 10·e⁻¹ + 20 = 23.679, and o / l = 17.31. The mean is closer to 20, the value with the larger score.
 #
 # </details>
 #
 # ### Exercise 5.2 · visit · about ten lines
-# Write `visit`: row `row` meets `keys` keys. `o` lives in the O tile and is changed in place; `m` and `l` come in and are returned. All tiles are flat: number `c` of
-# row `row` of the Q tile is `q_tile[row * d + c]`. `m` comes in as −∞ the first time. `scale` may be any number.
+# Write `visit`, which updates row `row` with `keys` keys.
+#
+# - `o` is in the O tile, and you change it in place. `m` and `l` are arguments, and you return their new values.
+# - All tiles are flat: element `c` of row `row` of the Q tile is `q_tile[row * d + c]`.
+# - `m` is −∞ the first time. `scale` may be any number, even a negative one.
+# - Each thread calls this for its own row, so there is no barrier.
 #
 # <details><summary>Hint 1: types</summary>
 #
-# Begin a sum with `float32(0)`. A bare `0.0` would work here, but on a GPU it makes the sum a float64, which is slow (lesson 07).
+# Start a sum with `float32(0)`. A bare `0.0` would give correct results here, but on a GPU it makes the sum a float64, which is slow (lesson 07).
 #
 # </details>
 # <details><summary>Hint 2: three loops</summary>
 #
-# One over the keys `j`; inside it one over `c` for the score, and after `m`, `l` and both factors are known, one over `c` for the row of `o`.
+# - An outer loop over the keys `j`.
+# - Inside it, a loop over `c` that computes the score.
+# - After you have computed `m`, `l` and both factors, a second loop over `c` that updates the row of `o`.
 #
 # </details>
 
@@ -227,8 +261,8 @@ check.ex05_1(load_tile)
 # %% tags=["exercise"]
 @cuda.jit(device=True)
 def visit(row, q_tile, k_tile, v_tile, o_tile, keys, d, scale, m, l):
-    """Row `row` of the Q tile meets the first `keys` keys:
-    its row of the O tile changes, its new (m, l) come back."""
+    """Update row `row` of the O tile with the first `keys` keys, and return the
+    new (m, l) of that row."""
     # BEGIN SOLUTION 5.2
     for j in range(keys):
         score = float32(0)
@@ -252,31 +286,33 @@ check.ex05_2(visit)
 # %% [markdown]
 # ## 4. The kernel
 #
-# What is left is to put the parts together, and here every line is about **who** and **when**:
+# Now put the parts together. For every line, ask **which thread** runs it and **when**:
 #
-# - Who: block `b` owns the queries from `b * rows` on, thread `t` the query `b * rows + t`. If the last block has more threads than queries, its idle threads
-#   must not write. But they must come to every barrier, and they help to load.
-# - When: nobody may read a tile before all have loaded it, and nobody may load the next one over it before all have read it. Two barriers per tile.
+# - Which thread: block `b` owns the queries from `b * rows` on, and thread `t` owns the query `b * rows + t`. If the last block has more threads than queries, its idle threads must not write. But they must reach every barrier, and they help to load the tiles.
+# - When: no thread may read a tile before all threads have loaded it, and no thread may overwrite it with the next tile until all have finished reading it. This needs two barriers per tile.
 #
 # ### Exercise 5.3 · flash_kernel · about fifteen lines
-# Write the rest of the kernel. `rows` is the number of threads in a block, `columns` the number of keys in a tile, `n` the number of queries and of keys.
-# Each thread loads its part of each tile, once, and writes its own row of `o`. The arrays may be longer than n rows.
+# Write the rest of the kernel. `rows` is the number of threads in a block, `columns` the number of keys in a tile, and `n` the number of queries and of keys.
+#
+# - Each thread loads its part of each tile, once, and writes its own row of `o`.
+# - Use `cuda.syncthreads()` twice per tile. (One or two more in the whole kernel are allowed.)
+# - The arrays may be longer than n rows.
 #
 # <details><summary>Hint 1: before the loop</summary>
 #
-# Load the Q tile: it begins at query `b * rows`, so at number `b * rows * d`. Set this thread's row of the O tile to 0. Then `m` is
+# Load the Q tile. It starts at query `b * rows`, that is, at index `b * rows * d`. Set this thread's row of the O tile to 0. Then `m` is
 # `float32(-math.inf)` and `l` is `float32(0)`.
 #
 # </details>
 # <details><summary>Hint 2: the loop</summary>
 #
-# `for start in range(0, n, columns)`: load K and V, barrier, `visit`, barrier. The tile holds `min(columns, n - start)` keys.
+# `for start in range(0, n, columns)`: load K and V, barrier, `visit`, barrier. The tile has `min(columns, n - start)` keys.
 #
 # </details>
 # <details><summary>Hint 3: after the loop</summary>
 #
-# If this thread has a query, it writes its row of O, divided by `l`, to `o`. A `return` before the loop for threads without a query would be wrong: each thread
-# also loads its part of every tile, and nobody would load the part of a thread that has returned.
+# If this thread has a query, it writes its row of O, divided by `l`, to `o`. A `return` before the loop for threads without a query would be
+# wrong: each thread also loads its part of every tile, and no other thread loads the part of a thread that has returned.
 #
 # </details>
 
@@ -284,8 +320,8 @@ check.ex05_2(visit)
 # %% tags=["exercise"]
 @cuda.jit
 def flash_kernel(q, k, v, o, n, d, columns, scale):
-    """o = softmax(scale · q kᵀ) v; q, k, v, o are n rows of d, flat;
-    shared memory holds tiles of K, V, Q and O."""
+    """Compute o = softmax(scale · q kᵀ) v, where q, k, v, o are n rows of d, flat;
+    shared memory has tiles of K, V, Q and O."""
     shared = cuda.shared.array(0, float32)
     rows, t = cuda.blockDim.x, cuda.threadIdx.x
     k_tile = shared[: columns * d]
@@ -305,7 +341,7 @@ def flash_kernel(q, k, v, o, n, d, columns, scale):
         m, l = visit(
             t, q_tile, k_tile, v_tile, o_tile, min(columns, n - start), d, scale, m, l
         )
-        cuda.syncthreads()  # used: the next tile may come
+        cuda.syncthreads()  # used: the next tile may be loaded
     if first + t < n:
         for c in range(d):
             o[(first + t) * d + c] = o_tile[t * d + c] / l
@@ -316,19 +352,18 @@ def flash_kernel(q, k, v, o, n, d, columns, scale):
 check.ex05_3(flash_kernel)
 
 # %% [markdown]
-# One question is worth a minute: the Q tile is loaded by all threads together, so thread 0 may need a number that thread 1 brings. Why is there no barrier
-# right after it? Because the first barrier inside the loop comes before anybody looks at the Q tile.
+# One question is worth a minute. All threads load the Q tile together, so thread 0 may need an element that thread 1 loaded. Why is there no barrier right after it? Because no thread reads the Q tile before the first barrier inside the loop.
 #
 # ## 5. Validate: against lesson 02, element by element
 #
-# A host function launches the kernel, as the published notebook's `flash_attn` does, except that this one gives its output back.
+# A host function launches the kernel, as `flash_attn` does in the older notebook, except that this one returns its output.
 
 
 # %%
 def flash(q, k, v, rows, columns):
-    """Your kernel on q, k, v (n, d), torch tensors in float32; returns (n, d)."""
+    """Run your kernel on float32 tensors q, k, v (n, d); return the output (n, d)."""
     n, d = q.shape
-    o = torch.full((n * d,), math.nan)  # so that a number nobody writes shows
+    o = torch.full((n * d,), math.nan)  # NaN shows elements that no thread writes
     blocks = (n + rows - 1) // rows
     launch = simulate(flash_kernel)[blocks, rows, 0, shared_bytes(rows, columns, d)]
     launch(q.flatten(), k.flatten(), v.flatten(), o, n, d, columns, float32(d**-0.5))
@@ -336,8 +371,7 @@ def flash(q, k, v, rows, columns):
 
 
 # %% [markdown]
-# First the smallest examples of the published notebook, then larger ones. Each is compared with the tiles of lesson 02, in the same order of loops, and with
-# the package's reference, plain softmax attention in float64: is every number within 0.00001?
+# First we run the smallest examples of the older notebook, then larger ones. We compare each result with two others: the tiles of lesson 02, with the loops in the same order, and the package's reference, which is plain softmax attention in float64. Is every element within 0.00001?
 
 # %% tags=["uses-exercise"]
 torch.manual_seed(5)
@@ -370,10 +404,9 @@ for name, (q, k, v, rows, columns) in progress_bar(examples.items()):
 # %% [markdown]
 # ### What it moves
 #
-# Lesson 02 counted before anything ran: with queries outer, 2·n·d + ⌈n / rows⌉·2·n·d numbers cross between global memory and the chip. For n = 64, d = 8 and
-# 16 rows these are 1024 + 4 · 1024 = 5120.
+# In lesson 02 you computed the traffic before anything ran: with queries outer, 2·n·d + ⌈n / rows⌉·2·n·d numbers move between global memory and the chip. For n = 64, d = 8 and 16 rows this is 1024 + 4 · 1024 = 5120.
 #
-# **Predict.** How many loads and stores of global memory does `sim` count in *your* kernel? And how many, if each thread read all keys itself?
+# **Predict.** How many loads and stores of global memory does `sim` count in *your* kernel? `___` And how many would there be if each thread read all keys itself? `___`
 
 # %% tags=["uses-exercise"]
 n, d, rows = 64, 8, 16
@@ -387,9 +420,9 @@ print("lesson 02       ", 2 * n * d + n // rows * 2 * n * d)
 print("without tiles   ", 2 * n * d + 2 * n * n * d)
 
 # %% [markdown]
-# Equal to the last number: what was a formula in lesson 02 is a kernel now.
+# The first two agree exactly: the formula of lesson 02 has become a kernel. Without tiles, there would be 13 times as many accesses.
 #
-# And its time, on a small launch: a row is a thread, a line is a barrier. *Load* (together) | *visit* (each for itself) | load | visit …
+# Here is the timeline of a small launch: each row is a thread, and each vertical line is a barrier. You see *load* (together) | *visit* (each thread alone) | load | visit …
 
 # %% tags=["uses-exercise"]
 q, k, v, o = np.random.default_rng(5).standard_normal((4, 8)).astype(float32)
@@ -398,9 +431,9 @@ report = launch[1, 4, 0, shared_bytes(4, 2, 2)](q, k, v, o, 4, 2, 2, float32(0.5
 report.timeline()
 
 # %% [markdown]
-# The same run of your kernel once more, with 8 keys in tiles of 3 and two blocks, of which the first is drawn. Move the slider: a row is a thread with its query, and the tile of keys slides past.
+# The next picture shows another run of your kernel, with 8 keys in tiles of 3. There are two blocks; only the first is drawn. Each row is a thread with its query, and the tile of keys slides past when you move the slider.
 #
-# **Predict.** Which thread fetches the first number of key 3? And how many keys do the queries meet in the last tile?
+# **Predict.** Which thread loads the first element of key 3? `___` And how many keys do the queries process in the last tile? `___`
 
 # %% tags=["uses-exercise"]
 q, k, v, o = np.ones((4, 16), float32)
@@ -409,12 +442,11 @@ report = launch[2, 4, 0, shared_bytes(4, 3, 2)](q, k, v, o, 8, 2, 3, float32(0.5
 sliding_tile(report.trace, d=2, columns=3)
 
 # %% [markdown]
-# Thread 0, since key 3 is the first of its tile; and 2 keys, since 8 is 3 + 3 + 2. All four queries meet a key that was fetched once.
+# Thread 0 loads it, because key 3 is the first of its tile. The last tile has 2 keys, because 8 is 3 + 3 + 2. Each key is loaded once and used by all four queries.
 #
-# ### Its sister in the package
+# ### The same kernel in the package
 #
-# The same kernel, with batches, heads and a causal mask, and with its rows in registers (a thread's own memory) instead of shared memory, is `kernels/flash/forward.py`. Its
-# core will look familiar. (`weight(a, b)` is exp(a − b), `before` and `seen` bound the keys that this query may look at, for a causal mask or a sliding window; `KEYS` is your `columns`, and `width` your `d`.)
+# The package has this kernel in `kernels/flash/forward.py`, with batches, heads and a causal mask. It keeps its rows in registers (memory of a single thread) instead of shared memory. You will recognise its core. (`weight(a, b)` is exp(a − b). `before` and `seen` limit the keys that this query may use, for a causal mask or a sliding window. `KEYS` is your `columns`, and `width` is your `d`.)
 
 # %%
 source = inspect.getsource(inspect.getmodule(flash_attention)).splitlines()
@@ -432,21 +464,20 @@ print(
 )
 
 # %% [markdown]
-# ## 6. A bug hunt (optional, 25 minutes)
+# ## 6. A bug hunt (optional, 30 minutes)
 #
-# The published notebook stops at a kernel with a dozen mistakes. Six of them show as soon as you run the cell, or read it:
+# The older notebook stops at a kernel with a dozen mistakes. Six of them are obvious as soon as you run the cell, or read it:
 #
-# | mistake | how it shows |
+# | mistake | how you notice it |
 # |---|---|
 # | a `)` before its `]` in the last cell | `SyntaxError` |
-# | `tc` and `tr`, the numbers of tiles, are never passed to the kernel | `NameError`, or it takes what an earlier cell has left under these names |
-# | everything is flat, but the products index in two dimensions: `Qi[ty][c]` | an error: a number has no `[c]` |
-# | a loop that prints uses `n` as its variable, and overwrites the length n | nonsense later |
-# | `Kj = K[...]` lets the name mean a piece of global memory instead of filling the tile | no error at all; just no use of shared memory |
-# | the host function makes `O` and never returns it | the caller gets `None` |
+# | `tc` and `tr`, the numbers of tiles, are never passed to the kernel | `NameError`, or the kernel uses the values that an earlier cell has left under these names |
+# | all arrays are flat, but the products use two indices: `Qi[ty][c]` | an error: a number has no `[c]` |
+# | a loop that prints uses `n` as its variable, and overwrites the length n | wrong results later |
+# | `Kj = K[...]` binds the name to a part of global memory instead of filling the tile | no error at all; the kernel just does not use shared memory |
+# | the host function creates `O` and never returns it | the caller gets `None` |
 #
-# The other six run, and are wrong. Here is a kernel that has all six, and otherwise works. It computes the same as yours in another way: each thread keeps a row of
-# scores in shared memory, takes the largest score of the whole tile, and rescales once per tile.
+# The other six run without an error, and the result is wrong. Here is a kernel that has all six, and is correct otherwise. It computes the same as yours in a different way: each thread keeps a row of scores in shared memory, takes the largest score of the whole tile, and rescales once per tile.
 
 # %%
 from course.check.lesson05 import unfinished
@@ -456,34 +487,33 @@ for number, line in enumerate(inspect.getsource(unfinished).splitlines(), start=
 
 # %% [markdown]
 # ### Exercise 5.4 · repairs · six lines
-# Find the six wrong lines. Give each with the line that should stand in its place, as a dictionary `{"wrong line": "right line"}`. A line is copied whole, without the spaces
-# in front. Begin with an empty dictionary, `return {}`, and run the check: it shows the first two things that `sim` finds, and how many more there are. Repair that, and run it again. A finding shows where threads
-# meet, which need not be where the mistake is: ask of each of the two threads which queries it owns, and why.
+# Find the six wrong lines. Return a dictionary `{"wrong line": "correct line"}`. Copy each line in full, without its indentation.
 #
-# Two of the six need a sharp eye, as they give right answers for most inputs. The check helps there: its scores also climb from −1000 to 1000, and fall, and it has a last key far above the rest. In the
-# end each block makes the output of its own queries, each thread that of one.
+# Start with an empty dictionary, `return {}`, and run the check. It shows the first two bugs that `sim` finds, and how many more there are. Fix those, and run it again. A finding shows where two threads conflict, which need not be where the mistake is: for each of the two threads, ask which queries it owns, and why.
+#
+# Two of the six mistakes are hard to find, because they give correct answers for most inputs. The check helps you: its scores also climb from −1000 to 1000, and fall, and in one case the last key is far above the rest. When you are done, each block computes its own queries, one per thread.
 #
 # <details><summary>Hint 1: out of bounds</summary>
 #
-# How many numbers has a tile of `columns` rows? Where does row `start` begin? (See section 1.)
+# How many elements has a tile of `columns` rows? Where does row `start` begin? (See section 1.)
 #
 # </details>
 # <details><summary>Hint 2: two threads, two blocks</summary>
 #
-# How many threads has the block, and in which direction? Which queries does *this* block own? The loop over `first` may stay a loop: let it begin
-# with the block's own tile, and step over the tiles of all the other blocks (`cuda.gridDim.x` is their number).
+# Along which axis are the block's threads? Which queries does *this* block own? The loop over `first` may remain a loop: start it at the
+# block's own tile and advance by `cuda.gridDim.x` tiles. (This is called a **grid-stride loop**.)
 #
 # </details>
-# <details><summary>Hint 3: the sharp eye</summary>
+# <details><summary>Hint 3: the two hard ones</summary>
 #
-# What is the largest of no scores at all? And how many scores are in a row of a tile: `d`, or something else?
+# What is the maximum of no scores at all? And how many scores are in a row of a tile: `d`, or something else?
 #
 # </details>
 
 
 # %% tags=["exercise"]
 def repairs():
-    """{wrong line of `unfinished`: right line}"""
+    """Return {wrong line of `unfinished`: correct line}."""
     # BEGIN SOLUTION 5.4
     return {
         "rows, t = cuda.blockDim.y, cuda.threadIdx.x": (
@@ -504,16 +534,15 @@ def repairs():
 check.ex05_4(repairs)
 
 # %% [markdown]
-# Why are the two with the sharp eye right so often? Softmax does not change if the same number is taken from all scores, and any number will do: the maximum
-# is only the safe choice. A running maximum that starts at 0 fails when all scores are far below 0: near −100 the weights are so small that float32 keeps no more than a digit or two of them, and
-# below −104 all of them are rounded to 0, and 0 / 0 is NaN. A maximum over
-# too few scores fails when the one it missed is so large that its exp overflows. (With `d` larger than the tile, it even reads past the end of its row.)
+# Why do those two lines give correct answers so often? A softmax does not change if the same number is subtracted from all scores, and any number works in exact arithmetic. The maximum is only the safe choice. A running maximum that starts at 0 fails if all scores are far below 0: near −100 the weights are so small that float32 keeps only a digit or two of them, and below −104 all of them are rounded to 0, and 0 / 0 is NaN. A maximum over too few scores fails if the one that it missed is so large that its exp overflows. (With `d` larger than the tile, it even reads past the end of its row.)
 #
 # ## In three lines
-# - A tile of whole rows is one piece of flat memory, shared memory is one line that the kernel cuts up, and loads are dealt out to all threads.
-# - One query per thread, two barriers per tile; idle threads load and wait but do not write.
-# - Right answers on friendly inputs prove little: try ragged sizes, scores far from 0, every order of the threads, and let a tool watch each access.
+# - A tile of whole rows is contiguous in flat memory, the kernel splits one line of shared memory into tiles, and all threads share the loads.
+# - There is one query per thread and there are two barriers per tile. Idle threads load and wait, but do not write.
+# - Correct answers on easy inputs prove little: try ragged sizes, scores far from 0, and every order of the threads, and let a tool check each access.
 #
-# **You can now** write a flash attention kernel that is right for every size, and mend one that is not.
+# **You can now** write a flash attention kernel that is correct for every size, and fix one that is not.
 #
-# **Next:** [lesson 06](06_warps.ipynb) gives each query a whole warp: 32 threads that hand values to each other without shared memory or barriers.
+# **Read on:** Tri Dao, *FlashAttention-2* (2023, arXiv:2307.08691), sections 3.1 and 3.2, for the same loop divided among warps · NVIDIA, *CUDA C++ Programming Guide*, section "Shared Memory", which builds a tiled matrix product in the same way.
+#
+# **Next:** [lesson 06](06_warps.ipynb) gives each query a whole warp: 32 threads that exchange values without shared memory or barriers.

@@ -28,8 +28,8 @@ LOADS = [  # (numbers in the array, first of the tile, numbers in the tile, thre
 ]
 LOUD = list(inputs.LOUD)[1:]
 SHARED = (
-    "Here the threads of a block share their work: each loads its part of a tile once, all use it, and thread"
-    " t makes row t of the output."
+    "The threads of a block share their work: each loads its part of a tile once, all use it, and thread t"
+    " computes row t of the output. Two barriers per tile are enough."
 )
 
 
@@ -42,16 +42,17 @@ def ex05_1(load_tile, rng):
         wanted = np.stack([part(array, start + block * tile, tile) for block in range(blocks)])
         there = sum(min(tile, max(0, size - start - block * tile)) for block in range(blocks))
         call = (
-            f"load_tile(tile, array, start) with tiles of {tile} numbers from {start} on, one a block, an"
-            f" array of {size}, {blocks} blocks of {threads} threads"
+            f"load_tile(tile, array, start) with tiles of {tile} elements from index {start}, one per block,"
+            f" an array of {size}, {blocks} blocks of {threads} threads"
         )
         contract = Contract(
             max_per_thread={"array": -(-tile // threads)},
             max_total={"array": there},
+            owner={"array": own_elements(start, tile, threads)},
             barriers=(1, 1),
             hint=(
-                "Each number is loaded by one thread: thread t of T loads t, t + T, t + 2T, ... The barrier"
-                " is the caller's business."
+                "Each element is loaded by one thread: thread t of T loads t, t + T, t + 2T, ... of the tile."
+                " The caller waits at a barrier, load_tile does not."
             ),
         )
         out = np.full((blocks, tile), np.nan, float32)
@@ -66,12 +67,23 @@ def ex05_1(load_tile, rng):
             call,
             contract,
             tolerance=0,
-            what="the tile holds something else",
+            what="the tile has wrong elements",
             refused=is_bug,
         )
     return (
-        "tiles of 2 to 90 numbers, with more and fewer threads than numbers, some past the end of the array"
+        "tiles of 2 to 90 elements, with more and fewer threads than elements, some past the end of the array"
     )
+
+
+def own_elements(start, tile, threads):
+    """Return a function from elements of the array to the threads that load them: thread t of a block loads
+    the elements t, t + threads, ... of its tile."""
+
+    def owner(element):
+        block, e = np.divmod(element - start, tile)
+        return block * threads + e % threads
+
+    return owner
 
 
 def part(array, start, length):
@@ -178,6 +190,7 @@ def loads_shared(n, d, rows, columns):
         "q k v o",
         max_per_thread=each,
         max_total=keys | {"q": blocks * rows * d},
+        barriers=(1, 2 * tiles + 2),
         threads=n,
         blocks=blocks,
         share=2.5,
@@ -215,10 +228,10 @@ RESCALE = (
     "When m grows, l and the row of o shrink by exp(old m - new m); then the key's weight is exp(score -"
     " new m)."
 )
-POISON = "NaN: a number of o that no thread has written, a 0 / 0, or -inf - (-inf)."
+POISON = "NaN: an element of o that no thread has written, a 0 / 0, or -inf - (-inf)."
 WHERE = (
-    "Does each tile begin at the right number? Has the last one fewer keys? Does each query start with m, l,"
-    " o of its own and end with a division by l?"
+    "Does each tile start at the correct index? Does the last one have fewer keys? Does each query start with"
+    " its own m, l, o and end with a division by l?"
 )
 
 
@@ -226,8 +239,8 @@ WHERE = (
 
 
 def unfinished(q, k, v, o, n, d, columns, scale):
-    """o = softmax(scale · q kᵀ) v, all flat, n rows of d. A thread a query; shared memory: tiles of k and v,
-    then a row of scores a thread."""
+    """Compute o = softmax(scale · q kᵀ) v, all flat, n rows of d, with a thread per query. Shared memory
+    has tiles of k and v, then a row of scores per thread."""
     shared = cuda.shared.array(0, float32)
     rows, t = cuda.blockDim.y, cuda.threadIdx.x
     k_tile = shared[: columns + d]

@@ -124,6 +124,18 @@ MUTANTS = {
                 ),
             ),
         ),
+        (
+            "contiguous chunks for each thread",
+            edited(
+                load_tile,
+                (
+                    "for e in range(cuda.threadIdx.x, tile.size, cuda.blockDim.x):",
+                    "chunk = (tile.size + cuda.blockDim.x - 1) // cuda.blockDim.x\n"
+                    "    first = cuda.threadIdx.x * chunk\n"
+                    "    for e in range(first, min(first + chunk, tile.size)):",
+                ),
+            ),
+        ),
         ("a step too short", edited(load_tile, ("cuda.blockDim.x)", "cuda.blockDim.x - 1 or 1)"))),
     ],
     "ex05_2": [
@@ -179,7 +191,20 @@ MUTANTS = {
         ),
         (
             "syncwarp after the visit",
-            edited(flash_kernel, ("cuda.syncthreads()  # used: the next tile may come", "cuda.syncwarp()")),
+            edited(
+                flash_kernel, ("cuda.syncthreads()  # used: the next tile may be loaded", "cuda.syncwarp()")
+            ),
+        ),
+        (
+            "four barriers for each tile",
+            edited(
+                flash_kernel,
+                ("cuda.syncthreads()  # loaded", "cuda.syncthreads(); cuda.syncthreads()"),
+                (
+                    "cuda.syncthreads()  # used: the next tile may be loaded",
+                    "cuda.syncthreads(); cuda.syncthreads()",
+                ),
+            ),
         ),
         ("always whole tiles of keys", edited(flash_kernel, ("min(columns, n - start)", "columns"))),
         (
