@@ -9,22 +9,17 @@
 # %% [markdown]
 # # 06 · Warps
 #
-# **85 minutes**, and 5 for the part marked *optional* · builds on lesson 01 (the state `m, l, o` and how two of them merge), lesson 03 (kernels, `simulate`) and lesson 04 (findings, `cuda.grid`)
+# **90 minutes**, of which 10 are for the section marked *optional* · builds on lesson 01 (the state `m, l, o` and how to merge two of them), lesson 03 (kernels, `simulate`) and lesson 04 (findings, `cuda.grid`)
 #
 # You will be able to:
 #
-# - let 32 threads hand values to each other with no shared memory and no barrier, and sum 32 numbers in five steps;
-# - say what goes wrong when a shuffle stands in a branch, or when the last warp is not full;
-# - write attention with one warp per query, put it into a layer, and hold it against PyTorch's `nn.MultiheadAttention`.
+# - let 32 threads exchange values without shared memory and without a barrier, and sum 32 numbers in five steps;
+# - say what goes wrong when a shuffle is inside a branch, or when the last warp is not full;
+# - write attention with one warp per query, use it in a layer, and compare the layer with PyTorch's `nn.MultiheadAttention`.
 #
-# A GPU does not run threads one by one. It runs them in **warps** of 32: the threads 0 to 31 of a block are one warp, 32 to 63 the next.
-# A thread's place in its warp, from 0 to 31, is its **lane**. What a thread computes is in its **registers**, which no other
-# thread can see. But the lanes of one warp have a private way to each other: the **shuffle**.
+# A GPU does not run threads one by one. It runs them in [**warps**](../docs/glossary.md) of 32: threads 0 to 31 of a block are one warp, 32 to 63 the next. The position of a thread in its warp, from 0 to 31, is its **lane**. A thread keeps the values that it computes in **registers**, which no other thread can read. But the lanes of one warp can exchange values directly, with a **shuffle**.
 #
-# Here is what this lesson does with it. Eight lanes have a number each, and in three rounds *every one* of them learns the
-# sum of all eight. In each round a lane adds what one other lane has: first the one four places away, then two, then one. The
-# orange lines lead to lane 5: in the end, to it from everybody. The picture is called a **butterfly**. (A warp is four times as wide,
-# and needs five rounds. The next cell only draws: run it, there is no need to read it.)
+# The picture shows what you can do with it. Eight lanes have one number each, and in three rounds *every* lane gets the sum of all eight. In each round a lane adds the number of one other lane: first the lane four positions away, then two, then one. The orange lines lead to lane 5. This pattern is called a **butterfly**. (A warp is four times as wide and needs five rounds. The next cell only draws. Run it; you do not need to read it.)
 
 # %% jupyter={"source_hidden": true}
 import matplotlib.pyplot as plt
@@ -32,7 +27,7 @@ from course.figures import BLUE, ORANGE, show_figure
 
 
 def draw_butterfly(numbers, steps, goal):
-    """A row of lanes for each round, with what each lane knows;
+    """Draw a row of lanes for each round, with each lane's sum so far;
     the lines that lead to the lane `goal` are orange."""
     figure, axes = plt.subplots(figsize=(10, 4.6))
     rows = [list(numbers)]
@@ -87,17 +82,14 @@ show_figure(
 # %% [markdown]
 # ## 1. One instruction, 32 lanes
 #
-# A warp has its 32 lanes do the same instruction at the same time. (Since NVIDIA's Volta of 2017, each lane has a program counter of its own, and lanes that have parted may run ahead of each other. The hardware still issues one instruction at a time for a warp.) That is what makes a GPU cheap: one part that fetches and
-# decodes instructions serves 32 that compute. But what if lanes disagree about an `if`? Then the arms run **one after the
-# other**, and the lanes that do not belong to an arm are switched off while it runs. This is called **divergence**.
+# The lanes of a warp execute the same instruction at the same time. (Since NVIDIA's Volta of 2017, each lane has its own program counter, and after a branch the lanes may progress independently. The hardware still issues one instruction at a time for a warp.) This makes a GPU efficient: one unit that fetches and decodes instructions serves 32 lanes that compute. But what if the lanes take different sides of an `if`? Then the two branches run **one after the other**. While one runs, the lanes that do not take it are switched off. This is called **warp divergence**.
 #
-# **Predict.** Both arms of an `if` take 10 microseconds. How long does a warp take that splits by `lane % 2`? And if the condition is
-# the number of the *warp*, `warp % 2`?
+# **Predict.** Both branches of an `if` take 10 microseconds. How long does a warp take if its lanes split by `lane % 2`? And if the condition is `warp % 2`, the index of the *warp*?
 #
-# <details><summary>Answer</summary>20, as both arms run and half of the lanes are idle in each. In the second case 10: the lanes of a warp all go the same way,
-# and different warps do not wait for each other.</details>
+# <details><summary>Answer</summary>It takes 20, because both branches run, and half of the lanes are idle in each. In the second case it takes 10: all lanes of a
+# warp take the same branch, and different warps do not wait for each other.</details>
 #
-# Here is the same as `sim` has recorded it: two launches of a kernel with two arms. Time runs down, with a row for each line that accesses memory and a square for each lane; pale lanes are switched off.
+# The next picture shows both cases as `sim` records them. Time runs downwards. There is a row for each line of code that accesses memory and a square for each lane. Pale lanes are switched off.
 
 # %%
 import math
@@ -113,8 +105,8 @@ from sim import simulate
 from sim.observers import DEFAULT, Trace
 
 
-def two_arms(x, out, group):
-    """Every second group of so many threads goes into the other arm."""
+def two_branches(x, out, group):
+    """Send every second group of `group` threads into the other branch."""
     t = cuda.threadIdx.x
     number = x[t]
     if t // group % 2 == 0:
@@ -124,7 +116,7 @@ def two_arms(x, out, group):
     x[t] = 0
 
 
-traced = simulate(two_arms, observers=[*DEFAULT, Trace])
+traced = simulate(two_branches, observers=[*DEFAULT, Trace])
 x, out = np.ones(64, dtype=float32), np.zeros(64, dtype=float32)
 show_figure(
     draw_divergence(
@@ -134,31 +126,30 @@ show_figure(
         }
     ),
     "rows of 32 squares, one per lane. Split by lane % 2, the warp takes four rows: "
-    "the load with all lanes, then one arm with the even lanes, the odd ones pale, "
-    "then the other arm with the odd lanes, the even ones pale, then the last store "
-    "with all. Split by warp % 2, warp 0 and warp 1 take three rows each, all lanes "
-    "in each row: the load, the arm of this warp, the last store.",
+    "the load with all lanes, then one branch with the even lanes, the odd ones pale, "
+    "then the other branch with the odd lanes, the even ones pale, then the last "
+    "store with all. Split by warp % 2, warp 0 and warp 1 take three rows each, all "
+    "lanes in each row: the load, the branch of this warp, the last store.",
 )
 
 # %% [markdown]
-# Four rows or three: a warp that splits pays for both arms. (Which arm comes first is up to the GPU; here they stand as in the source.)
+# There are four rows or three: a warp that splits executes both branches. (The GPU decides which branch comes first; here they are in the order of the source.)
 #
-# A kernel can ask which lanes are here at this moment: `cuda.activemask()` gives a number with one bit for every lane, lane 0 the last digit.
-# (On a GPU it tells what happens to be so just then; nothing should depend on it.)
+# A kernel can read which lanes are active at this moment: `cuda.activemask()` returns an integer with one bit for every lane, and lane 0 is the last digit. (On a GPU it reports which lanes happen to be together at that moment, so a program must not depend on it.)
 #
-# **Predict.** What does lane 0 see in the kernel below, and what does lane 1?
+# **Predict.** What does lane 0 read in the kernel below, and what does lane 1?
 
 
 # %%
-def tell(report):
-    """Print what `sim` has found in a launch."""
+def print_findings(report):
+    """Print the bugs that `sim` has found in a launch."""
     print(
         *[finding.message for finding in report.findings] or ["no findings"], sep="\n\n"
     )
 
 
-def who_is_here(seen):
-    """seen[lane] = the lanes that are in the same arm of the branch, a bit each."""
+def active_lanes(seen):
+    """Write the lanes in the same branch to seen[lane], one bit per lane."""
     lane = cuda.threadIdx.x
     if lane % 4 == 0:
         seen[lane] = cuda.activemask()
@@ -167,17 +158,16 @@ def who_is_here(seen):
 
 
 seen = np.zeros(32, dtype=np.uint32)
-simulate(who_is_here)[1, 32](seen)
+simulate(active_lanes)[1, 32](seen)
 for lane in (0, 1):
     print(f"lane {lane} sees {seen[lane]:032b}")
 
 # %% [markdown]
-# Lane 0 is in the company of every fourth lane, lane 1 in that of the others. Divergence alone makes no result wrong. It costs time, and it
-# becomes a trap as soon as lanes want something from each other.
+# Lane 0 is together with every fourth lane, and lane 1 with all the others. Divergence alone does not make a result wrong. It takes time, and it becomes dangerous as soon as the lanes exchange values.
 #
-# ## 2. Four ways to hand something over
+# ## 2. Four kinds of shuffles
 #
-# In a shuffle each lane puts in a value and takes out the value that *another* lane has put in. There are four, which differ in whose it is:
+# In a shuffle, each lane supplies a value and gets the value of *another* lane. There are four kinds, which differ in the source lane:
 #
 # | call | the lane gets the value of lane |
 # |---|---|
@@ -186,14 +176,11 @@ for lane in (0, 1):
 # | `cuda.shfl_xor_sync(mask, value, 2)` | `lane ^ 2` |
 # | `cuda.shfl_sync(mask, value, 2)` | `2` |
 #
-# Down means from higher lanes down to lower ones. If there is no such lane, as for lane 31 with `lane + 2`, a lane gets its own value back.
-# `^` is *exclusive or*: it flips bits. 2 is binary 10, so `lane ^ 2` flips the second bit from the right: 5, binary 101, becomes 111, which is
-# 7; and 7 becomes 5. With any number but 0, `^` makes pairs that swap their values; with a power of two, the two lanes of a pair differ in one bit.
+# Down means from higher lanes to lower ones. If there is no such lane, as for lane 31 with `lane + 2`, a lane gets its own value back. `^` is *exclusive or*: it flips bits. 2 is binary 10, so `lane ^ 2` flips the second bit from the right. 5, binary 101, becomes 111, which is 7, and 7 becomes 5. With any number except 0, `^` forms pairs of lanes that swap their values. With a power of two, the two lanes of a pair differ in one bit.
 #
-# The `mask` says who takes part, a bit for each lane. We always want all: 32 ones, `0xffffffff`. Nobody gets an answer before all lanes of the
-# mask that are still running have come to the call; that is the `_sync` in the name.
+# The `mask` has one bit for each participating lane. We always want all of them: 32 ones, `0xffffffff`. No lane gets a value before all lanes of the mask that are still running have reached the call. This is the meaning of `_sync` in the name.
 #
-# **Predict.** Every lane puts in 10 times its own number. What do lane 5 and lane 31 get?
+# **Predict.** Every lane supplies 10 times its own index. What do lane 5 and lane 31 get?
 #
 # | | down by 2 | up by 2 | xor 2 | from 2 |
 # |---|---|---|---|---|
@@ -204,8 +191,8 @@ for lane in (0, 1):
 ALL_LANES = 0xFFFFFFFF
 
 
-def hand_over(out):
-    """out[lane] = what the lane gets from each of the four shuffles."""
+def four_shuffles(out):
+    """Write to out[lane] what the lane gets from each of the four shuffles."""
     lane = cuda.threadIdx.x
     mine = 10 * lane
     out[lane, 0] = cuda.shfl_down_sync(ALL_LANES, mine, 2)
@@ -215,18 +202,17 @@ def hand_over(out):
 
 
 out = np.full((32, 4), -1)
-simulate(hand_over)[1, 32](out)
+simulate(four_shuffles)[1, 32](out)
 print("lane   down     up    xor   from 2")
 for lane in (0, 1, 5, 7, 30, 31):
     print(f"{lane:4}" + "".join(f"{value:7}" for value in out[lane]))
 
 # %% [markdown]
-# Lanes 30 and 31 got their own value from *down*, lanes 0 and 1 from *up*. It does no harm as long as nobody uses it.
+# Lanes 30 and 31 got their own value from *down*, and lanes 0 and 1 from *up*. This does no harm as long as they do not use it.
 #
 # ## 3. A sum in five steps
 #
-# In lesson 03 a block summed its numbers in shared memory, with a barrier after every halving. A warp needs neither.
-# On paper, with a warp of 8 lanes and `shfl_down` by 4, 2, 1, always adding what comes:
+# In lesson 03 a block summed its numbers in shared memory, with a barrier after every step. A warp needs neither. Here is an example on paper, with a warp of 8 lanes. Each lane executes `shfl_down` by 4, 2 and 1, and each time adds the value that it gets:
 #
 # | lane | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
 # |---|---|---|---|---|---|---|---|---|
@@ -235,15 +221,14 @@ for lane in (0, 1, 5, 7, 30, 31):
 # | down by 2 | 14 | 17 | · | · | · | · | · | · |
 # | down by 1 | **31** | · | · | · | · | · | · | · |
 #
-# The dots are numbers that nobody needs. Lane 4, for example, asks lane 8, which does not exist, gets its own 5 back, and holds 10. With 32 lanes
-# the steps are 16, 8, 4, 2, 1.
+# The dots are values that are not needed. For example, lane 4 reads from lane 8, which does not exist, gets its own 5 back, and has 10. With 32 lanes the steps are 16, 8, 4, 2, 1.
 #
-# **Predict.** 32 lanes hold 1, 2, 3, …, 32; the sum is 528. Which lanes hold 528 after the five steps of the kernel below?
+# **Predict.** The 32 lanes have 1, 2, 3, …, 32, whose sum is 528. Which lanes have 528 after the five steps of the kernel below?
 
 
 # %%
 def sum_down(x, out):
-    """out[lane] = what the lane holds after five additions; one warp, 32 numbers."""
+    """Write each lane's value after five additions to out; one warp, 32 numbers."""
     lane = cuda.threadIdx.x
     value = x[lane]
     step = 16
@@ -256,35 +241,37 @@ def sum_down(x, out):
 x = np.arange(1, 33).astype(float32)
 out = np.full(32, np.nan, dtype=float32)
 simulate(sum_down)[1, 32](x, out)
-print("lanes that hold 528:", [lane for lane in range(32) if out[lane] == 528])
+print("lanes that have 528:", [lane for lane in range(32) if out[lane] == 528])
 
 # %% [markdown]
-# Only lane 0. If one thread is to write the sum, that is enough. Often everybody needs it, in a softmax for instance, where each
-# number is divided by the sum. Then you want the butterfly of the first picture.
+# Only lane 0 has it. If one thread writes the sum, that is enough. Often every lane needs the sum, for example in a softmax, which divides each number by it. Then you use the butterfly of the first picture.
 #
 # ### Exercise 6.1 · warp_sum · about eight lines
-# Write the kernel `warp_sum(x, out)`: `out[i]` becomes the sum of all elements that belong to the warp of thread `i`. So the first 32 elements of `out`
-# are all equal, and so are the next 32. There are several warps in a block and several blocks. The number of elements may be anything; threads
-# without an element read and write nothing. Blocks have a multiple of 32 threads. Use no shared memory, no atomics, and no barrier.
+# Write the kernel `warp_sum(x, out)`, which sets `out[i]` to the sum of all elements that belong to the warp of thread `i`. So the first 32 elements of `out` are all equal, and so are the next 32.
 #
-# <details><summary>Hint 1: who is in my warp?</summary>
+# - There may be several warps in a block and several blocks. Blocks have a multiple of 32 threads.
+# - The number of elements may be anything. Threads without an element read and write nothing.
+# - Name all 32 lanes in the mask, with `ALL_LANES`.
+# - Use no shared memory, no atomic operations and no barrier.
 #
-# You need not know. Shuffles stay within the warp: in a block of 64 threads, lane 5 of warp 1 gets its values from warp 1.
+# <details><summary>Hint 1: which lanes are in my warp?</summary>
+#
+# The code does not need this. Shuffles stay within the warp: in a block of 64 threads, lane 5 of warp 1 gets its values from warp 1.
 # </details>
-# <details><summary>Hint 2: everybody wants the sum</summary>
+# <details><summary>Hint 2: every lane needs the sum</summary>
 #
-# Follow the picture: `shfl_xor_sync` in place of `shfl_down_sync`.
+# Do as in the picture: use `shfl_xor_sync` instead of `shfl_down_sync`.
 # </details>
 # <details><summary>Hint 3: a thread without an element</summary>
 #
-# It has a lane, and others wait for it and use what it gives. Let it take part with `float32(0)`. So the guard `i < x.size` stands at the load
-# and at the store, and the loop is under no `if`.
+# It is a lane too, and other lanes wait for it and use its value. Let it participate with `float32(0)`. So put the guard `i < x.size` around
+# the load and around the store, and do not put the loop under an `if`.
 # </details>
 
 
 # %% tags=["exercise"]
 def warp_sum(x, out):
-    """out[i] = the sum of the elements of x that the warp of thread i has;
+    """Set out[i] to the sum of the elements of x that belong to the warp of thread i;
     x and out are 1-D, of one size."""
     i = cuda.grid(1)
     # BEGIN SOLUTION 6.1
@@ -302,7 +289,7 @@ def warp_sum(x, out):
 check.ex06_1(warp_sum)
 
 # %% [markdown]
-# Two warps in one block, the second with 8 elements only. The first has the numbers of the paper four times, 4 · 31 = 124; the second has them once:
+# Run it with two warps in one block, of which the second has only 8 elements. The first has the numbers of the paper example four times, so its sum is 4 · 31 = 124. The second has them once:
 
 # %% tags=["uses-exercise"]
 x = np.tile(np.array([3, 1, 4, 1, 5, 9, 2, 6], dtype=float32), 5)
@@ -313,20 +300,19 @@ print(out[:32], out[32:], sep="\n\n")
 # %% [markdown]
 # ## 4. Bug hunt: the lanes that had nothing to do
 #
-# Look at the dots in the table above: after the first step half of the lanes work for nothing. In lesson 03 the
-# tree sum had an `if t < step`, and spared them the work. Somebody does the same here.
+# Look at the dots in the table above: after the first step, half of the lanes do useless work. The tree sum of lesson 03 had an `if t < step` that let them skip it. Somebody writes the same here.
 #
-# **Guess before you run.** 32 lanes, the numbers 1 to 32. What does lane 0 write?
+# **Guess before you run.** There are 32 lanes and the numbers 1 to 32. What does lane 0 write?
 #
-# - ( ) 528, and less work was done
-# - ( ) a wrong number, or anything at all
-# - ( ) nothing: it waits for ever
+# - ( ) 528, with less work
+# - ( ) a wrong number, or any number
+# - ( ) nothing: it waits forever
 
 
 # %%
 def thrifty_sum(x, out):
-    """out[0] = the sum of 32 numbers, with no lane doing anything in vain;
-    or so it was meant."""
+    """Set out[0] to the sum of 32 numbers without any useless work;
+    this was the intention."""
     lane = cuda.threadIdx.x
     value = x[lane]
     step = 16
@@ -340,29 +326,25 @@ def thrifty_sum(x, out):
 
 x = np.arange(1, 33).astype(float32)
 out = np.full(1, np.nan, dtype=float32)
-tell(simulate(thrifty_sum, on_finding="report")[1, 32](x, out))
+print_findings(simulate(thrifty_sum, on_finding="report")[1, 32](x, out))
 print()
 print("lane 0 wrote", out[0])
 
 # %% [markdown]
-# Lane 0 asks lane 16, and lane 16 is not there: it went round the `if`, round the loop, and has returned. A shuffle is no store that waits
-# in memory until somebody fetches it. **A value is handed over only if both lanes make the call.** What you get from an absent lane is undefined: `sim`
-# gives NaN, so that you see it; a GPU gives some number, and no message. On the H200 on which we tried, lane 0 wrote 1.
+# Lane 0 reads from lane 16, but lane 16 does not execute the shuffle: it skipped the `if` in every iteration, and has returned. A shuffle is not a store that remains in memory until another lane loads it. **A value is passed only if both lanes execute the call.** The value that you get from an absent lane is undefined. `sim` gives NaN, so that you notice. A GPU gives some number and no message. On the H200 on which we tried it, lane 0 wrote 1.
 #
-# Why does lane 0 not wait for ever, as in section 7 of lesson 04? There the missing lanes were still on their way, and stood at another shuffle. Here
-# they have returned, and nobody waits for those.
+# Why does lane 0 not wait forever, as in section 7 of lesson 04? There the missing lanes were still running, and waited at another shuffle. Here they have returned, and a shuffle does not wait for those.
 #
-# Nothing was saved either. The lanes of a warp do an instruction together or wait while others do it; a lane that is switched off is no
-# faster.
+# The `if` did not save anything either. The lanes of a warp either execute an instruction together or wait while others execute it, and switching off a lane does not make the warp faster.
 #
-# Here is the same mistake in its most frequent form. It looks like good style: the guard comes first, and a thread without an element is done with.
+# Here is the same mistake in its most common form. It looks like good style: the guard comes first, and a thread without an element returns.
 #
-# **Guess before you run.** 45 elements, all of them 1, in a block of 64 threads. The right sums are 32 and 13. Which of them comes out?
+# **Guess before you run.** There are 45 elements, all of them 1, in a block of 64 threads. The correct sums are 32 and 13. Which of them will you see?
 
 
 # %%
 def hasty_sum(x, out):
-    """out[w] = the sum of the elements of warp w; or so it was meant."""
+    """Set out[w] to the sum of the elements of warp w; this was the intention."""
     i = cuda.grid(1)
     if i >= x.size:
         return
@@ -377,43 +359,38 @@ def hasty_sum(x, out):
 
 x = np.ones(45, dtype=float32)
 out = np.full(2, np.nan, dtype=float32)
-tell(simulate(hasty_sum, on_finding="report")[1, 64](x, out))
+print_findings(simulate(hasty_sum, on_finding="report")[1, 64](x, out))
 print()
 print("sums:", out)
 
 # %% [markdown]
-# The first is right: its warp is full, so a test with 32, 64 or 1024 elements passes. In the second warp only lanes 0 to 12 are left, and lane 0
-# asks lane 16. Worse: on our H200 this kernel wrote 32 and 13, the right sums, as if lanes that have left gave 0. Nothing promises that they do. With a
-# maximum in place of the sum, and negative numbers, a 0 would be wrong as well.
+# The first one is correct, because its warp is full. So a test with 32, 64 or 1024 elements passes. In the second warp only lanes 0 to 12 are left, and lane 0 reads from lane 16. What is worse, on our H200 this kernel wrote 32 and 13, the correct sums, as if lanes that have returned gave 0. Nothing guarantees this. And if you take a maximum of negative numbers instead of a sum, even a 0 is wrong.
 #
-# So there are two rules. **All lanes come to every shuffle**; a lane without data brings something neutral, a 0 for a sum. And **launch whole
-# warps**: in a block of 45 threads the lanes 13 to 31 of the second warp do not even exist.
+# So there are two rules. **All lanes execute every shuffle**, and a lane without data supplies a neutral value, which is 0 for a sum. And **launch whole warps**: in a block of 45 threads, lanes 13 to 31 of the second warp do not even exist.
 #
-# What is allowed is a branch in which a warp stays together, such as `if warp == 0`, or a `return` for all 32 lanes of a warp at once.
+# You may use a branch if all lanes of a warp take it together, such as `if warp == 0`, or a `return` of all 32 lanes of a warp at once.
 #
 # ## 5. Votes (optional)
 #
-# Sometimes one bit from each lane is enough. In a **vote** each lane puts in a yes or a no, and all lanes get the same answer:
+# Sometimes one bit from each lane is enough. In a **vote** each lane supplies yes or no, and all lanes get the same result:
 #
-# | call | answer |
+# | call | result |
 # |---|---|
-# | `cuda.any_sync(mask, yes)` | does any lane say yes? |
-# | `cuda.all_sync(mask, yes)` | do all say yes? |
-# | `cuda.ballot_sync(mask, yes)` | who says yes: a number with one bit for every lane, lane 0 the last digit |
+# | `cuda.any_sync(mask, yes)` | does any lane vote yes? |
+# | `cuda.all_sync(mask, yes)` | do all lanes vote yes? |
+# | `cuda.ballot_sync(mask, yes)` | which lanes vote yes: an integer with one bit for every lane, lane 0 is the last digit |
 #
-# `cuda.popc(number)` counts the ones in a number's binary form, so `popc(ballot)` is the number of lanes that said yes.
+# `cuda.popc(number)` counts the ones in the binary form of an integer, so `popc(ballot)` is the number of lanes that voted yes.
 #
-# Attention can use that. A batch of texts is padded to the length of the longest, and no query may look at a padding key. A warp goes over the
-# keys, 32 at a time, one each lane. If none of the 32 is allowed, it skips them all.
+# Attention can use this. The texts of a batch are padded to the length of the longest, and no query may use a padding key. A warp goes through the keys 32 at a time, one per lane. If none of the 32 keys is allowed, the warp skips them all.
 #
-# **Predict.** 70 keys; 0 to 39 are words, except that key 3 is forbidden, and the rest is padding. The warp makes three stops. How many allowed keys
-# does it count at each? What are the last ten digits of the first ballot?
+# **Predict.** There are 70 keys. Keys 0 to 39 are words, except that key 3 is forbidden, and the rest is padding. The warp makes three steps. How many allowed keys does it count in each? What are the last ten digits of the first ballot?
 
 
 # %%
 def count_allowed(allowed, ballots, counts):
-    """For the keys 32 s to 32 s + 31: ballots[s] says which are allowed,
-    counts[s] how many; untouched if none is. One warp."""
+    """For keys 32 s to 32 s + 31, write the allowed ones to ballots[s] and their number
+    to counts[s]; write nothing if none is allowed. One warp."""
     lane = cuda.threadIdx.x
     for first in range(0, allowed.size, 32):
         j = first + lane
@@ -430,25 +407,20 @@ allowed = np.arange(70) < 40
 allowed[3] = False
 ballots, counts = np.zeros(3, dtype=np.uint32), np.full(3, -1)
 simulate(count_allowed)[1, 32](allowed, ballots, counts)
-for stop in range(3):
-    print(
-        f"stop {stop}: {ballots[stop]:032b}   "
-        f"{'skipped' if counts[stop] < 0 else f'{counts[stop]} allowed'}"
-    )
+for step in range(3):
+    outcome = "skipped" if counts[step] < 0 else f"{counts[step]} allowed"
+    print(f"step {step}: {ballots[step]:032b}   {outcome}")
 
 # %% [markdown]
-# The `continue` stands before a vote in which all lanes take part. Why is it no case for section 4? Because the condition is itself the outcome of a
-# vote: it is the same in all lanes, so they skip together. With `if not mine: continue` they would not.
+# The `continue` comes before a vote in which all lanes participate. Why is this not the bug of section 4? Because the condition is itself the result of a vote: it is the same in all lanes, so they skip together. With `if not mine: continue` they would not.
 #
-# At the third stop, lanes 6 to 31 have no key at all. They still vote: no.
+# In the third step, lanes 6 to 31 have no key at all. They still vote: no.
 #
 # ## 6. Thirty-two readers
 #
-# Lesson 01 ended with thirty-two people who share out 1000 pairs of score and value, and merge what they know in five rounds. They were the lanes of a warp.
-# Each lane holds a state `(m, l, o)`: its largest score, and two sums in units of e^m. Where the sum had `value + other`, there is a merge now.
+# At the end of lesson 01, thirty-two people shared 1000 pairs of score and value, and merged their states in five rounds. They were the lanes of a warp. Each lane has a state `(m, l, o)`: its largest score, and two sums relative to it. Where the sum had `value + other`, there is now a merge.
 #
-# On paper with 8 lanes and, as in lesson 01, in base 2, so that all numbers are plain. Five keys, with scores **1, 0, 2, 0, 3** and values
-# **12, 40, 6, 8, 8**. Lanes 0 to 4 have read one each. Lanes 5 to 7 have read nothing: `(−∞, 0, 0)`.
+# Here is an example on paper with 8 lanes, in base 2 as in lesson 01, so that all numbers are simple. There are five keys, with scores **1, 0, 2, 0, 3** and values **12, 40, 6, 8, 8**. Lanes 0 to 4 have read one each. Lanes 5 to 7 have read nothing: `(−∞, 0, 0)`.
 #
 # | lane | 0 | 1 | 2 | 3 | 4 | 5 | 6 | 7 |
 # |---|---|---|---|---|---|---|---|---|
@@ -457,42 +429,37 @@ for stop in range(3):
 # | lane ^ 2 | 3, 7/4, 14 | ? | 3, 7/4, 14 | ? | 3, 7/4, 14 | ? | 3, 7/4, 14 | ? |
 # | lane ^ 1 | ? | ? | ? | ? | ? | ? | ? | ? |
 #
-# The first round, lane 0 with lane 4: the larger maximum is 3. Lane 0's sums shrink by 2^(1 − 3) = 1/4, lane 4's by 1. So l = 1/4 + 1 = 5/4 and
-# o = 12/4 + 8 = 11. Lane 1 meets lane 5, which knows nothing: afterwards both have lane 1's state.
+# In the first round, lane 0 merges with lane 4, and the larger maximum is 3. Lane 0's sums are multiplied by 2^(1 − 3) = 1/4, and lane 4's by 1. So l = 1/4 + 1 = 5/4 and o = 12/4 + 8 = 11. Lane 1 merges with lane 5, which has read nothing, so afterwards both have lane 1's state.
 #
-# **Predict** the question marks. There are only two different ones.
+# **Predict** the question marks. There are only two different states.
 #
 # <details><summary>Answer</summary>
 #
-# Second round, lane 1 with lane 3: both maxima are 0, so nothing shrinks, and the states add up to (0, 2, 48). Third round: (3, 7/4, 14) with (0, 2, 48). The latter
-# shrinks by 2^(0 − 3) = 1/8: l = 7/4 + 2/8 = 2, o = 14 + 48/8 = 20. All eight lanes hold (3, 2, 20), and the output is 20/2 = 10.
+# In the second round, lane 1 merges with lane 3. Both maxima are 0, so both factors are 1, and the states add up to (0, 2, 48). In the third round, (3, 7/4, 14) is merged with (0, 2, 48). The second state is multiplied by 2^(0 − 3) = 1/8, so l = 7/4 + 2/8 = 2 and o = 14 + 48/8 = 20. All eight lanes have (3, 2, 20), and the output is 20/2 = 10.
 #
-# The usual way agrees: the weights are to one another as 2 : 1 : 4 : 1 : 8, and (2·12 + 1·40 + 4·6 + 1·8 + 8·8) / 16 = 160/16 = 10.
+# The usual way gives the same: the weights are in the ratio 2 : 1 : 4 : 1 : 8, and (2·12 + 1·40 + 4·6 + 1·8 + 8·8) / 16 = 160/16 = 10.
 # </details>
 #
-# In attention a value is a vector, and so is `o`. Each lane has its own, made by `cuda.local.array(d, float32)`: d numbers that belong to this thread
-# alone. A shuffle hands over one number, so `o` takes one shuffle for each of its d numbers.
+# In attention a value is a vector, and so is `o`. Each lane creates its own with `cuda.local.array(d, float32)`: d elements that belong to this thread alone. A shuffle passes one number, so `o` needs one shuffle for each of its d elements.
 #
 # ### Exercise 6.2 · merge_lanes · about twelve lines
-# Write `merge_lanes(m, l, o)`, which a kernel calls with all lanes. `m` and `l` are numbers, `o` is the lane's local array. When it is done every lane has the merged
-# state of all 32: it returns `m` and `l`, and has changed `o` in place. The line above the function, `@cuda.jit(device=True)`, marks a function
-# that is called by kernels.
+# Write `merge_lanes(m, l, o)`, which all lanes of a warp call from a kernel. `m` and `l` are numbers, and `o` is the lane's local array. The line above the function, `@cuda.jit(device=True)`, marks a function that kernels can call.
 #
-# As in lesson 01, a lane that has read nothing must change nothing, even where *both* partners have read nothing. If there are fewer than 32
-# keys, there always are such lanes. The lanes meet by shuffles alone, not more than six for each of the d + 2 numbers.
+# - At the end, every lane has the merged state of all 32: the function returns `m` and `l`, and has changed `o` in place.
+# - As in lesson 01, a lane that has read nothing must change nothing, even if *both* partners have read nothing. If there are fewer than 32 keys, there are always such lanes.
+# - The lanes exchange values by shuffles only, at most six for each of the d + 2 numbers. The scores may be any finite numbers.
 #
 # <details><summary>Hint 1: the frame</summary>
 #
-# The loop of `warp_sum`: `step = 16`, `while step > 0`, `step //= 2`. In it first fetch `other_m` and `other_l`, then find the common maximum and the two factors.
+# Use the loop of `warp_sum`: `step = 16`, `while step > 0`, `step //= 2`. Inside it, first get `other_m` and `other_l`, then compute the common maximum and the two factors.
 # </details>
 # <details><summary>Hint 2: the factors</summary>
 #
-# `mine = math.exp(m - larger) if m > MINUS_INFINITY else float32(0)`, and `theirs` likewise with `other_m`.
+# `mine = math.exp(m - larger) if m > MINUS_INFINITY else float32(0)`, and `theirs` in the same way with `other_m`.
 # </details>
-# <details><summary>Hint 3: the order of things</summary>
+# <details><summary>Hint 3: the order of the steps</summary>
 #
-# `o[c] = mine * o[c] + theirs * (what the partner's o[c] was)`, for every c of `range(o.size)`. Fetch each `o[c]` before you change it, and let `m = larger` be the last
-# step of the round: the factors need the old one.
+# `o[c] = mine * o[c] + theirs * (the partner's old o[c])`, for every c of `range(o.size)`. Get each `o[c]` before you change it. Make `m = larger` the last step of the round, because the factors need the old `m`.
 # </details>
 
 # %% tags=["exercise"]
@@ -501,8 +468,8 @@ MINUS_INFINITY = float32(-math.inf)
 
 @cuda.jit(device=True)
 def merge_lanes(m, l, o):
-    """Merge the states of the 32 lanes of a warp:
-    returns (m, l), and changes o, a local array; the same in every lane afterwards."""
+    """Merge the states of the 32 lanes of a warp: return (m, l), and change o, a local
+    array. Afterwards every lane has the same state."""
     # BEGIN SOLUTION 6.2
     step = 16
     while step > 0:
@@ -524,12 +491,12 @@ def merge_lanes(m, l, o):
 check.ex06_2(merge_lanes)
 
 # %% [markdown]
-# The page, from your own function. It works in base e; with scores multiplied by ln 2 we get base 2, as e^(s · ln 2) = 2^s. Lanes 5 to 31 have read nothing.
+# Now compute the paper example with your function. It works in base e. If you multiply the scores by ln 2 you get base 2, because e^(s · ln 2) = 2^s. Lanes 5 to 31 have read nothing.
 
 
 # %% tags=["uses-exercise"]
-def merge_the_page(m, l, o):
-    """Each thread's state becomes that of its warp; m, l and o are 1-D."""
+def merge_example(m, l, o):
+    """Replace each thread's state by that of its warp; m, l and o are 1-D."""
     lane = cuda.threadIdx.x
     my_o = cuda.local.array(1, float32)
     my_o[0] = o[lane]
@@ -537,13 +504,10 @@ def merge_the_page(m, l, o):
     o[lane] = my_o[0]
 
 
-m, l, o = (
-    np.full(32, -np.inf, dtype=float32),
-    np.zeros(32, dtype=float32),
-    np.zeros(32, dtype=float32),
-)
+m = np.full(32, -np.inf, dtype=float32)
+l, o = np.zeros((2, 32), dtype=float32)
 m[:5], l[:5], o[:5] = math.log(2) * np.array([1, 0, 2, 0, 3]), 1, [12, 40, 6, 8, 8]
-simulate(merge_the_page)[1, 32](m, l, o)
+simulate(merge_example)[1, 32](m, l, o)
 for lane in (0, 5, 31):
     print(
         f"lane {lane:2}:  m = {m[lane] / math.log(2):.3f}   l = {l[lane]:.3f}   "
@@ -553,9 +517,7 @@ for lane in (0, 5, 31):
 # %% [markdown]
 # ## 7. One warp, one query
 #
-# Now put it together. The kernel of lesson 05 gave a query to one thread, which had to read all the keys. Here a query has a whole warp. Lane `t` reads the keys
-# `t`, `t + 32`, `t + 64`, … and runs the online softmax of lesson 01 on them, in registers, without a word to anybody. Then one call of `merge_lanes`, and the
-# output is `o / l`. No shared memory, and no barrier anywhere.
+# Now put everything together. In lesson 05 one thread had a query, and had to read all the keys. Here a whole warp has a query. Lane `t` reads the keys `t`, `t + 32`, `t + 64`, … and runs the online softmax of lesson 01 on them, in registers, independently of the other lanes. Then comes one call of `merge_lanes`, and the output is `o / l`. There is no shared memory and no barrier.
 #
 # With 70 keys:
 #
@@ -563,32 +525,30 @@ for lane in (0, 5, 31):
 # |---|---|---|---|---|---|---|---|
 # | reads keys | 0, 32, 64 | 1, 33, 65 | … | 5, 37, 69 | 6, 38 | … | 31, 63 |
 #
-# Why not keys 0, 1, 2 for the first lane and 3, 4, 5 for the next? That would be right as well, and for rows of eight numbers or more no dearer: each lane reads a row of its own
-# either way. (Shorter rows share their piece of memory with a neighbour's: lesson 08.) But `range(lane, seen, 32)` needs no size of a share, whatever the number of keys, and no lane
-# reads more than one key more than another.
+# **Predict.** With causal attention, query `i` sees the keys `j <= i`. How many lanes have read something when the warp of query 4 has finished? And which lane of query 32 reads two keys?
 #
-# **Predict.** With causal attention, query `i` sees the keys `j <= i`. How many lanes have read something when the warp of query 4 is done? And which lane of query 32 reads
-# two keys?
-#
-# <details><summary>Answer</summary>Query 4 sees five keys: lanes 0 to 4 have one each, 27 lanes hold (−∞, 0, 0). Query 32 sees 33 keys, and key 32 belongs to lane
-# 0. The other 31 lanes wait while it reads: divergence costs time, no more.</details>
-#
-# One thing is new in the code. Registers have no index: a GPU keeps `o` in registers only if the compiler can write out every loop over it, and for that d must be a
-# constant. So `warp_attention(d)` is an ordinary function that *makes* a kernel, in which d is one.
+# <details><summary>Answer</summary>Query 4 sees five keys: lanes 0 to 4 have one each, and 27 lanes have (−∞, 0, 0). Query 32 sees 33 keys, and key 32 belongs to lane
+# 0. The other 31 lanes wait while it reads. Divergence takes time, but does no harm.</details>
+
+# %% [markdown]
+# One thing in the code is new. Registers have no index. A GPU keeps `o` in registers only if the compiler can unroll every loop over it, and for that d must be a constant. So `warp_attention(d)` is an ordinary function that *creates* a kernel in which d is a constant.
 #
 # ### Exercise 6.3 · warp_attention · about fifteen lines
-# Write the part of the kernel that reads the keys, merges, and writes. Lane t reads the keys of the table, t, t + 32, and so on, and no others. One of the 32 lanes writes the row of `out`; they all know it. `scale` is given (mostly 1/√d), and the
-# number of keys may differ from the number of queries.
+# Write the part of the kernel that reads the keys, merges, and writes the output.
+#
+# - Lane t reads the keys of the table, t, t + 32, and so on, and no others.
+# - After the merge every lane has the result, and one of the 32 lanes writes the row of `out`.
+# - `scale` is an argument (usually 1/√d), and the number of keys may differ from the number of queries.
 #
 # <details><summary>Hint 1: which keys?</summary>
 #
-# `for j in range(lane, seen, 32)`, where `seen` is the number of keys that the query sees: `min(keys, i + 1) if causal else keys`. For a lane that has none the loop does nothing, and
-# the state stays as it was.
+# `for j in range(lane, seen, 32)`, where `seen` is the number of keys that the query sees: `min(keys, i + 1) if causal else keys`. For a lane without keys the loop does nothing, and
+# the state does not change.
 # </details>
 # <details><summary>Hint 2: one key</summary>
 #
-# Add up `q[i, c] * k[j, c]` over c, starting with `float32(0)`, and multiply by `scale`. Then as in lesson 01: `larger = max(m, score)`, `shrink = math.exp(m - larger)`,
-# `weight = math.exp(score - larger)`. `l` and each `o[c]` shrink, and get the new term. A score is finite, so `larger` is, and exp(−∞) is 0.
+# Add up `q[i, c] * k[j, c]` over c, starting with `float32(0)`, and multiply by `scale`. Then continue as in lesson 01: `larger = max(m, score)`, `shrink = math.exp(m - larger)`,
+# `weight = math.exp(score - larger)`. Multiply `l` and each `o[c]` by `shrink`, and add the new term. A score is finite, so `larger` is finite too, and exp(−∞) is 0.
 # </details>
 # <details><summary>Hint 3: after the loop</summary>
 #
@@ -598,16 +558,16 @@ for lane in (0, 5, 31):
 
 # %% tags=["exercise"]
 def warp_attention(d):
-    """The kernel for rows of d numbers."""
+    """Return the kernel for rows of d numbers."""
 
     def warp_attention_kernel(q, k, v, scale, causal, out):
-        """out = attention of q (N, d) on k and v (keys, d), all float32,
+        """Compute attention of q (N, d) on k and v (keys, d), all float32, with
         one warp per query; causal: query i sees keys j <= i."""
         keys = k.shape[0]
         lane = cuda.threadIdx.x % 32
         i = cuda.grid(1) // 32  # the query of this warp
         if i >= q.shape[0]:
-            return  # all 32 lanes go
+            return  # all 32 lanes return together
         o = cuda.local.array(d, float32)
         for c in range(d):
             o[c] = float32(0)
@@ -638,19 +598,28 @@ def warp_attention(d):
 check.ex06_3(warp_attention)
 
 # %% [markdown]
-# **A question about it.** Somebody writes `range(0, seen)` in place of `range(lane, seen, 32)`: every lane reads *all* keys. What comes out?
+# **A question about it.** Somebody writes `range(0, seen)` instead of `range(lane, seen, 32)`, so every lane reads *all* keys. What is the output?
 #
 # - ( ) NaN
-# - ( ) 32 times the right output
-# - ( ) the right output
+# - ( ) 32 times the correct output
+# - ( ) the correct output
 #
 # <details><summary>Answer</summary>
 #
-# The right output. All lanes hold the same state, so after merging `m` is right, and `l` and `o` are both 32 times too large: o / l is what it was. A test that looks at the
-# result alone passes a kernel that does 32 times the work. (So the check of 6.3 also looks at who reads which key.)
+# The correct output. All lanes have the same state, so after merging `m` is correct, `l` and `o` are both 32 times too large, and o / l is the same as before. A test that
+# compares only the result accepts a kernel that does 32 times the work. (So the check of 6.3 also tests which lane reads which key.)
 # </details>
 #
-# The launch as a picture: one query, 70 keys with rows of one number, a row for each lane. Blue are the loads of q, k and v.
+# **Another one.** Why does lane 0 not read keys 0, 1, 2 and lane 1 keys 3, 4, 5?
+#
+# <details><summary>Answer</summary>
+#
+# That would be correct too. For rows of eight numbers or more it would not even be slower, because each lane reads a row of its own in both cases. (Shorter rows share
+# a piece of memory with their neighbours, as you will see in lesson 08.) But `range(lane, seen, 32)` works for any number of keys without computing a chunk size, and no lane reads
+# more than one key more than another.
+# </details>
+#
+# Here is the launch as a picture: one query and 70 keys with rows of one number, and a row for each lane. The loads of q, k and v are blue.
 
 # %% tags=["uses-exercise"]
 from sim.observers import COUNTERS
@@ -661,10 +630,9 @@ traced = simulate(warp_attention(1), observers=[*DEFAULT, Trace])
 traced[1, 32](q[:1], k, v, float32(1), False, out).timeline()
 
 # %% [markdown]
-# ### The price
+# ### The cost
 #
-# No barrier and no shared memory: what is it paid with? In lesson 05 the queries of a block shared each tile. For 64 queries and keys of 8 numbers your kernel of lesson 05, with 16 queries a
-# block, loads and stores 5,120 numbers of global memory. **Predict** the same for one warp per query: more, fewer, as many?
+# There is no barrier and no shared memory, but there is a cost. In lesson 05 the queries of a block shared each tile. For 64 queries and keys of 8 numbers, your kernel of lesson 05 with 16 queries per block loads and stores 5,120 numbers of global memory. **Predict** the same for one warp per query: more, fewer, or equally many?
 
 # %% tags=["uses-exercise"]
 q, k, v = np.random.default_rng(6).standard_normal((3, 64, 8)).astype(float32)
@@ -674,15 +642,13 @@ moved = counting[32, 64](q, k, v, float32(0.5), False, out).counters["memory"]["
 print(f"{moved['loads'] + moved['stores']:,} numbers")
 
 # %% [markdown]
-# 98,816 (with the solution's kernel): for each query all keys and all values, and the query's own row once for each key. That is 19 times as much. Caches soften it on a GPU, and still: on an H200 the package's
-# kernel of this kind took 68.7 ms where `flash_attention` took 5.0 (B 4, H 16, N 2048, d 64, causal). One warp a query is for few queries and many keys, as in decoding (lesson 14).
+# It is 98,816 (with the solution's kernel): each query reads all keys and all values, and its own row once for each key. That is 19 times as much. On a GPU, caches reduce the difference, but it remains large. On an H200 the package's kernel of this kind took 68.7 ms where `flash_attention` took 5.0 ms (B 4, H 16, N 2048, d 64, causal). One warp per query is useful for few queries and many keys, as in decoding (lesson 14).
 #
 # ## 8. A layer
 #
-# A layer of attention is more than attention. `nn.MultiheadAttention` makes q, k and v from its input with one matrix, cuts them into heads, attends in each head, joins
-# the heads, and multiplies by a second matrix. The package has a layer with the same weights under the same names, `FusedAttention`, which leaves only the
-# middle to a kernel; you can hand it your own. First the launches, one for each head. They go to the GPU if there is one, and to `sim` if not. (On a GPU, Numba may
-# warn that so small a launch leaves most of it idle. It is right.)
+# Now use your kernel in a layer. `nn.MultiheadAttention` computes q, k and v from its input with one matrix, splits them into heads, attends in each head, joins the heads, and multiplies by a second matrix. The package has a layer with the same weights under the same names, `FusedAttention`. It leaves only the middle part to a kernel, and you can pass your own.
+#
+# First, a function that launches your kernel once for each head. It uses the GPU if there is one, otherwise `sim`. (On a GPU, Numba may warn that such a small launch leaves most of the GPU idle, which is true.)
 
 # %%
 from torch import nn
@@ -694,13 +660,13 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def here(kernel):
-    """The kernel, ready to be launched where the tensors are."""
+    """Return the kernel, ready to be launched where the tensors are."""
     return cuda.jit(kernel) if device == "cuda" else simulate(kernel)
 
 
 def my_attention(q, k, v, causal):
-    """Attention of q, k and v (B, H, N, d), float32, by the kernel of exercise 6.3:
-    two warps, and so two queries, in a block."""
+    """Compute attention of q, k and v (B, H, N, d), float32, by the kernel of exercise
+    6.3, with two warps, and so two queries, per block."""
     q, k, v = (tensor.detach().contiguous() for tensor in (q, k, v))
     out = torch.full_like(q, torch.nan)
     batches, heads, n, d = q.shape
@@ -714,16 +680,14 @@ def my_attention(q, k, v, causal):
 
 
 # %% [markdown]
-# Then PyTorch's layer with random weights, and two of ours with the same ones: with your kernel, and with the package's `warp_attention`. That one is yours, with batch
-# and heads in the grid, and gradients. (Like yours it stands in a function that makes it: `kernels/flash/warp.py`. Without `attention=`, the layer takes the package's `flash_attention`.)
+# Next, create PyTorch's layer with random weights, and two of ours with the same weights: one with your kernel, and one with the package's `warp_attention`, which is your kernel with batch and heads in the grid, and with gradients (`kernels/flash/warp.py`). Without `attention=`, the layer uses the package's `flash_attention`.
 #
-# These kernels compute in float32, like PyTorch, but add in another order; so the last digits differ. The usual demand is: nowhere off by more than 10⁻⁴, and
-# on average by less than 10⁻⁶.
+# Like PyTorch, these kernels compute in float32, but they add in a different order, so the last digits differ. We require that no element differs by more than 10⁻⁴, and that the mean difference is less than 10⁻⁶.
 
 # %% tags=["uses-exercise"]
 torch.manual_seed(6)
 layer = nn.MultiheadAttention(embed_dim=8, num_heads=2, batch_first=True)
-# PyTorch starts both biases at 0, which would hide one that we forget
+# PyTorch initialises both biases with 0; that would hide a forgotten bias.
 nn.init.normal_(layer.out_proj.bias)
 nn.init.normal_(layer.in_proj_bias)
 layer = layer.to(device)
@@ -738,8 +702,8 @@ layers = {
 
 
 def errors(fused, x, causal):
-    """The largest and the mean difference between a layer of ours and PyTorch's,
-    on x (B, N, E)."""
+    """Return the largest and the mean difference between a layer of ours and
+    PyTorch's, on x (B, N, E)."""
     future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=device).triu(1)
     with torch.no_grad():
         wanted = layer(
@@ -759,76 +723,56 @@ for name, fused in layers.items():
 # %% [markdown]
 # ## Validate
 #
-# Each part against an independent one, then your kernel against the one of lesson 05, which gives a query to a *thread*. All in float32, with 40 queries and keys of 4 numbers.
+# Each part is compared with an independent reference. Then your kernel is compared with the one of lesson 05, in which a *thread* has a query. Everything is in float32, with 40 queries and keys of 4 numbers. First the definitions of the comparisons, then the table:
+
+
+# %%
+def sums_and_merges(numbers):
+    """Yield (stage, against, got, wanted) for the exercises 6.1 and 6.2."""
+    x = numbers.standard_normal(45).astype(float32)
+    sums = np.full(45, np.nan, dtype=float32)
+    simulate(warp_sum)[1, 64](x, sums)
+    yield "warp_sum", "numpy", sums, [x[:32].sum()] * 32 + [x[32:].sum()] * 13
+
+    scores, values = numbers.standard_normal((2, 20)).astype(float32)
+    scores *= 5
+    m = np.full(32, -np.inf, dtype=float32)
+    l, o = np.zeros((2, 32), dtype=float32)
+    m[:20], l[:20], o[:20] = scores, 1, values
+    simulate(merge_example)[1, 32](m, l, o)
+    softmax = torch.softmax(torch.tensor(scores, dtype=torch.float64), dim=0).numpy()
+    wanted = [softmax @ values] * 32
+    yield "merge_lanes, 20 keys", "torch.softmax, float64", o / l, wanted
+
+
+def attentions():
+    """Yield (stage, against, got, wanted) for the exercise 6.3."""
+    q, k, v = torch.randn(3, 1, 1, 40, 4)
+    for causal in (False, True):
+        stage = "warp_attention" + ", causal" * causal
+        on_device = (tensor.to(device) for tensor in (q, k, v))
+        yours = my_attention(*on_device, causal).cpu()
+        exact = attention(q.double(), k.double(), v.double(), causal)
+        yield stage, "reference, float64", yours, exact
+        flash = flash_attention(q, k, v, causal)
+        yield stage, "flash_attention (lesson 05)", yours, flash
 
 
 # %% tags=["uses-exercise"]
-def validate(stage, against, got, wanted, tolerance):
-    """One row of the table. NaN fails."""
-    agrees = (
-        np.abs(
-            np.asarray(got, dtype=np.float64) - np.asarray(wanted, dtype=np.float64)
-        ).max()
-        <= tolerance
-    )
-    print(
-        f"{stage:24}  {against:31}  {'below' if agrees else 'ABOVE'} {tolerance:.0e}   "
-        f"{'✓' if agrees else '✗'}"
-    )
-
-
-numbers = np.random.default_rng(6)
-x = numbers.standard_normal(45).astype(float32)
-sums = np.full(45, np.nan, dtype=float32)
-simulate(warp_sum)[1, 64](x, sums)
-sums_by_numpy = [x[:32].sum()] * 32 + [x[32:].sum()] * 13
-
-scores = 5 * numbers.standard_normal(20).astype(float32)
-values = numbers.standard_normal(20).astype(float32)
-m, l, o = (
-    np.full(32, -np.inf, dtype=float32),
-    np.zeros(32, dtype=float32),
-    np.zeros(32, dtype=float32),
-)
-m[:20], l[:20], o[:20] = scores, 1, values
-simulate(merge_the_page)[1, 32](m, l, o)
-softmax = torch.softmax(torch.tensor(scores, dtype=torch.float64), dim=0).numpy()
-
-q, k, v = torch.randn(3, 1, 1, 40, 4)
-yours, reference, flash = {}, {}, {}
-for causal in (False, True):
-    yours[causal] = my_attention(q.to(device), k.to(device), v.to(device), causal).cpu()
-    reference[causal] = attention(q.double(), k.double(), v.double(), causal)
-    flash[causal] = flash_attention(q, k, v, causal)
-
 print(f"{'stage':24}  {'against':31}  largest difference")
-validate("warp_sum", "numpy", sums, sums_by_numpy, 1e-5)
-validate(
-    "merge_lanes, 20 keys",
-    "torch.softmax, float64",
-    o / l,
-    [softmax @ values] * 32,
-    1e-5,
-)
-validate("warp_attention", "reference, float64", yours[False], reference[False], 1e-5)
-validate(
-    "warp_attention, causal", "reference, float64", yours[True], reference[True], 1e-5
-)
-validate(
-    "warp_attention", "flash_attention (lesson 05)", yours[False], flash[False], 1e-5
-)
-validate(
-    "warp_attention, causal",
-    "flash_attention (lesson 05)",
-    yours[True],
-    flash[True],
-    1e-5,
-)
+for stage, against, got, wanted in (
+    *sums_and_merges(np.random.default_rng(6)),
+    *attentions(),
+):
+    got, wanted = (np.asarray(x, dtype=np.float64) for x in (got, wanted))
+    agrees = np.abs(got - wanted).max() <= 1e-5  # false for NaN
+    verdict = "below 1e-05   ✓" if agrees else "ABOVE 1e-05   ✗"
+    print(f"{stage:24}  {against:31}  {verdict}")
 
 # %% [markdown]
 # ### On a real GPU, if there is one
 #
-# The layers of section 8 have used it already. This cell gives your kernel more to do: 1000 queries on a GPU, 50 without one. It prints the same line.
+# The layers of section 8 have already used it. This cell gives your kernel more work: 1000 queries on a GPU, 50 without one. It prints the same line in both cases.
 
 # %% tags=["uses-exercise"]
 n = 1000 if device == "cuda" else 50
@@ -845,10 +789,12 @@ print(
 
 # %% [markdown]
 # ## In three lines
-# - The 32 lanes of a warp run together and hand each other values with shuffles: five rounds of `shfl_xor`, and everybody knows the sum, or the merged state.
-# - A shuffle or a vote needs every lane that its mask names: keep it out of branches in which lanes part, and give idle lanes a neutral value.
-# - One warp per query: 32 online softmaxes in registers, five merges, one division; no shared memory, no barrier.
+# - The 32 lanes of a warp run together and exchange values with shuffles: after five rounds of `shfl_xor`, every lane has the sum, or the merged state.
+# - Every lane in the mask must execute the shuffle or vote. Keep it out of branches in which lanes diverge, and give idle lanes a neutral value.
+# - One warp per query means 32 online softmaxes in registers, five merges and one division, with no shared memory and no barrier.
 #
-# **You can now** reduce anything that can be merged within a warp, and swap the attention of a PyTorch layer for a kernel that you have written.
+# **You can now** reduce anything that can be merged within a warp, and replace the attention of a PyTorch layer by a kernel that you have written.
 #
-# **Next:** [lesson 07](07_numba.ipynb) compiles the same kernels for a real GPU, and looks at what the compiler makes of them.
+# **Read on:** Yuan Lin and Vinod Grover, *Using CUDA Warp-Level Primitives* (NVIDIA Developer Blog, 2018) · NVIDIA, *CUDA C++ Programming Guide*, sections "Warp Shuffle Functions" and "Warp Vote Functions" · PTX ISA, instruction `shfl.sync`.
+#
+# **Next:** [lesson 07](07_numba.ipynb) compiles the same kernels for a real GPU, and looks at the compiler's output.

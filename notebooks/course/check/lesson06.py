@@ -15,8 +15,8 @@ LANES = 32
 SHUFFLES = 6  # that a warp's sum may take: five reduction steps, and one to broadcast the sum
 STEPS = 10_000  # more than all iterations of while loops in a launch of this lesson
 WHOSE = (
-    "Every thread with an element writes the sum of the whole warp: five rounds, with the partners 16, 8, 4,"
-    " 2 and 1 away in both directions."
+    "Every thread with an element writes the sum of the whole warp: five rounds, with partners 16, 8, 4, 2"
+    " and 1 lanes away in both directions."
 )
 NO_SUM = "NaN: no thread has written this element. Every thread that has one writes its own."
 NO_OUTPUT = (
@@ -24,8 +24,8 @@ NO_OUTPUT = (
     " -inf before the first?"
 )
 ROUND = (
-    "In each round: fetch the partner's m, l and each o[c] before yours change, find both factors from the"
-    " old m, change o in place, and m last."
+    "In each round: get the partner's m, l and each o[c] before yours change, compute both factors from the"
+    " old m, change o in place, and change m last."
 )
 EMPTY = (
     "NaN: where does -inf meet -inf? A lane that has read nothing, and one whose partner has read nothing"
@@ -59,6 +59,7 @@ def ex06_1(warp_sum, rng):
         contract = Contract(
             "x out",
             max_per_thread={"x": 2, "out": 1},
+            owner={"x": lambda element: element, "out": lambda element: element},
             max_total={"shared": 0},
             shuffles=(1, SHUFFLES * warps),
             atomics=(0, 0),
@@ -95,6 +96,7 @@ def ex06_2(merge_lanes, rng):
             rng.choice([-1e4, 1e4], LANES) + rng.integers(5, size=LANES),
         ),
         ("scores near -10¹¹", range(LANES), 1, rng.choice([-1e11, -2e11], LANES)),
+        ("scores near -10³⁵", range(LANES), 1, rng.choice([-1e35, -2e35], LANES)),
         ("lanes 0 to 4 have read something", range(5), 2, rng.normal(0, 5, 5)),
         ("one lane has read something", [int(rng.integers(LANES))], 2, rng.normal(0, 5, 1)),
         ("no lane has read anything", [], 2, []),
@@ -112,7 +114,7 @@ def ex06_2(merge_lanes, rng):
         rng,
     )
     two = [states(rng, 2, range(first, LANES), rng.normal(0, 5, LANES - first)) for first in (0, 20)]
-    check_merge(merge_lanes, "two warps in a block, of which one knows more", two, rng)
+    check_merge(merge_lanes, "two warps in a block, one with fewer readers", two, rng)
     check_merge(
         merge_lanes,
         "two blocks of two warps",
@@ -121,7 +123,7 @@ def ex06_2(merge_lanes, rng):
         blocks=2,
     )
     return (
-        "full warps and warps with 31, 27 and all lanes empty, scores from -10¹¹ to 10000, vectors of 1 to 11"
+        "full warps and warps with 31, 27 and all lanes empty, scores from -10³⁵ to 10000, vectors of 1 to 11"
         " numbers"
     )
 
@@ -148,11 +150,11 @@ def ex06_3(warp_attention, rng):
 
 
 BY_SHUFFLES = (
-    "Each thread reads one element, and gets the rest from the other lanes by shuffles alone; five a warp are"
-    " enough, as what the lanes know doubles with each."
+    "Each thread reads its own element, and gets the rest from the other lanes by shuffles alone. Five per"
+    " warp are enough, because each doubles the number of elements in a lane's sum."
 )
 BY_MERGING = (
-    "In each of five rounds: m, l and each number of o by one shuffle; the lanes meet in no other way."
+    "In each of five rounds, use one shuffle for m, for l and for each element of o, and nothing else."
 )
 ITS_KEYS = (
     "Lane t reads the keys t, t + 32, t + 64, ... that its query sees, and no others; then one merge_lanes."
@@ -294,6 +296,12 @@ def reads_its_own(trace, warps, name, d, sees, call):
 
 def judge(kernel, grid, block, given, outputs, wanted, rng, call, contract, **options):
     """Judge one launch, and return the report with its trace."""
+    if "activemask" in kernels.names_in(kernel):
+        fail(
+            "it uses cuda.activemask()",
+            call=call,
+            hint="It reports the lanes that happen to be together, which CUDA does not fix. Name all 32.",
+        )
     return kernels.judge(
         kernel, (grid, block), given, outputs, wanted, rng, call, contract, max_steps=STEPS, **options
     )

@@ -187,6 +187,11 @@ MUTANTS = {
             ("keeps only what came", ("value +=", "value =")),
             ("has no guard at the store", ("    if i < x.size:\n        out", "    out")),
             ("lets a lane without an element bring the last one", ("float32(0)", "x[x.size - 1]")),
+            (
+                "reads in threads without an element",
+                ("x[i] if i < x.size else float32(0)", "x[i % x.size] * (i < x.size)"),
+            ),
+            ("names the lanes that happen to be there", ("ALL_LANES", "cuda.activemask()")),
             ("names half of the lanes in its mask", ("ALL_LANES", "0xFFFF")),
             ("names only lane 0 in its mask", ("ALL_LANES", "1")),
             ("wrong only with several blocks", ("cuda.grid(1)", "cuda.threadIdx.x")),
@@ -215,6 +220,11 @@ MUTANTS = {
                 "NaN where both have read nothing",
                 (MINE, "math.exp(m - larger)"),
                 (THEIRS, "math.exp(other_m - larger)"),
+            ),
+            (
+                "takes -1e30 for minus infinity",
+                (MINE, MINE.replace("MINUS_INFINITY", "-1e30")),
+                (THEIRS, THEIRS.replace("MINUS_INFINITY", "-1e30")),
             ),
             ("lets nothing come from scores below zero", ("other_m > MINUS_INFINITY", "other_m > 0")),
             ("adds without rescaling", (MINE, "float32(1)"), (THEIRS, "float32(1)")),
