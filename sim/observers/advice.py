@@ -27,7 +27,7 @@ DIVERGED = "barrier that some threads miss", "mask of some lanes"
 
 @dataclass(frozen=True)
 class Pattern:
-    """A row of the table.
+    """A row of the table of race patterns.
 
     fits: a function that decides whether the row applies.
     fix, cause, steps: texts of the advice, or functions that produce it.

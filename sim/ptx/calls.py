@@ -1,5 +1,5 @@
-"""Indirect calls: the addresses of functions, and findings for a pointer to no function or to a function with
-another signature.
+"""Implement indirect calls: assign addresses to functions, and report a pointer that does not refer to a
+function with the expected signature.
 
 Source: PTX ISA 9.7.12, "Control Flow Instructions" (call).
 """

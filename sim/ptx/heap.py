@@ -69,7 +69,7 @@ class Piece(Region):
         return -1
 
     def copy(self):
-        """Return a copy for another launch. Of a freed piece, only the address range remains, to detect uses
+        """Return a copy for another launch. A freed piece keeps only its address range, to detect uses
         after free."""
         old = self.allocation
         root = np.broadcast_to(np.uint8(0), self.nbytes) if self.freed else old.root.copy()
@@ -206,8 +206,8 @@ class Heap:
         self.free(site, address)
 
     def log_stores(self, piece, site):
-        """Log freeing as a store to the memory, which races with unordered accesses. Of a large piece, only
-        the beginning is logged."""
+        """Log freeing as a store to the memory, which races with unordered accesses. If the piece is
+        large, log only its beginning."""
         if self.context.log is None:
             return
         end = piece.base + min(piece.nbytes, MAX_LOGGED_BYTES)

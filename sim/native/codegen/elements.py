@@ -1,5 +1,5 @@
-"""Array elements in compiled code: an access resolves its index, is checked (sim.native.codegen.shadow), and
-loads or stores.
+"""Access array elements in compiled code: resolve the index, check the access (sim.native.codegen.shadow),
+and load or store the element.
 
 The code is emitted as LLVM instructions. Numba would compile a separate function for each combination of
 array type and index type.
@@ -134,7 +134,7 @@ class Element:
         self.context, self.builder, self.x = array.context, array.builder, array.x
 
     def flat_index(self, missing):
-        """Return the element's offset from the first element, which counts elements.
+        """Return the offset of the element from the first element, in elements.
 
         missing: the basic block to which to branch if the index is out of range.
         """

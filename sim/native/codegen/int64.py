@@ -107,8 +107,8 @@ class Function:
 
 
 def build(helper):
-    """Translate a helper into a new library, and with it each helper that it calls and no library
-    contains."""
+    """Translate a helper into a new library. Include each helper that it calls, unless another library
+    contains it."""
     library = LinkedLibrary(cpu_target.target_context.codegen(), helper.symbol)
     module, waiting = library.create_ir_module(library.name), [helper]
     # Helpers can call each other, so set the library before the translation.

@@ -32,7 +32,7 @@ from sim.native.codegen.int64 import byte, int64_helper, set_byte
 # SHARED   shared memory of a block
 # LOCAL    local memory of a thread
 BARE, BOUNDED, GLOBAL, EMPTY, SHARED, LOCAL = range(6)
-# Error flags, bits of the field `errors`:
+# The error flags are the bits of the field `errors`:
 # NARROWED    an atomic may have lost the fraction of its operand
 # BOUNDS      index out of range, or an invalid address
 # UNWRITTEN   read of uninitialised memory

@@ -17,7 +17,7 @@ from sim.native.codegen.symbols import GEOMETRY, MODULES, SPECIAL, home_of, in_t
 from sim.native.lower.module import CannotLower, literal
 
 FIELDS = "only the interpreter logs accesses to fields of records"
-PLAIN = {*ATTRIBUTES, "dtype"}  # attributes of arrays, which are no accesses to memory
+PLAIN = {*ATTRIBUTES, "dtype"}  # attributes of arrays that do not access memory
 
 
 def as_item(target):

@@ -272,7 +272,7 @@ class Arithmetic:
     # --- conversions and comparisons ------------------------------------------------------------------------
 
     def of_code(self, code, ptx_type):
-        """Return the value of a register, or of memory, of this PTX type, given its LLVM value."""
+        """Return the value that an LLVM value from a register or from memory represents as a PTX type."""
         if ptx_type in FLOATS or ptx_type in HALF:
             return Float(code, ptx_type)
         if ptx_type == "pred":

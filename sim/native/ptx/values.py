@@ -3,7 +3,7 @@ sim.native.ptx.arithmetic defines their operators.
 
 The reference implementations of sim.isa compute with Python's unbounded integers. An Integer has bounds for
 its possible values. It is computed in 64 bits if these suffice, otherwise in 128 bits. Sums and products of
-two registers always fit into 128 bits. Of a larger value, only the low 128 bits are correct. That is enough,
+two registers always fit into 128 bits. For a larger value, only the low 128 bits are correct. That is enough,
 because a register stores only its own width. LLVM then narrows the arithmetic to the machine's 32 and 64
 bits.
 """

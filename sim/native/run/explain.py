@@ -13,7 +13,7 @@ from sim.native.codegen.shadow import BLOCK_RACE, DIVERGED, ERROR_FLAGS
 from sim.nouns import plural
 from sim.observers import DEFAULT
 
-# The maximum number of threads that a rerun interprets. Of a larger launch, only selected blocks are rerun.
+# The maximum number of threads that a rerun interprets. In a larger launch, only selected blocks are rerun.
 MAX_RERUN_THREADS = 1 << 13
 
 
@@ -27,7 +27,7 @@ def interpret(launch, note, make_grid=Grid):
 def explain(attempt):
     """Return the Outcome of a launch with error flags.
 
-    The interpreter reruns a small launch from the start. Of a large launch, it reruns only selected blocks.
+    The interpreter reruns a small launch from the start. In a large launch, it reruns only selected blocks.
 
     attempt: the Attempt, after its `run`.
     """
