@@ -26,9 +26,11 @@ Read the files in this order:
     program           a kernel and the functions that it calls, as Python source
     emit              the source of one function: control flow and register conversions
     translate         the statements of one instruction
-    accesses, atomics, warps, calls   statements of ld and st, atom, warp instructions, indirect calls
+    accesses, atomics, warps, calls, async_copies   statements of ld and st, atom, warp instructions,
+                      indirect calls, cp.async
+    unsupported       refusal of instructions that sim does not support
     volatile, grid_sync, timed   patterns that span several instructions
-    run               one launch: memory layout, arguments, globals of the source
+    run, argument_bytes   one launch: memory layout, arguments, globals of the source
     memory            loads, stores and atomics by address
     regions, region_table   memory regions, and the checks of an address
     special_registers  special registers as Python expressions

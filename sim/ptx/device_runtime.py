@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 
+from sim.ptx.heap import FUNCTIONS
 from sim.ptx.regions import VIEWS
 
 # A conversion of printf. The groups are its length modifier and its letter.
@@ -67,3 +68,20 @@ def read_text(run, site, address):
     while letter := load(address + len(letters)):
         letters.append(letter)
     return bytes(letters).decode(errors="replace")
+
+
+def function_name(program, name):
+    """Return the name, in the source of a Program, of a function that CUDA provides to kernels. Return None
+    if there is no such function."""
+    place = program.wait_point()
+    if name in ("vprintf", "__assertfail"):
+        program.used.add("print" if name == "vprintf" else "assert")
+        site = program.site("load")
+        return program.new_name("device_function", lambda run: run.device_function(name, site))
+    if name in FUNCTIONS:
+        site = program.site("store")
+        return program.new_name("heap", lambda run: run.on_heap(FUNCTIONS[name], site))
+    if name in ("cudaCGGetIntrinsicHandle", "cudaCGSynchronize"):
+        program.used.add("this_grid")
+        return program.new_name("grid", lambda run: run.grid_barrier(name, place))
+    return None

@@ -21,7 +21,7 @@ from contextlib import contextmanager, nullcontext
 from sim.isa.ptx_types import REALS
 from sim.isa.registers import WIDTHS, Missing
 from sim.ptx import translate
-from sim.ptx.flow import Loop, blocks_of, order_blocks
+from sim.ptx.flow import Loop, assign_homes, blocks_in, blocks_of, first_instruction, order_blocks
 from sim.ptx.register_kinds import read_and_written, register_kinds
 from sim.ptx.syntax import Group, Immediate, Not, Register, Special, Symbol, Variable, python_name
 from sim.ptx.undefined import Origins
@@ -382,29 +382,3 @@ def convert(text, holds, width, ptx_type):
         top = 1 << wanted - 1
         return f"(({inner} ^ {top:#x}) - {top:#x})"
     return f"({text} & {MASKS[wanted]:#x})" if width > wanted else text
-
-
-def blocks_in(part):
-    """Return all Blocks in a Block or Loop, including those of nested Loops."""
-    return [block for inner in part.parts for block in blocks_in(inner)] if isinstance(part, Loop) else [part]
-
-
-def first_instruction(loop):
-    """Return the instruction whose line represents the loop in findings: its backward branch, if it has
-    one."""
-    blocks = blocks_in(loop)
-    for block in blocks:
-        back = any(target is not None and target.number <= block.number for target in block.targets)
-        if block.branch is not None and back:
-            return block.branch
-    return next((i for block in blocks for i in block.body), None)
-
-
-def assign_homes(parts, around, home, heads):
-    """Record the enclosing Loop of each block, and the entry block of each loop."""
-    for part in parts:
-        if isinstance(part, Loop):
-            heads.add(id(blocks_in(part)[0]))
-            assign_homes(part.parts, part, home, heads)
-        else:
-            home[id(part)] = around

@@ -216,3 +216,29 @@ def number_parts(parts, following):
         else:
             part.number, following = following, following + 1
     return following
+
+
+def blocks_in(part):
+    """Return all Blocks in a Block or Loop, including those of nested Loops."""
+    return [block for inner in part.parts for block in blocks_in(inner)] if isinstance(part, Loop) else [part]
+
+
+def first_instruction(loop):
+    """Return the instruction whose line represents the loop in findings: its backward branch, if it has
+    one."""
+    blocks = blocks_in(loop)
+    for block in blocks:
+        back = any(target is not None and target.number <= block.number for target in block.targets)
+        if block.branch is not None and back:
+            return block.branch
+    return next((i for block in blocks for i in block.body), None)
+
+
+def assign_homes(parts, around, home, heads):
+    """Record the enclosing Loop of each block, and the entry block of each loop."""
+    for part in parts:
+        if isinstance(part, Loop):
+            heads.add(id(blocks_in(part)[0]))
+            assign_homes(part.parts, part, home, heads)
+        else:
+            home[id(part)] = around

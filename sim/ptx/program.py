@@ -12,15 +12,15 @@ from sim.isa.barriers import FENCES, nanosleep
 from sim.isa.ptx_types import FLOATS, REALS
 from sim.isa.registers import HELPERS, WIDTHS, Missing
 from sim.isa.table import INSTRUCTIONS
-from sim.ptx import atomics, calls, special_registers
+from sim.ptx import atomics, calls, device_runtime, special_registers
 from sim.ptx.emit import Writer
 from sim.ptx.grid_sync import GridSync
-from sim.ptx.heap import FUNCTIONS
 from sim.ptx.register_kinds import read_and_written
 from sim.ptx.subwords import Subwords, nbytes_of
 from sim.ptx.syntax import Instruction, python_name
 from sim.ptx.timed import timed_registers
 from sim.ptx.undefined import needs_origins
+from sim.ptx.unsupported import refusal_message, refuse
 from sim.ptx.volatile import Uses
 
 
@@ -372,18 +372,10 @@ class Program:
         if self.is_defined(name):
             self.pending.append(self.text.functions[name])
             return python_name(self.text.functions[name].name, "run")
-        place = self.wait_point()
-        if name in ("vprintf", "__assertfail"):
-            self.used.add("print" if name == "vprintf" else "assert")
-            site = self.site("load")
-            return self.new_name("device_function", lambda run: run.device_function(name, site))
-        if name in FUNCTIONS:
-            site = self.site("store")
-            return self.new_name("heap", lambda run: run.on_heap(FUNCTIONS[name], site))
-        if name in ("cudaCGGetIntrinsicHandle", "cudaCGSynchronize"):
-            self.used.add("this_grid")
-            return self.new_name("grid", lambda run: run.grid_barrier(name, place))
-        raise Missing(f"{self.item.opcode} of {name}, which the module does not define")
+        provided = device_runtime.function_name(self, name)
+        if provided is None:
+            raise Missing(f"{self.item.opcode} of {name}, which the module does not define")
+        return provided
 
     def pointer_call(self, returns, arguments):
         """Return the name of the Callee for an indirect call.
@@ -404,15 +396,3 @@ class Program:
     def namespace(self, run):
         """Return all globals that the source needs in one launch."""
         return HELPERS | {name: make(run) for name, make in self.factories.items()}
-
-
-def refuse(text, *arguments):
-    """Raise LaunchError. This function replaces a function with instructions that are not supported."""
-    raise LaunchError(text)
-
-
-def refusal_message(entry, missing):
-    """Return a message that lists the instructions that are not supported, by line and name."""
-    lines = "\n".join(f"  PTX line {line}: {what}" for line, what in missing[:10])
-    more = f"\n  and {len(missing) - 10} more" if len(missing) > 10 else ""
-    return f"{entry.name} uses instructions that sim does not have; nothing has run\n{lines}{more}"

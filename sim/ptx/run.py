@@ -10,9 +10,9 @@ from sim.engine.scheduler import BARRIER, GRID
 from sim.errors import LaunchError
 from sim.memory.declared import check_sizes
 from sim.memory.spaces import bind_arguments
-from sim.nouns import plural
 from sim.observers.words import LOCAL_VARIABLE
 from sim.ptx import device_runtime
+from sim.ptx.argument_bytes import argument_bytes, check_elements, pointer_bytes
 from sim.ptx.calls import function_address
 from sim.ptx.copies import AddressMemory
 from sim.ptx.grid_sync import HIGH, GridBarrier, workspace
@@ -356,70 +356,3 @@ def with_site(function, site):
             raise
 
     return call
-
-
-def pointer_bytes(place):
-    """Return the bytes of a pointer argument, in little-endian order.
-
-    place: (Allocation, byte offset).
-    """
-    allocation, offset = place
-    return (allocation.base + offset).to_bytes(8, "little")
-
-
-def check_elements(name, arrays, nbytes):
-    """Raise LaunchError if the elements of an array are wider than the elements of the pointer in the source.
-
-    numpy defaults to float64, which CUDA kernels rarely use.
-
-    name: the name of the argument.
-    nbytes: the number of bytes per element in the source.
-    """
-    dtype = arrays[name].dtype if name in arrays else np.dtype(np.uint8)
-    if dtype.kind in "iuf" and dtype.itemsize > nbytes > 1:
-        raise LaunchError(
-            f"{name} points to numbers of {plural(nbytes, 'byte')} in the kernel's source, got an"
-            f" array of {dtype};"
-            f" {name}.astype(numpy.{dtype.name.rstrip('0123456789')}{8 * nbytes}) has such"
-        )
-
-
-def argument_bytes(name, value, parameter):
-    """Return the bytes of an argument in the format of its parameter. Raise LaunchError if it does not
-    fit."""
-    ptx_type, nbytes = parameter.type, parameter.bytes
-    if parameter.count != 1 or isinstance(value, bytes):
-        return structure_bytes(name, value, nbytes)
-    if not isinstance(value, (int, float, np.generic, np.ndarray)) or np.ndim(value):
-        raise LaunchError(
-            f"{name} is a .{ptx_type} of {plural(nbytes, 'byte')}: wanted a number, got a"
-            f" {type(value).__name__}"
-        )
-    if ptx_type in ("f32", "f64", "f16"):
-        return np.array(value, f"f{nbytes}").tobytes()
-    if isinstance(value, (float, np.floating)):
-        # A numpy float that has the size of the parameter is passed as its bit pattern, because .b32 and .u32
-        # parameters may contain floats.
-        if nbytes == np.asarray(value).dtype.itemsize and isinstance(value, np.generic):
-            return value.tobytes()
-        raise LaunchError(
-            f"{name} is a .{ptx_type}: wanted an integer, got {value!r}; a float goes in as numpy.float32(x)"
-        )
-    number = int(value)
-    if not -(1 << 8 * nbytes - 1) <= number < 1 << 8 * nbytes:
-        raise LaunchError(f"{name} is a .{ptx_type} of {plural(nbytes, 'byte')}, which do not hold {number}")
-    # Negative numbers are passed in two's complement.
-    return (number & ((1 << 8 * nbytes) - 1)).to_bytes(nbytes, "little")
-
-
-def structure_bytes(name, value, nbytes):
-    """Return the bytes of an argument that is a structure. It is given as bytes, or as a numpy object.
-
-    Raise LaunchError if the size is wrong.
-    """
-    raw = value.tobytes() if isinstance(value, (np.ndarray, np.generic)) else value
-    if isinstance(raw, bytes) and len(raw) == nbytes:
-        return raw
-    got = plural(len(raw), "byte") if isinstance(raw, bytes) else f"a {type(value).__name__}"
-    wanted = "wanted those, or a numpy record of that size"
-    raise LaunchError(f"{name} is a structure of {plural(nbytes, 'byte')}: {wanted}, got {got}")

@@ -9,11 +9,11 @@ Source: PTX ISA 9.7, "Instructions".
 
 from sim.isa.ptx_types import REALS
 from sim.isa.registers import CARRY, JOINED, WIDTHS, Missing, find_operation
-from sim.isa.table import by_ptx
 from sim.ptx.accesses import SPACES, Access, address_text, atomic, load, parts, store
+from sim.ptx.async_copies import cp_async, entry_of
 from sim.ptx.calls import size_of
 from sim.ptx.regions import WINDOWS
-from sim.ptx.syntax import Address, Group, Immediate, Not, Register, Symbol, python_name
+from sim.ptx.syntax import Address, Group, Immediate, Register, Symbol, python_name
 from sim.ptx.warps import form_of
 
 # Instructions without an effect on results: prefetches, cache policies, scheduling hints.
@@ -146,14 +146,6 @@ def isspacep(writer, item):
 
 
 # --- waiting ------------------------------------------------------------------------------------------------
-
-
-def entry_of(opcode):
-    """Return the entry of sim.isa for a PTX opcode. Raise Missing if there is none."""
-    try:
-        return by_ptx(opcode)
-    except KeyError:
-        raise Missing(opcode) from None
 
 
 def barrier(writer, item):
@@ -313,72 +305,6 @@ def call(writer, item):
         writer.origins.check_passed(given)
     text = f"{name}({', '.join(arguments)})"
     writer.emit(f"{', '.join(results)} = {text}" if results else text)
-
-
-# --- asynchronous copies ------------------------------------------------------------------------------------
-
-
-def cp_async(writer, item):
-    """Emit cp.async, a copy to shared memory. Only a wait guarantees that it is complete."""
-    operands, does = item.operands, set(item.names[1:])
-    if "mbarrier" in does:
-        return cp_async_mbarrier(writer, item)
-    if len(does) == 2 and (what := does & ASYNCHRONOUS.keys()):
-        values = [writer.value(operand, "u32") for operand in operands]
-        if len(values) != ("wait_group" in what):
-            raise Missing(f"{item.opcode} with these operands")
-        writer.emit(f"{writer.module.transfer(ASYNCHRONOUS[what.pop()])}({', '.join(values)})")
-        return
-    to, source, size, *taken = operands
-    if not does <= COPYING or len(does & {"ca", "cg"}) != 1 or "async" not in does or len(taken) > 1:
-        raise Missing(item.opcode)
-    # PTX allows 4, 8 and 16 bytes with .ca, but only 16 with .cg (PTX ISA 9.7.9.25.3.1, `cp.async`).
-    sizes = (16,) if "cg" in does else (4, 8, 16)
-    if getattr(size, "value", None) not in sizes:
-        raise Missing(f"{item.opcode} of another size than {', '.join(map(str, sizes))} bytes")
-    name = writer.module.transfer(f"cp_async_{size.value}")
-    places = f"'shared', {address_text(writer, to)}, 'global', {address_text(writer, source)}"
-    writer.emit(f"{name}({places}, {source_bytes(writer, size.value, *taken)})")
-
-
-def cp_async_mbarrier(writer, item):
-    """Emit cp.async.mbarrier.arrive, which arrives at the mbarrier when the thread's copies are complete."""
-    (where,) = item.operands
-    space, plain = shared_or_generic(item.names)
-    name = writer.module.transfer(entry_of(plain).name)
-    writer.emit(f"{name}({space!r}, {address_text(writer, where)})")
-
-
-def shared_or_generic(names):
-    """Return (state space, opcode without its modifier) for an address that is in shared memory or
-    generic."""
-    spaces = {"shared", "shared::cta"} & set(names)
-    return "shared" if spaces else "generic", ".".join(n for n in names if n not in spaces)
-
-
-# modifier of a cp.async without memory operands -> entry of sim.isa
-ASYNCHRONOUS = {
-    "commit_group": "cp_async_commit",
-    "wait_group": "cp_async_wait",
-    "wait_all": "cp_async_wait_all",
-}
-# the modifiers of a cp.async that copies
-COPYING = {"async", "ca", "cg", "shared", "shared::cta", "global", "L2::64B", "L2::128B", "L2::256B"}
-
-
-def source_bytes(writer, size, taken=None):
-    """Return the expression for the number of bytes that a copy reads.
-
-    It is the operand src-size, or 0 if the predicate ignore-src is true.
-
-    size: the number of bytes that the copy writes.
-    taken: the operand src-size or ignore-src, or None.
-    """
-    if taken is None:
-        return str(size)
-    if getattr(taken, "type", "") == "pred" or isinstance(taken, Not):
-        return f"0 if {writer.value(taken, 'pred')} else {size}"
-    return writer.value(taken, "u32")
 
 
 def trap(writer, item):
