@@ -1,9 +1,9 @@
-"""The PTX front end: runs PTX compiled from CUDA C++, Triton or Numba on the same engines as Python
+"""The PTX front end: run PTX that was compiled from CUDA C++, Triton or Numba on the same engines as Python
 kernels.
 
-What enters: PTX text (`load_ptx`), or a .cu file that NVRTC compiles (`load_cuda`).
+What enters is PTX text (`load_ptx`), or a .cu file that NVRTC compiles (`load_cuda`).
 
-What leaves: a Module of kernels for `simulate`. Each kernel is translated once to the source of a Python
+What leaves is a Module of kernels for `simulate`. Each kernel is translated once to the source of a Python
 function, in which a register is a local variable and an instruction is one or more statements. At each
 launch, that source receives its globals: functions that access memory, wait at barriers, or exchange values
 between lanes. The engines and observers of Python kernels then run it unchanged. `sim.native.ptx` compiles
@@ -28,11 +28,11 @@ Read the files in this order:
     translate         the statements of one instruction
     accesses, atomics, warps, calls, async_copies   statements of ld and st, atom, warp instructions,
                       indirect calls, cp.async
-    unsupported       refusal of instructions that sim does not support
-    volatile, grid_sync, timed   patterns that span several instructions
+    unsupported       errors for instructions that sim does not support
+    volatile, grid_sync, timed, subwords   patterns that span several instructions
     run, argument_bytes   one launch: memory layout, arguments, globals of the source
     memory            loads, stores and atomics by address
-    regions, region_table   memory regions, and the checks of an address
+    regions, region_table, foreign   memory regions; the checks of an address; reasons why it is invalid
     special_registers  special registers as Python expressions
     undefined         undefined values, from a load of unwritten local memory to their first use
     copies, heap, variables, device_runtime   cp.async, malloc, __device__ variables, printf
