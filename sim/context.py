@@ -114,6 +114,7 @@ class Context:
         # single-element accessors, indexed by the array's rank
         self.load = self.store = ()
         self.live = ()  # The blocks that have started and not ended, if several run concurrently.
+        self.pending = ()  # The blocks that have not started, in that case.
         # whether compiled code is running; whether it has written to global memory
         self.runs_compiled = self.wrote = False
 

@@ -14,6 +14,9 @@ from sim.frames import is_simulator_frame
 MAX_STATES = 64  # a thread that passes through more distinct states than this is not in a short cycle
 OUTERMOST_MODULE = "sim.engine.grid"  # runs the threads; outer frames belong to no thread
 MIN_REPEATS = 128  # iterations, per looping thread, that must start in a state seen before
+# If many threads loop, FEW_REPEATS of such iterations per thread are enough, provided that there are at least
+# MANY_REPEATS of them in total (see `is_enough`).
+FEW_REPEATS, MANY_REPEATS = 8, 1 << 14
 # After CLOCK_REPEATS of them, the clock jumps ahead, by up to 2**MAX_LEAP ticks at a time, so that a wait
 # with a timeout ends before the verdict. Later waits of that length then take at most MOST_READS clock reads.
 CLOCK_REPEATS, MAX_LEAP = 32, 44
@@ -69,6 +72,7 @@ class ProgressCheck:
     def __init__(self, context):
         self.context = context
         self.repeats = 0  # consecutive iterations that started in a state that their thread had before
+        self.repeating = set()  # the threads of these iterations
         self.states = {}  # looping thread -> set of states at the start of its iterations
         self.memory = {}  # id of a byte array -> (the array, a copy of its initial contents)
         self.mbarriers = self.phases()  # initial phases
@@ -99,15 +103,29 @@ class ProgressCheck:
         if state not in states:
             states.add(state)
             self.repeats = 0
+            self.repeating.clear()
             return False if len(states) > MAX_STATES else None
         self.repeats += 1
+        self.repeating.add(thread)
         rounds, rest = divmod(self.repeats, len(self.states))
         if rounds == CLOCK_REPEATS and not rest and not self.is_unchanged():
             # a thread outside such loops is still working, and a wait must not time out before it is done
             return False
         if rounds > CLOCK_REPEATS and not rest:
             self.context.clock.advance(1 << min(rounds - CLOCK_REPEATS, MAX_LEAP))
-        return self.is_unchanged() if rounds >= MIN_REPEATS else None
+        return self.is_unchanged() if self.is_enough(rounds, rest) else None
+
+    def is_enough(self, rounds, rest):
+        """Return whether enough iterations have repeated: `rounds` per looping thread, and `rest` more.
+
+        Fewer suffice if there are many threads, each of which has repeated a state, no other thread or block
+        could still run, and no thread waits for a time.
+        """
+        if rounds < FEW_REPEATS or self.repeats < MANY_REPEATS or rest or self.context.clock.readers:
+            return rounds >= MIN_REPEATS
+        may_run = (t for block in self.context.live for t in block.threads if t.waits in (None, "turn"))
+        all_repeat = all(thread.done or thread in self.repeating for thread in may_run)
+        return all_repeat and not self.context.pending or rounds >= MIN_REPEATS
 
     def times_a_wait(self):
         """Return whether every looping thread has read the clock, so that advancing it may end the loops."""

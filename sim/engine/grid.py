@@ -144,7 +144,7 @@ class Grid:
         has too few threads for the blocks that must be resident at the same time.
         """
         self.fiber_type, pending, live, parked = fiber_type, deque(self.order), deque(), []
-        self.context.live = live
+        self.context.live, self.context.pending = live, pending
         try:
             self.reserve(len(pending) if self.context.cooperative else 1)
             while pending or live or parked:

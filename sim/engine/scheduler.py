@@ -6,6 +6,7 @@ from sim.events import SITES, Access, Finding, index_text
 from sim.frames import format_none_parameters, site_of_error
 
 MOST_SKIPS = 64  # limit on consecutive skips of a thread that is about to repeat a failed atomic
+RETRY_TURNS = 8  # opportunities to yield that a thread may decline after it has lost a compare-and-swap
 # Results of run_block.
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
 # Values of Thread.waits, which say what a thread waits for.
@@ -48,6 +49,7 @@ class Scheduler:
         self.woken = False  # whether threads of parked blocks can run again
         # opportunities to yield since the current thread was resumed, and the maximum that it may decline
         self.turns = self.patience = 0
+        self.retries = False  # whether the current thread has lost a compare-and-swap since it was resumed
         self.thread_index, self.block_index, self.block = Dim3(), Dim3(), None
 
     # --- the loop -------------------------------------------------------------------------------------------
@@ -100,7 +102,7 @@ class Scheduler:
         context.thread = thread
         context.entered += 1
         if self.atomics_yield:
-            self.turns, self.patience = 0, context.schedule.patience
+            self.turns, self.patience, self.retries = 0, context.schedule.patience, False
         if context.log is not None:
             context.begin_segment(thread)
 
@@ -191,6 +193,15 @@ class Scheduler:
         if failed is not None:
             failed.repeated = bool(failed.key == key)
         self.yield_turn(frame, failed is not None and failed.repeated and failed.would_fail_again())
+
+    def let_retry(self):
+        """Let the current thread continue for RETRY_TURNS turns, because it has lost a compare-and-swap.
+
+        It can then repeat the operation with the new value. If it had to yield first, it would usually lose
+        again, and n threads that change one element would take on the order of n * n turns.
+        """
+        if not self.retries:
+            self.retries, self.patience = True, max(self.patience, self.turns + RETRY_TURNS)
 
     def has_turns_left(self):
         """Return whether the schedule lets the current thread continue at a point where it could yield."""

@@ -73,6 +73,8 @@ class Atomic:
         new = entry.semantics(before, *map(convert, operands))
         array.announce(place, site, new)
         memory[place] = cast(array.dtype)(new)
+        if entry.tests and bool(before != convert(operands[0])):
+            self._scheduler.let_retry()
         # The scheduler delays a thread that would repeat this atomic without effect.
         thread.failed_atomic = FailedAtomic(key, memory, place, old) if new == before else None
         if self._context.listeners["atomic_done"]:

@@ -175,6 +175,7 @@ class Memory(RegionTable):
         if reach == "block":
             context.block_scoped[site] = STORE if writes else LOAD
         log, values, yield_before_atomic = context.log, context.values, self.scheduler.yield_before_atomic
+        tests = callable(writes)  # whether it is a compare-and-swap
 
         def change(address, *operands):
             # A release is modelled as a fence before the access.
@@ -199,6 +200,8 @@ class Memory(RegionTable):
             wrote = writes if isinstance(writes, bool) else writes(old, *operands)
             if wrote:
                 view[position] = new
+            elif tests and old != operands[0]:
+                self.scheduler.let_retry()
             context.thread.failed_atomic = FailedAtomic(key, view, position, old) if new == old else None
             context.announce_ordering("atomic_done", address + window, wrote, reach)
             # The atomic on a part of a word also reads what an earlier atomic on the whole word has written.

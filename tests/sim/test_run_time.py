@@ -4,7 +4,9 @@ import numpy as np
 from numba import cuda, float32
 
 from sim import simulate
+from sim.engine.scheduler import Scheduler
 from sim.observers import advice
+from sim.progress import ProgressCheck
 
 THREADS = 64
 
@@ -38,3 +40,45 @@ def test_each_pair_of_lines_gets_its_advice_once(monkeypatch):
     assert sum(finding.count for finding in report.findings) > 1000
     # A pair that takes precedence over an earlier one, such as one with a lower index, gets its own advice.
     assert len(advised) < 20 * len(report.findings)
+
+
+@cuda.jit
+def pops(head, items, out):
+    """Let each thread take one item by a compare-and-swap loop."""
+    taken = False
+    while not taken:
+        first = cuda.atomic.add(head, 0, 0)
+        if cuda.atomic.cas(head, 0, first, first + 1) == first:
+            out[first] = items[first] + 1
+            taken = True
+
+
+def test_contending_threads_take_few_turns(monkeypatch):
+    n, turns = 512, []
+    wait = Scheduler.wait
+    monkeypatch.setattr(Scheduler, "wait", lambda self, *how: turns.append(how) or wait(self, *how))
+    head, out = np.zeros(1, np.int32), np.zeros(n, np.int32)
+    report = simulate(pops, observers=())[2, n // 2](head, np.arange(n, dtype=np.int32), out)
+    assert not report.findings and head[0] == n and (out == np.arange(n) + 1).all()
+    assert len(turns) < 4 * n  # it would be about n * n / 2 if a thread that lost had to yield first
+
+
+@cuda.jit
+def waits_for_items(head, tail, items, out):
+    """Let each thread wait for an item, of which only some are pushed."""
+    ticket = cuda.atomic.add(head, 0, 1)
+    while cuda.atomic.add(tail, 0, 0) <= ticket:
+        pass
+    out[ticket] = items[ticket]
+
+
+def test_endless_wait_of_many_threads_is_decided_after_few_iterations(monkeypatch):
+    blocks, threads, pushed, compared = 10, 256, 100, []
+    check = ProgressCheck.nothing_changes
+    monkeypatch.setattr(ProgressCheck, "nothing_changes", lambda *of: compared.append(of[1]) or check(*of))
+    n = blocks * threads
+    head, tail, items = np.zeros(1, np.int32), np.full(1, pushed, np.int32), np.ones(n, np.int32)
+    report = simulate(waits_for_items, on_finding="report")[blocks, threads](head, tail, items, 0 * items)
+    (finding,) = report.findings
+    assert finding.kind == "no-progress" and "without end" in finding.verdict
+    assert len(compared) < 16 * n
