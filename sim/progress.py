@@ -10,6 +10,7 @@ import numpy as np
 
 from sim.forecast import Numbers
 from sim.frames import is_simulator_frame
+from sim.idle_variables import idle_variables
 
 MAX_STATES = 64  # a thread that passes through more distinct states than this is not in a short cycle
 OUTERMOST_MODULE = "sim.engine.grid"  # runs the threads; outer frames belong to no thread
@@ -64,9 +65,10 @@ class Clock:
 class ProgressCheck:
     """A comparison of the state visible to threads with its state at construction.
 
-    A thread's state is its loop and the values of its variables, except those computed from a clock. A thread
-    that returns to an earlier state is in a cycle. If all running threads are in cycles, and neither memory
-    nor the waiting threads have changed although the clock has jumped far ahead, nothing can ever change.
+    A thread's state is its loop and the values of its variables, except those computed from a clock and those
+    that only count (sim.idle_variables). A thread that returns to an earlier state is in a cycle. If all
+    running threads are in cycles, and neither memory nor the waiting threads have changed although the clock
+    has jumped far ahead, nothing can ever change.
     """
 
     def __init__(self, context):
@@ -156,14 +158,24 @@ class ProgressCheck:
         return states | {"blocks": self.context.counters["blocks"]}
 
     def variables(self, frame):
-        """Return a thread's position and variables in each function on its stack."""
-        found = []
+        """Return a thread's position and variables in each function on its stack.
+
+        The idle variables of a loop in the kernel itself are left out. In a device function, they may
+        influence the caller.
+        """
+        frames = []
         while isinstance(frame, FrameType) and frame.f_globals.get("__name__") != OUTERMOST_MODULE:
             if not is_simulator_frame(frame):
-                timed, own = self.context.timed.get(frame.f_code.co_name, ()), frame.f_locals.items()
-                values = (self.value(value) for name, value in own if name not in timed)
-                found.append((frame.f_code, frame.f_lasti, *values))
+                frames.append(frame)
             frame = frame.f_back
+        found = []
+        for frame in frames:
+            ignored = self.context.timed.get(frame.f_code.co_name, frozenset())
+            if len(frames) == 1:
+                ignored = ignored | idle_variables(frame.f_code, frame.f_lasti)
+            own = frame.f_locals.items()
+            values = (self.value(value) for name, value in own if name not in ignored)
+            found.append((frame.f_code, frame.f_lasti, *values))
         return tuple(found)
 
     def value(self, value):

@@ -1,9 +1,10 @@
 """Test that a launch with a bug ends soon. The tests count work instead of seconds, because machines differ."""
 
 import numpy as np
+import pytest
 from numba import cuda, float32
 
-from sim import simulate
+from sim import context, idle_variables, simulate
 from sim.engine.scheduler import Scheduler
 from sim.observers import advice
 from sim.progress import ProgressCheck
@@ -82,3 +83,81 @@ def test_endless_wait_of_many_threads_is_decided_after_few_iterations(monkeypatc
     (finding,) = report.findings
     assert finding.kind == "no-progress" and "without end" in finding.verdict
     assert len(compared) < 16 * n
+
+
+@cuda.jit
+def counts_its_polls(flag, out):
+    tries = 0
+    while cuda.atomic.add(flag, 0, 0) == 0:
+        tries += 1
+    out[cuda.grid(1)] = tries
+
+
+@cuda.jit
+def deadlocks_and_counts(locks, out):
+    """Let two blocks take two locks in opposite orders, and count the attempts."""
+    first, tries = cuda.blockIdx.x, 0
+    while cuda.atomic.cas(locks, first, 0, 1) != 0:
+        tries = tries + 1
+    while cuda.atomic.cas(locks, 1 - first, 0, 1) != 0:
+        tries = tries + 1
+    out[first] = tries
+
+
+@pytest.mark.parametrize("kernel, threads", [(counts_its_polls, 32), (deadlocks_and_counts, 1)])
+def test_count_of_attempts_does_not_hide_an_endless_loop(kernel, threads):
+    report = simulate(kernel, on_finding="report")[2, threads](np.zeros(2, np.int32), np.zeros(64, np.int32))
+    (finding,) = report.findings
+    assert finding.kind == "no-progress" and "without end" in finding.verdict
+
+
+@cuda.jit
+def gives_up(flag, rounds, out):
+    """Poll a flag, and raise it after a number of attempts that only a count of iterations shows."""
+    for _ in range(rounds):
+        while cuda.atomic.add(flag, 0, 0) > 1:
+            pass
+    tries = 0
+    while cuda.atomic.add(flag, 0, 0) == 0:
+        tries += 1
+        if tries >= rounds:
+            cuda.atomic.exch(flag, 0, 1)
+    out[cuda.grid(1)] = tries
+
+
+def test_loop_that_counts_until_it_ends_is_not_reported(monkeypatch):
+    monkeypatch.setattr(context, "FIRST_PATIENCE", 0.02)
+    report = simulate(gives_up, observers=())[2, 4](np.zeros(1, np.int32), 1000, np.zeros(8, np.int32))
+    assert not report.findings
+
+
+def test_idle_variables_of_a_loop():
+    def loop(flag, step, n):
+        count = total = other = last = 0
+        for index in range(n):
+            count += 1
+            total = total + other * step
+            other = other ^ total
+            while flag[last] == count - 1 and index:
+                last = last + 1
+        return count, total
+
+    (_, _, idle), *further = idle_variables.loops_of(loop.__code__)
+    # `index` shows that the `for` loop advances; `count` and `last` decide how often the inner loop runs.
+    assert idle == {"total", "other"} and not further
+
+
+def test_undecided_loop_names_the_remedy(monkeypatch):
+    """Check that the finding says how to let a loop run on that may be correct."""
+    monkeypatch.setattr(context, "PATIENCE", 0.5)
+
+    @cuda.jit
+    def draws(out):
+        state = 1
+        while state != 0:
+            state = (state * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFF
+        out[0] = state
+
+    report = simulate(draws, on_finding="report")[1, 1](np.zeros(1, np.int64))
+    (finding,) = report.findings
+    assert "not decided" in finding.verdict and "max_steps" in finding.fix
