@@ -229,15 +229,21 @@ class Context:
         # the block that each access and each value belongs to
         number_of = {block: number for number, block in enumerate(blocks)}
         home = np.repeat(np.array([number_of[thread.block] for thread in threads]), lengths)
-        homes_of_values = home[site & 3 != LOAD].tolist()
-        parts = []
-        for block, number in number_of.items():
-            selected = home == number
-            block_values = [value for value, at in zip(values, homes_of_values) if at == number]
-            parts.append(
-                Batch(block.index, block.epoch, *(column[selected] for column in columns), block_values)
+        values_of = [[] for _ in blocks]
+        for value, number in zip(values, home[site & 3 != LOAD].tolist()):
+            values_of[number].append(value)
+        order = np.argsort(home, kind="stable")
+        bounds = np.searchsorted(home[order], np.arange(len(blocks) + 1)).tolist()
+        return [
+            Batch(
+                block.index,
+                block.epoch,
+                *(column[order[first:last]] for column in columns),
+                values_of[number],
             )
-        return [part for part in parts if len(part.address)]
+            for (block, number), first, last in zip(number_of.items(), bounds, bounds[1:])
+            if first < last
+        ]
 
     def branch(self, taken, site):
         """Log the current thread's decision at a branch, and return `taken`."""

@@ -20,6 +20,7 @@ in the CUDA C++ Programming Guide (Memory Fence Functions) omits it, and code th
 be reported as a race.
 """
 
+import itertools
 from bisect import bisect_left
 from dataclasses import replace
 
@@ -330,13 +331,40 @@ def widen(clock, clocks):
     return clock if clock == union else union
 
 
+class Clock(dict):
+    """A union of clocks.
+
+    number: a unique number.
+    contains: the numbers of some clocks whose bounds it includes.
+    """
+
+    __slots__ = "number", "contains"
+    numbers = itertools.count()
+
+    def __init__(self, clocks):
+        super().__init__(clocks[-1])
+        self.number, self.contains = next(Clock.numbers), set()
+        for clock in clocks:
+            if isinstance(clock, Clock):
+                self.contains.add(clock.number)
+                self.contains |= clock.contains if len(clock.contains) < MAX_PARTS else set()
+
+
 def merge(clocks):
-    """Return the union of several clocks, which has the highest bound for each key."""
+    """Return the union of several clocks: the maximum bound for each key.
+
+    A clock with an entry per thread takes long to merge. Skip those that the largest clock already contains,
+    such as the clock that a thread acquired with a lock and publishes again when it releases the lock.
+    """
     distinct = sorted({id(part): part for part in clocks}.values(), key=len)
-    if len(distinct) < 2:
-        return distinct[0] if distinct else {}
-    result = dict(distinct.pop())
-    for part in distinct:
+    if not distinct:
+        return {}
+    known = getattr(distinct[-1], "contains", ())
+    distinct = [part for part in distinct if getattr(part, "number", None) not in known]
+    if len(distinct) == 1:
+        return distinct[0]
+    result = Clock(distinct)
+    for part in distinct[:-1]:
         for key, bound in part.items():
             if bound > result.get(key, -1):
                 result[key] = bound

@@ -6,7 +6,7 @@ from numba import cuda, float32
 
 from sim import context, idle_variables, simulate
 from sim.engine.scheduler import Scheduler
-from sim.observers import advice
+from sim.observers import advice, order
 from sim.progress import ProgressCheck
 
 THREADS = 64
@@ -161,3 +161,13 @@ def test_undecided_loop_names_the_remedy(monkeypatch):
     report = simulate(draws, on_finding="report")[1, 1](np.zeros(1, np.int64))
     (finding,) = report.findings
     assert "not decided" in finding.verdict and "max_steps" in finding.fix
+
+
+@pytest.mark.parametrize("contained", [True, False])
+def test_merge_skips_clocks_that_the_largest_contains(contained):
+    old = order.merge([{("block", thread): thread for thread in range(100)}, {"block": 1}])
+    acquired = order.merge([old, {("block", 1): 500}]) if contained else {("block", 1): 500, **old}
+    release = order.merge([acquired, {("block", 200): 3}])
+    assert release == {**acquired, ("block", 200): 3}
+    assert (order.merge([old, acquired]) is acquired) == contained
+    assert order.merge([old, release]) == release and order.merge([old, {"block": 7}]) == {**old, "block": 7}
