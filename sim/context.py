@@ -34,8 +34,9 @@ DEFAULT_STEPS = 1_000_000  # number of `while` iterations without progress befor
 # CPU seconds without progress before threads are compared. The delay starts at FIRST_PATIENCE and doubles
 # after each comparison that finds a change. PATIENCE is the limit for a loop in which something changes.
 FIRST_PATIENCE, PATIENCE = 1.0, 8.0
-# If a Forecast predicts that the loop ends, it may run for PATIENCE_FACTOR * PATIENCE seconds, or until the
-# log has MAX_LOGGED accesses: the log cannot be flushed within a loop.
+# A loop may run for PATIENCE_FACTOR * PATIENCE seconds, or until the log has MAX_LOGGED accesses, if a
+# Forecast predicts that it ends, or if it waits for no other thread and the numbers that it compares wander.
+# The log cannot be flushed within a loop.
 PATIENCE_FACTOR, MAX_LOGGED = 8, 1 << 23
 # A comparison of the threads may prove that nothing changes any more, so it may exceed the limit by this
 # factor.
@@ -314,6 +315,8 @@ class Context:
             self.forecast.add(now, check.numbers)
             check.numbers = {}
             self.ends = now - self.moved + self.forecast.seconds_left() <= PATIENCE_FACTOR * PATIENCE
+            # Threads that wait for nobody compute, and may find what they search for.
+            self.ends |= self.forecast.wanders and not self.synchronizes
         factor = COMPARING if stuck is None else 1
         late = now - self.moved > factor * PATIENCE and now - self.moved > factor * self.time_limit()
         if stuck or late or stuck is False and len(self.log or ()) > MAX_LOGGED:

@@ -29,6 +29,9 @@ class Forecast:
 
     def __init__(self, now):
         self.began, self.samples = now, []  # (CPU time, {thread: Numbers})
+        # whether a number that a thread compares has both risen and fallen, as in a search or an iteration
+        # to convergence, but not in a count that has missed its bound
+        self.wanders = False
 
     def follows(self, thread, sampled):
         """Return whether a sample that already contains the threads `sampled` should also contain
@@ -42,6 +45,11 @@ class Forecast:
     def add(self, now, numbers):
         """Add a sample of {thread: Numbers}, taken at CPU time `now`."""
         self.samples = [*self.samples[1 - SAMPLES :], (now, numbers)]
+        _, samples = zip(*self.samples)
+        for thread in set(samples[0]).intersection(*samples[1:]):
+            moving = [sample[thread].moving for sample in samples]
+            common = set(moving[0]).intersection(*moving[1:])
+            self.wanders |= any(len(directions([each[key] for each in moving]) - {0}) == 2 for key in common)
 
     def seconds_left(self):
         """Estimate the CPU seconds until, in half of the threads with changing numbers, a number reaches its
@@ -68,13 +76,18 @@ class Forecast:
         least, changes = inf, False
         for key in set(numbers[0].moving).intersection(*(each.moving for each in numbers[1:])):
             values = [each.moving[key] for each in numbers]
-            steps = {(b > a) - (b < a) for a, b in pairwise(values)}
+            steps = directions(values)
             changes |= steps != {0}
             if len(steps) == 1 and 0 not in steps:
                 ahead = [(bound - values[-1]) / (values[-1] - values[0]) for bound in bounds]
                 least = min([least, *(each for each in ahead if each >= 0)])
                 least = 0 if key in numbers[-1].indices else least
         return least if changes else None
+
+
+def directions(values):
+    """Return the signs of the differences between successive values: a subset of {-1, 0, 1}."""
+    return {(b > a) - (b < a) for a, b in pairwise(values)}
 
 
 class Numbers:

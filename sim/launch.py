@@ -85,7 +85,8 @@ def simulate(
     spec: the limits of the simulated device.
     max_steps: the maximum number of `while` iterations, summed over all threads, between two thread exits. By
         default, a loop that changes something may run for about 8 s (64 s if it compares a number that
-        approaches a bound), and a loop that changes nothing is reported after a million iterations or 1 s.
+        approaches a bound, or one that rises and falls although no thread waits for another), and a loop that
+        changes nothing is reported after a million iterations or 1 s.
 
     Arguments may be numpy arrays, CPU torch tensors, records, numbers, and tuples of these. Arrays, tensors
     and records are modified in place. grid and block are integers or tuples (x, y, z). `stream` is accepted

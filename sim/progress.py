@@ -12,7 +12,9 @@ from sim.forecast import Numbers
 from sim.frames import is_simulator_frame
 from sim.idle_variables import idle_variables
 
-MAX_STATES = 64  # a thread that passes through more distinct states than this is not in a short cycle
+# A thread that passes through more than MAX_STATES distinct states is not in a short cycle, unless all
+# threads together have passed through at most MOST_STATES.
+MAX_STATES, MOST_STATES = 64, 1 << 14
 OUTERMOST_MODULE = "sim.engine.grid"  # runs the threads; outer frames belong to no thread
 MIN_REPEATS = 128  # iterations, per looping thread, that must start in a state seen before
 # If many threads loop, FEW_REPEATS of such iterations per thread are enough, provided that there are at least
@@ -75,6 +77,7 @@ class ProgressCheck:
         self.context = context
         self.repeats = 0  # consecutive iterations that started in a state that their thread had before
         self.repeating = set()  # the threads of these iterations
+        self.distinct = 0  # number of states, summed over the looping threads
         self.states = {}  # looping thread -> set of states at the start of its iterations
         self.memory = {}  # id of a byte array -> (the array, a copy of its initial contents)
         self.mbarriers = self.phases()  # initial phases
@@ -104,9 +107,10 @@ class ProgressCheck:
         states, state = self.states.setdefault(thread, set()), (site, self.variables(frame))
         if state not in states:
             states.add(state)
+            self.distinct += 1
             self.repeats = 0
             self.repeating.clear()
-            return False if len(states) > MAX_STATES else None
+            return False if len(states) > MAX_STATES and self.distinct > MOST_STATES else None
         self.repeats += 1
         self.repeating.add(thread)
         rounds, rest = divmod(self.repeats, len(self.states))

@@ -171,3 +171,36 @@ def test_merge_skips_clocks_that_the_largest_contains(contained):
     assert release == {**acquired, ("block", 200): 3}
     assert (order.merge([old, acquired]) is acquired) == contained
     assert order.merge([old, release]) == release and order.merge([old, {"block": 7}]) == {**old, "block": 7}
+
+
+@cuda.jit
+def searches(wanted, out):
+    """Draw numbers until one is small. Nothing shows when the search ends, but it does."""
+    state, tries = 12345, 0
+    while state >= wanted:
+        state = (state * 1664525 + 1013904223) & 0xFFFFFFFF
+        tries += 1
+    out[0] = state
+
+
+def test_long_search_is_not_cut_short(monkeypatch):
+    for name, value in (("FIRST_PATIENCE", 0.02), ("PATIENCE", 0.5), ("PATIENCE_FACTOR", 1000)):
+        monkeypatch.setattr(context, name, value)
+    wanted, out = 6000, np.zeros(1, np.int64)
+    report = simulate(searches)[1, 1](wanted, out)
+    assert not report.findings and out[0] < wanted
+
+
+@cuda.jit
+def misses_in_a_long_cycle(out):
+    """Visit a thousand values, none of which ends the loop."""
+    value = 1
+    while value != 0:
+        value = (value * 3) % 1009
+    out[0] = value
+
+
+def test_long_cycle_is_found():
+    report = simulate(misses_in_a_long_cycle, on_finding="report")[1, 1](np.zeros(1, np.int64))
+    (finding,) = report.findings
+    assert finding.kind == "no-progress" and "without end" in finding.verdict
