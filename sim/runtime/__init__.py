@@ -25,7 +25,7 @@ Read the files in this order:
     memory      device memory: allocations, copies, and their checks
     call_sites  source lines of host calls
     findings    findings about host code; output of all findings and of the summary
-    handlers_memory, handlers_device, handlers_launch   one Python function for each runtime function
+    handlers_*  one Python function for each runtime function, grouped by topic
 
 Source: CUDA Runtime API (NVIDIA), and the header `crt/host_runtime.h` that nvcc includes in host code.
 """

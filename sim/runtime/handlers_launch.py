@@ -9,7 +9,8 @@ import struct
 
 from sim.runtime.device import HostFunction, HostVariable
 from sim.runtime.errors import INVALID_DEVICE_FUNCTION, INVALID_VALUE, SUCCESS
-from sim.runtime.handlers_memory import address_of_variable, write_int, write_pointer
+from sim.runtime.handlers_copies import address_of_variable
+from sim.runtime.handlers_memory import write_int, write_pointer
 from sim.runtime.memory import DeviceBuffer, map_at
 
 MAX_DYNAMIC_SHARED = 8  # cudaFuncAttributeMaxDynamicSharedMemorySize

@@ -21,12 +21,12 @@ from typing import Any
 
 from sim.errors import SimulatorError
 from sim.observers import DEFAULT
-from sim.runtime import handlers_device, handlers_launch, handlers_memory
+from sim.runtime import handlers_copies, handlers_device, handlers_launch, handlers_memory
 from sim.runtime.call_sites import UNKNOWN, CallSites, load_address
 from sim.runtime.device import Device, Options
 from sim.runtime.errors import NOT_SUPPORTED
 from sim.runtime.findings import FirstFinding, Log
-from sim.runtime.signatures import DEVICE, LAUNCHES, MEMORY, REGISTRATION, SIGNATURES
+from sim.runtime.signatures import COPIES, DEVICE, LAUNCHES, MEMORY, REGISTRATION, SIGNATURES
 from sim.runtime.stubs import compile_stubs, needed_functions
 
 FINISH, FAULT = -1, -2  # as in sim.runtime.stubs
@@ -39,7 +39,12 @@ CALLBACK = ctypes.CFUNCTYPE(
 )
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 CLEAN, ERRORS, COULD_NOT_RUN, SIMULATOR_FAILED = range(4)
-MODULES = ((REGISTRATION | LAUNCHES, handlers_launch), (MEMORY, handlers_memory), (DEVICE, handlers_device))
+MODULES = (
+    (REGISTRATION | LAUNCHES, handlers_launch),
+    (MEMORY, handlers_memory),
+    (COPIES, handlers_copies),
+    (DEVICE, handlers_device),
+)
 HANDLERS = {name: getattr(module, name) for table, module in MODULES for name in table}
 HANDLERS |= {name: getattr(handlers_launch, name) for name in SIGNATURES if name.endswith("_ptsz")}
 QUIET = {"cudaGetErrorString", "cudaGetErrorName", "cudaGetLastError", "cudaPeekAtLastError", *REGISTRATION}

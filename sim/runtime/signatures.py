@@ -55,6 +55,17 @@ MEMORY = {
     "cudaHostUnregister": "p",
     "cudaHostGetDevicePointer": "ppu",
     "cudaHostGetFlags": "pp",
+    "cudaMemGetInfo": "pp",
+    "cudaPointerGetAttributes": "pp",
+    "cudaMemPrefetchAsync": "ppLup",
+    "cudaMemAdvise": "ppiL",
+    "cudaDeviceGetDefaultMemPool": "pi",
+    "cudaDeviceGetMemPool": "pi",
+    "cudaMemPoolSetAttribute": "pip",
+    "cudaMemPoolGetAttribute": "pip",
+    "cudaMemPoolTrimTo": "pp",
+}
+COPIES = {
     "cudaMemcpy": "pppi",
     "cudaMemcpyAsync": "pppip",
     "cudaMemcpyPeer": "pipip",
@@ -71,17 +82,8 @@ MEMORY = {
     "cudaMemsetAsync": "pipp",
     "cudaMemset2D": "ppipp",
     "cudaMemset2DAsync": "ppippp",
-    "cudaMemGetInfo": "pp",
     "cudaGetSymbolAddress": "pp",
     "cudaGetSymbolSize": "pp",
-    "cudaPointerGetAttributes": "pp",
-    "cudaMemPrefetchAsync": "ppLup",
-    "cudaMemAdvise": "ppiL",
-    "cudaDeviceGetDefaultMemPool": "pi",
-    "cudaDeviceGetMemPool": "pi",
-    "cudaMemPoolSetAttribute": "pip",
-    "cudaMemPoolGetAttribute": "pip",
-    "cudaMemPoolTrimTo": "pp",
 }
 DEVICE = {
     "cudaGetDeviceCount": "p",
@@ -131,7 +133,7 @@ DEVICE = {
     "cudaEventDestroy": "p",
     "cudaEventElapsedTime": "ppp",
 }
-SIGNATURES = REGISTRATION | LAUNCHES | MEMORY | DEVICE
+SIGNATURES = REGISTRATION | LAUNCHES | MEMORY | COPIES | DEVICE
 SIGNATURES |= {f"{name}_ptsz": SIGNATURES[name] for name in ("cudaLaunchKernel", "__cudaLaunchKernel")}
 
 # Prefixes of functions that belong to CUDA's libraries. A program that needs one that is not in SIGNATURES

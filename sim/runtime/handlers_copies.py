@@ -1,0 +1,276 @@
+"""The runtime functions that copy and set memory, and those about the variables of a program. Each takes the
+Device, then the C arguments, in which pointers are integers, and returns an error code.
+
+Source: CUDA Runtime API, "Memory Management".
+"""
+
+import ctypes
+import struct
+
+import numpy as np
+
+from sim.events import SPACE_SHIFT
+from sim.ptx.regions import ModuleKey
+from sim.runtime.errors import INVALID_DIRECTION, INVALID_SYMBOL, INVALID_VALUE, SUCCESS
+from sim.runtime.handlers_memory import write_pointer
+from sim.runtime.memory import DEVICE, SYMBOL, DeviceBuffer, is_mapped
+
+# cudaMemcpyKind -> whether (destination, source) are on the device; None: decided by the pointers
+KINDS = {0: (False, False), 1: (True, False), 2: (False, True), 3: (True, True), 4: (None, None)}
+KIND_NAMES = "HostToHost", "HostToDevice", "DeviceToHost", "DeviceToDevice", "Default"
+SIDES = {True: "device", False: "host"}
+
+
+def side(device, address, nbytes, wanted, role, name):
+    """Return (host address of the bytes, buffer or None) of one side of a copy; None after a finding.
+
+    wanted: whether the copy's kind says that this side is on the device; None if the kind is Default.
+    role: "destination" or "source".
+    """
+    memory = device.memory
+    buffer = memory.find(address)
+    if buffer is None and (freed := memory.find_freed(address)):
+        verdict = f"the {role} of {name} is {freed}, which was freed at {freed.freed}"
+        device.report("use-after-free", "error", verdict, "free it after its last use")
+        return None
+    if buffer is None:
+        if wanted or 0 <= address < 1 << SPACE_SHIFT and not is_mapped(address):
+            what = "a null pointer" if address == 0 else f"{address:#x}, which is no device memory"
+            fix = "exchange the arguments, or name the right direction" if address else "allocate it first"
+            device.report("invalid-pointer", "error", f"the {role} of {name} is {what}", fix)
+            return None
+        return address, None
+    if wanted is False and buffer.kind in (DEVICE, SYMBOL):
+        verdict = f"the {role} of {name} is {buffer}, but the direction says that it is on the host"
+        device.report(
+            "copy-direction", "error", verdict, "name the direction of the copy, or use cudaMemcpyDefault"
+        )
+        return None
+    if address + nbytes > buffer.end:
+        verdict = (
+            f"{name} accesses {nbytes:,} bytes at byte {address - buffer.base:,} of its {role},"
+            f" {buffer}: {address + nbytes - buffer.end:,} bytes too many"
+        )
+        fix = "pass the number of bytes, and not of elements, and at most the size of the allocation"
+        device.report("copy-out-of-bounds", "error", verdict, fix)
+        return None
+    return buffer.root.ctypes.data + address - buffer.base, buffer
+
+
+def copy(device, destination, source, nbytes, kind, name):
+    """Copy bytes between host and device in any direction."""
+    if nbytes == 0:
+        return SUCCESS
+    if kind not in KINDS:
+        return INVALID_DIRECTION
+    name, (to_device, from_device) = f"{name} ({KIND_NAMES[kind]})", KINDS[kind]
+    to = side(device, destination, nbytes, to_device, "destination", name)
+    origin = side(device, source, nbytes, from_device, "source", name)
+    if to is None or origin is None:
+        return INVALID_VALUE
+    ctypes.memmove(to[0], origin[0], nbytes)
+    if to[1] is not None:
+        mark_copied(to[1], destination, origin[1], source, nbytes)
+    return SUCCESS
+
+
+def mark_copied(to, destination, origin, source, nbytes):
+    """Record which bytes of a buffer a copy has written: unwritten bytes of the source stay unwritten."""
+    at = destination - to.base
+    if origin is None or origin.unwritten is None:
+        to.mark_written(at, nbytes)
+        return
+    if to.unwritten is None:
+        to.unwritten = np.zeros(to.root.size, bool)
+    start = source - origin.base
+    to.unwritten[at : at + nbytes] = origin.unwritten[start : start + nbytes]
+    to.mark_written(0, 0)
+
+
+def cudaMemcpy(device, destination, source, nbytes, kind):
+    return copy(device, destination, source, nbytes, kind, "cudaMemcpy")
+
+
+def cudaMemcpyAsync(device, destination, source, nbytes, kind, stream):
+    return copy(device, destination, source, nbytes, kind, "cudaMemcpyAsync")
+
+
+def cudaMemcpyPeer(device, destination, to, source, origin, nbytes):
+    return copy(device, destination, source, nbytes, 3, "cudaMemcpyPeer")
+
+
+def cudaMemcpyPeerAsync(device, destination, to, source, origin, nbytes, stream):
+    return copy(device, destination, source, nbytes, 3, "cudaMemcpyPeerAsync")
+
+
+def cudaMemcpy2D(device, destination, to_pitch, source, from_pitch, width, height, kind):
+    if width > to_pitch or width > from_pitch:
+        return INVALID_VALUE
+    for row in range(height):
+        to, origin = destination + row * to_pitch, source + row * from_pitch
+        if code := copy(device, to, origin, width, kind, "cudaMemcpy2D"):
+            return code
+    return SUCCESS
+
+
+def cudaMemcpy2DAsync(device, destination, to_pitch, source, from_pitch, width, height, kind, stream):
+    return cudaMemcpy2D(device, destination, to_pitch, source, from_pitch, width, height, kind)
+
+
+def cudaMemcpy3D(device, parameters):
+    """Copy a box. A cudaMemcpy3DParms has these fields: source array, position and pitched pointer; the same
+    for the destination; extent; kind. Arrays (textures) are refused."""
+    words = struct.unpack("<19Qi", ctypes.string_at(parameters, 156))
+    source, destination = words[:8], words[8:16]
+    (width, height, depth), kind = words[16:19], words[19]
+    if source[0] or destination[0]:
+        return unsupported(device, "cudaMemcpy3D with a cudaArray")
+    for z in range(depth):
+        for y in range(height):
+            at = [
+                part[4] + part[1] + ((part[3] + z) * part[7] + part[2] + y) * part[5]
+                for part in (destination, source)
+            ]
+            if code := copy(device, *at, width, kind, "cudaMemcpy3D"):
+                return code
+    return SUCCESS
+
+
+def cudaMemcpy3DAsync(device, parameters, stream):
+    return cudaMemcpy3D(device, parameters)
+
+
+def unsupported(device, what):
+    """Report something that sim does not simulate."""
+    device.could_not_run = True
+    device.report("unsupported", "error", f"{what}: sim does not simulate this")
+    return INVALID_VALUE
+
+
+# --- setting ------------------------------------------------------------------------------------------------
+
+
+def cudaMemset(device, address, value, nbytes):
+    if nbytes == 0:
+        return SUCCESS
+    to = side(device, address, nbytes, True, "destination", "cudaMemset")
+    if to is None:
+        return INVALID_VALUE
+    ctypes.memset(to[0], value & 0xFF, nbytes)
+    to[1].mark_written(address - to[1].base, nbytes)
+    return SUCCESS
+
+
+def cudaMemsetAsync(device, address, value, nbytes, stream):
+    return cudaMemset(device, address, value, nbytes)
+
+
+def cudaMemset2D(device, address, pitch, value, width, height):
+    codes = (cudaMemset(device, address + row * pitch, value, width) for row in range(height))
+    return next((code for code in codes if code), SUCCESS)
+
+
+def cudaMemset2DAsync(device, address, pitch, value, width, height, stream):
+    return cudaMemset2D(device, address, pitch, value, width, height)
+
+
+# --- symbols ------------------------------------------------------------------------------------------------
+
+
+def symbol_root(device, symbol):
+    """Return (variable, its bytes, its PTX variable) for the host address of a variable, or None.
+
+    A compiler leaves out variables that no kernel uses; such a variable has bytes, but no PTX variable.
+    """
+    variable = device.variables.get(symbol)
+    if variable is None:
+        return None
+    store = variable.owner.module.store
+    found = store.text.variables.get(variable.name)
+    if found is None:
+        return variable, device.memory.unused.setdefault(symbol, np.zeros(variable.nbytes, np.uint8)), None
+    return variable, store.root(found), found
+
+
+def copy_symbol(device, symbol, host, nbytes, offset, kind, name, to_symbol):
+    """Copy between a variable and other memory."""
+    found = symbol_root(device, symbol)
+    if found is None:
+        return INVALID_SYMBOL
+    variable, root, in_ptx = found
+    if offset + nbytes > root.size:
+        verdict = (
+            f"{name} copies {nbytes:,} bytes at byte {offset:,} of the variable {variable.name}, which has"
+            f" {root.size:,}: {offset + nbytes - root.size:,} bytes too many"
+        )
+        device.report("copy-out-of-bounds", "error", verdict, "pass the number of bytes, and not of elements")
+        return INVALID_VALUE
+    wanted = KINDS[kind][1 if to_symbol else 0]
+    other = side(device, host, nbytes, wanted, "source" if to_symbol else "destination", name)
+    if other is None:
+        return INVALID_VALUE
+    address = root.ctypes.data + offset
+    if to_symbol:
+        ctypes.memmove(address, other[0], nbytes)
+        set_symbol(variable, in_ptx, offset, nbytes)
+    else:
+        ctypes.memmove(other[0], address, nbytes)
+        if other[1] is not None:
+            other[1].mark_written(host - other[1].base, nbytes)
+    return SUCCESS
+
+
+def set_symbol(variable, in_ptx, offset, nbytes):
+    """Record that the host has set bytes of a variable."""
+    store = variable.owner.module.store
+    if in_ptx is not None and in_ptx.name in store.unset:
+        store.unset[in_ptx.name][offset : offset + nbytes] = False
+
+
+def cudaMemcpyToSymbol(device, symbol, source, nbytes, offset, kind):
+    return copy_symbol(device, symbol, source, nbytes, offset, kind, "cudaMemcpyToSymbol", True)
+
+
+def cudaMemcpyFromSymbol(device, destination, symbol, nbytes, offset, kind):
+    return copy_symbol(device, symbol, destination, nbytes, offset, kind, "cudaMemcpyFromSymbol", False)
+
+
+def cudaMemcpyToSymbolAsync(device, symbol, source, nbytes, offset, kind, stream):
+    return cudaMemcpyToSymbol(device, symbol, source, nbytes, offset, kind)
+
+
+def cudaMemcpyFromSymbolAsync(device, destination, symbol, nbytes, offset, kind, stream):
+    return cudaMemcpyFromSymbol(device, destination, symbol, nbytes, offset, kind)
+
+
+def cudaGetSymbolAddress(device, pointer, symbol):
+    found = symbol_root(device, symbol)
+    if found is None:
+        return INVALID_SYMBOL
+    variable, root, in_ptx = found
+    if in_ptx is None:
+        return INVALID_SYMBOL
+    store = variable.owner.module.store
+    base = address_of_variable(variable.owner.module, in_ptx)
+    store.laid_out[in_ptx.name] = None
+    if base not in device.memory.buffers:
+        device.memory.add(DeviceBuffer(base, root, SYMBOL, device.call, f"the variable {variable.name}"))
+    set_symbol(variable, in_ptx, 0, in_ptx.bytes)  # the host may write to it by address from now on
+    write_pointer(pointer, base)
+    return SUCCESS
+
+
+def address_of_variable(module, variable):
+    """Return the address that a variable has in every launch of its module."""
+    key = ModuleKey(module.text.number, variable.name)
+    return module.address_space().choose_address(
+        variable.space, variable.bytes, variable.align, variable.name, key
+    )
+
+
+def cudaGetSymbolSize(device, size, symbol):
+    variable = device.variables.get(symbol)
+    if variable is None:
+        return INVALID_SYMBOL
+    write_pointer(size, variable.nbytes)
+    return SUCCESS
