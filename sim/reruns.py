@@ -8,7 +8,8 @@ are restored. There are two reasons for a rerun:
     other bytes        A thread read unwritten shared memory, or a shuffle read a lane that does not
                        participate. If the launch behaves the same for several values there, the value had
                        no effect. A read of memory is then only a warning. A read of an inactive lane is
-                       dropped, because the last lanes of a shuffle reduction cannot avoid it.
+                       dropped, because the last lanes of a shuffle reduction cannot avoid it. If the launch
+                       behaves differently, the read of an inactive lane is an error.
 """
 
 import copy
@@ -136,7 +137,7 @@ class Reruns:
         """Run with each initial value of unwritten memory.
 
         If all runs have the same effects, turn findings about such reads into warnings, and drop those about
-        inactive lanes.
+        inactive lanes. Otherwise, turn findings about inactive lanes into errors.
         """
         effects_seen = set()
         for poison in self.poisons:
@@ -151,12 +152,21 @@ class Reruns:
             results = (hashlib.blake2b(root).digest() for root, _ in self.saved)
             effects_seen.add((effects.digest.digest(), *results))
             if len(effects_seen) > 1:
+                findings[:] = confirmed(findings)
                 return
         findings[:] = [
             replace(f, severity="warning", reason=HARMLESS) if reads_fresh_shared(f) else f
             for f in findings
             if not reads_absent_lane(f)
         ]
+
+
+def confirmed(findings):
+    """Return the findings of a launch whose effects depend on undefined values. A read of an inactive lane is
+    an error then, unless a read of unwritten shared memory may be the cause."""
+    if any(map(reads_fresh_shared, findings)):
+        return findings
+    return [replace(f, severity="error") if reads_absent_lane(f) else f for f in findings]
 
 
 def reads_fresh_shared(finding):

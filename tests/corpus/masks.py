@@ -224,7 +224,7 @@ class ReturnedBeforeTheShuffle:
 
     launch = 1, 32
     findings = {
-        ("warp-divergence", "warning", None, ("value += cuda.shfl_down_sync(FULL, value, offset)", "calls"))
+        ("warp-divergence", "error", None, ("value += cuda.shfl_down_sync(FULL, value, offset)", "calls"))
     }
 
     def arguments():
@@ -266,7 +266,7 @@ class LanesThatDoNotExist:
 
     launch = 1, 24
     findings = {
-        ("warp-divergence", "warning", None, ("out[lane] = cuda.shfl_xor_sync(FULL, x[lane], 8)", "calls"))
+        ("warp-divergence", "error", None, ("out[lane] = cuda.shfl_xor_sync(FULL, x[lane], 8)", "calls"))
     }
 
     def arguments():
@@ -294,7 +294,7 @@ class TreeOfSixteenLanes:
 
     launch = 1, 16
     findings = {
-        ("warp-divergence", "warning", None, ("value += cuda.shfl_down_sync(0xFFFF, value, step)", "calls"))
+        ("warp-divergence", "error", None, ("value += cuda.shfl_down_sync(0xFFFF, value, step)", "calls"))
     }
 
     def arguments():

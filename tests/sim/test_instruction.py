@@ -183,7 +183,7 @@ def test_reading_from_a_lane_that_is_not_there():
         for engine in ENGINES
     ]
     assert len(set(messages)) == 1 and messages[0].startswith(
-        "warning: warp-divergence: lane 0 reads from lane 31 in mirrored, and lane 31 takes no part"
+        "warp-divergence: lane 0 reads from lane 31 in mirrored, and lane 31 takes no part"
     )
 
 

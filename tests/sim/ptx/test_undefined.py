@@ -120,3 +120,34 @@ def test_compiled_code_passes_origins_on():
     assert "uninitialized-read" not in kinds
     found, _ = launch(body.replace("%r4, -1", "-1, %r4"), "native", blocks=129 * 2)
     assert "uninitialized-read" in {f.kind for f in found.findings}
+
+
+# --- shuffles that read from lanes that do not participate --------------------------------------------------
+
+ABSENT = """
+.visible .entry k(.param .u64 k_x, .param .u64 k_out)
+{{ .reg .pred %p; .reg .b32 %r<6>; .reg .b64 %d<5>;
+   ld.param.u64 %d1, [k_x]; ld.param.u64 %d2, [k_out]; mov.u32 %r1, %tid.x;
+   mad.wide.u32 %d3, %r1, 4, %d1; mad.wide.u32 %d4, %r1, 4, %d2; ld.global.u32 %r2, [%d3];
+   and.b32 %r3, %r1, 1; setp.eq.u32 %p, %r3, 0; @%p bra END;
+   shfl.sync.bfly.b32 %r4, %r2, {distance}, 31, -1; {after}
+   st.global.u32 [%d4], %r4;
+END: ret; }}
+"""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "distance, after, expected",
+    [
+        (2, "", []),  # from a lane that participates
+        (1, "", [("warp-divergence", "error")]),
+        (1, "mov.u32 %r4, 7;", []),  # the value is not used
+    ],
+)
+def test_a_shuffle_in_a_branch(engine, distance, after, expected):
+    """Let the even lanes return without taking part in the full-mask shuffle."""
+    kernel = load_ptx(HEAD + ABSENT.format(distance=distance, after=after))["k"]
+    x, out = np.arange(32, dtype=np.int32), np.zeros(32, np.int32)
+    report = simulate(kernel, engine=engine, on_finding="report")[1, 32](x, out)
+    assert [(finding.kind, finding.severity) for finding in report.findings] == expected
