@@ -308,7 +308,9 @@ class Context:
         if self.since is None:
             self.since = self.moved = now
         self.forecast = self.forecast or Forecast(now)
-        self.progress_check, self.steps = self.progress_check or ProgressCheck(self), min(self.steps, 0)
+        if self.progress_check is None:
+            self.progress_check = ProgressCheck(self, thorough=self.patience >= PATIENCE / 4)
+        self.steps = min(self.steps, 0)
         check = self.progress_check
         stuck = check.nothing_changes(site, frame)
         if stuck is False or self.forecast.is_due(now):

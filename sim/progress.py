@@ -13,8 +13,8 @@ from sim.frames import is_simulator_frame
 from sim.idle_variables import idle_variables
 
 # A thread that passes through more than MAX_STATES distinct states is not in a short cycle, unless all
-# threads together have passed through at most MOST_STATES.
-MAX_STATES, MOST_STATES = 64, 1 << 14
+# threads together have passed through at most MOST_STATES in a thorough check.
+MAX_STATES, MOST_STATES = 64, 1 << 11
 OUTERMOST_MODULE = "sim.engine.grid"  # runs the threads; outer frames belong to no thread
 MIN_REPEATS = 128  # iterations, per looping thread, that must start in a state seen before
 # If many threads loop, FEW_REPEATS of such iterations per thread are enough, provided that there are at least
@@ -73,8 +73,8 @@ class ProgressCheck:
     has jumped far ahead, nothing can ever change.
     """
 
-    def __init__(self, context):
-        self.context = context
+    def __init__(self, context, thorough=False):
+        self.context, self.most_states = context, MOST_STATES if thorough else 0
         self.repeats = 0  # consecutive iterations that started in a state that their thread had before
         self.repeating = set()  # the threads of these iterations
         self.distinct = 0  # number of states, summed over the looping threads
@@ -110,7 +110,7 @@ class ProgressCheck:
             self.distinct += 1
             self.repeats = 0
             self.repeating.clear()
-            return False if len(states) > MAX_STATES and self.distinct > MOST_STATES else None
+            return False if len(states) > MAX_STATES and self.distinct > self.most_states else None
         self.repeats += 1
         self.repeating.add(thread)
         rounds, rest = divmod(self.repeats, len(self.states))
