@@ -1,6 +1,7 @@
 """Source lines of host calls, from return addresses, by `addr2line` of the GNU binutils."""
 
 import ctypes
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,9 @@ class CallSites:
     def __init__(self, library: Path, base: int) -> None:
         self.library, self.base, self.known = library, base, {}
         self.size = library.stat().st_size
-        self.folders = ("/nvidia/", "/cccl/", "/usr/include/", "/usr/lib/", "/cuda/include/")
+        # Headers of the toolkit and of the system are not the program's own source.
+        homes = (os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH"))
+        self.folders = ("/nvidia/", "/cccl/", "/usr/", *filter(None, homes))
 
     def of_frames(self, frames: list[int]) -> CallSite:
         """Return the innermost position in the program's own source.
