@@ -166,7 +166,7 @@ traced = simulate(previous, on_finding="report", observers=[*DEFAULT, Trace])
 traced[2, 4](x, out).memory_map("x")
 
 # %% [markdown]
-# In the first step, thread 0 is in the last element.
+# In the first step, thread 0 reads the last element.
 #
 # ### Exercise 4.2 · previous · one line
 # The first token gets a 0.
@@ -507,7 +507,7 @@ def mirror_fixed(x, out):
 check.ex04_6(mirror_fixed)
 
 # %% [markdown]
-# Would the broken kernel hang on a GPU? CUDA promises nothing: it allows `syncthreads` under a condition only if the condition has the same value in the whole block. On hardware since Volta (2017), the barrier waits only for the threads that have not *exited*, so after an early `return` the kernel may well give correct values there. If a barrier is inside an `if` and other threads skip it without returning, those threads are still running, and the barrier waits for them. `sim` requires what the language promises.
+# Would the broken kernel hang on a GPU? CUDA promises nothing: it allows `syncthreads` under a condition only if the condition has the same value in the whole block. On hardware since Volta (2017), the barrier waits only for the threads that have not *exited*, so after an early `return` the kernel may well give correct values there. If a barrier is inside an `if` and other threads skip it without returning, those threads are still running, and the barrier waits for them. `sim` relies only on what the language promises.
 #
 # ## 7. Neighbours swap places
 #

@@ -57,7 +57,7 @@ print(f"writing and reading S and P at 4300 GB/s: {pairs * 16 / 4.3e9:.1f} ms")
 
 
 # %% [markdown]
-# So the kernel saves a lot of memory, but it is not fast yet: a GPU could write and read `S` and `P` in less time. (Lesson 08 finds out where the 7 ms go, and lesson 17 does the same work on tensor cores.) First it has to be correct.
+# So the kernel saves a lot of memory, but it is not fast yet: a GPU could write and read `S` and `P` in less time. (Lesson 08b looks at where the 7 ms go, and lesson 17 does the same work on tensor cores.) First it has to be correct.
 #
 # ## The idea in one picture
 #
@@ -495,7 +495,7 @@ for number, line in enumerate(inspect.getsource(unfinished).splitlines(), start=
 #
 # <details><summary>Hint 1: out of bounds</summary>
 #
-# How many elements has a tile of `columns` rows? Where does row `start` begin? (See section 1.)
+# How many elements does a tile of `columns` rows have? Where does row `start` begin? (See section 1.)
 #
 # </details>
 # <details><summary>Hint 2: two threads, two blocks</summary>
