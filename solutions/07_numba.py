@@ -9,20 +9,17 @@
 # %% [markdown]
 # # 07 · Numba: the same kernel, compiled
 #
-# **95 minutes**, and 15 for an exercise marked *optional* · builds on lesson 03 (kernels, `simulate`), lesson 05 (flash attention) and lesson 06 (warps)
+# **110 minutes**, of which 15 are for an exercise marked *optional*. A good place for a break is after section 4 · builds on lesson 03 (kernels, `simulate`), lesson 05 (flash attention) and lesson 06 (warps)
 #
 # You will be able to:
 #
 # - say which type every number in a kernel has, and find the line that makes a GPU compute in float64 by accident;
-# - read the instructions that Numba makes of a small kernel;
-# - choose grid, block and stream of a launch, and take its time without fooling yourself.
+# - read the instructions that Numba generates for a small kernel;
+# - choose the grid, block and stream of a launch, and measure its time correctly.
 #
-# Up to now Python has carried out your kernels line by line. Now a compiler translates them. The kernels stay as they are, and most of this lesson needs **no
-# GPU**: NVIDIA's compiler translates for GPUs that are not there. What only a GPU can tell, such as how long something takes, was **recorded** on one, and says so. Cells that
-# begin with `@live` run on your GPU, if you have one, and otherwise show what they printed on ours. (For a Mac there is no such compiler. There, the translations
-# of this lesson's own kernels come with the course, made on Linux; only your kernel of exercise 7.2 stays untranslated.)
+# Until now Python has executed your kernels line by line. Now a compiler translates them. The kernels do not change, and most of this lesson needs **no GPU**, because NVIDIA's compiler can translate for GPUs that are not present. Results that need a real GPU, such as times, were **recorded** on one, and are labelled. Cells that begin with `@live` run on your GPU if you have one. Otherwise they show what they printed on ours. (There is no such compiler for a Mac. There, the translations of this lesson's own kernels come with the course, made on Linux. Only your kernel of exercise 7.2 is not compiled.)
 #
-# Here is the way of a kernel.
+# These are the stages of a kernel:
 
 # %%
 from course.figures import BLUE, ORANGE, show_figure
@@ -31,16 +28,16 @@ from course.pictures import draw_times, draw_way
 show_figure(
     draw_way(),
     "four boxes in a row, joined by arrows. Your function, in Python; at the first "
-    "launch Numba makes of it: its types, from those of the arguments; Numba and the "
-    "library libNVVM make of these: PTX, instructions to be read; the assembler "
-    "makes of it: machine code for one GPU. From the first box a second arrow leads "
+    "launch Numba infers its types from those of the arguments; Numba and the "
+    "library libNVVM generate PTX, readable instructions; the assembler "
+    "generates machine code for one GPU. From the first box a second arrow leads "
     "down to: simulate(kernel), Python runs each line, for each thread.",
 )
 
 # %% [markdown]
-# ## 1. One function, two ways
+# ## 1. One function, two ways to run it
 #
-# This kernel will go with us to the end:
+# We use this kernel until the end of the lesson:
 
 # %%
 import json
@@ -61,7 +58,7 @@ from sim import simulate
 
 @cuda.jit
 def scale(x, factor, out):
-    """out = factor · x, 1-D, one thread per element."""
+    """Compute out = factor · x, 1-D, one thread per element."""
     i = cuda.grid(1)
     if i < out.size:
         out[i] = factor * x[i]
@@ -72,15 +69,11 @@ simulate(scale)[1, 32](x, float32(3), out)
 print(out)
 
 # %% [markdown]
-# `@cuda.jit` compiles nothing yet. It wraps the function into an object that can be launched: `scale[grid, block](x, float32(3), out)`. At the first launch it looks at the
-# **types of the arguments**, here a float32 array, a float32, a float32 array. From these three, Numba finds the type of every variable
-# and every intermediate result, compiles, and keeps what it has made. The next launch with the same three types takes it from there. One with others,
-# float64 arrays for example, makes Numba compile again: one function, as many translations as there are lists of types.
+# `@cuda.jit` does not compile anything yet. It wraps the function in an object that you can launch: `scale[grid, block](x, float32(3), out)`. At the first launch, Numba looks at the **types of the arguments**: here a float32 array, a float32 and a float32 array. From these three, it infers the type of every variable and every intermediate result, compiles, and keeps the result. The next launch with the same three types reuses it. A launch with other types, for example float64 arrays, makes Numba compile again. So one function has as many translations as there are lists of argument types.
 #
-# A list of types is called a **signature**. You can write it down, `@cuda.jit("void(float32[::1], float32, float32[::1])")`, and Numba compiles at once and accepts
-# nothing else. (`[::1]` means: neighbours in the array are neighbours in memory.) We never do, because compiling at once needs a GPU.
+# A list of types is called a **signature**. You can give it explicitly, `@cuda.jit("void(float32[::1], float32, float32[::1])")`. Then Numba compiles at once and accepts no other types. (`[::1]` means that neighbours in the array are neighbours in memory.) We never do this, because compiling at once needs a GPU.
 #
-# How long does the first launch take? The recorded times of this lesson are in one small file; here is who measured, and the answer:
+# How long does the first launch take? The recorded times of this lesson are in one small file. The next cell prints its source and the answer:
 
 # %%
 recorded = json.loads(
@@ -97,23 +90,23 @@ print(
 )
 
 # %% [markdown]
-# A launch that finds its translation ready takes less than a thousandth of a second (section 7). So: **whoever measures, launches once before.**
+# If the translation already exists, a launch takes a fraction of a millisecond (section 7). So **launch once before you measure.**
 #
 # ## 2. Every number has a type
 #
-# Python's numbers adapt. On a GPU every value has one type for good, and the type decides which instruction computes with it. In a kernel:
+# Python's integers grow as needed. On a GPU every value has one fixed type, and the type decides which instruction computes with it. In a kernel:
 #
-# - what comes out of an array has the array's type: of a float32 array, float32;
-# - a whole number in the source, like `2`, is an int64, and one with a point, like `0.5`, is a **float64**. `float32(0.5)` is a float32;
-# - two whole numbers give an **int64**, whatever they were: int32 + int32 too. (Two unsigned ones give a uint64.) But `/` always makes a float;
-# - a float32 with a float32 gives a float32. A float32 with a float64, **or with an int32 or int64**, gives a float64;
-# - of whole numbers, `/` and the functions of `math` make a float64. `math.exp` and its like leave a float32 a float32.
+# - An element of an array has the array's type: an element of a float32 array is a float32.
+# - An integer in the source, like `2`, is an int64. A number with a point, like `0.5`, is a **float64**. `float32(0.5)` is a float32.
+# - Two integers give an **int64**, even int32 + int32. (Two unsigned ones give a uint64.) But `/` always gives a float.
+# - A float32 with a float32 gives a float32. A float32 with a float64, **or with an int32 or int64**, gives a float64.
+# - `/` and the functions of `math` turn integers into a float64. For a float32, `math.exp` and similar functions return a float32.
 #
-# PyTorch does it otherwise: there a float32 tensor times 2 or 0.5 stays float32. Why does Numba make a float64 of a float32 and an int32? A float32 has room for
-# 7 digits and an int32 may have 10, so Numba takes the wider type, which loses none. (For an int64 even a float64, with its 16 digits, can be too short.)
+# There is one exception: a power with a constant integer exponent, such as `x ** 2`, is computed as a product and keeps the type of `x`.
 #
-# **On paper.** In `scale`, `x[i]` is a float32. What is `factor * x[i]`, if you launch with the factor 3, with 3.0, and with `float32(3)`? A Python integer
-# arrives as int64, a Python float as float64. Write down three types, then run: `type_of` asks Numba itself.
+# PyTorch has different rules: there, a float32 tensor times 2 or 0.5 remains float32. Why does Numba make a float64 from a float32 and an int32? A float32 has 7 decimal digits and an int32 may have 10, so Numba takes the wider type, which loses none. (For an int64 even a float64, with its 16 digits, can be too short.)
+#
+# **On paper.** In `scale`, `x[i]` is a float32. Which type has `factor * x[i]` if you launch with the factor 3, with 3.0, and with `float32(3)`? A Python integer arrives as int64, and a Python float as float64. Write down three types, then run the cell: `type_of` asks Numba itself.
 
 # %%
 for words, factor in {"3": 3, "3.0": 3.0, "float32(3)": float32(3)}.items():
@@ -123,11 +116,10 @@ for words, factor in {"3": 3, "3.0": 3.0, "float32(3)": float32(3)}.items():
     )
 
 # %% [markdown]
-# Only the last one is what you meant. The result is stored into a float32 array, so it is the same in all three cases; nobody would notice.
+# Only the last one is what you want. The result is stored in a float32 array, so it is the same in all three cases, and you would not notice the difference.
 #
 # ### Exercise 7.1 · my_types · ten types
-# In a kernel, `n` is an int32, `s` is a float32, `x` is an array of float32. Which types have these expressions? Guess with the list above, without asking `type_of`: each
-# wrong one brings you an explanation.
+# In a kernel, `n` is an int32, `s` is a float32, and `x` is an array of float32. Which types do these expressions have? Use the list above, and do not run `type_of`. For each wrong type you get an explanation.
 #
 # | | expression | | expression |
 # |---|---|---|---|
@@ -139,17 +131,17 @@ for words, factor in {"3": 3, "3.0": 3.0, "float32(3)": float32(3)}.items():
 #
 # <details><summary>Hint 1: g</summary>
 #
-# `max` gives one type, whichever of the two is larger: the one in which both have room.
+# `max` has one type, whichever of the two is larger: the type that can represent both.
 # </details>
 # <details><summary>Hint 2: i</summary>
 #
-# `x.size` is a whole number.
+# `x.size` is an integer.
 # </details>
 
 
 # %% tags=["exercise"]
 def my_types():
-    """The ten types, by letter: dict(a="...", b="...", ...)."""
+    """Return the ten types, by letter: dict(a="...", b="...", ...)."""
     # BEGIN SOLUTION 7.1
     return dict(
         a="int64",
@@ -170,46 +162,41 @@ def my_types():
 check.ex07_1(my_types)
 
 # %% [markdown]
-# A variable has one type too. If a kernel starts a sum with `total = 0.0` and goes on with `total += x[i]`, then `total` is float64, and so is every addition.
+# A variable has one type too. If a kernel starts a sum with `total = 0.0` and continues with `total += x[i]`, then `total` is a float64, and so is every addition.
 #
-# ## 3. PTX, read aloud
+# ## 3. PTX, line by line
 #
-# The compiler's result can be read. **PTX** is a language of simple instructions, each with at most a few operands, one line each. For every value it has a
-# **register**, and Numba's compiler names it after its kind: `%f1`, `%f2` hold float32, `%fd1` float64, `%r1` 32-bit integers, `%rd1` 64-bit integers and addresses, `%p1` a yes or no. (Other compilers use other names; what counts is the type in the instruction.) An
-# instruction says what it does, with which type, and where the result goes: `mul.f32 %f3, %f2, %f1` is `f3 = f2 * f1` in float32.
+# You can read what the compiler generates. [**PTX**](../docs/glossary.md) is a language of simple instructions, one per line, each with at most a few operands. Every value is in a **register**. Numba's compiler names registers by their kind: `%f1`, `%f2` are float32, `%fd1` is a float64, `%r1` is a 32-bit integer, `%rd1` is a 64-bit integer or an address, and `%p1` is a truth value. (Other compilers use other names. Only the type in the instruction is binding.) An instruction states the operation, the type, and the register for the result: `mul.f32 %f3, %f2, %f1` means `f3 = f2 * f1` in float32.
 #
-# **Predict**, for `scale` with a float32 factor: how many multiplications of *float32* will there be? What else has to be computed before `x[i]` can be fetched from memory?
+# **Predict.** For `scale` with a float32 factor, how many multiplications of *float32* will there be? What else has to be computed before `x[i]` can be loaded from memory?
 #
-# `compiled` gives Numba's translation for arguments like the ones it gets, here for the kind of GPU that is called `sm_80`. On the left is the PTX (with readable names for the
-# arguments, which in PTX are only numbered), on the right each line in words. Read it aloud, from top to bottom. It is thirty lines, and there are no more secrets.
+# `compiled` returns Numba's translation for arguments of these types, here for the GPU architecture `sm_80`. The PTX is on the left (with readable names for the arguments, which PTX only numbers). On the right is the meaning of each line. Read it from top to bottom; it is about thirty lines.
 
 # %% tags=["nbval-ignore-output"]
 translation = compiled(scale, x, float32(3), out)
 print(translation.read_aloud())
 
 # %% [markdown]
-# What to see in it. (Your compiler may number the registers otherwise.)
+# Here is what to look for. (Your compiler may number the registers differently.)
 #
-# - **An array arrives as several numbers**: where its data begin, its size, its length along each axis, and more. Only those in use are loaded.
-# - **`cuda.grid(1)`** is `threadIdx.x + blockDim.x * blockIdx.x`: three `mov`, a `mul`, an `add`. It becomes 64 bits wide on the way.
-# - **The guard** is `setp.ge` (is i >= out.size?) and a jump to the end, for threads of which that is true. The `@%p1` in front means: only if p1.
-# - **`x[i]`** is an address: where x begins, plus 4 · i, for 4 bytes per number. Times 4 is written as a shift by 2 bits.
-# - **`shr.s64 ..., 63` and `and.b64`**: what are they for? The shift gives -1 for a negative i and 0 otherwise, so the `and` gives the array's length or 0, and that is added to i. It is
-#   Python's rule that `x[-1]` is the last element, carried out for every access, even where i is never negative.
-# - **One `ld.global`, one `mul.f32`, one `st.global`**: this is the work. All the other lines find out who we are and where.
+# - **An array arrives as several numbers**: the address of its data, its size, its length along each axis, and more. Only those that are used are loaded.
+# - **`cuda.grid(1)`** is `threadIdx.x + blockDim.x * blockIdx.x`: three `mov`, a `mul` and an `add`. On the way it becomes 64 bits wide.
+# - **The guard** is `setp.ge` (is i >= out.size?) and a jump to the end for the threads for which that is true. The prefix `@%p1` means: only if p1.
+# - **`x[i]`** needs an address: the start of x plus 4 · i, because each number has 4 bytes. The multiplication by 4 is written as a shift by 2 bits.
+# - **`shr.s64 ..., 63` and `and.b64`** implement Python's rule that `x[-1]` is the last element. The shift gives -1 for a negative i and 0 otherwise, so the `and` gives the array's length or 0, which is added to i. This is executed for every access, even if i is never negative.
+# - **One `ld.global`, one `mul.f32` and one `st.global`** are the actual work. All the other lines compute which element to load and where to store it.
 #
-# PTX is not the last word. It uses as many registers as it likes; the assembler then shares out the ones that a GPU has, 32 bits each. It can tell how many a thread needs:
+# PTX is not the final code. It uses an unlimited number of registers. The assembler then assigns the registers of the GPU, which have 32 bits each, and reports how many a thread needs:
 
 # %% tags=["nbval-ignore-output"]
 print("registers per thread:", translation.registers)
-print("bytes of shared memory a block:", translation.shared_bytes)
-print(
-    "bytes a thread of local memory, for what is not in registers:",
-    translation.local_bytes,
-)
+print("bytes of shared memory per block:", translation.shared_bytes)
+print("bytes of local memory per thread:", translation.local_bytes)
 
 # %% [markdown]
-# So this is the way of one line, `out[i] = factor * x[i]`, at each of its stations:
+# [**Local memory**](../docs/glossary.md) is private to a thread. It holds arrays whose index is computed at run time, and values for which no register is free (*spills*). This kernel needs none.
+#
+# The next picture shows the line `out[i] = factor * x[i]` at each stage:
 
 # %% tags=["nbval-ignore-output"]
 a, b = type_of("factor", factor=float32(3)), type_of("x[i]", x=x, i=0)
@@ -224,23 +211,23 @@ show_figure(
             f"{translation.registers} registers\nper thread",
         ]
     ),
-    "the picture of the way again, with a line in each box. Python: "
+    "the picture of the stages again, with a line in each box. Python: "
     f"out[i] = factor * x[i]. Types: {a} * {b} = {product}. PTX: {multiply}. "
     f"Machine code: {translation.registers} registers per thread.",
 )
 
 # %% [markdown]
-# In the last box stands what the assembler tells. The machine code itself (NVIDIA calls it **SASS**) is bytes, and takes one more tool to be read, `nvdisasm` of the CUDA Toolkit, which this course does not need.
+# The last box shows what the assembler reports. To read the machine code itself, which NVIDIA calls **SASS**, you need another tool, `nvdisasm` of the CUDA Toolkit. This course does not use it.
 #
 # ## 4. What a bare `0.0` costs
 #
-# The function ReLU makes negative numbers 0. Two kernels that differ in one word:
+# The function ReLU replaces negative numbers by 0. Here are two kernels that differ in one word:
 
 
 # %%
 @cuda.jit
 def relu(x, out):
-    """out = max(x, 0)."""
+    """Compute out = max(x, 0)."""
     i = cuda.grid(1)
     if i < out.size:
         out[i] = max(x[i], float32(0))
@@ -248,33 +235,30 @@ def relu(x, out):
 
 @cuda.jit
 def careless_relu(x, out):
-    """out = max(x, 0)."""
+    """Compute out = max(x, 0)."""
     i = cuda.grid(1)
     if i < out.size:
         out[i] = max(x[i], 0.0)
 
 
 # %% [markdown]
-# **Predict.** Both give the same results. How many instructions with a float64 does the second one have? Think of what has to happen between loading a float32 and storing one. `___`
+# **Predict.** Both give the same results. How many float64 instructions does the second one have? Think of what has to happen between loading a float32 and storing one. `___`
 
 # %% tags=["nbval-ignore-output"]
-print(
-    len(compiled(relu, x, out).float64),
-    "instructions with a float64 in relu; in careless_relu:",
-)
+number = len(compiled(relu, x, out).float64)
+print(number, "float64 instructions in relu; in careless_relu:")
 print(*compiled(careless_relu, x, out).float64, sep="\n")
 
 # %% [markdown]
-# The float32 is widened, compared as a float64 with a float64 zero, and rounded back. No digit of the result is different.
+# The float32 is widened, compared as a float64 with a float64 zero, and rounded back. Not a single digit of the result changes.
 #
-# The types tell what *may* happen, the PTX what does. `2 * x[i]` is a float64 by the rules of section 2; but where it is rounded to float32 at once, a float32 multiplication gives the same
-# result, the compiler knows it, and leaves the detour out:
+# The types tell you what *may* happen, and the PTX tells you what does happen. By the rules of section 2, `2 * x[i]` is a float64. But if it is rounded to float32 at once, a float32 multiplication gives the same result. The compiler recognises this, and generates only that:
 
 
 # %%
 @cuda.jit
 def double(x, out):
-    """out = 2 * x."""
+    """Compute out = 2 * x."""
     i = cuda.grid(1)
     if i < out.size:
         out[i] = 2 * x[i]
@@ -284,19 +268,18 @@ print("2 * x[i] is", type_of("2 * x[i]", x=x, i=0))
 print("any .f64 in its PTX:", bool(compiled(double, x, out).float64))
 
 # %% [markdown]
-# Do not rely on it: the 0.0 above was not spared.
+# Do not rely on this: for the 0.0 above, the compiler did not do it.
 #
-# And if the kernel computes more? Here is the sum that a softmax divides by, one thread per query. The kernel is made by a function, so that we can hand it its zero, once
-# as `float32(0)` and once as `0.0`; in all other characters the two are equal.
+# What happens if the kernel computes more? Here is the sum by which a softmax divides, with one thread per query. A function creates the kernel, so that we can pass the zero as an argument, once as `float32(0)` and once as `0.0`. Otherwise the two kernels are equal.
 
 
 # %%
 def row_sums(zero):
-    """The kernel that starts its sums with this zero."""
+    """Return the kernel that starts its sums with this zero."""
 
     @cuda.jit
     def row_sums_kernel(q, k, l):
-        """l[i] = Σ_j exp(q_i · k_j) for small scores;
+        """Compute l[i] = Σ_j exp(q_i · k_j) for small scores;
         q (N, d), k (M, d), l (N,), float32."""
         i = cuda.grid(1)
         if i < q.shape[0]:
@@ -319,32 +302,29 @@ print("float32(0): any float64?", bool(narrow.float64))
 print("0.0:        any float64?", bool(wide.float64))
 
 # %% [markdown]
-# **Predict.** Which line of it has the most instructions with a float64, and how many? The compiler keeps a record of the line that each instruction comes from:
+# **Predict.** Which line has the most float64 instructions, and how many? The compiler records the source line of each instruction:
 
 # %% tags=["nbval-ignore-output"]
 print(wide.float64_by_line())
 
 # %% [markdown]
-# The line with the zero has none at all: a constant costs nothing by itself. It infects what it meets. The products are computed as float32, widened, and added as
-# float64. (The compiler has unrolled the loop, so that line stands there several times.) Worst is `exp`: for a float64 there is no instruction that helps, so it becomes a long polynomial.
+# The line with the zero has none at all, because a constant costs nothing by itself. It affects everything that is computed with it. The products are computed as float32, widened, and added as float64. (The compiler has unrolled the loop, so that line occurs several times.) `exp` is worst: a GPU has an instruction that helps with exp in float32, and none for float64, so it becomes a long polynomial.
 #
-# What does it cost in time? That depends on the GPU: in the time of 64 float32 multiplications, the H200 can do 32 in float64, most GPUs for games only one. And it depends on
-# what the kernel waits for. To see that we want a kernel that fetches next to nothing and computes all the time. Here is one: a number is fetched once, and then there are 64 · 64
-# multiply-adds with it.
+# How much time does it cost? That depends on the GPU. In the time of 64 float32 multiplications, an H200 executes 32 in float64, and most gaming GPUs execute one. It also depends on what the kernel waits for. To see this, we need a kernel that loads almost nothing and computes all the time. Here is one: it loads a number once, and then does 64 · 64 multiply-adds with it.
 
 
 # %%
 def powers(one):
-    """The kernel that starts its sums with this one, and adds it."""
+    """Return the kernel that starts its sums with this one, and adds it."""
 
     @cuda.jit
     def powers_kernel(x, out):
-        """out[i] = 1 + x[i] + x[i]² + … + x[i]⁴⁰⁹⁶, 1-D, one thread per number."""
+        """Compute out[i] = 1 + x[i] + x[i]² + … + x[i]⁴⁰⁹⁶, one thread per number."""
         i = cuda.grid(1)
         if i < out.size:
             number, total = x[i], one
             for _ in range(64):
-                # written out 64 times by the compiler: counting takes hardly any time
+                # The compiler unrolls this loop, so counting takes almost no time.
                 for _ in range(64):
                     total = total * number + one
             out[i] = total
@@ -361,18 +341,17 @@ for name, one in {"float32(1)": float32(1), "1.0": 1.0}.items():
     made = [line.split()[0] for line in compiled(powers(one), x, out).instructions]
     print(
         f"{name:10}  {made.count('fma.rn.f32')} multiply-adds in float32 and "
-        f"{made.count('fma.rn.f64')} in float64 are written out"
+        f"{made.count('fma.rn.f64')} in float64 after unrolling"
     )
 
 # %% [markdown]
-# (Check: 1 + 0.5 + 0.25 + … comes to 2; and 1 - 1 + 1 - … + 1 is 1.)
+# (To check the result: 1 + 0.5 + 0.25 + … is 2, and 1 - 1 + 1 - … + 1 is 1.)
 #
-# **Predict.** Four kernels, each with float32 alone and with the float64 that bare numbers bring. How many times as long does each one take on an H200? `relu` does one operation with each number that
-# it fetches; `rms_norm`, which is the next exercise, a few; `row_sums` a multiply-add for every two numbers that it fetches; `powers` 4096 multiply-adds for one. `___`
+# **Predict.** Here are four kernels, each in float32 only and with the float64 that bare numbers introduce. By what factor does float64 slow each one down on an H200? `relu` does one operation with each number that it loads. `rms_norm`, the next exercise, does a few. `row_sums` does a multiply-add for every two numbers that it loads, and `powers` does 4096 multiply-adds for one. `___`
 
 # %%
 print(f"microseconds, {SOURCE}\n")
-print(f"{'kernel':10} {'float32':>12} {'with float64':>14} {'times as long':>15}")
+print(f"{'kernel':10} {'float32':>12} {'with float64':>14} {'ratio':>15}")
 for row in recorded["float64"]:
     print(
         f"{row['kernel']:10} {row['float32_us']:>12} {row['float64_us']:>14} "
@@ -380,16 +359,14 @@ for row in recorded["float64"]:
     )
 
 # %% [markdown]
-# `relu` was run on 2²⁶ numbers, `rms_norm` on 65,536 rows of 256, `row_sums` on 65,536 queries and 1024 keys of 64 numbers, `powers` on 2²⁴ numbers. A few percent, up or down, mean nothing here.
+# `relu` ran on 2²⁶ numbers, `rms_norm` on 65,536 rows of 256, `row_sums` on 65,536 queries and 1024 keys of 64 numbers, and `powers` on 2²⁴ numbers. Differences of a few percent, up or down, are noise.
 #
-# How to read it. A kernel that waits for memory has time to spare, and in that time the arithmetic is done, in float64 as well. `row_sums` is an extreme case: its 4.3 billion multiply-adds would take an H200 about 0.13
-# milliseconds, if nothing else took time. (Lesson 08 explains what it waits for.) Only where the kernel waits for its arithmetic does a slower arithmetic show; the most that `powers` can lose on this GPU is about a factor of 2.
+# How do you explain these numbers? A kernel that waits for memory has spare time, and in that time it can do its arithmetic even in float64. `row_sums` is an extreme case: its 4.3 billion multiply-adds would take an H200 about 0.13 milliseconds, if nothing else took time. (In lesson 08 you find out what it waits for.) Slow arithmetic shows only if the kernel waits for its arithmetic. On this GPU, the most that `powers` can lose is about a factor of 2.
 #
-# So is the bare `0.0` harmless? In a kernel that waits for memory, on this GPU, it is. It stops being harmless when you tune the kernel until it no longer waits, or run it on a GPU whose float64 is 64 times
-# slower. And every float64 takes two registers. The package's kernels have none: it costs nothing to avoid, and you have seen how to look.
+# So is the bare `0.0` harmless? In a kernel that waits for memory, on this GPU, it is. It is not harmless if you tune the kernel until it no longer waits, or run it on a GPU whose float64 is 64 times slower. Besides, every float64 takes two registers. The package's kernels contain none: it costs nothing to avoid, and you have seen how to look.
 #
-# ### Exercise 7.2 · rms_norm · mend three lines
-# Many transformers normalise each row by its root mean square: divide it by √(mean of x² + 10⁻⁶), and multiply column c by `gain[c]`. This kernel does it, one thread per row:
+# ### Exercise 7.2 · rms_norm · fix three lines
+# Many transformers normalise each row by its root mean square: they divide it by √(mean of x² + 10⁻⁶), and multiply column c by `gain[c]`. This kernel does it, with one thread per row:
 #
 # ```python
 # @cuda.jit
@@ -404,14 +381,13 @@ for row in recorded["float64"]:
 #             out[i, c] = gain[c] * x[i, c] / math.sqrt(mean + 1e-6)
 # ```
 #
-# Write `rms_norm` so that its PTX holds not one `.f64`, with results that are as good as before. All arrays are float32; x and out are (N, d), gain is (d,). The check compiles it for three kinds of GPU, and runs it in `sim`.
-# To look for yourself, `compiled(rms_norm, matrix, x, matrix).float64_by_line()` counts by lines.
+# Write `rms_norm` so that its PTX does not contain a single `.f64`, with results as accurate as before. All arrays are float32; x and out are (N, d), and gain is (d,). The check compiles it for three GPU architectures and runs it in `sim`. To look for yourself, `compiled(rms_norm, matrix, x, matrix).float64_by_line()` counts by line.
 #
 # <details><summary>Hint 1: where?</summary>
 #
-# There are three places. If you mend only the first, `total` is a float32; but look at what it is divided by.
+# There are three places. If you fix only the first, `total` is a float32; but look at what it is divided by.
 # </details>
-# <details><summary>Hint 2: a whole number as float32</summary>
+# <details><summary>Hint 2: an integer as float32</summary>
 #
 # `float32(x.shape[1])`. The conversion is one instruction.
 # </details>
@@ -420,7 +396,7 @@ for row in recorded["float64"]:
 # %% tags=["exercise"]
 @cuda.jit
 def rms_norm(x, gain, out):
-    """out[i, c] = gain[c] · x[i, c] / √(mean of x[i]² + 1e-6);
+    """Compute out[i, c] = gain[c] · x[i, c] / √(mean of x[i]² + 1e-6);
     x and out (N, d), gain (d,), all float32; one thread per row."""
     i = cuda.grid(1)
     # BEGIN SOLUTION 7.2
@@ -438,8 +414,7 @@ def rms_norm(x, gain, out):
 check.ex07_2(rms_norm)
 
 # %% [markdown]
-# There is one more way to get a float64 into a kernel, and no look at the kernel finds it: the argument. `scale[grid, block](x, 3.0, out)` compiles a version for a float64 factor. So host
-# code hands over `float32(3.0)`.
+# A float64 can also enter through an argument, and you cannot see that in the kernel's source. `scale[grid, block](x, 3.0, out)` compiles a version for a float64 factor. So host code passes `float32(3.0)`.
 
 # %% tags=["nbval-ignore-output"]
 print(*compiled(scale, x, 3.0, out).float64, sep="\n")
@@ -447,19 +422,16 @@ print(*compiled(scale, x, 3.0, out).float64, sep="\n")
 # %% [markdown]
 # ## 5. How many blocks
 #
-# A launch has up to four numbers: `kernel[grid, block, stream, shared](...)`, of which the last two are 0 unless given. The **block** is yours to choose: a multiple of 32, as a warp has 32 lanes;
-# 128 or 256 are good to start with, 1024 is the limit. The **grid** follows: enough blocks for all elements.
+# A launch has up to four numbers: `kernel[grid, block, stream, shared](...)`. The last two are 0 unless you give them. You choose the **block**: a multiple of 32, because a warp has 32 lanes. 128 or 256 are good first choices, and 1024 is the limit. The **grid** follows: enough blocks for all elements.
 #
-# **Predict.** 1000 elements, 256 threads in a block. How many blocks, and how many threads have nothing to do? And for 1024 elements? `___`
+# **Predict.** With 1000 elements and 256 threads per block, how many blocks do you need, and how many threads have nothing to do? And for 1024 elements? `___`
 #
 # <details><summary>Answer</summary>
 #
-# 1000 / 256 is 3.9, so 4 blocks; 4 · 256 - 1000 = 24 threads are idle. 1024 elements need 4 blocks as well, and no thread is idle. (`n // threads + 1` would launch a fifth.)
+# 1000 / 256 is 3.9, so you need 4 blocks, and 4 · 256 - 1000 = 24 threads are idle. 1024 elements need 4 blocks too, and no thread is idle. (`n // threads + 1` would launch a fifth.)
 # </details>
 #
-# With an enormous number of elements, a block for each 256 is not the only way. One can launch as many threads as the GPU has room for at once, and let each take several
-# elements: thread `t` of `T` takes t, t + T, t + 2T, … until there are no more. This is the **grid-stride loop**. It is right for *every* grid, and what a thread needs for all its elements
-# (a gain, a constant) is computed once. Here with 10 elements, and 2 blocks of 2 threads:
+# For a very large number of elements there is another way. You can launch only as many threads as the GPU can hold at once, and let each process several elements: thread `t` of `T` takes t, t + T, t + 2T, … until there are no more. This is the [**grid-stride loop**](../docs/glossary.md). It is correct for *every* grid, and values that a thread needs for all its elements (a gain, a constant) are computed once. Here is an example with 10 elements and 2 blocks of 2 threads:
 #
 # | block | thread | elements |
 # |---|---|---|
@@ -468,20 +440,20 @@ print(*compiled(scale, x, 3.0, out).float64, sep="\n")
 # | 1 | 0 | 2, 6 |
 # | 1 | 1 | 3, 7 |
 #
-# Why not 0, 1, 2 for the first and 3, 4, 5 for the second? So that neighbours work on neighbours at the same moment, in the same piece of memory (lesson 08).
+# Why does the first thread not take 0, 1, 2 and the second 3, 4, 5? Neighbouring threads should access neighbouring elements at the same time, in the same piece of memory (lesson 08).
 #
 # ### Exercise 7.3 · blocks_for · one line
-# How many blocks of `threads` threads are needed for `n` elements, one thread per element, if there may be at most `most` blocks? All are whole numbers from 1 on.
+# How many blocks of `threads` threads do you need for `n` elements, with one thread per element, if there may be at most `most` blocks? All are integers of at least 1.
 #
 # <details><summary>Hint</summary>
 #
-# Rounding up in whole numbers: `(n + threads - 1) // threads`, or, shorter, `-(-n // threads)`.
+# To round up with integers, use `(n + threads - 1) // threads` or, shorter, `-(-n // threads)`.
 # </details>
 
 
 # %% tags=["exercise"]
 def blocks_for(n, threads, most):
-    """The number of blocks, from 1 to `most`."""
+    """Return the number of blocks, from 1 to `most`."""
     # BEGIN SOLUTION 7.3
     return min(-(-n // threads), most)
     # END SOLUTION
@@ -492,22 +464,22 @@ check.ex07_3(blocks_for)
 
 # %% [markdown]
 # ### Exercise 7.4 · scale_all · two or three lines
-# Write `scale_all` with a grid-stride loop: every element of `out` is written, once, by the thread that the table gives it, whatever the grid.
+# Write `scale_all` with a grid-stride loop: every element of `out` is written once, by the thread that the table gives, for any grid.
 #
 # <details><summary>Hint 1: the loop</summary>
 #
-# `range(first, end, step)`. You have written it in lesson 05, for the threads of one block.
+# `range(first, end, step)`. You used it in lesson 05, for the threads of one block.
 # </details>
 # <details><summary>Hint 2: the step</summary>
 #
-# The number of all threads of the grid: `cuda.gridDim.x * cuda.blockDim.x`, or `cuda.gridsize(1)`.
+# It is the number of all threads of the grid: `cuda.gridDim.x * cuda.blockDim.x`, or `cuda.gridsize(1)`.
 # </details>
 
 
 # %% tags=["exercise"]
 @cuda.jit
 def scale_all(x, factor, out):
-    """out = factor · x, 1-D, with any grid."""
+    """Compute out = factor · x, 1-D, with any grid."""
     # BEGIN SOLUTION 7.4
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = factor * x[i]
@@ -524,53 +496,52 @@ for most in (1, 3, 100):
     grid = blocks_for(big.size, 128, most)
     simulate(scale_all)[grid, 128](big, float32(3), result)
     print(
-        f"limit {most:3}, launched {grid}, all 1000 elements right: "
+        f"limit {most:3}, launched {grid}, all 1000 elements correct: "
         f"{np.array_equal(result, 3 * big)}"
     )
 
 # %% [markdown]
-# ## 6. Streams: who waits for whom
+# ## 6. Streams: which work waits for which
 #
-# A launch does not wait. It puts the kernel into a queue and comes back at once; the GPU works the queue off, one after the other, while Python runs on. Such a queue is called a
-# **stream**. This can be built out of Python: a stream is a queue with one worker.
+# A launch does not wait for the kernel. It puts the kernel in a queue and returns at once. The GPU processes the queue in order, while Python continues. Such a queue is called a **stream**. You can build one in Python, because a stream is a queue with one worker:
 
 # %%
 from concurrent.futures import ThreadPoolExecutor
 
 
 class Stream:
-    """Work that is done in order, by one worker, while the caller goes on."""
+    """A queue of work that one worker does in order, while the caller continues."""
 
     def __init__(self):
         self.worker = ThreadPoolExecutor(max_workers=1)
         self.last = self.worker.submit(lambda: None)
 
     def launch(self, work, *arguments):
-        """Put some work at the end of the queue; come back at once."""
+        """Put some work at the end of the queue, and return at once."""
         self.last = self.worker.submit(work, *arguments)
 
     def synchronize(self):
-        """Wait until all is done that has been launched."""
+        """Wait until all launched work is done."""
         self.last.result()
 
     def record_event(self):
-        """A mark at the end of the queue as it is now."""
+        """Return an event: a mark at the current end of the queue."""
         return self.last
 
     def wait_event(self, event):
-        """What is launched from now on waits until the mark, of another stream,
-        has been reached."""
+        """Make everything launched from now on wait until another stream has reached
+        this event."""
         self.launch(event.result)
 
 
 def slow_scale(x, factor, out):
-    """What `scale` does, in half a second."""
+    """Do the same as `scale`, in half a second."""
     time.sleep(0.5)
     out[:] = factor * x
 
 
 # %% [markdown]
-# **Predict.** What do the two lines print?
+# **Predict.** What do the two lines print? `___`
 
 # %%
 ones, tripled = np.ones(3), np.zeros(3)
@@ -581,10 +552,9 @@ stream.synchronize()
 print("after synchronize:", tripled)
 
 # %% [markdown]
-# After the launch nothing has happened yet. In one stream that does no harm: what is launched later finds what was launched before.
-# Only when Python itself wants to see a result, somebody must wait. PyTorch does so unasked in `.cpu()`, `.item()` and `print(tensor)`.
+# Right after the launch, the result is not there yet. Within one stream this does no harm, because each kernel runs after all earlier ones. Only if Python itself reads a result, somebody has to wait. PyTorch does this automatically in `.cpu()`, `.item()` and `print(tensor)`.
 #
-# The picture: Python above, the GPU's stream below; time goes to the right.
+# In the picture, Python is in the upper row and the GPU's stream in the lower one. Time goes to the right.
 
 # %%
 show_figure(
@@ -600,7 +570,7 @@ show_figure(
         }
     ),
     "two rows of bars over time. Python makes three short launches one after the "
-    "other, and then waits in synchronize. The stream does kernel 1 from the end of "
+    "other, and then waits in synchronize. The stream runs kernel 1 from the end of "
     "launch 1 on, then kernel 2, then kernel 3, each several times as long as a "
     "launch. Python's wait ends together with kernel 3.",
 )
@@ -615,7 +585,7 @@ show_figure(
 # print(time.perf_counter() - begin)
 # ```
 #
-# **Guess before you run.** With our stream of half a second, which of the two is below 0.1 seconds?
+# **Guess before you run.** With our stream of half a second, which of the two times is below 0.1 seconds?
 
 # %%
 begin = time.perf_counter()
@@ -627,7 +597,7 @@ print("without waiting, below 0.1 seconds:", launched < 0.1)
 print("with waiting, below 0.1 seconds:   ", done < 0.1)
 
 # %% [markdown]
-# Without waiting, what is measured is how long it takes to ask; twice as many keys would take "the same time". Three stopwatches around `row_sums`, with 65,536 queries and 16,384 keys of 64 numbers:
+# Without waiting, you measure only how long the launch itself takes, so twice as many keys would take "the same time". Here are three ways to time `row_sums`, with 65,536 queries and 16,384 keys of 64 numbers:
 
 # %%
 print(f"microseconds, {SOURCE}\n")
@@ -635,14 +605,13 @@ for name, microseconds in recorded["stopwatch_us"].items():
     print(f"{name:28} {microseconds:>10}")
 
 # %% [markdown]
-# The third stopwatch is the best. An **event** is a mark in the stream, to which the GPU itself writes the time when it gets there; so Python's waiting is not in the difference. Python's own work is in it only where the stream is empty and has to wait for the next launch.
-# The same, live:
+# The third way is the best. An **event** is a mark in the stream, and the GPU itself records the time when it reaches the mark. So the time that Python spends waiting is not included. Python's own work is included only if the stream is empty and waits for the next launch. Here is the same, live:
 
 
 # %% tags=["gpu"]
 @live
 def stopwatches_live():
-    """Three stopwatches around one launch."""
+    """Time one launch in three ways."""
     kernel = row_sums(float32(0))
     q, k = (
         0.1 * torch.randn(65536, 64, device="cuda"),
@@ -670,9 +639,9 @@ def stopwatches_live():
 
 # %% [markdown]
 # ### Bug hunt: two streams
-# A program may have several streams. Each works in order; **between** them there is no order at all, unless somebody makes one.
+# A program may have several streams. Each processes its work in order. **Between** streams there is no order at all, unless you create one.
 #
-# **Guess before you run.** The first stream fills x with ones, slowly; the second computes 3 · x. What is in `out`?
+# **Guess before you run.** The first stream fills x with ones, slowly, and the second computes 3 · x. What is in `out`?
 #
 # - ( ) 3, 3, 3
 # - ( ) 0, 0, 0
@@ -683,7 +652,8 @@ first, second = Stream(), Stream()
 
 
 def in_two_streams(mark):
-    """out = 3 · x, where the first stream fills x and the second one computes;
+    """Return 3 · x, where the first stream fills x and the second one computes.
+
     mark: whether the second waits for the first."""
     x, out = np.zeros(3), np.full(3, np.nan)
     first.launch(slow_scale, np.ones(3), 1, x)
@@ -699,8 +669,7 @@ print("no order:  ", in_two_streams(mark=False))
 print("with order:", in_two_streams(mark=True))
 
 # %% [markdown]
-# Zeros, and no error: the second stream was simply earlier. The last two `synchronize` do not help, for they come too late. An event does: the second stream waits for
-# the first one's mark, and Python still waits for nobody. Both cases over time:
+# The result is zeros, without an error: the second stream was faster. The two calls of `synchronize` do not help, because they come too late. An event does help: the second stream waits for the mark of the first one, and Python waits for neither. The picture shows both cases over time:
 
 # %%
 fill = (1, 7, "x = ones, slowly", ORANGE)
@@ -724,27 +693,33 @@ show_figure(
 )
 
 # %% [markdown]
-# ### Exercise 7.5 · pipelined · about eight lines (optional, 10 minutes)
-# What streams are for: copying while computing. A long array comes in `parts` parts, and there is room for two, `buffers[0]` and `buffers[1]`. Part p goes into `buffers[p % 2]`. In the stream `copier`, `fill(p, buffer)` puts it there;
-# in the stream `worker`, `compute(p, buffer)` uses it. Launch all of it, part by part, with marks: nothing is computed before it is filled, no buffer is filled again before its part is computed, no stream waits longer
-# than that, and Python waits for nothing. The streams have the methods of `Stream` above. The check lets now one of them be faster, now the other.
+# ### Exercise 7.5 · pipelined · about eight lines (optional, 15 minutes)
+# With two streams you can copy data while you compute. A long array comes in `parts` parts, and there is room for two, `buffers[0]` and `buffers[1]`. Part p is stored in `buffers[p % 2]`. This is called **double buffering**. `fill(p, buffer)` copies part p to its buffer, in the stream `copier`. `compute(p, buffer)` uses it, in the stream `worker`.
 #
-# <details><summary>Hint 1: two marks for each part</summary>
+# Launch all the work, part by part, with events:
 #
-# One behind `fill(p)`, for the worker. One behind `compute(p)`: who waits for it, and before which part?
+# - No part is computed before it has been filled.
+# - No buffer is filled again before its part has been computed.
+# - No stream waits longer than that, and Python does not wait at all.
+#
+# The streams have the methods of `Stream` above. In some tests of the check the copier is faster, in others the worker.
+#
+# <details><summary>Hint 1: two events for each part</summary>
+#
+# Record one after `fill(p)`, for the worker. Record another after `compute(p)`: which stream waits for it, and before which part?
 #
 # </details>
-# <details><summary>Hint 2: when to ask for a mark</summary>
+# <details><summary>Hint 2: when to record an event</summary>
 #
-# `record_event()` marks the end of the queue *as it is now*: ask right after the launch, and keep those of `compute` in a list.
+# `record_event()` marks the *current* end of the queue, so call it right after the launch. Keep the events of `compute` in a list.
 #
 # </details>
 
 
 # %% tags=["exercise"]
 def pipelined(copier, worker, parts, buffers, fill, compute):
-    """fill(p, buffers[p % 2]) in the copier and compute(p, buffers[p % 2]) in the
-    worker for each part p, ordered by marks."""
+    """Launch fill(p, buffers[p % 2]) in the copier and compute(p, buffers[p % 2]) in
+    the worker for each part p, ordered by events."""
     # BEGIN SOLUTION 7.5
     computed = []
     for p in range(parts):
@@ -761,12 +736,12 @@ def pipelined(copier, worker, parts, buffers, fill, compute):
 check.ex07_5(pipelined)
 
 # %% [markdown]
-# With real streams, six parts, a tenth of a second to fill one and as long to compute with it. **Predict**: how long in one stream, and how long in two? `___`
+# Now run it with real streams and six parts. Filling a part takes a tenth of a second, and so does computing with it. **Predict**: how long does it take in one stream, and how long in two? `___`
 
 
 # %% tags=["uses-exercise"]
 def seconds_for_six_parts(copier, worker):
-    """From the first launch to the end of the last."""
+    """Return the time from the first launch to the end of the last."""
 
     def for_a_while(p, buffer):
         time.sleep(0.1)
@@ -786,25 +761,21 @@ print(
 )
 
 # %% [markdown]
-# 0.7 seconds: the first part is filled, then five times one is filled while another is computed, then the last is computed. A kernel can do the same within a block, with tiles instead of parts (part 5 of the course).
+# With two streams it takes 0.7 seconds: the first part is filled, then five times one part is filled while another is computed, then the last part is computed. A kernel can do the same within a block, with tiles instead of parts (part 5 of the course).
 #
 # ### Two libraries, two streams
-# The early reader happens with Numba and PyTorch, because **each has its own idea of the stream**. `kernel[grid, block](...)` uses the default stream. PyTorch uses its *current* stream, which is the
-# same default stream, until somebody writes `with torch.cuda.stream(torch.cuda.Stream())`. In there, PyTorch works in one stream and your kernel in another, and nothing in CUDA makes one of these two wait for the other. (The default stream does wait for ordinary streams, but PyTorch makes its streams *non-blocking*, which excludes them from that rule.) So there are two
-# ways for a reader to be too early:
+# The bug with the early reader also happens with Numba and PyTorch, because **each library chooses its own stream**. `kernel[grid, block](...)` uses the default stream. PyTorch uses its *current* stream. That is the same default stream, until you write `with torch.cuda.stream(torch.cuda.Stream())`. In that block, PyTorch uses one stream and your kernel another, and CUDA makes neither wait for the other. (The default stream does wait for ordinary streams, but PyTorch creates its streams as *non-blocking*, which excludes them from that rule.) So a read can come too early in two ways:
 #
-# - **the kernel reads** what PyTorch has not written yet. Against this Numba does something, if it is handed a *tensor*: it asks PyTorch for its current stream, and lets its own wait for a mark there, as our `wait_event` does. It does not ask for a
-#   tensor that was made an array of Numba's before, by `cuda.as_cuda_array(tensor)`;
-# - **PyTorch reads** what the kernel has not written yet. Against this nobody does anything.
+# - **The kernel reads** data that PyTorch has not written yet. Numba protects you from this if you pass a *tensor*: it asks PyTorch for its current stream, and lets its own stream wait for an event there, as in our `wait_event`. It does not do so for a tensor that you converted to a Numba array earlier, with `cuda.as_cuda_array(tensor)`.
+# - **PyTorch reads** data that the kernel has not written yet. Nothing protects you from this.
 #
-# Two experiments. In the first, PyTorch's stream waits a tenth of a second and then fills x with ones; `scale` multiplies x by 3, and we count the results that are not 3. In the second, `row_sums` takes its milliseconds to write, PyTorch copies
-# the sums at once, and we count those that are missing in the copy.
+# We made two experiments. In the first, PyTorch's stream waits a tenth of a second and then fills x with ones. `scale` multiplies x by 3, and we count the results that are not 3. In the second, `row_sums` takes milliseconds to write its sums, PyTorch copies them at once, and we count those that are missing in the copy.
 #
-# **Predict.** In which of these is the number not 0? With the kernel in the default stream: `scale` reads a tensor; `scale` reads an array wrapped before; PyTorch reads what `row_sums` writes. And with the kernel in PyTorch's stream?
+# **Predict.** In which of these cases is the count not 0? With the kernel in the default stream: `scale` reads a tensor; `scale` reads an array that was wrapped before; PyTorch reads the results of `row_sums`. And with the kernel in PyTorch's stream?
 
 # %%
 print(SOURCE, "\n")
-print(f"{'who reads':42} {'stream of the kernel':22} not seen")
+print(f"{'reader':42} {'stream of the kernel':22} not seen")
 for row in recorded["wrong_stream"]:
     print(
         f"{row['reads']:42} {row['kernel_stream']:22} {row['not_seen']} of "
@@ -812,28 +783,27 @@ for row in recorded["wrong_stream"]:
     )
 
 # %% [markdown]
-# Every number that is not 0 belongs to a program that ended without an error. A 0 in the default stream can be a mark, or luck; a 0 in PyTorch's stream is certain, because there reader and writer stand in one queue.
+# Every count that is not 0 belongs to a program that ended without an error. A 0 in the default stream can be due to the event, or to luck. A 0 in PyTorch's stream is certain, because there the writer and the reader are in the same queue.
 #
-# So the repair is the third number of the launch: `kernel[grid, block, stream]`, with PyTorch's current stream, asked for at every launch. Live, the second experiment:
+# So the fix is the third number of the launch: `kernel[grid, block, stream]` with PyTorch's current stream, which you have to query at every launch. Here is the second experiment, live:
 
 
 # %% tags=["gpu"]
 def in_torchs_stream():
-    """PyTorch's current stream, for a launch of Numba's."""
+    """Return PyTorch's current stream as a stream for Numba."""
     return cuda.external_stream(torch.cuda.current_stream().cuda_stream)
 
 
 @live
 def sums_missing():
-    """The same launch in either stream,
-    and the number of sums that PyTorch copied too early."""
+    """Launch in either stream, and count the sums that PyTorch copied too early."""
     kernel = row_sums(float32(0))
     q, k = (
         0.1 * torch.randn(65536, 64, device="cuda"),
         0.1 * torch.randn(1024, 64, device="cuda"),
     )
     for name, stream_of in {
-        "default": lambda: 0,
+        "the default": lambda: 0,
         "PyTorch's": in_torchs_stream,
     }.items():
         l, seen = torch.zeros(65536, device="cuda"), torch.zeros(65536, device="cuda")
@@ -843,23 +813,21 @@ def sums_missing():
             seen.copy_(l)
         torch.cuda.synchronize()
         print(
-            f"launched in the {name} stream: "
+            f"launched in {name} stream: "
             f"{(seen == 0).sum().item()} of 65536 sums are missing in the copy"
         )
 
 
 # %% [markdown]
-# ## 7. PyTorch tensors, and what a launch costs
+# ## 7. PyTorch tensors, and the cost of a launch
 #
-# The live cells have handed CUDA tensors of PyTorch to kernels of Numba. Nothing is copied: a CUDA tensor tells, on request, where its data are, with which shape and type, and Numba takes it from there. Three
-# things can go wrong:
+# The live cells pass CUDA tensors of PyTorch to kernels of Numba. Nothing is copied: a CUDA tensor describes the address, shape and type of its data, and Numba uses that. Three things can go wrong:
 #
-# - A **numpy array** is accepted too. Numba then copies it to the GPU before the launch and back after it, and waits. The result is right, and everything is slow.
-# - A tensor that **requires a gradient** is refused. Hand over `tensor.detach()`; a gradient needs a backward pass that somebody has written (lesson 12).
-# - A tensor that is **not contiguous** makes another type of array, and Numba compiles again: a transposed one is of layout F (the *first* index counts neighbours), a slice such as
-#   `x[:, ::2]` of layout A (any strides).
+# - A **numpy array** is accepted too. Numba then copies it to the GPU before the launch and back after it, and waits. The result is correct, but this is slow.
+# - A tensor that **requires a gradient** is refused. Pass `tensor.detach()`; a gradient needs a backward pass that somebody has written (lesson 12).
+# - A tensor that is **not contiguous** has a different array type, so Numba compiles again. A transposed tensor has layout F (column-major: neighbours differ in the *first* index), and a slice such as `x[:, ::2]` has layout A (any strides).
 #
-# And each launch costs Python's time: looking up the types, wrapping the tensors, calling the driver. A kernel with four tensors of 1024 numbers and one float32:
+# Besides, each launch takes time in Python: finding the types, wrapping the tensors, calling the driver. Here are the times for a kernel with four tensors of 1024 numbers and one float32:
 
 # %%
 print(f"microseconds per launch, {SOURCE}\n")
@@ -867,24 +835,22 @@ for name, microseconds in recorded["launch_us"].items():
     print(f"{name:28} {microseconds:>10}")
 
 # %% [markdown]
-# *Wrapped before* means that each tensor was made an array of Numba's once, by `cuda.as_cuda_array(tensor)`, and not at each launch. *kernels.common.launch* is how the kernels of this package are launched: CPU tensors go to `sim`, CUDA
-# tensors to their GPU, in PyTorch's current stream; it tells Numba of each tensor only what a launch has to know, and so is quicker than Numba's own questions. A **CUDA graph** is a recording of launches, here of a hundred, that PyTorch plays back
-# with a single call; its line is a hundredth of the time from that call until the GPU is done. So the GPU itself needs no longer than that for 1024 numbers, and in all the other lines it waits for Python.
+# These are means over many launches in a row. (In section 6, "to the end of the launch" was a single launch after a pause, together with recording two events, so it took longer.)
 #
-# A kernel that runs for a millisecond need not care. One for a single token should.
+# *Wrapped before* means that each tensor was converted to a Numba array once, with `cuda.as_cuda_array(tensor)`, and not at each launch. *kernels.common.launch* launches the kernels of this package: CPU tensors go to `sim`, and CUDA tensors go to their GPU, in PyTorch's current stream. It passes Numba only what a launch needs to know about each tensor, so it is faster than Numba's own inspection. A **CUDA graph** is a recording of launches, here of a hundred, that PyTorch replays with a single call. Its line is a hundredth of the time from that call until the GPU has finished. So the GPU itself needs no longer than that for 1024 numbers, and in all the other lines it waits for Python.
+#
+# For a kernel that runs for a millisecond this is not important. For a kernel that processes a single token it is.
 #
 # ## Validate
 #
-# The promise of this course is *one source*: the kernel that ran in the simulator runs on a GPU. Here are three ways to the same attention: the **reference** (plain PyTorch, in float64),
-# the **simulator**, and the **GPU**. First, live on every machine, the simulator against the reference, and what you have written against PyTorch:
+# This course promises *one source*: the kernel that ran in the simulator also runs on a GPU. Here are three ways to compute the same attention: the **reference** (plain PyTorch, in float64), the **simulator**, and the **GPU**. The first table is computed on your machine. It compares the simulator with the reference, and your kernels with PyTorch:
 
 
 # %% tags=["uses-exercise"]
 def validate(stage, against, got, wanted, tolerance):
-    """One row of the table. NaN fails."""
-    agrees = (
-        torch.as_tensor(got).double().cpu() - torch.as_tensor(wanted).double().cpu()
-    ).abs().max().item() <= tolerance
+    """Print one row of the table. NaN fails."""
+    got, wanted = (torch.as_tensor(x).double().cpu() for x in (got, wanted))
+    agrees = (got - wanted).abs().max().item() <= tolerance
     verdict = f"{'at most' if agrees else 'MORE THAN'} {tolerance:g}"
     print(f"{stage:28}  {against:27}  {verdict:18} {'✓' if agrees else '✗'}")
 
@@ -898,28 +864,18 @@ simulate(scale_all)[3, 32](rows.flatten(), float32(3), scaled)
 q, k, v = torch.randn(3, 1, 2, 70, 16, generator=torch.Generator().manual_seed(7))
 
 print(f"{'stage':28}  {'against':27}  largest difference")
-validate(
-    "rms_norm",
-    "PyTorch, float64",
-    normed,
-    torch.nn.functional.rms_norm(rows.double(), (12,), gain.double(), 1e-6),
-    1e-5,
-)
+exact = torch.nn.functional.rms_norm(rows.double(), (12,), gain.double(), 1e-6)
+validate("rms_norm", "PyTorch, float64", normed, exact, 1e-5)
 validate("scale_all", "PyTorch", scaled, 3 * rows.flatten(), 0)
 for kernel in (kernels.flash_attention, kernels.warp_attention):
     for causal in (False, True):
         name = f"{kernel.__name__}{', causal' * causal}"
-        validate(
-            name,
-            "reference, float64",
-            kernel(q, k, v, causal),
-            kernels.attention(q.double(), k.double(), v.double(), causal),
-            1e-5,
-        )
+        exact = kernels.attention(q.double(), k.double(), v.double(), causal)
+        validate(name, "reference, float64", kernel(q, k, v, causal), exact, 1e-5)
+
 
 # %% [markdown]
-# Then the three-way table, recorded with the very same q, k and v: 2 heads, 70 queries and keys, d = 16. Each number is the largest difference anywhere. The last column says how many of the 2240 numbers have
-# all their bits in common on the GPU and in the simulator.
+# The second table compares all three ways. It was recorded with the same q, k and v: 2 heads, 70 queries and keys, d = 16. Each number is the largest difference of any element. The last column gives the percentage of the 2240 numbers that have the same bits on the GPU and in the simulator.
 
 # %%
 print(SOURCE, "\n")
@@ -941,10 +897,9 @@ for row in recorded["three_way"]:
     )
 
 # %% [markdown]
-# Why are simulator and GPU not equal to the last bit, if both compute in float32? Two reasons are in the PTX. A product and a sum that follow each other become one
-# instruction, `fma`, which rounds once where Python rounds twice. And the GPU's `exp` is another approximation than the simulator's. Neither is more right: compare their distances from the reference.
+# Why are the simulator and the GPU not equal to the last bit, if both compute in float32? Two reasons are in the PTX. First, a product followed by a sum becomes one instruction, `fma`, which rounds once where Python rounds twice. Second, the GPU's `exp` is a different approximation from the simulator's. Neither is more accurate: compare their distances from the reference.
 #
-# **Predict.** Which of these kernels of ours have an `fma`: `scale`, `relu`, `row_sums`?
+# **Predict.** Which of these kernels contain an `fma`: `scale`, `relu`, `row_sums`?
 
 # %% tags=["nbval-ignore-output"]
 for name, made in {
@@ -958,17 +913,17 @@ for name, made in {
     )
 
 # %% [markdown]
-# `scale` has no sum, so nothing can be fused. Its results are equal to the last bit, wherever it runs; and those of your `scale_all` as well, which is why its tolerance above is 0.
+# `scale` has no sum, so nothing can be fused. Its results are equal to the last bit wherever it runs, and so are those of your `scale_all`. This is why its tolerance above is 0.
 #
 # ### On a real GPU, if there is one
 #
-# All three live: your kernels, compiled and launched, and the package's, against the reference and the simulator.
+# Here are all three ways, live: your kernels, compiled and launched, and the package's, compared with the reference and the simulator.
 
 
 # %% tags=["gpu"]
 @live
 def three_ways_live():
-    """The GPU against the reference and the simulator."""
+    """Compare the GPU with the reference and the simulator."""
     device = torch.device("cuda")
     on_gpu = torch.full_like(rows, math.nan, device=device)
     rms_norm[2, 32](rows.to(device), gain.to(device), on_gpu)
@@ -992,10 +947,12 @@ def three_ways_live():
 
 # %% [markdown]
 # ## In three lines
-# - The types of the arguments decide all types: a bare `0.0`, a whole number times a float32 variable's element, a Python float as an argument make float64, which the PTX shows as `.f64`.
-# - A launch is a grid, a block and a stream; it comes back at once, so wait before you look, and take the time with events, after a first launch.
-# - Reference, simulator and GPU agree to the last digits of float32: one source, three ways.
+# - The types of the arguments determine all types. A bare `0.0`, an integer combined with a float32 (in most operations), or a Python float as an argument leads to float64, which you find in the PTX as `.f64`.
+# - A launch has a grid, a block and a stream, and returns at once. So wait before you read the result, and time kernels with events, after a first launch.
+# - The reference, the simulator and the GPU agree to the last digits of float32: one source, three ways to run it.
 #
-# **You can now** read what the compiler makes of a kernel, and launch it beside PyTorch without a race between the two.
+# **You can now** read the compiler's output for a kernel, and launch it together with PyTorch without a race between the two.
 #
-# **Next:** [lesson 08](08_memory.ipynb) looks at what this lesson has only called "waiting for memory", and counts it.
+# **Read on:** NVIDIA, *Parallel Thread Execution ISA*, chapter "Instruction Set" · Numba documentation, "CUDA Python Reference" and "Writing CUDA Kernels" · NVIDIA, *CUDA C++ Programming Guide*, section "Asynchronous Concurrent Execution" (streams and events) · PyTorch documentation, "CUDA semantics".
+#
+# **Next:** [lesson 08](08_memory.ipynb) explains what "waiting for memory" means, and counts it.

@@ -16,19 +16,19 @@ STEPS = 10_000  # a launch here goes round its loops some hundred times a thread
 # of n, an int32, s, a float32, and x, an array of float32: the type that Numba finds
 # (tests/course/test_ptx.py asks it), and why
 EXPRESSIONS = {
-    "a": ("n + 1", "int64", "Two whole numbers make an int64, whatever they were."),
-    "b": ("n // 2", "int64", "// of whole numbers is a whole number, and two of them make an int64."),
-    "c": ("n / 2", "float64", "/ always makes a float, and of whole numbers it is a float64."),
+    "a": ("n + 1", "int64", "Two integers give an int64, whatever their types."),
+    "b": ("n // 2", "int64", "// of two integers is an integer, and its type is int64."),
+    "c": ("n / 2", "float64", "/ always gives a float, and of two integers it gives a float64."),
     "d": ("s * s", "float32", "A float32 with a float32 stays a float32."),
-    "e": ("2 * s", "float64", "2 is an int64, and a float32 with an int64 makes a float64."),
-    "f": ("s * float32(2)", "float32", "float32(2) is a float32, and two of them make a float32."),
-    "g": ("max(s, 0.0)", "float64", "0.0 is a float64, and max gives the type in which both have room."),
-    "h": ("math.exp(s)", "float32", "The functions of math leave a float32 a float32."),
-    "i": ("s / x.size", "float64", "x.size is an int64, and a float32 with an int64 makes a float64."),
+    "e": ("2 * s", "float64", "2 is an int64, and a float32 with an int64 gives a float64."),
+    "f": ("s * float32(2)", "float32", "float32(2) is a float32, and two float32 give a float32."),
+    "g": ("max(s, 0.0)", "float64", "0.0 is a float64, and max gives the type that can represent both."),
+    "h": ("math.exp(s)", "float32", "For a float32, the functions of math return a float32."),
+    "i": ("s / x.size", "float64", "x.size is an int64, and a float32 with an int64 gives a float64."),
     "j": (
         "x[n] + s",
         "float32",
-        "An element of x is a float32, whatever the type of its index; and two float32 make a float32.",
+        "An element of x is a float32, whatever the type of its index, and two float32 give a float32.",
     ),
 }
 
@@ -44,7 +44,7 @@ def ex07_1(my_types, rng):
         )
     for letter, (expression, wanted, reason) in EXPRESSIONS.items():
         if name_of(answers[letter]) != wanted:
-            fail(f"{letter}, {expression}, is no {name_of(answers[letter])}", hint=reason)
+            fail(f"{letter}, {expression}, is not a {name_of(answers[letter])}", hint=reason)
     return f"{len(EXPRESSIONS)} types, as Numba finds them"
 
 
@@ -74,7 +74,7 @@ def ex07_2(rms_norm, rng):
             max_per_thread={"x": 3 * d, "gain": d, "out": d},
             max_total={"out": rows * d},
             threads=rows,
-            hint="One thread a row.",
+            hint="Use one thread per row.",
         )
         kernels.judge(
             rms_norm,
@@ -87,7 +87,7 @@ def ex07_2(rms_norm, rng):
             contract,
             max_steps=STEPS,
             hint=lambda got: (
-                "NaN: a thread writes every number of its row." if np.isnan(got).any() else FORMULA
+                "NaN: a thread must write every element of its row." if np.isnan(got).any() else FORMULA
             ),
         )
     return f"seven shapes, numbers from 0.000001 to 10000; {without_float64(rms_norm)}"
@@ -120,7 +120,7 @@ def ex07_3(blocks_for, rng):
             tolerance=0,
             hint=BLOCKS,
         )
-        instance(blocks, (int, np.integer), what="a whole number, as a launch does", call=call)
+        instance(blocks, (int, np.integer), what="an integer, as a launch requires", call=call)
     return "58 launches: fewer elements than threads, whole blocks, one element more, and a limit"
 
 
@@ -170,8 +170,8 @@ def ex07_4(scale_all, rng):
 
 STRIDE = "Thread t of T threads takes the elements t, t + T, t + 2T, ... and no others."
 FORMULA = (
-    "Divide the sum of squares by the number of columns, add 1e-6 to that, and take the root of all of it;"
-    " column c is multiplied by gain[c]."
+    "Divide the sum of squares by the number of columns, add 1e-6, and take the root of the result. Column c"
+    " is multiplied by gain[c]."
 )
 BLOCKS = "The smallest number of blocks whose threads are at least n; or `most`, if that is smaller."
 
@@ -194,7 +194,7 @@ def one_order(pipelined, parts, order, rng):
 
     def within(name, stream):
         if not running:
-            fail(f"{name} runs at once", call=call, hint=f"{stream.name}.launch({name}, p, buffer), please.")
+            fail(f"{name} runs at once", call=call, hint=f"Write {stream.name}.launch({name}, p, buffer).")
         if running[-1] is not stream:
             fail(f"{name} belongs in {stream.name}, and runs in {running[-1].name}", call=call)
 
@@ -218,7 +218,7 @@ def one_order(pipelined, parts, order, rng):
 
     pipelined(copier, worker, parts, buffers, fill, compute)
     if not streams.run((copier, worker), choose):
-        fail("no stream goes on: each waits for a mark of the other", call=call, hint=TOO_EARLY)
+        fail("no stream continues: each waits for an event of the other", call=call, hint=TOO_EARLY)
     for name in ("fill", "compute"):
         if seen[name] != list(range(parts)):
             fail(f"{name}: each part once, in order", call=call, got=seen[name], wanted=list(range(parts)))
@@ -235,10 +235,10 @@ def one_order(pipelined, parts, order, rng):
 
 
 TOO_EARLY = (
-    "compute(p) waits for the mark behind fill(p), and fill(p) for the mark behind compute(p - 2), which had"
+    "compute(p) waits for the event after fill(p), and fill(p) for the event after compute(p - 2), which used"
     " the same buffer."
 )
-TOO_LATE = "There are two buffers: while part p is computed, part p + 1 can come into the other."
+TOO_LATE = "There are two buffers: while part p is computed, part p + 1 can be filled into the other."
 
 
 def describe(answers):
@@ -260,12 +260,12 @@ def without_float64(rms_norm):
         try:
             made = compiled_here(rms_norm, rows, row, rows, architecture=architecture)
         except NoCompiler as missing:
-            return f"NOT COMPILED, so nobody has looked for float64. {missing}"
+            return f"NOT COMPILED, so the check has not looked for float64. {missing}"
         if made.float64:
             what = f"correct, but {len(made.float64)} instructions for {architecture} use float64; by lines:"
             fail(
                 what,
                 call=made.float64_by_line(),
-                hint="A bare 0.0 or 1e-6 is a float64, and a float32 divided by a whole number makes one.",
+                hint="A bare 0.0 or 1e-6 is a float64, and so is a float32 divided by an integer.",
             )
     return f"no float64 in the PTX for {', '.join(ARCHITECTURES)}"
