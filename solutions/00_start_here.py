@@ -100,7 +100,7 @@ Markdown(contents())
 # %% [markdown]
 # ## Three routes
 #
-# - **The simulator only**, if you want to write and debug CUDA kernels. The last third of lesson 06 uses the merge from lesson 01. In lesson 08, do the sections that count accesses and skip the flash kernel in the roofline. Continue with `sim/README.md`.
+# - **The simulator only**, if you want to write and debug CUDA kernels. The last third of lesson 06 uses the merge from lesson 01. Where lesson 08 uses the kernel of lesson 05, the course supplies it. Continue with `sim/README.md`.
 # - **Attention only**: paper and PyTorch, no kernels. Lesson 15 trains a model with the kernels from lessons 11 and 13. You can use them without having written them.
 # - **Everything**, in order.
 

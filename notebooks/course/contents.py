@@ -25,7 +25,7 @@ class Lesson:
 
     @property
     def number(self):
-        return self.file[:2]
+        return self.file.partition("_")[0]
 
 
 PARTS = {
@@ -75,12 +75,13 @@ PARTS = {
             110,
             ("05", "06"),
         ),
+        Lesson("08_memory", "Memory", "sectors and banks: predicted, counted, measured", 75, ("07",)),
         Lesson(
-            "08_memory",
-            "Memory",
-            "sectors, banks, occupancy: predicted, counted, measured; a roofline",
-            120,
-            ("07",),
+            "08b_roofline",
+            "Occupancy and roofline",
+            "how many blocks fit, bytes in flight, and how fast a kernel can be at best",
+            50,
+            ("08",),
         ),
     ],
     "4 · Convolutional attention": [
@@ -230,6 +231,7 @@ PLACES = {
     "05": (2, -1.3), "10": (3, -1.2), "14": (4, -1.3), "20": (5, -0.75), "19": (5, -1.55), "23": (5, -2.2),
     "22": (4, -3.8), "16": (5, -3.8), "17": (6, -3.4), "18": (6, -1),
     "03": (0, -3), "04": (1, -3), "06": (2, -3), "07": (3, -3), "08": (4, -3), "11": (5, -3),
+    "08b": (3.1, -3.8),
 }  # fmt: skip
 
 
@@ -256,7 +258,7 @@ def draw_map():
         boxes[number] = axes.text(
             *PLACES[number], words, ha="center", va="center", fontsize=11, bbox=box
         ).get_bbox_patch()
-    for x, (way, colour) in zip((-0.45, 0.75, 2.3), colours.items()):
+    for x, (way, colour) in zip((-0.45, 0.6, 1.85), colours.items()):
         axes.text(x, -3.9, f"■ {way}", color=colour, fontsize=12, weight="bold")
     figure.canvas.draw()  # Drawing computes the box sizes, which the arrows need.
     for number, lesson in LESSONS.items():

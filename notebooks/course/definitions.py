@@ -9,9 +9,10 @@ from course.bootstrap import ROOT
 
 
 def source(lesson):
-    """Return the source text of a lesson, given its number, such as "05"."""
-    (path,) = ROOT.joinpath("solutions").glob(f"{lesson}_*.py")
-    return path.read_text(encoding="utf-8")
+    """Return the source text of a lesson, given its number, such as "05", with those of its further notebooks
+    (08b)."""
+    parts = sorted(ROOT.joinpath("solutions").glob(f"{lesson}[a-z_]*.py"))
+    return "\n".join(part.read_text(encoding="utf-8") for part in parts)
 
 
 def cells_of(text):

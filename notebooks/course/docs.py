@@ -61,7 +61,7 @@ def write_lesson(notebook: Path, page: Path) -> None:
     from nbconvert import HTMLExporter
 
     html, _ = HTMLExporter(embed_images=True).from_filename(str(notebook))
-    html = re.sub(r'href="(\d\d_\w+)\.ipynb', r'href="\1.html', html)
+    html = re.sub(r'href="(\d\d[a-z]?_\w+)\.ipynb', r'href="\1.html', html)
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(re.sub(r'<a href="\.\.?/[^"]*"', "<a", html), encoding="utf-8")
 

@@ -26,14 +26,25 @@ def progress():
 def exercises():
     """Return every lesson's exercises in order, {"01": {"1.0": "predict the factor", ...}, ...}.
 
-    They are parsed from the source of the checks, because importing all checks takes seconds.
+    They are parsed from the source of the checks, because importing all checks takes seconds. A lesson in two
+    notebooks (08 and 08b) has one module of checks; each exercise belongs to the notebook with its stub.
     """
     found = {}
     for file in sorted(CHECKS.glob("lesson[0-9][0-9].py")):
         numbered = re.findall(r"@exercise\(\s*\"([\d.]+)\",\s*\"([^\"]+)\"", file.read_text(encoding="utf-8"))
         in_order = sorted(numbered, key=lambda pair: int(pair[0].partition(".")[2]))
-        found[file.stem.removeprefix("lesson")] = dict(in_order)
+        lesson = file.stem.removeprefix("lesson")
+        parts = sorted(SOLUTIONS.glob(f"{lesson}[a-z_]*.py"))
+        texts = {part.stem.partition("_")[0]: part.read_text(encoding="utf-8") for part in parts[1:]}
+        for number, title in in_order:
+            part = next((name for name, text in texts.items() if solution_of(number) in text), lesson)
+            found.setdefault(part, {})[number] = title
     return found
+
+
+def solution_of(number):
+    """Return the line that begins the solution of an exercise in a lesson's source."""
+    return f"# BEGIN SOLUTION {number}\n"
 
 
 def next_exercise(after=None):
@@ -46,7 +57,7 @@ def next_exercise(after=None):
 
 def place(number):
     """Return the file name of an exercise's notebook in the learner's folder, "01_online_softmax.ipynb"."""
-    lesson = f"{int(number.partition('.')[0]):02}"
+    lesson = next(lesson for lesson, numbers in exercises().items() if number in numbers)
     return next(file.with_suffix(".ipynb").name for file in sorted(SOLUTIONS.glob(f"{lesson}_*.py")))
 
 

@@ -13,7 +13,7 @@ def test_every_lesson_is_on_the_page_and_in_the_readme_with_its_minutes():
     lessons = [source.stem for source in build.sources(ROOT) if not source.stem.startswith("00")]
     assert [lesson.file for lesson in contents.LESSONS.values()] == lessons
     readme = re.findall(
-        r"\[(\d\d) (.+?)\]\(notebooks/(\w+)\.ipynb\) \| (.+) \| (\d+|\?) \|",
+        r"\[(\d\d[a-z]?) (.+?)\]\(notebooks/(\w+)\.ipynb\) \| (.+) \| (\d+|\?) \|",
         (ROOT / "README.md").read_text(encoding="utf-8"),
     )
     assert readme == [

@@ -156,9 +156,10 @@ def test_the_exercises_are_those_of_the_checks():
     found = {
         lesson: {each.number: each.title for each in checks.values()} for lesson, checks in lessons().items()
     }
-    assert exercises() == found and [list(of) for of in exercises().values()] == [
-        list(of) for of in found.values()
-    ]
+    merged = {}  # a lesson in two notebooks (08 and 08b) has one module of checks
+    for lesson, numbered in exercises().items():
+        merged.setdefault(lesson[:2], {}).update(numbered)
+    assert merged == found and [list(of) for of in merged.values()] == [list(of) for of in found.values()]
 
 
 def test_how_far_one_is(state_dir):

@@ -47,8 +47,8 @@ def ex08_1(sectors, rng):
     for stride, itemsize, first in chosen + drawn:
         call = f"sectors(stride={stride}, itemsize={itemsize}, first={first})"
         got, wanted = sectors(stride, itemsize, first), touched(stride, itemsize, first)
-        compare(got, wanted, what="another number of sectors", call=call, tolerance=0, hint=PIECES)
-        instance(got, WHOLE, what="a whole number", call=call, hint="len counts in whole numbers.")
+        compare(got, wanted, what="a wrong number of sectors", call=call, tolerance=0, hint=PIECES)
+        instance(got, WHOLE, what="an integer", call=call, hint="len returns an integer.")
     call = "sectors(1, 4)"
     compare(
         sectors(1, 4), 4, what="without `first`", call=call, tolerance=0, hint="`first` is 0 unless given."
@@ -56,8 +56,8 @@ def ex08_1(sectors, rng):
     return "40 requests: strides from -9 to 39 and 64, numbers of 1 to 16 bytes, aligned and not"
 
 
-@exercise("8.2", "turns")
-def ex08_2(turns, rng):
+@exercise("8.2", "wavefronts")
+def ex08_2(wavefronts, rng):
     lane = np.arange(LANES)
     words = {
         "neighbouring words": lane,
@@ -82,16 +82,16 @@ def ex08_2(turns, rng):
     }
     for number, (what, word) in enumerate(words.items()):
         addresses = [int(address) for address in WORD * rng.permutation(word)]
-        call = f"turns({addresses})"
+        call = f"wavefronts({addresses})"
         given = np.array(addresses) if number % 2 else addresses.copy()
-        got = turns(given)
+        got = wavefronts(given)
         compare(got, busiest_bank(addresses), what=what, call=call, tolerance=0, hint=ROWS)
-        instance(got, WHOLE, what="a whole number", call=call, hint="Turns are counted.")
+        instance(got, WHOLE, what="an integer", call=call, hint="Wavefronts are counted.")
         if list(given) != addresses:
             fail(
                 "the addresses are not what they were before the call",
                 call=call,
-                hint="sorted() and set() make something new.",
+                hint="sorted() and set() return new objects.",
             )
     return (
         "32 lanes and fewer: rows, columns, padded columns, one word for many, 23 sets of random words, lists"
@@ -136,8 +136,8 @@ def ex08_3(transpose, rng):
         )
         cost(report, by_access(*tools), rows, columns, call)
     return (
-        f"{len(SHAPES)} shapes, full tiles and ragged ones: right, 4 sectors a request, one turn a shared"
-        " one, nothing for sim to find"
+        f"{len(SHAPES)} shapes, full tiles and ragged ones: correct, 4 sectors per request, one wavefront per"
+        " shared request, no bug found by sim"
     )
 
 
@@ -163,30 +163,29 @@ def ex08_4(predictions, rng):
 
 @exercise("8.5", "least_time")
 def ex08_5(least_time, rng):
-    for roof in ("bytes", "flops", "turns") * 4:
+    for roof in ("bytes", "flops", "wavefronts") * 4:
         size = 10 ** rng.uniform(0, 6)  # from far below a microsecond to minutes
-        work = {name: size * 10 ** rng.uniform(0, 6) for name in ("bytes", "flops", "turns")}
+        work = {name: size * 10 ** rng.uniform(0, 6) for name in ("bytes", "flops", "wavefronts")}
         rate = {name: 10 ** rng.uniform(9, 13) for name in work}
         seconds = {name: work[name] / rate[name] for name in work}
         work[roof] *= 1.5 * max(seconds.values()) / seconds[roof]  # so that this one takes longest
-        if roof != "turns" and rng.random() < 0.5:
-            work["turns"] = 0  # a kernel without shared memory
+        if roof != "wavefronts" and rng.random() < 0.5:
+            work["wavefronts"] = 0  # a kernel without shared memory
         gpu = Rates(*rate.values())
         call = (
             f"least_time({', '.join(f'{name}={number:.3g}' for name, number in work.items())}, gpu) with"
             f" {rates(gpu)}"
         )
-        got, wanted = least_time(work["bytes"], work["flops"], work["turns"], gpu), work[roof] / rate[roof]
+        got, wanted = (
+            least_time(work["bytes"], work["flops"], work["wavefronts"], gpu),
+            work[roof] / rate[roof],
+        )
         compare(got, wanted, what="the seconds", call=call, tolerance=math.inf, hint=ROOFS)
         if not abs(float(got) / wanted - 1) < 1e-9:
             fail(
-                f"another number of seconds, where the {roof} take longest",
-                call=call,
-                wanted=wanted,
-                got=got,
-                hint=ROOFS,
+                f"a wrong time, where the {roof} take longest", call=call, wanted=wanted, got=got, hint=ROOFS
             )
-    return "12 kernels on 12 GPUs, bound by bytes, by flops and by turns"
+    return "12 kernels on 12 GPUs, bound by bytes, by flops and by wavefronts"
 
 
 class Rates(NamedTuple):
@@ -194,20 +193,20 @@ class Rates(NamedTuple):
 
     bytes_per_second: float
     flops_per_second: float
-    turns_per_second: float
+    wavefronts_per_second: float
 
 
 PIECES = (
-    "Lane l wants the `itemsize` bytes from byte (first + l · stride) · itemsize on; byte b lies in sector b"
+    "Lane l accesses the `itemsize` bytes from byte (first + l · stride) · itemsize on; byte b is in sector b"
     " // 32. How many different sectors are there?"
 )
 ROWS = (
-    "An address is in bytes, a word has 4; word w lies in bank w % 32. Lanes that want the same word are"
-    " served together. How many words does the busiest bank have to give?"
+    "An address is in bytes, and a word has 4 bytes; word w is in bank w % 32. Lanes that request the same"
+    " word are served together. How many different words must the busiest bank deliver?"
 )
 PART = "Each thread loads one number and stores one, through one tile of 32 rows, 36 words each at most."
 UNWRITTEN = (
-    "NaN: a number that no thread has written. Which part of `out` belongs to this block, if a's tile is at"
+    "NaN: an element that no thread has written. Which part of `out` belongs to this block, if a's tile is at"
     " (row, column)?"
 )
 CORNERS = (
@@ -215,12 +214,12 @@ CORNERS = (
     " guards right for a ragged tile?"
 )
 ROOFS = (
-    "Each kind of work takes at least its amount divided by its rate. They can all go on at once, so the"
-    " slowest of the three decides."
+    "Each kind of work takes at least its amount divided by its rate. All three proceed in parallel, so the"
+    " slowest determines the time."
 )
 HINTS = {
-    "copy": "32 numbers of 4 bytes, side by side. No shared memory: 0.",
-    "strided_copy": f"Every {STRIDE}th number comes in, and neighbours go out. No shared memory: 0.",
+    "copy": "32 contiguous numbers of 4 bytes. No shared memory: 0.",
+    "strided_copy": f"It loads every {STRIDE}th number, and stores neighbours. No shared memory: 0.",
     "transpose_naive": "When x grows by one, how far does the load move in a, and how far the store in out?",
     "transpose_tiled": (
         "Global memory sees rows only. The tile is stored by rows, 32 words each, and loaded by columns:"
@@ -326,24 +325,26 @@ def cost(report, found, rows, columns, call):
                 call=call,
                 hint=hint,
             )
-    banks, fewest = report.counters["banks"], 2 * warps
+    # filling the rest of a ragged tile with 0 takes one store more in each warp
+    ragged = rows % LANES or columns % LANES
+    banks, fewest = report.counters["banks"], (3 if ragged else 2) * warps
     if banks["wavefronts"] == banks["fewest_wavefronts"] > fewest:
         hint = (
-            "A warp stores 32 numbers of 4 bytes into the tile once, and loads 32 once, each time in one"
-            " turn: numbers of 8 bytes, or a second tile, take more."
+            "A warp stores 32 numbers of 4 bytes in the tile once, and loads 32 once, each time in one"
+            " wavefront. Does a thread access the tile more often, or are its numbers 8 bytes wide?"
         )
         fail(
-            f"correct, but {banks['wavefronts']} turns of shared memory, where {fewest} are enough",
+            f"correct, but {banks['wavefronts']} wavefronts of shared memory, where {fewest} are enough",
             call=call,
             hint=hint,
         )
     if banks["wavefronts"] != banks["fewest_wavefronts"]:
         hint = (
-            "Which words of the tile do the lanes of a warp want together, when they store and when they"
+            "Which words of the tile do the lanes of a warp access together, when they store and when they"
             " load? In which banks are they?"
         )
         fail(
-            f"correct, but with {banks['ways']}-way bank conflicts: {banks['wavefronts']} turns, where"
+            f"correct, but with {banks['ways']}-way bank conflicts: {banks['wavefronts']} wavefronts, where"
             f" {banks['fewest_wavefronts']} are enough",
             call=call,
             hint=hint,

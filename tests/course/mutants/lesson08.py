@@ -14,7 +14,9 @@ from editing import edited
 from kernels.cases.memory_patterns import TILE, transpose_naive, transpose_padded, transpose_tiled
 from power.lessons import from_solutions
 
-sectors, turns, transpose, least_time = from_solutions("08", "sectors", "turns", "transpose", "least_time")
+sectors, wavefronts, transpose, least_time = from_solutions(
+    "08", "sectors", "wavefronts", "transpose", "least_time"
+)
 
 
 # Correct answers --------------------------------------------------------------------------------------------
@@ -50,14 +52,14 @@ def sectors_by_numpy(stride, itemsize, first=0):
     return np.unique((first + np.arange(32) * stride) * itemsize >> 5).size
 
 
-def turns_by_banks(addresses):
+def wavefronts_by_banks(addresses):
     wanted = {}
     for address in addresses:
         wanted.setdefault(address // 4 % 32, set()).add(address // 128)
     return max(map(len, wanted.values()))
 
 
-def turns_one_after_another(addresses):
+def wavefronts_one_after_another(addresses):
     left, taken = {address // 4 for address in addresses}, 0
     while left:
         left -= set({word % 32: word for word in left}.values())
@@ -89,6 +91,20 @@ def transpose_with_a_twist(a, out):
         out[column + y, row + x] = tile[x, y ^ x]
 
 
+def transpose_with_zeros(a, out):
+    """Correct: fills the rest of a ragged tile with 0."""
+    tile = cuda.shared.array((TILE, 33), float32)
+    x, y = cuda.threadIdx.x, cuda.threadIdx.y
+    row, column = cuda.blockIdx.y * TILE, cuda.blockIdx.x * TILE
+    if row + y < a.shape[0] and column + x < a.shape[1]:
+        tile[y, x] = a[row + y, column + x]
+    else:
+        tile[y, x] = 0
+    cuda.syncthreads()
+    if row + x < a.shape[0] and column + y < a.shape[1]:
+        out[column + y, row + x] = tile[x, y]
+
+
 def predictions_as_lists():
     return {
         name: [sectors(1, 4) if number == 4 else number for number in numbers]
@@ -101,7 +117,7 @@ def least_time_by_loop(bytes, flops, turns, gpu):
     for work, rate in (
         (bytes, gpu.bytes_per_second),
         (flops, gpu.flops_per_second),
-        (turns, gpu.turns_per_second),
+        (turns, gpu.wavefronts_per_second),
     ):
         if work / rate > longest:
             longest = work / rate
@@ -137,7 +153,7 @@ def with_least_time(body):
         SimpleNamespace(
             bytes=bytes / gpu.bytes_per_second,
             flops=flops / gpu.flops_per_second,
-            turns=turns / gpu.turns_per_second,
+            turns=turns / gpu.wavefronts_per_second,
         )
     )
 
@@ -164,7 +180,7 @@ MUTANTS = {
         ("takes addresses for words", lambda addresses: max(np.bincount([a % 32 for a in set(addresses)]))),
         ("counts different words", lambda addresses: len({a // 4 for a in addresses})),
         ("counts banks", lambda addresses: len({a // 4 % 32 for a in addresses})),
-        ("counts conflicts: one turn less", lambda addresses: turns(addresses) - 1),
+        ("counts conflicts: one turn less", lambda addresses: wavefronts(addresses) - 1),
         ("rounds lanes by banks", lambda addresses: -(-len(set(addresses)) // len({a // 4 % 32 for a in addresses}))),
         ("has 16 banks", lambda addresses: max(np.bincount([w % 16 for w in {a // 4 for a in addresses}]))),
         ("has banks of 8 bytes", lambda addresses: max(np.bincount([w % 32 for w in {a // 8 for a in addresses}]))),
@@ -229,12 +245,13 @@ MUTANTS = {
 
 RIGHT = {
     "ex08_1": [sectors, sectors_by_every_byte, sectors_by_numpy],
-    "ex08_2": [turns, turns_by_banks, turns_one_after_another],
+    "ex08_2": [wavefronts, wavefronts_by_banks, wavefronts_one_after_another],
     "ex08_3": [
         transpose,
         transpose_padded,
         transpose_through_columns,
         transpose_with_a_twist,
+        transpose_with_zeros,
         cuda.jit(transpose),
     ],
     "ex08_4": [predictions, predictions_as_lists],

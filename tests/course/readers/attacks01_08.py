@@ -647,7 +647,7 @@ WRONG = {
         (
             "the sum of the three",
             lambda b, f, t, gpu: (
-                b / gpu.bytes_per_second + f / gpu.flops_per_second + t / gpu.turns_per_second
+                b / gpu.bytes_per_second + f / gpu.flops_per_second + t / gpu.wavefronts_per_second
             ),
         )
     ],
