@@ -432,7 +432,7 @@ m, l, o = by_many = states[0]
 print("largest score found:", m == many_scores.max().item())
 
 # %% [markdown]
-# They need five rounds, because 2⁵ = 32. We chose 32 for a reason: a GPU runs its threads in groups of 32, called **warps**. In lesson 06, one warp does exactly this, and each thread has one state in its registers.
+# They need five rounds, because 2⁵ = 32. We chose 32 for a reason: a GPU runs its threads in groups of 32, called [**warps**](../docs/glossary.md). In lesson 06, one warp does exactly this, and each thread has one state in its registers.
 #
 # ## Bug hunt: a bug that is harder to see
 #

@@ -79,7 +79,7 @@ print(f"S, all heads: {heads * N * N * itemsize // MiB:5} MiB")
 #
 # ## The idea in one picture
 #
-# Cut the N×N matrix into [**tiles**](../docs/glossary.md). Compute one tile of scores on the chip, use it at once, and forget it. Lesson 01 makes this possible: the softmax of a row does not need all scores at the same time. It needs only `m`, `l` and `o`, and you can update them with the next few scores at any time. This is **flash attention**.
+# Cut the N×N matrix into [**tiles**](../docs/glossary.md). Compute one tile of scores on the chip, use it at once, and forget it. Lesson 01 makes this possible: the softmax of a row does not need all scores at the same time. It needs only `m`, `l` and `o`, and you can update them with the next few scores at any time. This is [**flash attention**](../docs/glossary.md).
 #
 # You have to process all the tiles, and there are two orders. The numbers in the picture give the order in which the tiles are computed. (The next cell only draws. Run it; you do not need to read it.)
 
@@ -173,7 +173,7 @@ show_figure(
 #
 # - Return the new `(m, l, o)` with the same shapes and the same dtype.
 # - Do not divide `o` by `l`. That happens once, at the end.
-# - Do not loop over rows. `m` and `l` have shape (rows, 1), so in `m * o` PyTorch **broadcasts** `m`: it multiplies each row of `o` by that row's number.
+# - Do not loop over rows. `m` and `l` have shape (rows, 1), so in `m * o` PyTorch [**broadcasts**](../docs/glossary.md) `m`: it multiplies each row of `o` by that row's number.
 #
 # <details><summary>Hint 1: the new maximum</summary>
 #

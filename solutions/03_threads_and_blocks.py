@@ -17,7 +17,7 @@
 # - build a small GPU simulator yourself, with one Python thread for every CUDA thread, a barrier, and shared memory;
 # - write three kernels (a map, a sum, a tiled matrix product) that run in your simulator and, without any change, on a real GPU.
 #
-# A GPU runs the same function, the **kernel**, thousands of times at once. Each run is a **thread**. Threads are grouped into [**blocks**](../docs/glossary.md) of equal size, and all blocks of one launch form the **grid**. The picture shows a launch for 10 elements with blocks of 4 threads. Every box is a thread, and the number in it is the index of the element that the thread processes: `i = blockIdx.x * blockDim.x + threadIdx.x`. (The next cell only draws. Run it; you do not need to read it.)
+# A GPU runs the same function, the **kernel**, thousands of times at once. Each run is a **thread**. Threads are grouped into [**blocks**](../docs/glossary.md) of equal size, and all blocks of one launch form the [**grid**](../docs/glossary.md). The picture shows a launch for 10 elements with blocks of 4 threads. Every box is a thread, and the number in it is the index of the element that the thread processes: `i = blockIdx.x * blockDim.x + threadIdx.x`. (The next cell only draws. Run it; you do not need to read it.)
 
 # %% jupyter={"source_hidden": true}
 import matplotlib.pyplot as plt

@@ -407,7 +407,7 @@ traced = simulate(histogram, on_finding="report", observers=[*DEFAULT, Trace])
 traced[2, 4](letters, counts).timeline()
 
 # %% [markdown]
-# Would a barrier help? The order is not the problem: it does not matter which thread counts first. The problem is that another thread can access the counter between the read and the write. An **atomic operation** prevents this: `cuda.atomic.add(counts, k, 1)` does the same as `counts[k] += 1`, but as one indivisible step.
+# Would a barrier help? The order is not the problem: it does not matter which thread counts first. The problem is that another thread can access the counter between the read and the write. An [**atomic operation**](../docs/glossary.md) prevents this: `cuda.atomic.add(counts, k, 1)` does the same as `counts[k] += 1`, but as one indivisible step.
 #
 # ### Exercise 4.5 · histogram · one line
 #
@@ -511,7 +511,7 @@ check.ex04_6(mirror_fixed)
 #
 # ## 7. Neighbours swap places
 #
-# Here you need two new terms, which lesson 06 explains in detail. A GPU schedules its threads in groups of 32, called **warps**. The position of a thread in its warp is its **lane**. Threads of one warp can pass a value to each other directly, without shared memory. This is called a **shuffle**.
+# Here you need two new terms, which lesson 06 explains in detail. A GPU schedules its threads in groups of 32, called [**warps**](../docs/glossary.md). The position of a thread in its warp is its [**lane**](../docs/glossary.md). Threads of one warp can pass a value to each other directly, without shared memory. This is called a [**shuffle**](../docs/glossary.md).
 
 # %% [markdown]
 # In `cuda.shfl_down_sync(0xffffffff, value, 1)` each lane supplies its own `value` and gets the value of the next lane. `cuda.shfl_up_sync` does the same with the previous lane.
@@ -578,7 +578,7 @@ check.ex04_7(swap_neighbours_fixed)
 # %% [markdown]
 # ## 8. Fractions of a total
 #
-# The other half of a softmax divides each number by the sum of all of them. All blocks add to one total, with atomic operations. Then all threads have to **wait for all blocks**, but `syncthreads` waits only for the threads of one block. There is a barrier for the whole grid: `cuda.cg.this_grid().sync()`. It opens when every thread of every block has arrived. (This requires a **cooperative launch**: all blocks must be on the GPU at the same time, so the grid must not be too large. Numba starts one automatically.)
+# The other half of a softmax divides each number by the sum of all of them. All blocks add to one total, with atomic operations. Then all threads have to **wait for all blocks**, but `syncthreads` waits only for the threads of one block. There is a barrier for the whole grid: `cuda.cg.this_grid().sync()`. It opens when every thread of every block has arrived. (This requires a [**cooperative launch**](../docs/glossary.md): all blocks must be on the GPU at the same time, so the grid must not be too large. Numba starts one automatically.)
 
 
 # %%

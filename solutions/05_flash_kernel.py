@@ -501,7 +501,7 @@ for number, line in enumerate(inspect.getsource(unfinished).splitlines(), start=
 # <details><summary>Hint 2: two threads, two blocks</summary>
 #
 # Along which axis are the block's threads? Which queries does *this* block own? The loop over `first` may remain a loop: start it at the
-# block's own tile and advance by `cuda.gridDim.x` tiles. (This is called a **grid-stride loop**.)
+# block's own tile and advance by `cuda.gridDim.x` tiles. (This is called a [**grid-stride loop**](../docs/glossary.md).)
 #
 # </details>
 # <details><summary>Hint 3: the two hard ones</summary>

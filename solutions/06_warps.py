@@ -17,7 +17,7 @@
 # - say what goes wrong when a shuffle is inside a branch, or when the last warp is not full;
 # - write attention with one warp per query, use it in a layer, and compare the layer with PyTorch's `nn.MultiheadAttention`.
 #
-# A GPU does not run threads one by one. It runs them in [**warps**](../docs/glossary.md) of 32: threads 0 to 31 of a block are one warp, 32 to 63 the next. The position of a thread in its warp, from 0 to 31, is its **lane**. A thread keeps the values that it computes in **registers**, which no other thread can read. But the lanes of one warp can exchange values directly, with a **shuffle**.
+# A GPU does not run threads one by one. It runs them in [**warps**](../docs/glossary.md) of 32: threads 0 to 31 of a block are one warp, 32 to 63 the next. The position of a thread in its warp, from 0 to 31, is its [**lane**](../docs/glossary.md). A thread keeps the values that it computes in **registers**, which no other thread can read. But the lanes of one warp can exchange values directly, with a [**shuffle**](../docs/glossary.md).
 #
 # The picture shows what you can do with it. Eight lanes have one number each, and in three rounds *every* lane gets the sum of all eight. In each round a lane adds the number of one other lane: first the lane four positions away, then two, then one. The orange lines lead to lane 5. This pattern is called a **butterfly**. (A warp is four times as wide and needs five rounds. The next cell only draws. Run it; you do not need to read it.)
 
@@ -82,7 +82,7 @@ show_figure(
 # %% [markdown]
 # ## 1. One instruction, 32 lanes
 #
-# The lanes of a warp execute the same instruction at the same time. (Since NVIDIA's Volta of 2017, each lane has its own program counter, and after a branch the lanes may progress independently. The hardware still issues one instruction at a time for a warp.) This makes a GPU efficient: one unit that fetches and decodes instructions serves 32 lanes that compute. But what if the lanes take different sides of an `if`? Then the two branches run **one after the other**. While one runs, the lanes that do not take it are switched off. This is called **warp divergence**.
+# The lanes of a warp execute the same instruction at the same time. (Since NVIDIA's Volta of 2017, each lane has its own program counter, and after a branch the lanes may progress independently. The hardware still issues one instruction at a time for a warp.) This makes a GPU efficient: one unit that fetches and decodes instructions serves 32 lanes that compute. But what if the lanes take different sides of an `if`? Then the two branches run **one after the other**. While one runs, the lanes that do not take it are switched off. This is called [**warp divergence**](../docs/glossary.md).
 #
 # **Predict.** Both branches of an `if` take 10 microseconds. How long does a warp take if its lanes split by `lane % 2`? And if the condition is `warp % 2`, the index of the *warp*?
 #

@@ -422,7 +422,7 @@ print(*compiled(scale, x, 3.0, out).float64, sep="\n")
 # %% [markdown]
 # ## 5. How many blocks
 #
-# A launch has up to four numbers: `kernel[grid, block, stream, shared](...)`. The last two are 0 unless you give them. You choose the **block**: a multiple of 32, because a warp has 32 lanes. 128 or 256 are good first choices, and 1024 is the limit. The **grid** follows: enough blocks for all elements.
+# A launch has up to four numbers: `kernel[grid, block, stream, shared](...)`. The last two are 0 unless you give them. You choose the [**block**](../docs/glossary.md): a multiple of 32, because a warp has 32 lanes. 128 or 256 are good first choices, and 1024 is the limit. The [**grid**](../docs/glossary.md) follows: enough blocks for all elements.
 #
 # **Predict.** With 1000 elements and 256 threads per block, how many blocks do you need, and how many threads have nothing to do? And for 1024 elements? `___`
 #
@@ -694,7 +694,7 @@ show_figure(
 
 # %% [markdown]
 # ### Exercise 7.5 · pipelined · about eight lines (optional, 15 minutes)
-# With two streams you can copy data while you compute. A long array comes in `parts` parts, and there is room for two, `buffers[0]` and `buffers[1]`. Part p is stored in `buffers[p % 2]`. This is called **double buffering**. `fill(p, buffer)` copies part p to its buffer, in the stream `copier`. `compute(p, buffer)` uses it, in the stream `worker`.
+# With two streams you can copy data while you compute. A long array comes in `parts` parts, and there is room for two, `buffers[0]` and `buffers[1]`. Part p is stored in `buffers[p % 2]`. This is called [**double buffering**](../docs/glossary.md). `fill(p, buffer)` copies part p to its buffer, in the stream `copier`. `compute(p, buffer)` uses it, in the stream `worker`.
 #
 # Launch all the work, part by part, with events:
 #

@@ -183,7 +183,7 @@ for stride in (0, 1, 2, 3, 4, 8, 100):
 #
 # ## 3. Transposing a matrix
 #
-# To transpose a matrix means to turn its rows into columns: `out[column, row] = a[row, column]`. Attention has a transpose in QKᵀ. A matrix is stored in **row-major** order, row after row. So a step in the *last* index moves by one number, and a step in the *first* index moves by a whole row.
+# To transpose a matrix means to turn its rows into columns: `out[column, row] = a[row, column]`. Attention has a transpose in QKᵀ. A matrix is stored in [**row-major**](../docs/glossary.md) order, row after row. So a step in the *last* index moves by one number, and a step in the *first* index moves by a whole row.
 #
 # The block is a square of 32 × 32 threads. Its threads are numbered along x first: a warp is 32 threads with the same y, and x is the lane.
 
@@ -232,7 +232,7 @@ print(report.counters["banks"])
 #
 # Shared memory consists of **words** of 4 bytes, which are distributed over 32 [**banks**](../docs/glossary.md): word 0 is in bank 0, word 1 in bank 1, …, word 31 in bank 31, and word 32 is in bank 0 again. Word `w` is in bank `w % 32`.
 #
-# In one pass, each bank can deliver one word, to all lanes that request that word. NVIDIA's profiler calls one pass over the 32 banks a **wavefront**. If lanes request two different words of one bank, the request takes two wavefronts. This is a two-way **bank conflict**. The busiest bank determines the number of wavefronts.
+# In one pass, each bank can deliver one word, to all lanes that request that word. NVIDIA's profiler calls one pass over the 32 banks a [**wavefront**](../docs/glossary.md). If lanes request two different words of one bank, the request takes two wavefronts. This is a two-way [**bank conflict**](../docs/glossary.md). The busiest bank determines the number of wavefronts.
 #
 # Here is an example on paper, with a GPU of 4 lanes and 4 banks, and a tile of 4 × 4 words. In the left picture a row of the tile has 4 words. In the right one it has 5, and the last word is not used. Each colour, and number, is a bank.
 

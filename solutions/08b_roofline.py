@@ -195,7 +195,7 @@ show_table(
 
 
 # %% [markdown]
-# This follows **Little's law**: the number of bytes in flight equals the rate times the latency. If the latency were constant, half the threads would give half the rate, and the last column would be 2. With few threads this nearly holds. With many threads the latency itself grows, because the loads queue, so the last threads add the least.
+# This follows [**Little's law**](../docs/glossary.md): the number of bytes in flight equals the rate times the latency. If the latency were constant, half the threads would give half the rate, and the last column would be 2. With few threads this nearly holds. With many threads the latency itself grows, because the loads queue, so the last threads add the least.
 #
 # High occupancy is one way to have many bytes in flight. The other is to let each thread issue several loads before it waits for the first; then fewer threads are enough. This is probably why the copy of lesson 08, in which each thread loads 4 bytes, is slower than PyTorch's copy, in which each thread loads more. And this is why high occupancy is not a goal by itself. The flash kernel has a low occupancy, because it uses its registers for a row of q and a row of o.
 #
@@ -349,7 +349,7 @@ show_table(
 
 
 # %% [markdown]
-# You can draw the same numbers as a [**roofline**](../docs/glossary.md). The horizontal axis is the **arithmetic intensity**: operations per byte that must be moved. The vertical axis is operations per second. No kernel can be above the roof. On the slope, memory limits the rate; on the flat part, arithmetic does. The two parts meet at the **ridge point**, 66.9 / 4.8 = 14 operations per byte.
+# You can draw the same numbers as a [**roofline**](../docs/glossary.md). The horizontal axis is the **arithmetic intensity**: operations per byte that must be moved. The vertical axis is operations per second. No kernel can be above the roof. On the slope, memory limits the rate; on the flat part, arithmetic does. The two parts meet at the [**ridge point**](../docs/glossary.md), 66.9 / 4.8 = 14 operations per byte.
 #
 # The dashed lines are lower ceilings, each for one kernel only. They come from shared memory. For example, our matrix product does 41 operations per wavefront, and 41 · 261 · 10⁹ wavefronts per second give 10.6 TFLOP/s. The flash kernel does 124 operations per wavefront, so its ceiling is three times as high.
 
