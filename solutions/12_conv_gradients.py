@@ -869,7 +869,7 @@ print("on this device, within 1e-10 of autograd on the CPU:", all(near))
 # ## 8. A bug hunt (optional, 20 minutes)
 #
 # Here are four backward passes, called a, b, c and d. Each contains **one** mistake, and each a different
-# one. Which letter has which mistake is drawn anew in each session.
+# one. Which letter has which mistake is drawn at random in each session.
 #
 # | name | mistake | |
 # |---|---|---|
@@ -890,7 +890,9 @@ from course.check.lesson12 import under_test
 def wrong(backward, w, n=10):
     """Return the names of the gradients that are wrong, for n tokens and taps w, or
     "-" if none is."""
-    inputs, d_o = (*torch.randn(3, n, 4), w), torch.randn(n, 4)
+    w = w.double()
+    inputs = *torch.randn(3, n, 4, dtype=w.dtype), w
+    d_o = torch.randn(n, 4, dtype=w.dtype)
     got = backward(*inputs, *conv_attention(*inputs), d_o)
     spoiled = [
         name
@@ -900,8 +902,11 @@ def wrong(backward, w, n=10):
     return " ".join(spoiled) or "-"
 
 
-for name, backward in under_test.items():
-    print(f"{name}:  random 3×3 taps, 10 tokens: {wrong(backward, torch.randn(3, 3))}")
+at_random = {
+    name: wrong(backward, torch.randn(3, 3)) for name, backward in under_test.items()
+}
+for name, spoiled in at_random.items():
+    print(f"{name}:  random 3×3 taps, 10 tokens: {spoiled}")
 
 # %% [markdown]
 # You can identify two of them now. The other two spoil the same gradients, because both mistakes lie between
@@ -923,18 +928,19 @@ experiments = {
     "symmetric": (torch.tensor([[x, y, x]]), 10),
     "four tokens": (torch.randn(3, 3), 4),
 }
+results = {
+    name: {test: wrong(backward, w, n) for test, (w, n) in experiments.items()}
+    for name, backward in under_test.items()
+}
 print(" " * 3 + "".join(f"{name:14}" for name in experiments))
-for name, backward in under_test.items():
-    print(
-        f"{name}: "
-        + "".join(f"{wrong(backward, w, n):14}" for w, n in experiments.values())
-    )
+for name, spoiled in results.items():
+    print(f"{name}: " + "".join(f"{names:14}" for names in spoiled.values()))
 
 # %% [markdown]
 # ### Exercise 12.5 · diagnosis · four words
 #
 # Which version has which mistake? Return `{"a": ..., "b": ..., "c": ..., "d": ...}` with the names from the
-# table. The letters are drawn anew when the kernel restarts. So you can write down the four words that fit
+# table. The letters are drawn again when the kernel restarts. So you can write down the four words that fit
 # this session, or a few lines of code that decide by experiment, as the published solution does.
 #
 # <details><summary>Hint: the two suspects</summary>
@@ -950,13 +956,12 @@ def diagnosis():
     """Return {letter: name of the mistake}."""
     # BEGIN SOLUTION 12.5
     found = {}
-    for name, backward in under_test.items():
-        spoiled = wrong(backward, torch.randn(3, 3))
+    for name, spoiled in at_random.items():
         if spoiled == "dW":
             found[name] = "counted twice"
-        elif "dW" in spoiled:
+        elif spoiled == "dQ dK dW":
             found[name] = "no D"
-        elif wrong(backward, *experiments["left"]) == "-":
+        elif results[name]["left"] == "-":
             found[name] = "no mask"
         else:
             found[name] = "not transposed"

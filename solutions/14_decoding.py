@@ -9,18 +9,23 @@
 # %% [markdown]
 # # 14 · Decoding: one token at a time
 #
-# **95 minutes**, and 5 for the part marked *optional* · builds on lesson 01 (the merge), lesson 09 (the two masks), lesson 10 (halos, `load_rows`) and lessons 03 and 04 (a kernel in `sim`)
+# **100 minutes**, including 5 for the part marked *optional* · builds on lesson 01 (the merge), lesson 09
+# (the two masks), lesson 10 (halos, `load_rows`) and lessons 03 and 04 (a kernel in `sim`)
 #
-# You will be able to
+# After this lesson you will be able to
 #
-# 1. say what a new token costs, with a cache and without, and why its time is that of reading memory;
-# 2. compute its row of convolutional attention from a window of queries, cut among many blocks, each with its halo;
-# 3. write a test that finds four published mistakes, and the kernel that merges what the blocks have found.
+# 1. say what a new token costs, with a cache and without, and why the cost is the time to read memory;
+# 2. compute its row of convolutional attention from a window of queries, divided among many blocks, each with
+#    its halo;
+# 3. write a test that finds four published mistakes, and the kernel that merges the blocks' results.
 #
-# So far all queries were there from the start. A language model that *writes* has one new token at a time: it computes the token's row of the output, chooses the next token from it, and goes on. That is
-# called **decoding**. What is computed is one row, and what it needs of the past lies in a cache.
+# So far, all queries were there from the start. A language model that *writes* has one new token at a time.
+# It computes the token's row of the output, chooses the next token from it, and goes on. This is called
+# [**decoding**](../docs/glossary.md). Only one row is computed; what it needs from the past is kept in a
+# cache.
 #
-# No GPU is needed. What an H200 took is recorded. First the result: the attention of a model with 32 layers (its other parts left out), in tokens per second.
+# You don't need a GPU: where we show times, they were recorded on an H200. First the result: the attention of
+# a model with 32 layers (without its other parts), in tokens per second.
 
 # %%
 import inspect
@@ -49,13 +54,15 @@ from sim import simulate
 torch.manual_seed(14)
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
+
+# %%
 table = json.loads((DATA / "bench.json").read_text(encoding="utf-8"))
 times = {(tuple(row["shape"]), row["name"]): row["us"] for row in table["decoding"]}
 
 
 def tokens_per_second(n, name, layers=32):
-    """What so many layers of convolutional attention, 8 heads of d = 64,
-    let through with n tokens in the cache."""
+    """Return the tokens per second of this many layers of convolutional attention,
+    8 heads of d = 64, with n tokens in the cache."""
     return 1e6 / (layers * times[(1, 8, n, 64), name])
 
 
@@ -71,7 +78,8 @@ print(
 # %% [markdown]
 # ## 1. What does a new token change?
 #
-# **Predict.** Eight tokens are there, and their rows of the output are known. A ninth comes. Which of the eight rows change? `___` Which of the eight keys and values? `___`
+# **Predict.** There are eight tokens, and their rows of the output are known. Now a ninth token arrives.
+# Which of the eight rows change? Which of the eight keys and values change?
 
 # %%
 q, k, v = torch.randn(3, 1, 1, 9, 4, dtype=torch.float64)
@@ -84,18 +92,22 @@ print(
 )
 
 # %% [markdown]
-# None. With the causal masks of lesson 09 no row sees what comes later, and the convolution reaches up, to older queries. So the old rows of `O` need not be computed again, nor the old keys and values: each is made
-# from its own row of the layer's input, in the first layer from the token itself, in a deeper one from a row below, which does not change either.
+# None. With the causal masks of lesson 09, no row sees anything that comes later, and the convolution reaches
+# only up, to older queries. So the old rows of `O` need not be recomputed. Nor do the old keys and values:
+# each is computed from its own row of the layer's input. In the first layer that row depends only on the
+# token itself; in a deeper layer it is the same row of the layer before, which does not change either.
 #
-# A decoder without a cache computes the whole N×N matrix for each token. How many scores is this, on and below the diagonal, until 1000 tokens are written? And how many are there if only a window of the last c_q queries meets all keys?
+# A decoder without a cache computes the whole N×N matrix for each token. How many scores is that, on and
+# below the diagonal, to write 1000 tokens? And how many are there if only the last c_q queries are multiplied
+# with all keys?
 #
-# **Predict** the quotient of the two, for c_q = 7. About 50? 500? 5000? `___`
+# **Predict** the ratio of the two, for c_q = 7. Is it about 50, about 500, or about 5000?
 
 
 # %%
 def scores_needed(tokens, c_q):
-    """Scores until so many tokens are written, one by one:
-    (by the whole forward pass each time, by the last c_q queries)."""
+    """Return the number of scores to write this many tokens, one by one, with the
+    whole forward pass each time and with the last c_q queries only."""
     whole = sum(n * (n + 1) // 2 for n in range(1, tokens + 1))
     window = sum(min(c_q, n) * n for n in range(1, tokens + 1))
     return whole, window
@@ -105,15 +117,18 @@ for tokens in (100, 1000, 100_000):
     whole, window = scores_needed(tokens, c_q=7)
     print(
         f"{tokens:7,} tokens: {whole:19,} scores from scratch, "
-        f"{window:15,} with a window, {whole / window:7,.0f} times fewer"
+        f"{window:15,} with a window, a ratio of {whole / window:,.0f}"
     )
 
 # %% [markdown]
-# What must be kept for it is the **cache**: the keys and values of all tokens so far, and the last c_q queries. Not the scores, not `T`, not `O`.
+# To do so, you must keep the [**KV cache**](../docs/glossary.md): the keys and values of all tokens so far.
+# Here you also keep the last c_q queries. You don't keep the scores, `T` or `O`.
 #
 # ## 2. Why the last c_q queries?
 #
-# An ordinary attention layer needs the newest query only. Here the new row of `T` is made of scores of c_q queries. The picture shows 10 tokens and 3 × 4 taps; the red box is what they read for one number of `T`. (The cell only draws: run it, there is no need to read it.)
+# An ordinary attention layer needs only the newest query. Here, the new row of `T` depends on the scores of
+# c_q queries. The picture shows 10 tokens and 3 × 4 taps. The red box marks the scores that the taps read for
+# one entry of `T`. (The cell only draws: run it, you don't need to read it.)
 
 
 # %% jupyter={"source_hidden": true}
@@ -127,8 +142,7 @@ def cell(axes, column, row, colour, text=""):
 
 
 def draw_window(n, c_q):
-    """The scores of n tokens, those of the window marked,
-    and the last row of T below them."""
+    """Draw the scores of n tokens with the window marked, and the last row of T."""
     figure, axes = plt.subplots(figsize=(7, 7.4))
     for i in range(n):
         for j in range(n):
@@ -180,35 +194,39 @@ show_figure(
 )
 
 # %% [markdown]
-# Look at the zeros. The new query, 9, sees every key of the cache. But query 8 is in the window too, and for *it* key 9 is in the future; for query 7, two keys are. **Each row of the window masks the keys after its own
-# position, with zero, before the convolution.** This is the triangle of lesson 09; only its last corner is left. And the mask with −∞, after the convolution? The last row has no key to hide.
+# Look at the zeros. The new query, 9, sees every key in the cache. But query 8 is also in the window, and for
+# *it*, key 9 is in the future. For query 7, two keys are. **Each row of the window masks the keys after its
+# own position, with zero, before the convolution.** This is the triangle of lesson 09, of which only the last
+# corner is left. And the mask with −∞, after the convolution? The last row has no key to hide.
 #
 # ### On paper
 #
-# Five tokens, c_q = 2, c_k = 3, so P_k = 1 and P_r = 1. These are the scores of the window, already divided by √d, and the taps:
+# Take five tokens, c_q = 2 and c_k = 3, so P_k = 1 and P_r = 1. These are the scores of the window, already
+# divided by √d, and the taps:
 #
 # | | key 0 | key 1 | key 2 | key 3 | key 4 | | taps | | | |
 # |---|---|---|---|---|---|---|---|---|---|---|
 # | query 3 | 2 | 1 | 0 | 4 | 5 | | older query | 0 | 0 | 1 |
 # | query 4 | 1 | 3 | 2 | 0 | 1 | | newest query | 0 | 1 | 0 |
 #
-# A key's `T` is its own score with the newest query, plus the score of the key to its right with the query before.
+# With these taps, a key's `T` is its own score with the newest query, plus the score of the key to its right
+# with the query before.
 #
-# **Predict** the five numbers of `T`: `___`. Which of them would be different without the mask? `___`
+# **Predict** the five values of `T`. Which of them would be different without the mask?
 
 
 # %%
 def later(rows, columns, query, key):
-    """(rows, columns), True where a key comes after its query;
-    the first row is `query`, the first column `key`."""
+    """Return a (rows, columns) mask, True where a key comes after its query.
+    The first row is query number `query`, the first column key number `key`."""
     return torch.arange(columns) + key > torch.arange(rows)[:, None] + query
 
 
-page = torch.tensor([[2.0, 1, 0, 4, 5], [1, 3, 2, 0, 1]])
+small = torch.tensor([[2.0, 1, 0, 4, 5], [1, 3, 2, 0, 1]])
 taps = torch.tensor([[0.0, 0, 1], [0, 1, 0]])
 for name, s0 in {
-    "masked": page.masked_fill(later(2, 5, 3, 0), 0.0),
-    "not masked": page,
+    "masked": small.masked_fill(later(2, 5, 3, 0), 0.0),
+    "not masked": small,
 }.items():
     print(
         f"{name:10}  T =",
@@ -216,32 +234,42 @@ for name, s0 in {
     )
 
 # %% [markdown]
-# `T[3]` is 0, and would be 5: the score of query 3 with key 4, which it must not see. And the largest is 6, so the softmax would give much weight to a key that has none to speak of.
+# T[3] is 0. Without the mask it would be 5, from query 3's score with key 4, which query 3 must not see. The
+# largest T is 6, so key 3 would get a large weight in place of almost none.
 #
-# At the start of a sequence the window is shorter. With one token there is one query, and R = min(c_q, N) in general. What is missing are the rows *above*: queries before the first token, whose scores are zeros as in lesson 09.
+# At the start of a sequence, the window is shorter. With one token there is one query. In general there are
+# R = min(c_q, N). The rows that are missing are the ones *above*: queries before the first token, whose
+# scores are zeros as in lesson 09.
 #
 # ### Exercise 14.1 · window_scores · about five lines
 #
-# Write `window_scores(q_window, k, w)`: the last row of `T`, a tensor (N,), for one head. `q_window` (R, d) holds the last R = min(c_q, N) queries, the newest last; `k` is (N, d), and `w` is (c_q, c_k). All three stay as they are. The scores are divided by √d. `later` is above.
+# Write `window_scores(q_window, k, w)`. It returns the last row of `T`, a tensor of shape (N,), for one head.
+#
+# - `q_window` (R, d) holds the last R = min(c_q, N) queries, the newest last. `k` is (N, d) and `w` is (c_q,
+#   c_k). Don't modify them.
+# - The scores are divided by √d. `later` is defined above.
+# - Compute only the scores of the window, and call no function of the `kernels` package.
 #
 # <details><summary>Hint 1: which query is row r?</summary>
 #
 # The last row is query N − 1, so the first is query N − R, and `later(R, N, N - R, 0)` is the mask.
 # </details>
-# <details><summary>Hint 2: zeros all round</summary>
+# <details><summary>Hint 2: zeros on three sides</summary>
 #
-# `pad(s0, (left, right, above, 0))` puts columns of zeros to the left and to the right, and rows of zeros above. P_k = (c_k − 1) // 2 to the left, c_k − 1 − P_k to the right, and c_q − R above.
+# `pad(s0, (left, right, above, 0))` adds columns of zeros to the left and to the right, and rows of zeros
+# above. You need P_k = (c_k − 1) // 2 to the left, c_k − 1 − P_k to the right, and c_q − R above.
 # </details>
 # <details><summary>Hint 3: the shape</summary>
 #
-# Then the taps fit in exactly one row, and N columns: `conv2d(padded[None, None], w[None, None])` has the shape (1, 1, 1, N).
+# Then the taps fit in exactly one row and N columns: `conv2d(padded[None, None], w[None, None])` has the
+# shape (1, 1, 1, N).
 # </details>
 
 
 # %% tags=["exercise"]
 def window_scores(q_window, k, w):
-    """The last row of T, (N,),
-    from the last R = min(c_q, N) queries (R, d) and all keys (N, d); w: (c_q, c_k)."""
+    """Return the last row of T, (N,), from the last R = min(c_q, N) queries (R, d) and
+    all keys (N, d). w: (c_q, c_k)."""
     (rows, d), n, (c_q, c_k) = q_window.shape, len(k), w.shape
     # BEGIN SOLUTION 14.1
     left = (c_k - 1) // 2
@@ -258,18 +286,25 @@ check.ex14_1(window_scores)
 # %% [markdown]
 # ## 3. What does it cost?
 #
-# For each key of the cache: c_q · d multiply-adds for the scores, c_q · c_k for the convolution, d for its row of `V`. And 2 · d numbers of four bytes are read: the rows of `K` and `V`. With 7 × 7 taps and d = 64 this is
-# 7 · 64 + 49 + 64 = 561 multiply-adds, or 1122 operations, for 512 bytes. (The kernel of section 9 computes eight rows for seven. We do not count that.)
+# Each key in the cache takes c_q · d multiply-adds for the scores, c_q · c_k for the convolution, and d for
+# its row of `V`. It also takes 2 · d values of four bytes to read: its rows of `K` and `V`. With 7 × 7 taps
+# and d = 64, that is 7 · 64 + 49 + 64 = 561 multiply-adds, or 1122 operations, for 512 bytes. (The kernel of
+# section 9 computes eight rows instead of seven. We don't count that.)
 #
-# **Predict.** That is 2.2 operations per byte. In lesson 08 you saw what an H200 can do: 67 · 10¹² operations per second in float32; and a copy moves a little over 4 · 10¹² bytes per second. So which of the two does a token wait for?
+# **Predict.** That is 2.2 operations per byte. In lesson 08 you saw what an H200 can do: 67 · 10¹² operations
+# per second in float32, and a copy moves a little over 4 · 10¹² bytes per second. Which of the two does a
+# token wait for?
 #
 # <details><summary>Answer</summary>
 #
-# Memory. In the time of one byte the H200 could do about 16 operations, and has 2 to do. (Ordinary attention has 128 multiply-adds for the same 512 bytes, half an operation per byte. So the convolution of
-# seven queries costs more than four times the arithmetic and, where the cache is long, little time.) Decoding is **bound by memory**: no token can come sooner than the whole cache can be read.
+# Memory. While one byte arrives, the H200 could do about 16 operations, and it has 2 to do. (Ordinary
+# attention has 128 multiply-adds for the same 512 bytes, half an operation per byte. So the convolution over
+# seven queries takes more than four times the arithmetic. Where the cache is long, it takes little extra
+# time.) Decoding is **memory-bound**: no token can be computed faster than the whole cache can be read.
 # </details>
 #
-# How much is that? One layer, 8 heads, d = 64, float32, at the rate of a copy that was recorded on an H200:
+# How much time is that? Here it is for one layer with 8 heads, d = 64, in float32, at the copy rate recorded
+# on an H200:
 
 # %%
 print(f"{table['bandwidth'] / 1e12:.1f} · 10¹² bytes per second")
@@ -281,32 +316,40 @@ for n in (512, 8192, 65536):
     )
 
 # %% [markdown]
-# 4096 bytes for each token of the past, in each layer, each time a token is written. (An H200 keeps the last tens of megabytes that it has read in a cache of its own, so short caches may be read faster than this.)
+# Each token of the past takes 4096 bytes, in each layer, each time a new token is written. (An H200 has an L2
+# cache of about 50 MB, so short caches may be read faster than this.)
 #
-# **A question.** The scores of the older queries in the window were computed when those tokens came. Why not keep them?
+# **A question.** The scores of the window's older queries were computed when those tokens arrived. Why not
+# keep them?
 #
 # <details><summary>Answer</summary>
 #
-# It would work: c_q − 1 more numbers to read for each key, and one to write. But `K` has to be read anyway, for the newest query; and once a key is on the chip, six more products with it cost arithmetic only, of which there
-# is plenty. One pays in bytes, which are scarce, for operations, which are not.
+# It would work: for each key there would be c_q − 1 more values to read, and one to write. But `K` has to be
+# read anyway, for the newest query. Once a key is on the chip, six more products with it cost only
+# arithmetic. Keeping the scores would spend bytes, which are scarce, to save operations, which are plentiful.
 # </details>
 #
-# ## 4. Many hands
+# ## 4. Dividing the keys
 #
-# Memory is quick only if many ask for it at once. In the forward pass each tile of queries was a block. Here there is one query, and a block for each head would be 8 blocks. An H200 has 132 multiprocessors, and 124 of them would
-# do nothing, while 8 fetch all of a cache that may have 268 MB.
+# Memory reaches its full bandwidth only with many requests in flight. In the forward pass, each tile of
+# queries was a block. Here there is a single query, and one block per head would be 8 blocks. An H200 has 132
+# multiprocessors: 124 of them would do nothing, while 8 read the whole cache, up to 268 MB.
 #
-# So the *keys* are divided. Each of several blocks takes some keys of the same head, and at the end the pieces are merged. This is called **split-K** (K is the usual letter for what is summed over in a product, here the keys), and each piece a split. The merge is that of lesson 01, between blocks this time. And the
-# convolution reaches across the borders. That is lesson 10:
+# So we divide the *keys*. Each of several blocks processes some keys of the same head, and at the end their
+# results are merged. For ordinary attention this is called [**Flash-Decoding**](../docs/glossary.md), or
+# **split-KV**, and each part is a split. The merge is that of lesson 01, this time between blocks. And the
+# convolution reaches across the edges of the splits, as in lesson 10:
 #
-# > a split **owns** the keys from `start` to `end − 1`, and **loads** P_k more to the left and P_r more to the right.
+# > a split **owns** the keys from `start` to `end − 1`, and **loads** P_k more keys to the left and P_r more
+# > to the right.
 #
-# Ten keys, three splits, 3 × 4 taps, so P_k = 1 and P_r = 2. Dark: owned; pale: loaded besides; a 0 outside of the sequence. (The cell only draws.)
+# The picture shows ten keys, three splits and 3 × 4 taps, so P_k = 1 and P_r = 2. Dark keys are owned, and
+# pale keys are loaded but not owned. A 0 is outside the sequence. (The cell only draws.)
 
 
 # %% jupyter={"source_hidden": true}
 def draw_splits(n, splits, left, right):
-    """A line for each split: the keys that it owns, and those that it loads besides."""
+    """Draw one row per split: the keys that it owns, and its halo."""
     figure, axes = plt.subplots(figsize=(8, 2.6))
     share = math.ceil(n / splits)
     for s in range(splits):
@@ -338,14 +381,14 @@ show_figure(
 )
 
 # %% [markdown]
-# The keys are divided into equal shares, rounded up: 10 keys among 3 are 4, 4 and 2.
+# The keys are divided into equal shares, rounded up: 10 keys among 3 splits are 4, 4 and 2.
 #
-# **Predict.** Five keys among *four* splits: how many does each own? `___`
+# **Predict.** With five keys and *four* splits, how many keys does each split own?
 
 
 # %%
 def owned_keys(n, splits):
-    """(start, end) of each split: the keys start to end - 1."""
+    """Return (start, end) of each split, which owns the keys start to end - 1."""
     share = math.ceil(n / splits)
     return [(min(s * share, n), min((s + 1) * share, n)) for s in range(splits)]
 
@@ -360,30 +403,38 @@ for splits in (1, 2, 4, 7):
     )
 
 # %% [markdown]
-# Four splits, a share of two keys, and nothing is left for the last one. A split without keys is called **empty**. It is no accident: a GPU's grid is full of blocks for which nothing is left. So a split must be able to say
-# "I have read nothing", and lesson 01 has the words for it: (−∞, 0, 0).
+# With four splits, a share is two keys, and nothing is left for the last split. A split without keys is
+# called **empty**. That is normal: a grid often has blocks with nothing to do. So a split must be able to
+# report that it has read nothing, and lesson 01 has a state for that: (−∞, 0, 0).
 #
-# **On paper**, once more the page above, with two splits: keys 0 to 2, and 3 to 4. What would the first split get for `T[2]` if it knew nothing of key 3? `___`
+# **On paper.** Take the worked example again, with two splits: keys 0 to 2, and keys 3 to 4. What would the
+# first split compute for `T[2]` if it did not load key 3?
 #
 # <details><summary>Answer</summary>
 #
-# 2 in place of 6: the 4 of query 3 and key 3 is missing. The largest `T` of all.
+# 2 instead of 6: the 4 of query 3 and key 3 is missing. And that is the largest `T` of all.
 # </details>
 #
 # ### Exercise 14.2 · split_state · about nine lines
 #
-# Write `split_state(q_window, k, v, w, start, end, traffic)`: the state `(m, l, o)` of the split that owns the keys `start` to `end − 1`. `m` is the largest `T` of these keys, `l` the sum of exp(T − m), and `o`, (d,), the sum of exp(T − m) · v. Do not divide.
-# An empty split has `start == end`, and returns `(-math.inf, 0.0, zeros)`.
+# Write `split_state(q_window, k, v, w, start, end, traffic)`. It returns the state `(m, l, o)` of the split
+# that owns the keys `start` to `end − 1`:
 #
-# Load with lesson 10's `load_rows(array, first, count, traffic)`, which gives zeros outside of the sequence: once for `K`, with the halo, and once for `V`, without. No other way leads to the numbers of `k` and `v`, which lie in global memory (their shapes and `new_zeros` are at hand); `q_window` and `w` are on the chip already.
+# - `m` is the largest `T` of these keys, `l` is the sum of exp(T − m), and `o`, of shape (d,), is the sum of
+#   exp(T − m) · v. Don't divide.
+# - An empty split has `start == end` and returns `(-math.inf, 0.0, zeros)`.
+# - `k` and `v` are in global memory: `load_rows(array, first, count, traffic)` of lesson 10 is the only way
+#   to read them, and it gives zeros outside the sequence. Load `K` once, with the halo, and `V` once,
+#   without. (You can also use their shapes and `new_zeros`.) `q_window` and `w` are already on the chip.
 #
 # <details><summary>Hint 1: the keys</summary>
 #
-# `load_rows(k, start - left, end - start + c_k - 1, traffic)`: as many as are owned, and c_k − 1 more.
+# `load_rows(k, start - left, end - start + c_k - 1, traffic)`: the owned keys and c_k − 1 more.
 # </details>
 # <details><summary>Hint 2: from 14.1</summary>
 #
-# Two changes. Column 0 is now key `start - left`, and the mask has to know it. And nothing is padded at the sides: these columns are loaded. The rows above are padded as before.
+# There are two changes. Column 0 is now key `start - left`, and the mask must use that. And you don't pad at
+# the sides, because those columns are loaded. You still pad the rows above.
 # </details>
 # <details><summary>Hint 3: the state</summary>
 #
@@ -393,8 +444,8 @@ for splits in (1, 2, 4, 7):
 
 # %% tags=["exercise"]
 def split_state(q_window, k, v, w, start, end, traffic):
-    """(m, l, o) of the keys start to end - 1: two numbers and (d,);
-    q_window: (R, d), k and v: (N, d), w: (c_q, c_k)."""
+    """Return (m, l, o) of the keys start to end - 1: two numbers and a tensor (d,).
+    q_window: (R, d); k, v: (N, d); w: (c_q, c_k)."""
     (rows, d), n, (c_q, c_k) = q_window.shape, len(k), w.shape
     # BEGIN SOLUTION 14.2
     if start == end:
@@ -414,12 +465,12 @@ def split_state(q_window, k, v, w, start, end, traffic):
 check.ex14_2(split_state)
 
 # %% [markdown]
-# This is what your splits load, of ten keys by three splits, with 3 × 4 taps:
+# Here is what your splits load, for ten keys, three splits and 3 × 4 taps:
 
 
 # %% tags=["uses-exercise"] jupyter={"source_hidden": true}
 class Watched(Traffic):
-    """Traffic that notes which rows of which array were loaded."""
+    """Traffic that records which rows of which array were loaded."""
 
     def __init__(self):
         super().__init__()
@@ -431,7 +482,7 @@ class Watched(Traffic):
 
 
 def draw_loads(n, splits, c_q, c_k):
-    """For each split the rows of K and of V that split_state loads; owned ones dark."""
+    """Draw the rows of K and V that split_state loads for each split."""
     figure, axes = plt.subplots(figsize=(8, 4.2))
     q, k, v, w = (
         torch.randn(*shape) for shape in ((c_q, 4), (n, 4), (n, 4), (c_q, c_k))
@@ -465,7 +516,8 @@ show_figure(
 )
 
 # %% [markdown]
-# Every key is dark for one split. What does the halo cost? It is loaded by two splits. 4096 keys of 64 numbers and 7 × 7 taps, with your function:
+# Every key is dark in exactly one split. What does the halo cost? Its keys are loaded by two splits. Let's
+# measure it with your function, for 4096 keys of 64 numbers and 7 × 7 taps:
 
 # %% tags=["uses-exercise"]
 q, k, v, w = (
@@ -489,43 +541,51 @@ for splits in (1, 16, 64, 512):
 #
 # ## 5. How many splits?
 #
-# One is too few. As many as there are keys is too many: then there is more halo than work, and 65536 states to merge. A small model says where the best number lies. It knows three things:
+# One is too few. As many as there are keys is too many: there would be more halo than work, and 65536 states
+# to merge. A small model shows where the best number is. It takes three things into account:
 #
-# - So many blocks can run at the same time; call this the number of **places**. If there are more blocks, they come in **waves**: heads · splits / places, rounded up.
-# - A block takes as long as it has keys…
-# - …plus a fixed **overhead** for halo, window and merge, which we count in keys too.
+# - Only a certain number of blocks can run at once; call it the number of **slots**. If there are more
+#   blocks, they run in **waves**: heads · splits / slots, rounded up.
+# - A block's time is its number of keys,
+# - plus a fixed **overhead** for the halo, the window and the merge, which we also count in keys.
 #
-# **On paper.** 3 places, 2 heads, 12 keys, and an overhead of 2 keys. Which number of splits is best, and are two better than one?
+# **On paper.** Take 3 slots, 2 heads, 12 keys, and an overhead of 2 keys. Fill in the table. Which number of
+# splits is best, and is two better than one?
 #
 # | splits | blocks | waves | keys per split | time = waves · (keys per split + 2) |
 # |---|---|---|---|---|
 # | 1 | 2 | 1 | 12 | 14 |
-# | 2 | 4 | `___` | `___` | `___` |
-# | 3 | 6 | `___` | `___` | `___` |
-# | 4 | 8 | `___` | `___` | `___` |
+# | 2 | 4 | | | |
+# | 3 | 6 | | | |
+# | 4 | 8 | | | |
 
 
 # %%
-def model_time(splits, sequences, keys, places, overhead):
-    """The time of all waves, in units of one key; sequences: B · H."""
-    waves = math.ceil(sequences * splits / places)
+def model_time(splits, sequences, keys, slots, overhead):
+    """Return the time of all waves, in keys. sequences: B · H."""
+    waves = math.ceil(sequences * splits / slots)
     return waves * (math.ceil(keys / splits) + overhead)
 
 
 for splits in (1, 2, 3, 4, 6, 12):
     print(
         f"splits {splits:2}: "
-        f"time {model_time(splits, sequences=2, keys=12, places=3, overhead=2)}"
+        f"time {model_time(splits, sequences=2, keys=12, slots=3, overhead=2)}"
     )
 
 # %% [markdown]
-# Three. And two are *worse* than one: four blocks on three places need a second wave, with one block in it, while two places stand empty. Good numbers fill the last wave, and are not so large that the overhead rules.
+# Three is best. And two is *worse* than one: four blocks on three slots need a second wave with one block in
+# it, while two slots are empty. A good choice fills the last wave without letting the overhead dominate.
 #
-# The same for an H200: 132 multiprocessors, and each holds four blocks of the package's kernel (lesson 08: it is a matter of registers), so 528 places. We guess that the overhead is worth 64 keys; the model is a sketch. The dots are what
-# the package's rule chooses, `choose_splits`. And the two crosses are measurements: on an H200, with 128 heads, an earlier version of that kernel took 1.10 ms with four splits and 1.33 ms with five. (No scale of the model is known, so the cross at four splits
-# is put upon the line; only the second one says something.)
+# Now the same for an H200. It has 132 multiprocessors, and each holds four blocks of the package's kernel
+# (the registers limit it, as in lesson 08), so there are 528 slots. We guess that the overhead is worth 64
+# keys; the model is only a sketch.
 #
-# **Predict.** 128 heads (16 sequences of 8), 528 places: up to how many splits is there one wave only? `___`
+# The dots show the choice of `choose_splits`, the package's rule. The two crosses are measurements: on an
+# H200, with 128 heads, an earlier version of that kernel took 1.10 ms with four splits and 1.33 ms with five.
+# (The model has no time unit, so we put the first cross on the line; only the second carries information.)
+#
+# **Predict.** With 128 heads (16 sequences of 8) and 528 slots, up to how many splits is there only one wave?
 
 # %%
 KEYS, COUNTS = 65536, range(1, 101)
@@ -568,15 +628,21 @@ show_figure(
 print(inspect.getsource(choose_splits))
 
 # %% [markdown]
-# The jump is there, but measured it is a fifth, where the model says three fifths. A likely reason: in the model a block takes the same time however many run, but real ones share the memory, and the 112 blocks of the second wave have it to themselves.
+# The jump is there, but the measured jump is a fifth, where the model predicts three fifths. A likely reason:
+# in the model, a block takes the same time however many run at once, but real blocks share the memory, and
+# the 112 blocks of the second wave have it to themselves.
 #
-# The rule knows waves too. Of the numbers that are nearly as good as the best it takes the smallest, as each split costs overhead; and it gives no split fewer than some dozens of keys. But what is "nearly", and how many are "some"? No model says that, only a
-# clock. And one thing is in neither: four blocks on one multiprocessor share its arithmetic, and one computes while another waits for memory.
+# The rule takes waves into account too. Of the numbers that are nearly as good as the best, it takes the
+# smallest, because each split costs overhead. And it gives no split fewer than a few dozen keys. But what
+# counts as "nearly", and how many are "a few"? No model tells you that; you have to measure. One effect is in
+# neither: four blocks on one multiprocessor share its arithmetic units, and one computes while another waits
+# for memory.
 #
 # ## 6. Bug hunt: a published algorithm
 #
-# There is a published algorithm for this very task. These are its four mistakes, each alone in a decoder that is otherwise right. `owned_by` is `owned_keys`, `pieces` is `T` of a split,
-# `state_of` its state, `merged` the merge with the division.
+# There is a published algorithm for exactly this task. Here are its four mistakes, each alone in a decoder
+# that is otherwise correct. `owned_by` is `owned_keys`, `pieces` is `T` of a split, `state_of` is its state,
+# and `merged` is the merge with the division.
 
 # %%
 for faulty in (
@@ -588,9 +654,9 @@ for faulty in (
     print(inspect.getsource(faulty))
 
 # %% [markdown]
-# (The fourth works on whole tiles, as a GPU does; the cells behind the end of the cache get −∞.)
+# (The fourth works on whole tiles, as a GPU does. Cells after the end of the cache get −∞.)
 #
-# **Guess before you run.** c_q = 3, c_k = 4. Which test finds which mistake?
+# **Guess before you run.** Let c_q = 3 and c_k = 4. Which test finds which mistake?
 #
 # | test | no_halo | unmasked_window | undivided | full_tiles |
 # |---|---|---|---|---|
@@ -603,8 +669,8 @@ for faulty in (
 
 # %%
 def difference(decode, tokens, splits, c_q=3, c_k=4):
-    """The largest difference from the last row of the whole forward pass, in float64,
-    with random numbers."""
+    """Return the largest difference from the last row of the whole forward pass, in
+    float64, for random inputs."""
     q, k, v = torch.randn(3, 1, 1, tokens, 4)
     w = torch.randn(1, c_q, c_k) / math.sqrt(c_q * c_k)
     wanted = reference.conv_attention(q.double(), k.double(), v.double(), w.double())[
@@ -614,7 +680,8 @@ def difference(decode, tokens, splits, c_q=3, c_k=4):
 
 
 def verdict(error):
-    return "NaN" if math.isnan(error) else "right" if error <= 1e-5 else "WRONG"
+    """Return the result of a comparison in one word."""
+    return "NaN" if math.isnan(error) else "correct" if error <= 1e-5 else "WRONG"
 
 
 print(f"{'':20}", "".join(f"{name:16}" for name in lesson14.FAULTY))
@@ -631,17 +698,24 @@ for tokens, splits in [(1, 1), (9, 1), (9, 3), (9, 4), (9, 12)]:
 # %% [markdown]
 # <details><summary>What is wrong with each?</summary>
 #
-# - **no_halo**: with one split there is no border but the ends of the sequence, where zeros are right. With two there is one.
-# - **unmasked_window**: "all keys are in the past of the new token" is true, and beside the point: the older queries of the window have a future. Only a single token, or c_q = 1, has none.
-# - **undivided**: the division by l stands in the merge, and the merge is left out if there is nothing to merge. With one *token* it is right by luck: T − m = 0, so l = exp(0) = 1.
-# - **full_tiles**: an empty split has nothing but −∞, so m = −∞ and exp(−∞ − (−∞)) = NaN. In the merge its weight is exp(−∞ − m) = 0, but 0 · NaN is NaN. With 9 keys among 4 splits the shares are 3, 3, 3 and 0, with 12 splits three are empty.
+# - **no_halo**: with one split, the only edges are the ends of the sequence, where zeros are correct. With
+#   two splits there is an inner edge.
+# - **unmasked_window**: "all keys are in the past of the new token" is true, but it misses the point: the
+#   older queries of the window have a future. Only with a single token, or with c_q = 1, they don't.
+# - **undivided**: the division by l is part of the merge, which is skipped when there is one split. With one
+#   *token* the result is correct by luck: T − m = 0, so l = exp(0) = 1.
+# - **full_tiles**: an empty split has only −∞, so m = −∞ and exp(−∞ − (−∞)) = NaN. In the merge its weight is
+#   exp(−∞ − m) = 0, but 0 · NaN is NaN. With 9 keys and 4 splits, the shares are 3, 3, 3 and 0. With 12
+#   splits, three are empty.
 # </details>
 #
-# No single line of the table finds all four. And the test that one would write first, a single token, finds none.
+# No single row of the table finds all four. And the test that you would write first, a single token, finds
+# none.
 #
 # ### Exercise 14.3 · is_right · about nine lines
 #
-# Write the test. `is_right(decode)` returns True if a decoder is right, and False if not. It calls `decode(q_window, k, v, w, splits=…)`, where
+# Write the test. `is_right(decode)` returns True if a decoder is correct, and False if not. It calls
+# `decode(q_window, k, v, w, splits=…)`, where
 #
 # | argument | shape | |
 # |---|---|---|
@@ -649,29 +723,36 @@ for tokens, splits in [(1, 1), (9, 1), (9, 3), (9, 4), (9, 12)]:
 # | `k`, `v` | (B, H, N, d) | the whole cache |
 # | `w` | (H, c_q, c_k) | the taps of each head |
 #
-# and gets (B, H, 1, d). The measure is the last row of the whole forward pass, `reference.conv_attention(q, k, v, w)`, in float64. A decoder is right if no number of it is ever off by more than 10⁻⁵, up or down; some of the wrong ones are off by 2 · 10⁻⁵ in a single number.
+# and gets (B, H, 1, d). The reference is the last row of the whole forward pass, `reference.conv_attention(q,
+# k, v, w)`, in float64. A decoder is correct if no output is ever off by more than 10⁻⁵, up or down. Some of
+# the wrong ones are off by 2 · 10⁻⁵ in a single element.
 #
-# The check tries your test on three right decoders and on 22 wrong ones: the four above, and 18 that you do not know. What differs from one decoder to the next: batches, heads, taps odd and even, the start of a sequence, shares that do not come out
-# even, and every number of splits, from 1 to more than there are keys.
+# The check tries your test on three correct decoders and on 22 wrong ones: the four above, and 18 that you
+# don't know. The wrong decoders fail in different places: some only with several batches or heads, some only
+# with odd or only with even taps, some only at the start of a sequence or when the keys do not divide evenly,
+# and some only for certain numbers of splits, from 1 to more than there are keys. (The check runs a few
+# hundred decoders, which takes some seconds.)
 #
 # <details><summary>Hint 1: the loops</summary>
 #
-# One over a few `(n, c_q, c_k)`, such as (1, 3, 4), (2, 3, 4), (9, 3, 4); one over `range(1, n + 3)`, the splits. B = H = 2 and d = 4 will do.
+# One loop over a few `(n, c_q, c_k)`, such as (1, 3, 4), (2, 3, 4), (9, 3, 4), and one over `range(1, n +
+# 3)`, the splits. B = H = 2 and d = 4 are enough.
 # </details>
 # <details><summary>Hint 2: the window</summary>
 #
-# `q[:, :, -c_q:]`. If there are fewer than c_q tokens, these are all.
+# `q[:, :, -c_q:]`. If there are fewer than c_q tokens, this is all of them.
 # </details>
 # <details><summary>Hint 3: NaN</summary>
 #
-# `if error > 1e-5: return False` never returns for NaN, as every comparison with NaN is false. `if not error <= 1e-5` does.
+# `if error > 1e-5: return False` never returns for NaN, because every comparison with NaN is false. `if not
+# error <= 1e-5` does.
 # </details>
 
 
 # %% tags=["exercise"]
 def is_right(decode):
-    """Whether decode(q_window, k, v, w, splits=...) gives the last row of convolutional
-    attention within 1e-5."""
+    """Return True if decode(q_window, k, v, w, splits=...) computes the last row of
+    convolutional attention within 1e-5."""
     # BEGIN SOLUTION 14.3
     for n, c_q, c_k in [(1, 3, 4), (2, 3, 4), (9, 3, 4), (10, 2, 5)]:
         q, k, v = torch.randn(3, 2, 2, n, 4)
@@ -695,19 +776,23 @@ check.ex14_3(is_right)
 # %% [markdown]
 # ## 7. Your merge, as a kernel
 #
-# In an ordinary launch the blocks of a grid must not wait for each other: they may not all be on the GPU at the same time. (Lesson 04's grid barrier needs a launch that guarantees this.) So the splits write their states to global memory, and a second kernel merges them. All the states of a head lie in one array, **parts**, of the shape (B, H, splits, d + 2): the d numbers of `o`,
-# then `m`, then `l`.
+# In an ordinary launch, the blocks of a grid must not wait for each other, because they may not all be on the
+# GPU at the same time. (Lesson 04's grid barrier needs a launch that guarantees this.) So the splits write
+# their states to global memory, and a second kernel merges them. All the states of a head are in one array,
+# **parts**, of shape (B, H, splits, d + 2): the d elements of `o`, then `m`, then `l`.
 #
-# A block for each head of each batch, and a thread for each of the d numbers. Every thread goes through the splits twice: once to find the largest `m`, once to add. With three splits, the last one empty, and powers of 2 in place of e as in lesson 01:
+# There is one block per head of each batch, and one thread for each of the d elements. Every thread loops
+# over the splits twice: once to find the largest `m`, and once to add. Take three splits, the last one empty,
+# with powers of 2 instead of e as in lesson 01:
 #
 # | | m | l | o | weight 2^(m − 3) | weight · l | weight · o |
 # |---|---|---|---|---|---|---|
 # | split 0 | 1 | 2 | 24 | 1/4 | 1/2 | 6 |
 # | split 1 | 3 | 3/2 | 14 | 1 | 3/2 | 14 |
-# | split 2 | −∞ | 0 | 0 | `___` | `___` | `___` |
-# | sum | | | | | `___` | `___` |
+# | split 2 | −∞ | 0 | 0 | | | |
+# | sum | | | | | | |
 #
-# **Predict** the output, o / l. `___`
+# **Predict** the missing entries, and the output, o / l.
 #
 # <details><summary>Answer</summary>
 #
@@ -716,24 +801,33 @@ check.ex14_3(is_right)
 #
 # ### Exercise 14.4 · merge_splits · about ten lines
 #
-# Write the kernel `merge_splits(parts, out)`, launched with a grid of (H, B) blocks and at least d threads. `out` is (B, H, 1, d). Divide by `l` once, at the end, and with one split too. Any split may be empty, also the first; not all of them at once.
+# Write the kernel `merge_splits(parts, out)`. It is launched with a grid of (H, B) blocks and at least d
+# threads per block. `out` is (B, H, 1, d).
 #
-# Thread c makes number c of the output and no other; m can be any number, as large or as small as float32 has, and l any number above 0 (0 for an empty split). `weight(m_s, m)` is exp(m_s − m), float32, and 0 where m_s is −∞.
+# - Thread c computes element c of the output and no other.
+# - Divide by `l` once, at the end, even if there is only one split.
+# - Any split may be empty, even the first, but not all at once. `m` can be any finite float32, and `l` can be
+#   any positive number (0 for an empty split).
+# - `weight(m_s, m)` is exp(m_s − m) in float32, and 0 if m_s is −∞. It is the only function of the package
+#   you need. Compute in float32 only.
 #
-# <details><summary>Hint 1: which number is mine?</summary>
+# <details><summary>Hint 1: which element is mine?</summary>
 #
-# `part = parts[cuda.blockIdx.y, cuda.blockIdx.x]` is (splits, d + 2): the grid's x is the head, its y the batch. Thread c = `cuda.threadIdx.x` makes `out[batch, head, 0, c]`, if c < d; the others have nothing to do.
+# `part = parts[cuda.blockIdx.y, cuda.blockIdx.x]` is (splits, d + 2): the grid's x is the head, and its y is
+# the batch. Thread c = `cuda.threadIdx.x` computes `out[batch, head, 0, c]` if c < d. The other threads have
+# nothing to do.
 # </details>
 # <details><summary>Hint 2: two loops</summary>
 #
-# `m = MINUS_INFINITY`, and for each split `m = max(m, part[s, d])`. Then `l` and `o` start at `float32(0)`, and each split adds `weight(part[s, d], m)` times `part[s, d + 1]` and times `part[s, c]`.
+# Start with `m = MINUS_INFINITY`, and for each split take `m = max(m, part[s, d])`. Then `l` and `o` start at
+# `float32(0)`, and each split adds `weight(part[s, d], m)` times `part[s, d + 1]` and times `part[s, c]`.
 # </details>
 
 
 # %% tags=["exercise"]
 def merge_splits(parts, out):
-    """out (B, H, 1, d) = the merged splits of parts (B, H, splits, d + 2),
-    each o, m, l; a block per head, a thread per number."""
+    """Merge the splits of parts (B, H, splits, d + 2), each o, m, l, into out
+    (B, H, 1, d), with one block per head and one thread per element."""
     # BEGIN SOLUTION 14.4
     head, batch, c = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
     part = parts[batch, head]
@@ -756,13 +850,14 @@ def merge_splits(parts, out):
 check.ex14_4(merge_splits)
 
 # %% [markdown]
-# Now your splits, in PyTorch, and your merge, in `sim`, make a decoder. And your own test says whether it is right: for every number of splits from 1 to more than there are keys.
+# Now your splits, in PyTorch, and your merge, in `sim`, form a decoder. And your own test tells you whether
+# it is correct, for every number of splits from 1 to more than there are keys. (This takes a few seconds.)
 
 
 # %% tags=["uses-exercise"]
 def my_decode(q_window, k, v, w, splits=3):
-    """The last row of convolutional attention, (B, H, 1, d),
-    by split_state and merge_splits."""
+    """Compute the last row of convolutional attention, (B, H, 1, d), with split_state
+    and merge_splits."""
     batch, heads, n, d = k.shape
     parts, out = (
         k.new_full((batch, heads, splits, d + 2), math.nan),
@@ -779,16 +874,19 @@ def my_decode(q_window, k, v, w, splits=3):
     return out
 
 
-print("my_decode is right:", is_right(my_decode))
+print("is_right(my_decode):", is_right(my_decode))
 for name, decode in lesson14.FAULTY.items():
-    print(f"{name} is right:", is_right(decode))
+    print(f"is_right({name}):", is_right(decode))
 
 # %% [markdown]
 # ## 8. In a layer (optional)
 #
-# `KVCache` keeps what a layer needs for its next token. It makes room beforehand, and doubles it when it is full; `keys` and `values` are views of the filled part. So a new token costs one row, not a copy of all.
+# `KVCache` stores what a layer needs for its next token. It allocates memory in advance, and doubles it when
+# it is full. `keys` and `values` are views of the filled part. So a new token costs one row, not a copy of
+# everything.
 #
-# **Predict.** A cache with room for 4 tokens, c_q = 3, one token after the other. How many queries are in it after each of the first five tokens? `___` And how much room is there? `___`
+# **Predict.** Take a cache with room for 4 tokens and c_q = 3, and add one token after another. How many
+# queries are in it after each of the first five tokens? And how much room is there?
 
 # %%
 cache = KVCache(batch=1, heads=1, head_dim=4, window=3, capacity=4)
@@ -800,13 +898,15 @@ for _ in range(5):
     )
 
 # %% [markdown]
-# `ConvAttention` is a layer like `FusedAttention` of lesson 06, with one tensor more, the taps. A new one starts with the identity taps, and so as ordinary attention. Three of its methods matter here:
+# `ConvAttention` is a layer like `FusedAttention` of lesson 06, with one more tensor, the taps. They start as
+# identity taps, so a new layer is ordinary attention. Three of its methods matter here:
 #
 # - `layer(x)`: all tokens at once, (B, N, E) to (B, N, E);
-# - `layer.prefill(x, cache)`: the same, and the tokens go into an empty cache. This is how a model reads what it is asked;
+# - `layer.prefill(x, cache)`: the same, but it also puts the tokens into an empty cache. This is how a model
+#   reads its prompt;
 # - `layer.step(x, cache)`: one more token, (B, 1, E).
 #
-# You can hand it your own decoder.
+# You can pass it your own decoder.
 
 # %% tags=["uses-exercise"]
 layer = ConvAttention(
@@ -825,7 +925,7 @@ with torch.no_grad():
 
 
 def decoded(read):
-    """The rows of x, the first `read` of them by prefill, the others one by one."""
+    """Compute the rows of x, the first `read` by prefill, the others one by one."""
     cache = layer.new_cache(batch=2, capacity=4)
     rows = [layer.prefill(x[:, :read], cache)] if read else []
     rows += [
@@ -844,18 +944,21 @@ for read, rows in stepped.items():
     )
 
 # %% [markdown]
-# A sequence written token by token is the sequence computed at once.
+# A sequence written token by token is the same as the sequence computed at once.
 #
 # ## 9. The package's kernel, with your merge
 #
-# `kernels/conv/decode.py` has the splits as a kernel too. A block is four warps, and a warp a split of its own (the block merges its four before it writes a state). A warp takes 32 keys at a time, a lane each. The lane computes the
-# scores of its key with all rows of the window; the scores of the last 64 keys stay in shared memory, in a ring, and as soon as the right neighbours of a key are there its `T` is made. So inside a split no key is read twice, and the halo is needed only at the
-# two ends. This is the ring of a warp, with 7 taps in a row (drawn, not measured):
+# `kernels/conv/decode.py` has the splits as a kernel too. A block has four warps, and each warp takes a
+# quarter of the block's split; the block merges the four states before it writes one. A warp processes 32
+# keys at a time, one per lane. Each lane computes the scores of its key with all rows of the window. The
+# scores of the last 64 keys stay in shared memory, in a ring buffer, and as soon as a key's right neighbours
+# are there, its `T` is computed. So within a split no key is read twice, and the halo is needed only at the
+# two ends. The picture shows the ring buffer of a warp, with 7 taps in a row (drawn, not measured):
 
 
 # %% jupyter={"source_hidden": true}
 def draw_ring(steps, c_k, lanes=32):
-    """The 64 places of the ring: which keys' scores are there after each step."""
+    """Draw which keys' scores the 64 slots of the ring buffer hold after each step."""
     figure, axes = plt.subplots(figsize=(8.5, 3.6))
     left = (c_k - 1) // 2
     for step in range(steps):
@@ -879,7 +982,7 @@ def draw_ring(steps, c_k, lanes=32):
         axes.text(-1, 1.5 * step + 0.5, f"step {step}", ha="right", va="center")
     for place in (0, 32, 63):
         axes.text(place + 0.5, -0.3, place, ha="center")
-    axes.text(-1, -0.3, "place", ha="right")
+    axes.text(-1, -0.3, "slot", ha="right")
     axes.set(xlim=(-8, 64.5), ylim=(1.5 * steps - 0.4, -1))
     axes.axis("off")
     return figure
@@ -887,32 +990,33 @@ def draw_ring(steps, c_k, lanes=32):
 
 show_figure(
     draw_ring(4, 7),
-    "the 64 places of a ring after four steps, as two halves of 32. A step fills one "
+    "the 64 slots of a ring buffer after four steps, in halves of 32. A step fills one "
     "half with the scores of 32 new keys, blue: step 0 the left half with the keys -3 "
     "to 28, step 1 the right half with 29 to 60, step 2 the left half again with 61 to "
     "92, step 3 the right half with 93 to 124. Of the other half, grey, the last six "
-    "places are orange: these scores of the step before are needed still, by the "
+    "slots are orange: these scores of the step before are still needed, by the "
     "convolution of the first new keys.",
 )
 
 # %% [markdown]
-# It writes the same `parts` as you did, and its second kernel has the arguments of yours. Let us swap it.
+# The kernel writes the same `parts` as your splits do, and its second kernel has the same arguments as yours.
+# Let's replace that one with yours.
 
 # %% tags=["uses-exercise"]
 mine = cuda.jit(merge_splits) if device == "cuda" else merge_splits
 
 
 def with_my_merge(kernel, grid, block, *arguments):
-    """A launch, but of your kernel where the package's merge would run,
-    which also writes the log-sum-exp of the row (lesson 23 needs it)."""
+    """Launch a kernel, but yours in place of the package's merge. (That one also
+    writes the log-sum-exp of the row, which lesson 23 needs.)"""
     if kernel is merge_splits_kernel:
         kernel, arguments = mine, arguments[:2]
     RUNNERS[device](kernel, grid, block, *arguments)
 
 
 def last_row_error(n, c_q, c_k, splits, run=None):
-    """The largest difference of the package's decoder, on this device,
-    from the last row in float64; random numbers, two heads."""
+    """Return the largest difference of the package's decoder, on this device, from the
+    last row in float64, for random inputs and two heads."""
     q, k, v = torch.randn(3, 1, 2, n, 4, device=device)
     w = torch.randn(2, c_q, c_k, device=device) / math.sqrt(c_q * c_k)
     wanted = reference.conv_attention(q.double(), k.double(), v.double(), w.double())[
@@ -939,10 +1043,17 @@ for n, splits in [(2, 1), (5, 3)]:
 # %% [markdown]
 # ### How fast?
 #
-# Recorded, not run here: one token with a cache of N tokens. "Floor" is the time to read `K` and `V` once at the rate of a copy; "kernels" is the package's decoder; "sdpa" is PyTorch's `scaled_dot_product_attention` with one query, which convolves nothing; "split keys" is the package's decoder with a single tap of 1, which convolves nothing either; "eager" is the reference in PyTorch, and
-# "compile" the same through `torch.compile`. Float32, medians, each as a CUDA graph (launched again and again without Python).
+# These times are recorded, not measured here: one token with a cache of N tokens, in float32. They are
+# medians, each as a CUDA graph (launched again and again without Python).
 #
-# **Guess.** With 8 heads, how many times the floor does the package's decoder take with the longest cache? `___` And with the shortest? `___`
+# - "floor" is the time to read `K` and `V` once at the rate of a copy.
+# - "kernels" is the package's decoder.
+# - "sdpa" is PyTorch's `scaled_dot_product_attention` with one query, which does not convolve.
+# - "split keys" is the package's decoder with a single tap of 1, so it does not convolve either.
+# - "eager" is the reference in PyTorch, and "compile" is the same through `torch.compile`.
+#
+# **Guess.** With 8 heads, how many times the floor does the package's decoder take with the longest cache?
+# And with the shortest?
 
 # %%
 shapes = list(dict.fromkeys(shape for shape, _ in times))
@@ -961,12 +1072,12 @@ for shape in shapes:
 show_table(
     ["B · H", "N", "floor", *names, "kernels / floor", "eager / kernels"],
     *rows,
-    title=f"{table['gpu']}, {table['date']}, "
-    f"{table['taps'][0]} × {table['taps'][1]} taps; microseconds",
+    title=f"microseconds; {table['gpu']}, {table['date']}, "
+    f"{table['taps'][0]} × {table['taps'][1]} taps",
 )
 
 # %% [markdown]
-# The same for 8 heads, as a picture, both axes logarithmic:
+# Here is the same for 8 heads as a picture, with logarithmic axes:
 
 # %% jupyter={"source_hidden": true}
 figure, axes = plt.subplots(figsize=(7.5, 4), layout="constrained")
@@ -978,7 +1089,7 @@ axes.loglog(lengths, floors, "--", color="grey", label="floor")
 for name in names:
     measured = [times[(1, 8, n, 64), name] for n in lengths]
     axes.loglog(lengths, measured, "o-", color=styles[name], label=name)
-axes.set(xlabel="N, tokens in the cache", ylabel="microseconds for a token")
+axes.set(xlabel="N, tokens in the cache", ylabel="microseconds per token")
 axes.legend()
 axes.grid(alpha=0.3)
 show_figure(
@@ -991,15 +1102,33 @@ show_figure(
 )
 
 # %% [markdown]
-# With 8 heads and 512 tokens the whole cache is 2 MB, and the floor half a microsecond. Merely to start a kernel takes a GPU longer than that, and there are two, one after the other; but starting takes a few microseconds, and the table has more. The rest is waiting: a warp goes through its keys one step after the
-# other, and each step waits for memory. The longer the cache, the more the bytes count.
+# With 8 heads and 512 tokens, the whole cache is 2 MB, and the floor is half a microsecond. Just launching a
+# kernel takes a GPU longer than that, and there are two, one after the other. But launches take a few
+# microseconds, and the table shows more. The rest is waiting: a warp processes its keys one step after
+# another, and each step waits for memory. The longer the cache, the more the bytes matter.
 #
-# Now look down the column "sdpa". With 65536 keys it takes 7 milliseconds, for 128 heads as for 8. So behaves a kernel with one block for each head (we have not looked inside): it does not divide the
-# keys, and with 8 heads it would leave most of the GPU idle. That is what section 4 was about; "split keys", which does, shows what the convolution costs: at most 15 % with 8 heads, and 58 % in the worst row, 128 heads with 512 tokens. (In fairness: decoding is done in half precision, for which PyTorch has other kernels, so this column is no measure of ordinary decoding.)
+# Now look at the column "sdpa". With 65536 keys it takes 7 milliseconds, for 128 heads and also for 8. That
+# is how a kernel with one block per head would behave (we have not looked inside): it does not split the
+# keys, and with 8 heads it leaves most of the GPU idle. Section 4 was about this. "split keys" does split
+# them, so the difference between "kernels" and "split keys" shows what the convolution costs. (To be fair:
+# decoding usually runs in half precision, for which PyTorch has other kernels. So this column does not
+# represent ordinary decoding.)
 #
-# **In tokens per second**, for 32 such layers and one text:
+# The next cell computes the cost of the convolution, and the tokens per second of 32 such layers for a single
+# text:
 
 # %%
+for heads in (8, 32, 128):
+    extra = [
+        times[shape, "kernels"] / times[shape, "split keys"] - 1
+        for shape in shapes
+        if shape[0] * shape[1] == heads
+    ]
+    if extra:
+        print(
+            f"B · H = {heads:3}: the convolution adds {100 * min(extra):.0f} to "
+            f"{100 * max(extra):.0f} % to the time"
+        )
 rows = []
 for n in (512, 8192, 65536):
     floor = 1e6 / (32 * least_us((1, 8, n, 64), table["bandwidth"]))
@@ -1010,12 +1139,13 @@ show_table(["N", "floor", "kernels", "eager"], *rows)
 # %% [markdown]
 # ## Validate
 #
-# Each stage against an independent one. In float64, or in float32 where a kernel computes; every number of splits from 1 to 12; caches of 1 to 10 tokens.
+# We compare each stage with an independent one: in float64, or in float32 where a kernel computes; with every
+# number of splits from 1 to 12; and with caches of 1 to 10 tokens.
 
 
 # %%
 def validate(stage, against, pairs, tolerance):
-    """One row of the table: pairs of what was found and what was wanted. NaN fails."""
+    """Print one row of the table for (found, wanted) pairs. NaN fails."""
     agrees = all(
         (found - wanted).abs().max().item() <= tolerance for found, wanted in pairs
     )
@@ -1050,6 +1180,7 @@ for q, k, v, w in cases:
         )
     )
 
+# %% tags=["uses-exercise"]
 print(f"{'stage':34}  {'against':34}  largest difference")
 validate("window_scores", "last row of reference.conv_scores", scores, 1e-12)
 validate(
@@ -1078,9 +1209,10 @@ validate(
 )
 
 # %% [markdown]
-# ### On a real GPU, if there is one
+# ### On a real GPU, if you have one
 #
-# The cells of section 9 have used it already. This one gives it more to do: 1000 keys, and as many splits as the rule chooses. Without a GPU it takes 3 keys. It prints the same line.
+# The cells of section 9 have already used it. This cell gives it more to do: 1000 keys, and as many splits as
+# the rule chooses. Without a GPU it takes 3 keys. It prints the same line in either case.
 
 # %% tags=["uses-exercise"]
 n = 1000 if device == "cuda" else 3
@@ -1091,10 +1223,18 @@ print(
 
 # %% [markdown]
 # ## In three lines
-# - A new token changes no old row: keep `K`, `V` and the last c_q queries, and compute one row. With a long cache, its time is that of reading it.
-# - A row of the window masks what comes after its own position; a split owns its keys, and loads P_k and P_r more; what it hands on is (m, l, o), also if it has read nothing.
+# - A new token changes no old row. So keep `K`, `V` and the last c_q queries, and compute one row. With a
+#   long cache, this takes about as long as reading the cache.
+# - Each row of the window masks the keys after its own position. A split owns its keys and loads P_k and P_r
+#   more. It passes on (m, l, o), even if it has read nothing.
 # - Merge by weights, divide once, and test every number of splits from one to more than there are keys.
 #
-# **You can now** decode with a cache, on as many blocks as a GPU has, and tell a right decoder from one that only looks right.
+# **You can now** decode with a cache, on as many blocks as a GPU has, and tell a correct decoder from one
+# that only looks correct.
 #
-# **Next:** [lesson 15](15_training.ipynb) puts the layer into a small transformer, and trains it.
+# **Read on:** Dao, Haziza, Massa, Sizov, *Flash-Decoding for long-context inference* (2023, PyTorch blog),
+# introduces the split over keys. Pope et al., *Efficiently Scaling Transformer Inference* (2022,
+# arXiv:2211.05102), analyses the cost of decoding. Williams, Waterman, Patterson, *Roofline* (Communications
+# of the ACM, 2009), defines memory-bound and compute-bound.
+#
+# **Next:** [lesson 15](15_training.ipynb) puts the layer into a small transformer and trains it.

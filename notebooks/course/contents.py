@@ -103,7 +103,7 @@ PARTS = {
             "11_conv_forward",
             "The forward kernel",
             "a tile for a block: scores, convolution, statistics, output",
-            165,
+            160,
             ("10", "08"),
         ),
         Lesson(
@@ -113,7 +113,7 @@ PARTS = {
             "13_conv_backward",
             "The backward kernels",
             "two kernels, atomics, and the reproducible way",
-            170,
+            175,
             ("12", "10"),
         ),
         Lesson(

@@ -54,6 +54,19 @@ def test_code_keeps_to_88_columns(lesson):
     assert [line for line in lines if len(line) > 88] == []
 
 
+@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if "09" <= lesson[:2] <= "14"])
+def test_a_visible_cell_has_at_most_40_lines_and_the_lesson_says_what_to_read_on(lesson):
+    """Check that a learner sees a whole cell on the screen. Cells that only draw are folded."""
+    solution = notebook("solutions", lesson)
+    visible = [
+        cell.source
+        for cell in code_cells(solution)
+        if not cell.metadata.get("jupyter", {}).get("source_hidden")
+    ]
+    assert [cell for cell in visible if len(cell.splitlines()) > 40] == []
+    assert any("**Read on:**" in cell.source for cell in solution.cells)
+
+
 @each_lesson
 def test_stub_and_solution_differ_inside_marked_regions_only(lesson):
     for stub, solution in zip(

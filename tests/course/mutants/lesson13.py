@@ -125,6 +125,42 @@ def k_v_one_after_the_other(d_k_tile, d_v_tile, d_s_tile, p_tile, q, d_o, i0, ro
             d_k_tile[j, c] += d_s_tile[query - i0, j] * q[query, c]
 
 
+@cuda.jit(device=True)
+def q_by_columns(d_q_tile, d_s_tile, k, j0, rows, columns):
+    """Correct: each thread computes whole columns."""
+    for c in range(cuda.threadIdx.x, k.shape[1], cuda.blockDim.x):
+        for i in range(rows):
+            for j in range(columns):
+                d_q_tile[i, c] += d_s_tile[i, j] * k[j0 + j, c]
+
+
+@cuda.jit(device=True)
+def s_by_columns(d_s_tile, d_t_tile, w, i0, j0, rows, columns):
+    """Correct: each thread computes whole columns."""
+    c_q, c_k = w.shape
+    for j in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
+        for i in range(rows):
+            total = float32(0)
+            for a in range(c_q):
+                for b in range(c_k):
+                    total += w[a, b] * d_t_tile[i + c_q - 1 - a, j + c_k - 1 - b]
+            d_s_tile[i, j] = total if j0 + j <= i0 + i else float32(0)
+
+
+@cuda.jit(device=True)
+def s_by_one_thread(d_s_tile, d_t_tile, w, i0, j0, rows, columns):
+    """Let thread 0 compute everything."""
+    c_q, c_k = w.shape
+    if cuda.threadIdx.x == 0:
+        for e in range(rows * columns):
+            i, j = e // columns, e % columns
+            total = float32(0)
+            for a in range(c_q):
+                for b in range(c_k):
+                    total += w[a, b] * d_t_tile[i + c_q - 1 - a, j + c_k - 1 - b]
+            d_s_tile[i, j] = total if j0 + j <= i0 + i else float32(0)
+
+
 def naming(**changes):
     """Return a diagnosis that is correct except for these changes."""
     return lambda: RIGHT_NAMES | changes
@@ -133,9 +169,9 @@ def naming(**changes):
 RIGHT = {
     "ex13_1": [to_load, to_load_by_corners],
     "ex13_2": [gradient_of_t, t_by_zeros_first],
-    "ex13_3": [gradient_of_s, s_by_turned_taps],
+    "ex13_3": [s_by_columns, gradient_of_s, s_by_turned_taps],
     "ex13_4": [add_d_w, w_by_total],
-    "ex13_5": [add_d_q, q_by_total],
+    "ex13_5": [q_by_columns, add_d_q, q_by_total],
     "ex13_6": [add_d_k_d_v, k_v_one_after_the_other],
     "ex13_7": [naming()],
 }
@@ -256,3 +292,4 @@ MUTANTS = {
         ("nothing", lambda: None),
     ],
 }
+MUTANTS["ex13_3"] = [*MUTANTS["ex13_3"], ("thread 0 does all", s_by_one_thread)]

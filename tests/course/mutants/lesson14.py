@@ -174,6 +174,38 @@ MASK = ".masked_fill(later(rows, n, n - rows, 0), 0.0)"
 SPLIT_MASK = ".masked_fill(later(*s.shape, n - rows, start - left), 0.0)"
 ALL_KEYS = "[(1, 3, 4), (2, 3, 4), (9, 3, 4), (10, 2, 5)]"
 
+
+def last_row_of_all(q_window, k, w):
+    """Compute N rows of scores, of zeros but for the window, and return the last row of T."""
+    n, (c_q, c_k), rows = len(k), w.shape, len(q_window)
+    q = torch.cat([k.new_zeros(n - rows, k.shape[1]), q_window])
+    left = (c_k - 1) // 2
+    s0 = torch.tril(q @ k.T / math.sqrt(k.shape[1]))
+    return conv2d(pad(s0, (left, c_k - 1 - left, c_q - 1, 0))[None, None], w[None, None])[0, 0, -1]
+
+
+def scores_of_the_package(q_window, k, w):
+    q = torch.cat([k.new_zeros(len(k) - len(q_window), k.shape[1]), q_window])
+    return reference.conv_scores(q[None, None], k[None, None], w[None])[0, 0, -1]
+
+
+def in_float64(parts, out):
+    """Sum in float64."""
+    head, batch, c = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
+    part = parts[batch, head]
+    splits, d = part.shape[0], out.shape[3]
+    if c < d:
+        m = MINUS_INFINITY
+        for s in range(splits):
+            m = max(m, part[s, d])
+        l, o = 0.0, 0.0
+        for s in range(splits):
+            shrink = weight(part[s, d], m)
+            l += shrink * part[s, d + 1]
+            o += shrink * part[s, c]
+        out[batch, head, 0, c] = o / l
+
+
 MUTANTS = {
     "ex14_1": (
         wrong(
@@ -352,3 +384,9 @@ RIGHT = {
     "ex14_3": [is_right, test_in_single_precision],
     "ex14_4": [merge_splits, merge_one_after_the_other, merge_with_plain_exponentials],
 }
+MUTANTS["ex14_1"] = [
+    *MUTANTS["ex14_1"],
+    ("the last row of the whole matrix", last_row_of_all),
+    ("the package's scores", scores_of_the_package),
+]
+MUTANTS["ex14_4"] = [*MUTANTS["ex14_4"], ("sums in float64", in_float64)]
