@@ -98,7 +98,7 @@ def view(title, steps):
     left."""
     columns, rows = 24 * SIDE + GAP, 32 * SIDE + GAP
     scene = Scene(title, LEFT + columns + 8, TOP + rows + 8, adds=False)
-    scene.labels.append((8, 14, "colours: the four lanes of a group, lane % 4", ""))
+    scene.labels.append((8, 14, "colours: the four lanes of a quad, lane % 4", ""))
     place = {}
     for matrix, (height, width) in SHAPES.items():
         x, y = CORNERS[matrix]
@@ -145,5 +145,6 @@ def bank_step(number, starts):
     look = ["clash" if count > 1 else "load" for count in wanted]
     looks = [(row * BANKS + bank, look[bank], "") for row, bank in asked]
     looks += [(8 * BANKS + bank, look[bank], count) for bank, count in enumerate(wanted) if count]
-    turns = max(wanted)
-    return f"matrix {number}, lanes {8 * number} to {8 * number + 7}: {turns} turn{'s' * (turns > 1)}", looks
+    wavefronts = max(wanted)
+    lanes, plural = f"lanes {8 * number} to {8 * number + 7}", "s" * (wavefronts > 1)
+    return f"matrix {number}, {lanes}: {wavefronts} wavefront{plural}", looks

@@ -70,7 +70,7 @@ def executed(report, call, hint, **bounds):
 # 16.1 -------------------------------------------------------------------------------------------------------
 
 MAP = (
-    "With group g = lane // 4 and place t = lane % 4: a0 is word t of row g, a1 the same word of row g + 8;"
+    "With quad g = lane // 4 and position t = lane % 4: a0 is word t of row g, a1 the same word of row g + 8;"
     " a2 and a3 lie 8 columns, which are 4 words, further right."
 )
 PIECES = [(8, 0, 1), (8, 0, 2), (24, 8, 1), (40, 16, 3), (21, 5, 1)]  # words in a row, first, warps
@@ -171,7 +171,7 @@ WORST = 2 * U + U * U  # per |x| |y|, as in the text
 REACHED = 0.999999 * ((1 + U / (1 + U)) ** 2 - 1)  # by numbers just above 1 + u, which round to 1 + 2u
 ADDS_UP = (
     "Each term x y can be off by (2u + u²) |x| |y|, with u = 2⁻⁸, and all errors can have the same sign,"
-    " whatever signs the terms have. So what is summed is |x| |y|."
+    " whatever signs the terms have. So sum |x| |y|."
 )
 
 
@@ -186,7 +186,13 @@ def ex16_3(bound, rng):
         got, terms = bound(a, b), np.abs(a) @ np.abs(b)
         compare((a, b), given, what="bound has changed an input", call=call, tolerance=0)
         if shape(got) != (m, n):
-            fail("wrong shape", call=call, wanted=(m, n), got=shape(got), hint="One bound per number of A B.")
+            fail(
+                "wrong shape",
+                call=call,
+                wanted=(m, n),
+                got=shape(got),
+                hint="Return one bound per entry of A B.",
+            )
         for what, wrong in (
             ("the error can be larger than that", ~(array(got) >= REACHED * terms)),
             ("the error is never as large as that", ~(array(got) <= 1.001 * WORST * terms)),
@@ -194,7 +200,7 @@ def ex16_3(bound, rng):
             if wrong.any():
                 place = tuple(np.argwhere(wrong)[0].tolist())
                 fail(
-                    f"number {place}: {what}",
+                    f"entry {place}: {what}",
                     call=call,
                     wanted=WORST * terms[place],
                     got=array(got)[place],
@@ -272,6 +278,8 @@ def ex16_4(fragments, rng):
         a, b = numbered_tiles(rng, height, width)
         row = rng.integers(0, height - 15, warps)
         column, step = (8 * rng.integers(0, size // 8 - 1, warps) for size in (width, min(height, width)))
+        # The last warp takes the last corner, so that an answer for tiles of 32 rows fails.
+        row[-1], column[-1], step[-1] = height - 16, width - 16, min(height, width) // 8 * 8 - 16
         corners = np.stack([row, column, step], axis=1)
         wanted = [
             held_numbers(a[row : row + 16, step : step + 16], b[step : step + 16, column : column + 16])
@@ -311,12 +319,10 @@ MATMUL = (
     " w // 2 * 16 on, the columns from w % 2 * 16 on: c0 to c3 its left 8 columns, e0 to e3 the right ones."
 )
 PART = (
-    "At each stop 128 threads load one tile of a and one of b together (load_tile), and each warp fetches"
-    " its own fragments and makes its own 16 × 16 numbers of c, by two mma_bf16 for each 16 terms."
+    "In each iteration 128 threads load one tile of a and one of b together (load_tile), and each warp"
+    " loads its own fragments and makes its own 16 × 16 numbers of c, by two mma_bf16 for each 16 terms."
 )
-CONFLICT = (
-    "How many 16-byte pieces has a row of your tiles? An odd number of them lets eight rows lie side by side."
-)
+CONFLICT = "How many 16-byte chunks has a row of your tiles? With an odd number, eight rows share no bank."
 
 
 @exercise("16.5", "matmul")
@@ -379,8 +385,8 @@ def check_matmul(matmul, what, a, b, tolerance, rng):
     banks = report.counters["banks"]
     if banks["wavefronts"] != banks["fewest_wavefronts"]:
         fail(
-            f"correct, but with {banks['ways']}-way bank conflicts: {banks['wavefronts']} turns of shared"
-            f" memory, where {banks['fewest_wavefronts']} are enough",
+            f"correct, but with {banks['ways']}-way bank conflicts: {banks['wavefronts']} wavefronts of"
+            f" shared memory, where {banks['fewest_wavefronts']} are enough",
             call=call,
             hint=CONFLICT,
         )
@@ -392,11 +398,11 @@ def check_alignment(matmul):
     two, four = np.zeros((1, 1), int16), np.zeros((1, 1), float32)
     try:
         made = ptx.compiled_here(matmul, two, two, four, architecture=ARCHITECTURE)
-    except Exception:  # no compiler, or what it refuses: both are said at the end of every check
+    except Exception:  # no compiler, or what it refuses: the end of every check reports both
         return
     for bytes_of in map(int, re.findall(r"\.shared \.align (\d+)", made.ptx)):
         if bytes_of % 16:
             fail(
                 f"right in `sim`, but a GPU may begin a shared array at any multiple of {bytes_of} bytes",
-                hint="ldmatrix wants multiples of 16 bytes: cuda.shared.array(shape, int16, alignment=16).",
+                hint="ldmatrix needs multiples of 16 bytes: cuda.shared.array(shape, int16, alignment=16).",
             )
