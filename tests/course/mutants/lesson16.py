@@ -531,7 +531,7 @@ MATMUL = [
         ("no barrier after loading", ("        cuda.syncthreads()  # loaded\n", "")),
         (
             "no barrier after the products",
-            ("        cuda.syncthreads()  # used up: the next tiles may come\n", ""),
+            ("        cuda.syncthreads()  # used: the next tiles may overwrite these\n", ""),
         ),
         (
             "rows of 32: bank conflicts",
