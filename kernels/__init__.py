@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # type checkers do not run `__getattr__`
     from kernels.common.kv_cache import KVCache as KVCache
     from kernels.common.kv_cache import LatentCache as LatentCache
+    from kernels.common.warm_up import compile_for as compile_for
     from kernels.conv.decode import conv_attention_decode as conv_attention_decode
     from kernels.conv.operators import conv_attention as conv_attention
     from kernels.distributed import conv_attention_decode_sharded as conv_attention_decode_sharded
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # type checkers do not run `__getattr__`
 # public name -> the module that defines it
 _HOME = {
     "attention": "kernels.reference",
+    "compile_for": "kernels.common.warm_up",
     "flash_attention": "kernels.flash.forward",
     "flash_attention_decode": "kernels.flash.decode",
     "warp_attention": "kernels.flash.warp",

@@ -4,11 +4,12 @@ communication.
 The results are written as JSON.
 
     python -m kernels.bench.distributed [--ranks 2] [--lengths 32768 65536 131072]
-        [--json kernels/data/sharded.json]
+        [--dtype bfloat16] [--json kernels/data/sharded.json]
 
 Each GPU has one process, and the processes communicate through NCCL. "One GPU" is the same call in a group of
-size one. Communication alone is the same exchanges without kernels. Computation alone is the same kernels
-without exchanges: each rank uses uninitialised memory in place of the received tensors.
+size one; in 16 bits it is `conv_attention`, which runs on tensor cores. Communication alone is the same
+exchanges without kernels. Computation alone is the same kernels without exchanges: each rank uses
+uninitialised memory in place of the received tensors.
 """
 
 import argparse
@@ -21,9 +22,11 @@ from pathlib import Path
 import torch
 from torch import distributed, multiprocessing
 
+from kernels import conv_attention
 from kernels import distributed as sharded
 from kernels.cases.conv import Shape, inputs, relative_errors, results
 from kernels.distributed import Ring, conv_attention_sharded, shard, unshard
+from kernels.distributed.plan import LAYOUTS
 
 TAPS = 7
 EQUAL = [
@@ -46,14 +49,14 @@ class Silent(Ring):
         return lambda: None
 
 
-def equality(device, group):
+def equality(device, group, dtype):
     """Return {layout: largest relative error of O, dQ, dK, dV and dW against one GPU}, over the shapes in
     EQUAL."""
     worst = {}
     for shape in EQUAL:
-        q, k, v, w, d_o = inputs(shape, device=device)
+        q, k, v, w, d_o = (x.to(dtype) for x in inputs(shape, device=device))
         o, _, *gradients = results(q, k, v, w, d_o, shape.causal)
-        for layout in sharded.LAYOUTS:
+        for layout in LAYOUTS:
             leaves = [shard(x, group, layout).requires_grad_() for x in (q, k, v)] + [
                 w.clone().requires_grad_()
             ]
@@ -85,7 +88,7 @@ def milliseconds(call, repeats):
     return slowest.item()
 
 
-def times(n, heads, d, layout, group, repeats, kind=Ring):
+def times(n, heads, d, layout, group, repeats, dtype, kind=Ring):
     """Return the (forward, backward) times of one call in milliseconds, measured on the slowest rank.
 
     kind: Ring, or Silent for computation alone.
@@ -93,8 +96,8 @@ def times(n, heads, d, layout, group, repeats, kind=Ring):
     sharded.Ring = kind
     ranks = distributed.get_world_size(group)
     torch.manual_seed(0)
-    q, k, v, d_o = torch.randn(4, 1, heads, n // ranks, d, device="cuda")
-    w = (torch.randn(heads, TAPS, TAPS, device="cuda") / TAPS).requires_grad_()
+    q, k, v, d_o = torch.randn(4, 1, heads, n // ranks, d, device="cuda").to(dtype)
+    w = (torch.randn(heads, TAPS, TAPS, device="cuda") / TAPS).to(dtype).requires_grad_()
     leaves = [x.requires_grad_() for x in (q, k, v)] + [w]
     forward = milliseconds(lambda: conv_attention_sharded(*leaves, group, layout=layout), repeats)
     o = conv_attention_sharded(*leaves, group, layout=layout)
@@ -103,10 +106,24 @@ def times(n, heads, d, layout, group, repeats, kind=Ring):
     return forward, backward
 
 
-def exchanges(n, heads, d, group, repeats):
+def one_gpu(n, heads, d, alone, repeats, dtype):
+    """Return the (forward, backward) times of `conv_attention` on one GPU in 16 bits, and of the sharded call
+    in a group of size one in float32."""
+    if dtype == torch.float32:
+        return times(n, heads, d, "contiguous", alone, repeats, dtype)
+    q, k, v, d_o = torch.randn(4, 1, heads, n, d, device="cuda").to(dtype)
+    w = (torch.randn(heads, TAPS, TAPS, device="cuda") / TAPS).to(dtype)
+    leaves = [x.requires_grad_() for x in (q, k, v, w)]
+    forward = milliseconds(lambda: conv_attention(*leaves), repeats)
+    o = conv_attention(*leaves)
+    backward = milliseconds(lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True), repeats)
+    return forward, backward
+
+
+def exchanges(n, heads, d, group, repeats, dtype):
     """Return the times in milliseconds of sending K and V around the ring, and of one all-gather."""
     ring, ranks = Ring(group, torch.empty(0, device="cuda")), distributed.get_world_size(group)
-    block = torch.randn(1, heads, 2 * n // ranks, d, device="cuda")
+    block = torch.randn(1, heads, 2 * n // ranks, d, device="cuda").to(dtype)
 
     def round_the_ring():
         visitor = block
@@ -118,7 +135,7 @@ def exchanges(n, heads, d, group, repeats):
     return milliseconds(round_the_ring, repeats), milliseconds(lambda: ring.gather(block), repeats)
 
 
-def rank_main(rank, ranks, store, lengths, heads, d, path):
+def rank_main(rank, ranks, store, lengths, heads, d, path, dtype):
     torch.cuda.set_device(rank)
     distributed.init_process_group(
         "nccl",
@@ -136,20 +153,21 @@ def rank_main(rank, ranks, store, lengths, heads, d, path):
         "d": d,
         "taps": TAPS,
         "torch": torch.__version__,
-        "equality": equality(f"cuda:{rank}", None),
+        "dtype": str(dtype).removeprefix("torch."),
+        "equality": equality(f"cuda:{rank}", None, dtype),
         "rows": [],
     }
     if rank == 0:
         print(json.dumps(record["equality"]), flush=True)
-    times(4096, heads, d, "zigzag", None, 2)  # compile the kernels and connect the ranks before timing
+    times(4096, heads, d, "zigzag", None, 2, dtype)  # compile the kernels and connect the ranks before timing
     for n in lengths:
         repeats = 3 if n <= 65536 else 1
         row = {"N": n}
-        row["ring"], row["all-gather"] = exchanges(n, heads, d, None, 5)
-        row["one GPU"] = times(n, heads, d, "contiguous", alone, repeats)
-        for layout in sharded.LAYOUTS:
-            row[layout] = times(n, heads, d, layout, None, repeats)
-        row["zigzag, nothing sent"] = times(n, heads, d, "zigzag", None, repeats, Silent)
+        row["ring"], row["all-gather"] = exchanges(n, heads, d, None, 5, dtype)
+        row["one GPU"] = one_gpu(n, heads, d, alone, repeats, dtype)
+        for layout in LAYOUTS:
+            row[layout] = times(n, heads, d, layout, None, repeats, dtype)
+        row["zigzag, nothing sent"] = times(n, heads, d, "zigzag", None, repeats, dtype, Silent)
         record["rows"].append(row)
         if rank == 0:
             print(json.dumps(row), flush=True)
@@ -164,12 +182,21 @@ if __name__ == "__main__":
     parser.add_argument("--lengths", type=int, nargs="+", default=[32768, 65536, 131072])
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--d", type=int, default=64)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     parser.add_argument("--json")
     given = parser.parse_args()
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(
             rank_main,
-            (given.ranks, f"{folder}/store", given.lengths, given.heads, given.d, given.json),
+            (
+                given.ranks,
+                f"{folder}/store",
+                given.lengths,
+                given.heads,
+                given.d,
+                given.json,
+                getattr(torch, given.dtype),
+            ),
             given.ranks,
         )

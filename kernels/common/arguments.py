@@ -155,8 +155,52 @@ def checked_scale(scale, d):
 
 # Arguments of each kind of attention ------------------------------------------------------------------------
 
+# facts of valid calls -> the result of their check; see `facts_of`
+CHECKED: dict = {}
+MOST_CHECKED = 4096
 OR_FLOAT32 = torch.float32, None  # float32, or the type of q
 TAPS = "H c_q c_k", OR_FLOAT32
+
+
+def facts_of(tensors, *options):
+    """Return everything that a check of these arguments depends on as a tuple, or None if that is impossible.
+
+    A training loop and a decoder repeat the same check thousands of times, so valid facts are remembered in
+    CHECKED. Arguments that are no tensors, and the symbolic sizes of torch.compile, have no facts.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    facts = [options, *map(type, options)]
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        facts += (tensor.shape, tensor.dtype, tensor.device)
+    return tuple(facts)
+
+
+def remembered(facts):
+    """Return the result of an earlier check of equal facts, or None if there is none."""
+    try:
+        return CHECKED.get(facts)
+    except TypeError:  # an option, or a symbolic size, is not hashable
+        return None
+
+
+def remember(facts, result):
+    """Remember the result of a check under its facts, unless they are None; return the result."""
+    if facts is not None and is_hashable(facts):
+        if len(CHECKED) >= MOST_CHECKED:
+            CHECKED.clear()
+        CHECKED[facts] = result
+    return result
+
+
+def is_hashable(facts):
+    try:
+        hash(facts)
+    except TypeError:
+        return False
+    return True
 
 
 def attention_arguments(q, k, v, scale, dtypes=FLOAT32):
@@ -174,8 +218,12 @@ def check_attention(q, k, v, scale, dtypes=FLOAT32):
 
     Raise TypeError or ValueError for an invalid argument.
     """
+    facts = facts_of((q, k, v), scale, dtypes)
+    known = remembered(facts)
+    if known is not None:
+        return known
     sizes = check({"q": (q, "B H N d"), "k": (k, "B H N_k d"), "v": (v, "B H N_k d")}, dtypes)
-    return checked_scale(scale, sizes["d"])
+    return remember(facts, checked_scale(scale, sizes["d"]))
 
 
 def conv_arguments(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
@@ -194,11 +242,15 @@ def check_conv(q, k, v, w, scale, extent=None, dtypes=FLOAT32):
 
     Raise TypeError or ValueError for an invalid argument.
     """
+    facts = facts_of((q, k, v, w), extent, scale, dtypes)
+    known = remembered(facts)
+    if known is not None:
+        return known
     keys, owned = ("N", "N") if extent is None else ("N_k", "owned")
     given = {"q": (q, "B H N d"), "k": (k, f"B H {keys} d"), "v": (v, f"B H {owned} d"), "w": (w, *TAPS)}
     sizes = check(given, dtypes, filled="B H N")
     extent = WHOLE if extent is None else check_extent(extent, q, k, v)
-    return checked_scale(scale, sizes["d"]), extent
+    return remember(facts, (checked_scale(scale, sizes["d"]), extent))
 
 
 def backward_arguments(q, k, v, w, o, log_sum, d_o, scale, extent=None, dtypes=FLOAT32):

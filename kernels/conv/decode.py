@@ -53,7 +53,7 @@ from kernels.common.splits import (
 )
 from kernels.common.tiles import MINUS_INFINITY, weight
 from kernels.conv import tensor_decode as decode_tensor
-from kernels.tensor_cores.launch import check_tensor_cores, kind_of, tensor_width
+from kernels.tensor_cores.launch import check_tensor_cores, kind_of, taps_operand, tensor_width
 
 WARPS = 4
 PITCH = LANES + 1  # elements per row of a piece of K: with this padding, a column lies in 32 different banks
@@ -272,10 +272,11 @@ def conv_decode_tensor(q, k, v, w, scale, splits=None, run=None):
     length = decode_tensor.length_of(-(-keys // splits), c_k)
     splits = -(-keys // length)
     parts, o, log_sum = (output((batch, heads, *sizes), like=k) for sizes in ((splits, d + 2), (1, d), (1,)))
-    kernel = decode_tensor.decode_tensor_kernel(tensor_width(d), kind_of(q), c_q, c_k)
+    taps, as_bits = taps_operand(w, q)
+    kernel = decode_tensor.decode_tensor_kernel(tensor_width(d), kind_of(q), c_q, c_k, as_bits)
     *bits, positive = decode_tensor.operands(q, k, v, scale)
     grid = (splits, heads, batch)
-    launch(kernel, grid, decode_tensor.THREADS, *bits, w.float(), positive, length, parts, run=run)
+    launch(kernel, grid, decode_tensor.THREADS, *bits, taps, positive, length, parts, run=run)
     launch(merge_splits_kernel, (heads, batch), MERGING_WARPS * LANES, parts, o, log_sum, run=run)
     return o.to(q.dtype)
 

@@ -40,7 +40,7 @@ from numba import cuda
 from numpy import float32, int16, int32, uint32
 from torch.nn.functional import pad
 
-from kernels.common.launch import launch, output
+from kernels.common.launch import Bits, launch, output, relaunch
 from kernels.conv.tensor_backward_tiles import (
     BLOCKS,
     COLUMNS,
@@ -53,17 +53,18 @@ from kernels.conv.tensor_backward_tiles import (
     gradient_storer,
     owned_rows,
     place_of,
-    product_maker,
     tap_gradient_adder,
 )
 from kernels.reference import above_diagonal, convolve, masked_scores
 from kernels.tensor_cores.instructions import cp_async_4, cp_async_commit, cp_async_wait_0, exp2_approx
-from kernels.tensor_cores.launch import check_tensor_cores, kind_of, tensor_width
+from kernels.tensor_cores.launch import check_tensor_cores, kind_of, taps_operand, tensor_width
+from kernels.tensor_cores.row_products import row_products
 from kernels.tensor_cores.tiles import (
     ARITHMETIC,
     LOG2E,
     PADDING,
     clamped,
+    product_maker,
     tile_copier,
     value_adder,
     window_of,
@@ -77,10 +78,11 @@ FEW = 16  # for at most this number of queries, D is computed from the scores
 
 
 @functools.cache
-def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=None):
+def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=None, bits=False):
     """Return the kernel for rows of `width` elements and (c_q, c_k) taps.
 
     of_keys: compile the variant for dK and dV instead of that for dQ and dW.
+    bits: the taps are 16-bit values as int16, instead of float32.
 
     The kernel's arguments:
 
@@ -106,10 +108,10 @@ def gradient_kernel(width, kind, c_q, c_k, of_keys, warps=WARPS, max_registers=N
     v_numbers, sum_numbers = (d_numbers, 1) if of_keys else (1, shifts * sums_of_shift)
     number_columns, scratch_warps = (two_steps, 1) if of_keys else (1, warps)
     copy_rows, copy = tile_copier(rows, width, threads), tile_copier(COLUMNS, width, threads)
-    multiply, convolve = product_maker(kind, width // 16), convolver(kind, row_taps, column_taps)
+    multiply, convolve = product_maker(kind, 1, BLOCKS, width // 16), convolver(kind, row_taps, column_taps)
     add_products = value_adder(kind, 1, BLOCKS, d_tiles)
     add_tap_gradients = tap_gradient_adder(kind, row_taps, column_taps, owned, warps)
-    load_bands, store = band_loader(kind, frame, of_keys), gradient_storer(kind, d_tiles)
+    load_bands, store = band_loader(kind, frame, of_keys, bits), gradient_storer(kind, d_tiles)
 
     @cuda.jit(device=True)
     def masked(row, column):
@@ -317,14 +319,14 @@ def registers_of(width):
     return 128 if width == 64 else None
 
 
-def sums_of_rows(q, k, v, w, o, log_sum, d_o, causal, scale):
+def sums_of_rows(q, k, v, w, o, log_sum, d_o, causal, scale, run=None):
     """Return D = Σ_j P · dP of each query, (B, H, N), float32.
 
     D equals the row sum of dO · O. For few queries, the rounding of O to 16 bits matters. D is then computed
     from P, with scores rounded as in the kernels.
     """
     if q.shape[2] > FEW:
-        return (d_o * o.detach().float()).sum(-1)
+        return row_products(d_o, o, run)
     before, after = (scale, 1) if kind_of(q) == "float16" else (1, scale)
     s = masked_scores(q.float(), k.float(), causal, before).to(q.dtype).float()
     t = convolve(s, w.to(q.dtype).float()) * after
@@ -342,33 +344,39 @@ def conv_tensor_backward(q, k, v, w, o, log_sum, d_o, causal, scale, wanted, run
     """
     check_tensor_cores(q)
     (batch, heads, n, d), width, taps = q.shape, tensor_width(q.shape[3]), w.shape[1:]
-    delta = sums_of_rows(q, k, v, w, o, log_sum.detach(), d_o, causal, scale)
-    padded = [x if d == width else pad(x, (0, width - d)) for x in (q, k, v, d_o)]
-    q_bits, k_bits, v_bits, d_o_bits = (x.view(torch.int16) for x in padded)
-    shared = w.float(), log_sum.detach(), delta, scale, bool(causal)
+    log_sum = log_sum.detach()
+    delta = sums_of_rows(q, k, v, w, o, log_sum, d_o, causal, scale, run)
+    facts = gradient_kernel, warps, q.shape, w.shape, q.dtype, w.dtype, q.device, causal, scale
+    q, k, v, d_o = (x if d == width else pad(x, (0, width - d)) for x in (q, k, v, d_o))
 
-    def run_kernel(of_keys, *arguments):
-        kernel = gradient_kernel(width, kind_of(q), *taps, of_keys, warps, registers_of(width))
-        tiles = -(-n // owned_rows(frame_of(*taps, of_keys), warps))
-        launch(kernel, (batch * heads, tiles), warps * 32, *arguments, run=run)
+    def run_kernel(of_keys, x, x2, y, y2, first, second):
+        tensors = (x, x2, y, y2, w, log_sum, delta, first, second)
+        key = (of_keys, *facts)
+        if run is not None or not relaunch(key, tensors):
+            taps_given, bits = taps_operand(w, q)
+            kernel = gradient_kernel(width, kind_of(q), *taps, of_keys, warps, registers_of(width), bits)
+            tiles = -(-n // owned_rows(frame_of(*taps, of_keys), warps))
+            given = (*(Bits(x, torch.int16) for x in (x, x2, y, y2)), taps_given, log_sum, delta)
+            stored = Bits(first, torch.int32), Bits(second, torch.int32) if of_keys else second
+            arguments = (*given, scale, bool(causal), *stored)
+            grid = (batch * heads, tiles)
+            launch(kernel, grid, warps * 32, *arguments, run=run, remember=(key, tensors))
 
     def fresh():
-        return output(padded[0].shape, like=q, dtype=q.dtype)
+        return output(q.shape, like=q, dtype=q.dtype)
 
     def cut(gradient):
         return gradient if d == width else gradient[..., :d].contiguous()
 
     d_q = d_k = d_v = d_w = None
     if wanted[0] or wanted[3]:
-        tiles = -(-n // owned_rows(frame_of(*taps, False), warps))
-        d_q, d_w = fresh(), output((batch * tiles, *w.shape), like=q)
-        run_kernel(False, q_bits, d_o_bits, k_bits, v_bits, *shared, d_q.view(torch.int32), d_w)
-        d_q, d_w = cut(d_q), d_w.sum(0).to(w.dtype)
+        parts = batch * -(-n // owned_rows(frame_of(*taps, False), warps))
+        d_q, d_w = fresh(), output((parts, *w.shape), like=q)
+        run_kernel(False, q, d_o, k, v, d_q, d_w)
+        d_q, d_w = cut(d_q), (d_w.sum(0) if parts > 1 else d_w[0]).to(w.dtype)
     if wanted[1] or wanted[2]:
         d_k, d_v = fresh(), fresh()
-        run_kernel(
-            True, k_bits, v_bits, q_bits, d_o_bits, *shared, d_k.view(torch.int32), d_v.view(torch.int32)
-        )
+        run_kernel(True, k, v, q, d_o, d_k, d_v)
         d_k, d_v = cut(d_k), cut(d_v)
     if n == 1:  # the weight of the only key is always 1, so these gradients are 0; NaN stays NaN
         d_q, d_k, d_w = (None if gradient is None else gradient * 0 for gradient in (d_q, d_k, d_w))

@@ -11,7 +11,7 @@ from numba import cuda
 from numpy import float32, int32, uint32
 
 from kernels.tensor_cores.instructions import ldmatrix_x2, ldmatrix_x2_trans, ldmatrix_x4, ldmatrix_x4_trans
-from kernels.tensor_cores.tiles import ARITHMETIC, mma_pair, window_of
+from kernels.tensor_cores.tiles import ARITHMETIC, window_of
 
 COLUMNS = 32  # columns per iteration
 BLOCKS = COLUMNS // 8  # blocks of eight columns per iteration
@@ -41,28 +41,6 @@ def owned_rows(frame, warps):
 
 
 # Products and convolutions of a warp ------------------------------------------------------------------------
-
-
-@functools.cache
-def product_maker(kind, depth):
-    """Create multiply(c, a_tile, a_row, b_tile, b_row), which computes c = A Bᵀ for 16 rows of A and COLUMNS
-    rows of B."""
-    add_pair = mma_pair(kind)
-
-    @cuda.jit(device=True)
-    def multiply(c, a_tile, a_row, b_tile, b_row):
-        lane = cuda.threadIdx.x & 31
-        for x in range(NUMBERS):
-            c[x] = float32(0)
-        for d in range(depth):
-            a0, a1, a2, a3 = ldmatrix_x4(a_tile, (a_row + (lane & 15), d * 16 + (lane >> 4) * 8))
-            for pair in range(BLOCKS // 2):
-                b0, b1, b2, b3 = ldmatrix_x4(
-                    b_tile, (b_row + pair * 16 + (lane & 7) + (lane >> 4) * 8, d * 16 + (lane >> 3 & 1) * 8)
-                )
-                add_pair(c, pair * 8, a0, a1, a2, a3, b0, b1, b2, b3)
-
-    return multiply
 
 
 @cuda.jit(device=True)
@@ -184,23 +162,27 @@ def tap_gradient_adder(kind, row_taps, column_taps, owned, warps):
 
 
 @functools.cache
-def band_loader(kind, frame, of_keys):
+def band_loader(kind, frame, of_keys, bits=False):
     """Create load_bands(bands, w, head, flipped), which stores the fragments of the tap bands, one register
     per lane.
 
     The bands are right operands of `mma` for a window.
+
+    bits: w has 16-bit values as int16; otherwise it is float32.
     """
     pack, window = ARITHMETIC[kind].pack, window_of(frame.column_taps)
     row_taps, column_taps = frame.row_taps, frame.column_taps
+    nothing = uint32(0) if bits else float32(0)
 
     @cuda.jit(device=True)
     def tap_of(w, head, a, b, flipped):
         """Return tap (a, b) in the kernel's orientation, and 0 outside the taps."""
         if b < 0 or b >= column_taps:
-            return float32(0)
+            return nothing
         if flipped:  # the transposed convolution reads the taps in reverse
             a, b = row_taps - 1 - a, column_taps - 1 - b
-        return w[head, b, a] if of_keys else w[head, a, b]
+        tap = w[head, b, a] if of_keys else w[head, a, b]
+        return uint32(tap & 0xFFFF) if bits else tap
 
     @cuda.jit(device=True)
     def load_bands(bands, w, head, flipped):
@@ -208,7 +190,8 @@ def band_loader(kind, frame, of_keys):
             # lane l holds rows 2 (l % 4) and 2 (l % 4) + 1 of column l / 4 of the band
             number, lane = part >> 5, part & 31
             a, b = number // window, (lane & 3) * 2 + number % window * 8 - (lane >> 2)
-            bands[number, lane] = pack(tap_of(w, head, a, b, flipped), tap_of(w, head, a, b + 1, flipped))
+            low, high = tap_of(w, head, a, b, flipped), tap_of(w, head, a, b + 1, flipped)
+            bands[number, lane] = low | high << uint32(16) if bits else pack(low, high)
 
     return load_bands
 

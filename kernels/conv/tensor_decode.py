@@ -63,12 +63,12 @@ THREADS = WARPS * 32
 
 
 @functools.cache
-def decode_tensor_kernel(width, kind, c_q, c_k):
+def decode_tensor_kernel(width, kind, c_q, c_k, bits=False):
     """Return the kernel for rows of at most `width` elements and (c_q, c_k) taps."""
     (mma, mma_k8, pack), add_pair = ARITHMETIC[kind], mma_pair(kind)
     scaled = kind == "float16"
     left = (c_k - 1) // 2
-    window, load_taps = window_of(c_k), tap_loader(kind, c_q, c_k)
+    window, load_taps = window_of(c_k), tap_loader(kind, c_q, c_k, bits)
     lag = 8 * (window - 1)
     shift, pitch = left - lag, width + PADDING
     depth, d_tiles, own_tiles = width // 16, width // 8, OWN // 8
@@ -102,7 +102,7 @@ def decode_tensor_kernel(width, kind, c_q, c_k):
 
         q: (B, H, R, d), the window, R = min(c_q, N_k) rows, 16-bit values as int16.
         k, v: (B, H, N_k, d), 16-bit values as int16.
-        w: (H, c_q, c_k), float32.
+        w: (H, c_q, c_k), float32, or 16-bit values as int16 if `bits`.
         length: keys per block.
         """
         k_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)

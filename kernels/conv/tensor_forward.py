@@ -29,7 +29,14 @@ from numpy import float32, int16, int32, uint32
 
 from kernels.common.tiles import MINUS_INFINITY
 from kernels.tensor_cores.instructions import cp_async_16, cp_async_commit, cp_async_wait_0, ldmatrix_x4
-from kernels.tensor_cores.launch import Work, kind_of, launch_on_tensor_cores, tensor_width
+from kernels.tensor_cores.launch import (
+    Work,
+    kind_of,
+    launch_on_tensor_cores,
+    relaunched,
+    taps_operand,
+    tensor_width,
+)
 from kernels.tensor_cores.tiles import (
     ARITHMETIC,
     CHUNK,
@@ -51,11 +58,12 @@ TWO_TILES = 2 * KEYS
 
 
 @functools.cache
-def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_registers=None):
+def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_registers=None, bits=False):
     """Return the kernel for rows of `width` elements and (c_q, c_k) taps.
 
     strip: adjacent rows per quad.
     step_keys: keys per iteration.
+    bits: the taps are 16-bit values as int16, instead of float32.
 
     These variables count blocks of eight keys: `window`, the blocks of S0 that one block of T depends on;
         `new`, the blocks per iteration; `held`, the blocks in registers. `shift` is the distance from the
@@ -76,7 +84,7 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
     s_numbers, o_numbers, t_numbers = 2 * s_tiles * held, m_tiles * d_tiles * 4, m_tiles * new * 4
     b_numbers, c_numbers = new * 2, s_tiles * new * 4
     tap_numbers = c_q * window
-    copy, load_taps = tile_copier(KEYS, width, threads), tap_loader(kind, c_q, c_k)
+    copy, load_taps = tile_copier(KEYS, width, threads), tap_loader(kind, c_q, c_k, bits)
     soften = softener(m_tiles, new, d_tiles)
     add_values = value_adder(kind, m_tiles, new, d_tiles)
     store_row = row_storer(kind, d_tiles)
@@ -141,7 +149,7 @@ def conv_tensor_kernel(width, kind, warps, strip, c_q, c_k, step_keys=16, max_re
         float32.
 
         q, k, v: (B, H, N, width), 16-bit values as int16.
-        w: (H, c_q, c_k), float32.
+        w: (H, c_q, c_k), float32 or int16.
         """
         q_tile = cuda.shared.array((q_places, pitch), int16, alignment=16)
         k_tiles = cuda.shared.array((TWO_TILES, pitch), int16, alignment=16)
@@ -241,8 +249,13 @@ def conv_tensor_forward(q, k, v, w, causal, scale, run=None):
     q, k, v, w: bfloat16 or float16 tensors and their taps, contiguous and already checked. The taps are
         rounded to the dtype of q. O has the shape and dtype of q.
     """
+    key = (conv_tensor_kernel, q.shape, w.shape, q.dtype, w.dtype, q.device, causal, scale)
+    found = relaunched(key, q, k, v, w) if run is None else None
+    if found:
+        return found
     width, (c_q, c_k) = tensor_width(q.shape[3]), w.shape[1:]
     strip, step_keys = shape_of(width, c_q, c_k)
-    kernel = conv_tensor_kernel(width, kind_of(q), WARPS, strip, c_q, c_k, step_keys)
+    taps, bits = taps_operand(w, q)
+    kernel = conv_tensor_kernel(width, kind_of(q), WARPS, strip, c_q, c_k, step_keys, bits=bits)
     work = Work(WARPS * strip * 8, WARPS * 32)
-    return launch_on_tensor_cores(kernel, work, q, k, v, (w.float(),), scale, causal, run)
+    return launch_on_tensor_cores(kernel, work, q, k, v, (taps,), scale, causal, run, (key, (q, k, v, w)))

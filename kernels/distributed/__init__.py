@@ -28,7 +28,7 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh
 
-from kernels.common.arguments import TAPS, check, checked_scale
+from kernels.common.arguments import ANY_FLOAT, FLOAT32, TAPS, check, checked_scale
 from kernels.conv.decode import conv_decode, decode_arguments
 from kernels.distributed.attention import Sharded, merged, nothing
 from kernels.distributed.plan import Plan, check_layout
@@ -49,8 +49,10 @@ def conv_attention_sharded(
     """Compute `conv_attention` for a sequence whose tokens are sharded over `group`; return this rank's rows,
     like q.
 
-    q, k, v: (B, H, n, d), this rank's tokens. Ranks may have different n, and n may be 0.
-    w: (H, c_q, c_k), identical on all ranks.
+    q, k, v: (B, H, n, d), this rank's tokens, float32, bfloat16 or float16. Ranks may have different n, and n
+        may be 0. 16-bit K/V blocks are sent in 16 bits. The kernels compute them in float32, because the
+        tensor-core kernels support no halos.
+    w: (H, c_q, c_k), identical on all ranks, float32 or the dtype of q.
     group: a process group or a one-dimensional DeviceMesh; None is the default group.
     causal, scale: as for `conv_attention`.
     layout: "contiguous": rank r holds chunk r of the sequence. "zigzag": the first half of its rows (the
@@ -66,12 +68,13 @@ def conv_attention_sharded(
     ring = Ring(group, q if isinstance(q, torch.Tensor) else torch.empty(0))
     try:
         chunks = check_layout(layout)
-        scale = check_shards(q, k, v, w, scale)
+        scale = check_shards(q, k, v, w, scale, ANY_FLOAT)
         facts = dict(zip("B H d c_q c_k".split(), (q.shape[0], q.shape[1], q.shape[3], *w.shape[1:])))
         gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, w))
         facts |= {
             "causal": bool(causal),
             "scale": scale,
+            "dtype (0 float32, 1 bfloat16, 2 float16)": ANY_FLOAT.index(q.dtype),
             "chunks per rank (layout)": chunks,
             "gradients wanted": gradient,
         }
@@ -165,8 +168,8 @@ def unshard(x, group=None, layout="zigzag", dim=2):
     )
 
 
-def check_shards(q, k, v, w, scale):
-    """Check this rank's tokens (B, H, n, d) and the taps; return scale as a float."""
+def check_shards(q, k, v, w, scale, dtypes=FLOAT32):
+    """Check this rank's tokens (B, H, n, d), of one of `dtypes`, and the taps; return scale as a float."""
     given = {name: (tensor, "B H n d") for name, tensor in (("q", q), ("k", k), ("v", v))}
-    sizes = check(given | {"w": (w, *TAPS)}, filled="B H")
+    sizes = check(given | {"w": (w, *TAPS)}, dtypes, filled="B H")
     return float(checked_scale(scale, sizes["d"]))

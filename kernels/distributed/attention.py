@@ -10,8 +10,14 @@ from kernels.conv.forward import conv_forward
 
 
 def nothing(q):
-    """Return the initial (O, L) of queries (B, H, n, d), before any key."""
-    return torch.zeros_like(q, memory_format=torch.contiguous_format), q.new_full(q.shape[:3], -math.inf)
+    """Return the initial (O, L), float32, of queries (B, H, n, d), before any key."""
+    wide = {"dtype": torch.float32, "device": q.device}
+    return torch.zeros(q.shape, **wide), torch.full(q.shape[:3], -math.inf, **wide)
+
+
+def widened(*tensors):
+    """Return the tensors as float32, in which each pair of chunks is computed."""
+    return tuple(x.float() for x in tensors)
 
 
 def merged(parts):
@@ -66,14 +72,13 @@ class Sharded(torch.autograd.Function):
             for i, rows in enumerate(mine):
                 for columns, key, value in zip(plan.chunks[owner], parts[::2], parts[1::2]):
                     if plan.visible(rows, columns, causal):
-                        part = conv_forward(
-                            queries[i], key, value, w, causal, scale, run, extent=plan.extent(rows, columns)
-                        )
+                        given, extent = widened(queries[i], key, value, w), plan.extent(rows, columns)
+                        part = conv_forward(*given, causal, scale, run, extent=extent)
                         results[i] = merged([results[i], part])
         o, log_sum = (torch.cat(parts, 2) for parts in zip(*results))
         ctx.save_for_backward(w, o, log_sum, packed, *queries)
         ctx.given = ring, plan, causal, scale, run
-        return o
+        return o.to(q.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -81,22 +86,20 @@ class Sharded(torch.autograd.Function):
         (w, o, log_sum, packed, *queries), (ring, plan, causal, scale, run) = ctx.saved_tensors, ctx.given
         mine = plan.chunks[ring.rank]
         lengths = [length for _, length in mine]
+        dtype, d_o = d_o.dtype, d_o.float()
         given = list(zip(o.split(lengths, 2), log_sum.split(lengths, 2), d_o.split(lengths, 2)))
-        d_queries, d_w = [torch.zeros_like(part) for part in queries], torch.zeros_like(w)
+        d_queries, d_w = ([torch.zeros_like(x) for x in widened(*parts)] for parts in (queries, [w]))
         deterministic = torch.are_deterministic_algorithms_enabled()
         # dK and dV of the next K/V block, sent by the previous rank after adding its own part
         following = None
         for step, (owner, parts) in enumerate(kv_blocks(ring, plan, packed)):
-            found = [torch.zeros_like(part) for part in parts]
+            found = [torch.zeros_like(part, dtype=torch.float32) for part in parts]
             for i, rows in enumerate(mine):
                 for j, columns in enumerate(plan.chunks[owner]):
                     if plan.visible(rows, columns, causal):
                         extent = plan.extent(rows, columns)
                         gradients = conv_backward(
-                            queries[i],
-                            parts[2 * j],
-                            parts[2 * j + 1],
-                            w,
+                            *widened(queries[i], parts[2 * j], parts[2 * j + 1], w),
                             *given[i],
                             causal,
                             scale,
@@ -105,7 +108,7 @@ class Sharded(torch.autograd.Function):
                             extent=extent,
                         )
                         for total, gradient in zip(
-                            (d_queries[i], found[2 * j], found[2 * j + 1], d_w), gradients
+                            (d_queries[i], found[2 * j], found[2 * j + 1], *d_w), gradients
                         ):
                             total += gradient
             d_kv_block = torch.cat(found, 2)
@@ -122,7 +125,8 @@ class Sharded(torch.autograd.Function):
         d_packed, wait = following
         wait()
         d_parts = d_packed.split(plan.packed(ring.rank), 2)
-        like = packed.new_empty(*packed.shape[:2], sum(lengths), packed.shape[3])
+        like = d_packed.new_empty(*packed.shape[:2], sum(lengths), packed.shape[3])
         d_q = ring.give_back(d_queries, plan, plan.query_halo, like)
         d_k = ring.give_back(d_parts[::2], plan, plan.key_halo, like)
-        return d_q, d_k, torch.cat(d_parts[1::2], 2), ring.total(d_w), *(None,) * 5
+        d_q, d_k, d_v = (x.to(dtype) for x in (d_q, d_k, torch.cat(d_parts[1::2], 2)))
+        return d_q, d_k, d_v, ring.total(*d_w).to(w.dtype), *(None,) * 5

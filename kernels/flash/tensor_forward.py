@@ -27,7 +27,7 @@ from numpy import float32, int16, uint32
 from kernels.common.tiles import MINUS_INFINITY
 from kernels.flash.window import EVERYTHING
 from kernels.tensor_cores.instructions import cp_async_commit, cp_async_wait_0, ldmatrix_x4
-from kernels.tensor_cores.launch import Work, kind_of, launch_on_tensor_cores, tensor_width
+from kernels.tensor_cores.launch import Work, kind_of, launch_on_tensor_cores, relaunched, tensor_width
 from kernels.tensor_cores.tiles import (
     ARITHMETIC,
     LOG2E,
@@ -194,8 +194,12 @@ def flash_tensor_forward(q, k, v, causal, scale, window, run=None):
 
     q, k, v: bfloat16 or float16, contiguous and already checked. O has the shape and dtype of q.
     """
+    key = (flash_tensor_kernel, q.shape, k.shape, q.dtype, q.device, causal, scale, window)
+    found = relaunched(key, q, k, v) if run is None else None
+    if found:
+        return found
     width = tensor_width(q.shape[3])
     kernel = flash_tensor_kernel(width, kind_of(q), WARPS, PIECES, KEYS[width], window != EVERYTHING)
     work = Work(WARPS * PIECES * 16, WARPS * 32)
     window = window.within(q.shape[2], k.shape[2])
-    return launch_on_tensor_cores(kernel, work, q, k, v, (window,), scale, causal, run)
+    return launch_on_tensor_cores(kernel, work, q, k, v, (window,), scale, causal, run, (key, (q, k, v)))

@@ -28,11 +28,12 @@ Sources: those of latent/forward.py; Dao 2023, arXiv 2307.08691, Algorithm 2 (L 
 
 import torch
 
-from kernels.common.arguments import FLOAT32, check_statistics
+from kernels.common.arguments import HALVES, check_statistics
 from kernels.common.launch import launch
 from kernels.latent.arguments import latent_arguments
 from kernels.latent.backward_keys import keys_kernel
 from kernels.latent.backward_queries import queries_kernel
+from kernels.latent.tensor_backward import latent_tensor_backward
 from kernels.latent.tiles import THREADS, sizes_for
 
 
@@ -53,8 +54,11 @@ def latent_backward(
     deterministic=False,
     run=None,
 ):
-    """Return (dQ, dK̃, dṼ, dW_q, dW_v, dα) of latent attention in float32, shaped like their arguments; dα is
-    (1,).
+    """Return (dQ, dK̃, dṼ, dW_q, dW_v, dα) of latent attention, shaped like their arguments; dα is (1,).
+
+    The gradients have the dtype of q; dα is float32. 16-bit tensors are computed on tensor cores
+    (`kernels.latent.tensor_backward`), unless `deterministic` is true: cuBLAS may refuse reproducible
+    products.
 
     q: (B, H, M, d), including the queries before the first row of output.
     o, log_sum: the results of `latent_forward`, for the last N queries.
@@ -68,10 +72,19 @@ def latent_backward(
     value.
     """
     q, k, v, w_q, w_v, alpha, window, scale = latent_arguments(
-        q, k_latent, v_latent, w_q, w_v, alpha, window, scale, FLOAT32
+        q, k_latent, v_latent, w_q, w_v, alpha, window, scale
     )
     queries = q.shape[2]
     check_statistics(q, o, log_sum, d_o, min(o.shape[2], queries) if getattr(o, "ndim", 0) == 4 else queries)
+    if q.dtype in HALVES:
+        statistics = o.detach().contiguous(), log_sum.detach().contiguous(), d_o.detach().contiguous()
+        given = q, k, v, w_q, w_v, *statistics
+        if not deterministic:
+            with torch.autocast(q.device.type, enabled=False):
+                return latent_tensor_backward(*given, alpha, window, causal, scale, wanted, run)
+        wide = (x.float() for x in given)
+        found = latent_backward(*wide, alpha, window, causal, float(scale), wanted, True, run)
+        return *(x if x is None else x.to(q.dtype) for x in found[:5]), found[5]
     (batch, heads, _, d), (keys, latent), n = q.shape, k.shape[1:], o.shape[2]
     width, rows = sizes_for(d, latent)
     blocks = -(-keys // rows)

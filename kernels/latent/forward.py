@@ -185,8 +185,13 @@ def latent_forward(
     q, k, v, w_q, w_v, alpha, window, scale = latent_arguments(
         q, k_latent, v_latent, w_q, w_v, alpha, window, scale
     )
-    batch, heads, given, d = q.shape
-    n = given if n is None else n
+    n = q.shape[2] if n is None else n
+    return forward(q, k, v, w_q, w_v, alpha, window, causal, scale, n, run)
+
+
+def forward(q, k, v, w_q, w_v, alpha, window, causal, scale, n, run=None):
+    """Return the results of `latent_forward` for checked, contiguous arguments; alpha is (1,), float32."""
+    batch, heads, _, d = q.shape
     if q.dtype in HALVES:
         return latent_tensor_forward(q, k, v, w_q, w_v, alpha, window, causal, scale, n, run)
     o, log_sum = output((batch, heads, n, d), like=q), output((batch, heads, n), like=q)

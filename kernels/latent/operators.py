@@ -1,12 +1,14 @@
 """Latent attention as custom operators for autograd and torch.compile."""
 
 import torch
+from numpy import float32
 
-from kernels.common.arguments import in_autocasts_type
+from kernels.common.arguments import HALVES, in_autocasts_type
 from kernels.common.autograd import differentiable_once, operator
-from kernels.latent.arguments import check_before, checked_alpha, latent_arguments
+from kernels.latent.arguments import check_before, latent_arguments
 from kernels.latent.backward import latent_backward
-from kernels.latent.forward import latent_forward
+from kernels.latent.forward import forward
+from kernels.latent.tensor_backward import latent_tensor_backward
 
 
 def latent_attention(
@@ -42,10 +44,10 @@ def latent_attention(
     q_before: (B, H, P, d), the queries of the P tokens before q. A key has no reciprocal term if its token's
         query is in neither q nor q_before.
 
-    Non-contiguous tensors are copied. CPU tensors are simulated, and CUDA tensors run on their GPU. The
-    forward pass of 16-bit tensors uses tensor cores with float32 accumulators
-    (`kernels.latent.tensor_forward`), which requires a GPU of compute capability 8.0 or newer; their
-    gradients are computed by the float32 kernels.
+    Non-contiguous tensors are copied. CPU tensors are simulated, and CUDA tensors run on their GPU. 16-bit
+    tensors use tensor cores with float32 accumulators in both passes (`kernels.latent.tensor_forward`,
+    `kernels.latent.tensor_backward`), which requires a GPU of compute capability 8.0 or newer. Their backward
+    pass stores q W_q and dO W_vᵀ in global memory.
 
     The function is differentiable once, with respect to q, q_before, k_latent, v_latent, w_q, w_v and alpha.
     Gradients are summed over blocks in no fixed order, unless torch.use_deterministic_algorithms is on. Under
@@ -53,14 +55,14 @@ def latent_attention(
     TypeError or ValueError for an invalid argument; the message states the actual and the expected value.
     """
     q, k_latent, v_latent, w_q, w_v, q_before = in_autocasts_type(q, k_latent, v_latent, w_q, w_v, q_before)
-    *_, window, scale = latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale)
+    *_, weight, window, scale = latent_arguments(q, k_latent, v_latent, w_q, w_v, alpha, window, scale)
     shared, n = (k_latent, v_latent, w_q, w_v), q.shape[2]
     if q_before is not None:
         q = torch.cat([check_before(q_before, q, k_latent), q], 2)
     if not isinstance(alpha, torch.Tensor):
         window = window if alpha else 0
-    weight = alpha if isinstance(alpha, torch.Tensor) else checked_alpha(alpha, q)
-    weight = weight.reshape(1).float()
+    else:
+        weight = alpha.reshape(1).float()  # with its gradient
     return latent_forward_call(q, *shared, weight, window, bool(causal), float(scale), n)[0]
 
 
@@ -76,8 +78,9 @@ def latent_forward_checked(
     scale: float,
     n: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (O, L) as `latent_forward` does."""
-    return latent_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal, scale, n)
+    """Return (O, L) as `latent_forward` does, for arguments that are already checked."""
+    q, k_latent, v_latent, w_q, w_v = (x.contiguous() for x in (q, k_latent, v_latent, w_q, w_v))
+    return forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal, float32(scale), n)
 
 
 latent_forward_operator = operator("latent_forward", latent_forward_checked)
@@ -110,9 +113,15 @@ def latent_backward_checked(
     """
     deterministic = torch.are_deterministic_algorithms_enabled()
     tensors = q, k_latent, v_latent, w_q, w_v, alpha
-    q, k_latent, v_latent, w_q, w_v = (x.float() for x in tensors[:5])
-    statistics, terms = (o.float(), log_sum, d_o.float()), (alpha, window, causal, scale)
-    gradients = latent_backward(q, k_latent, v_latent, w_q, w_v, *statistics, *terms, wanted, deterministic)
+    if q.dtype in HALVES and not deterministic:
+        kv, weights = (k_latent.contiguous(), v_latent.contiguous()), (w_q.contiguous(), w_v.contiguous())
+        of_output = o.contiguous(), log_sum.contiguous(), d_o.contiguous()
+        terms = alpha, window, causal, float32(scale), wanted
+        with torch.autocast(q.device.type, enabled=False):
+            gradients = latent_tensor_backward(q.contiguous(), *kv, *weights, *of_output, *terms)
+    else:
+        terms_and_options = alpha, window, causal, scale, wanted, deterministic
+        gradients = latent_backward(*tensors[:5], o, log_sum, d_o, *terms_and_options)
     d_q, d_k, d_v, d_w_q, d_w_v, d_alpha = (
         like.new_empty(0) if gradient is None else gradient.to(like.dtype)
         for gradient, like in zip(gradients, tensors)

@@ -249,11 +249,11 @@ def latent_tensor_forward(q, k_latent, v_latent, w_q, w_v, alpha, window, causal
     pieces, keys = PIECES[width], KEYS[width]
     kernel = latent_tensor_kernel(width, kind_of(q), WARPS, pieces, keys)
     latents = (operand(x[:, None], width) for x in (k_latent, v_latent))
-    weights = (square(w, width) for w in (w_q, w_q.mT, w_v))
+    weights = (square(w, width) for w in (w_q, w_q.mT if window else w_q, w_v))
     arguments, work = (*latents, *weights, alpha, window), Work(WARPS * pieces * 16, WARPS * 32)
     return launch_padded(kernel, work, q, n, width, arguments, scale, causal, run)
 
 
 def square(w, width):
     """Return w (H, m, n) as int16 of shape (1, H, width, width), zero-padded."""
-    return operand(pad(w, (0, 0, 0, width - w.shape[1]))[None], width)
+    return operand((w if w.shape[1] == width else pad(w, (0, 0, 0, width - w.shape[1])))[None], width)

@@ -7,6 +7,7 @@
     cp_async_16 _8 _4              copy bytes from global to shared memory while the thread continues
     cp_async_commit, _wait_N       close a group of copies; wait until at most the N newest groups are pending
     pack_bf16 pack_f16             round two float32 values into the halves of a register
+    low_bf16 high_bf16 …_f16       convert one of the halves of a register to float32
     exp2_approx                    2^x, with an error of about 2 units in the last place
 
 All of them require sm_80 or newer. Arrays of 16-bit values in shared memory are declared as int16, because
@@ -213,6 +214,28 @@ def pack(kind, dtype):
 
 
 pack_bf16, pack_f16 = pack("bf16", bfloat16), pack("f16", np.float16)
+
+
+def unpack(kind, half, text, dtype):
+    """Create the intrinsic (both: uint32) -> float32, which converts one of two packed 16-bit values.
+
+    half: 0 for the lower 16 bits, 1 for the upper.
+    """
+    name = f"{'high' if half else 'low'}_{kind}"
+    unpacked = of_registers(name, text, [types.uint32], [types.float32])
+
+    @function(name=name, native=None, replaces=unpacked, source="PTX ISA shl, and, cvt")
+    def semantics(both: uint32) -> float32:
+        return np.array([both], uint32).view(np.uint16)[half : half + 1].view(dtype).astype(float32)[0]
+
+    return unpacked
+
+
+WIDEN_HALF = "{{ .reg .b16 low, high; mov.b32 {{low, high}}, $1; cvt.f32.f16 $0, {}; }}"
+low_bf16 = unpack("bf16", 0, "shl.b32 $0, $1, 16;", bfloat16)
+high_bf16 = unpack("bf16", 1, "and.b32 $0, $1, 0xFFFF0000;", bfloat16)
+low_f16 = unpack("f16", 0, WIDEN_HALF.format("low"), np.float16)
+high_f16 = unpack("f16", 1, WIDEN_HALF.format("high"), np.float16)
 
 exp2_approx = of_registers("exp2_approx", "ex2.approx.ftz.f32 $0, $1;", [types.float32], [types.float32])
 

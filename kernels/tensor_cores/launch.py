@@ -1,12 +1,13 @@
 """Host side of the tensor-core kernels: pad 16-bit tensors, reinterpret them as integers, and launch."""
 
+import functools
 from typing import NamedTuple
 
 import torch
 from numpy import float32
 from torch.nn.functional import pad
 
-from kernels.common.launch import launch, output
+from kernels.common.launch import Bits, launch, output, relaunch, remembered
 from kernels.common.splits import multiprocessors
 from kernels.tensor_cores.tiles import CHUNK
 
@@ -35,15 +36,21 @@ def tensor_width(d):
 
 def check_tensor_cores(q):
     """Raise ValueError if q is on a GPU whose tensor cores do not support its dtype."""
-    if q.is_cuda and torch.cuda.get_device_capability(q.device) < OLDEST:
-        major, minor = torch.cuda.get_device_capability(q.device)
+    if q.is_cuda and capability(q.device) < OLDEST:
+        major, minor = capability(q.device)
         raise ValueError(
             f"argument q has dtype {q.dtype} and is on a GPU of compute capability {major}.{minor}; wanted"
             " 8.0 or newer, or float32: convert with q.float(), and so the others"
         )
 
 
-def launch_on_tensor_cores(kernel, work, q, k, v, taps, scale, causal, run):
+@functools.cache
+def capability(device):
+    """Return the compute capability of a GPU, for example (9, 0)."""
+    return torch.cuda.get_device_capability(device)
+
+
+def launch_on_tensor_cores(kernel, work, q, k, v, taps, scale, causal, run, remember=None):
     """Launch a kernel over all rows of q; return (O, L).
 
     kernel: called with (q, k, v, *taps, scale, causal, serpentine, o, log_sum). It reads int16, and writes
@@ -53,13 +60,25 @@ def launch_on_tensor_cores(kernel, work, q, k, v, taps, scale, causal, run):
     """
     width = tensor_width(q.shape[3])
     arguments = operand(k, width), operand(v, width), *taps
-    return launch_padded(kernel, work, q, q.shape[2], width, arguments, scale, causal, run)
+    return launch_padded(kernel, work, q, q.shape[2], width, arguments, scale, causal, run, remember)
 
 
-def launch_padded(kernel, work, q, n, width, arguments, scale, causal, run):
+def relaunched(key, q, *tensors):
+    """Return (O, L) of the launch that is remembered under this key, or None if there is none.
+
+    tensors: the kernel's tensors after q and before o.
+    """
+    if key not in remembered:
+        return None
+    o, log_sum = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return (o, log_sum) if relaunch(key, (q, *tensors, o, log_sum)) else None
+
+
+def launch_padded(kernel, work, q, n, width, arguments, scale, causal, run, remember=None):
     """Launch a kernel for the last n queries, with rows padded to `width` elements; return (O, L).
 
     kernel: called with (q, *arguments, scale, causal, serpentine, o, log_sum); see `launch_on_tensor_cores`.
+    remember: (key, tensors before o) for `relaunch`.
     """
     check_tensor_cores(q)
     batch, heads, _, d = q.shape
@@ -67,8 +86,9 @@ def launch_padded(kernel, work, q, n, width, arguments, scale, causal, run):
     o, log_sum = output((batch, heads, n, width), like=q, dtype=q.dtype), output((batch, heads, n), like=q)
     grid, serpentine = schedule(batch * heads, n, work.rows, causal, q.device)
     given = operand(q, width), *arguments, scale, bool(causal), serpentine
-    launch(kernel, grid, work.threads, *given, o.view(torch.int32), log_sum, run=run)
-    return o[..., :d].contiguous(), log_sum
+    remember = remember and (remember[0], (*remember[1], o, log_sum))
+    launch(kernel, grid, work.threads, *given, Bits(o, torch.int32), log_sum, run=run, remember=remember)
+    return o if d == width else o[..., :d].contiguous(), log_sum
 
 
 def schedule(sequences, n, rows, causal, device):
@@ -88,15 +108,22 @@ def schedule(sequences, n, rows, causal, device):
 
 
 def operand(x, width):
-    """Return a 16-bit tensor as int16 for a kernel: rows zero-padded to `width` elements, aligned to 16
+    """Return a 16-bit tensor as int16 Bits for a kernel: rows zero-padded to `width` elements, aligned to 16
     bytes."""
     if x.shape[-1] < width:
         x = pad(x, (0, width - x.shape[-1]))
-    return (x if x.data_ptr() % 16 == 0 else x.clone()).contiguous().view(torch.int16)
+    return Bits((x if x.data_ptr() % 16 == 0 else x.clone()).contiguous(), torch.int16)
+
+
+def taps_operand(w, like):
+    """Return (taps for a kernel, whether they are bits): taps with the dtype of `like` as int16, and other
+    taps as float32."""
+    bits = w.dtype == like.dtype
+    return Bits(w, torch.int16) if bits else w.float(), bits
 
 
 def aligned(rows):
-    """Return 16-bit rows (B, H, N, d) as int16, without a copy if every row is aligned to 16 bytes.
+    """Return 16-bit rows (B, H, N, d) as int16 Bits, without a copy if every row is aligned to 16 bytes.
 
     Otherwise return an aligned copy, whose rows are zero-padded to a multiple of 8 elements.
     """
@@ -105,7 +132,7 @@ def aligned(rows):
         rows = pad(rows, (0, -d % CHUNK))
     if rows.stride(3) != 1 or rows.data_ptr() % 16 or any(stride % CHUNK for stride in rows.stride()[:3]):
         rows = rows.clone(memory_format=torch.contiguous_format)
-    return rows.view(torch.int16)
+    return Bits(rows, torch.int16)
 
 
 def with_positive_scale(q, scale):

@@ -12,7 +12,7 @@ import math
 from typing import NamedTuple
 
 from numba import cuda
-from numpy import float32, int32
+from numpy import float32, int32, uint32
 
 from kernels.common.tiles import MINUS_INFINITY, reciprocal
 from kernels.tensor_cores.instructions import (
@@ -127,13 +127,41 @@ def window_of(c_k):
 
 
 @functools.cache
-def tap_loader(kind, c_q, c_k):
+def tap_packer(kind, bits):
+    """Create pack_taps(w, head, a, b, first, second), which packs two taps of a row into a register.
+
+    w[head, a, b] is the first tap, and w[head, a, b + 1] the second. A tap is 0 unless `first` or `second`
+    says that it exists.
+
+    bits: w has 16-bit values as int16; otherwise it is float32.
+    """
+    pack = ARITHMETIC[kind].pack
+
+    @cuda.jit(device=True)
+    def pack_bits(w, head, a, b, first, second):
+        low = uint32(w[head, a, b] & 0xFFFF) if first else uint32(0)
+        high = uint32(w[head, a, b + 1] & 0xFFFF) if second else uint32(0)
+        return low | high << uint32(16)
+
+    @cuda.jit(device=True)
+    def pack_numbers(w, head, a, b, first, second):
+        low = w[head, a, b] if first else float32(0)
+        high = w[head, a, b + 1] if second else float32(0)
+        return pack(low, high)
+
+    return pack_bits if bits else pack_numbers
+
+
+@functools.cache
+def tap_loader(kind, c_q, c_k, bits=False):
     """Create load_taps(taps, w, head), which loads this lane's fragments of the banded matrices of taps.
 
     Row a of the taps becomes the banded (Toeplitz) matrix B[j', j] = w[a, j' - j], the right operand of `mma`
     for a window of S0.
+
+    bits: as for `tap_packer`.
     """
-    pack, window = ARITHMETIC[kind].pack, window_of(c_k)
+    window, pack_taps = window_of(c_k), tap_packer(kind, bits)
 
     @cuda.jit(device=True)
     def load_taps(taps, w, head):
@@ -142,9 +170,8 @@ def tap_loader(kind, c_q, c_k):
             for block in range(window):
                 # lane l holds rows 2 (l % 4) and 2 (l % 4) + 1 of column l / 4 of B
                 tap = (lane & 3) * 2 + block * 8 - (lane >> 2)
-                low = w[head, a, tap] if 0 <= tap and tap < c_k else float32(0)
-                high = w[head, a, tap + 1] if 0 <= tap + 1 and tap + 1 < c_k else float32(0)
-                taps[a * window + block] = pack(low, high)
+                first, second = 0 <= tap and tap < c_k, 0 <= tap + 1 and tap + 1 < c_k
+                taps[a * window + block] = pack_taps(w, head, a, tap, first, second)
 
     return load_taps
 
@@ -221,6 +248,37 @@ def mma_pair(kind):
         )
 
     return add_pair
+
+
+@functools.cache
+def product_maker(kind, m_tiles, n_tiles, depth):
+    """Create multiply(c, a_tile, a_row, b_tile, b_row), which computes c = A Bᵀ.
+
+    A is the 16 · m_tiles rows of a_tile from a_row on, and B the 8 · n_tiles rows of b_tile from b_row on.
+
+    depth: the number of 16-column steps per row.
+    """
+    add_pair, numbers, a_numbers = mma_pair(kind), m_tiles * n_tiles * 4, m_tiles * 4
+
+    @cuda.jit(device=True)
+    def multiply(c, a_tile, a_row, b_tile, b_row):
+        a = cuda.local.array(a_numbers, uint32)
+        lane = cuda.threadIdx.x & 31
+        for x in range(numbers):
+            c[x] = float32(0)
+        for d in range(depth):
+            for piece in range(m_tiles):
+                x, place = piece * 4, (a_row + piece * 16 + (lane & 15), d * 16 + (lane >> 4) * 8)
+                a[x], a[x + 1], a[x + 2], a[x + 3] = ldmatrix_x4(a_tile, place)
+            for pair in range(n_tiles // 2):
+                b0, b1, b2, b3 = ldmatrix_x4(
+                    b_tile, (b_row + pair * 16 + (lane & 7) + (lane >> 4) * 8, d * 16 + (lane >> 3 & 1) * 8)
+                )
+                for piece in range(m_tiles):
+                    x, at = piece * 4, (piece * n_tiles + pair * 2) * 4
+                    add_pair(c, at, a[x], a[x + 1], a[x + 2], a[x + 3], b0, b1, b2, b3)
+
+    return multiply
 
 
 @functools.cache

@@ -48,8 +48,8 @@ def compiled():
     conv_attention_decode(q[:, :, -DECODED.c_q :], k, v, w, run=native)
 
 
-def errors_of_all(shapes, lengths_of):
-    """Return [(shape, layout, lengths, {result: relative error})] on every rank.
+def errors_of_all(shapes, lengths_of, dtype=torch.float32):
+    """Return [(shape, layout, lengths, {result: relative error})] on every rank, for inputs of this dtype.
 
     Also check that dW is equal on all ranks, bit for bit.
     """
@@ -60,7 +60,7 @@ def errors_of_all(shapes, lengths_of):
 
     rank, ranks, found = distributed.get_rank(), distributed.get_world_size(), []
     for shape in shapes:
-        q, k, v, w, d_o = inputs(shape)
+        q, k, v, w, d_o = (x.to(dtype) for x in inputs(shape))
         wanted = reference(q, k, v, w, d_o, shape.causal)
         for layout, lengths in lengths_of(shape.n, ranks):
             plan = Plan(lengths, 1 if layout == "contiguous" else 2)
@@ -75,6 +75,7 @@ def errors_of_all(shapes, lengths_of):
             all_d_w = [torch.empty_like(d_w) for _ in range(ranks)]
             distributed.all_gather(all_d_w, d_w)
             assert all(torch.equal(d_w, other) for other in all_d_w)
+            assert all(x.dtype == dtype for x in got)
             names = ("O", "dQ", "dK", "dV", "dW")
             found.append(
                 (
@@ -178,7 +179,12 @@ KINDS = [what for what in SAID if what != "dies"]
 
 
 def in_turn(shapes, lengths_of_each, kinds):
-    return errors_of_all(shapes, equal_and_odd), decoded(DECODED, lengths_of_each), refused(kinds)
+    whole, token, said = (
+        errors_of_all(shapes, equal_and_odd),
+        decoded(DECODED, lengths_of_each),
+        refused(kinds),
+    )
+    return whole, token, said, errors_of_all(shapes[:1], equal_and_odd, torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
@@ -189,9 +195,9 @@ def three(compiled):
     return list(zip(*run_ranks(in_turn, 3, SHAPES[:2], lengths, KINDS, timeout=600)))
 
 
-def check_errors(found):
+def check_errors(found, of_o=1e-5, of_gradients=1e-4):
     for shape, layout, lengths, errors in found:
-        limits = {name: 1e-5 if name == "O" else 1e-4 for name in errors}
+        limits = {name: of_o if name == "O" else of_gradients for name in errors}
         right = all(error <= limits[name] for name, error in errors.items())
         assert right, (shape, layout, lengths, errors)
 
@@ -206,6 +212,13 @@ def test_equal_to_one_process(three):
     found, *_ = three[0]
     assert len(found) == 8
     check_errors(found)
+
+
+def test_16_bits_are_equal_to_one_process(three):
+    """Round only the inputs and the results to bfloat16; everything between is computed in float32."""
+    found = three[3][0]
+    assert len(found) == 4
+    check_errors(found, of_o=2**-8, of_gradients=2**-8)
 
 
 @nightly

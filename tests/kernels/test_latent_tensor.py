@@ -104,6 +104,71 @@ def test_gradients_have_the_type_of_their_leaf():
         assert got.dtype == torch.bfloat16 and got.shape == right.shape and relative(got, right) <= 0.02
 
 
+def gradients(attend, tensors, terms, dtype):
+    """Return the gradients of the 16-bit tensors and of alpha, computed in `dtype` by `attend`."""
+    leaves = [x.detach().to(dtype).requires_grad_() for x in tensors[:-1]]
+    weight = torch.tensor(terms[0], dtype=dtype, device=leaves[0].device, requires_grad=True)
+    before = leaves.pop() if len(leaves) > 5 else None
+    o = attend(*leaves, weight, *terms[1:], q_before=before)
+    leaves = [*leaves, *[before] * (before is not None), weight]
+    return torch.autograd.grad(o, leaves, tensors[-1].to(dtype))
+
+
+def check_gradients(shape, dtype, scale=None, device="cpu"):
+    """Compare all gradients with float64. An error may be 1.5 times eager's.
+
+    The gradient of alpha is a single number, a sum in which most terms cancel. The ratio of two errors says
+    little there, so its error may be 0.06.
+    """
+    q, *shared, d_o = (x.to(dtype) for x in inputs(shape, device=device))
+    before, q = q.split([shape.before, shape.n], 2)
+    tensors = [q, *shared, *[before] * bool(shape.before), d_o]
+    terms = shape.alpha, shape.window, shape.causal, scale
+    exact = gradients(reference.latent_attention, tensors, terms, torch.float64)
+    of_eager = gradients(reference.latent_attention, tensors, terms, dtype)
+    got = gradients(latent_attention, tensors, terms, dtype)
+    for g, e, x in zip(got[:-1], of_eager, exact):
+        assert g.dtype == dtype and g.shape == x.shape
+        # without a window, the gradient of the queries before is exactly 0
+        assert torch.equal(g.double(), x) or relative(g, x) <= max(1.5 * relative(e, x), 1e-6)
+    assert (got[-1] - exact[-1]).abs() <= 0.06 * max(1, exact[-1].abs())
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "scale"),
+    [
+        (Shape(1, 2, 0, 20, 20, 64, 64, 0.5, 6), torch.float16, None),
+        (Shape(1, 2, 3, 20, 40, 20, 30, 0.7, 9), torch.bfloat16, -0.3),
+        (Shape(2, 1, 3, 9, 21, 20, 100, 0.5, 30, False), torch.bfloat16, None),
+        pytest.param(
+            Shape(1, 1, 0, 140, 150, 64, 64, 0.3, 200), torch.bfloat16, 0.2, marks=pytest.mark.nightly
+        ),
+        pytest.param(Shape(1, 2, 0, 70, 80, 64, 48, 0.0, 0), torch.float16, None, marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
+def test_gradients(shape, dtype, scale):
+    check_gradients(shape, dtype, scale)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("d", "latent", "window"), [(64, 64, 64), (64, 64, 0), (24, 40, 900), (128, 128, 16)]
+)
+def test_gradients_on_the_gpu(dtype, causal, d, latent, window):
+    check_gradients(Shape(2, 3, 7, 500, 600, d, latent, 0.5, window, causal), dtype, device="cuda")
+
+
+@pytest.mark.gpu
+def test_gradients_are_equal_from_run_to_run():
+    q, *shared, d_o = (x.bfloat16() for x in inputs(Shape(2, 3, 0, 500, 500, 64, 64, 0.5, 64), device="cuda"))
+    terms = 0.5, 64, True, None
+    first, *others = (gradients(latent_attention, [q, *shared, d_o], terms, torch.bfloat16) for _ in range(3))
+    assert all(torch.equal(x, y) for other in others for x, y in zip(first, other, strict=True))
+
+
 def a_layer():
     torch.manual_seed(0)
     return LatentAttention(8, 2, 4, window=3, alpha=0.5), torch.randn(1, 4, 8)
@@ -166,8 +231,9 @@ def test_what_begins_anywhere_is_copied():
     buffer = torch.arange(1 + 2 * 8, dtype=torch.bfloat16)[1:]
     for x in (buffer.view(1, 1, 2, 8), buffer.view(1, 1, 8, 2).mT):
         for rows in (aligned(x), operand(x, 8)):
+            rows = rows.tensor
             assert rows.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in rows.stride()[:3])
-            assert torch.equal(rows.view(torch.bfloat16), x)
+            assert torch.equal(rows, x)
 
 
 def test_types_do_not_mix():

@@ -10,6 +10,7 @@ from numba import cuda
 from numba.cuda import dispatcher, types
 from numpy import float32, int32
 
+import kernels
 from kernels.common import code_cache, driver, specialised
 from kernels.common.code_cache import MachineCode
 from kernels.common.extent import Extent
@@ -300,6 +301,17 @@ def test_a_kernel_of_every_package_can_be_cached():
     assert len(prints) == 4
 
 
+def test_compile_for_runs_both_passes():
+    called = []
+
+    def attend(q, w, *, causal):
+        called.append((q.shape, w, causal))
+        return q * 2, q
+
+    kernels.compile_for(attend, (2, 3), 0.5, device="cpu", dtype=torch.float64, backward=True, causal=False)
+    assert called == [((2, 3), 0.5, False)]
+
+
 # On a GPU ---------------------------------------------------------------------------------------------------
 
 
@@ -309,7 +321,7 @@ def test_machine_code_from_the_disk_computes_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(code_cache, "folder", code_cache.folder.__wrapped__)
     for _ in range(2):
         forget(monkeypatch)
-        x = torch.randn(4, 9, device="cuda")
+        x = torch.arange(36.0, device="cuda").view(4, 9)
         out = torch.zeros_like(x)
         kernel = cuda.jit(scale.py_func)  # compiled by no earlier launch
         monkeypatch.setattr("kernels.common.launch.plans", specialised.plans)
@@ -326,6 +338,33 @@ def test_the_driver_reports_the_resources_of_a_kernel():
     on_gpu(scale, (4,), 9, x, torch.zeros_like(x), *arguments()[2:])
     found = specialised.resources(scale, 9)
     assert found["blocks"] > 1 and 0 < found["registers"] < 64 and found["shared"] == found["local"] == 0
+
+
+@pytest.mark.gpu
+def test_after_compile_for_a_call_compiles_nothing():
+    rows, taps = (1, 2, 40, 16), (2, 3, 3)
+    kernels.compile_for(kernels.conv_attention, rows, rows, rows, taps, dtype=torch.float16, backward=True)
+    loaded = len(specialised.functions)
+    leaves = [torch.randn(x, device="cuda").half().requires_grad_() for x in (rows, rows, rows, taps)]
+    kernels.conv_attention(*leaves).sum().backward()
+    assert len(specialised.functions) == loaded and all(x.grad is not None for x in leaves)
+
+
+@pytest.mark.gpu
+def test_relaunched_calls_compute_the_same():
+    """Later calls of equal sizes skip all checks; other taps, types, scales and addresses are kept apart."""
+    q, k, v = torch.randn(3, 1, 2, 64, 64, device="cuda").bfloat16()
+    taps = torch.randn(2, 3, 5, device="cuda") / 4
+    shifted = torch.randn(2 * 64 * 64 + 1, device="cuda").bfloat16()[1:].view(1, 2, 64, 64)  # unaligned
+    for _ in range(2):
+        for w in (taps, taps.bfloat16(), taps[:, :2].contiguous()):
+            for scale in (0.1, 0.3, -0.2):
+                for x in (q, shifted):
+                    wanted = kernels.reference.conv_attention(
+                        *(y.double() for y in (x, k, v, w)), scale=scale
+                    )
+                    got = kernels.conv_attention(x, k, v, w, scale=scale)
+                    assert (got - wanted).abs().max() <= 0.04
 
 
 @pytest.mark.gpu

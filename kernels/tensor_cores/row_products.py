@@ -1,0 +1,62 @@
+"""Row sums of the product of two 16-bit tensors: D = rowsum(dO * O) of the backward passes, in float32.
+
+grid    (⌈N / WARPS⌉, H, B)      block   WARPS · 32 threads, one warp per row
+"""
+
+import functools
+
+import torch
+from numba import cuda
+from numpy import float32, uint32
+from torch.nn.functional import pad
+
+from kernels.common.launch import Bits, launch, output, relaunch
+from kernels.common.splits import LANE, LANES, sum_of_warp
+from kernels.tensor_cores.instructions import high_bf16, high_f16, low_bf16, low_f16
+from kernels.tensor_cores.launch import kind_of
+
+WARPS = 8
+HALVES_OF = {"bfloat16": (low_bf16, high_bf16), "float16": (low_f16, high_f16)}
+
+
+@functools.cache
+def row_products_kernel(kind):
+    low, high = HALVES_OF[kind]
+
+    @cuda.jit
+    def row_products_kernel(x, y, out):
+        """Store Σ_c x[…, c] · y[…, c] in out (B, H, N).
+
+        x, y: (B, H, N, d / 2), two 16-bit values per int32.
+        """
+        batch, head = cuda.blockIdx.z, cuda.blockIdx.y
+        i, lane = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // LANES, cuda.threadIdx.x & LANE
+        if i < out.shape[2]:
+            total = float32(0)
+            for c in range(lane, x.shape[3], LANES):
+                a, b = uint32(x[batch, head, i, c]), uint32(y[batch, head, i, c])
+                total += low(a) * low(b) + high(a) * high(b)
+            total = sum_of_warp(total)
+            if lane == 0:
+                out[batch, head, i] = total
+
+    return row_products_kernel
+
+
+def row_products(x, y, run=None):
+    """Return the sum of x · y over the last dimension, (B, H, N), float32.
+
+    x, y: (B, H, N, d), bfloat16 or float16, contiguous.
+    """
+    batch, heads, n, d = x.shape
+    if d % 2:
+        x, y = pad(x, (0, 1)), pad(y, (0, 1))
+    out = output((batch, heads, n), like=x)
+    key, tensors = (row_products_kernel, x.shape, x.dtype, x.device), (x, y, out)
+    if run is None and relaunch(key, tensors):
+        return out
+    words = Bits(x, torch.int32), Bits(y, torch.int32)
+    launch(
+        row_products_kernel(kind_of(x)), (-(-n // WARPS), heads, batch), WARPS * LANES, *words, out, run=run
+    )
+    return out
