@@ -54,7 +54,7 @@ def test_code_keeps_to_88_columns(lesson):
     assert [line for line in lines if len(line) > 88] == []
 
 
-@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if "09" <= lesson[:2] <= "14"])
+@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if "09" <= lesson[:2] <= "15"])
 def test_a_visible_cell_has_at_most_40_lines_and_the_lesson_says_what_to_read_on(lesson):
     """Check that a learner sees a whole cell on the screen. Cells that only draw are folded."""
     solution = notebook("solutions", lesson)

@@ -175,19 +175,33 @@ def check_dtype(layer):
 
 
 def check_first_weights(TapAttention):
-    """Check that creating the taps draws no random numbers. Models that differ only in their taps must start
-    with the same other weights."""
-    drawn = []
-    for kernel_size in ((1, 1), (2, 5)):
-        with torch.random.fork_rng(devices=[]):
+    """Check that creating the taps draws no random numbers, and that there are no parameters but the taps and
+    the two linear maps. Models that differ only in their taps must start with the same other weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        nn.Linear(4, 12), nn.Linear(4, 4)
+        wanted = torch.rand(4)
+        for kernel_size in ((1, 1), (2, 5)):
             torch.manual_seed(0)
-            TapAttention(4, 2, kernel_size)
-            drawn.append(torch.rand(4))
-    if not torch.equal(*drawn):
+            layer = TapAttention(4, 2, kernel_size)
+            if not torch.equal(torch.rand(4), wanted):
+                fail(
+                    f"TapAttention(4, 2, {kernel_size}) draws other random numbers than its two linear maps",
+                    hint="Draw none for the taps: models with other taps must start with the same weights.",
+                )
+    names = {name for name, _ in layer.named_parameters()}
+    if more := names - {
+        "taps",
+        *(f"{part}_proj.{what}" for part in ("in", "out") for what in ("weight", "bias")),
+    }:
         fail(
-            "after torch.manual_seed(0), TapAttention(4, 2, (1, 1)) and TapAttention(4, 2, (2, 5)) leave"
-            " different random numbers to the next layer",
-            hint="Draw none for the taps: models with other taps must start with the same other weights.",
+            f"the layer has more parameters: {', '.join(sorted(more))}",
+            hint="Add the taps only, because models with and without taps are compared.",
+        )
+    if layer.in_proj.weight.dtype != torch.get_default_dtype():
+        fail(
+            f"the layer's weights are {layer.in_proj.weight.dtype}",
+            hint="Leave the dtype as PyTorch chooses it, float32: float64 is slow on a GPU.",
         )
 
 
@@ -305,15 +319,26 @@ def check_share(share_wrong, count, prompt, size, letters, kind, rng):
         text[:, prompt:] = text[:, prompt:].roll(1, 1)
     text = text[torch.randperm(count)]
     before, weights = text.clone(), copies(model)
+    model.train(training := kind != "all")
     wanted = (written(model, text[:, :prompt], size) != text).any(1).double().mean().item()
     call = f"share_wrong(model, text {tuple(text.shape)}, size={size})"
     got = share_wrong(model, text, size)
     if not torch.equal(text, before):
         fail("the text itself was changed", call=call)
+    if model.training != training:
+        fail(
+            "the model is in another mode than before: model.training",
+            call=call,
+            hint="After model.eval(), restore it: mode = model.training before, model.train(mode) after.",
+        )
     for name, weight in copies(model).items():
         if weight.dtype != weights[name].dtype or not torch.equal(weight, weights[name]):
             fail(f"the model itself was changed: {name}", call=call)
-    hint = explained(got, share_mistakes(model, text, size, wanted), SHARE)
+    mistakes = share_mistakes(model, text, size, wanted)
+    values = [round(float(value), 9) for value in mistakes.values()]
+    # a result that two mistakes explain is not evidence for either
+    telling = {hint: value for hint, value in mistakes.items() if values.count(round(float(value), 9)) == 1}
+    hint = explained(got, telling, SHARE)
     instance(got, float, what="a float", call=call, hint=".item() makes a number of a tensor.")
     compare(
         got,
@@ -331,7 +356,7 @@ def copies(model):
 
 @torch.no_grad()
 def share_mistakes(model, text, size, wanted):
-    """{hint: what comes out}"""
+    """Return {hint: resulting value} for each likely mistake."""
     after = model(text).argmax(-1)
     differs = after[:, -size - 1 : -1] != text[:, -size:]
     return {
@@ -346,20 +371,21 @@ def share_mistakes(model, text, size, wanted):
     }
 
 
-LETTERS = "That is the share of letters. An answer is wrong if any of its letters is; the share is of texts."
-EVERY = "That is the share of texts in which every letter is wrong. One is enough: any, not all."
-ONE_LETTER = "That is what comes out if the last letter alone is looked at. An answer has `size` letters."
+LETTERS = "Equal to the fraction of wrong letters. An answer is wrong if any of its letters is: count texts."
+EVERY = (
+    "Equal to the fraction of texts in which every letter is wrong. One wrong letter is enough: any, not all."
+)
+ONE_LETTER = "Equal to the result if only the last letter is compared. An answer has `size` letters."
 FIRST = (
-    "That is what comes out if the first letter of the answer alone is looked at. An answer has `size`"
-    " letters."
+    "Equal to the result if only the first letter of the answer is compared. An answer has `size` letters."
 )
 TOO_LATE = (
-    "That is what comes out one place too late: model(text)[:, i] are the logits for the letter *after*"
+    "Equal to the result one position too late: model(text)[:, i] are the logits for the letter *after*"
     " letter i, so those for the answer begin one place before it."
 )
-RIGHT = "That is the share of right answers."
-NUMBER = "That is the number of wrong answers. A share lies between 0 and 1."
-PERCENT = "That is percent. A share lies between 0 and 1."
+RIGHT = "Equal to the fraction of correct answers."
+NUMBER = "Equal to the number of wrong answers. A fraction is between 0 and 1."
+PERCENT = "Equal to the result in percent. A fraction is between 0 and 1."
 SHARE = (
     "model(text)[:, i] are the logits for the letter after letter i, so those for the answer begin one place"
     " before it. An answer is wrong if any of its letters is; the share is of texts, not of letters."

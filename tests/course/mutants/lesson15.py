@@ -257,3 +257,45 @@ RIGHT = {
     "ex15_3": [strongest_with(), strongest_by_nonzero],
 }
 MUTANTS = {"ex15_1": LAYERS, "ex15_2": SHARES, "ex15_3": STRONGEST}
+
+
+class DrawsBefore(TapAttention):
+    """Draw a random number before the linear maps."""
+
+    def __init__(self, width, heads, kernel_size):
+        torch.rand(1)
+        super().__init__(width, heads, kernel_size)
+
+
+class UnusedParameter(TapAttention):
+    def __init__(self, width, heads, kernel_size):
+        super().__init__(width, heads, kernel_size)
+        self.unused = nn.Parameter(torch.zeros(3))
+
+
+class InFloat64(TapAttention):
+    def __init__(self, width, heads, kernel_size):
+        super().__init__(width, heads, kernel_size)
+        self.double()
+
+
+def left_in_eval_mode(model, text, size):
+    return share_with()(model.eval(), text, size)
+
+
+def in_eval_mode(model, text, size):
+    """Correct: evaluates, and restores the mode."""
+    mode = model.training
+    share = share_with()(model.eval(), text, size)
+    model.train(mode)
+    return share
+
+
+MUTANTS["ex15_1"] = [
+    *LAYERS,
+    ("draws before the linear maps", DrawsBefore),
+    ("an unused parameter", UnusedParameter),
+    ("everything in float64", InFloat64),
+]
+MUTANTS["ex15_2"] = [*SHARES, ("eval mode left on", left_in_eval_mode)]
+RIGHT["ex15_2"] = [*RIGHT["ex15_2"], in_eval_mode]
