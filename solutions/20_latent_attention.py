@@ -9,16 +9,16 @@
 # %% [markdown]
 # # 20 · Latent attention: one small cache for all heads
 #
-# **70 minutes** · builds on lesson 02 (tiles), lessons 03 and 04 (a kernel, a race), lesson 12 (gradients by hand) and lesson 14 (the cache)
+# **70 minutes** · builds on lesson 02 (tiles), lessons 03 and 04 (kernels, a race), lesson 12 (gradients by hand) and lesson 14 (the cache of keys and values)
 #
-# You will be able to
+# You will be able to:
 #
-# 1. say what a cache costs per token, and what it costs if all heads share two short vectors;
-# 2. decide from a count of multiply–adds where to put a projection, and why prefill and decoding decide differently;
-# 3. write a decoder that never makes a head's own keys or values, and the tile of a score matrix with a reciprocal band;
-# 4. add up the gradient of something that all heads share.
+# 1. calculate what a cache costs per token, and what it costs when all heads share two short vectors;
+# 2. count multiply–adds to decide where a projection belongs, and explain why prefill and decoding decide differently;
+# 3. write a decoder that never computes a head's own keys or values, and a tile of scores with a reciprocal band;
+# 4. sum the gradients of a tensor that all heads share.
 #
-# **Where this leads.** A model of the size of DeepSeek-V2 (60 layers, 128 heads of 128, bfloat16) that keeps keys and values for every head needs, for one conversation of 131,072 tokens:
+# **Why it matters.** A model that generates text keeps the keys and values of all earlier tokens in a cache (lesson 14). Take a model of the size of DeepSeek-V2: 60 layers, 128 heads of 128, bfloat16. How much memory does one conversation of 131,072 tokens need? There are three common answers:
 
 # %%
 import math
@@ -37,26 +37,31 @@ from sim import simulate
 
 torch.manual_seed(20)
 layers, heads, d, latent, two_bytes, tokens = 60, 128, 128, 512, 2, 131_072
-shared = 2 * latent * layers * two_bytes * tokens
-every = 2 * heads * d * layers * two_bytes * tokens
-print(f"keys and values of every head: {every / 1e9:6.1f} GB")
-less = every // shared
-print(f"two latent vectors of {latent}:      {shared / 1e9:6.1f} GB, {less} times less")
+per_vector = layers * two_bytes * tokens  # bytes, for each element of a token's cache
+every, grouped, shared = (
+    2 * elements * per_vector for elements in (heads * d, heads // 8 * d, latent)
+)
+print(f"keys and values of every head:            {every / 1e9:6.1f} GB")
+print(f"one pair for every 8 query heads:         {grouped / 1e9:6.1f} GB")
+print(f"two latent vectors of {latent} for all heads:   {shared / 1e9:6.1f} GB")
+print(f"times less: {every // shared} and {grouped // shared}")
 
 # %% [markdown]
-# Half a terabyte does not fit on any GPU; 16 GB does. (DeepSeek-V2 goes further: one latent serves for keys and values, with 64 numbers for the position beside it. DeepSeek-AI 2024, arXiv 2405.04434, section 2.1.) You will write what makes this work. (Whether a model learns as well with shared latents is a question for its training; here the same numbers are computed in cheaper ways.)
+# The first line, half a terabyte, does not fit on any GPU. The second is [**grouped-query attention**](../docs/glossary.md), in which several query heads share one head of keys and values; many open models use it. The third is [**latent attention**](../docs/glossary.md), the subject of this lesson. It needs 32 times less memory than a cache per head, and 4 times less than grouped-query attention with groups of 8.
 #
-# ## 1. What is kept
+# DeepSeek-V2 itself goes further. It keeps one latent vector for both keys and values, and 64 more elements for the position. This lesson shows how the same result can be computed in cheaper ways. It does not show how well a model learns with latents; that can only be found out by training.
 #
-# Ordinary attention keeps, for every token and every head, a key and a value of `d` numbers. **Latent attention** keeps two vectors of `L` numbers per token, which *all heads share*: the latent key `k̃` and the latent value `ṽ`. Each head h has two matrices instead. `W_q` (d × L) takes its query to where the latent keys are, `W_v` (L × d) takes latent values to its own:
+# ## 1. What the cache holds
+#
+# Ordinary attention caches a key and a value of `d` elements for every token and every head. Latent attention caches two vectors of `L` elements per token, which *all heads share*: the latent key `k̃` and the latent value `ṽ`. In return, each head h has two more weight matrices. `W_q` (d × L) projects its query into the space of the latent keys. `W_v` (L × d) projects latent values into its own space:
 #
 #     S[i, j] = scale · (q_i W_q) · k̃_j        O = softmax(S) ṽ W_v
 #
-# `W_q` and `W_v` are weights: there is one of each per head, however long the text.
+# Each head has one `W_q` and one `W_v`, however long the text is. Only the cache grows with the text.
 #
 # ### Exercise 20.1 · cache_bytes · two lines
 #
-# For `tokens` tokens, return `(every_head, latents)`: the bytes that a model keeps if each layer has a key and a value of `d` numbers per head, and if each layer has a latent key and a latent value of `latent` numbers. A number takes `size` bytes. The bytes are whole numbers.
+# Return `(every_head, latents)`, two whole numbers of bytes for `tokens` tokens. For `every_head`, each layer caches a key and a value of `d` elements per head. For `latents`, each layer caches one latent key and one latent value of `latent` elements. An element takes `size` bytes.
 
 
 # %% tags=["exercise"]
@@ -73,35 +78,35 @@ check.ex20_1(cache_bytes)
 # %% [markdown]
 # ## 2. Absorb or expand?
 #
-# There are two ways to read `S = (q W_q) · k̃`. On paper, one head with d = 2 and L = 3:
+# You can compute `S = (q W_q) · k̃` in two ways. Work through one head by hand, with d = 2 and L = 3:
 #
 #     q = (1, 2)      W_q = (1 0 1)      k̃ = (2, 1, 0)
 #                           (0 1 1)
 #
-# **Absorb**: take the query to the latents. `q W_q` = (1, 2, 3), and (1, 2, 3) · (2, 1, 0) = 4.
+# **Absorb**: project the query into the latent space, and leave the latents alone. `q W_q` = (1, 2, 3), and (1, 2, 3) · (2, 1, 0) = 4.
 #
-# **Expand**: make the head's own key out of the latent. `W_q k̃` = (2, 1), and (1, 2) · (2, 1) = **?** `___`
+# **Expand**: compute the head's own key from the latent. `W_q k̃` = (2, 1), and (1, 2) · (2, 1) = **?** `___`
 #
 # <details><summary>Answer</summary>
 #
-# 1 · 2 + 2 · 1 = 4. It is the same sum in another order: (q W_q) · k̃ = q · (W_q k̃).
+# 1 · 2 + 2 · 1 = 4. Only the order of the products differs: (q W_q) · k̃ = q · (W_q k̃).
 #
 # </details>
 #
-# The values have two ways as well. Expand: `ṽ_j W_v` for each key first, then the weighted sum of these. Absorb: the weighted sum of the latents `Σ_j p_j ṽ_j` first, and `W_v` once, at the end. Both give the same numbers, but not for the same work.
+# The same choice exists for the values. To expand, compute `ṽ_j W_v` for each key, and then their weighted sum. To absorb, compute the weighted sum of the latents, `Σ_j p_j ṽ_j`, and multiply by `W_v` once at the end. Both ways give the same result, but they do not take the same work.
 #
 # ### Exercise 20.2 · multiply_adds · about four lines
 #
-# `n_q` queries of each head meet `n_k` keys; count every pair (no mask). Return `(expand, absorb)`, the multiply–adds of all heads together.
+# Each head has `n_q` queries and `n_k` keys. Count every pair (no mask). Return `(expand, absorb)`, the multiply–adds of all heads together:
 #
-# - **expand** makes a key and a value of `d` numbers from the latents, for each key and head; then scores and weighted sums have `d` numbers each;
-# - **absorb** projects each query to `L` numbers; scores and weighted sums have `L` numbers each; then each output comes back to `d` numbers.
+# - **expand** computes a key and a value of `d` elements from the latents, for each key and head. Scores and weighted sums then have vectors of `d` elements.
+# - **absorb** projects each query to `L` elements. Scores and weighted sums have vectors of `L` elements. Each output is then projected back to `d` elements.
 #
-# (A product of an a × b matrix with a b × c matrix takes a · b · c multiply–adds.)
+# The product of an a × b matrix and a b × c matrix takes a · b · c multiply–adds.
 #
 # <details><summary>Hint</summary>
 #
-# Expand: a key costs L · d multiply–adds per head, a value as many; a score costs d, a term of a weighted sum costs d.
+# Expand: a key costs L · d multiply–adds per head, and so does a value. A score costs d, and so does one term of a weighted sum.
 #
 # </details>
 
@@ -119,7 +124,7 @@ def multiply_adds(n_q, n_k, heads, d, latent):
 check.ex20_2(multiply_adds)
 
 # %% [markdown]
-# **Predict**, for 128 heads of 128 with latents of 512, 4096 keys: which way is cheaper in prefill (4096 queries at once)? `___` And in decoding (one query)? `___` By what factor, roughly? `___`
+# **Predict**, for 128 heads of 128, latents of 512 and 4096 keys: which way is cheaper in prefill, with 4096 queries at once? `___` And in decoding, with one query? `___` By what factor, roughly? `___`
 
 # %% tags=["uses-exercise"]
 for name, n_q in [("prefill, 4096 queries", 4096), ("decoding, 1 query", 1)]:
@@ -139,22 +144,26 @@ axes.set(xlabel="queries at a time", ylabel="multiply–adds, in 10⁹")
 axes.legend()
 show_figure(
     figure,
-    "multiply-adds over the number of queries at a time, for 4096 keys, both axes "
-    "logarithmic. Expand stays level up to about a hundred queries, and then rises. "
-    "Absorb begins a hundred times lower, rises all the time, and crosses the other at "
+    "multiply-adds against the number of queries at a time, for 4096 keys, both axes "
+    "logarithmic. The curve of expand is flat up to about a hundred queries, and then "
+    "rises. Absorb starts a hundred times lower, rises steadily, and crosses expand at "
     "164 queries.",
 )
 
 # %% [markdown]
-# A single query cannot pay for 4096 expanded keys; it absorbs. Many queries share them, and where d < L a score of `d` numbers is cheaper than one of `L`: they expand. (In decoding the bytes say the same: absorbed, the latents of a token are read once for *all* heads.)
+# With a single query, expanding 4096 keys costs far more than it saves, so absorb. With many queries, all of them use the expanded keys, and a score over `d` elements is cheaper than one over `L` (if d < L), so expand. In decoding the bytes say the same: if you absorb, the latents of a token are read once for *all* heads.
 #
-# The count is not all: expanded keys have to be written to memory and read again, for every head. `kernels/latent/forward.py` never does that. It puts each projection on *the side that stays on the chip* and pays with more multiply–adds; its header says how.
+# Multiply–adds are not the only cost. Expanded keys have to be written to memory and read again, for every head. The kernel in `kernels/latent/forward.py` avoids that. It applies each projection to the operand that stays in shared memory, and accepts more multiply–adds in return; the file's header explains how.
 #
 # ## 3. Decoding
 #
 # ### Exercise 20.3 · decode · about four lines
 #
-# One new token. `q` is (H, d), one query per head; the cache is `k_latent`, `v_latent`, both (n, L), for all heads; `w_q` is (H, d, L) and `w_v` is (H, L, d). Return the output, (H, d). Absorb: make no tensor with a key or a value for every head (n · H · d numbers, or n · H · L). Scores are multiplied by `scale`; they may reach ±1000. The multiply–adds are counted. `torch.softmax` is allowed, `scaled_dot_product_attention` is not.
+# Attend to the cache for one new token. `q` is (H, d), one query per head. The cache is `k_latent` and `v_latent`, both (n, L), for all heads. `w_q` is (H, d, L) and `w_v` is (H, L, d). Return the output, (H, d).
+#
+# - Absorb: create no tensor with a key or a value for every head (n · H · d elements, or n · H · L). The check also counts multiply–adds.
+# - Scores are multiplied by `scale`, and may reach ±1000.
+# - `torch.softmax` is allowed, `scaled_dot_product_attention` is not.
 
 
 # %% tags=["exercise"]
@@ -170,7 +179,7 @@ def decode(q, k_latent, v_latent, w_q, w_v, scale):
 check.ex20_3(decode)
 
 # %% [markdown]
-# Is it worth it? We compare yours with two others, on a cache of 8192 tokens (32 heads of 64, latents of 64): a decoder that expands the same latents, and ordinary decoding from keys and values kept for every head.
+# Is it worth the trouble? The next cell compares your decoder with two others, on a cache of 8192 tokens with 32 heads of 64 and latents of 64. One decoder expands the same latents. The other is ordinary decoding, with keys and values cached for every head.
 
 
 # %% tags=["uses-exercise"]
@@ -180,7 +189,7 @@ def expanding(q, k_latent, v_latent, w_q, w_v, scale):
 
 
 def seconds(function, *arguments):
-    """The shortest of five calls."""
+    """Return the shortest time of five calls, in seconds."""
     times = []
     for _ in range(5):
         start = time.perf_counter()
@@ -201,38 +210,57 @@ def ordinary(q, k, v, scale):
 
 usual = torch.allclose(decode(*one), ordinary(one[0], *kept, one[5]), atol=1e-4)
 print(f"equal to expanding: {same}   to ordinary decoding: {usual}")
-print(f"faster than expanding: {seconds(decode, *one) < seconds(expanding, *one)}")
 latents, keys_values = (sum(x.nbytes for x in each) for each in (one[1:3], kept))
 print(f"latents: {latents >> 20} MiB   keys and values: {keys_values >> 20} MiB")
 
 # %% [markdown]
-# Ordinary decoding needs about as many multiply–adds as yours. But its cache is 32 times as large, and all of it must be read for each token. On a GPU, that is the time of a token (lesson 14). The cell does not time it here, because on a CPU the caches of the machine decide.
+# The times depend on your machine, and on what else it is doing:
+
+# %% tags=["uses-exercise", "nbval-ignore-output"]
+for name, function, given in [
+    ("yours, absorbing", decode, one),
+    ("expanding", expanding, one),
+    ("ordinary, a cache per head", ordinary, (one[0], *kept, one[5])),
+]:
+    print(f"{name:28}{1000 * seconds(function, *given):8.2f} ms")
+
+# %% [markdown]
+# Expanding does far more work, so it should be slowest by far. Ordinary decoding needs about as many multiply–adds as yours, but its cache is 32 times as large, and every token reads all of it. On a GPU with a long cache, those reads take most of a token's time (lesson 14). On a CPU, ordinary decoding may even be faster: the result depends on how much of the data fits into the processor's own caches, so do not carry this ratio over to a GPU.
 #
-# (Many models lie between the two: with **grouped-query attention**, several query heads share one head of keys and values. With 8 query heads for each, the cache is 8 times smaller.)
+# A factor of 32 is the comparison with a cache for *every* head. Against grouped-query attention, divide it by the size of a group: with 8 query heads per group, the latents here are 4 times smaller.
 #
 # ## 4. A reciprocal band
 #
-# In a score, a query asks and a key answers. **Reciprocal** attention lets the near past ask back: for the last `window` tokens, the score of query i and key j gets a second term, in which token j's *query* meets token i's *key*:
+# In a score, the query of token i looks for the key of token j. With **reciprocal attention**, the near past also looks back. For the last `window` tokens, the score gets a second term, in which token j's *query* meets token i's *key*:
 #
 #     S[i, j] = scale · ( q̃_i · k̃_j  +  α · [0 <= i − j < window] · q̃_j · k̃_i )        q̃ = q W_q
 #
-# On paper, L = 1, scale 1, α = 1/2, window = 2, q̃ = (1, 2, 3) and k̃ = (4, 5, 6). Row 2 without the band: q̃_2 k̃ = 3 · (4, 5, 6) = (12, 15, 18). The band reaches j = 1 and j = 2: ½ · q̃_1 k̃_2 = ½ · 2 · 6 = 6 and ½ · q̃_2 k̃_2 = ½ · 3 · 6 = 9. So row 2 is (12, 21, 27). **Row 1?** `___`
+# Work through it by hand, with L = 1, scale = 1, α = 1/2, window = 2, q̃ = (1, 2, 3) and k̃ = (4, 5, 6). Row 2 without the band is q̃_2 k̃ = 3 · (4, 5, 6) = (12, 15, 18). The band covers j = 1 and j = 2. It adds ½ · q̃_1 k̃_2 = ½ · 2 · 6 = 6, and ½ · q̃_2 k̃_2 = ½ · 3 · 6 = 9. So row 2 is (12, 21, 27). **What is row 1?** `___`
 #
 # <details><summary>Answer</summary>
 #
-# 2 · (4, 5) = (8, 10), and the band adds ½ · 1 · 5 = 2.5 and ½ · 2 · 5 = 5: (10.5, 15, −∞). Key 2 is in the future.
+# 2 · (4, 5) = (8, 10), and the band adds ½ · 1 · 5 = 2.5 and ½ · 2 · 5 = 5. So row 1 is (10.5, 15, −∞): key 2 is in the future.
 #
 # </details>
 #
-# Two things make the tile interesting. First, it needs queries at the positions of *keys*. `q̃_j` for all keys would be N × L numbers per head: just what latent attention wants to avoid. But q̃_j · k̃_i = q_j · (W_q k̃_i): a kernel projects the keys of its tile's *rows*, which stay, while raw queries stream by with the columns. (In the exercise either order will do.) Second, a cache from an earlier prompt holds keys, and **not every key has a query**: tokens before `first_query` have none, so no reciprocal term either. Their rows of `q_columns` hold whatever the memory held: NaN, or numbers that look right.
+# Two things make this tile interesting.
+#
+# First, it needs queries at the positions of *keys*. Computing `q̃_j` for all keys would take N × L elements per head, which is what latent attention wants to avoid. But q̃_j · k̃_i = q_j · (W_q k̃_i). So a kernel can project the keys of its tile's *rows*, which stay in place, and read the queries of the columns as they are. (In the exercise you may do either.)
+#
+# Second, **not every key has a query**. A cache from an earlier prompt holds keys only. Tokens before `first_query` have no query, so they have no reciprocal term either. Their rows of `q_columns` contain whatever the memory contained before: NaN, or values that look valid.
 #
 # ### Exercise 20.4 · tile_scores · about nine lines
 #
-# One head, one tile; `first` is `(first_row, first_column, first_query)`. Its rows are the tokens `first_row`, `first_row + 1`, …, with queries `q_rows` (R, d) and latent keys `k_rows` (R, L). Its columns are the tokens from `first_column` on, with queries `q_columns` (C, d), of which those of tokens before `first_query` are garbage, and latent keys `k_columns` (C, L). Return S, (R, C), −∞ where key j lies after query i. `alpha` may be negative, and scores may reach ±1000.
+# Compute one tile of one head. `first` is `(first_row, first_column, first_query)`.
+#
+# - Rows are the tokens from `first_row` on, with queries `q_rows` (R, d) and latent keys `k_rows` (R, L).
+# - Columns are the tokens from `first_column` on, with queries `q_columns` (C, d) and latent keys `k_columns` (C, L). The queries of tokens before `first_query` are garbage.
+#
+# Return S, (R, C), with −∞ where key j comes after query i. `alpha` may be negative, and scores may reach ±1000.
 #
 # <details><summary>Hint: garbage</summary>
 #
-# 0 · NaN is NaN. `torch.where(test, a, b)` takes one or the other.
+# 0 · NaN is NaN, so multiplying by the mask does not help. `torch.where(test, a, b)` selects a or b.
 #
 # </details>
 
@@ -255,12 +283,12 @@ def tile_scores(q_rows, k_rows, q_columns, k_columns, w_q, first, alpha, window,
 check.ex20_4(tile_scores)
 
 # %% [markdown]
-# What the band adds, by your tile: ten tokens, window = 4; the first three are from an earlier prompt and have no queries, so the rows begin at token 3. (The cell only draws.)
+# The picture shows where the band changes your tile, for ten tokens and window = 4. The first three tokens come from an earlier prompt and have no queries, so the rows begin at token 3. (The cell only draws.)
 
 
 # %% tags=["uses-exercise"] jupyter={"source_hidden": true}
 def draw_band(n, window, first_query):
-    """Where tile_scores has a score, and where alpha changes it."""
+    """Draw where tile_scores has a score, and where alpha changes it."""
     own = slice(first_query, n)
     generator = torch.Generator().manual_seed(4)
     q, k, w_q = (
@@ -294,19 +322,19 @@ show_figure(
     draw_band(10, 4, 3),
     "a matrix of scores, the queries 3 to 9 by ten keys; keys after their query are "
     "white. "
-    "In each row the query's own key and the three before it are orange: there key j "
-    "asks "
-    "back. All other scores are blue, those of the keys 0 to 2 in every row, as "
+    "In each row the query's own key and the three before it are orange: there, token "
+    "j's "
+    "query looks back. All other scores are blue, including those "
     "these keys have no query.",
 )
 
 # %% [markdown]
-# With your tile, the forward pass is lesson 02's, but it visits the last columns first. **Predict** what goes wrong without the lines under `guard`: `___`
+# With your tile, the forward pass is the one from lesson 02, except that it processes the last columns first. **Predict** what goes wrong without the two lines under `if guard:`. `___`
 
 
 # %% tags=["uses-exercise"]
 def forward(q, k, v, w_q, w_v, alpha, window, rows=4, columns=4, guard=True):
-    """One head, all tokens, tile by tile; with the last columns first."""
+    """Compute one head for all tokens, tile by tile, the last columns first."""
     n, d = q.shape
     o = torch.empty(n, d, dtype=q.dtype)
     for i in range(0, n, rows):
@@ -319,7 +347,7 @@ def forward(q, k, v, w_q, w_v, alpha, window, rows=4, columns=4, guard=True):
             s = tile_scores(*given, 1 / math.sqrt(k.shape[1]))
             new = torch.maximum(m, s.amax(1, keepdim=True))
             base = new
-            if guard:  # a row that has seen no key: e^(-inf - 0) is 0
+            if guard:  # in a row without a visible key, e^(-inf - 0) is 0
                 base = torch.where(new == -math.inf, 0.0, new)
             p, shrink = torch.exp(s - base), torch.exp(m - base)
             total = total * shrink + p.sum(1, keepdim=True)
@@ -340,15 +368,18 @@ for guard in (True, False):
     print(f"guard {guard!s:5}: right {right}, NaN {o.isnan().any()}")
 
 # %% [markdown]
-# A row's first tile can lie wholly in its future: every score is −∞, the maximum stays −∞, and −∞ − (−∞) is NaN. The guard takes 0 for that maximum in the two exponentials, but does *not* keep it as the maximum: a row whose later scores all lie near −1000 would then add up nothing but zeros. Neither mistake shows while every first tile has a visible key.
+# The first tile of a row can be entirely in the row's future. Then every score is −∞, the maximum stays −∞, and −∞ − (−∞) is NaN. The guard uses 0 in place of that maximum inside the two exponentials. It does *not* store 0 as the maximum: if it did, a row whose later scores are all near −1000 would add up nothing but zeros. You see neither mistake as long as the first tile of every row contains a visible key.
 #
-# ## 5. The gradient of what all heads share
+# ## 5. The gradient of a shared tensor
 #
-# Each head has its own `O_h = P_h ṽ W_v,h`. By the rules of lesson 12 (for Y = A X B: dX = Aᵀ dY Bᵀ), head h wants to move `ṽ` by `P_hᵀ dO_h W_v,hᵀ`. There is one `ṽ`; so the gradients of all heads are **added**.
+# Each head has its own output `O_h = P_h ṽ W_v,h`. By the rules of lesson 12 (for Y = A X B: dX = Aᵀ dY Bᵀ), head h contributes `P_hᵀ dO_h W_v,hᵀ` to the gradient of `ṽ`. All heads use the same `ṽ`, so their contributions are **added**.
 #
 # ### Exercise 20.5 · d_v_latent · about four lines
 #
-# `p` is (H, N, n), `d_o` is (H, N, d), `w_v` is (H, L, d). Return the gradient of the latent values, (n, L). Make no tensor with n · L numbers for each of several heads; n · d numbers for each are allowed. A list with a part for every head takes the same memory, and is refused too. Rows of `p` need not sum to 1: they may be parts of rows. Without autograd.
+# Return the gradient of the latent values, (n, L). `p` is (H, N, n), `d_o` is (H, N, d), `w_v` is (H, L, d). Rows of `p` need not sum to 1: they may be parts of rows.
+#
+# - Do not hold n · L elements for each of several heads, neither in one tensor nor in a list. n · d elements for each head are allowed.
+# - Do not use autograd.
 
 
 # %% tags=["exercise"]
@@ -365,7 +396,7 @@ def d_v_latent(p, d_o, w_v):
 check.ex20_5(d_v_latent)
 
 # %% [markdown]
-# On a GPU, heads are blocks that run at the same time, and all of them add to the same numbers. **Predict** what the simulator says of this kernel, which adds one number per head: `___`
+# On a GPU each head is a block of its own. The blocks run at the same time, and all of them add to the same elements. The kernel below adds one number per head. **Predict** what the simulator reports: `___`
 
 
 # %%
@@ -390,11 +421,11 @@ for kernel in (add_heads, add_heads_atomically):
     print(f"{kernel.__name__:21} right now: {right}   findings: {kinds or 'none'}")
 
 # %% [markdown]
-# The first is right in the simulator's orderly world, and a race: on a GPU, two heads may read the same old number, and one addition is lost. The second is right everywhere, but additions of float32 come in any order, so its last digits may change from run to run. The third way is a part for each head, and a second pass that adds them in a fixed order: the same bits each time, for H times the memory. `kernels/latent/backward.py` has both; `torch.use_deterministic_algorithms(True)` chooses the third.
+# The first kernel happens to give the correct sum here, because the simulator runs its blocks one after the other. But it has a race: on a GPU, two heads may read the same old value, and one of the two additions is lost. The second kernel is correct everywhere. Its float32 additions come in any order, though, so the last digits may change from run to run. A third way stores the contribution of each head separately, and adds them in a second pass in a fixed order. It gives the same bits every time, and needs H times the memory. `kernels/latent/backward.py` has the second and the third; `torch.use_deterministic_algorithms(True)` selects the third.
 #
 # ## Validate
 #
-# With `W_q` and `W_v` identities and α = 0, latent attention is ordinary attention whose heads share keys and values; and your gradient is autograd's:
+# If `W_q` and `W_v` are identities and α = 0, latent attention is ordinary attention in which all heads share one head of keys and values (**multi-query attention**). So PyTorch can check your decoder, and autograd can check your gradient:
 
 # %% tags=["uses-exercise"]
 h, n, d = 3, 9, 4
@@ -417,10 +448,12 @@ print(f"the gradient of the latent values: {right}")
 
 # %% [markdown]
 # ## In three lines
-# - A latent cache costs 2 · L numbers per token and layer, whatever the number of heads.
-# - One query absorbs, many expand: count multiply–adds before you place a projection; (q W_q) · k̃ = q · (W_q k̃).
-# - What all heads share gets the sum of their gradients: atomically, or part by part and in order.
+# - A latent cache costs 2 · L elements per token and layer, whatever the number of heads.
+# - For one query, absorb; for many, expand. Count multiply–adds before you place a projection: (q W_q) · k̃ = q · (W_q k̃).
+# - The gradient of a tensor that all heads share is the sum over the heads: by atomic additions, or stored separately and added in a fixed order.
 #
 # **You can now** read a model's configuration and say what its cache costs, and where its projections belong.
 #
-# **Next:** [lesson 21](21_triton.ipynb) writes kernels in Triton, as programs on tiles.
+# **Read on:** DeepSeek-AI, *DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model* (2024, arXiv:2405.04434), section 2.1, for latent attention · Joshua Ainslie et al., *GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints* (2023, arXiv:2305.13245) · Noam Shazeer, *Fast Transformer Decoding: One Write-Head is All You Need* (2019, arXiv:1911.02150), for multi-query attention.
+#
+# **Next:** [lesson 21](21_triton.ipynb) writes kernels in Triton, as programs that work on tiles.

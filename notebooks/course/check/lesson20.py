@@ -28,7 +28,10 @@ def ex20_1(cache_bytes, rng):
             got,
             {
                 "There is a key and a value: twice as much.": tuple(x // 2 for x in wanted),
-                "Latents are shared: the number of heads does not count.": (wanted[0], wanted[1] * heads),
+                "All heads share the latents: do not multiply by the number of heads.": (
+                    wanted[0],
+                    wanted[1] * heads,
+                ),
                 "Every layer has a cache of its own.": tuple(x // layers for x in wanted),
                 "A number takes `size` bytes.": tuple(x // size for x in wanted),
             },
@@ -60,12 +63,10 @@ def ex20_2(multiply_adds, rng):
         hint = explained(
             got,
             {
-                "Both are there for the keys and for the values: twice as much.": tuple(
-                    x // 2 for x in wanted
-                ),
-                "That is one head; count all of them.": tuple(x // heads for x in wanted),
+                "Count the keys and the values: twice as much.": tuple(x // 2 for x in wanted),
+                "That is one head; count all heads.": tuple(x // heads for x in wanted),
                 "The pair is (expand, absorb), in this order.": wanted[::-1],
-                "Each way has a projection, too.": (
+                "Each way also has a projection.": (
                     2 * heads * n_q * n_k * d,
                     2 * heads * n_q * n_k * latent,
                 ),
@@ -85,7 +86,7 @@ def costs(n_q, n_k, heads, d, latent):
 
 
 LOUD = "Scores may reach ±1000: subtract each head's largest before exp, or let torch.softmax do it."
-ABSORB = "Take the query to the latents: q W_q is (H, L), and all heads meet the same k_latent."
+ABSORB = "Project the query into the latent space: q W_q is (H, L), and all heads use the same k_latent."
 
 
 @exercise("20.3", "decode")
@@ -132,7 +133,7 @@ def ex20_3(decode, rng):
         used = counter.get_total_flops() // 2
         if expand > 2 * absorb and used > 2 * absorb:
             fail(
-                f"it takes {used:,} multiply-adds; absorbed, {absorb:,} are enough, and expanded {expand:,}",
+                f"it takes {used:,} multiply-adds; absorbing takes {absorb:,}, expanding {expand:,}",
                 call=call,
                 hint=ABSORB,
             )
@@ -141,7 +142,7 @@ def ex20_3(decode, rng):
             got,
             {
                 "Scores are multiplied by scale.": (torch.softmax(s / scale, -1) @ v @ w_v)[:, 0],
-                "Use the scale that is given.": (root @ v @ w_v)[:, 0],
+                "Use the scale that is passed.": (root @ v @ w_v)[:, 0],
                 "Every head has its own W_v.": (torch.softmax(s, -1) @ v @ w_v[:1])[:, 0],
             },
             LOUD if got_nan(got) else ABSORB,
@@ -152,7 +153,7 @@ def ex20_3(decode, rng):
 
 GARBAGES = np.nan, np.inf, 1e30, 1.0  # times a number: what memory may hold, at the last what looks right
 GARBAGE = (
-    "q_columns holds garbage, NaN or not, for tokens before first_query: these have no reciprocal term, and"
+    "q_columns holds garbage, NaN or not, for tokens before first_query. They have no reciprocal term, and"
     " 0 times NaN is NaN."
 )
 TILE = (
@@ -209,8 +210,8 @@ def ex20_4(tile_scores, rng):
                 "i and j are positions: add first_row and first_column.": scores(
                     ((i - first_row) >= (j - first_column)) & (i - first_row - j + first_column < window)
                 ),
-                "The scale is a factor of both terms.": scores(known, 1.0),
-                "alpha is a factor of the reciprocal term.": scores(known, alpha=1.0),
+                "Multiply both terms by the scale.": scores(known, 1.0),
+                "Multiply the reciprocal term by alpha.": scores(known, alpha=1.0),
                 "Key j after query i is masked with -inf.": scores(known, visible=i >= -1 + 0 * j),
                 "The reciprocal term is q_j W_q · k_i, the other way round.": scores(known, back=straight),
                 "A row sees itself: j <= i.": scores(known, visible=j < i),
@@ -220,7 +221,7 @@ def ex20_4(tile_scores, rng):
         compare(got, scores(known), what="another tile", call=call, tolerance=1e-9, hint=hint)
     tried(f"scores to ±{FAR}")
     count = len(tiles) + len(drawn)
-    return f"{count} tiles, before and behind the diagonal, windows from 0, keys without a query"
+    return f"{count} tiles, before and after the diagonal, windows from 0, keys without a query"
 
 
 def garbage(rng, factor, rows, d):
@@ -263,8 +264,8 @@ def ex20_5(d_v_latent, rng):
             got,
             {
                 "The heads' gradients are added, not averaged.": each.mean(0),
-                "Every head has a part in it, not the last alone.": each[-1],
-                "Every head has a part in it, not the first alone.": each[0],
+                "Add the contributions of all heads, not only the last.": each[-1],
+                "Add the contributions of all heads, not only the first.": each[0],
             },
             "Head h: P_hᵀ dO_h W_v,hᵀ. All heads: the sum.",
         )
@@ -272,4 +273,4 @@ def ex20_5(d_v_latent, rng):
     return "4 shapes, 1 to 9 heads, nothing of n · L numbers for each head"
 
 
-ADD = "Add up head by head; or take P_hᵀ dO_h first, n · d numbers for each head."
+ADD = "Add head by head; or compute P_hᵀ dO_h first, n · d elements for each head."
