@@ -1,4 +1,4 @@
-"""Pause of Python's garbage collector while a compiler runs."""
+"""Pauses Python's garbage collector while a compiler runs."""
 
 import gc
 from collections.abc import Iterator

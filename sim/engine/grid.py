@@ -28,14 +28,17 @@ class Thread:
         self.done = False
         # results of call_chain and iteration_counts for `frame`; empty if the kernel does not need them
         self.calls = self.iterations = ()
-        # asynchronous copies (sim.memory.transfer.Sent): those since the last commit, and a list per commit
+        # asynchronous copies (sim.memory.transfer.Sent): a list of the copies since the last commit, and a
+        # list per commit
         self.sent, self.groups = [], []
-        # the origin of an undefined value that the thread passes to a shuffle, and then that of the result
+        # origin of the undefined value that the thread passes to a shuffle; afterwards, the origin of the
+        # result
         self.origin = False
         self.failed_atomic = None  # the thread's last atomic, if it did not change memory
         # (mbarrier, site) of its last test of a phase, if the phase was incomplete
         self.failed_wait = None
-        self.times_skipped = 0  # number of consecutive skips because its atomic would fail again
+        # how many times in a row the thread was skipped because its atomic would fail again
+        self.times_skipped = 0
 
     def run(self, kernel, arguments):
         """Run the kernel as the body of the fiber. An exception is stored in `error` for the scheduler."""

@@ -5,11 +5,11 @@ from sim.errors import SimulatorError, Stuck, ThreadError
 from sim.events import SITES, Access, Finding, index_text
 from sim.frames import format_none_parameters, site_of_error
 
-MOST_SKIPS = 64  # limit on consecutive skips of a thread that is about to repeat a failed atomic
+MOST_SKIPS = 64  # maximum number of times in a row to skip a thread that is about to repeat a failed atomic
 RETRY_TURNS = 8  # opportunities to yield that a thread may decline after it has lost a compare-and-swap
 # Results of run_block.
 FINISHED, PARKED, YIELDED = "finished", "parked", "yielded"
-# Values of Thread.waits, which say what a thread waits for.
+# Values of Thread.waits: the kinds of operation that a thread waits for.
 BARRIER, GRID, WARP, TURN = "syncthreads", "grid.sync", "warp", "turn"
 # One thread waits for other blocks on behalf of its own block, as in cooperative_groups.h.
 ONE_OF_BLOCK = "grid.sync, for its block"
@@ -43,7 +43,8 @@ class Scheduler:
         # reach the same call (CUDA C++).
         self.counts_arrivals = False
         self.atomics_yield = (
-            False  # Whether an atomic lets other threads run, which is necessary if threads spin on memory.
+            # Whether a thread lets others run at each atomic, which is necessary if threads spin on memory.
+            False
         )
         self.abandoned = 0  # number of blocks that were ended early
         self.woken = False  # whether threads of parked blocks can run again
@@ -281,7 +282,7 @@ class Scheduler:
         """End a block early by unwinding its threads."""
         self.abandoned += 1
         for thread in block.threads:
-            if not thread.done and thread.frame is not None:  # A thread that never waited has not started.
+            if not thread.done and thread.frame is not None:  # A thread without a frame has not started.
                 thread.fiber.abandon()
             thread.done = True
         block.alive, block.ready = 0, []

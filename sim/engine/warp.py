@@ -185,7 +185,7 @@ def undefined_like(value, filling):
 
 
 def format_lanes(lanes):
-    """Format lane numbers, listing at most four."""
+    """Format lane numbers. If there are more than four, list three and say how many more there are."""
     first = ", ".join(map(str, lanes[: 3 if len(lanes) > 4 else 4]))
     return f"{first} and {len(lanes) - 3} more" if len(lanes) > 4 else first
 

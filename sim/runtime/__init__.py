@@ -1,8 +1,8 @@
-"""Whole CUDA programs on the simulated GPU: `python -m sim run program.cu`.
+"""Runs whole CUDA programs on the simulated GPU: `python -m sim run program.cu`.
 
-What enters: a .cu file with `main()`, or a library that `python -m sim build` made from one.
+The input is a .cu file with `main()`, or a library that `python -m sim build` made from one.
 
-What leaves: the program's own output, findings as they occur, a summary, and an exit status.
+The output is the program's own output, findings as they occur, a summary, and an exit status.
 
 nvcc compiles the program into a shared library that contains the host code and the PTX of its kernels. The
 program does not call NVIDIA's runtime library, `libcudart`. It calls a small library of C stubs, which
@@ -19,8 +19,8 @@ Read the files in this order:
     build       find nvcc, compile a program
     process     the process in which the program runs: load the stubs and the program, call main()
     signatures  the C signatures of the runtime functions
-    stubs       C source for the stubs
-    fatbin      the PTX inside a compiled program
+    stubs       generate and compile the C stubs
+    fatbin      extract the PTX from a compiled program
     device      the state of the simulated device: modules, launches, errors, streams and events
     memory      device memory: allocations, copies, and their checks
     call_sites  source lines of host calls

@@ -23,9 +23,9 @@ FLAGS = (
 
 
 def find_nvcc() -> Path:
-    """Return the path of nvcc: that of NVIDIA's Python packages, of CUDA_HOME, or on the PATH.
+    """Return the path of nvcc, from NVIDIA's Python packages, CUDA_HOME or PATH.
 
-    Errors: LaunchError if there is none, or if this system cannot run it.
+    Raise LaunchError if nvcc is missing, or if this system cannot run it.
     """
     if platform.system() != "Linux":
         raise LaunchError(
@@ -52,9 +52,9 @@ def build(program: Path, library: Path, options: tuple[str, ...] = ()) -> Path:
 
     program: the .cu file.
     library: the shared library to write.
-    options: further options of nvcc, such as "-Iinclude" or "-DN=8".
+    options: additional options for nvcc, such as "-Iinclude" or "-DN=8".
 
-    Errors: LaunchError, with the compiler's messages.
+    Raise LaunchError with the compiler's messages if compilation fails.
     """
     if not program.is_file():
         raise LaunchError(f"{program}: no such file")
@@ -70,6 +70,6 @@ def build(program: Path, library: Path, options: tuple[str, ...] = ()) -> Path:
 
 
 def include_options(nvcc: Path) -> list[str]:
-    """Return the options by which nvcc finds the headers of NVIDIA's C++ libraries, Thrust and CUB."""
+    """Return the options that let nvcc find the headers of Thrust and CUB."""
     folder = nvcc.parent.parent / "include" / "cccl"
     return [f"-I{folder}"] if folder.is_dir() else []

@@ -1,6 +1,6 @@
 """python -m sim run PROGRAM [OPTION ...] [-- ARGUMENT ...]: run a whole CUDA program on the simulated GPU.
 
-PROGRAM is a .cu file with main(), or a library that `python -m sim build PROGRAM` has made. The host code
+PROGRAM is a .cu file with main(), or a library made by `python -m sim build PROGRAM`. The host code
 runs natively, and each kernel launch is simulated. Findings are printed to stderr as they occur, with the
 line of the host call and the lines in the kernel. A summary follows at the end.
 
@@ -85,7 +85,7 @@ def main(given: list[str]) -> int:
 
 
 def run(options: argparse.Namespace, arguments: list[str]) -> int:
-    """Build the program if it is a .cu file, and run it in a process of its own. Return the exit status."""
+    """Build the program if it is a .cu file, and run it in a separate process. Return the exit status."""
     if options.report is not None:
         options.report.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sim-build-") as folder:
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace, arguments: list[str]) -> int:
         child = subprocess.Popen(command)
         try:
             status = child.wait()
-        except KeyboardInterrupt:  # the child has received it too
+        except KeyboardInterrupt:  # the child process has received the signal too
             child.kill()
             child.wait()
             print("python -m sim run: interrupted", file=sys.stderr)

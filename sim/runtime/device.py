@@ -17,12 +17,13 @@ from sim.runtime.fatbin import ptx_of_wrapper
 from sim.runtime.findings import HostFinding, Log
 from sim.runtime.memory import DeviceMemory
 
-STATIC_LIMIT = 49152  # bytes of dynamic shared memory that need no cudaFuncSetAttribute
+# largest size in bytes of dynamic shared memory that does not require cudaFuncSetAttribute
+STATIC_LIMIT = 49152
 
 
 @dataclass
 class Options:
-    """How launches are simulated. See `simulate` for the fields."""
+    """Options for simulating launches. The fields are arguments of `simulate`."""
 
     engine: str = "fibers"
     seeds: tuple[int, ...] = (0,)
@@ -42,7 +43,7 @@ class ProgramModule:
 
     @property
     def module(self) -> Module:
-        """The Module. Errors: LaunchError if its PTX is unusable."""
+        """Return the Module. Raise LaunchError if its PTX is unusable."""
         if self.loaded is None:
             self.loaded = load_ptx(ptx_of_wrapper(self.wrapper))
             self.loaded.store.device = self.memory
@@ -51,7 +52,10 @@ class ProgramModule:
 
 @dataclass
 class HostFunction:
-    """A kernel as the host knows it. `shared_limit`: the dynamic shared memory that a launch may request."""
+    """A kernel that the host code can launch.
+
+    shared_limit: the dynamic shared memory that a launch may request, in bytes.
+    """
 
     owner: ProgramModule
     name: str
@@ -60,7 +64,7 @@ class HostFunction:
 
     @property
     def kernel(self) -> Kernel:
-        """The Kernel. Errors: LaunchError."""
+        """Return the Kernel. Raise LaunchError if its PTX is unusable."""
         if self.made is None:
             module = self.owner.module
             if self.name not in module.text.functions:
@@ -71,7 +75,7 @@ class HostFunction:
 
 @dataclass
 class HostVariable:
-    """A `__device__`, `__constant__` or `__managed__` variable as the host knows it."""
+    """A `__device__`, `__constant__` or `__managed__` variable that the host code can access."""
 
     owner: ProgramModule
     name: str
@@ -82,11 +86,11 @@ class HostVariable:
 class Device:
     """The state of the simulated device.
 
-    call: the call site of the running host call.
-    functions, variables: by the host address that identifies them.
+    call: the call site of the current host call.
+    functions, variables: maps from the host address that identifies a kernel or variable.
     error: the last error of a call; the next cudaGetLastError returns it.
-    sticky: the error that every later call returns, after a kernel has aborted; 0 before.
-    pending: the launch configuration that `<<<...>>>` has pushed.
+    sticky: the error that every call returns after a kernel has aborted; 0 if none has.
+    pending: the launch configurations that `<<<...>>>` has pushed.
     """
 
     options: Options
@@ -115,16 +119,19 @@ class Device:
     # --- errors ---------------------------------------------------------------------------------------------
 
     def fail(self, code: int) -> int:
-        """Record an error of the running call, and return it."""
+        """Record the error of the current host call, and return it."""
         self.error = code
         return code
 
     def report(self, kind: str, severity: str, verdict: str, fix: str = "") -> None:
-        """Record a finding about the running host call."""
+        """Record a finding about the current host call."""
         self.log.add_host(HostFinding(kind, severity, verdict, self.call, fix))
 
     def take_error(self, clear: bool) -> int:
-        """Return the last error. `clear`: whether the next call returns success, unless the error stays."""
+        """Return the last error.
+
+        clear: whether to reset the last error to success; a sticky error remains.
+        """
         code, self.unchecked = self.sticky or self.error, None
         if clear:
             self.error = 0
@@ -160,7 +167,7 @@ class Device:
         try:
             values = self.argument_values(kernel, arguments)
             self.run(configured, values)
-        except ThreadError as error:  # a trap or a failed assertion
+        except ThreadError as error:  # the kernel executed a trap or failed an assertion
             self.report("kernel-abort", "error", str(error))
             self.sticky = ASSERT if "assertion failed" in str(error) else LAUNCH_FAILURE
         except SimulatorError as error:
@@ -169,7 +176,7 @@ class Device:
         return 0
 
     def configure(self, kernel: Kernel, seed: int, grid: tuple, block: tuple, shared: int) -> Any:
-        """Return the function that runs a launch. Errors: LaunchError for an invalid configuration."""
+        """Return the function that runs a launch. Raise LaunchError if the configuration is invalid."""
         options = self.options
         simulation = simulate(
             kernel,
@@ -190,7 +197,8 @@ class Device:
         return self.fail(code)
 
     def run(self, configured: list, values: list[bytes]) -> None:
-        """Run a launch once for each seed, from the same contents of memory. The last run's results stay."""
+        """Run a launch once for each seed, each time with the same initial memory. Keep the last run's
+        results."""
         before = [(b, b.root.copy()) for b in self.memory.buffers.values()] if len(configured) > 1 else []
         before += [
             (None, (root, root.copy()))
@@ -209,8 +217,8 @@ class Device:
         self.log.add_launch(report, self.call)
 
     def argument_values(self, kernel: Kernel, arguments: int) -> list[bytes]:
-        """Return the bytes of a launch's arguments. Name the buffers after the parameters that point to
-        them."""
+        """Return the bytes of each argument of a launch. Name each buffer after the parameter that points to
+        it."""
         parameters = kernel.function.parameters
         pointers = (ctypes.c_void_p * len(parameters)).from_address(arguments) if parameters else ()
         values = [ctypes.string_at(at, p.bytes) for at, p in zip(pointers, parameters)]
@@ -227,16 +235,16 @@ class Device:
     # --- time and handles -----------------------------------------------------------------------------------
 
     def new_handle(self) -> int:
-        """Return the value of a new stream, event or pool."""
+        """Return the handle of a new stream, event or memory pool."""
         return next(self.handles)
 
     def now(self) -> float:
-        """Return the time in milliseconds, on the clock of events."""
+        """Return the current time in milliseconds, on the clock that events use."""
         return time.perf_counter() * 1e3
 
 
 def restore(before: list[tuple]) -> None:
-    """Copy saved contents back."""
+    """Restore the saved contents of buffers and variables."""
     for buffer, saved in before:
         if buffer is None:
             root, content = saved

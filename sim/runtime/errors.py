@@ -1,4 +1,4 @@
-"""The error codes of the CUDA runtime. Source: enum cudaError in driver_types.h."""
+"""Error codes of the CUDA runtime. Source: enum cudaError in driver_types.h."""
 
 SUCCESS, INVALID_VALUE, MEMORY_ALLOCATION = 0, 1, 2
 INVALID_CONFIGURATION, INVALID_SYMBOL, INVALID_DIRECTION = 9, 13, 21

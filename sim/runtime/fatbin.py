@@ -1,8 +1,8 @@
-"""The PTX inside a program that nvcc has compiled.
+"""Extracts the PTX from a program that nvcc has compiled.
 
 A program passes the address of a wrapper to `__cudaRegisterFatBinary`. The wrapper points to a container: a
 header, then one entry for each embedded file. NVIDIA does not document the format. The fields below were
-read from programs that nvcc 13.0 to 13.5 made.
+determined from programs compiled by nvcc 13.0 to 13.5.
 
     wrapper    uint32 magic, uint32 version, pointer to the container
     container  uint32 magic, uint16 version, uint16 header bytes, uint64 bytes of all entries
@@ -21,7 +21,10 @@ HOW_TO_BUILD = "build it with: python -m sim build program.cu"
 
 
 def ptx_of_wrapper(wrapper: int) -> str:
-    """Return the PTX text behind a fat binary's wrapper in this process's memory. Errors: LaunchError."""
+    """Return the PTX text of the fat binary whose wrapper is at an address in this process.
+
+    Raise LaunchError if the fat binary has no usable PTX.
+    """
     magic, _, container = struct.unpack("<IIQ", ctypes.string_at(wrapper, 16))
     if magic != WRAPPER_MAGIC:
         raise LaunchError(f"the program contains a fat binary of an unknown format ({magic:#x})")
@@ -30,7 +33,7 @@ def ptx_of_wrapper(wrapper: int) -> str:
 
 
 def ptx_of_container(data: bytes) -> str:
-    """Return the PTX text in a container. Errors: LaunchError if it contains none, or only compressed PTX."""
+    """Return the PTX text in a container. Raise LaunchError if it contains no PTX, or only compressed PTX."""
     magic, _, header_bytes, size = struct.unpack_from("<IHHQ", data)
     if magic != CONTAINER_MAGIC:
         raise LaunchError(f"the program contains a fat binary of an unknown format ({magic:#x})")

@@ -1,4 +1,4 @@
-"""Findings of a whole program: about host calls, and from launches; their output and the summary."""
+"""Findings about the host calls and the launches of a program; prints them and the summary."""
 
 import sys
 from collections import Counter
@@ -9,7 +9,7 @@ from sim.nouns import plural
 from sim.report import Report
 from sim.runtime.call_sites import CallSite
 
-# kinds of findings about host code; sim.events.KINDS lists those about kernels
+# kinds of findings about host code; sim.events.KINDS lists the kinds of findings about kernels
 HOST_KINDS = (
     "host-access", "copy-out-of-bounds", "copy-direction", "invalid-pointer", "use-after-free", "double-free",
     "leak", "unchecked-error", "refused-launch", "unsupported", "kernel-abort",
@@ -43,10 +43,10 @@ class HostFinding:
 
 @dataclass
 class Log:
-    """The findings of a program. Each is printed when it first occurs, and repetitions are counted.
+    """Log of a program's findings. Each is printed when it first occurs, and repetitions are counted.
 
     first_only: whether the program ends at its first error.
-    folder: the folder for HTML reports of launches with findings, or None.
+    folder: the folder in which to write an HTML report of each launch with findings, or None.
     """
 
     first_only: bool = False
@@ -63,7 +63,7 @@ class Log:
         return self.severities["error"]
 
     def add(self, key: object, kind: str, severity: str, text: str) -> None:
-        """Print a finding, unless one with an equal key was printed before."""
+        """Print a finding, unless a finding with an equal key has already been printed."""
         self.seen[key] += 1
         if self.seen[key] > 1:
             return
@@ -90,7 +90,7 @@ class Log:
             self.add((report.kernel, finding.key), finding.kind, finding.severity, text)
 
     def summary(self, program: str, status: int) -> str:
-        """Return the last lines of the output.
+        """Return the summary that ends the output.
 
         program: the program's name.
         status: the program's own exit status.
@@ -109,7 +109,7 @@ class Log:
 
 
 class FirstFinding(Exception):
-    """The end of a program at its first error."""
+    """Exception that ends a program at its first error."""
 
 
 def page_of(report: Report) -> str:
@@ -118,5 +118,5 @@ def page_of(report: Report) -> str:
 
 
 def show(text: str) -> None:
-    """Print a text to stderr, which the program's own output does not use."""
+    """Print text to stderr, to keep it apart from the program's standard output."""
     print(text + "\n", file=sys.stderr, flush=True)

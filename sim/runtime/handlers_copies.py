@@ -1,5 +1,6 @@
-"""The runtime functions that copy and set memory, and those about the variables of a program. Each takes the
-Device, then the C arguments, in which pointers are integers, and returns an error code.
+"""Runtime functions that copy and set memory, and that access a program's `__device__` variables.
+
+Each takes the Device, then the C arguments, with pointers as integers, and returns an error code.
 
 Source: CUDA Runtime API, "Memory Management".
 """
@@ -15,14 +16,16 @@ from sim.runtime.errors import INVALID_DIRECTION, INVALID_SYMBOL, INVALID_VALUE,
 from sim.runtime.handlers_memory import write_pointer
 from sim.runtime.memory import DEVICE, SYMBOL, DeviceBuffer, is_mapped
 
-# cudaMemcpyKind -> whether (destination, source) are on the device; None: decided by the pointers
+# cudaMemcpyKind -> whether (destination, source) are on the device; None means that the pointers determine it
 KINDS = {0: (False, False), 1: (True, False), 2: (False, True), 3: (True, True), 4: (None, None)}
 KIND_NAMES = "HostToHost", "HostToDevice", "DeviceToHost", "DeviceToDevice", "Default"
 SIDES = {True: "device", False: "host"}
 
 
 def side(device, address, nbytes, wanted, role, name):
-    """Return (host address of the bytes, buffer or None) of one side of a copy; None after a finding.
+    """Return (host address of the bytes, buffer or None) for one side of a copy.
+
+    Return None if the side is invalid; a finding has then been reported.
 
     wanted: whether the copy's kind says that this side is on the device; None if the kind is Default.
     role: "destination" or "source".
@@ -75,7 +78,8 @@ def copy(device, destination, source, nbytes, kind, name):
 
 
 def mark_copied(to, destination, origin, source, nbytes):
-    """Record which bytes of a buffer a copy has written: unwritten bytes of the source stay unwritten."""
+    """Record which bytes of a buffer a copy has written. Copies of unwritten bytes still count as
+    unwritten."""
     at = destination - to.base
     if origin is None or origin.unwritten is None:
         to.mark_written(at, nbytes)
@@ -118,8 +122,11 @@ def cudaMemcpy2DAsync(device, destination, to_pitch, source, from_pitch, width, 
 
 
 def cudaMemcpy3D(device, parameters):
-    """Copy a box. A cudaMemcpy3DParms has these fields: source array, position and pitched pointer; the same
-    for the destination; extent; kind. Arrays (textures) are refused."""
+    """Copy a three-dimensional region.
+
+    A cudaMemcpy3DParms contains an array, a position and a pitched pointer for the source, the same for the
+    destination, the extent and the kind. Copies of CUDA arrays (textures) are rejected.
+    """
     words = struct.unpack("<19Qi", ctypes.string_at(parameters, 156))
     source, destination = words[:8], words[8:16]
     (width, height, depth), kind = words[16:19], words[19]
@@ -141,7 +148,7 @@ def cudaMemcpy3DAsync(device, parameters, stream):
 
 
 def unsupported(device, what):
-    """Report something that sim does not simulate."""
+    """Report that sim does not simulate `what`."""
     device.could_not_run = True
     device.report("unsupported", "error", f"{what}: sim does not simulate this")
     return INVALID_VALUE
@@ -180,7 +187,7 @@ def cudaMemset2DAsync(device, address, pitch, value, width, height, stream):
 def symbol_root(device, symbol):
     """Return (variable, its bytes, its PTX variable) for the host address of a variable, or None.
 
-    A compiler leaves out variables that no kernel uses; such a variable has bytes, but no PTX variable.
+    The compiler omits variables that no kernel uses. Such a variable has bytes, but no PTX variable.
     """
     variable = device.variables.get(symbol)
     if variable is None:
@@ -255,7 +262,8 @@ def cudaGetSymbolAddress(device, pointer, symbol):
     store.laid_out[in_ptx.name] = None
     if base not in device.memory.buffers:
         device.memory.add(DeviceBuffer(base, root, SYMBOL, device.call, f"the variable {variable.name}"))
-    set_symbol(variable, in_ptx, 0, in_ptx.bytes)  # the host may write to it by address from now on
+    # the host may now write to the variable through its address
+    set_symbol(variable, in_ptx, 0, in_ptx.bytes)
     write_pointer(pointer, base)
     return SUCCESS
 

@@ -1,8 +1,9 @@
-"""The runtime functions about devices, errors, streams and events. Each takes the Device, then the C
-arguments, in which pointers are integers, and returns an error code.
+"""Runtime functions for devices, errors, streams and events.
 
-Work is done when it is issued, in program order. Streams therefore never overlap, and queries answer that
-everything has finished.
+Each takes the Device, then the C arguments, with pointers as integers, and returns an error code.
+
+Work is executed when it is issued, in program order. Streams therefore never overlap, and queries report that
+all work has finished.
 
 Source: CUDA Runtime API, "Device Management", "Error Handling", "Stream Management", "Event Management".
 """
@@ -13,7 +14,7 @@ from sim.runtime.errors import INVALID_DEVICE, INVALID_HANDLE, INVALID_VALUE, SU
 from sim.runtime.handlers_memory import write_int, write_pointer
 from sim.runtime.properties import attribute_values, write_properties
 
-VERSION = 13000  # of the runtime and the driver: 1000 * major + 10 * minor
+VERSION = 13000  # version of the runtime and of the driver: 1000 * major + 10 * minor
 
 
 # --- devices ------------------------------------------------------------------------------------------------

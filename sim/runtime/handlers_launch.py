@@ -1,5 +1,6 @@
-"""The runtime functions that register, configure and launch kernels. Each takes the Device, then the C
-arguments, in which pointers are integers, and returns an error code.
+"""Runtime functions that register, configure and launch kernels.
+
+Each takes the Device, then the C arguments, with pointers as integers, and returns an error code.
 
 Source: crt/host_runtime.h; CUDA Runtime API, "Execution Control" and "Occupancy".
 """
@@ -57,8 +58,7 @@ def __cudaRegisterVar(device, handle, host, function, name, external, nbytes, co
 
 
 def __cudaRegisterManagedVar(device, handle, host, function, name, external, nbytes, constant, is_global):
-    """Give a managed variable memory that the host can access, and store its address in the host's
-    pointer."""
+    """Allocate host-accessible memory for a managed variable, and store its address in the host's pointer."""
     module, name = device.modules[handle - 1].module, read_text(name)
     variable = module.text.variables[name]
     base = address_of_variable(module, variable)
@@ -95,7 +95,7 @@ def __cudaGetKernel(device, handle, host):
 
 
 def __cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream):
-    """Launch a kernel with the syntax `<<<...>>>`. The call site is that of the configuration."""
+    """Launch a kernel for the `<<<...>>>` syntax. Report the call site of the configuration call."""
     device.call = device.launch_site or device.call
     device.launch_site = None
     return cudaLaunchKernel(device, kernel, grid, block, arguments, shared, stream)
@@ -113,7 +113,8 @@ cudaLaunchKernel_ptsz, __cudaLaunchKernel_ptsz = cudaLaunchKernel, __cudaLaunchK
 
 
 def cudaLaunchKernelExC(device, configuration, kernel, arguments):
-    """Launch a kernel with a cudaLaunchConfig_t: grid, block, bytes of dynamic shared memory, ..."""
+    """Launch a kernel with a cudaLaunchConfig_t, which contains the grid, the block, the bytes of dynamic
+    shared memory, ..."""
     (shared,) = struct.unpack("<Q", ctypes.string_at(configuration + 24, 8))
     grid, block = configuration, configuration + 12
     return cudaLaunchKernel(device, kernel, grid, block, arguments, shared, 0)
@@ -166,7 +167,7 @@ def static_shared(function):
 
 
 def cudaFuncGetAttributes(device, attributes, kernel):
-    """Fill a cudaFuncAttributes. Registers are unknown, because PTX has no limit: 32 are reported."""
+    """Fill in a cudaFuncAttributes. PTX does not determine the number of registers, so report 32."""
     function = device.functions.get(kernel)
     if function is None:
         return INVALID_DEVICE_FUNCTION

@@ -1,5 +1,6 @@
-"""The runtime functions that allocate memory and describe it. Each takes the Device, then the C arguments, in
-which pointers are integers, and returns an error code.
+"""Runtime functions that allocate, free and describe memory.
+
+Each takes the Device, then the C arguments, with pointers as integers, and returns an error code.
 
 Source: CUDA Runtime API, "Memory Management", "Stream Ordered Memory Allocator", "Unified Addressing".
 """
@@ -64,7 +65,7 @@ def cudaMalloc3D(device, pitched, extent):
 
 
 def free(device, address, kinds, name):
-    """Free a buffer of one of these kinds. Report a pointer that is not the start of one."""
+    """Free a buffer of one of these kinds. Report the pointer if it is not the start of such a buffer."""
     if address == 0:
         return SUCCESS
     buffer = device.memory.buffers.get(address)
@@ -104,7 +105,7 @@ def cudaMemGetInfo(device, available, total):
 
 
 def cudaHostRegister(device, address, nbytes, flags):
-    """Register host memory. It has a second address on the device, as without unified addressing."""
+    """Register host memory. Give it a separate device address, as on a system without unified addressing."""
     registered = device.memory.registered
     if address in registered:
         return ALREADY_REGISTERED
@@ -122,7 +123,7 @@ def cudaHostUnregister(device, address):
     buffer = device.memory.registered.pop(address, None)
     if buffer is None:
         return NOT_REGISTERED
-    buffer.kind = DEVICE  # its host memory belongs to the program, and stays mapped
+    buffer.kind = DEVICE  # the host memory belongs to the program, so do not unmap it
     device.memory.free(buffer, device.call)
     return SUCCESS
 
@@ -141,7 +142,7 @@ def cudaHostGetFlags(device, flags, address):
 
 
 def cudaPointerGetAttributes(device, attributes, address):
-    """Fill a cudaPointerAttributes: type, device, device pointer, host pointer."""
+    """Fill in a cudaPointerAttributes: type, device, device pointer, host pointer."""
     buffer = device.memory.find(address)
     kind = {DEVICE: 2, SYMBOL: 2, MANAGED: 3, PINNED: 1}.get(buffer.kind if buffer else "", 0)
     on_device, on_host = (address if kind else 0), (address if kind in (0, 1, 3) else 0)

@@ -18,15 +18,15 @@ from sim.ptx.regions import ADDRESSES, HOST, ModuleKey, PaddedSpace
 from sim.runtime.call_sites import UNKNOWN, CallSite
 
 DEVICE, MANAGED, PINNED, SYMBOL = "device", "managed", "pinned host", "symbol"
-PITCH = 512  # bytes; cudaMallocPitch rounds rows up to a multiple of it, as an H200 does
-MOST_FREED = 100  # freed buffers that are remembered, to name them in findings
-LIMIT = 8 << 30  # bytes of all buffers; the machine that simulates has to hold them
+PITCH = 512  # bytes; cudaMallocPitch rounds rows up to a multiple of this, as on an H200
+MOST_FREED = 100  # number of freed buffers to remember, so that findings can name them
+LIMIT = 8 << 30  # limit on the total bytes of all buffers, which must fit in the host machine's memory
 WORD = 4  # bytes; a word counts as written if any of its bytes has changed
-NO_REPLACE = 0x100000  # MAP_FIXED_NOREPLACE of Linux
+NO_REPLACE = 0x100000  # Linux's MAP_FIXED_NOREPLACE
 
 
 class OutOfDeviceMemory(Exception):
-    """A request for more memory than the simulated device has left."""
+    """Exception that the simulated device has too little memory left for a request."""
 
 
 @dataclass(eq=False)
@@ -67,7 +67,7 @@ class DeviceBuffer:
     def find_written(self) -> None:
         """Update `unwritten` after a launch: words that no longer have the fill value have been written.
 
-        A store of exactly the fill value is not noticed, which is one value in 2^32.
+        A store of the fill value itself, one of the 2^32 values of a word, is not noticed.
         """
         if self.unwritten is None:
             return
@@ -79,7 +79,7 @@ class DeviceBuffer:
 
 
 class DeviceMemory:
-    """All device buffers of a program. They share the ledger of addresses with its modules."""
+    """The device buffers of a program. Buffers and modules allocate from the same address space."""
 
     def __init__(self) -> None:
         self.serial = 0
@@ -87,9 +87,11 @@ class DeviceMemory:
         self.bases: list[int] = []
         self.freed: list[DeviceBuffer] = []
         self.names: dict[int, tuple] = {}  # base -> (name in findings, bytes per element), for one launch
-        self.exact = True  # whether partly written buffers are watched byte by byte (interpreted launches)
-        self.unwatched = 0  # launches with partly written buffers that were not watched
-        self.registered: dict[int, DeviceBuffer] = {}  # host address -> buffer of cudaHostRegister
+        # whether launches check partly written buffers byte by byte (interpreted launches only)
+        self.exact = True
+        self.unwatched = 0  # number of times that a launch did not check a partly written buffer
+        # host address -> buffer registered with cudaHostRegister
+        self.registered: dict[int, DeviceBuffer] = {}
         self.unused: dict[int, np.ndarray] = {}  # bytes of variables that no kernel uses
 
     @property
@@ -98,9 +100,9 @@ class DeviceMemory:
         return sum(buffer.root.size for buffer in self.buffers.values())
 
     def allocate(self, nbytes: int, kind: str, site: CallSite) -> DeviceBuffer:
-        """Return a new buffer. Its bytes count as unwritten, unless it is visible to the host.
+        """Return a new buffer. Its bytes count as unwritten, unless the host can access it directly.
 
-        Errors: OutOfDeviceMemory.
+        Raise OutOfDeviceMemory if too little memory or address space is left.
         """
         if self.used + nbytes > LIMIT:
             raise OutOfDeviceMemory
@@ -115,11 +117,14 @@ class DeviceMemory:
         return buffer
 
     def reserve(self, nbytes: int) -> tuple[int, ModuleKey]:
-        """Return (address, key in the ledger) of unused addresses. Errors: OutOfDeviceMemory."""
+        """Reserve unused addresses. Return (first address, key in the table of address ranges).
+
+        Raise OutOfDeviceMemory if too few addresses are left.
+        """
         self.serial += 1
         key = ModuleKey(HOST, f"buffer {self.serial}")
         base = PaddedSpace().choose_address("global", nbytes, 256, key.name, key)
-        if base is None and self.freed:  # give the addresses of freed buffers to new ones
+        if base is None and self.freed:  # reuse the addresses of freed buffers
             self.forget_freed(0)
             base = PaddedSpace().choose_address("global", nbytes, 256, key.name, key)
         if base is None:
@@ -132,7 +137,7 @@ class DeviceMemory:
         insort(self.bases, buffer.base)
 
     def free(self, buffer: DeviceBuffer, site: CallSite) -> None:
-        """Free a buffer. It is remembered for findings."""
+        """Free a buffer, but remember it for findings."""
         del self.buffers[buffer.base]
         self.bases.remove(buffer.base)
         buffer.freed = site
@@ -140,7 +145,8 @@ class DeviceMemory:
         ADDRESSES.ranges["global", buffer.key] = replace(given, name=f"{buffer}, freed at {site}")
         if buffer.kind != DEVICE:
             unmap(buffer)
-        buffer.root = np.empty(buffer.root.size, np.uint8)  # uncommitted: its pages are never touched
+        # takes no physical memory, because its pages are never touched
+        buffer.root = np.empty(buffer.root.size, np.uint8)
         self.freed.append(buffer)
         self.forget_freed(MOST_FREED)
 
@@ -162,7 +168,7 @@ class DeviceMemory:
     # --- launches -------------------------------------------------------------------------------------------
 
     def attach(self, run) -> None:
-        """Make every buffer accessible to a launch. Called by sim.ptx.run.Run."""
+        """Make every buffer accessible to a launch. `sim.ptx.run.Run` calls this method."""
         used = {allocation.name for allocation in run.context.space.allocations}
         for base, buffer in self.buffers.items():
             if buffer.kind == SYMBOL:
@@ -180,8 +186,10 @@ class DeviceMemory:
             run.memory.make_addressable(allocation)
 
     def watched_bytes(self, buffer: DeviceBuffer) -> np.ndarray | None:
-        """Return the mask of unwritten bytes that a launch checks. Compiled launches can check only buffers
-        that are entirely unwritten."""
+        """Return the mask of unwritten bytes that a launch checks, or None if it checks none.
+
+        Compiled launches can check only buffers that are entirely unwritten.
+        """
         mask = buffer.unwritten
         if mask is None or self.exact or mask.all():
             return mask
@@ -189,13 +197,13 @@ class DeviceMemory:
         return None
 
     def launch_finished(self) -> None:
-        """Find out what the launch has written."""
+        """Update which bytes of all buffers have been written, after a launch."""
         for buffer in self.buffers.values():
             buffer.find_written()
 
 
 def is_mapped(address: int) -> bool:
-    """Return whether the host can read a byte at an address."""
+    """Return whether the byte at an address is in mapped memory."""
     libc = ctypes.CDLL(None, use_errno=True)
     page = address & -mmap.PAGESIZE
     residency = ctypes.create_string_buffer(1)
@@ -204,7 +212,7 @@ def is_mapped(address: int) -> bool:
 
 
 def map_at(base: int, nbytes: int) -> np.ndarray:
-    """Map zero-filled memory into this process at an address. Errors: OutOfDeviceMemory."""
+    """Map zero-filled memory into this process at an address. Raise OutOfDeviceMemory if that fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)

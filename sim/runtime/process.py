@@ -3,7 +3,7 @@
 It compiles and loads the stubs, loads the program, and calls its main(). The summary is printed when the
 program ends, whether by returning from main() or by exit().
 
-Exit status: 0 without errors, 1 with errors or if the program returned another status than 0, 2 if something
+Exit status: 0 without errors, 1 with errors or if the program returned a nonzero status, 2 if something
 could not be simulated, 3 if the simulator failed.
 """
 
@@ -73,7 +73,10 @@ class Program:
         return ctypes.addressof(kept)
 
     def load(self, folder: Path) -> ctypes.CDLL:
-        """Load the stubs and the program. Return the program. Errors: LaunchError, OSError."""
+        """Load the stubs and the program. Return the program.
+
+        Raise LaunchError if the stubs cannot be compiled, and OSError if a library cannot be loaded.
+        """
         stubs = ctypes.CDLL(str(compile_stubs(self.names, folder)), mode=ctypes.RTLD_GLOBAL)
         stubs.sim_connect(self.callback)
         sys.stdout = Output(stubs)
@@ -84,7 +87,7 @@ class Program:
     # --- calls ----------------------------------------------------------------------------------------------
 
     def dispatch(self, index: int, arguments: Any, frames: Any, count: int) -> int:
-        """Execute one call of the program. ctypes would only print an exception, so none leaves here."""
+        """Execute one call of the program. Let no exception escape, because ctypes would only print it."""
         with self.lock:
             try:
                 if index == FINISH:
@@ -119,8 +122,10 @@ class Program:
         return answer
 
     def fault(self, address: int, frames: list[int]) -> None:
-        """Report that the host has accessed a device address, and end the program. Return if the address
-        belongs to nothing on the device."""
+        """Report that the host has accessed a device address, and end the program.
+
+        Return if no buffer contains the address.
+        """
         device, memory = self.device, self.device.memory
         device.call = self.sites.of_frames(frames) if self.sites else UNKNOWN
         buffer = memory.find(address) or memory.find_freed(address)
@@ -140,7 +145,7 @@ class Program:
     def finish(self, early: bool = False) -> None:
         """Print the summary, and end the process.
 
-        early: whether a finding ends the program. If not, memory that it has not freed is reported.
+        early: whether a finding ends the program. Otherwise, memory that it has not freed is reported.
         """
         device, log = self.device, self.device.log
         log.first_only = False
@@ -159,9 +164,9 @@ class Program:
 
 
 class Output:
-    """The sys.stdout of the process.
+    """Replacement for sys.stdout that writes to the C library's buffer.
 
-    It writes to the buffer of the C library. Lines printed by kernels and by the host thus stay in order.
+    Lines printed by kernels and by the host therefore stay in order.
     """
 
     def __init__(self, stubs: ctypes.CDLL) -> None:
@@ -176,7 +181,10 @@ class Output:
 
 
 def convert(word: int, letter: str) -> int:
-    """Return a C argument as a Python int. `letter`: its type in sim.runtime.signatures."""
+    """Return a C argument as a Python int.
+
+    letter: the argument's type, as in sim.runtime.signatures.
+    """
     return (
         ctypes.c_int(word & 0xFFFFFFFF).value
         if letter == "i"
@@ -204,7 +212,7 @@ def report_leaks(device: Device) -> None:
 
 
 def leave(status: int) -> None:
-    """End the process without further handlers, which belong to the program."""
+    """End the process without running exit handlers, because they belong to the program."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
@@ -212,7 +220,7 @@ def leave(status: int) -> None:
 
 
 def main(settings: dict, arguments: list[str]) -> None:
-    """Run a program. `settings`: see sim.runtime.command."""
+    """Run a program with the settings that sim.runtime.command passes."""
     sys.stderr.reconfigure(errors="backslashreplace")
     # If the command that started this process is killed, this process ends too.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -9,7 +9,7 @@ import re
 from sim.device import DeviceSpec
 from sim.runtime.memory import LIMIT
 
-# Each line: a C type (z: size_t, i: int, u: unsigned, c: char), then fields with the length of arrays.
+# Each line has a C type (z: size_t, i: int, u: unsigned, c: char), then fields, with the lengths of arrays.
 LAYOUT = """
 c name[256] uuid[16] luid[8]
 u luidDeviceNodeMask
@@ -65,7 +65,10 @@ class Properties(ctypes.Structure):
 
 
 def write_properties(spec: DeviceSpec, address: int) -> None:
-    """Fill the cudaDeviceProp at an address. What `DeviceSpec` does not say is that of an H200, or 0."""
+    """Fill in the cudaDeviceProp at an address.
+
+    Fields that `DeviceSpec` does not determine have an H200's value or 0.
+    """
     properties = Properties.from_address(address)
     ctypes.memset(address, 0, ctypes.sizeof(Properties))
     values = attribute_values(spec)
@@ -91,7 +94,7 @@ PROPERTY_ATTRIBUTES = {
 
 
 def attribute_values(spec: DeviceSpec) -> dict[int, int]:
-    """Return {cudaDeviceAttr: value}. The compute capability is 8.0, that of the PTX that sim runs."""
+    """Return {cudaDeviceAttr: value}. The compute capability is 8.0, like that of the PTX that sim runs."""
     return {
         1: spec.max_threads_per_block,
         **dict(zip((2, 3, 4), spec.max_block)),

@@ -136,8 +136,8 @@ DEVICE = {
 SIGNATURES = REGISTRATION | LAUNCHES | MEMORY | COPIES | DEVICE
 SIGNATURES |= {f"{name}_ptsz": SIGNATURES[name] for name in ("cudaLaunchKernel", "__cudaLaunchKernel")}
 
-# Prefixes of functions that belong to CUDA's libraries. A program that needs one that is not in SIGNATURES
-# runs until it calls it.
+# Prefixes of functions in CUDA's libraries. A program that needs a function missing from SIGNATURES runs
+# until it first calls that function.
 LIBRARY_PREFIXES = (
     "cuda", "__cuda", "cublas", "cudnn", "cufft", "curand", "cusparse", "cusolver", "nccl", "nvrtc", "npp",
     "nvml", "nvtx", "cuInit", "cuDevice", "cuCtx", "cuModule", "cuMem", "cuLaunch", "cuStream", "cuEvent",

@@ -1,4 +1,4 @@
-"""C stubs for the runtime functions that a program needs, compiled into a shared library.
+"""Generates C stubs for the runtime functions that a program needs, and compiles them into a shared library.
 
 A stub stores its arguments in an array of 64-bit words and calls `dispatch`, a function pointer that
 `sim.runtime.process` sets to a Python function. Structures passed by value are replaced by their addresses.
@@ -78,7 +78,7 @@ void sim_print(const char *text) { fputs(text, stdout); }
 def needed_functions(library: Path) -> list[str]:
     """Return the CUDA functions that a compiled program expects from other libraries.
 
-    Errors: LaunchError if the file is not a shared library.
+    Raise LaunchError if the file is not a shared library.
     """
     try:
         listed = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True)
@@ -99,8 +99,10 @@ def source(names: list[str]) -> str:
 
 
 def stub(index: int, name: str) -> str:
-    """Return the C source of one stub. The stub of an unknown function takes no arguments: its caller passes
-    them in registers, where they are ignored."""
+    """Return the C source of one stub.
+
+    The stub of an unknown function has no parameters, and ignores the arguments that its caller passes.
+    """
     arguments, _, result = SIGNATURES.get(name, "").partition(":")
     letters, result = list(arguments), C_TYPES[result or "i"]
     parameters = ", ".join(f"{C_TYPES[letter]} a{i}" for i, letter in enumerate(letters)) or "void"
@@ -116,7 +118,7 @@ def word(letter: str, name: str) -> str:
 
 
 def compile_stubs(names: list[str], folder: Path) -> Path:
-    """Compile the stubs into a shared library. Return its path. Errors: LaunchError."""
+    """Compile the stubs into a shared library and return its path. Raise LaunchError if that fails."""
     text, library = folder / "stubs.c", folder / "libcudart_sim.so"
     text.write_text(source(names))
     command = ["gcc", "-shared", "-fPIC", "-O1", "-w", "-fno-builtin", "-o", library, text]
