@@ -37,7 +37,7 @@ from kernels.reference.tiled import (
     Traffic,
     first_paper_tiles,
     keys_outer,
-    nothing_read,
+    initial_state,
     online_softmax,
 )
 from kernels.reference.tiled import standard, tile_scores, tiles
@@ -212,7 +212,7 @@ check.ex02_1(update)
 
 # %% tags=["uses-exercise"]
 # (m, l, o) = (-inf, 0, 0) for one row, in float32
-state = nothing_read(rows=1, d=1, like=torch.zeros(()))
+state = initial_state(rows=1, d=1, like=torch.zeros(()))
 state = update(state, torch.tensor([[1.0, 3.0]]), torch.tensor([[10.0], [20.0]]))
 state = update(state, torch.tensor([[2.0]]), torch.tensor([[30.0]]))
 m, l, o = state
@@ -354,7 +354,7 @@ print(
 # - `tiles(n, size)` returns the slices of n rows. The last slice is shorter if n is not a multiple of the size: `tiles(5, 2)` is `[0:2], [2:4], [4:5]`.
 # - `traffic.load(array, some_slice)` and `traffic.store(array, some_slice, tile)` move a tile and count its numbers. Do not load a number again if it can stay on the chip.
 # - `tile_scores(q_tile, k_tile)` is the product divided by √d.
-# - `nothing_read(rows, d, like=q)` is the initial state for `rows` rows.
+# - `initial_state(rows, d, like=q)` returns the state of `rows` rows before the first tile of keys.
 #
 # The number of keys may differ from the number of queries. `q`, `k`, `v` and `out` are in global memory: you may only load from them and store to them. The chip has room for a few tiles, but not for all scores of a row, all keys, or all queries.
 #
@@ -365,7 +365,7 @@ print(
 # </details>
 # <details><summary>Hint 2: the last tile of queries</summary>
 #
-# It may have fewer than `rows` rows. Take the number from the loaded tile: `nothing_read(len(q_tile), q.shape[1], like=q)`.
+# It may have fewer than `rows` rows. Take the number from the loaded tile: `initial_state(len(q_tile), q.shape[1], like=q)`.
 #
 # </details>
 # <details><summary>Hint 3: in words</summary>
@@ -383,7 +383,7 @@ def queries_outer(q, k, v, rows, columns, traffic):
     # BEGIN SOLUTION 2.2
     for queries in tiles(len(q), rows):
         q_tile = traffic.load(q, queries)
-        state = nothing_read(len(q_tile), q.shape[1], like=q)
+        state = initial_state(len(q_tile), q.shape[1], like=q)
         for keys in tiles(len(k), columns):
             k_tile, v_tile = traffic.load(k, keys), traffic.load(v, keys)
             state = update(state, tile_scores(q_tile, k_tile), v_tile)
@@ -586,7 +586,7 @@ def padded_attention(q, k, v, columns, fill=0.0, shift=0.0):
     width = math.ceil(len(k) / columns) * columns
     k_padded, v_padded = k.new_zeros(width, k.shape[1]), v.new_zeros(width, v.shape[1])
     k_padded[: len(k)], v_padded[: len(v)] = k, v
-    state = nothing_read(*q.shape, like=q)
+    state = initial_state(*q.shape, like=q)
     for keys in tiles(width, columns):
         scores = tile_scores(q, k_padded[keys]) + shift
         scores[:, max(0, len(k) - keys.start) :] = (

@@ -45,7 +45,7 @@ from course.pictures import draw_cells
 from kernels import reference
 from kernels.reference import conv_tiled
 from kernels.reference.conv_tiled import halo_of, load_rows, owned
-from kernels.reference.tiled import State, Traffic, nothing_read, queries_outer, update
+from kernels.reference.tiled import State, Traffic, initial_state, queries_outer, update
 from sim import simulate
 from sim.viz import Scene
 
@@ -395,7 +395,7 @@ check.ex10_2(convolved_tile)
 # - your own `to_load` and `convolved_tile`;
 # - `load_rows(array, first, count, traffic)`, which fills in zeros outside the sequence. Load `Q` once per
 #   tile of rows. The taps `w` are already on the chip, so don't count them;
-# - `nothing_read(count, d, like=q)` for a new state, and `update(state, t, v_tile)`;
+# - `initial_state(count, d, like=q)` for a new state, and `update(state, t, v_tile)`;
 # - `traffic.store(out, slice(i0, i0 + count), …)` for the output, and the same for `log_sum`.
 #
 # Don't visit a tile of keys that begins after the last row of the tile. Between key tiles, keep only m, l and
@@ -433,7 +433,7 @@ def forward(q, k, v, w, loaded, traffic):
         count = min(rows, n - i0)
         top, bottom, _, _ = to_load(i0, 0, count, columns, *w.shape)
         q_tile = load_rows(q, top, bottom - top, traffic)
-        state = nothing_read(count, d, like=q)
+        state = initial_state(count, d, like=q)
         for j0 in range(0, i0 + count, columns):
             width = min(columns, n - j0)
             _, _, left, right = to_load(i0, j0, count, width, *w.shape)

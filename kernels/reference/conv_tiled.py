@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.reference import convolve, tap_sums, transposed_convolve
-from kernels.reference.tiled import nothing_read, update
+from kernels.reference.tiled import initial_state, update
 
 
 class Halo(NamedTuple):
@@ -120,7 +120,7 @@ def forward(q, k, v, w, loaded, traffic, causal=True, scale=None, over=iter):
     for i0 in over(range(0, n, rows)):
         count = min(rows, n - i0)
         i = positions(i0, count, q)
-        state = nothing_read(count, q.shape[1], like=q)
+        state = initial_state(count, q.shape[1], like=q)
         for j0 in range(0, min(n, i0 + count) if causal else n, columns):
             j = positions(j0, min(columns, n - j0), q)
             s = scores_tile(

@@ -47,7 +47,7 @@ class State(NamedTuple):
     o: torch.Tensor  # (rows, d)  Σ exp(score - m) · value, not yet divided by l
 
 
-def nothing_read(rows, d, like):
+def initial_state(rows, d, like):
     """Return the initial state, before the first key, with the dtype and device of the tensor `like`."""
     return State(like.new_full((rows, 1), -math.inf), like.new_zeros(rows, 1), like.new_zeros(rows, d))
 
@@ -78,7 +78,7 @@ def update(state, scores, values):
 
 def online_softmax(scores, values):
     """Return softmax(scores) @ values, (d,), computed one key at a time; scores (N,), values (N, d)."""
-    state = nothing_read(1, values.shape[1], like=values)
+    state = initial_state(1, values.shape[1], like=values)
     for score, value in zip(scores, values, strict=True):
         state = merge(state, State(score.view(1, 1), torch.ones_like(state.l), value.view(1, -1)))
     return (state.o / state.l)[0]
@@ -133,7 +133,7 @@ def keys_outer(q, k, v, rows, columns, traffic, causal=False, scale=None, over=i
 
     over: a wrapper for the list of key tiles, such as a progress bar.
     """
-    m, l, o = nothing_read(*q.shape, like=q)
+    m, l, o = initial_state(*q.shape, like=q)
     traffic.written += m.numel() + l.numel() + o.numel()
     for keys in over(tiles(len(k), columns)):
         k_tile, v_tile = traffic.load(k, keys), traffic.load(v, keys)
@@ -160,7 +160,7 @@ def queries_outer(q, k, v, rows, columns, traffic, causal=False, scale=None, ove
     o = torch.empty_like(q)
     for queries in over(tiles(len(q), rows)):
         q_tile = traffic.load(q, queries)
-        state = nothing_read(*q_tile.shape, like=q)
+        state = initial_state(*q_tile.shape, like=q)
         for keys in tiles(min(len(k), queries.stop) if causal else len(k), columns):
             scores = tile_scores(q_tile, traffic.load(k, keys), scale)
             if causal:

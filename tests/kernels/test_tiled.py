@@ -13,9 +13,9 @@ from kernels.reference.tiled import (
     State,
     Traffic,
     first_paper_tiles,
+    initial_state,
     keys_outer,
     merge,
-    nothing_read,
     online_softmax,
     queries_outer,
     standard,
@@ -138,9 +138,9 @@ def test_merge_is_associative_and_commutative():
             assert worst(got, wanted) <= 1e-13
 
 
-def test_nothing_read_changes_nothing():
+def test_the_initial_state_changes_nothing():
     s, v = normal(8, (4, 5), (5, 3))
-    state, nothing = tile_state(s, v), nothing_read(4, 3, like=v)
+    state, nothing = tile_state(s, v), initial_state(4, 3, like=v)
     for merged in (merge(state, nothing), merge(nothing, state)):
         assert all(torch.equal(got, wanted) for got, wanted in zip(merged, state, strict=True))
     assert all(torch.equal(got, wanted) for got, wanted in zip(merge(nothing, nothing), nothing, strict=True))
@@ -149,7 +149,7 @@ def test_nothing_read_changes_nothing():
 def test_a_masked_tile_changes_nothing():
     s, v = normal(9, (4, 5), (5, 3))
     masked = torch.full((4, 5), -math.inf, dtype=s.dtype)
-    for state in (tile_state(s, v), nothing_read(4, 3, like=v)):
+    for state in (tile_state(s, v), initial_state(4, 3, like=v)):
         assert all(
             torch.equal(got, wanted) for got, wanted in zip(update(state, masked, v), state, strict=True)
         )
@@ -163,7 +163,7 @@ def test_update_by_hand():
     one, three, two, ten, twenty, thirty = (
         torch.tensor([[x]], dtype=torch.float64) for x in (1, 3, 2, 10, 20, 30)
     )
-    state = update(nothing_read(1, 1, like=one), torch.cat([one, three], 1), torch.cat([ten, twenty]))
+    state = update(initial_state(1, 1, like=one), torch.cat([one, three], 1), torch.cat([ten, twenty]))
     m, l, o = update(state, two, thirty)
     assert m.item() == 3
     assert abs(l.item() - (1 + math.exp(-1) + math.exp(-2))) <= 1e-15

@@ -210,7 +210,7 @@ def kept_tiles(tiles_of_queries, keys, columns):
 
 
 # of the package, without which each answer would be longer
-PARTS = tiled.tiles, tiled.tile_scores, tiled.nothing_read, tiled.update, tiled.merge
+PARTS = tiled.tiles, tiled.tile_scores, tiled.initial_state, tiled.update, tiled.merge
 TILES_HINT = "A tile of keys has `columns` rows, the last one fewer; a tile of queries has `rows`."
 ONE_TILE = (
     "The chip has room for a tile of queries, its state, and one tile of keys and values: neither for all"

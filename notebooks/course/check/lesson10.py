@@ -13,7 +13,7 @@ from course.check.harness import compare, exercise, fail, instance
 from course.check.tensors import Counted, OffChip, within
 from kernels.reference import conv_attention, conv_scores
 from kernels.reference.conv_tiled import Halo, halo_of, load_rows, owned
-from kernels.reference.tiled import State, Traffic, nothing_read, update
+from kernels.reference.tiled import State, Traffic, initial_state, update
 
 TAPS = [(1, 1), (2, 2), (3, 5), (1, 4), (4, 1), (6, 11), (3, 3), (5, 2)]
 
@@ -277,7 +277,7 @@ def inside(scores, w):
 
 # 10.3 -------------------------------------------------------------------------------------------------------
 
-PROVIDED = *HALO, load_rows, nothing_read, update, owned
+PROVIDED = *HALO, load_rows, initial_state, update, owned
 TILES_ONLY = (
     "From one tile of keys to the next, a tile of rows keeps m, l and o: no scores, and no row of them."
 )
@@ -430,7 +430,7 @@ def in_tiles(update, q, k, v, w, loaded):
         count = min(rows, len(q) - i0)
         q_tile, state = (
             load_rows(q, i0 - halo.above, count + halo.above, traffic),
-            nothing_read(count, q.shape[1], like=q),
+            initial_state(count, q.shape[1], like=q),
         )
         for j0 in range(0, i0 + count, columns):
             k_tile, v_tile = (

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.reference import tiled
-from kernels.reference.tiled import Traffic, nothing_read, tile_scores, tiles
+from kernels.reference.tiled import Traffic, initial_state, tile_scores, tiles
 
 # Exercise 2.1 · update --------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ def outer(query_tiles=tiles, key_tiles=tiles, score=tile_scores, width=len, fini
         o = torch.zeros_like(q)
         for queries in query_tiles(len(q), rows):
             q_tile = traffic.load(q, queries)
-            state = nothing_read(len(q_tile), q.shape[1], like=q)
+            state = initial_state(len(q_tile), q.shape[1], like=q)
             for keys in key_tiles(width(k), columns):
                 state = tiled.update(state, score(q_tile, traffic.load(k, keys)), traffic.load(v, keys))
             traffic.store(o, queries, finish(*state))
@@ -103,7 +103,7 @@ def last_tile_pulled_back(n, size):
 
 def one_state_for_all(q, k, v, rows, columns, traffic):
     o = torch.zeros_like(q)
-    state = nothing_read(min(rows, len(q)), q.shape[1], like=q)
+    state = initial_state(min(rows, len(q)), q.shape[1], like=q)
     for queries in tiles(len(q), rows):
         q_tile = traffic.load(q, queries)
         state = tiled.State(*(part[: len(q_tile)] for part in state))
@@ -123,7 +123,7 @@ def divides_in_every_tile(q, k, v, rows, columns, traffic):
     o = torch.zeros_like(q)
     for queries in tiles(len(q), rows):
         q_tile = traffic.load(q, queries)
-        state = nothing_read(len(q_tile), q.shape[1], like=q)
+        state = initial_state(len(q_tile), q.shape[1], like=q)
         for keys in tiles(len(k), columns):
             state = tiled.update(state, tile_scores(q_tile, traffic.load(k, keys)), traffic.load(v, keys))
             state = state._replace(o=state.o / state.l)
@@ -134,7 +134,7 @@ def divides_in_every_tile(q, k, v, rows, columns, traffic):
 def loads_queries_in_the_inner_loop(q, k, v, rows, columns, traffic):
     o = torch.zeros_like(q)
     for queries in tiles(len(q), rows):
-        state = nothing_read(len(q[queries]), q.shape[1], like=q)
+        state = initial_state(len(q[queries]), q.shape[1], like=q)
         for keys in tiles(len(k), columns):
             scores = tile_scores(traffic.load(q, queries), traffic.load(k, keys))
             state = tiled.update(state, scores, traffic.load(v, keys))
@@ -146,7 +146,7 @@ def stores_after_every_tile(q, k, v, rows, columns, traffic):
     o = torch.zeros_like(q)
     for queries in tiles(len(q), rows):
         q_tile = traffic.load(q, queries)
-        state = nothing_read(len(q_tile), q.shape[1], like=q)
+        state = initial_state(len(q_tile), q.shape[1], like=q)
         for keys in tiles(len(k), columns):
             state = tiled.update(state, tile_scores(q_tile, traffic.load(k, keys)), traffic.load(v, keys))
             traffic.store(o, queries, state.o / state.l)
@@ -259,7 +259,7 @@ def serpentine(q, k, v, rows, columns, traffic):
     out, order, held = torch.empty_like(q), tiles(len(k), columns), None
     for queries in tiles(len(q), rows):
         q_tile = traffic.load(q, queries)
-        state = nothing_read(len(q_tile), q.shape[1], like=q)
+        state = initial_state(len(q_tile), q.shape[1], like=q)
         for keys in order:
             if held is None or held[0] != keys:
                 held = keys, traffic.load(k, keys), traffic.load(v, keys)
@@ -276,14 +276,14 @@ def holds_all(what):
         out, rows_of = torch.empty_like(q), tiles(len(q), rows)
         tiles_of_q = [traffic.load(q, queries) for queries in rows_of] if what == "tiles" else None
         states = (
-            [nothing_read(s.stop - s.start, q.shape[1], like=q) for s in rows_of]
+            [initial_state(s.stop - s.start, q.shape[1], like=q) for s in rows_of]
             if what == "states"
             else None
         )
         outputs = []
         for number, queries in enumerate(rows_of):
             q_tile = tiles_of_q[number] if tiles_of_q else traffic.load(q, queries)
-            state = states[number] if states else nothing_read(len(q_tile), q.shape[1], like=q)
+            state = states[number] if states else initial_state(len(q_tile), q.shape[1], like=q)
             for keys in tiles(len(k), columns):
                 scores = tile_scores(q_tile, traffic.load(k, keys))
                 state = updating()(state, scores, traffic.load(v, keys))

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import conv2d, pad
 
 from kernels.reference.conv_tiled import forward, halo_of, load_rows, owned, valid
-from kernels.reference.tiled import Traffic, nothing_read, update
+from kernels.reference.tiled import Traffic, initial_state, update
 
 # Exercise 10.1 · to_load ------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ def looping(
         traffic = counter(traffic)
         for i0 in range(0, n, rows):
             height = count(rows, n - i0)
-            state = nothing_read(height, q.shape[1], like=q)
+            state = initial_state(height, q.shape[1], like=q)
             q_tile = load_rows(q, i0 - halo.above, height + halo.above, traffic)
             for j0 in range(first(i0) // columns * columns, last(i0, height, n), columns):
                 width = min(columns, n - j0)
@@ -209,7 +209,7 @@ def strides_as_loaded(q, k, v, w, loaded, traffic):
     out, log_sum = torch.zeros_like(q), q.new_zeros(len(q))
     for i0 in range(0, len(q), rows):
         height = min(rows, len(q) - i0)
-        state = nothing_read(height, q.shape[1], like=q)
+        state = initial_state(height, q.shape[1], like=q)
         q_tile = load_rows(q, i0 - halo.above, height + halo.above, traffic)
         for j0 in range(0, i0 + height, loaded[1]):
             k_tile = load_rows(k, j0 - halo.left, columns + halo.across, traffic)

@@ -314,7 +314,7 @@ def rounds(check, old, new):
 
 
 BYTES = edit("ex02_3")
-START = "state = nothing_read(len(q_tile), q.shape[1], like=q)"
+START = "state = initial_state(len(q_tile), q.shape[1], like=q)"
 GOES_ON = "\n        state = state if not queries.start else (state[0].clamp(min=m.min()), *state[1:])"
 STRIPS = """def answer(a, b, c):
     a_strip, b_strip = cuda.shared.array((4, 64), float32), cuda.shared.array((64, 4), float32)

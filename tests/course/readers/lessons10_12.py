@@ -61,7 +61,7 @@ WRONG = {
             "keeps the tiles of V",
             edit(
                 "ex10_3",
-                ("state = nothing_read", "kept, state = [], nothing_read"),
+                ("state = initial_state", "kept, state = [], initial_state"),
                 (UPDATE, f"{UPDATE}\n            kept.append(v_tile)"),
             ),
         ),
